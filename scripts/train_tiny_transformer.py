@@ -179,7 +179,7 @@ def read_checkpoint(path):
             about = json.loads((file.metadata() or {})["page"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         if fingerprint(tensors) != about["sha256"]:
-            raise CheckpointError(f"{path}: its content is not what was hashed when it was written")
+            raise CheckpointError(f"{path}: its content does not match its hash")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: torn, or no checkpoint of this page: {error}") from None
     return about, tensors
@@ -191,7 +191,7 @@ def last_good_checkpoint(folder):
         try:
             return read_checkpoint(path)
         except CheckpointError as error:
-            print(f"passed over: {error}")
+            print(f"skipped checkpoint: {error}")
     raise CheckpointError(f"{folder.checkpoints}: no checkpoint to go on from", "train anew, without --resume")
 
 

@@ -1,4 +1,4 @@
-"""The `frog` command. A room is imported only when its command runs, so `frog --help` answers at once."""
+"""The `frog` command. Heavy packages are imported only when their command runs, so `frog --help` is fast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frog.chaos.commands import add_chaos_parser
 from frog.cluster.slurm.commands import add_slurm_parser
 from frog.cluster.submit.bundle.commands import add_bundle_parser
 from frog.cluster.submit.commands import add_submit_parser
-from frog.commands import DOORS, EXAMPLES, overview
+from frog.commands import EXAMPLES, WELCOME, overview
 from frog.config.arguments import add_train_arguments
 from frog.config.project import add_init_parser
 from frog.core.errors import MOST_WORDS, FrogError
@@ -54,12 +54,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code. A user's mistake is told without a traceback."""
+    """Run one command; return its exit code. A user's mistake is reported without a traceback."""
     try:
         make_streams_whole()
         with printable_output():
             if not (sys.argv[1:] if arguments is None else arguments):
-                print(DOORS, end="")
+                print(WELCOME, end="")
                 return 0
             return _run(_parser().parse_args(arguments))
     except KeyboardInterrupt:
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if not _is_anywhere():
-        print("error: the current folder is there no more\n  try: cd to one that is", file=sys.stderr)
+    if not _has_current_directory():
+        print("error: the current directory no longer exists\n  try: cd to an existing directory", file=sys.stderr)
         return 1
     try:
         _check_words()
@@ -81,32 +81,32 @@ def _run(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # `frog runs | head`
         sys.stderr.close()
         return 141
-    except UnicodeEncodeError as error:  # a name of a file or of a folder, which Frog would have to note
+    except UnicodeEncodeError as error:  # for example a file name that Frog would have to record
         print(
             f"error: not UTF-8: {shortened(error.object)!a}, character {error.start}\n  try: another name",
             file=sys.stderr,
         )
         return 2
     except MemoryError:
-        print("error: that takes more memory than there is\n  try: a smaller input, or more memory", file=sys.stderr)
+        print("error: not enough memory\n  try: a smaller input, or more memory", file=sys.stderr)
         return 1
-    except OSError as error:  # a folder where a file is to be written, a file where a folder is, no permission
+    except OSError as error:  # a folder in place of a file, a file in place of a folder, no permission
         path = error.filename2 or error.filename
         if path is None and error.errno not in _FULL:
             raise
-        where = "a file, or what is printed" if path is None else shortened(str(path))
-        print(f"error: {where}: {error.strerror}\n  try: name another place", file=sys.stderr)
+        where = "a file or the output" if path is None else shortened(str(path))
+        print(f"error: {where}: {error.strerror}\n  try: another path", file=sys.stderr)
         return 1
 
 
 def _check_words() -> None:
-    """Raise UnicodeEncodeError for what was typed and is no UTF-8: files are to hold it."""
+    """Raise UnicodeEncodeError if an argument is not valid UTF-8: Frog writes arguments to files."""
     for word in sys.argv[1:]:
         word.encode()
 
 
-def _is_anywhere() -> bool:
-    """Whether the folder that this process was started in is still there."""
+def _has_current_directory() -> bool:
+    """True if the current directory of this process still exists."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -116,17 +116,18 @@ def _is_anywhere() -> bool:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(shortened(message, MOST_WORDS))  # it quotes what was typed, which may be a file's content
+        super().error(shortened(message, MOST_WORDS))  # it quotes the arguments, which may be the content of a file
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             wrong = shortened(str(value))
-            raise argparse.ArgumentError(None, f"{wrong!r} is no command; {did_you_mean(wrong, action.choices, 0.5)}")
+            hint = did_you_mean(wrong, action.choices, 0.5)
+            raise argparse.ArgumentError(None, f"{wrong!r} is not a command; {hint}")
         super()._check_value(action, value)
 
 
 class _FrogParser(_Parser):
-    """The parser of all commands, whose help lists them under their headings."""
+    """Parser of all commands; its help lists them under their headings."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -178,7 +179,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("train", help="train as a run file says, in this process", description="Train.")
+    description = "Train from a run file."
+    parser = commands.add_parser("train", help="train from a run file, in this process", description=description)
     add_train_arguments(parser)
     parser.set_defaults(handler=_train)
 
@@ -191,13 +193,13 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    sample = commands.add_parser("sample", help="let a trained model write text")
+    sample = commands.add_parser("sample", help="generate text with a trained model")
     sample.add_argument("run", metavar="RUN", help="a run: a name, a folder, or latest")
-    sample.add_argument("--prompt", default="The ", help="how the text begins")
-    sample.add_argument("--tokens", type=int, default=100, metavar="N", help="how many tokens to write")
-    sample.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token each time")
+    sample.add_argument("--prompt", default="The ", help="beginning of the text")
+    sample.add_argument("--tokens", type=int, default=100, metavar="N", help="number of tokens to generate")
+    sample.add_argument("--temperature", type=float, default=0.8, help="0 always picks the most likely token")
     sample.add_argument("--seed", type=int, default=0)
-    sample.add_argument("--step", type=int, metavar="N", help="the checkpoint of that step; default: the last")
+    sample.add_argument("--step", type=int, metavar="N", help="step of the checkpoint to load; default: the last")
     sample.set_defaults(handler=_model_command("sample"))
 
     evaluate = commands.add_parser("eval", help="score a trained model on held-out text")
@@ -206,43 +208,45 @@ def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "--tokens",
         type=_num_tokens,
         metavar="N",
-        help="how many held-out tokens to score at most, or all; default: as many as the run's training scored",
+        help="maximum number of held-out tokens to score, or all; default: the number scored during training",
     )
-    evaluate.add_argument("--step", type=int, metavar="N", help="the checkpoint of that step; default: the last")
+    evaluate.add_argument("--step", type=int, metavar="N", help="step of the checkpoint to load; default: the last")
     evaluate.set_defaults(handler=_model_command("evaluate"))
 
     export = commands.add_parser("export", help="write a trained model for another library")
     export.add_argument("run", metavar="RUN")
     export.add_argument("--to", choices=["hf"], required=True, help="hf: a folder for transformers' from_pretrained")
     export.add_argument("folder", metavar="DIR")
-    export.add_argument("--step", type=int, metavar="N", help="the checkpoint of that step; default: the last")
-    export.add_argument("--merge", action="store_true", help="of a fine-tuned run: its adapter merged into the base")
+    export.add_argument("--step", type=int, metavar="N", help="step of the checkpoint to load; default: the last")
+    export.add_argument("--merge", action="store_true", help="fine-tuned runs: merge the adapter into the base model")
     export.set_defaults(handler=_model_command("export"))
 
-    imported = commands.add_parser("import", help="make a run of a model that another library wrote")
+    imported = commands.add_parser("import", help="create a run from another library's model")
     imported.add_argument("folder", metavar="DIR")
-    imported.add_argument("--from", dest="source", choices=["hf"], required=True, help="hf: what save_pretrained wrote")
-    imported.add_argument("--name", required=True, help="of the new run, under runs/")
+    saved = "hf: a folder written by save_pretrained"
+    imported.add_argument("--from", dest="source", choices=["hf"], required=True, help=saved)
+    imported.add_argument("--name", required=True, help="name of the new run, under runs/")
     imported.set_defaults(handler=_model_command("import_model"))
 
 
 def _num_tokens(text: str) -> int | str:
-    """How many tokens, or all."""
+    """Parse a number of tokens, or all."""
     if text == "all":
         return text
     if not text.isascii() or not text.isdecimal() or len(text) > 18 or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of tokens from 1 on, or all")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of tokens, 1 or more, or all")
     return int(text)
 
 
 def _add_join(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "join",
-        help="one more rank for a run that goes on",
-        description="Come into a run of comm.on_loss=shrink between two of its steps, and train with it to its end.",
+        help="add a rank to an active run",
+        description="Join a run with comm.on_loss=shrink between two of its steps, and train with it until it ends.",
     )
     parser.add_argument("run", metavar="RUN", help="a run: a name, a folder, or latest")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="how long to knock; default: 60")
+    patience = "seconds to keep trying to join; default: 60"
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help=patience)
     parser.set_defaults(handler=_join)
 
 

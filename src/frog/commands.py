@@ -1,4 +1,4 @@
-"""The commands of `frog` under the five headings that README, site and map have too, each with an example."""
+"""The commands of `frog`, each with an example, under the five headings that README, site and map also use."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ HEADINGS: dict[str, dict[str, str]] = {
         "bundle": "frog bundle config/demo.toml --to my-bundle",
     },
 }
-"""Command and example, by heading."""
+"""Commands and their examples, by heading."""
 
 EXAMPLES = {name: example for commands in HEADINGS.values() for name, example in commands.items()}
 
-DOORS = """\
+WELCOME = """\
 Frog teaches distributed training on a laptop and takes the same code to a cluster.
 
-  learn    frog learn init my-course    exercises that a grader checks in real worlds
-  train    frog init my-project         a run of your own: four ranks here, and its report
-  scale    frog slurm explain JOB.sh    job files and runs, made ready for Slurm and Kubernetes
+  learn    frog learn init my-course    exercises that a grader runs in real multi-process worlds
+  train    frog init my-project         your own run: four local ranks, and a report
+  scale    frog slurm explain JOB.sh    prepare job files and runs for Slurm and Kubernetes
 
-All commands: frog --help. One command: frog COMMAND --help. The documentation: frog docs
+All commands: frog --help. One command: frog COMMAND --help. Documentation: frog docs
 """
-"""What `frog` alone says."""
+"""Printed by `frog` without arguments."""
 
 
 def overview(about: dict[str, str]) -> str:
-    """The commands under their headings. about: what each command does, in a line."""
+    """Return the commands under their headings. about: a one-line description of each command."""
     parts = []
     for heading, commands in HEADINGS.items():
         parts += ["", heading, *(f"  {name:<12} {about[name]}" for name in commands)]

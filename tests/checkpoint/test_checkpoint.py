@@ -187,16 +187,16 @@ def change_a_number(path: Path) -> None:
         ("rank_1.safetensors", Path.unlink, "missing"),
         ("manifest.json", Path.unlink, "never whole"),
         ("manifest.json", truncate, "not valid JSON"),
-        ("manifest.json", change_a_number, "not what was hashed"),
+        ("manifest.json", change_a_number, "does not match its hash"),
         ("manifest.json", a_folder, "found a folder, expected a file"),
         ("manifest.json", a_dangling_link, "never whole"),
         ("manifest.json", a_link_to_itself, "cannot be read: Too many levels of symbolic links"),
         ("manifest.json", a_pipe, "found a named pipe, expected a file"),
-        ("manifest.json", of_another_step, "$.step: found 10, the folder's name says step_00000020"),
-        ("rank_1.safetensors", a_folder, "missing, or no plain file"),
-        ("rank_1.safetensors", a_dangling_link, "missing, or no plain file"),
-        ("rank_1.safetensors", a_link_to_itself, "missing, or no plain file"),
-        ("rank_1.safetensors", a_pipe, "missing, or no plain file"),
+        ("manifest.json", of_another_step, "$.step: found 10, but the folder is step_00000020"),
+        ("rank_1.safetensors", a_folder, "missing, or not a regular file"),
+        ("rank_1.safetensors", a_dangling_link, "missing, or not a regular file"),
+        ("rank_1.safetensors", a_link_to_itself, "missing, or not a regular file"),
+        ("rank_1.safetensors", a_pipe, "missing, or not a regular file"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_passed_over(
@@ -457,7 +457,7 @@ def test_a_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest
     saver.abandon(60)
     with pytest.raises(CheckpointError, match="No space left") as caught:
         saver.check()
-    assert "the last whole checkpoint is of step 10" in str(caught.value)
+    assert "the last complete checkpoint is of step 10" in str(caught.value)
     monkeypatch.undo()
     checkpoint, passed_over = find_good(folder)
     assert checkpoint is not None

@@ -49,9 +49,9 @@ def test_frog_alone_shows_where_to_begin(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("trian", "'trian' is no command; did you mean train?"),
-        ("learn chek", "'chek' is no command; did you mean check?"),
-        ("slurm xyz", "'xyz' is no command; valid: up, "),
+        ("trian", "'trian' is not a command; did you mean train?"),
+        ("learn chek", "'chek' is not a command; did you mean check?"),
+        ("slurm xyz", "'xyz' is not a command; valid: up, "),
     ],
 )
 def test_a_mistyped_command_gets_a_suggestion(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

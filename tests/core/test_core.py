@@ -230,4 +230,4 @@ def test_a_command_that_finds_no_memory_says_so(capsys: pytest.CaptureFixture[st
         raise MemoryError
 
     assert _run(argparse.Namespace(handler=handler)) == 1
-    assert capsys.readouterr().err.startswith("error: that takes more memory than there is\n  try: ")
+    assert capsys.readouterr().err.startswith("error: not enough memory\n  try: ")

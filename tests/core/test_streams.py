@@ -69,7 +69,7 @@ def test_the_current_folder_may_be_gone(command: str, tmp_path: Path) -> None:
     done = shell(f"mkdir gone; cd gone; rmdir ../gone; frog {command}", tmp_path)
     assert (done.returncode, done.stdout) == (
         1,
-        b"error: the current folder is there no more\n  try: cd to one that is\n",
+        b"error: the current directory no longer exists\n  try: cd to an existing directory\n",
     )
 
 

@@ -23,7 +23,7 @@ from frog.core.files import write_json
 from frog.diagnose.diagnosis import Diagnosis, clock, letter
 from frog.diagnose.rules import diagnose
 from frog.runs.folder import RunFolder
-from frog.runs.run import is_under_way, read_run
+from frog.runs.run import is_active, read_run
 from frog.runs.schema import CollectiveEvent
 
 
@@ -835,7 +835,7 @@ def test_the_last_words_of_ranks_that_a_smaller_world_left_out(tmp_path: Path) -
     assert [sorted(attempt.beats) for attempt in read_run(run.folder).attempts] == [[2, 3], [0, 1]]
 
 
-REFUSAL = "model.init_from=nowhere: no run folder there"
+REFUSAL = "model.init_from=nowhere: no run folder here"
 
 
 @pytest.mark.parametrize("launcher", [True, False])
@@ -923,7 +923,7 @@ def now(run: FailedRun, seconds_ago: float) -> None:
 def test_a_launchers_process_id_may_be_anothers_by_now(run: FailedRun, seconds_ago: float, goes_on: bool) -> None:
     """It was killed, so it told no end; its id was given to another, or the folder copied to another machine."""
     now(run, seconds_ago)
-    assert is_under_way(run.folder) == goes_on
+    assert is_active(run.folder) == goes_on
 
 
 # ---- torn and missing files ------------------------------------------------------------------------------------------
@@ -933,7 +933,7 @@ def test_a_launchers_process_id_may_be_anothers_by_now(run: FailedRun, seconds_a
 def test_whatever_is_torn_or_missing_there_is_an_answer(run: FailedRun, number: int) -> None:
     run.save(2)
     run.save(4)
-    run.log(0, "passed over: \xff")
+    run.log(0, "skipped checkpoint: \xff")
     run.lose(*OTHERS)
     run.hang(2, "silent", 15)
     run.exit(2, -9)
@@ -968,7 +968,7 @@ def test_a_torn_line_is_told(run: FailedRun) -> None:
     run.exit(2, -9)
     with run.folder.rank_events(1).open("a") as file:
         file.write('{"event":"sp')
-    assert any("1 damaged or torn lines" in line for line in found(run).evidence)
+    assert any("1 damaged or torn line" in line for line in found(run).evidence)
 
 
 def test_a_run_of_an_older_frog_is_named(run: FailedRun) -> None:

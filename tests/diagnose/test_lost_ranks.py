@@ -164,7 +164,7 @@ def test_a_run_under_way_tells_them_too(run: FailedRun, monkeypatch: pytest.Monk
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3], joined=1)
     run.steps(3, 4)
-    monkeypatch.setattr("frog.diagnose.rules.is_under_way", lambda folder: True)
+    monkeypatch.setattr("frog.diagnose.rules.is_active", lambda folder: True)
     found = diagnose(run.folder)
     assert (found.fault, found.outcome) == ("running", "running")
     assert "4 of 8 steps taken by 4 ranks" in found.finding

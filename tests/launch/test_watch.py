@@ -16,7 +16,7 @@ from run_files import beat
 
 from frog.launch.watch import find_hangs
 from frog.runs.folder import RunFolder
-from frog.runs.heartbeat import keep_heartbeats
+from frog.runs.heartbeat import archive_heartbeats
 
 S = 1_000_000_000
 
@@ -43,9 +43,9 @@ def test_heartbeats_of_the_attempt_that_has_begun_stay(tmp_path: Path) -> None:
     """The launcher may hear of a new world later than its ranks write theirs."""
     folder = RunFolder(tmp_path)
     leave_beat(folder, 7, attempt=1)
-    keep_heartbeats(folder, 1)
+    archive_heartbeats(folder, 1)
     assert folder.heartbeat(1).exists()
-    keep_heartbeats(folder, 2)
+    archive_heartbeats(folder, 2)
     assert not folder.heartbeat(1).exists()
     assert (folder.heartbeats / "attempt_1" / "rank_1.json").exists()
 
@@ -54,9 +54,9 @@ def test_heartbeats_of_the_attempt_that_has_begun_stay(tmp_path: Path) -> None:
 def test_heartbeats_of_a_world_that_has_changed_are_put_aside(after: tuple[int, int], tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     leave_beat(folder, 7, attempt=0, epoch=3)
-    keep_heartbeats(folder, 0, 3)
+    archive_heartbeats(folder, 0, 3)
     assert folder.heartbeat(1).exists()
-    keep_heartbeats(folder, *after)
+    archive_heartbeats(folder, *after)
     assert not folder.heartbeat(1).exists()
     assert (folder.heartbeats / "attempt_0_epoch_3" / "rank_1.json").exists()
 

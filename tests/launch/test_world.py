@@ -251,7 +251,7 @@ def test_ranks_of_an_agent_that_was_killed_are_ended(run_nodes: RunNodes, tmp_pa
 def test_what_failed_before_a_recovery_is_not_what_failed(run_nodes: RunNodes) -> None:
     script = "world 0 1 0 $nobody; failed 0 0 1 DataError 'torn'; world 1 1 0 $nobody; sleep 0.2; kill -9 $$"
     error = error_of(run_nodes, "1x1", script, restarts=1)
-    assert error.what == "node0 was killed by SIGKILL, with all its ranks"
+    assert error.what == "node0 was killed by SIGKILL with all its ranks"
 
 
 @pytest.mark.parametrize("survives", [True, False])

@@ -113,7 +113,7 @@ def test_torn_checkpoints_are_passed_over(pages: PageHarness) -> None:
     data[-50] ^= 1
     flipped.write_bytes(data)
     out, _ = pages.page(PAGE, "--resume")
-    assert re.findall(r"passed over: .*?(step_\d+).*: (torn|its content)", out) == [
+    assert re.findall(r"skipped checkpoint: .*?(step_\d+).*: (torn|its content)", out) == [
         (torn.stem, "torn"),
         (flipped.stem, "its content"),
     ]

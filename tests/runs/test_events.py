@@ -89,7 +89,7 @@ def test_observers_see_phases_and_events_in_their_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["frog.nowhere:x", "frog.runs.write", ":x"])
 def test_an_observer_that_cannot_be_loaded_is_the_users_mistake(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROG_OBSERVER", name)
-    with pytest.raises(UsageError, match="names no observer"):
+    with pytest.raises(UsageError, match="does not name an observer"):
         named_observers()
 
 
@@ -163,7 +163,7 @@ def test_lines_are_read_block_by_block(tmp_path: Path, monkeypatch: pytest.Monke
         file.write(b"\0" * 5000)  # a line longer than a block
     again = read_run(folder)
     assert again.main.events == expected
-    assert any("1 damaged or torn lines" in problem for problem in again.problems)
+    assert any("1 damaged or torn line" in problem for problem in again.problems)
 
 
 def test_a_file_larger_than_memory_is_not_read_as_a_whole(tmp_path: Path) -> None:
@@ -191,4 +191,4 @@ def test_of_a_run_that_was_started_again_very_often_the_last_starts_are_shown(tm
     folder.rank_events(0).write_text("\n".join(starts) + "\n")
     run = read_run(folder)
     assert [attempt.workers[0].last_step for attempt in run.attempts] == list(range(200, 1_200))
-    assert "rank 0: of 1200 starts the last 1000 are shown" in run.problems
+    assert "rank 0: showing the last 1000 of 1200 starts" in run.problems

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from frog.core.errors import CommError, ConfigError, DataError, NonFiniteError, report_error
 from frog.runs.folder import RunFolder
-from frog.runs.outcome import Failure, at_the_end, explain, first_failure, world_error
+from frog.runs.outcome import Failure, explain, final_failures, first_failure, world_error
 
 LEFT = CommError("all_reduce of 8 bytes failed: connection closed by peer")
 
@@ -30,8 +30,8 @@ def test_a_run_that_survived_a_loss_ends_of_what_came_later() -> None:
     survived = failure(1, code=-9, time_s=100.0)
     cause = failure(2, error=DataError("shard 3 is torn"), time_s=4000.0)
     left = [failure(0, error=LEFT, time_s=4001.0), failure(3, code=-15, time_s=4031.0)]
-    assert at_the_end([survived, left[0], cause, left[1]]) == [left[0], cause, left[1]]
-    assert at_the_end([survived, left[0]]) == [survived, left[0]], "the last that was lost by itself"
+    assert final_failures([survived, left[0], cause, left[1]]) == [left[0], cause, left[1]]
+    assert final_failures([survived, left[0]]) == [survived, left[0]], "the last that was lost by itself"
 
 
 def test_a_killed_rank_ends_as_a_shell_says_it() -> None:
@@ -42,8 +42,8 @@ def test_a_killed_rank_ends_as_a_shell_says_it() -> None:
 def test_the_ranks_words_and_its_log_are_reported() -> None:
     failures = [failure(0, error=LEFT), failure(1, error=DataError("shard 3 is torn"))]
     error = world_error(failures, {}, [1], RunFolder(Path("runs/pond")))
-    assert error.what == "rank 1 (pid 1001) ended with exit code 1 (1 other rank ended with it)\nshard 3 is torn"
-    assert error.hint == "its log is runs/pond/logs/rank_1/train.log"
+    assert error.what == "rank 1 (pid 1001) ended with exit code 1 (1 other rank failed too)\nshard 3 is torn"
+    assert error.hint == "see its log: runs/pond/logs/rank_1/train.log"
     assert error.exit_code == 1
     assert world_error(failures, {}, [1]).hint is None
 
@@ -56,7 +56,7 @@ def test_a_users_mistake_is_reported_alone() -> None:
 def test_a_lost_node_comes_before_what_the_others_saw_of_it() -> None:
     error = world_error([failure(0, error=LEFT)], {"node1": 9}, [1, -9])
     first, second, *_ = error.what.splitlines()
-    assert first == "node1 was killed by SIGKILL, with all its ranks"
+    assert first == "node1 was killed by SIGKILL with all its ranks"
     assert second == "rank 0 (pid 1000) ended with exit code 1"
     assert error.exit_code == 1
 
@@ -68,7 +68,7 @@ def test_a_rank_that_failed_by_itself_comes_before_a_lost_node() -> None:
 
 def test_a_node_that_took_all_with_it() -> None:
     error = world_error([], {"node0": 9}, [-9])
-    assert (error.what, error.exit_code) == ("node0 was killed by SIGKILL, with all its ranks", 137)
+    assert (error.what, error.exit_code) == ("node0 was killed by SIGKILL with all its ranks", 137)
 
 
 def test_a_lost_node_and_nodes_that_did_not_notice_are_both_named() -> None:
@@ -81,6 +81,6 @@ def test_a_lost_node_and_nodes_that_did_not_notice_are_both_named() -> None:
 
 def test_an_agent_that_failed_by_itself() -> None:
     error = world_error([], {}, [0, 3])
-    assert (error.exit_code, "exit code 3, and no rank had failed" in error.what) == (3, True)
+    assert (error.exit_code, "exit code 3, but no rank failed" in error.what) == (3, True)
     assert world_error([], {}, [-11]).exit_code == 139
     assert world_error([], {}, []).exit_code == 1

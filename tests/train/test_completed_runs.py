@@ -123,7 +123,7 @@ def test_an_adapter_that_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def found() -> float:
         model = TinyTransformer(SIZES)
-        load_adapter(model, trained.whole_adapter(folder))
+        load_adapter(model, trained.complete_adapter(folder))
         (value,) = {parameter.mean().item() for parameter in trained_parameters(model).values()}
         return value
 
@@ -262,7 +262,7 @@ def test_a_run_that_goes_on_is_always_what_it_was_or_more(one: Harness, name: st
         assert good is not None
         assert (good.step >= step, passed_over) == (True, [])
         if name == "tuned":
-            assert load_file(trained.whole_adapter(folder) / WEIGHTS_FILE)
+            assert load_file(trained.complete_adapter(folder) / WEIGHTS_FILE)
         steps.add((achieved.step, good.step))
         if ended:
             break

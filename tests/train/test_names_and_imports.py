@@ -142,7 +142,7 @@ def a_pipe(path: Path) -> None:
 def test_a_tokenizer_that_cannot_be_read_leaves_no_run(here: Path, damage: Callable[[Path], None]) -> None:
     damage(here / "hf" / "tokenizer.json")
     before = everything(here)
-    with pytest.raises(FrogError, match=r"hf/tokenizer\.json.*\n  try: copy it anew"):
+    with pytest.raises(FrogError, match=r"hf/tokenizer\.json.*\n  try: copy it again"):
         import_as("second")
     assert everything(here) == before
 

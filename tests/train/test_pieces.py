@@ -104,7 +104,7 @@ def test_order_proof_tells_order_and_step_and_survives_a_restart() -> None:
     def chain(steps: list[tuple[int, np.ndarray]], start: str = "") -> str:
         proof = OrderProof(start)
         for step, row in steps:
-            proof.took(step, row)
+            proof.add(step, row)
         return proof.link(alone(), [0])
 
     whole = chain([(1, rows[0]), (2, rows[1])])
@@ -213,7 +213,7 @@ def test_trained_models_write_are_scored_and_travel(harness: Harness, tmp_path: 
         (("frog", "sample", "absent"), "absent: no run folder"),
         (("frog", "sample", "absent", "--seed", "9" * 30), "--seed 999"),
         (("frog", "eval", "absent"), "absent: no run folder"),
-        (("frog", "eval", "absent", "--tokens", "0"), "a number of tokens from 1 on, or all"),
+        (("frog", "eval", "absent", "--tokens", "0"), "expected a number of tokens, 1 or more, or all"),
         (("frog", "export", "absent", "--to", "hf", "x"), "absent: no run folder"),
         (("frog", "import", "absent", "--from", "hf", "--name", "x"), "no config.json"),
         (("frog", "train", "absent.toml"), "absent.toml: no such run file"),

@@ -99,12 +99,12 @@ def test_of_a_full_disk_the_last_whole_checkpoint_is_told(tmp_path: Path, capsys
     assert reporter.report(OSError(errno.ENOSPC, "No space left on device")) == 1
     err = capsys.readouterr().err
     assert "the disk is full: [Errno 28] No space left on device" in err
-    assert f"the last whole checkpoint is of step 4; make room there, then `frog train --resume {tmp_path}`" in err
+    assert f"the last complete checkpoint is of step 4; free disk space, then `frog train --resume {tmp_path}`" in err
 
 
 def test_without_one_there_is_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reporter_of(0, folder=tmp_path).report(OSError(errno.ENOSPC, "No space left on device"))
-    assert "try: make room, then start again" in capsys.readouterr().err
+    assert "try: free disk space, then start again" in capsys.readouterr().err
 
 
 def test_a_failure_is_of_the_rank_that_has_a_reason_of_its_own(tmp_path: Path) -> None:

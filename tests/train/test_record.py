@@ -65,7 +65,7 @@ def test_a_record_outlives_starts_that_fail_or_are_killed(
 
     # It has taken its steps, so there is nothing to be done; and nothing has failed.
     assert train(one, "--resume", "one") == 0
-    assert "has taken its 8 steps already" in capfd.readouterr().out
+    assert "already completed its 8 steps" in capfd.readouterr().out
     assert row(one).status == "completed"
 
     # A start that fails, and starts that are killed, in a step and between steps.

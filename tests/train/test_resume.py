@@ -20,7 +20,7 @@ def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> N
     check_resume(folder, "rhymes", "a" * 64)
     write_run(folder, 1, "a" * 64)
     check_resume(folder, "rhymes", "a" * 64)
-    with pytest.raises(RunError, match=r"begun on data set rhymes \(aaaaaaaaaaaa\).*rhymes \(bbbbbbbbbbbb\)"):
+    with pytest.raises(RunError, match=r"started on data set rhymes \(aaaaaaaaaaaa\).*rhymes \(bbbbbbbbbbbb\)"):
         check_resume(folder, "rhymes", "b" * 64)
 
 
@@ -29,10 +29,12 @@ def test_a_rank_that_cannot_read_the_checkpoint_of_rank_0_does_not_begin_anew(tm
     world: Any = SimpleNamespace(is_main=False, rank=1, from_main=lambda mine: (20, []))
     log: Any = None
     folder = RunFolder(tmp_path)
-    with pytest.raises(CheckpointError, match=r"step_00000020: rank 0 goes on from it, and rank 1 cannot, where there"):
+    with pytest.raises(
+        CheckpointError, match=r"step_00000020: rank 0 resumes from it, but rank 1 cannot read it: no such"
+    ):
         find_resume(folder, world, log)
     folder.checkpoint(20).mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"rank 1 cannot: .*step_00000020: no manifest\.json"):
+    with pytest.raises(CheckpointError, match=r"rank 1 cannot read it: .*step_00000020: no manifest\.json"):
         find_resume(folder, world, log)
 
 

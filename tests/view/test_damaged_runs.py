@@ -163,10 +163,7 @@ def test_events(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, k
     for what, data in damages(good):
         path.write_bytes(data)
         said = read_by_all(what, capsys, wrong)
-        if (
-            what in ("cut in half", "zeros", "one byte too many")
-            and f"{path.name}: 1 damaged or torn lines" not in said
-        ):
+        if what in ("cut in half", "zeros", "one byte too many") and f"{path.name}: 1 damaged or torn line" not in said:
             wrong.append(f"{what}: is not reported")
     assert not wrong, f"{len(wrong)} wrong answers:\n" + "\n".join(wrong[:30])
 

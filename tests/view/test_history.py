@@ -45,7 +45,7 @@ def test_a_torn_last_line_is_counted_and_passed_over(tmp_path: Path) -> None:
     path.write_text("\n".join(whole[:last_step]) + "\n" + whole[last_step][:40])
     history = read_history(folder)
     assert len(history.run.problems) == 1
-    assert "1 damaged or torn lines" in history.run.problems[0]
+    assert "1 damaged or torn line" in history.run.problems[0]
     assert history.ranks[1].steps[-1] == 9
     assert history.ranks[0].steps[-1] == 10
 

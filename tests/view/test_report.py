@@ -149,7 +149,7 @@ def test_a_killed_run_without_a_record_is_kept_apart_from_one_that_runs(tmp_path
     text = page_of(make_run(tmp_path / "r", Synthetic(status=None))).text
     assert "died" in text
     assert "The run ended without a record" in text
-    monkeypatch.setattr("frog.view.runs.is_under_way", lambda folder, problems: True)
+    monkeypatch.setattr("frog.view.runs.is_active", lambda folder, problems: True)
     text = page_of(make_run(tmp_path / "s", Synthetic(status=None))).text
     assert "running" in text
     assert "without a record" not in text
@@ -196,7 +196,7 @@ def test_a_resumed_run_shows_its_two_worlds(tmp_path: Path) -> None:
     assert loss["steps"] == list(range(1, 121))
     assert sum(value is not None for value in lines["rank 3"]) == 50
     assert sum(value is not None for value in lines["rank 1"]) == 120
-    assert "rank_2.jsonl: 1 damaged or torn lines passed over" in page.text
+    assert "rank_2.jsonl: 1 damaged or torn line skipped" in page.text
     assert " 50 2 1 pond cpu 1 25 " in page.text
 
 

@@ -67,7 +67,7 @@ def test_what_is_written_needs_a_place_for_it(project: Path, capsys: pytest.Capt
 def test_a_run_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["report", "puddle"], ["compare", "pond", "puddle"], ["tensorboard", "puddle"]):
         assert main(command) == 2
-        assert "puddle: no run folder there" in capsys.readouterr().err
+        assert "puddle: no run folder here" in capsys.readouterr().err
 
 
 def test_a_long_word_is_not_said_again_whole(capsys: pytest.CaptureFixture[str]) -> None:

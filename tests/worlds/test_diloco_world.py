@@ -105,7 +105,7 @@ def test_another_world_cannot_go_on_within_a_round(
     path = cut_off(runs, "d-off", f"d-within-{len(settings)}", step=6)
     assert train(runs, "--resume", str(path), *set_words(*settings)) == 1
     said = capfd.readouterr().err
-    assert "step 6 is in the middle of a round: its 2 ranks each had weights of their own" in said
+    assert "step 6 is in the middle of a DiLoCo round: each of its 2 ranks has different weights" in said
     assert "Traceback" not in said
 
 

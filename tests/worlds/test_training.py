@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint_is_passed_over(calm: Harness) -> None:
     listing = calm.run("frog", "checkpoints", "damaged", code=1).stdout
     assert "BAD" in [line.split()[1] for line in listing.splitlines()][-1]
     done = calm.run("frog", "run", "--nproc", "2", "--", "train", "--resume", "damaged")
-    assert "passed over: runs/damaged/checkpoints/step_00000008/rank_1.safetensors: its SHA-256" in done.stdout
+    assert "skipped checkpoint: runs/damaged/checkpoints/step_00000008/rank_1.safetensors: its SHA-256" in done.stdout
     assert calm.record("damaged")["weights_sha256"] == calm.record("calm-2")["weights_sha256"]
 
 

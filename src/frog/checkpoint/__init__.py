@@ -1,6 +1,6 @@
-"""Ranked checkpoints: every rank writes its part, the manifest comes last, nothing is executed on load."""
+"""Ranked checkpoints: every rank writes its part, rank 0 writes the manifest last, loading executes no code."""
 
 from frog.checkpoint.load import Checkpoint, find_good, verify
-from frog.checkpoint.save import Saver, after_no_room
+from frog.checkpoint.save import Saver, disk_full_hint
 
-__all__ = ["Checkpoint", "Saver", "after_no_room", "find_good", "verify"]
+__all__ = ["Checkpoint", "Saver", "disk_full_hint", "find_good", "verify"]

@@ -1,4 +1,4 @@
-"""Checkpoints back from disk: trusted only when every hash agrees."""
+"""Loading of checkpoints: only after every hash matches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frog.runs.manifest import Manifest, Piece, TensorEntry, damage_of, part_fil
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose manifest was read; `verify` says whether its files are what the manifest says."""
+    """A checkpoint with a valid manifest; `verify` compares its files with the manifest."""
 
     path: Path
     manifest: Manifest
@@ -31,18 +31,18 @@ class Checkpoint:
 
     @property
     def world_size(self) -> int:
-        """How many ranks wrote it."""
+        """Number of ranks that wrote it."""
         return self.manifest.world_size
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is no tensor: steps and tokens done, the order hash, the loss scale."""
+        """Values other than tensors: completed steps and tokens, the order hash, the loss scale."""
         return dict(self.manifest.state)
 
     def load_into(self, shards: Sequence[LocalShard] | Mapping[str, Tensor]) -> None:
-        """Fill what a rank holds, each shard from the pieces that overlap it, whatever world and strategy wrote them.
+        """Fill a rank's shards from the stored pieces that overlap them; any world and strategy may have written them.
 
-        Raises:  CheckpointError naming the tensors that are missing, of another shape, or not covered.
+        Raises:  CheckpointError that names the tensors that are missing, incomplete, or of another shape.
         """
         if isinstance(shards, Mapping):
             named = shards.items()
@@ -58,7 +58,7 @@ class Checkpoint:
             listing = "\n".join(f"  - {problem}" for problem in sorted(problems)[:10])
             raise CheckpointError(
                 f"{self.path} does not fit this model and optimizer: {len(problems)} tensors\n{listing}",
-                "resume with the model and optimizer that the run was started with (its run.json says which)",
+                "resume with the run's original model and optimizer, which its run.json names",
             )
         with torch.no_grad(), _Files(self.path) as files:
             for shard in shards:
@@ -71,7 +71,7 @@ class Checkpoint:
                     )
 
     def load_own(self, rank: int) -> dict[str, Tensor] | None:
-        """The tensors that rank wrote for itself alone, or None if the checkpoint comes from a smaller world."""
+        """Load the per-rank tensors that this rank wrote, or return None if the checkpoint is from a smaller world."""
         if rank >= self.world_size:
             return None
         prefix = f"rank_{rank}/"
@@ -81,7 +81,7 @@ class Checkpoint:
 
 
 class _Files:
-    """The safetensors files of a checkpoint, each opened once."""
+    """The safetensors files of a checkpoint; opens each file once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -112,7 +112,7 @@ class _Files:
         return tensor
 
     def piece(self, piece: Piece, dtype: str) -> Tensor:
-        """A piece, which must be what the manifest says."""
+        """Read a piece and check its type and shape against the manifest."""
         tensor = self.get(piece.file, piece.key)
         found, expected = (str(tensor.dtype), list(tensor.shape)), (f"torch.{dtype}", piece.shape)
         if found != expected:
@@ -122,7 +122,7 @@ class _Files:
 
 
 def _copy_overlap(shard: LocalShard, entry: TensorEntry, piece: Piece, files: _Files) -> int:
-    """Copy what a stored piece and a shard have in common; return how many elements that is."""
+    """Copy the overlap of a stored piece and a shard; return its number of elements."""
     mine, theirs = [], []
     for start, size, at, count in zip(shard.offset, shard.tensor.shape, piece.offset, piece.shape, strict=True):
         lower, upper = max(start, at), min(start + size, at + count)
@@ -137,19 +137,19 @@ def _copy_overlap(shard: LocalShard, entry: TensorEntry, piece: Piece, files: _F
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint's manifest. Raises CheckpointError if there is none, or none that can be trusted."""
+    """Read a checkpoint's manifest. Raises CheckpointError if it is missing or damaged."""
     return Checkpoint(path, read_manifest(path))
 
 
 def verify(checkpoint: Checkpoint) -> None:
-    """Hold every file against the manifest. Raises CheckpointError naming the first that differs, and how."""
+    """Compare every file with the manifest. Raises CheckpointError that describes the first difference."""
     verify_files(checkpoint.path, checkpoint.manifest)
 
 
 def find_good(folder: RunFolder, at_step: int | None = None) -> tuple[Checkpoint | None, list[Damage]]:
-    """The last checkpoint that can be trusted, and what was wrong with those passed over.
+    """Return the last intact checkpoint, and the damage of each newer one.
 
-    `at_step` asks for that step alone.
+    at_step: consider only this step.
     """
     passed_over: list[Damage] = []
     for step in reversed(folder.checkpoint_steps()):

@@ -1,10 +1,10 @@
-"""Save while training goes on: a step is held up for one copy of memory, a thread does the rest.
+"""Asynchronous checkpoints: a step blocks for one copy in memory, a thread does the rest.
 
-How a checkpoint comes to be, with no communication but the shared file system:
-  every rank   copies its partition of the tensors aside, then (thread) writes rank_N.safetensors and rank_N.json, with
+The ranks coordinate only through the shared file system:
+  every rank   copies its partition of the tensors, then (thread) writes rank_N.safetensors and rank_N.json, with
                the file's size and SHA-256, into a folder whose name starts with a dot
   rank 0       (thread) waits for every rank_N.json, writes manifest.json, renames the folder to step_NNNNNNNN
-So a folder called step_NNNNNNNN is whole; what a crash leaves has another name and is cleaned up by the next start.
+So a folder named step_NNNNNNNN is complete; the next start deletes the other folders that a crash left behind.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ from frog.runs.manifest import (
 
 _POLL_S = 0.01
 _PARTS_S = 2.0
-"""The least that rank 0 of a run that has failed waits for the others' parts."""
+"""Minimum time that rank 0 of a failed run waits for the other ranks' parts."""
 
 
 class Saver:
     """Writes the checkpoints of one run from one rank.
 
-    `shards` are this rank's. Of equal copies each rank writes an even partition, of what
-    it alone holds all.
-    `own` are tensors that differ by rank and belong to it alone, such as the state of the random generator.
+    shards: this rank's shards. It writes all shards that no other rank has, and an even partition of replicated ones.
+    own: per-rank tensors, such as the state of the random generator.
     """
 
     def __init__(
@@ -76,19 +75,19 @@ class Saver:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of this rank's part."""
+        """Size of this rank's part."""
         return self._staged.payload_bytes
 
     def save(
         self, step: int, state: dict[str, Any], own: Mapping[str, Tensor], shards: Sequence[LocalShard] | None = None
     ) -> int:
-        """Begin a checkpoint; return for how many nanoseconds the caller was held up.
+        """Start a checkpoint; return how many nanoseconds this call blocked.
 
-        It is held up while this rank still writes its part of the one before, and until the one before that is whole:
-        of that all ranks have written their parts, if they take their steps together.
-        `shards` gives the shards anew, where they are not views of what they were when this saver was made.
+        Blocks while this rank is still writing its part of the last checkpoint, and until the one before that is
+        complete: all ranks have written their parts of it if they run their steps together.
+        shards: the current shards, if they are not views of the ones that the constructor received.
 
-        Raises:  CheckpointError if the one before could not be written.
+        Raises:  CheckpointError if the last checkpoint could not be written.
         """
         start_ns = time.monotonic_ns()
         self.wait_part()
@@ -107,30 +106,30 @@ class Saver:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the last checkpoint is whole, or was never begun. It is rank 0 that makes it whole, or was lost."""
+        """True if the last checkpoint is complete, or none was started. False if rank 0 was lost first."""
         if self._thread is None or self.last_step is None:
             return True
         staging = self._folder.staged_checkpoint(self.last_step, self._attempt)
         return self._error is None and not self._thread.is_alive() and not staging.exists()
 
     def check(self) -> None:
-        """Raise CheckpointError if a checkpoint has failed; costs next to nothing."""
+        """Raise CheckpointError if a checkpoint has failed. Does not block."""
         if self._error is not None:
             raise self._error
 
     def wait_part(self) -> None:
-        """Return when this rank has written its part of the checkpoint under way, or has failed to."""
+        """Wait until this rank has written its part of the current checkpoint, or failed to."""
         if self._thread is not None:
             self._part_done.wait()
 
     def wait(self) -> None:
-        """Return when the checkpoint under way is on disk. Raises CheckpointError if it is not to be."""
+        """Wait until the current checkpoint is on disk. Raises CheckpointError if it failed."""
         if self._thread is not None:
             self._thread.join()
         self.check()
 
     def abandon(self, grace_s: float) -> None:
-        """For a run that has failed: give the checkpoint under way a last while to finish; raise nothing."""
+        """Give the current checkpoint of a failed run `grace_s` seconds to finish. Never raises."""
         self._abandoned_s = time.monotonic()
         if self._thread is not None:
             self._thread.join(grace_s)
@@ -155,7 +154,7 @@ class Saver:
             if not isinstance(error, CheckpointError):
                 what = f"checkpoint of step {step} could not be written to {self._folder.checkpoints}: {error}"
                 facts = ErrorFacts(cause=system_cause(error), step=step)
-                cause, error = error, CheckpointError(what, after_no_room(self._folder), facts)
+                cause, error = error, CheckpointError(what, disk_full_hint(self._folder), facts)
                 error.__cause__ = cause
             self._error = self._error or error
             part_done.set()
@@ -163,7 +162,7 @@ class Saver:
                 before.join()
 
     def _remove_part(self, staging: Path) -> None:
-        """Remove this rank's part of what is not to be; the others meet the end of the run by themselves."""
+        """Delete this rank's part of a failed checkpoint; the other ranks detect the failure themselves."""
         with contextlib.suppress(OSError):
             for name in (part_file(self._rank), report_file(self._rank)):
                 (staging / name).unlink(missing_ok=True)
@@ -199,14 +198,14 @@ class Saver:
         return manifest.payload_bytes
 
     def _reports(self, staging: Path) -> list[Path]:
-        """What each rank says of its part, once that is written."""
+        """Return the paths of the reports that ranks write after their parts."""
         return [staging / report_file(rank) for rank in range(self._world_size)]
 
     def _await_parts(self, staging: Path, own_s: float) -> None:
         """Wait for the other ranks' parts.
 
-        A run that has failed has often lost a rank, whose part never comes; the others' take about as long as this
-        rank's own took, `own_s`.
+        A failed run has often lost a rank, whose part never appears; the other parts take about `own_s`, the time of
+        this rank's part.
         """
         reports, deadline = self._reports(staging), time.monotonic() + self._timeout_s
         while absent := [path for path in reports if not path.exists()]:
@@ -217,18 +216,18 @@ class Saver:
                 waited = "" if self._abandoned_s is not None else f" within {self._timeout_s:g} s"
                 raise CheckpointError(
                     f"{staging}: no part from {names}{waited}",
-                    "is the run folder on a file system that all nodes share?",
+                    "check that the run folder is on a file system that all nodes share",
                 )
             time.sleep(_POLL_S)
 
     def _prune(self) -> None:
         for step in self._folder.checkpoint_steps()[: -self._keep_last]:
-            with contextlib.suppress(OSError):  # what cannot be removed is no reason to end a run
+            with contextlib.suppress(OSError):  # failing to delete an old checkpoint must not end the run
                 remove(self._folder.checkpoint(step))
 
 
 def choose(shards: Sequence[LocalShard]) -> dict[str, LocalShard]:
-    """The shards that this rank writes, by their keys: all that it alone holds, an even partition of equal copies."""
+    """Return the shards that this rank writes, by key: all unique shards, and an even partition of replicated ones."""
     chosen: dict[str, LocalShard] = {}
     by_copies: dict[tuple[int, int], dict[str, LocalShard]] = {}
     for shard in shards:
@@ -241,11 +240,11 @@ def choose(shards: Sequence[LocalShard]) -> dict[str, LocalShard]:
 
 
 def _read_report(path: Path) -> PartReport:
-    return read_typed(path, PartReport, "is the file system that all nodes share whole?", CheckpointError)
+    return read_typed(path, PartReport, "check the shared file system for errors", CheckpointError)
 
 
 def _merge(ranks: Sequence[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
-    """The tensors of all ranks' parts, each with all its pieces."""
+    """Merge the tensors of all ranks' parts; each gets all its pieces."""
     merged: dict[str, TensorEntry] = {}
     for tensors in ranks:
         for name, entry in tensors.items():
@@ -253,15 +252,15 @@ def _merge(ranks: Sequence[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]
     return merged
 
 
-def after_no_room(folder: RunFolder) -> str:
-    """What to do about a run whose files could not be written."""
+def disk_full_hint(folder: RunFolder) -> str:
+    """Return the hint for a run whose files could not be written."""
     good = folder.checkpoint_steps()
-    kept = f"the last whole checkpoint is of step {good[-1]}" if good else "no checkpoint was written yet"
-    return f"{kept}; make room there, then `{folder.resume_command}`"
+    kept = f"the last complete checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet"
+    return f"{kept}; free disk space, then `{folder.resume_command}`"
 
 
 def clean_up(folder: RunFolder) -> None:
-    """Put back what was put aside in vain, remove what is unfinished. For one rank, before any saves."""
+    """Restore checkpoints whose replacement failed, and delete unfinished ones. One rank calls this before any save."""
     for path in folder.unfinished_checkpoints():
         target = path.with_name(path.name.split(".")[1])
         with contextlib.suppress(OSError):

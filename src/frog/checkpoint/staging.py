@@ -1,4 +1,4 @@
-"""One rank's file of a checkpoint: which tensors are its to write, and their bytes in one staging buffer."""
+"""One rank's file of a checkpoint: the tensors that the rank writes, and their bytes in one staging buffer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""How the safetensors format calls each type."""
+"""Type names of the safetensors format."""
 
 
 def partition(tensors: Mapping[str, Tensor], num_ranks: int) -> list[list[str]]:
-    """Names for each rank to write: the largest first, each to the rank that has least. The same on every rank."""
+    """Assign names to ranks: the largest first, each to the rank with the fewest bytes. Equal on every rank."""
     partitions: list[list[str]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
     for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
@@ -39,10 +39,10 @@ def partition(tensors: Mapping[str, Tensor], num_ranks: int) -> list[list[str]]:
 
 
 class StagedFile:
-    """A staging copy of some tensors, laid out as a safetensors file, so that the live ones can go on changing.
+    """A staging copy of tensors, laid out as a safetensors file, so that training can change the originals meanwhile.
 
-    The header is made once; staging is one copy of memory, and writing streams that memory to disk. The library's own
-    `save_file` would copy it once more, holding the interpreter's lock.
+    The constructor builds the header once; `stage` copies the tensors, and `write` streams the copy to disk. The
+    library's `save_file` would copy the data again while holding the GIL.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -61,7 +61,7 @@ class StagedFile:
         text += b" " * (-len(text) % 8)
         self._header = struct.pack("<Q", len(text)) + text
         self._staging = torch.empty(end, dtype=torch.uint8)
-        self._staging[::_PAGE_BYTES] = 0  # the system hands out pages at first touch: have that now, not in a step
+        self._staging[::_PAGE_BYTES] = 0  # touch each page, so that the system allocates it now and not during a step
         self._views: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             flat = self._staging[starts[name] : starts[name] + tensor.nbytes]
@@ -72,14 +72,14 @@ class StagedFile:
         return self._staging.numel()
 
     def stage(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors' present values. They must be those that this was made for."""
+        """Copy the current values. The names, types and shapes must be those given to the constructor."""
         for name, view in self._views.items():
             view.copy_(tensors[name], non_blocking=tensors[name].is_cuda)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
     def write(self, path: Path) -> str:
-        """Write the staged values to `path`, through to the disk; return their file's SHA-256."""
+        """Write the staged values to `path` and sync it to disk; return the file's SHA-256."""
         digest = hashlib.sha256(self._header)
         memory = memoryview(self._staging.numpy().data)
         with open(path, "wb", buffering=0) as file:

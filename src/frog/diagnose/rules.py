@@ -24,7 +24,7 @@ from frog.runs import RecordedRun, read_run
 from frog.runs.attempts import Attempt
 from frog.runs.changes import find_changes
 from frog.runs.folder import RunFolder
-from frog.runs.run import is_under_way
+from frog.runs.run import is_active
 
 Rule = Callable[[Case, CollectiveCalls], Diagnosis | None]
 
@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
 def diagnose(folder: RunFolder) -> Diagnosis:
     """Return what went wrong in a run, or that nothing did."""
     run = read_run(folder)
-    if run.last is not None and is_under_way(folder):
+    if run.last is not None and is_active(folder):
         case = Case(run, run.last)
         found = under_way(case, CollectiveCalls(case))
     else:

@@ -32,7 +32,7 @@ from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs
 from frog.runs.heartbeat import read_heartbeat
 from frog.runs.launch_request import LaunchRequest
-from frog.runs.outcome import Failure, at_the_end, in_words, world_error
+from frog.runs.outcome import Failure, describe_failure, final_failures, world_error
 
 _LOOK_S = 0.5
 """Between two looks at the heartbeats."""
@@ -213,7 +213,7 @@ class _Launch:
                 if not self._survives_losses:
                     agent.watched.clear()
                 if self.options.restarts or self._survives_losses:
-                    print(f"{in_words(event)}", file=sys.stderr, flush=True)
+                    print(f"{describe_failure(event)}", file=sys.stderr, flush=True)
             elif kind == "replace":
                 words = f"rank {event['rank']} is replaced by process {event['pid']}"
                 print(f"{words} ({event['number']} of {self.options.replace})", file=sys.stderr, flush=True)
@@ -351,5 +351,5 @@ class _Launch:
         last = max(self._shown, default=0)
         failures = [failure for failure in self.failures if failure["attempt"] == last]
         if self._survives_losses:
-            failures = at_the_end(failures)
+            failures = final_failures(failures)
         return world_error(failures, self.lost, codes, self.journal.folder, self.unaware)

@@ -1,1 +1,1 @@
-"""Optimizers, built from tensors that name their parameters, and the schedule of the learning rate."""
+"""Optimizers, built from tensors that name their parameters, and the learning-rate schedule."""

@@ -1,4 +1,4 @@
-"""AdamW: Adam with decay of the weights themselves."""
+"""AdamW: Adam with decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frog.optim.tensors import UpdatedTensor, decay_groups
 
 
 def build(config: OptimizerConfig, tensors: Sequence[UpdatedTensor]) -> EagerAdamW:
-    """torch's AdamW, fused: one pass over each tensor.
+    """Build torch's AdamW, fused: one pass over each tensor.
 
     Source:  Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization".
     """

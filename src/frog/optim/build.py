@@ -1,4 +1,4 @@
-"""The optimizer that a run file names, over the tensors that a strategy lets a rank update."""
+"""Builds the optimizer of a run file for the tensors that a strategy lets a rank update."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from frog.optim.tensors import UpdatedTensor
 
 
 def build_optimizer(config: OptimizerConfig, tensors: Sequence[UpdatedTensor]) -> torch.optim.Optimizer:
-    """Build the optimizer. Its state exists from the start, so that a checkpoint can be loaded into it."""
+    """Build the optimizer with all its state, so that a checkpoint can be loaded into it."""
     optimizer: torch.optim.Optimizer = import_module(config.entry.module).build(config, tensors)
     begin_states(optimizer, config)
     return optimizer
 
 
 def begin_states(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
-    """Give every tensor of the optimizer that has no state yet one of zeros."""
+    """Create a state of zeros for every tensor of the optimizer without one."""
     for group in optimizer.param_groups:
         for tensor in group["params"]:
             begin_state(optimizer, config, tensor)
 
 
 def begin_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig, tensor: Tensor) -> None:
-    """Give one tensor a state of zeros, if it has none yet."""
+    """Create a state of zeros for one tensor, if it has none."""
     if tensor in optimizer.state:
         return
     state = {name: torch.zeros_like(tensor.detach()) for name in config.state}

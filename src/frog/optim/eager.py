@@ -1,7 +1,7 @@
 """torch's optimizers without torch's compiler.
 
-torch marks some methods of its optimizers as not to be compiled when they are first called, and imports the compiler
-for that: 800 modules, more than a second of every rank's start. These classes have the methods without the mark.
+torch marks some optimizer methods as not to be compiled at their first call, and imports the compiler for that: 800
+modules, which add more than a second to every rank's start. These classes use the unmarked methods.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Muon: the momentum of each matrix in a layer, made orthogonal. AdamW updates embeddings, head and vectors.
+"""Muon: orthogonalized momentum for each matrix in a layer. AdamW updates embeddings, head and vectors.
 
-Legend: R rows, C columns of a matrix; experts are stacked matrices (..., R, C), each orthogonal by itself.
+Legend: R rows, C columns of a matrix; experts are stacked matrices (..., R, C), each orthogonalized separately.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from frog.optim.eager import EagerOptimizer
 from frog.optim.tensors import Slice, UpdatedTensor, decay_groups
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of x, x^3 and x^5. Five steps bring every value between 0.002 and 1 to one between 0.68 and 1.21."""
+"""Coefficients of x, x^3 and x^5. Five steps map values between 0.002 and 1 into the range 0.68 to 1.21."""
 NUM_ITERATIONS = 5
 
 
 def orthogonalize(x_RC: Tensor) -> Tensor:
-    """Bring all singular values of a matrix near 1 by a Newton-Schulz iteration; its singular vectors stay.
+    """Move all singular values of a matrix close to 1 with a Newton-Schulz iteration; keep its singular vectors.
 
     Shapes:  (..., R, C) -> (..., R, C)
     Equals:  U p(p(p(p(p(S / |S|))))) V^T of the singular value decomposition U S V^T, where p(s) = a s + b s^3 + c s^5,
              in float32 within 1e-3.
-    Source:  Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks", which rounds to bfloat16.
+    Source:  Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (which uses bfloat16).
     """
     if x_RC.shape[-2] > x_RC.shape[-1]:
         return orthogonalize(x_RC.mT).mT
@@ -45,7 +45,7 @@ def is_layer_matrix(run: Slice) -> bool:
 
 
 def build(config: OptimizerConfig, tensors: Sequence[UpdatedTensor]) -> Muon:
-    """Muon over tensors that hold every matrix whole; the run file's checks refuse strategies that cut matrices."""
+    """Build Muon for tensors with unsharded matrices; the run file's checks reject strategies that shard them."""
     return Muon(config, tensors)
 
 
@@ -54,7 +54,7 @@ class Muon(EagerOptimizer):
 
     Both keep their mean gradient in `exp_avg`. Muon leaves `exp_avg_sq` zero, so it saves no memory here.
 
-    Source:  Jordan et al. 2024; the decay of weights as Liu et al. 2025, "Muon is Scalable for LLM Training".
+    Source:  Jordan et al. 2024; weight decay as in Liu et al. 2025, "Muon is Scalable for LLM Training".
     """
 
     def __init__(self, config: OptimizerConfig, tensors: Sequence[UpdatedTensor]) -> None:
@@ -62,7 +62,7 @@ class Muon(EagerOptimizer):
         self._config = config
         self._runs = {one.tensor: one.slices for one in tensors}
         for run in (run for runs in self._runs.values() for run in runs if is_layer_matrix(run)):
-            assert run.end - run.start == math.prod(run.shape), f"{run.name} is cut"
+            assert run.end - run.start == math.prod(run.shape), f"{run.name} is sharded"
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -94,7 +94,7 @@ class Muon(EagerOptimizer):
         weight.addcdiv_(mean, root, value=-rate / (1 - beta1**step))
 
     def _views(self, tensor: nn.Parameter, run: Slice, *state: str) -> list[Tensor]:
-        """A run's gradient, state and weights, each as a vector."""
+        """Return a run's gradient, state and weights, each as a vector."""
         kept: dict[str, Any] = self.state[tensor]
         assert tensor.grad is not None
         return [x.view(-1)[run.start : run.end] for x in (tensor.grad, *(kept[name] for name in state), tensor)]

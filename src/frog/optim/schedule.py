@@ -1,4 +1,4 @@
-"""The learning rate's schedule."""
+"""The learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from frog.config import OptimizerConfig
 
 
 def learning_rate(step: int, num_steps: int, config: OptimizerConfig) -> float:
-    """Return the rate of a step; the first is 1. It rises linearly during the warm-up, then falls along a cosine."""
+    """Return the rate of a step, counted from 1. It rises linearly during warm-up, then follows a cosine."""
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps)

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, with momentum or without."""
+"""Stochastic gradient descent, with or without momentum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frog.optim.tensors import UpdatedTensor, decay_groups
 
 
 def build(config: OptimizerConfig, tensors: Sequence[UpdatedTensor]) -> EagerSGD:
-    """torch's SGD. Its momentum is a sum of gradients, not a mean: a momentum of 0.9 makes steps ten times as long.
+    """Build torch's SGD. Its momentum sums gradients instead of averaging: momentum 0.9 makes steps ten times longer.
 
     Source:  Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning".
     """

@@ -1,7 +1,7 @@
-"""The tensors that an optimizer updates, and which elements of which parameters lie in them.
+"""The tensors that an optimizer updates, and the parameter elements that they hold.
 
-torch's DDP and FSDP update each parameter by itself. Frog's own strategies keep many parameters in one flat vector, of
-which a rank may hold a partition: then a tensor holds runs of several parameters, some of them cut.
+torch's DDP and FSDP update each parameter separately. Frog's strategies keep many parameters in one flat vector. If a
+rank holds a partition of that vector, a tensor contains runs of several parameters, some of them partial.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Slice:
     shape: tuple[int, ...]
     """The parameter's shape in this rank's model."""
     first: int
-    """The index in the flattened parameter of the run's first element."""
+    """Index of the run's first element in the flattened parameter."""
     start: int
     end: int
     """The run is `tensor[start:end]`; the optimizer's state has the same layout."""
@@ -34,25 +34,25 @@ class UpdatedTensor:
     tensor: nn.Parameter
     slices: tuple[Slice, ...]
     decayed: bool
-    """True if it has weight decay: it holds matrices. Vectors have none."""
+    """True if weight decay applies: to matrices, not to vectors."""
 
     @classmethod
     def of(cls, name: str, parameter: nn.Parameter) -> UpdatedTensor:
-        """A parameter that is updated by itself. Its run counts elements of the whole, also if it is a DTensor."""
+        """Wrap one whole parameter. For a DTensor, the run counts elements of the global tensor."""
         run = Slice(name, tuple(parameter.shape), 0, 0, parameter.numel())
         return cls(parameter, (run,), decayed=parameter.dim() >= 2)
 
 
 def by_decay(tensors: Sequence[UpdatedTensor]) -> list[list[UpdatedTensor]]:
-    """The tensors with weight decay, then those without; an empty list is left out."""
+    """Group the tensors with weight decay, then those without; skip empty groups."""
     kinds = [[one for one in tensors if one.decayed == decayed] for decayed in (True, False)]
     return [kind for kind in kinds if kind]
 
 
 def decay_groups(tensors: Sequence[UpdatedTensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups for torch: the tensors with weight decay, then those without.
+    """Return parameter groups for torch: the tensors with weight decay, then those without.
 
-    Source:  the published trainings of GPT-2 and Llama, which decay matrices alone.
+    Source:  the published training recipes of GPT-2 and Llama, which decay only matrices.
     """
     return [
         {"params": [one.tensor for one in kind], "weight_decay": weight_decay if kind[0].decayed else 0.0}

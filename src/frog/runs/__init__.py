@@ -1,6 +1,6 @@
-"""What a run leaves, and the one reader of it: its folder, its records, and the events of ranks and launcher.
+"""The folder, records and events of a run, and the reader of all of them.
 
-Events are one JSON object a line: the contract between ranks and every view.
+Events are one JSON object per line: the contract between the ranks and every view.
 """
 
 from frog.runs.read import RankEvents, read_rank

@@ -1,7 +1,7 @@
-"""A run cut into attempts: one start of all ranks each, until they ended or were started again.
+"""A run as a list of attempts; an attempt is one start of all ranks, until they end or restart.
 
-A run that was restarted or resumed has several; each rank has a worker in each. What ranks, heartbeats and the launcher
-said is sorted into them here, and nowhere else.
+A run that was restarted or resumed has several attempts; each rank has a worker in each attempt. This module alone
+assigns the events of ranks and launcher, and the heartbeats, to attempts.
 """
 
 from __future__ import annotations
@@ -36,60 +36,60 @@ from frog.runs.schema import (
 )
 
 _MOST_STARTS = 1_000
-"""Of the launcher, and of each rank, that are sorted: a run that was started again more often shows its last ones."""
+"""Maximum starts per launcher and per rank; a run with more shows its last ones."""
 _MOST_UNORDERED = 50
-"""Events are written as they end; among so many is the last to end."""
+"""Events are written when they end; the last event to end is among this many lines."""
 
 
 @dataclass
 class Worker(EventList[RankEvent]):
-    """One process of one rank: what it said from its beginning to its end."""
+    """One process of one rank: its events, from its start to its end."""
 
     rank: int = 0
 
     @cached_property
     def start(self) -> StartEvent | None:
-        """Its start event; None if it ended before it could say so."""
+        """Its start event; None if it ended before writing one."""
         return self.last(StartEvent)
 
     @property
     def error(self) -> ErrorEvent | None:
-        """What it failed with, if it said so."""
+        """Its error, if it reported one."""
         return self.last(ErrorEvent)
 
     @property
     def status(self) -> Status | None:
-        """How it ended, or None if it never said."""
+        """Final status, or None without an end event."""
         end = self.last(EndEvent)
         return end.status if end else None
 
     @property
     def last_step(self) -> int:
-        """The last step it took; where it began, if none."""
+        """Last completed step, or the step it started from."""
         taken = self.last(StepEvent)
         return taken.step if taken else self.start.step if self.start else 0
 
     @property
     def last_ns(self) -> int | None:
-        """When it last said something, on its machine's monotonic clock."""
+        """Time of its last event, on its machine's monotonic clock."""
         return last_ns(self.events[-_MOST_UNORDERED:])
 
 
 def last_ns(events: Iterable[RankEvent]) -> int | None:
-    """The latest time that events name, on the monotonic clock."""
+    """Return the latest time in the events, on the monotonic clock."""
     times = (getattr(event, "end_ns", None) or getattr(event, "mono_ns", None) for event in events)
     return max((ns for ns in times if ns is not None), default=None)
 
 
 def cut(rank: int, events: list[RankEvent]) -> list[Worker]:
-    """Cut a rank's events into workers.
+    """Split a rank's events into workers.
 
-    A worker ends with its end event, or where another begins. A resumed one has collectives before its start event;
-    they count from 0 again.
+    A worker ends with its end event, or where the next one begins. A resumed worker has collectives before its start
+    event, and counts them from 0 again.
     """
     begins, has_started = [0], False
     for index, event in enumerate(events):
-        if isinstance(event, SpanEvent | StepEvent):  # by far the most
+        if isinstance(event, SpanEvent | StepEvent):  # the vast majority
             continue
         if isinstance(event, EndEvent):
             begins.append(index + 1)
@@ -112,35 +112,35 @@ class Attempt:
     """One start of all ranks."""
 
     number: int | None
-    """What the launcher calls it: how often it had restarted. None without a launcher."""
+    """The launcher's number of the attempt: previous restarts. None without a launcher."""
     launch: LaunchEvent | None
-    """The launcher's own beginning."""
+    """The launch event of the launcher."""
     began_ns: int | None = None
     workers: dict[int, Worker] = field(default_factory=dict)
-    """By rank."""
+    """Workers by rank."""
     beats: dict[int, Beat] = field(default_factory=dict)
-    """Each rank's last heartbeat, where no later launch has written over it."""
+    """Last heartbeat of each rank, unless a later launch has overwritten it."""
     beat_files: dict[int, str] = field(default_factory=dict)
-    """Where each heartbeat is, below the run's folder."""
+    """Path of each heartbeat, relative to the run folder."""
     worlds: list[WorldEvent] = field(default_factory=list)
-    """What the agents started: one a node."""
+    """One event per node, written when its agent started the ranks."""
     exits: list[ExitEvent] = field(default_factory=list)
     replacements: list[ReplaceEvent] = field(default_factory=list)
     hangs: list[HangEvent] = field(default_factory=list)
     left_out: list[LeftOutEvent] = field(default_factory=list)
     nodes: list[NodeEvent] = field(default_factory=list)
-    """Nodes whose agents have ended."""
+    """Ends of node agents."""
     end: LauncherEndEvent | None = None
-    """The launcher's end, if this was its last attempt."""
+    """The launcher's end event, if this was its last attempt."""
 
     @property
     def pids(self) -> set[int]:
-        """Of the ranks, as the launcher started them."""
+        """Process ids of the ranks, from the launcher."""
         return {pid for world in self.worlds for pid in world.pids}
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks that this attempt has or should have."""
+        """All ranks of this attempt, including ranks that never reported."""
         sizes = [world.world_size for world in self.worlds] + [beat.world_size for beat in self.beats.values()]
         sizes += [worker.start.world_size for worker in self.workers.values() if worker.start]
         known = {*self.workers, *self.beats, *(event.rank for event in self.exits)}
@@ -148,7 +148,7 @@ class Attempt:
         return [*range(size), *sorted(rank for rank in known if rank >= size)]
 
     def node_of(self, rank: int) -> int | None:
-        """The node that a rank is on."""
+        """Return the node of a rank."""
         for world in self.worlds:
             if rank in world.ranks:
                 return world.node_rank
@@ -157,7 +157,7 @@ class Attempt:
         return said.node_rank if said else None
 
     def unix_ns(self, rank: int, mono_ns: int | None) -> int | None:
-        """A time of a rank's monotonic clock as time of day."""
+        """Convert a rank's monotonic time to Unix time."""
         worker, beat = self.workers.get(rank), self.beats.get(rank)
         if mono_ns is None:
             return None
@@ -166,19 +166,19 @@ class Attempt:
         return mono_ns - beat.beat_ns + beat.unix_ns if beat else None
 
     def last_sign_ns(self, rank: int) -> int | None:
-        """When a rank was last heard of, as time of day."""
+        """Return the Unix time of a rank's last event or heartbeat."""
         worker, beat = self.workers.get(rank), self.beats.get(rank)
         said = self.unix_ns(rank, worker.last_ns) if worker else None
         return max((ns for ns in (said, beat.unix_ns if beat else None) if ns is not None), default=None)
 
 
 def last_workers(workers: Iterable[Worker], problems: list[str]) -> list[Worker]:
-    """The last of each rank, as many as are sorted; `problems` gets what is left out. They come rank by rank."""
+    """Keep the last workers of each rank; report omitted ones in `problems`. `workers` are ordered by rank."""
     found: list[Worker] = []
     for rank, of_rank in itertools.groupby(workers, lambda worker: worker.rank):
         all_of_rank = list(of_rank)
         if len(all_of_rank) > _MOST_STARTS:
-            problems.append(f"rank {rank}: of {len(all_of_rank)} starts the last {_MOST_STARTS} are shown")
+            problems.append(f"rank {rank}: showing the last {_MOST_STARTS} of {len(all_of_rank)} starts")
         found += all_of_rank[-_MOST_STARTS:]
     return found
 
@@ -186,10 +186,10 @@ def last_workers(workers: Iterable[Worker], problems: list[str]) -> list[Worker]
 def sort_attempts(
     launcher: Iterable[AnyLauncherEvent], workers: Iterable[Worker], beats: Mapping[str, Beat]
 ) -> list[Attempt]:
-    """The attempts of a run, in order of time.
+    """Return the attempts of a run, in order of time.
 
-    workers: of each rank in order of time; beats: by their files' names below the run's folder, those that were
-    put aside at a restart before the last ones.
+    workers: for each rank in order of time; beats: by file name relative to the run folder, archived heartbeats before
+    the last ones.
     """
     attempts = _launched(launcher)[-_MOST_STARTS:]
     _add_workers(attempts, list(workers))
@@ -198,13 +198,13 @@ def sort_attempts(
 
 
 def _launched(launcher: Iterable[AnyLauncherEvent]) -> list[Attempt]:
-    """The attempts that the launcher reports, each with what it said of it."""
+    """Return the attempts that the launcher reports, each with its launcher events."""
     attempts: list[Attempt] = []
     launch: LaunchEvent | None = None
     for event in launcher:
         if isinstance(event, LaunchEvent):
             launch = event
-            attempts.append(Attempt(None, launch, event.unix_ns))  # until its first world is reported
+            attempts.append(Attempt(None, launch, event.unix_ns))  # the number follows with its first world
             continue
         number = getattr(event, "attempt", None)
         if not attempts or attempts[-1].launch is not launch:
@@ -237,7 +237,7 @@ def _add_event(attempt: Attempt, event: AnyLauncherEvent) -> None:
 
 
 def _add_workers(attempts: list[Attempt], workers: list[Worker]) -> None:
-    """Give every worker to its attempt; workers that no launcher reported make attempts of their own."""
+    """Assign every worker to its attempt; workers without a launcher form new attempts."""
     begun = [(worker, worker.start) for worker in workers if worker.start is not None]
     for worker, start in sorted(begun, key=lambda pair: pair[1].unix_ns):
         own = _attempt_of(attempts, worker.rank, start)
@@ -251,7 +251,7 @@ def _add_workers(attempts: list[Attempt], workers: list[Worker]) -> None:
 
 
 def _add_refused(attempts: list[Attempt], workers: list[Worker]) -> None:
-    """Workers that ended before their start event know no time: each is of the last attempt before its rank's next."""
+    """Assign workers without a start event, and so without a time, to the last attempt before their rank's next one."""
     before = len(attempts)
     for worker in reversed(workers):
         if worker.start is not None:
@@ -283,7 +283,7 @@ def _attempt_of(attempts: list[Attempt], rank: int, start: StartEvent) -> Attemp
 def _add_beats(attempts: list[Attempt], beats: Mapping[str, Beat]) -> None:
     for file, beat in beats.items():
         own = next((attempt for attempt in reversed(attempts) if _is_of(beat, attempt)), None)
-        if own is None and file.count("/") > 1:  # put aside in a launch whose launcher's words are gone
+        if own is None and file.count("/") > 1:  # archived by a launch whose launcher events are missing
             continue
         if own is None:
             if attempts and (attempts[-1].began_ns or 0) <= beat.unix_ns:

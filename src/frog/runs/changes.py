@@ -1,7 +1,7 @@
-"""The changes of a world that goes on when ranks are lost (`comm.on_loss = "shrink"`): who went, and who came.
+"""The membership changes of an elastic run (`comm.on_loss = "shrink"`): lost and joined ranks.
 
-At each change every process goes on in the files of its new place, so that a change looks like another attempt. A rank
-is a place among the members; an identity is a process's number for all its life.
+At each change, every process continues in the files of its new rank, so a change looks like another attempt. A rank is
+a position among the members; an identity is a number that a process keeps until it ends.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from frog.runs.schema import MembershipEvent
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the world, in the same processes."""
+    """One change of the world in the same processes."""
 
     before: int
-    """Which of the run's attempts it ended."""
+    """Index of the attempt that it ended."""
     after: int
-    """Which it began."""
+    """Index of the attempt that it began."""
     step: int
-    """The last step that the world before completed."""
+    """Last step that the previous world completed."""
     lost: dict[int, int]
-    """By identity, the rank that it was in the world before."""
+    """Rank in the previous world, by identity."""
     joined: list[int]
-    """By identity."""
+    """Identities of the joined ranks."""
     replaced: dict[int, int]
-    """Of those who joined, by identity, in whose place the launcher had started them."""
+    """For joined ranks that the launcher started as replacements: the replaced identity, by identity."""
     members: list[int]
-    """Who is there since, by identity, in the order of their ranks."""
+    """Identities of the members after the change, in rank order."""
     took_ns: int
-    """From where a rank that was there learnt of it to where it went on: the longest."""
+    """Longest time from when a remaining rank detected the change until it continued."""
 
 
 def find_changes(attempts: Sequence[Attempt]) -> list[Change]:
-    """The changes of a run, in order. One that another overtook before a step was taken is told with that."""
+    """Return the changes of a run, in order. Changes without a step between them are merged."""
     found: list[Change] = []
     members: list[int] = []
     before = 0
@@ -52,19 +52,19 @@ def find_changes(attempts: Sequence[Attempt]) -> list[Change]:
             replaced = {who: places[pid] for pid, who in identities.items() if who in joined and pid in places}
             found.append(Change(before, after, said[0].step, lost, joined, replaced, kept, took_ns))
             members, before = kept, after
-        elif _begins_anew(attempts, after):
+        elif _is_fresh_start(attempts, after):
             members, before = attempt.ranks, after
     return found
 
 
 def membership_of(attempt: Attempt) -> list[MembershipEvent]:
-    """What its workers said of the change with which it began; nothing if it began otherwise."""
+    """Return the membership events of the change that began this attempt; empty if it began otherwise."""
     events = [worker.last(MembershipEvent) for _, worker in sorted(attempt.workers.items())]
     return [event for event in events if event is not None]
 
 
 def identities_of(attempts: Sequence[Attempt]) -> dict[int, int]:
-    """By process, as far as its workers have said: that of who began the run is its first rank."""
+    """Return the known identities by process id. A process that began the run has its first rank as identity."""
     found = {}
     for number, attempt in enumerate(attempts):
         for rank, worker in attempt.workers.items():
@@ -72,21 +72,21 @@ def identities_of(attempts: Sequence[Attempt]) -> dict[int, int]:
                 continue
             if (change := worker.last(MembershipEvent)) is not None:
                 found[worker.start.pid] = change.identity
-            elif _begins_anew(attempts, number):
+            elif _is_fresh_start(attempts, number):
                 found[worker.start.pid] = rank
     return found
 
 
 def places_of(attempts: Sequence[Attempt]) -> dict[int, int]:
-    """By process that the launcher started in the place of a lost one: the identity of that."""
+    """Return the replaced identity for each process that the launcher started as a replacement."""
     lost_before = {event.pid: event.lost for attempt in attempts for event in attempt.replacements}
     identities = identities_of(attempts)
     return {pid: place for pid in lost_before if (place := _place_of(pid, lost_before, identities)) is not None}
 
 
 def _place_of(pid: int, lost_before: Mapping[int, int], identities: Mapping[int, int]) -> int | None:
-    """In whose place a process was started. Others, of whom nobody heard, may have been started there in between."""
-    for _ in lost_before:  # so many at most, whatever a damaged file says
+    """Return the identity that a process replaced. Other replacements may have failed before it, without any event."""
+    for _ in lost_before:  # bounded, even if a damaged file has a cycle
         if (lost := lost_before.get(pid)) is None:
             break
         if lost in identities:
@@ -95,14 +95,14 @@ def _place_of(pid: int, lost_before: Mapping[int, int], identities: Mapping[int,
     return None
 
 
-def _begins_anew(attempts: Sequence[Attempt], number: int) -> bool:
-    """Whether an attempt did not begin by a change of the one before."""
+def _is_fresh_start(attempts: Sequence[Attempt], number: int) -> bool:
+    """True if the attempt did not begin with a change of the previous one."""
     attempt = attempts[number]
-    return not membership_of(attempt) and not (number and goes_on(attempt, attempts[number - 1]))
+    return not membership_of(attempt) and not (number and shares_processes(attempt, attempts[number - 1]))
 
 
-def goes_on(attempt: Attempt, before: Attempt) -> bool:
-    """Whether processes of the attempt before are at work in it."""
+def shares_processes(attempt: Attempt, before: Attempt) -> bool:
+    """True if processes of the previous attempt continue in this one."""
     return bool(_processes(attempt) & _processes(before))
 
 
@@ -111,14 +111,14 @@ def _processes(attempt: Attempt) -> set[tuple[str, int]]:
 
 
 def follow_processes(attempts: Sequence[Attempt]) -> None:
-    """Give what the launcher said of a process's end to the attempt, and the rank, that the process had come to.
+    """Assign the launcher's events about a process's end to the last attempt and rank of that process.
 
-    The launcher knows it by the rank as which it was started.
+    The launcher reports the rank that it started the process as.
     """
     for number, first in enumerate(attempts):
         chain = [first]
         for later in attempts[number + 1 :]:
-            if later.launch is not None or not goes_on(later, chain[-1]):
+            if later.launch is not None or not shares_processes(later, chain[-1]):
                 break
             chain.append(later)
         if first.launch is None or len(chain) == 1:
@@ -133,7 +133,7 @@ def follow_processes(attempts: Sequence[Attempt]) -> None:
 
 
 def _last_of(chain: Sequence[Attempt], pid: int, rank: int) -> tuple[Attempt, int]:
-    """The last attempt that a process was at work in, and its rank there."""
+    """Return the last attempt of a process, and its rank there."""
     for attempt in reversed(chain):
         for own, worker in attempt.workers.items():
             if worker.start is not None and worker.start.pid == pid:

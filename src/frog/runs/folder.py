@@ -1,4 +1,4 @@
-"""The paths of a run: one class owns them all."""
+"""All paths of a run, in one class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEP_FOLDER = re.compile(r"step_(\d{8})")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`runs/<name>/`, complete in itself: what was asked, what happened, what came out."""
+    """`runs/<name>/`: the complete configuration, events and results of a run."""
 
     path: Path
 
@@ -38,7 +38,7 @@ class RunFolder:
 
     @property
     def door_json(self) -> Path:
-        """Where a run that others may join says how."""
+        """Join endpoint of an elastic run."""
         return self.path / "door.json"
 
     @property
@@ -59,7 +59,7 @@ class RunFolder:
 
     @property
     def adapter(self) -> Path:
-        """What a fine-tuning leaves."""
+        """Result of a fine-tuning run."""
         return self.path / "adapter"
 
     @property
@@ -88,7 +88,7 @@ class RunFolder:
         return self.logs / f"rank_{rank}" / "train.log"
 
     def trace(self, rank: int) -> Path:
-        """A rank's trace; a large one is gzipped."""
+        """Return a rank's trace; large traces are gzipped."""
         plain = self.profile / f"rank_{rank}.trace.json"
         zipped = plain.with_suffix(".json.gz")
         return zipped if zipped.exists() else plain
@@ -100,17 +100,17 @@ class RunFolder:
         return self.checkpoints / f"step_{step:08d}"
 
     def staged_checkpoint(self, step: int, attempt: str) -> Path:
-        """Where an attempt writes a step's checkpoint until it is whole."""
+        """Return the folder in which an attempt writes a step's checkpoint until it is complete."""
         return self.checkpoints / f".step_{step:08d}.{attempt}"
 
     def unfinished_checkpoints(self) -> list[Path]:
-        """Staging folders, and checkpoints put aside for new ones of their step."""
+        """Return staging folders, and checkpoints that a new one of the same step is replacing."""
         return sorted(self.checkpoints.glob(".step_*"))
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps that have a checkpoint folder, in order; whether each can be trusted is `frog.checkpoint`'s to say.
+        """Return the steps that have a checkpoint folder, in order; `frog.checkpoint` verifies their content.
 
-        Raises:  RunError if the folder of all of them cannot be read.
+        Raises:  RunError if the checkpoints folder cannot be read.
         """
         try:
             names = os.listdir(self.checkpoints)
@@ -118,38 +118,38 @@ class RunFolder:
             return []
         except OSError as error:
             raise RunError(
-                f"{self.checkpoints}: cannot be read: {error.strerror}", "ls -ld shows whose it is"
-            ) from None
-        return sorted(int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name)))
+                f"{self.checkpoints}: cannot be read: {error.strerror}", "`ls -ld` shows its owner"
+                    ) from None
+                return sorted(int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name)))
 
     def event_ranks(self) -> list[int]:
-        """Ranks that left an events file, in order."""
+        """Return the ranks with an events file, in order."""
         return _ranks(self.events, r"rank_(\d+)\.jsonl")
 
     def heartbeat_ranks(self) -> list[int]:
-        """Ranks that left a heartbeat, in order."""
+        """Return the ranks with a heartbeat, in order."""
         return _ranks(self.heartbeats, r"rank_(\d+)\.json")
 
     def link_logs(self, root: Path = Path()) -> bool:
-        """Make `logs` in `root` a link to this run's logs. False if a real folder stands there."""
+        """Make `logs` in `root` a link to this run's logs. False if `logs` is a real folder."""
         return link_folder(root / "logs", self.logs)
 
     def read_run_json(self) -> RunFile:
-        """The content of run.json. Raises RunError if this is not a run folder, or not of this format."""
+        """Read run.json. Raises RunError if this is not a run folder, or has another format."""
         try:
             return read_typed(self.run_json, RunFile, _RESTORE)
         except FileNotFoundError:
-            raise RunError(f"{self.path}: no run there: run.json is missing", "`frog runs` lists the runs") from None
+            raise RunError(f"{self.path} is not a run: run.json is missing", "`frog runs` lists the runs") from None
 
     def read_achieved(self) -> Record | None:
-        """What the run has achieved, whatever became of later starts. Raises RunError if the file is damaged."""
+        """Read record.json, which later failed starts do not change. Raises RunError if the file is damaged."""
         try:
             return read_typed(self.record_json, Record, _RESTORE)
         except FileNotFoundError:
             return None
 
     def read_record(self) -> Record | None:
-        """How the last start ended, be it a failure; None while it runs, or if it was killed. Raises as above."""
+        """Read how the last start ended, even if it failed; None while it runs or if it was killed. Raises as above."""
         with contextlib.suppress(FileNotFoundError):
             return read_typed(self.attempt_json, Record, _RESTORE)
         record = self.read_achieved()
@@ -159,7 +159,7 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        """What goes on with this run."""
+        """Command that resumes this run."""
         with contextlib.suppress(RunError):
             if self.read_run_json().finetune is not None:
                 return f"frog finetune --resume {self.path}"
@@ -176,16 +176,16 @@ _OWN_FOLDERS = {"events", "heartbeats", "logs", "checkpoints", "adapter"}
 
 
 def check_output(path: Path) -> None:
-    """For a file that a user names to be written. Raises UsageError if it would take the place of one of a run's."""
+    """Check an output path that a user chose. Raises UsageError if writing it would overwrite a file of a run."""
     real = Path(os.path.realpath(path.parent)) / path.name
     for folder in real.parents:
         first = real.relative_to(folder).parts[0]
         if first in _OWN | _OWN_FOLDERS and os.path.lexists(real) and os.path.exists(folder / "run.json"):
-            raise UsageError(f"{path}: is a file of the run in {folder}, which would be lost", "name another file")
+            raise UsageError(f"{path} is a file of the run in {folder} and would be overwritten", "choose another file")
 
 
 def free_name(name: str, runs: Path = Path("runs")) -> str:
-    """`name` if no run has it, else `name-2` and so on."""
+    """Return `name` if no run has it, else `name-2` and so on."""
     taken = {entry.name for entry in runs.iterdir()} if runs.is_dir() else set()
     return next(
         found for number in itertools.count(1) if (found := f"{name}-{number}" if number > 1 else name) not in taken
@@ -193,30 +193,30 @@ def free_name(name: str, runs: Path = Path("runs")) -> str:
 
 
 def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
-    """The run that a user names: a folder, a name under `runs/`, or `latest`.
+    """Find the run that a user names: a folder, a name under `runs/`, or `latest`.
 
-    Raises:  RunError if there is none, with the names that are near.
+    Raises:  RunError if there is no such run.
     """
     if text == "latest":
         folders = folders_with(runs, "run.json")
         if not folders:
-            raise RunError(f"no runs under {runs}/", "`make demo` makes one")
+            raise RunError(f"no runs under {runs}/", "`make demo` creates one")
         return RunFolder(max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime))
     try:
         for candidate in (Path(text), runs / text):
             if (candidate / "run.json").is_file():
                 return RunFolder(candidate)
     except PermissionError:
-        raise RunError(f"{candidate}: cannot be looked into: Permission denied", "ls -ld shows whose it is") from None
-    except OSError:  # a name of 300 letters
+        raise RunError(f"{candidate}: cannot be read: Permission denied", "`ls -ld` shows its owner") from None
+    except OSError:  # for example a name of 300 letters
         pass
-    raise RunError(f"{text}: no run folder there, nor under {runs}/", "`frog runs` lists the runs")
+    raise RunError(f"{text}: no run folder here or under {runs}/", "`frog runs` lists the runs")
 
 
 def find_folder(text: str) -> RunFolder:
-    """The run that a user names, also one that failed before its run.json was written.
+    """Find the run that a user names, even if it failed before it wrote run.json.
 
-    Raises:  RunError if there is none.
+    Raises:  RunError if there is no such run.
     """
     try:
         return find_run(text)

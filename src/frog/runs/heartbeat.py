@@ -1,8 +1,8 @@
-"""A rank's heartbeat: where it is now, in one small file that outlives it.
+"""A rank's heartbeat: its current state, in one small file that outlives the process.
 
-The file is rewritten in place at every change and by a thread twice a second, with one write of a fixed length, so it
-holds the last word of a rank that was killed, and its age tells one that was stopped. Who only reads the events sees
-what has ended; the heartbeat has what never did.
+The rank rewrites the file in place at every change, and a thread does so twice a second, each with one write of a fixed
+length. So the file has the last state of a killed rank, and its age reveals a stopped one. The events contain only
+operations that ended; the heartbeat also contains those that never did.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from frog.runs.schema import Beat
 from frog.runs.vocabulary import Phase
 
 _SIZE = 2048
-"""Bytes of the file: one page at most, so that a reader does not meet half a change."""
+"""Bytes of the file: at most one page, so that a reader never sees half a change."""
 
 _MOST_OPEN = 8
-"""Collectives under way that are reported, the oldest first."""
+"""Maximum number of active collectives in the file, oldest first."""
 
 BEAT_S = 0.5
 
 
 class Heartbeat:
-    """Keeps one file up to date. `who` are the fields that do not change: rank, pid, node_rank, host, attempt, …"""
+    """Keeps one file up to date. `who` has the fields that do not change: rank, pid, node_rank, host, attempt, …"""
 
     def __init__(self, path: Path, who: dict[str, Any], beat_s: float | None = BEAT_S) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,12 +47,12 @@ class Heartbeat:
             threading.Thread(target=self._keep_beating, args=(beat_s,), name="heartbeat", daemon=True).start()
 
     def enter(self, step: int, phase: Phase | None, micro: int = 0) -> None:
-        """A phase begins; None: one has ended."""
+        """Record the start of a phase; None: the end of the last one."""
         self._step, self._phase, self._micro, self._phase_ns = step, phase, micro, time.monotonic_ns()
         self.beat()
 
     def begin(self, seq: int, op: str, axis: str, payload_bytes: int, start_ns: int) -> None:
-        """A collective begins."""
+        """Record the start of a collective."""
         with self._lock:
             self._num_collectives = seq + 1
             self._open[seq] = (
@@ -61,13 +61,13 @@ class Heartbeat:
         self.beat()
 
     def end(self, seq: int) -> None:
-        """A collective has ended."""
+        """Record the end of a collective."""
         with self._lock:
             self._open.pop(seq, None)
         self.beat()
 
     def beat(self) -> None:
-        """Write where this rank is."""
+        """Write the current state."""
         with self._lock:
             if self._descriptor is None:
                 return
@@ -81,7 +81,7 @@ class Heartbeat:
             os.pwrite(self._descriptor, text.encode().ljust(_SIZE), 0)
 
     def close(self, status: str = "running") -> None:
-        """The last beat: how this rank ended; or that it goes on, in another file from now on."""
+        """Write the last beat: how this rank ended, or "running" if it continues in another file."""
         self._status = status
         self.beat()
         with self._lock:
@@ -94,14 +94,14 @@ class Heartbeat:
             time.sleep(beat_s)
             try:
                 self.beat()
-            except OSError:  # a full disk: the rank itself will meet it
+            except OSError:  # a full disk: the rank itself will report it
                 continue
 
 
 def read_heartbeat(path: Path, problems: list[str] | None = None) -> Beat | None:
-    """A rank's last word; None if there is none that can be read. Why a file cannot be read is added to `problems`."""
+    """Read a rank's last heartbeat; None if missing or unreadable. Adds the reason to `problems`."""
     said = ""
-    for _ in range(3):  # a change may just be going on
+    for _ in range(3):  # the rank may be writing at this moment
         try:
             return decode(read_bounded(path), Beat, str(path))
         except FileNotFoundError:
@@ -113,10 +113,10 @@ def read_heartbeat(path: Path, problems: list[str] | None = None) -> Beat | None
     return None
 
 
-def keep_heartbeats(folder: RunFolder, attempt: int, epoch: int = 0) -> None:
-    """Put aside the last heartbeats of the worlds before this one.
+def archive_heartbeats(folder: RunFolder, attempt: int, epoch: int = 0) -> None:
+    """Move the last heartbeats of previous worlds to an archive folder.
 
-    To be called before any of its ranks opens its own: it would write over them.
+    Call this before any rank of this world opens its heartbeat, which would overwrite them.
     """
     for path in folder.heartbeats.glob("rank_*.json"):
         beat = read_heartbeat(path)

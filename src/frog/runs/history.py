@@ -1,10 +1,10 @@
-"""A run's events as arrays: the steps that count, over all segments of the run.
+"""A run's events as arrays: the effective steps of all segments.
 
-A run that was killed and resumed takes some steps again, perhaps in another world. A segment is an attempt in which the
-main rank came to its start. An event counts if no later segment began before its step: so the steps of a dead world
-that were taken again drop out on every rank, also on ranks that the new world does not have.
+A run that was killed and resumed repeats some steps, perhaps in another world. A segment is an attempt in which the
+main rank wrote its start event. An event counts if no later segment began before its step. So every rank drops repeated
+steps of an earlier world, even a rank that the new world does not have.
 
-One rank is read at a time: a long run's events do not fit into memory, its arrays do.
+Reads one rank at a time: the events of a long run do not fit into memory, its arrays do.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SCALARS = (
     "loss_scale",
     "skipped",
 )
-"""The numbers of a step event that are kept; NaN where a step has none. `skipped` is 1 or 0, in fp16 alone."""
+"""Numbers of a step event; NaN if absent. `skipped` is 1 or 0, only in fp16."""
 
 _PHASE_INDEX = {phase: index for index, phase in enumerate(PHASES)}
 _SAME_CLOCK_S = 0.2
@@ -62,30 +62,30 @@ _SAME_CLOCK_S = 0.2
 
 @dataclass
 class Segment:
-    """One start of the run, until it ended or was started again."""
+    """One start of the run, until it ended or restarted."""
 
     from_step: int
-    """Steps that were already taken when it began."""
+    """Steps already completed when it began."""
     until_step: int | None
-    """Last step of it that counts; None if no later segment took steps again."""
+    """Its last step that counts; None if no later segment repeated steps."""
     world_size: int
     hosts: list[str]
     device: str
     unix_ns: int
     num_retaken: int = 0
-    """Steps that this segment took again after an earlier one."""
+    """Number of steps of earlier segments that this one repeated."""
     change: Change | None = None
-    """The change of the world with which it began, if processes of the one before went on."""
+    """The membership change that began it, if processes of the previous segment continued."""
 
     @property
     def counts(self) -> bool:
-        """Whether a step of it may count."""
+        """True if at least one of its steps may count."""
         return self.until_step is None or self.until_step > self.from_step
 
 
 @dataclass
 class Spans:
-    """The phases of one rank, one entry a span."""
+    """The phases of one rank, one entry per span."""
 
     segment: Ints
     step: Ints
@@ -103,22 +103,22 @@ class Collectives(Spans):
     axis: Ints
     """Index into `axes`."""
     wait_ns: Ints
-    """How long the rank's own thread was blocked."""
+    """Time that the rank's own thread was blocked."""
 
 
 @dataclass
 class RankHistory:
-    """What one rank did in the steps that count."""
+    """One rank's events in the steps that count."""
 
     rank: int
     starts: dict[int, StartEvent]
-    """Its start event in each segment in which it took part."""
+    """Its start event in each of its segments."""
     steps: Ints
     scalars: dict[str, Floats]
     sample_ids: list[list[int]]
     end_ns: Ints
     segment: Ints
-    """Of each step."""
+    """Segment of each step."""
     spans: Spans
     collectives: Collectives
     ops: list[str]
@@ -135,26 +135,26 @@ class RankHistory:
 
 @dataclass
 class History:
-    """All that a run's events say, with the steps that were taken twice kept apart."""
+    """All events of a run, without repeated steps."""
 
     run: RecordedRun
-    """Without the ranks' events of steps, spans and collectives, which are in the arrays."""
+    """The run without events of steps, spans and collectives, which are in the arrays."""
     segments: list[Segment]
     ranks: dict[int, RankHistory] = field(default_factory=dict)
 
     @functools.cached_property
     def main(self) -> RankHistory | None:
-        """The rank that speaks for all: rank 0, or the lowest that left events. For a step of which it was lost before
-        it could tell, another that did speaks.
+        """History of the main rank: rank 0, or the lowest rank with events. Another rank supplies steps that the main
+        rank was lost in.
         """
         ranks = [own for _, own in sorted(self.ranks.items())]
         return functools.reduce(_with_steps_of, ranks[1:], ranks[0]) if ranks else None
 
     def clock_offset_ns(self, rank: int, segment: int) -> int:
-        """What to add to a rank's monotonic time to get Unix time.
+        """Return the offset from a rank's monotonic time to Unix time.
 
-        Assumes: two ranks whose offsets agree within 0.2 s are on one machine and share its monotonic clock, as
-            pretended nodes do; machines are set to the same time.
+        Assumes: ranks whose offsets agree within 0.2 s are on one machine and share its monotonic clock, as simulated
+            nodes do; the system clocks of different machines agree.
         """
         own = _offset_ns(self.ranks[rank].starts.get(segment))
         main = _offset_ns(self.main.starts.get(segment)) if self.main else own
@@ -162,7 +162,7 @@ class History:
 
 
 def read_history(folder: RunFolder) -> History:
-    """Read the events of all ranks, and keep what counts."""
+    """Read the events of all ranks; keep those that count."""
     digests: dict[int, _RankDigest] = {}
     problems: list[str] = []
     for rank in folder.event_ranks():
@@ -181,7 +181,7 @@ def read_history(folder: RunFolder) -> History:
 
 @dataclass
 class _Arrays:
-    """What a worker said with every step; each a column for each event."""
+    """The per-step events of a worker as arrays, one column per event."""
 
     steps: Ints
     """Step, end."""
@@ -194,7 +194,7 @@ class _Arrays:
 
 
 class _RankDigest:
-    """One rank's workers: what comes with every step as arrays, the rest as it was."""
+    """One rank's workers: per-step events as arrays, other events unchanged."""
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self.ops: dict[str, int] = {}
@@ -202,11 +202,11 @@ class _RankDigest:
         self.workers: list[Worker] = []
         self.arrays: list[_Arrays] = []
         for worker in workers:
-            self.arrays.append(self._take(worker))
+            self.arrays.append(self._to_arrays(worker))
             many = (SpanEvent, CollectiveEvent, StepEvent)
             self.workers.append(Worker([e for e in worker.events if not isinstance(e, many)], worker.rank))
 
-    def _take(self, worker: Worker) -> _Arrays:
+    def _to_arrays(self, worker: Worker) -> _Arrays:
         ops, axes = self.ops, self.axes
         steps, spans, collectives = worker.of(StepEvent), worker.of(SpanEvent), worker.of(CollectiveEvent)
         return _Arrays(
@@ -243,7 +243,7 @@ def _number(value: float | None) -> float:
 
 
 def _with_steps_of(main: RankHistory, other: RankHistory) -> RankHistory:
-    """A rank's history, and what another told of steps of which that rank said nothing."""
+    """Return a rank's history, with missing steps filled in from another rank."""
     new = ~np.isin(other.steps, main.steps)
     if not new.any():
         return main
@@ -266,7 +266,7 @@ def _offset_ns(start: StartEvent | None) -> int:
 
 
 def _segments(run: RecordedRun, main: _RankDigest) -> tuple[list[Segment], dict[int, int]]:
-    """The segments, and for each worker of theirs (by `id`) which it is of."""
+    """Return the segments, and the segment index of each worker, by `id`."""
     arrays = {id(worker): own for worker, own in zip(main.workers, main.arrays, strict=True)}
     segments: list[Segment] = []
     segment_of: dict[int, int] = {}
@@ -290,7 +290,7 @@ def _segments(run: RecordedRun, main: _RankDigest) -> tuple[list[Segment], dict[
 
 
 def _segment(attempt: Attempt, worker: Worker, taken: Ints) -> Segment:
-    """A segment, also where the line with its start is damaged."""
+    """Create a segment, even if the line with its start event is damaged."""
     start = worker.start
     if start is None:
         return Segment(int(taken.min()) - 1, None, max(1, len(attempt.ranks)), [], "", attempt.began_ns or 0)
@@ -319,7 +319,7 @@ def _rank_history(
         spans.append(_with_segment(index, arrays.spans, arrays.spans[0] <= last))
         collectives.append(_with_segment(index, arrays.collectives, arrays.collectives[0] <= last))
     segment, step, end_ns = np.concatenate(steps, axis=1)
-    # Of two lines of a step the later counts, should one segment hold two.
+    # If one segment has two lines for a step, the later one counts.
     unique, from_end = np.unique(step[::-1], return_index=True)
     kept = len(step) - 1 - from_end
     numbers = dict(zip(SCALARS, np.concatenate(scalars, axis=1)[:, kept], strict=True))
@@ -346,7 +346,7 @@ def _rank_history(
 
 
 def _empty() -> tuple[list[Ints], list[Floats], list[list[int]], list[Ints], list[Ints]]:
-    """Of a rank that has no part in any segment: arrays of the right shape."""
+    """Return empty arrays of the right shape, for a rank that is in no segment."""
     return (
         [np.zeros((3, 0), np.int64)],
         [np.zeros((len(SCALARS), 0))],

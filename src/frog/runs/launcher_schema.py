@@ -1,4 +1,4 @@
-"""What `frog run` says of a run: a class for each event of `events/launcher.jsonl`, with its fields."""
+"""The events of `frog run` in `events/launcher.jsonl`: one class per event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from frog.runs.schema import Beat, Count, Event, ExitCode, Rank, ReportedError, 
 
 
 class LaunchedNode(Typed, gc=False, frozen=True, kw_only=True):
-    """A node as the launcher began it."""
+    """A node at launch."""
 
     node: Rank
     host: str
@@ -17,7 +17,7 @@ class LaunchedNode(Typed, gc=False, frozen=True, kw_only=True):
 
 
 class LinkSettings(Typed, gc=False, frozen=True, kw_only=True):
-    """What was asked of the links between pretended nodes."""
+    """Requested properties of the links between simulated nodes."""
 
     rate_bits_per_s: float
     delay_s: float
@@ -26,20 +26,20 @@ class LinkSettings(Typed, gc=False, frozen=True, kw_only=True):
 
 
 class LinkFigures(Typed, gc=False, frozen=True, kw_only=True):
-    """What the switch between pretended nodes did: how late it was with a frame."""
+    """Delay of frames in the switch between simulated nodes, beyond the requested one."""
 
     mean_late_s: float
     worst_late_s: float
 
 
 class LauncherEvent(Event, frozen=True, kw_only=True):
-    """A line of `events/launcher.jsonl`: when, as time of day."""
+    """A line of `events/launcher.jsonl`, with its Unix time."""
 
     unix_ns: Count
 
 
 class LaunchEvent(LauncherEvent, tag="launch", frozen=True, kw_only=True):
-    """A `frog run` began."""
+    """`frog run` started."""
 
     pid: Count
     nodes: list[LaunchedNode]
@@ -55,19 +55,19 @@ class WorldEvent(LauncherEvent, tag="world", frozen=True, kw_only=True):
     attempt: Rank
     """Counts the attempts of this launch from 0."""
     node: Rank
-    """The pretended machine."""
+    """The simulated machine."""
     node_rank: Rank
-    """The number that the node got in this attempt."""
+    """Node rank in this attempt."""
     ranks: list[Rank]
     world_size: Size
     master_addr: str
     master_port: Count
     pids: list[Count]
-    """Of the ranks, in their order."""
+    """Process ids, in rank order."""
 
 
 class ExitEvent(LauncherEvent, tag="exit", frozen=True, kw_only=True):
-    """A rank failed, as its agent saw it."""
+    """A rank failed, as reported by its agent."""
 
     attempt: Rank
     rank: Rank
@@ -76,38 +76,38 @@ class ExitEvent(LauncherEvent, tag="exit", frozen=True, kw_only=True):
     pid: Count
     code: ExitCode
     error: ReportedError | None
-    """What it left of its error."""
+    """The error that the rank reported."""
     traceback: str | None
 
 
 class ReplaceEvent(LauncherEvent, tag="replace", frozen=True, kw_only=True):
-    """In the place of a rank that was lost another was started, to join the run."""
+    """A new process was started to join the run in place of a lost rank."""
 
     attempt: Rank
     rank: Rank
     node: Rank
     node_rank: Rank
     lost: Count
-    """The process that was lost, and the one that was started:"""
+    """Process id of the lost rank; `pid` is the new process."""
     pid: Count
     number: Count
-    """How many were started so far, with this one."""
+    """Number of replacements so far, including this one."""
 
 
 class HangEvent(LauncherEvent, tag="hang", frozen=True, kw_only=True):
-    """A rank was found hanging, and killed."""
+    """A hanging rank was detected and killed."""
 
     attempt: Rank
     rank: Rank
     pid: Count
     kind: Literal["silent", "stuck"]
-    """No heartbeat, or too long in one collective."""
+    """silent: no heartbeat; stuck: too long in one collective."""
     waited_s: float
     heartbeat: Beat
 
 
 class LeftOutEvent(LauncherEvent, tag="left_out", frozen=True, kw_only=True):
-    """A rank without which the others went on was still there, and was killed."""
+    """A rank that the others continued without was still alive, and was killed."""
 
     attempt: Rank
     rank: Rank
@@ -123,18 +123,18 @@ class NodeEvent(LauncherEvent, tag="node", frozen=True, kw_only=True):
 
 
 class ReturnEvent(LauncherEvent, tag="return", frozen=True, kw_only=True):
-    """A node that had gone was started again."""
+    """A lost node was started again."""
 
     node: Rank
     host: str
 
 
 class LauncherEndEvent(LauncherEvent, tag="end", frozen=True, kw_only=True):
-    """`frog run` ends."""
+    """`frog run` ended."""
 
     code: ExitCode
     network: LinkFigures | None
-    """What went over the nodes' links."""
+    """Figures of the links between nodes."""
 
 
 AnyLauncherEvent = (
@@ -151,4 +151,4 @@ AnyLauncherEvent = (
 """A line of `events/launcher.jsonl`."""
 
 LAUNCHER_FIELDS: Final = {name: fields - {"unix_ns"} for name, fields in fields_of(AnyLauncherEvent).items()}
-"""Of each event, by its name, the fields besides when it was."""
+"""Fields of each event except its time, by event name."""

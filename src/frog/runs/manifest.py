@@ -1,4 +1,4 @@
-"""A checkpoint's manifest: what it must hold, and whether the files next to it are what it says. Needs no torch."""
+"""A checkpoint's manifest: its format, and the comparison with the files next to it. Does not need torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from frog.core.schema import Digest, FileName, Name, Natural, Positive, Typed, c
 
 
 def part_file(rank: int) -> str:
-    """The name of the file that a rank writes."""
+    """Return the name of a rank's checkpoint file."""
     return f"rank_{rank}.safetensors"
 
 
 def report_file(rank: int) -> str:
-    """The name of the file in which a rank says what it has written; the manifest takes the place of all of them."""
+    """Return the name of a rank's report about its part; the manifest replaces all reports."""
     return f"rank_{rank}.json"
 
 
@@ -41,7 +41,7 @@ class Piece(Typed, frozen=True):
 
     file: FileName
     key: Name
-    """What the file calls it."""
+    """Name of the piece in the file."""
     offset: list[Natural]
     shape: list[Natural]
 
@@ -55,7 +55,7 @@ class TensorEntry(Typed, frozen=True):
 
 
 class PartReport(Typed, frozen=True):
-    """rank_N.json: what one rank wrote of a checkpoint under way."""
+    """rank_N.json: one rank's part of a checkpoint in progress."""
 
     KIND: ClassVar[str] = "a rank's part of a checkpoint"
 
@@ -64,16 +64,16 @@ class PartReport(Typed, frozen=True):
 
 
 class Manifest(Typed, frozen=True):
-    """manifest.json: a checkpoint is what it lists."""
+    """manifest.json: the list of all files and tensors of a checkpoint."""
 
     KIND: ClassVar[str] = "a checkpoint's manifest"
     FORMAT: ClassVar[int | None] = 2
 
     step: Natural
     world_size: Positive
-    """How many ranks wrote it."""
+    """Number of ranks that wrote it."""
     state: dict[str, Any]
-    """What is no tensor, as whoever trains has it."""
+    """Values other than tensors, defined by the training program."""
     tensors: dict[Name, TensorEntry]
     files: dict[FileName, FileEntry]
 
@@ -82,19 +82,19 @@ class Manifest(Typed, frozen=True):
         return sum(entry.bytes for entry in self.files.values())
 
     def problem(self) -> str | None:
-        """The first place where it contradicts itself; None if there is none."""
+        """Describe the first inconsistency of the manifest; None if there is none."""
         for name, tensor in self.tensors.items():
             num_elements = 0
             for piece in tensor.pieces:
                 num_elements += math.prod(piece.shape)
                 if piece.file not in self.files:
-                    return f"$.tensors[{name}]: a piece lies in {piece.file}, which is not among $.files"
+                    return f"$.tensors[{name}]: a piece is in {piece.file}, which $.files does not list"
                 if math.prod(piece.shape) > self.files[piece.file].bytes:
                     return f"$.tensors[{name}]: a piece of shape {piece.shape} is larger than its file, {piece.file}"
                 if not _lies_in(piece, tensor.shape):
-                    return f"$.tensors[{name}]: a piece of shape {piece.shape} at {piece.offset} leaves {tensor.shape}"
+                    return f"$.tensors[{name}]: a piece of shape {piece.shape} at {piece.offset} exceeds {tensor.shape}"
             if num_elements > math.prod(tensor.shape):
-                return f"$.tensors[{name}]: its pieces have {num_elements} elements, too many for {tensor.shape}"
+                return f"$.tensors[{name}]: its pieces have {num_elements} elements, more than {tensor.shape}"
         return None
 
 
@@ -105,7 +105,7 @@ def _lies_in(piece: Piece, shape: list[int]) -> bool:
 
 
 def manifest_hash(manifest: Mapping[str, Any]) -> str:
-    """Hex SHA-256 of a manifest without its own hash."""
+    """Return the hex SHA-256 of a manifest without its own hash."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -117,29 +117,29 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a checkpoint's manifest. Raises CheckpointError if there is none, or none that can be trusted."""
+    """Read a checkpoint's manifest. Raises CheckpointError if it is missing or damaged."""
     path = folder / "manifest.json"
     try:
         table = read_typed(path, dict[str, Any], error=CheckpointError)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder}: no manifest.json, so it was never whole") from None
+        raise CheckpointError(f"{folder}: incomplete: no manifest.json") from None
     manifest = convert(table, Manifest, str(path), error=CheckpointError)
     if table.get("sha256") != manifest_hash(table):
-        raise _damaged("corrupt", f"{path}: its content is not what was hashed when it was written")
+        raise _damaged("corrupt", f"{path}: its content does not match its hash")
     if problem := manifest.problem():
         raise CheckpointError(f"{path}: {problem}")
     if folder.name.startswith("step_") and folder.name != f"step_{manifest.step:08d}":
-        raise CheckpointError(f"{path}: $.step: found {manifest.step}, the folder's name says {folder.name}")
+        raise CheckpointError(f"{path}: $.step: found {manifest.step}, but the folder is {folder.name}")
     return manifest
 
 
 def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Compare every file with the manifest. Raises CheckpointError naming the first that differs, and how."""
+    """Compare every file with the manifest. Raises CheckpointError that describes the first difference."""
     for name, entry in manifest.files.items():
         path = folder / name
         try:
             if not path.is_file():
-                raise _damaged("absent", f"{path}: missing, or no plain file", name)
+                raise _damaged("absent", f"{path}: missing, or not a regular file", name)
             if (found := path.stat().st_size) != entry.bytes:
                 raise _damaged("torn", f"{path}: {found} bytes, the manifest has {entry.bytes}", name)
             digest = sha256_file(path)
@@ -151,7 +151,7 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 
 
 def damage_of(error: CheckpointError | OSError, step: int) -> Damage:
-    """Why the checkpoint of a step cannot be trusted, from what reading it raised."""
+    """Convert an error from reading a step's checkpoint to its damage."""
     if isinstance(error, CheckpointError):
         known = error.facts.damage or (Damage(cause="torn", what=error.what),)
         return replace(known[0], step=step)
@@ -159,7 +159,7 @@ def damage_of(error: CheckpointError | OSError, step: int) -> Damage:
 
 
 def _damaged(cause: DamageCause, what: str, name: str = "") -> CheckpointError:
-    """The error of a checkpoint whose file `name`, which its rank wrote, is not as it was."""
+    """Return the error for a checkpoint whose file `name` is damaged; find the rank that wrote it."""
     match = re.fullmatch(r"rank_(\d+)\.safetensors", name)
     damage = Damage(cause=cause, what=what, rank=int(match[1]) if match else None)
     return CheckpointError(what, facts=ErrorFacts(cause=cause, damage=(damage,)))

@@ -1,7 +1,7 @@
-"""Observers of a rank: its phases, events, collectives and messages are reported to them as they happen.
+"""Observers of a rank receive its phases, events, collectives and messages as they happen.
 
-A process is one rank and has one list of observers. Where it is empty, reporting costs one look at it. `frog profile`
-adds its own; fault injection is added by the process of a rank, whose environment names it:
+A process is one rank and has one list of observers. If the list is empty, reporting costs one check. `frog profile`
+adds its own observer; for fault injection, the rank's process adds the observer that its environment names:
 
     FROG_OBSERVER=frog.chaos.rank:/tmp/faults.toml      calls `observe("/tmp/faults.toml")` of that module
 """
@@ -24,20 +24,20 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Sees what this rank does. A subclass has those methods that it needs.
+    """Base class of observers; a subclass overrides the methods that it needs.
 
-    Each is called in the thread that acts, just before it acts unless said otherwise, and may wait, raise, or end the
-    process.
+    Frog calls each method in the acting thread, by default just before the action. A method may wait, raise, or end
+    the process.
     """
 
     def run_built(self, run: Any, strategy: Any) -> None:
-        """This rank is about to take steps (frog.train.setup.Run): at the start, and again after the world changed."""
+        """This rank is about to run steps (frog.train.setup.Run): at the start, and after each membership change."""
 
     def phase_begins(self, step: int, phase: Phase, micro: int) -> None:
-        """A phase of the training loop begins; its time counts already."""
+        """A phase of the training loop begins; its time is running."""
 
     def phase_ends(self, step: int, phase: Phase, micro: int) -> None:
-        """The phase is over; its time still counts. Not called for a phase that raised an error."""
+        """The phase ends; its time is still running. Not called for a phase that raised an error."""
 
     def event_written(self, event: str, fields: Mapping[str, Any]) -> None:
         """An event other than a span or a collective was written, for example `step` or `checkpoint`."""
@@ -45,30 +45,30 @@ class Observer:
     def collective_begins(self, op: str, num_ranks: int, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """A collective, a send, a receive or a shift begins, with `args` of `frog.comm.axis.Axis.start_<op>`.
 
-        Returns the arguments to begin it with, or None to leave it out.
+        Return the arguments to start it with, or None to skip it.
         """
         return args
 
-    # Inside our own collectives (frog.comm.collectives), whichever strategy or library has called them.
+    # Inside Frog's collectives (frog.comm.collectives), called by any strategy or library.
 
     def operation_begins(self, name: str) -> None:
-        """A collective begins, or an `agreement` on the members of a changed world, or this rank's `entry` to one."""
+        """A collective begins, or an `agreement` on the members of a new world, or this rank's `entry` to a world."""
 
     def operation_ends(self, name: str) -> None:
-        """That operation is over, whether or not it failed."""
+        """The operation has ended or failed."""
 
     def message_leaves(self, sock: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
-        """The rest of a message, `parts`, is handed to the system."""
+        """The rest of a message, `parts`, goes to the operating system."""
 
     def message_arrives(self) -> None:
-        """This rank takes what has arrived of a message."""
+        """This rank reads the received bytes of a message."""
 
     def counter_rises(self, counter: int, value: int) -> None:
         """This rank sets its counter in shared memory (`shared_memory.COUNTERS`) to a new value."""
 
 
 OBSERVERS: list[Observer] = []
-"""Those of this process."""
+"""Observers of this process."""
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def observing(*observers: Observer) -> Iterator[None]:
 
 
 class operation:
-    """Reports an operation of our own collectives, as a decorator or around a block."""
+    """Reports an operation of Frog's collectives; a decorator or a context manager."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -108,7 +108,7 @@ class operation:
 
 
 def named_observers() -> list[Observer]:
-    """The observer that this process's environment names, if it names one. Raises UsageError if it cannot be loaded."""
+    """Load the observer that the environment names, if any. Raises UsageError if it cannot be loaded."""
     name = observer_name()
     if name is None:
         return []
@@ -117,7 +117,7 @@ def named_observers() -> list[Observer]:
         observe = importlib.import_module(module).observe
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
-            f"environment variable FROG_OBSERVER={name!r} names no observer: {error}",
-            "unset FROG_OBSERVER, or set it to MODULE:ARGUMENT, where the module has a function `observe`",
+            f"environment variable FROG_OBSERVER={name!r} does not name an observer: {error}",
+            "unset FROG_OBSERVER, or set it to MODULE:ARGUMENT, where MODULE has a function `observe`",
         ) from None
     return [observe(argument)]

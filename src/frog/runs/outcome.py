@@ -1,4 +1,4 @@
-"""How a world failed, in the words of the rank that failed first."""
+"""The error of a failed world, from the rank that failed first."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from frog.runs.folder import RunFolder
 from frog.runs.read import read_lines
 
 _TOGETHER_S = 10
-"""Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
+"""Failures within this time belong together. torchrun kills hanging ranks 30 s after the failure that they caused."""
 
 Failure = dict[str, Any]
-"""One failed rank, as its agent reports it: rank, pid, code (negative: the signal), time_s, error, traceback."""
+"""An agent's report of a failed rank: rank, pid, code (negative: the signal), time_s, error, traceback."""
 
 
 def last_failures(path: Path) -> list[Failure]:
-    """What an agent that has ended had reported of its last attempt; nothing if that did not fail."""
+    """Return the failures that an agent reported for its last attempt; empty if it did not fail."""
     events = read_lines(path, dict[str, Any]).events
     last = max((event["attempt"] for event in events), default=0)
     return [event for event in events if event["event"] == "exit" and event["attempt"] == last]
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:
-    """The rank that failed first; of those that failed together, one that did not just lose its peers."""
+    """Return the first failure; among failures at the same time, prefer a rank that did not merely lose its peers."""
     start_s = min(failure["time_s"] for failure in failures)
     together = [failure for failure in failures if failure["time_s"] - start_s <= _TOGETHER_S]
     return min(together, key=lambda failure: (_is_victim(failure), failure["time_s"], failure["rank"]))
 
 
-def at_the_end(failures: Sequence[Failure]) -> list[Failure]:
-    """Of a run that goes on when ranks are lost: what ended it, without the losses that it survived.
+def final_failures(failures: Sequence[Failure]) -> list[Failure]:
+    """Return the failures that ended an elastic run, without the losses that it survived.
 
-    The last rank that did not just lose its peers, and those that failed together with it or since.
+    These are the last rank that did not merely lose its peers, and all failures together with it or later.
     """
     causes = [failure for failure in failures if not _is_victim(failure)] or failures
     last_s = max((failure["time_s"] for failure in causes), default=0)
@@ -51,10 +51,10 @@ def world_error(
     folder: RunFolder | None = None,
     unaware: Sequence[str] = (),
 ) -> LaunchError:
-    """Return the error of a world that failed, with the exit code that the launcher ends with.
+    """Return the error of a failed world, with its exit code.
 
-    failures: the ranks that failed in the last attempt; lost: the nodes that are gone, by host, each with the signal
-    that killed its agent; codes: of the agents that count, as Popen gives them; folder: the run's, if it has one;
+    failures: the ranks that failed in the last attempt; lost: the signal that killed the agent of each lost node, by
+    host; codes: the relevant agents' exit codes from Popen; folder: the run folder, if any;
     unaware: hosts that the launcher stopped because their ranks did not fail after another node had failed.
     """
     if failures and not (lost and _is_victim(first_failure(failures))):
@@ -62,20 +62,20 @@ def world_error(
     if lost:
         host, number = next(iter(lost.items()))
         after = explain(failures, folder) if failures else None
-        what = f"{host} {describe_exit(-number)}, with all its ranks"
+        what = f"{host} {describe_exit(-number)} with all its ranks"
         if unaware:
             what += f"\nthe ranks of {', '.join(unaware)} did not notice, so the launcher stopped them"
         error = LaunchError(f"{what}\n{after.what}" if after else what, after.hint if after else None)
         error.exit_code = after.exit_code if after else signal_code(number)
         return error
     code = next(filter(None, codes), 1)
-    error = LaunchError(f"the world ended with exit code {code}, and no rank had failed", "its agent's words are above")
+    error = LaunchError(f"the world ended with exit code {code}, but no rank failed", "see the agent's output above")
     error.exit_code = shell_code(code)
     return error
 
 
 def explain(failures: Sequence[Failure], folder: RunFolder | None = None) -> LaunchError:
-    """The error of a world that failed, with the exit code that it ends with."""
+    """Return the error of a failed world, with its exit code."""
     first = first_failure(failures)
     report, expected = first["error"] or {}, _is_frogs(first)
     words = (report.get("message") or "") + (f"\n  try: {report['hint']}" if report.get("hint") else "")
@@ -83,25 +83,25 @@ def explain(failures: Sequence[Failure], folder: RunFolder | None = None) -> Lau
         error = LaunchError(words)
     else:
         others = len({failure["rank"] for failure in failures}) - 1
-        also = f" ({others} other rank{'s' if others > 1 else ''} ended with it)" if others else ""
+        also = f" ({others} other rank{'s' if others > 1 else ''} failed too)" if others else ""
         said = words if expected else (first["traceback"] or words).rstrip()
-        text = f"{in_words(first)}{also}\n{said}".rstrip()
-        error = LaunchError(text, f"its log is {folder.rank_log(first['rank'])}" if folder and report else None)
+        text = f"{describe_failure(first)}{also}\n{said}".rstrip()
+        error = LaunchError(text, f"see its log: {folder.rank_log(first['rank'])}" if folder and report else None)
     error.exit_code = shell_code(first["code"])
     return error
 
 
-def in_words(failure: Failure) -> str:
-    """Which rank ended, and how."""
+def describe_failure(failure: Failure) -> str:
+    """Describe which rank ended, and how."""
     return f"rank {failure['rank']} (pid {failure['pid']}) {describe_exit(failure['code'])}"
 
 
 def _is_frogs(failure: Failure) -> bool:
-    """Whether a rank failed with an error that Frog can explain, so that nobody needs the traceback."""
+    """True if a rank failed with an error that Frog explains, so that its traceback is not needed."""
     found = getattr(errors, (failure["error"] or {}).get("type") or "", None)
     return isinstance(found, type) and issubclass(found, FrogError)
 
 
 def _is_victim(failure: Failure) -> bool:
-    """Whether this rank failed because another had left: its error is a CommError, or torchrun ended it."""
+    """True if this rank failed because another had left: its error is a CommError, or torchrun ended it."""
     return failure["code"] == -signal.SIGTERM or (failure["error"] or {}).get("type") == CommError.__name__

@@ -1,4 +1,4 @@
-"""Lines of events back from disk, each checked against its class. What is torn or of no known form is counted."""
+"""Reads event files and checks each line against its class. Counts torn and unknown lines."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _BLOCK_BYTES = 16 << 20
 
 @dataclass
 class EventList(Generic[T]):
-    """Events in the order in which they were written."""
+    """Events in file order."""
 
     events: list[T] = field(default_factory=list)
 
     def of(self, kind: type[E]) -> list[E]:
-        """All events of one class."""
+        """Return all events of one class."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def last(self, kind: type[E]) -> E | None:
-        """The last event of a class."""
+        """Return the last event of a class."""
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
     def by_step(self, kind: type[S]) -> dict[int, S]:
-        """The events of one class by step, in order of steps; of a step taken twice the later."""
+        """Return the events of one class by step, in order; the last one for a repeated step."""
         found = {event.step: event for event in self.of(kind)}
         return dict(sorted(found.items()))
 
@@ -48,15 +48,15 @@ class Lines(EventList[T]):
     """The events of a file."""
 
     num_bad: int = 0
-    """Lines that are no event: what a kill cut off, or what was changed since."""
+    """Number of invalid lines: cut off by a kill, or changed later."""
     problems: list[str] = field(default_factory=list)
-    """What could not be read, in words."""
+    """Descriptions of unreadable content."""
 
 
 def read_lines(path: Path, kind: Any) -> Lines[Any]:
-    """The lines of a file that are of `kind`, a class or a union of classes; a file that is not there has none.
+    """Read the lines of type `kind`, a class or a union of classes. A missing file has no lines.
 
-    The lines of a block are read at once; only where one is bad are they read one by one.
+    Decodes a block of lines together, and line by line only if one is invalid.
     """
     found: Lines[Any] = Lines()
     try:
@@ -65,13 +65,14 @@ def read_lines(path: Path, kind: Any) -> Lines[Any]:
     except OSError as error:
         return Lines(problems=[f"{path}: cannot be read: {error.strerror}"])
     if found.num_bad:
-        said = f"{path}: {found.num_bad} damaged or torn lines passed over, or lines as another Frog writes them"
+        lines = f"line{'s' if found.num_bad > 1 else ''}"
+        said = f"{path}: {found.num_bad} damaged or torn {lines} skipped (or from another version of Frog)"
         found.problems.append(said)
     return found
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Some megabytes of whole lines at a time. Of a line that is longer, which is no event, the beginning."""
+    """Yield complete lines, some megabytes at a time. Truncates longer lines, which are not events."""
     rest = b""
     with open_plain(path) as file:
         while block := file.read(_BLOCK_BYTES):
@@ -101,16 +102,16 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 @dataclass
 class RankEvents(Lines[RankEvent]):
-    """What one rank said, in all attempts."""
+    """The events of one rank in all attempts."""
 
     rank: int = 0
 
 
 def read_rank(folder: RunFolder, rank: int) -> RankEvents:
-    """One rank's events."""
+    """Read one rank's events."""
     return RankEvents(**vars(read_lines(folder.rank_events(rank), RankEvent)), rank=rank)
 
 
 def read_launcher(folder: RunFolder) -> Lines[AnyLauncherEvent]:
-    """What `frog run` said of the run."""
+    """Read the events of `frog run`."""
     return read_lines(folder.launcher_events, AnyLauncherEvent)

@@ -1,4 +1,4 @@
-"""What run.json and record.json hold: how a run was begun, and how it ended."""
+"""The content of run.json and record.json: how a run started, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 from frog.core.schema import Typed
 
 FORMAT = 2
-"""Of a run folder: run.json, record.json, events and heartbeats."""
+"""Format version of a run folder: run.json, record.json, events and heartbeats."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class RunStart(Typed, frozen=True, kw_only=True):
-    """One start of a run that came to its first step."""
+    """One start of a run that reached its first step."""
 
     world_size: Annotated[int, msgspec.Meta(ge=1, lt=2**20)]
     mesh: dict[str, int]
@@ -24,14 +24,14 @@ class RunStart(Typed, frozen=True, kw_only=True):
     device: str
     threads: Count
     from_step: Count
-    """Steps that were already taken."""
+    """Steps already completed."""
     host: str
     started: str
-    """Time of day, UTC."""
+    """UTC time."""
 
 
 class DataSummary(Typed, frozen=True, kw_only=True):
-    """The data set that a run is trained on."""
+    """The training data of a run."""
 
     name: str
     data_sha256: str
@@ -41,40 +41,40 @@ class DataSummary(Typed, frozen=True, kw_only=True):
 
 
 class RunFile(Typed, frozen=True, kw_only=True):
-    """run.json: written as a run begins, and added to whenever it goes on."""
+    """run.json: written when a run starts, and extended when it resumes."""
 
     KIND: ClassVar[str] = "a run's run.json"
     FORMAT: ClassVar[int | None] = FORMAT
 
     name: str
     created: str
-    """Time of day, UTC."""
+    """UTC time."""
     argv: list[str]
     config: dict[str, Any]
-    """As `frog.config.to_dict` writes it; `from_dict` checks it."""
+    """Output of `frog.config.to_dict`; `from_dict` checks it."""
     num_parameters: Count
     data: DataSummary | None
-    """None: an imported model, which was not trained."""
+    """None for an imported model."""
     versions: dict[str, str]
     segments: list[RunStart]
     finetune: dict[str, Any] | None = None
-    """Of a fine-tuning: as `frog.config.finetune.finetune_dict` writes it."""
+    """Fine-tuned runs: output of `frog.config.finetune.finetune_dict`."""
 
     def setting(self, *keys: str, default: Any = None) -> Any:
-        """A field of the configuration."""
+        """Return a field of the configuration."""
         value: Any = self.config
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
         return default if value is None else value
 
     def count(self, *keys: str) -> int | None:
-        """A field of the configuration that counts from 1; None where it is something else."""
+        """Return a field of the configuration if it is a positive integer, else None."""
         value = self.setting(*keys)
         return value if type(value) is int and 0 < value < 2**63 else None
 
 
 class Score(Typed, frozen=True, kw_only=True):
-    """What held-out text cost at the end."""
+    """Final scores on held-out text."""
 
     loss: float | None
     perplexity: float | None
@@ -83,7 +83,7 @@ class Score(Typed, frozen=True, kw_only=True):
 
 
 class RecordedError(Typed, frozen=True, kw_only=True):
-    """What a run failed with."""
+    """The error of a failed run."""
 
     type: str
     message: str
@@ -92,9 +92,9 @@ class RecordedError(Typed, frozen=True, kw_only=True):
 
 
 class Record(Typed, frozen=True, kw_only=True):
-    """record.json: what a run has achieved. And attempt.json: how its last start ended, if that is no achievement.
+    """record.json: the farthest result of a run. Also attempt.json: how the last start ended, if it got less far.
 
-    A start that failed has no more than its error.
+    A failed start has only its error.
     """
 
     KIND: ClassVar[str] = "a run's record.json"
@@ -104,9 +104,9 @@ class Record(Typed, frozen=True, kw_only=True):
     step: Count
     error: RecordedError | None
     ended: str
-    """Time of day, UTC."""
+    """UTC time."""
     starts: Count | None = None
-    """How many starts the run had then, this one included."""
+    """Number of starts of the run up to then, including this one."""
     loss: float | None = None
     eval: Score | None = None
     weights_sha256: str | None = None
@@ -116,5 +116,5 @@ class Record(Typed, frozen=True, kw_only=True):
     tokens_per_s: float | None = None
     token_accuracy: float | None = None
     classification: dict[str, Any] | None = None
-    """Of a fine-tuning that classifies: its accuracy, and the confusion matrix."""
+    """Fine-tuned classifiers: accuracy and confusion matrix."""
     num_trained_parameters: Count | None = None

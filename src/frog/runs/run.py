@@ -1,4 +1,4 @@
-"""A run as its folder records it: the one way in for a view, a diagnosis, a test.
+"""A run as recorded in its folder: the entry point for views, diagnoses and tests.
 
     run = read_run(RunFolder(Path("runs/demo")))
     for attempt in run.attempts:
@@ -6,8 +6,8 @@
             waited_ns = sum(event.wait_ns for event in worker.of(CollectiveEvent))
             print(f"rank {rank}, from step {worker.start.step} to {worker.last_step}: waited {waited_ns / 1e9:.2f} s")
 
-Nothing here raises for a missing or damaged file: what cannot be read is absent, and `problems` says so.
-docs/run-folder.md has the whole of it.
+Missing or damaged files do not raise: their content is absent, and `problems` lists them.
+docs/run-folder.md documents all files.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from frog.runs.record import Record, RunFile
 from frog.runs.schema import Beat
 
 FRESH_S = 5.0
-"""A heartbeat comes twice a second: one older than this has stopped, also on a busy machine."""
+"""Heartbeats come twice a second: a rank with an older one has stopped, even on a busy machine."""
 
 _QUIET_S = 120.0
-"""Ranks and their launcher together are silent for so long only while they start, and then for less."""
+"""Ranks and launcher are never all silent for this long; even starting takes less."""
 
 
 @dataclass
 class RecordedRun:
-    """All that a run's folder says of it."""
+    """The complete content of a run folder."""
 
     folder: RunFolder
     file: RunFile | None
     """run.json, if it can be read."""
     record: Record | None
-    """record.json, if there is one that can be read: how the run ended."""
+    """How the run ended, from record.json or attempt.json; None if missing or unreadable."""
     attempts: list[Attempt]
     """Each start of all ranks, in order of time."""
     launcher: list[AnyLauncherEvent]
     ranks: dict[int, RankEvents] = field(default_factory=dict)
-    """What each rank said in all attempts, one after the other."""
+    """Events of each rank in all attempts, in order."""
     problems: list[str] = field(default_factory=list)
-    """What could not be read."""
+    """Descriptions of unreadable content."""
 
     @property
     def main(self) -> RankEvents:
-        """Rank 0, which speaks for all where all agree."""
+        """Events of rank 0, for values that are equal on all ranks."""
         return self.ranks.get(0, RankEvents())
 
     @property
@@ -64,16 +64,16 @@ class RecordedRun:
         return self.attempts[-1] if self.attempts else None
 
     def setting(self, *keys: str, default: Any = None) -> Any:
-        """A field of the run's configuration."""
+        """Return a field of the run's configuration."""
         return self.file.setting(*keys, default=default) if self.file else default
 
     def count(self, *keys: str) -> int | None:
-        """A field of it that counts from 1."""
+        """Return a field of the configuration if it is a positive integer, else None."""
         return self.file.count(*keys) if self.file else None
 
 
 def read_run(folder: RunFolder) -> RecordedRun:
-    """Read everything."""
+    """Read the complete run."""
     ranks = {rank: read_rank(folder, rank) for rank in folder.event_ranks()}
     workers = [worker for rank, said in ranks.items() for worker in cut(rank, said.events)]
     run = assemble(folder, workers, [problem for said in ranks.values() for problem in said.problems])
@@ -82,14 +82,14 @@ def read_run(folder: RunFolder) -> RecordedRun:
 
 
 def assemble(folder: RunFolder, workers: list[Worker], problems: list[str]) -> RecordedRun:
-    """A run of which the ranks' events have been read: they are sorted into attempts with all the rest."""
+    """Build a run from the ranks' events: read its other files and sort everything into attempts."""
     launcher = read_launcher(folder)
     unread: list[str] = []
     attempts = sort_attempts(launcher.events, last_workers(workers, unread), _read_beats(folder, unread))
     follow_processes(attempts)
     run = RecordedRun(folder, None, None, attempts, launcher.events, problems=[*launcher.problems, *problems, *unread])
     if not folder.run_json.exists():
-        run.problems.append(f"{folder.run_json}: missing, so the run never came to its first step")
+        run.problems.append(f"{folder.run_json}: missing, so the run never reached its first step")
         return run
     try:
         run.file = folder.read_run_json()
@@ -108,11 +108,11 @@ def _read_beats(folder: RunFolder, problems: list[str]) -> dict[str, Beat]:
     return {file: beat for file, beat in found.items() if beat is not None}
 
 
-def is_under_way(folder: RunFolder, problems: list[str] | None = None) -> bool:
-    """Whether the run still goes on: its launcher lives, or a rank's heart has just beaten.
+def is_active(folder: RunFolder, problems: list[str] | None = None) -> bool:
+    """True if the run is active: its launcher is alive, or a rank has a fresh heartbeat.
 
-    The launcher's process id alone does not say: it may be another's by now, or of another machine. Which heartbeats
-    cannot be read, so that they say nothing, is added to `problems`.
+    The launcher's process id alone is not enough: another process may have it now, or it may be from another machine.
+    Adds unreadable heartbeats to `problems`.
     """
     launcher = read_launcher(folder).events
     last = next((event for event in reversed(launcher) if isinstance(event, LaunchEvent | LauncherEndEvent)), None)
@@ -126,7 +126,7 @@ def is_under_way(folder: RunFolder, problems: list[str] | None = None) -> bool:
 
 
 def has_living_rank(folder: RunFolder) -> bool:
-    """Whether a rank's heart has just beaten."""
+    """True if a rank has a fresh heartbeat."""
     return any(map(_is_living, _last_beats(folder)))
 
 
@@ -142,10 +142,10 @@ def _last_beats(folder: RunFolder, problems: list[str] | None = None) -> Iterato
 
 
 def _is_dead(beat: Beat) -> bool:
-    """Whether a heartbeat is of a process that is no more; of another machine nobody can say."""
+    """True if the heartbeat's process has ended; unknown, and so False, on another machine."""
     return beat.host == host_name() and not is_alive(beat.pid)
 
 
 def is_fresh(beat: Beat, now_ns: int | None = None) -> bool:
-    """Whether a heartbeat is of just now."""
+    """True if a heartbeat is recent."""
     return (now_ns or time.time_ns()) - beat.unix_ns < FRESH_S * 1e9

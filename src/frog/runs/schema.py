@@ -1,10 +1,10 @@
-"""What a run's processes say while it runs, one JSON object a line: a class for each event, with its fields.
+"""The events of a run's processes, one JSON object per line: one class per event.
 
-Times that end in `_ns` are `time.monotonic_ns()`, which all processes of one machine share; `unix_ns` is time of day.
+Times that end in `_ns` are `time.monotonic_ns()`, which all processes of one machine share; `unix_ns` is Unix time.
 Steps count from 1: the events of step 7 belong to the seventh optimizer step, and a checkpoint of step 7 holds the
-state after it. A run that was killed takes some steps again after it resumes; of a step taken twice the later counts.
+state after it. A killed run repeats some steps after it resumes; of a repeated step, the later events count.
 
-JSON has no NaN: a number that is not finite is written as null, and so is one that does not exist.
+JSON has no NaN: null stands for a number that is not finite or does not exist.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from frog.runs.vocabulary import Phase
 Status = Literal["completed", "interrupted", "failed"]
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""Counts, bytes and times: differences of two fit in 64 bits."""
+"""Counts, bytes and times; the difference of two fits in 64 bits."""
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
-"""Of ranks, nodes, their numbers, and how often a run was restarted."""
+"""Ranks, node numbers, numbers of restarts."""
 Size = Annotated[int, msgspec.Meta(ge=1, lt=2**20)]
-"""Of a world, and of an axis of its mesh."""
+"""Size of a world or of a mesh axis."""
 SampleId = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
-"""-1 stands for a row that fills a batch of labelled texts, and counts nothing."""
+"""-1 stands for a padding row in a batch of labelled texts, which is ignored."""
 StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
 ExitCode = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
-"""Of a process; negative if a signal killed it."""
+"""Exit code of a process; negative if a signal killed it."""
 
 
 class Event(Typed, gc=False, tag_field="event", frozen=True, kw_only=True):
-    """A line of an events file; `event` names its class."""
+    """A line of an events file; the field `event` names its class."""
 
 
 class EventOfStep(Event, frozen=True, kw_only=True):
-    """What a rank says; `step` is the step that it belongs to."""
+    """An event of a rank; `step` is the step that it belongs to."""
 
     step: StepNumber
 
 
 class StartEvent(EventOfStep, tag="start", frozen=True, kw_only=True):
-    """A rank begins, or begins again: all that follows belongs to this attempt. `step` steps were already taken."""
+    """A rank starts: all following events belong to this attempt. It resumes after `step` completed steps."""
 
     rank: Rank
     world_size: Size
@@ -60,7 +60,7 @@ class StartEvent(EventOfStep, tag="start", frozen=True, kw_only=True):
     place: dict[str, Rank]
     """The rank's coordinate on each axis."""
     passed_over: list[Damage]
-    """The checkpoints that could not be trusted as it resumed."""
+    """Damaged checkpoints that it skipped when resuming."""
 
 
 class SpanEvent(EventOfStep, tag="span", frozen=True, kw_only=True):
@@ -78,32 +78,32 @@ class CollectiveEvent(EventOfStep, tag="collective", frozen=True, kw_only=True):
 
     op: str
     axis: str
-    """The mesh axis; "world" is all of it."""
+    """The mesh axis; "world" is the whole mesh."""
     payload_bytes: Count
-    """Of the tensor that is whole before or after (comm/axis.py says for each)."""
+    """Size of the tensor that is unsharded before or after the collective (see comm/axis.py)."""
     seq: Count
-    """Counts the rank's collectives from 0, in the order in which they began."""
+    """Number of the collective on this rank, from 0, in order of their starts."""
     start_ns: Count
     end_ns: Count
     wait_ns: Count
-    """How long the rank's own thread was blocked: less than end - start where it went on computing."""
+    """Time that the rank's own thread was blocked: less than end - start if it kept computing."""
 
 
 class StepEvent(EventOfStep, tag="step", frozen=True, kw_only=True):
-    """A step is done."""
+    """A step completed."""
 
     loss: float | None
-    """This rank's own mean."""
+    """Mean of this rank."""
     loss_mean: float | None
-    """Of all ranks, before the update."""
+    """Mean of all ranks, before the update."""
     grad_norm_local: float | None
-    """Of this rank's own gradient; null where it is reduced as it comes."""
+    """Norm of this rank's own gradient; null if the gradient is reduced during the backward pass."""
     grad_norm: float | None
-    """Of the reduced gradient, before clipping."""
+    """Norm of the reduced gradient, before clipping."""
     learning_rate: float | None
     tokens: Count
     tokens_per_s: float | None
-    """Of all ranks."""
+    """Tokens per second of all ranks."""
     mfu: float | None
     memory_bytes: Count
     """The peak so far."""
@@ -114,8 +114,8 @@ class StepEvent(EventOfStep, tag="step", frozen=True, kw_only=True):
 
 
 class MemoryEvent(EventOfStep, tag="memory", frozen=True, kw_only=True):
-    """What a rank holds, in bytes: parameters, gradients and optimizer state as they lie between steps; activations at
-    their peak within step `step`: what autograd keeps for the backward pass, parameters and token ids left out.
+    """Memory of a rank, in bytes: parameters, gradients and optimizer state between steps; and the peak of activations
+    within step `step`: tensors that autograd keeps for the backward pass, without parameters and token ids.
     """
 
     parameters: Count
@@ -125,17 +125,17 @@ class MemoryEvent(EventOfStep, tag="memory", frozen=True, kw_only=True):
 
 
 class EvalEvent(EventOfStep, tag="eval", frozen=True, kw_only=True):
-    """Held-out text was scored after `step` steps, over all ranks (rank 0 alone says it)."""
+    """All ranks scored held-out text after `step` steps (only rank 0 writes this event)."""
 
     loss: float | None
     perplexity: float | None
     bits_per_byte: float | None
-    """Null for what classifies: it scores no bytes."""
+    """Null for classifiers, which score no bytes."""
     tokens: Count
 
 
 class SampleEvent(EventOfStep, tag="sample", frozen=True, kw_only=True):
-    """Text was sampled after `step` steps (rank 0 alone)."""
+    """Text was sampled after `step` steps (only rank 0)."""
 
     prompt: str
     text: str
@@ -146,46 +146,46 @@ class CheckpointEvent(EventOfStep, tag="checkpoint", frozen=True, kw_only=True):
 
     payload_bytes: Count
     blocked_ns: Count
-    """How long the step loop was blocked."""
+    """Time that the training loop was blocked."""
 
 
 class CommitEvent(EventOfStep, tag="commit", frozen=True, kw_only=True):
-    """A checkpoint is whole on disk (rank 0 alone)."""
+    """A checkpoint is complete on disk (only rank 0)."""
 
     payload_bytes: Count
     write_ns: Count
 
 
 class MembershipEvent(EventOfStep, tag="membership", frozen=True, kw_only=True):
-    """The world has changed while the run went on: `comm.on_loss = "shrink"`. Follows the `start` in the new one."""
+    """The members of an elastic run changed (`comm.on_loss = "shrink"`). Follows the `start` event in the new world."""
 
     epoch: Count
-    """Counts the agreements on who is there: 1 is the meeting at the start."""
+    """Number of the agreement on the members; 1 is the one at the start."""
     identity: Rank
-    """This process's number for all its life; `rank` in the start event is its place among the members."""
+    """Number that this process keeps until it ends; `rank` in the start event is its position among the members."""
     members: list[Rank]
-    """Who is there now, by identity."""
+    """Identities of the current members."""
     lost: list[Rank]
     joined: list[Rank]
     took_ns: Count
-    """From where this rank learnt of it to where it went on."""
+    """Time from when this rank detected the change until it continued."""
 
 
 class ReportedError(Typed, frozen=True, kw_only=True):
-    """An error as the process that met it reports it."""
+    """An error, reported by the process in which it occurred."""
 
     type: str
-    """Its class: CommError, KeyError."""
+    """Class of the error, such as CommError or KeyError."""
     message: str
-    """For people; no program reads it."""
+    """Text for people; programs do not read it."""
     hint: str | None
     facts: ErrorFacts
-    """What is known of it; of these those are left out that do not apply."""
+    """Known facts, without fields that do not apply."""
     unix_ns: Count
 
 
 class ErrorEvent(EventOfStep, tag="error", frozen=True, kw_only=True):
-    """Something went wrong: with the fields of a `ReportedError`, and where."""
+    """An error occurred: the fields of a `ReportedError`, and the phase."""
 
     phase: Phase | None
     type: str
@@ -196,11 +196,11 @@ class ErrorEvent(EventOfStep, tag="error", frozen=True, kw_only=True):
 
 
 class EndEvent(EventOfStep, tag="end", frozen=True, kw_only=True):
-    """The rank's last word."""
+    """A rank ended."""
 
     status: Status
     weights_sha256: str | None = None
-    """Of what this rank itself has of them; None if it failed."""
+    """Hash of this rank's weights; None if it failed."""
 
 
 RankEvent = (
@@ -221,7 +221,7 @@ RankEvent = (
 
 
 def fields_of(kinds: Any) -> dict[str, frozenset[str]]:
-    """Of each class of a union, by the name of its event, the fields besides `event`."""
+    """Return the fields except `event` of each class of a union, by event name."""
     classes: tuple[type[Event], ...] = get_args(kinds)
     return {str(kind.__struct_config__.tag): frozenset(kind.__struct_fields__) for kind in classes}
 
@@ -230,7 +230,7 @@ FIELDS: Final = fields_of(RankEvent)
 
 
 class OpenCollective(Typed, gc=False, frozen=True, kw_only=True):
-    """A collective that has begun and not ended."""
+    """A collective that has started but not ended."""
 
     seq: Count
     op: str
@@ -240,29 +240,29 @@ class OpenCollective(Typed, gc=False, frozen=True, kw_only=True):
 
 
 class Beat(Typed, gc=False, frozen=True, kw_only=True):
-    """A rank's heartbeat, `heartbeats/rank_N.json`: where it is, or was when it was killed."""
+    """A rank's heartbeat, `heartbeats/rank_N.json`: its state, now or when it was killed."""
 
     rank: Rank
     pid: Count
     node_rank: Rank
     host: str
     machine: str = ""
-    """Pretended nodes of one machine have hosts of their own."""
+    """The real machine; each simulated node on it has a different `host`."""
     attempt: Rank
-    """How often the launcher had restarted the run."""
+    """Number of restarts by the launcher so far."""
     epoch: Rank = 0
-    """Of its world, where that may change: it grows with each change."""
+    """Epoch of its world in an elastic run; increases with each membership change."""
     world_size: Size
     timeout_s: float
-    """How long its collectives may take."""
+    """Timeout of its collectives."""
     status: Literal["running", "completed", "interrupted", "failed"]
     step: StepNumber
     phase: Phase | None
     micro: Count
     phase_ns: Count
-    """When the phase began."""
+    """Start of the phase."""
     num_collectives: Count
     open: list[OpenCollective]
-    """The oldest first."""
+    """Active collectives, oldest first."""
     beat_ns: Count
     unix_ns: Count

@@ -1,4 +1,4 @@
-"""Names that events, faults, diagnoses and pages share: the phases of a step, and operations that are messages."""
+"""Names shared by events, faults, diagnoses and pages: the phases of a step, and point-to-point operations."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final, Literal, get_args
 Phase = Literal["data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint"]
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
-"""In the order in which a step goes through them; the last two come after some steps."""
+"""Phases in the order of a step; the last two follow only some steps."""
 
 STEP_PHASES: Final = PHASES[:6]
 ASIDE: Final = PHASES[6:]
 """Phases that are not part of a training step."""
 
 BETWEEN_TWO: Final = ("send", "recv")
-"""Operations that only two ranks take part in, each with its own."""
+"""Operations between exactly two ranks, which differ on the two ranks."""
 
 MESSAGES: Final = (*BETWEEN_TWO, "send_recv")
-"""Operations between two ranks, or round a ring; all others are those of a whole axis."""
+"""Operations between two ranks or around a ring; all others involve a whole axis."""

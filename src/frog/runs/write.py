@@ -1,7 +1,7 @@
-"""A rank's own events file, written line by line as things happen.
+"""Writes a rank's events file, one line per event.
 
-Spans and collectives, which come several times a step, are formatted by hand: their fields are numbers and plain words,
-and a JSON encoder takes four times as long.
+Spans and collectives occur several times per step, so they are formatted without a JSON encoder, which would take four
+times as long; their fields are numbers and plain words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from frog.runs.vocabulary import Phase
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's."""
+    """Convert a numpy number to Python."""
     return value.item()
 
 
@@ -30,9 +30,9 @@ _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 class EventWriter:
-    """Appends events to one file. Every line goes to the system at once, so a killed rank leaves all that it said.
+    """Appends events to one file. Each line goes to the operating system immediately, so a killed rank loses none.
 
-    The heartbeat, if there is one, learns what begins; the events are of what has ended.
+    The heartbeat, if any, records starts of operations; the events record their ends.
     """
 
     def __init__(self, path: Path, heartbeat: Heartbeat | None = None) -> None:
@@ -45,7 +45,7 @@ class EventWriter:
         self.phase: Phase | None = None
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Write one event. Raises ValueError if its fields are not those of the schema."""
+        """Write one event. Raises ValueError if its fields differ from the schema."""
         if fields.keys() != FIELDS[event]:
             raise ValueError(f"event {event}: fields {sorted(fields)}, the schema has {sorted(FIELDS[event])}")
         self._write(_encode({"event": event, **fields}))
@@ -57,7 +57,7 @@ class EventWriter:
 
     @contextmanager
     def span(self, phase: Phase, micro: int = 0) -> Iterator[None]:
-        """Time a phase of the current step. A phase that raises leaves no span, and `phase` still names it."""
+        """Time a phase of the current step. A phase that raises writes no span, and `phase` still names it."""
         self.phase = phase
         if self._heartbeat is not None:
             self._heartbeat.enter(self.step, phase, micro)
@@ -78,7 +78,7 @@ class EventWriter:
             self._heartbeat.enter(self.step, None)
 
     def collective(self, op: str, axis: str, payload_bytes: int) -> CollectiveNote:
-        """A collective of the current step begins; `done` of what is returned writes it."""
+        """Start a collective of the current step; call `done` of the returned note to write it."""
         self._seq += 1
         note = CollectiveNote(self, op, axis, payload_bytes, self._seq - 1)
         if self._heartbeat is not None:
@@ -95,7 +95,7 @@ class EventWriter:
             self._heartbeat.end(note.seq)
 
     def close(self) -> None:
-        """Close the file; further events are dropped, and the heart beats no more."""
+        """Close the file and stop the heartbeat; later events are dropped."""
         if self._heartbeat is not None:
             self._heartbeat.close()
         if self._descriptor is not None:
@@ -103,7 +103,7 @@ class EventWriter:
             self._descriptor = None
 
     def _end_torn_line(self, path: Path) -> None:
-        """A rank that was killed may have left half a line: keep it from swallowing the next event."""
+        """Terminate the incomplete line of a killed rank, so that it does not corrupt the next event."""
         if path.stat().st_size and self._descriptor is not None:
             with open(path, "rb") as file:
                 file.seek(-1, os.SEEK_END)
@@ -116,12 +116,12 @@ class EventWriter:
     def _write(self, data: bytes) -> None:
         if self._descriptor is not None:
             data += b"\n"
-            while data:  # a disk that fills takes a part, and only then says so
+            while data:  # a full disk first accepts a part of the data, then fails
                 data = data[os.write(self._descriptor, data) :]
 
 
 class CollectiveNote:
-    """A collective under way: it counts from where it began, and is written when it has ended."""
+    """An active collective; it is written when it ends."""
 
     __slots__ = ("axis", "op", "payload_bytes", "seq", "start_ns", "step", "writer")
 
@@ -130,5 +130,5 @@ class CollectiveNote:
         self.step, self.start_ns = writer.step, time.monotonic_ns()
 
     def done(self, end_ns: int, wait_ns: int) -> None:
-        """It ended at `end_ns`; the rank's own thread was blocked for `wait_ns` by it."""
+        """Write the collective: it ended at `end_ns` and blocked the rank's own thread for `wait_ns`."""
         self.writer.write_collective(self, end_ns, wait_ns)

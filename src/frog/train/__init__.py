@@ -1,1 +1,1 @@
-"""The training program: the step, the loop, and what stands around it."""
+"""The training program: the step, the loop, and the code around them."""

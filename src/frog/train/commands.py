@@ -1,4 +1,4 @@
-"""Commands on a trained run: write text, score it, carry its model out and others in."""
+"""Commands on trained runs: generate text, score the model, export it, import another."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def sample(args: argparse.Namespace) -> int:
     folder = find_run(args.run)
     model, _, _ = load_trained(folder, args.step)
     if not folder.tokenizer_json.exists():
-        raise RunError(
-            f"{folder.path}: no tokenizer.json, so its tokens cannot be read", "import it with its tokenizer"
-        )
+        raise RunError(f"{folder.path}: no tokenizer.json to decode its tokens", "import the model with its tokenizer")
     text = sample_text(
         model,
         load_tokenizer(folder.tokenizer_json),
@@ -64,14 +62,14 @@ def sample(args: argparse.Namespace) -> int:
 
 
 def _check_sampling(args: argparse.Namespace) -> None:
-    """Raise UsageError for numbers that no text can be drawn with."""
+    """Raise UsageError if an option is out of range."""
     for name, value, least, most in (
         ("--tokens", args.tokens, 0, _MOST_TOKENS),
         ("--seed", args.seed, 0, 2**63 - 1),
         ("--temperature", args.temperature, 0, 1e6),
     ):
         if not least <= value <= most:
-            raise UsageError(f"{name} {value}: it lies between {least} and {most:g}")
+            raise UsageError(f"{name} {value}: expected a number between {least} and {most:g}")
 
 
 def evaluate(args: argparse.Namespace) -> int:
@@ -92,14 +90,14 @@ def evaluate(args: argparse.Namespace) -> int:
     print(f"loss {score.loss:.4f}  perplexity {score.perplexity:.2f}  bits per byte {score.bits_per_byte:.4f}")
     if min(most, in_all) != min(in_training, in_all):
         print(
-            f"Training scored {min(in_training, in_all)} tokens (eval.tokens), so its loss is slightly different: "
-            "the mean over other places in the same text."
+            f"Training scored {min(in_training, in_all)} tokens (eval.tokens), so its loss differs slightly: "
+            "it is the mean over other parts of the same text."
         )
     return 0
 
 
 def _no_optimizer(tensors: Sequence[UpdatedTensor]) -> torch.optim.Optimizer:
-    """An optimizer without state: this command trains nothing."""
+    """Build an optimizer without state: this command does not train."""
     return EagerSGD([one.tensor for one in tensors], lr=0.0)
 
 
@@ -107,29 +105,29 @@ def export(args: argparse.Namespace) -> int:
     """`frog export RUN --to hf DIR`"""
     folder, target = find_run(args.run), Path(args.folder)
     if os.path.lexists(target) and not target.is_dir():
-        raise RunError(f"{target}: no folder", "name a new folder")
+        raise RunError(f"{target}: not a folder", "name a new folder")
     if target.exists() and any(target.iterdir()):
         raise RunError(f"{target}: exists and is not empty", "name a new folder")
     if read_finetune(folder) is not None:
         if not args.merge:
             raise UsageError(
-                f"{folder.path}: a fine-tuning, whose adapter is {folder.path / 'adapter'} already, as peft loads it",
-                "--merge exports base and adapter as one model",
+                f"{folder.path}: a fine-tuned run; its adapter {folder.path / 'adapter'} is already in peft's format",
+                "add --merge to export base and adapter as one model",
             )
-        with _whole(target) as staging:
+        with _complete_or_absent(target) as staging:
             loader = export_merged(folder, staging)
         print(f"{target}: {folder.path} merged into its base, for {loader}.from_pretrained({args.folder!r})")
         return 0
     model, _, step = load_trained(folder, args.step)
-    with _whole(target) as staging:
+    with _complete_or_absent(target) as staging:
         save_hf(model, staging, folder.tokenizer_json if folder.tokenizer_json.exists() else None)
     print(f"{target}: {folder.path} at step {step}, for AutoModelForCausalLM.from_pretrained({args.folder!r})")
     return 0
 
 
 @contextlib.contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    """A folder to be written in this block, which gets its name at the end: it is whole or absent."""
+def _complete_or_absent(target: Path) -> Iterator[Path]:
+    """Yield a staging folder, and rename it to `target` at the end of the block: `target` is complete or absent."""
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(".export-", target.parent) as scratch:
@@ -138,18 +136,18 @@ def _whole(target: Path) -> Iterator[Path]:
 
 
 def import_model(args: argparse.Namespace) -> int:
-    """`frog import DIR --from hf --name NAME`: a run with one checkpoint, of step 0, which is whole or absent."""
+    """`frog import DIR --from hf --name NAME`: create a run with one checkpoint, of step 0, or nothing at all."""
     runs, source = Path("runs"), Path(args.folder)
     if problem := name_problem(args.name):
         raise UsageError(problem, "choose another --name")
     target = RunFolder(runs / args.name)
     if target.path.exists():
-        raise RunError(f"{target.path}: exists already", "choose another --name")
+        raise RunError(f"{target.path}: already exists", "choose another --name")
     model_config, weights = load_hf(source)
     if os.path.lexists(source / "tokenizer.json"):
-        # One that cannot be read is refused before there is a run.
+        # Reject an unreadable tokenizer before the run exists.
         load_tokenizer(
-            source / "tokenizer.json", "copy it anew, or remove it: then the model trains, and writes no text"
+            source / "tokenizer.json", "copy it again, or remove it: the model then trains, but cannot generate text"
         )
     config = RunConfig(
         model=model_config,
@@ -172,7 +170,7 @@ def import_model(args: argparse.Namespace) -> int:
 
 
 def _save_imported(folder: RunFolder, model: TinyTransformer, config: RunConfig, argv: Sequence[str]) -> None:
-    """Write a model as a run that has not taken a step."""
+    """Write a model as a run at step 0."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     content = new_run_json(folder, config, argv, num_parameters, None, Path(argv[2]) / "tokenizer.json")
     write_json(folder.run_json, content)

@@ -1,4 +1,4 @@
-"""How good is the model: loss, perplexity and bits per byte on held-out text."""
+"""Model quality: loss, perplexity and bits per byte on held-out text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from frog.parallel.strategy import Strategy
 
 @dataclass(frozen=True)
 class Score:
-    """What held-out text costs the model.
+    """Scores of a model on held-out text.
 
-    Units:   loss in nats a token; bits_per_byte in bits a byte of UTF-8, which compares models of any vocabulary.
+    Units:   loss in nats per token; bits_per_byte in bits per byte of UTF-8, comparable across vocabularies.
     """
 
     loss: float
@@ -30,11 +30,11 @@ def evaluate(
 ) -> Score:
     """Score windows spread evenly over a split, shared out over the dp axis.
 
-    Every rank makes as many forward passes as any other, since strategies communicate in them; a rank that runs out of
-    windows takes the first again and counts it for nothing.
+    All ranks run the same number of forward passes, since strategies communicate in them; a rank that runs out of
+    windows repeats the first and ignores its loss.
 
-    Comm:    one all-reduce over `dp` of three numbers, beside the strategy's own.
-    Equals:  the score that one process computes, to rounding.
+    Comm:    one all-reduce over `dp` of three numbers, plus the strategy's own communication.
+    Equals:  the score that one process computes, up to rounding.
     """
     dp, device = strategy.mesh.dp, strategy.mesh.world.device
     chosen = spread(len(windows), max_tokens // windows.sequence_length)
@@ -64,6 +64,6 @@ def evaluate(
 
 
 def spread(num_windows: int, most: int) -> np.ndarray:
-    """At most `most` of the windows (but one at least), evenly apart: the first alone would be of a few documents."""
+    """Choose at most `most` windows (at least one), evenly spaced: the first ones come from only a few documents."""
     chosen = np.linspace(0, num_windows - 1, num=min(num_windows, max(1, most)))
     return np.unique(chosen.astype(np.int64))

@@ -1,4 +1,4 @@
-"""All ranks agree that loss and gradient are finite before a weight is touched."""
+"""Before any weight changes, all ranks agree that loss and gradient are finite."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from frog.train.setup import Run
 
 
 def overflowed(run: Run, batch: Batch, agreed: Agreement, grad_norm: float, scale: float | None) -> bool:
-    """Whether fp16 overflowed (`scale` is its loss scale, None for other precisions), so that the step is left out.
+    """True if fp16 overflowed and the step must be skipped. `scale` is the loss scale, None for other precisions.
 
-    Every rank has the same mean loss and norm here, since both come out of the same all-reduce: all say the same.
-    In a step that each takes alone, and of a gradient that is not averaged, each says its own.
+    All ranks have the same mean loss and norm, since both come from the same all-reduce, so all report the same error.
+    In a step without communication, or if the gradient is not averaged, each rank reports its own values.
 
-    Comm:    none while all is well, or each is alone; else two all-gathers: two numbers, and a rank's sample ids.
-    Raises:  NonFiniteError, on every rank, naming the ranks and their samples.
+    Comm:    none if all values are finite or the step does not communicate; else two all-gathers: two numbers, and
+             the sample ids of each rank.
+    Raises:  NonFiniteError, on every rank, with the ranks and their samples.
     """
     step, mean_loss = batch.step, agreed.loss_mean
     if math.isfinite(mean_loss) and math.isfinite(grad_norm):
         return False
     if scale is not None and scale > 1 and math.isfinite(mean_loss):
-        run.log.say(f"step {step}: the gradient overflowed at loss scale {scale:,.0f}: left out, the scale is halved")
+        run.log.say(f"step {step}: the gradient overflowed at loss scale {scale:,.0f}: step skipped, scale halved")
         return True
     culprits = _culprits(run, batch, agreed, grad_norm)
     listing = [
@@ -35,14 +36,14 @@ def overflowed(run: Run, batch: Batch, agreed: Agreement, grad_norm: float, scal
     ]
     raise NonFiniteError(
         f"step {step}: the loss or the gradient is not finite (mean loss {mean_loss:g}, gradient norm {grad_norm:g}); "
-        "no weight was changed\n" + "\n".join(listing or ["  each rank's own are finite: their sum overflowed"]),
-        "lower optimizer.learning_rate, or look at those samples: `frog data inspect`; checkpoints are from before",
+        "no weight was changed\n" + "\n".join(listing or ["  each rank's own values are finite: their sum overflowed"]),
+        "lower optimizer.learning_rate, or look at these samples: `frog data inspect`; checkpoints predate this step",
         ErrorFacts(cause="not_finite", not_finite=tuple(culprits)),
     )
 
 
 def _culprits(run: Run, batch: Batch, agreed: Agreement, grad_norm: float) -> list[NotFinite]:
-    """The ranks whose own loss or gradient is not finite, with their samples."""
+    """Return the ranks whose own loss or gradient is not finite, with their samples."""
     alone = agreed.alone or (agreed.own_gradient and math.isfinite(agreed.loss_mean))
     norm = grad_norm if agreed.own_gradient or alone else agreed.grad_norm_local or 0.0
     own, ids_N = torch.tensor([agreed.loss, norm]), torch.from_numpy(batch.ids_N)
@@ -65,12 +66,12 @@ def _culprits(run: Run, batch: Batch, agreed: Agreement, grad_norm: float) -> li
 
 
 def update_scale(scaler: torch.amp.GradScaler, skipped: bool) -> None:
-    """End a step of the scaler: halve the loss scale if the step was left out, else let it count one good step more.
+    """End a step of the scaler: halve the loss scale if the step was skipped, else count one more good step.
 
-    Of a sharded gradient one rank alone may have seen the overflow, so here all ranks do what they agreed on. `update`
-    with a scale goes on counting good steps where its own way would begin again; so that is done too.
+    With a sharded gradient, a single rank may have seen the overflow, so all ranks act on what they agreed. `update`
+    with an explicit scale does not reset the count of good steps, so this function resets it.
 
-    Equals:  what `scaler.update()` does on a rank that saw the overflow itself.
+    Equals:  `scaler.update()` on a rank that saw the overflow itself.
     """
     if not skipped:
         scaler.update()

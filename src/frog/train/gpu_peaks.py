@@ -48,7 +48,7 @@ _PEAKS: dict[str, float] = {
     # Data sheets: A6000 309.7 in 16 bits with sparsity; 6000 Ada 1,457 in FP8 with sparsity, four times the 16-bit rate
     "rtx a6000": 154.8e12,
     "rtx 6000 ada": 364.2e12,
-    # https://www.amd.com/en/products/accelerators/instinct.html; each half of an MI250 is a device of its own
+    # https://www.amd.com/en/products/accelerators/instinct.html; each half of an MI250 is a separate device
     "mi210": 181e12,
     "mi250x": 191.5e12,
     "mi250": 181e12,
@@ -58,16 +58,16 @@ _PEAKS: dict[str, float] = {
     "mi350x": 2306.9e12,
     "mi355x": 2516.6e12,
 }
-"""Dense 16-bit rate, sums in float32. Keys are the words of a name that matter. Units: operations a second."""
+"""Dense 16-bit rate with float32 sums. Keys: the significant words of a device name. Units: operations per second."""
 
 _DISTINCT = {"pcie", "nvl", "sxm2", "ti", "super", "d", "laptop", "max", "mig", "grid", "ada", "pro"}
-"""Words that name another, mostly slower, device, or a part of one: an entry counts only if it has them too."""
+"""Words for another, mostly slower, device, or a part of one: an entry matches only if it has them too."""
 
 _WITHOUT_BF16 = {"v100", "v100s", "t4"}
 
 
 def peak_of(name: str, precision: str) -> float | None:
-    """The dense peak rate of the named device in `bf16` or `fp16`, or None where no data sheet is known here."""
+    """Return the dense peak rate of the named device in `bf16` or `fp16`, or None for an unknown device."""
     words = set(re.split(r"[\s/-]+", name.lower()))
     if precision == "bf16" and words & _WITHOUT_BF16:
         return None

@@ -13,21 +13,21 @@ from frog.train.gpu_peaks import peak_of
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """What forward passes run in: nothing special in fp32."""
+    """Return the autocast context of forward passes; a null context for fp32."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """The device's highest rate at a 16-bit precision, or None where it is not known. Units: operations a second."""
+    """Return the device's peak rate at a 16-bit precision, or None if unknown. Units: operations per second."""
     if device.type != "cuda" or precision == "fp32":
         return None
     return peak_of(torch.cuda.get_device_name(device), precision)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory held so far: by tensors on a GPU, by the whole process elsewhere."""
+    """Return the peak memory so far: of tensors on a GPU, of the whole process elsewhere."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,7 +1,7 @@
-"""What a rank reports to people: lines in its log, and from rank 0 the same lines and a progress bar on screen.
+"""A rank's output for people: lines in its log, and for rank 0 the same lines and a progress bar on screen.
 
-A line of the log is `2026-11-21 10:51:38.123 rank 2 | text`. The time is UTC, as in run.json, so that lines of nodes in
-different places sort together. Further lines of one message follow as they are.
+A log line is `2026-11-21 10:51:38.123 rank 2 | text`. The time is UTC, as in run.json, so that lines from nodes in
+different time zones sort together. The remaining lines of a multi-line message have no prefix.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from frog.core.units import time_text
 
 
 class RankLog:
-    """Lines go to `logs/rank_N/train.log`; those of rank 0 also to the screen, above the bar."""
+    """Writes lines to `logs/rank_N/train.log`; on rank 0 also to the screen, above the progress bar."""
 
     def __init__(self, path: Path | None, rank: int, show: bool) -> None:
         self._file = None
@@ -28,18 +28,18 @@ class RankLog:
         self._progress: Progress | None = None
 
     def say(self, line: str) -> None:
-        """A line for people: log and screen."""
+        """Write a line to the log and the screen."""
         self.note(line)
         if self._console is not None:
             self._console.print(line, soft_wrap=not self._console.is_terminal)  # a pipe gets whole lines
 
     def note(self, line: str) -> None:
-        """A line for the log alone."""
+        """Write a line to the log only."""
         if self._file is not None:
             self._file.write(f"{time_text()} rank {self._rank} | {line}\n")
 
     def start_bar(self, done: int, total: int) -> None:
-        """Show a bar, where there is a terminal to show it on, unless it is there already."""
+        """Show the progress bar if the output is a terminal and the bar is not shown yet."""
         if self._progress is None and self._console is not None and self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("training"),
@@ -54,7 +54,7 @@ class RankLog:
             self._progress.start()
 
     def advance(self, done: int, note: str) -> None:
-        """Move the bar."""
+        """Update the progress bar."""
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=done, note=note)
 
@@ -67,7 +67,7 @@ class RankLog:
         self.close()
 
     def close(self) -> None:
-        """No more lines, and no bar."""
+        """Close the log and remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
         if self._file is not None:

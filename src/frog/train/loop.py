@@ -1,7 +1,7 @@
 """The training loop, in FROG order: Forward, Reduce, Optimize, Gradient-zero. Read `take_steps` from top to bottom.
 
-Training and fine-tuning are this one loop: a `Workload` says what they differ in, the data, the loss (which is the
-model's), what is trained, and how that is scored.
+Training and fine-tuning share this loop. A `Workload` holds their differences: the data, the model with its loss, the
+trained parameters, and the scores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from frog.train.workload import Workload
 
 
 def train(run: Run, workload: Workload) -> dict[str, Any]:
-    """Take the steps that the configuration asks for; write the run's record, and return it on every rank."""
+    """Run the configured steps; write the run's record, and return it on every rank."""
     parts = build_parts(run, workload)
     introduce(run, workload, parts)
     try:
@@ -33,7 +33,7 @@ def train(run: Run, workload: Workload) -> dict[str, Any]:
 
 
 def introduce(run: Run, workload: Workload, parts: Parts) -> None:
-    """Say what is about to be trained on what, and from which step."""
+    """Print the model, the data, and the step that training starts from."""
     headline, *details = workload.describe()
     run.log.say(headline + (f", resumed at step {parts.state.step}" if parts.state.step else ""))
     run.log.note(f"the mesh:\n{draw(run.mesh.sizes)}")
@@ -42,7 +42,7 @@ def introduce(run: Run, workload: Workload, parts: Parts) -> None:
 
 
 def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
-    """Take those that are left, in this world."""
+    """Run the remaining steps in this world."""
     config, world, events, log = run.config, run.world, run.events, run.log
     strategy, scaler, state = parts.strategy, parts.scaler, parts.state
     num_steps = config.train.steps
@@ -58,23 +58,23 @@ def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
         step = events.step = state.step + 1
 
         # ---- one step --------------------------------------------------------------------------------------------
-        # The next batch: a thread has made it ready while the last step ran.
+        # Get the next batch: a thread prepared it during the last step.
         with events.span("data"):
             batch = next(parts.batches)
-            parts.order.took(step, batch.ids_N)
+            parts.order.add(step, batch.ids_N)
 
-        # Forward and backward, micro-batch after micro-batch: in turn, or as a pipeline's schedule has them.
+        # Forward and backward for each micro-batch: one after another, or in the order of a pipeline schedule.
         with watch_memory(strategy, events, wanted=step == started_at + 1 and not config.train.compile):
             loss = strategy.forward_backward(batch, scaler.scale, events.span)
 
-        # Reduce. The gradient becomes the mean over the data ranks, and all ranks agree on what they must agree on.
-        # A strategy may let ranks go on alone for some steps: then each has its own loss, and nobody stops.
+        # Reduce. The gradient becomes the mean over the data ranks; all ranks agree on the loss and on stopping.
+        # Some strategies skip this in some steps: then each rank has its own loss, and no rank stops.
         with events.span("reduce"):
             loss_scale = scaler.get_scale() if scaler.is_enabled() else None
             agreed = strategy.reduce(loss, run.stop.wanted) if strategy.reduces(step) else strategy.alone(loss)
             stopped = agreed.stop
 
-        # Optimize. All ranks know the same norm and the same loss, so all take the same decision.
+        # Optimize. All ranks have the same norm and the same loss, so all make the same decision.
         with events.span("optimize"):
             scaler.unscale_(strategy.optimizer)
             grad_norm = strategy.norm()
@@ -94,7 +94,7 @@ def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
             parts.after_step()
         # ----------------------------------------------------------------------------------------------------------
 
-        step_tokens = batch.tokens_ABT.numel() * run.mesh.dp.size  # padding too: it is computed on like the rest
+        step_tokens = batch.tokens_ABT.numel() * run.mesh.dp.size  # includes padding, which costs the same compute
         state.step, state.tokens, state.loss_mean = step, state.tokens + step_tokens, agreed.loss_mean
         report = StepReport(batch, agreed, grad_norm, rate, loss_scale, skipped, step_tokens, state.tokens, start_ns)
         memory_bytes = peak_memory_bytes(world.device)
@@ -103,12 +103,12 @@ def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
         if step % config.train.log_every == 0 or step == num_steps:
             log.note(report.line)
 
-        # Once in a while: look at the held-out text, keep a checkpoint.
+        # Once in a while: evaluate on held-out text, save a checkpoint.
         parts.saver.check()
         attend(run, parts, workload, stopped)
     parts.saver.wait_part()
     parts.saver.check()
-    world.barrier()  # from here on rank 0 waits for no other: all parts of the last checkpoint are there
+    world.barrier()  # all parts of the last checkpoint exist: rank 0 no longer waits for other ranks
     parts.saver.wait()
     record = {
         "status": "completed" if state.step >= num_steps else "interrupted",
@@ -124,5 +124,5 @@ def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
     }
     if world.is_main:
         write_end(run.folder, record)
-    world.barrier()  # nobody leaves before the checkpoint is whole and the record is there
+    world.barrier()  # no rank leaves before the checkpoint is complete and the record written
     return record

@@ -25,18 +25,18 @@ from frog.train.trained import read_finetune
 from frog.train.workload import Workload
 
 Loop = Callable[[Run, Workload], dict[str, Any]]
-"""The training loop, or something around it: takes a run's steps and returns its record."""
+"""The training loop or a wrapper of it: runs the steps and returns the record."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Parse the arguments and train; return the exit code."""
-    parser = argparse.ArgumentParser(prog="train.py", description="Train as a run file says, on this rank.")
+    parser = argparse.ArgumentParser(prog="train.py", description="Train from a run file, on this rank.")
     add_train_arguments(parser)
     return run_rank(parser.parse_args(arguments))
 
 
 def train_run(run: Run, workload: Workload) -> dict[str, Any]:
-    """Train: in one world, or, where ranks may be lost and join, in each world in turn."""
+    """Train in one world, or, for an elastic run, in a sequence of worlds."""
     return train(run, workload) if run.membership is None else train_in_each_world(run, workload)
 
 
@@ -51,13 +51,13 @@ def run_rank(args: argparse.Namespace, loop: Loop = train_run) -> int:
             mesh = build_mesh(config, world)
             data = get_data(config, world)
             with open_run(config, mesh, data, rank, membership, resume, args.go_on) as run:
-                if run is not None:  # else it has taken all its steps already
+                if run is not None:  # None: the run already completed all its steps
                     rank.exit_code = finish(run, loop(run, Pretraining(run, data)))
     return rank.exit_code
 
 
 def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | None]:
-    """The configuration, and the folder of the run to resume if one is named."""
+    """Return the configuration, and the folder of the run to resume if --resume names one."""
     if args.resume is not None and args.go_on:
         raise UsageError(
             "both --resume and --continue", "--resume RUN names the run; --continue takes the run file's name"
@@ -67,18 +67,18 @@ def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | Non
     if args.run_file is not None:
         raise UsageError(
             f"both a run file ({args.run_file}) and --resume {args.resume}: a resumed run has its own configuration",
-            "leave the run file out; --set still overrides single fields",
+            "omit the run file; --set still overrides single fields",
         )
     folder = find_run(args.resume)
     if read_finetune(folder) is not None:
-        raise UsageError(f"{folder.path}: is a fine-tuning", f"go on with: {folder.resume_command}")
+        raise UsageError(f"{folder.path} is a fine-tuned run", f"resume it with: {folder.resume_command}")
     return from_dict(override_dict(folder.read_run_json().config, args.set)), folder
 
 
 def _check_memory(config: RunConfig, env: WorldEnv) -> None:
     """Raise UsageError if this machine's memory cannot hold the model and its optimizer."""
     on_gpu = pick_device(config.train.device, env).type == "cuda"
-    ranks = 1 if on_gpu else env.local_world_size  # which share the memory
+    ranks = 1 if on_gpu else env.local_world_size  # that share the memory
     least = config.model.built_bytes() if on_gpu else ranks * config.least_bytes(env.world_size)
     who = "a rank" if ranks == 1 else f"a node of {ranks} ranks"
     check_memory(

@@ -1,7 +1,7 @@
-"""What a rank's memory is taken up by: parameters, gradients, optimizer state, activations. Measured, in bytes.
+"""A rank's measured memory use, in bytes: parameters, gradients, optimizer state, activations.
 
-The first three are storages that can be asked for their size. Activations are what autograd saves in the forward pass
-for the backward pass; they are counted as they come and go, so that their peak is known.
+The first three are storages with a known size. Activations are the tensors that autograd saves in the forward pass
+for the backward pass; the meter counts each allocation and release to find their peak.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frog.runs import EventWriter
 
 
 def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """Bytes of the storages behind `tensors`. Views share one, which counts once, and whole."""
+    """Return the bytes of the storages behind `tensors`. A storage shared by views counts once, at full size."""
     storages = {}
     for tensor in tensors:
         if tensor is not None:
@@ -29,7 +29,7 @@ def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 
 def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer], further: Iterable[Tensor] = ()) -> int:
-    """Bytes of what optimizers remember of every element; counts of steps, one number each, are left out."""
+    """Return the bytes of per-element optimizer state, without scalar step counts."""
     remembered = (
         value
         for optimizer in optimizers
@@ -41,7 +41,7 @@ def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer], further: Iterab
 
 
 def memory_fields(strategy: Strategy, activations: int) -> dict[str, int]:
-    """The sizes of a `memory` event: what a strategy holds after a backward pass, and the activations measured."""
+    """Return the sizes for a `memory` event: the strategy's tensors after a backward pass, and the activations."""
     return {
         "parameters": storage_bytes(shard.tensor for shard in strategy.parameter_shards()),
         "gradients": storage_bytes(shard.tensor for shard in strategy.gradient_shards()),
@@ -51,19 +51,19 @@ def memory_fields(strategy: Strategy, activations: int) -> dict[str, int]:
 
 
 class ActivationMeter:
-    """What autograd holds of the forward pass, as it holds it. A storage that is saved twice counts once."""
+    """Tracks the bytes that autograd saves in the forward pass. A storage that is saved twice counts once."""
 
     def __init__(self, model: nn.Module) -> None:
         self.live_bytes, self.peak_bytes = 0, 0
         self._model = model
         self._savers: dict[int, int] = {}
-        """How many saved tensors lie in a storage, by its address."""
+        """Number of saved tensors per storage, by address."""
 
     def pack(self, tensor: Tensor) -> _Saved:
         saved = _Saved(tensor)
         storage = _plain(tensor).untyped_storage()
-        # Asked each time: a strategy may give its parameters another storage during a step.
-        if tensor.is_floating_point() and storage.data_ptr() not in self._lasting():
+        # Look them up each time: a strategy may move its parameters to another storage during a step.
+        if tensor.is_floating_point() and storage.data_ptr() not in self._parameter_storages():
             address, num_bytes = storage.data_ptr(), storage.nbytes()
             self._savers[address] = self._savers.get(address, 0) + 1
             if self._savers[address] == 1:
@@ -72,8 +72,8 @@ class ActivationMeter:
             weakref.finalize(saved, self._release, address, num_bytes)
         return saved
 
-    def _lasting(self) -> set[int]:
-        """The storages of parameters and buffers."""
+    def _parameter_storages(self) -> set[int]:
+        """Return the storage addresses of parameters and buffers."""
         lasting = (*self._model.parameters(), *self._model.buffers())
         return {_plain(tensor).untyped_storage().data_ptr() for tensor in lasting}
 
@@ -84,7 +84,7 @@ class ActivationMeter:
 
 
 class _Saved:
-    """A saved tensor, wrapped so that its release can be seen."""
+    """Wrapper of a saved tensor; a finalizer on it reports the release."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -92,11 +92,11 @@ class _Saved:
 
 @contextmanager
 def measure_activations(model: nn.Module) -> Iterator[ActivationMeter]:
-    """Count what autograd saves of the forward passes run inside; read `peak_bytes` afterwards.
+    """Count the bytes that autograd saves in forward passes inside this block; read `peak_bytes` afterwards.
 
-    Left out: parameters and buffers, which stay; integers, which are token ids that the batch holds anyway; and with
-    activation checkpointing the insides of the one layer that the backward pass is at, which it computes again.
-    Assumes: plain eager training. torch.compile saves tensors that this does not see.
+    Not counted: parameters and buffers, which are not activations; integers, which are token ids that the batch holds
+    anyway; with activation checkpointing, the activations inside the one layer that the backward pass recomputes.
+    Assumes: plain eager training. The meter does not see tensors that torch.compile saves.
     """
     meter = ActivationMeter(model)
     with saved_tensors_hooks(meter.pack, lambda saved: saved.tensor):
@@ -105,7 +105,7 @@ def measure_activations(model: nn.Module) -> Iterator[ActivationMeter]:
 
 @contextmanager
 def watch_memory(strategy: Strategy, events: EventWriter, wanted: bool) -> Iterator[None]:
-    """Around a step's forward and backward passes: emit what memory is taken up by. Costs a little time."""
+    """Measure a step's forward and backward passes and emit a `memory` event. Costs a little time."""
     if not wanted:
         yield
         return
@@ -115,6 +115,6 @@ def watch_memory(strategy: Strategy, events: EventWriter, wanted: bool) -> Itera
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """What a rank itself holds of a DTensor, or of a collective's result on its way; any other tensor as it is."""
+    """Return the local tensor of a DTensor or of an asynchronous collective; any other tensor unchanged."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return getattr(local, "elem", local)

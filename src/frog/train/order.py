@@ -1,4 +1,4 @@
-"""Proof of the data order: a hash chain over the samples that all ranks really took, step by step."""
+"""Proof of the data order: a hash chain over the samples that all ranks actually consumed in each step."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from frog.comm import World
 
 
 class OrderProof:
-    """Links every step's samples, of all ranks in order, into one hash. The same for every world that took the same."""
+    """Chains every step's samples, in rank order, into one hash. Worlds with the same data order have the same hash."""
 
     def __init__(self, link: str = "") -> None:
         self._link = link
         self._rows: list[np.ndarray] = []
         self._first_step: int | None = None
 
-    def took(self, step: int, ids_N: np.ndarray) -> None:
-        """Note what this rank took in a step."""
+    def add(self, step: int, ids_N: np.ndarray) -> None:
+        """Add the samples that this rank consumed in a step."""
         if self._first_step is None:
             self._first_step = step
         self._rows.append(ids_N)
 
     def link(self, world: World, readers: Sequence[int]) -> str:
-        """The chain's hash up to now. A collective call: the notes since the last are put together.
+        """Return the chain's current hash. A collective call: it merges all samples added since the last call.
 
-        `readers` are ranks that between them read every sample once, in the order of the global batch.
+        `readers` are ranks that together read every sample once, in the order of the global batch.
 
-        Comm:    one all-gather of (steps since, samples of a rank) int64, if any steps were taken since.
+        Comm:    one all-gather of (steps since the last call, samples of a rank) int64; none without steps.
         """
         if self._first_step is not None:
             own = torch.from_numpy(np.stack(self._rows)).to(world.device)
@@ -42,5 +42,5 @@ class OrderProof:
 
 
 def next_link(link: str, step: int, ids: np.ndarray) -> str:
-    """The chain, longer by what all ranks took in a step, in their order."""
+    """Return the hash extended by the samples of all ranks in one step, in rank order."""
     return hashlib.sha256(f"{link}/{step}/".encode() + ids.reshape(-1).astype("<i8").tobytes()).hexdigest()

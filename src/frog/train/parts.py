@@ -1,4 +1,4 @@
-"""What the loop works with, made from a run's configuration; and what it does once in a while."""
+"""The parts that the loop works with, built from a run's configuration; evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from frog.train.workload import Batches, Workload
 
 @dataclass
 class Parts:
-    """The loop's tools."""
+    """The objects that the training loop uses."""
 
     strategy: Strategy
     scaler: torch.amp.GradScaler
@@ -35,17 +35,17 @@ class Parts:
     saver: Saver
     batches: Batches
     after_step: Callable[[], None] = lambda: None
-    """Called at the end of each step, when it is complete as far as this rank knows."""
+    """Called at the end of each step, when the step is complete on this rank."""
     scores: dict[str, Any] = field(default_factory=lambda: {"eval": None})
-    """Of the held-out text, the last."""
+    """Last scores on held-out text."""
     scored_step: int | None = None
     saved_step: int | None = None
-    """After which steps that was done last."""
+    """Steps of the last evaluation and the last checkpoint."""
     owes_checkpoint: bool = False
-    """Whether one that was begun came to nothing, as a rank was lost."""
+    """True if the loss of a rank aborted a checkpoint."""
 
     def close(self, grace_s: float) -> None:
-        """Give back what runs by itself; a checkpoint under way has a last while to finish."""
+        """Stop the background threads; a checkpoint in progress has `grace_s` seconds to finish."""
         self.batches.close()
         self.saver.abandon(grace_s)
 
@@ -56,10 +56,10 @@ def build_parts(
     restore: Callable[[TrainState], str] | None = None,
     order: Callable[[str], OrderProof] = OrderProof,
 ) -> Parts:
-    """Spread the model, load the state to resume from, write run.json and the start event. A collective call.
+    """Distribute the model, load the state to resume from, write run.json and the start event. A collective call.
 
-    restore: fills the state and returns the link of its data order; default: from the checkpoint to resume from.
-    order: makes the proof of the data order from that link.
+    restore: fills the state and returns its data-order hash; default: load the checkpoint to resume from.
+    order: builds the order proof from that hash.
     """
     config, world = run.config, run.world
     trained = {name for name, parameter in workload.model.named_parameters() if parameter.requires_grad}
@@ -83,7 +83,7 @@ def build_parts(
     saver = _saver(run, state)
     for observer in OBSERVERS:
         observer.run_built(run, strategy)
-    # At the last step: of a run that ended between its last checkpoint and its record.
+    # At the last step, score again: the run ended between its last checkpoint and its record.
     scored = state.step if 0 < state.step < config.train.steps else None
     return Parts(
         strategy, scaler, state, order(order_link), saver, workload.batches(state.step),
@@ -92,7 +92,7 @@ def build_parts(
 
 
 def attend(run: Run, parts: Parts, workload: Workload, stopped: bool = False) -> None:
-    """Once in a while: look at the held-out text, keep a checkpoint. Does what is due and was not done yet."""
+    """Evaluate on held-out text and save a checkpoint, if due after this step and not done yet."""
     step, config = parts.state.step, run.config
     stopped = stopped or parts.owes_checkpoint
     is_last = step == config.train.steps
@@ -105,7 +105,7 @@ def attend(run: Run, parts: Parts, workload: Workload, stopped: bool = False) ->
 
 
 def save(run: Run, parts: Parts) -> None:
-    """Begin a checkpoint; training is blocked for one copy of the state."""
+    """Start a checkpoint; training blocks only while the state is copied."""
     step = parts.state.step
     with run.events.span("checkpoint"):
         scalars = parts.state.scalars(parts.order.link(run.world, run.mesh.readers))
@@ -114,7 +114,7 @@ def save(run: Run, parts: Parts) -> None:
 
 
 def score(run: Run, parts: Parts, workload: Workload) -> dict[str, Any]:
-    """Score what was held out over all ranks; return what the record says of it."""
+    """Score the held-out data on all ranks; return fields for the record."""
     with run.events.span("evaluate"):
         scores = workload.score(parts.strategy, parts.state)
         if run.world.is_main:

@@ -1,4 +1,4 @@
-"""The workload of `frog train`: a model's every weight, on windows of prepared text."""
+"""The workload of `frog train`: all weights of a model, on windows of prepared text."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from frog.train.workload import Workload
 
 
 class Pretraining(Workload):
-    """A model from random weights, or from a trained one's, that learns to predict the next token."""
+    """Next-token prediction, from random weights or those of a trained model."""
 
     def __init__(self, run: Run, data: PreparedData) -> None:
         config = run.config
         self._run, self._prepared = run, data
         self._heldout = Windows(data.split("heldout"), config.data.sequence_length)
         self._tokenizer = load_tokenizer(data.tokenizer_json)
-        # Rank 0's weights count; the same seed everywhere makes the others' the same before they are sent.
+        # Strategies send rank 0's weights; the same seed makes all ranks equal even before that.
         torch.manual_seed(derive_seed(config.seed, "init"))
         self.renew_model()
         initial_weights(self.model, config.source.init_from)
@@ -66,7 +66,7 @@ class Pretraining(Workload):
         where = f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type} in {config.train.precision}"
         headline = (
             f"{self._run.folder.path}: {format_count(self.num_parameters)} parameters, {where}, {config.train.steps} "
-            f"steps on {self._prepared.name}, {config.data.sequence_length} tokens a sequence"
+            f"steps on {self._prepared.name}, {config.data.sequence_length} tokens per sequence"
         )
         return [headline, config.explain_batch(world.size)]
 
@@ -89,7 +89,7 @@ class Pretraining(Workload):
         return {"eval": vars(found)}
 
     def _sample(self, strategy: Strategy, step: int) -> None:
-        """Rank 0 puts the whole model together and writes a little text."""
+        """Assemble the unsharded model on rank 0 and generate a short text with it."""
         run, config = self._run, self._run.config
         model = TinyTransformer(config.model) if run.world.is_main else None
         take_whole(strategy, model)

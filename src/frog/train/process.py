@@ -1,4 +1,4 @@
-"""The process of a rank: signals, exit code, and the report of what ended it to torchrun, run folder and people."""
+"""The process of a rank: signals, exit code, and error reports to torchrun, the run folder and the screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from frog.checkpoint import after_no_room
+from frog.checkpoint import disk_full_hint
 from frog.comm.error_file import leave_error
 from frog.core.env import WorldEnv, launcher_pid, under_mpich, world_env
 from frog.core.errors import CommError, FrogError, LostError, UsageError, report_error
@@ -28,19 +28,19 @@ from frog.train.record import write_failure
 from frog.train.stop import StopRequest
 
 _FOLLOWS_S = 2.0
-"""DeepSpeed's launcher looks once a second which rank has ended; torchrun, which srun may end, ten times."""
+"""DeepSpeed's launcher polls its ranks once per second, torchrun (which srun may kill) ten times."""
 
 _APART_S, _MOST_APART = 0.2, 10
-"""MPICH's mpiexec lost 56 of 200 exit codes of two ranks that ended at once, none of 60 that ended 0.02 s apart."""
+"""MPICH's mpiexec lost 56 of 200 exit codes when two ranks ended together, 0 of 60 when they ended 0.02 s apart."""
 
 _LOOK_S = 0.05
 
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-"""Errors of files that the user, and not the program, has made."""
+"""File errors that the user caused, not the program."""
 
 
 class RankProcess:
-    """The process of one rank: its signals, how far it has come, and its exit code. Errors inside it are reported.
+    """The process of one rank: its signals, progress and exit code. Reports errors raised inside the block.
 
     with RankProcess() as rank:
         env = rank.begin()
@@ -62,9 +62,9 @@ class RankProcess:
         return self
 
     def begin(self) -> WorldEnv:
-        """Which rank this process is. Under a launcher it ends when its parent does."""
+        """Determine the rank of this process. Under a launcher, the process ends when its parent does."""
         env = self.env = world_env()
-        if env.launched or launcher_pid() is not None:  # by itself, it outlives the shell, as under nohup
+        if env.launched or launcher_pid() is not None:  # without a launcher it may outlive the shell, as under nohup
             leave_with_parent()
         self._observing.enter_context(observing(*named_observers()))
         return env
@@ -83,14 +83,14 @@ class RankProcess:
         return self.env.rank if self.env else 0
 
     def report(self, error: Exception) -> int:
-        """Say what went wrong, in every place that can still be written to; return the exit code."""
+        """Report the error everywhere that is still writable; return the exit code."""
         if isinstance(error, OSError) and system_cause(error) == "no_space":
-            hint = "make room, then start again"
+            hint = "free disk space, then start again"
             if self.folder is not None and self.folder.checkpoint_steps():
-                hint = after_no_room(self.folder)
+                hint = disk_full_hint(self.folder)
             error = FrogError(f"the disk is full: {error}", hint, ErrorFacts(cause="no_space"))
         if isinstance(error, OSError) and error.errno in _NOT_OURS and error.filename:
-            error = FrogError(f"{error.filename}: {error.strerror}", "ls -ld shows whose it is, and what it is")
+            error = FrogError(f"{error.filename}: {error.strerror}", "`ls -ld` shows its owner and type")
         no_memory = _memory_facts(error)
         report = report_error(error, no_memory)
         leave_error(error, report)
@@ -98,7 +98,7 @@ class RankProcess:
         text = f"error: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
         with contextlib.suppress(OSError):
             self._report_to_folder(error, text, report)
-        if launcher_pid() is None:  # else `frog run` waits for the world to end and reports the first error last
+        if launcher_pid() is None:  # else `frog run` reports the first error when the world has ended
             if no_memory:
                 where = "; train.log says where" if self.folder else ""
                 text = f"error: out of memory: {error}\n  try: a smaller batch or model, or smaller buckets{where}"
@@ -106,12 +106,12 @@ class RankProcess:
         return error.exit_code if isinstance(error, FrogError) else 1
 
     def let_others_go_first(self, code: int, cause: Exception | None) -> None:
-        """Other launchers than ours report the rank that ended first: one that has only lost a peer is not to be it.
+        """Delay the exit of a rank whose error is a consequence: launchers other than ours report the first exit.
 
-        Nor is one whose mistake rank 0 reports for all: what srun ends for it could be rank 0, before it has spoken.
-        SIGTERM, with which a launcher that has found the first ends the others, ends that wait.
+        The ranks that only lost a peer wait. So do those whose usage error rank 0 reports for all: otherwise srun might
+        kill rank 0 before it reports. SIGTERM, which launchers send after the first failure, ends the wait.
 
-        MPICH's mpiexec before 4.2.3 ends with 0 if several ranks fail or are interrupted at the same moment.
+        MPICH's mpiexec before 4.2.3 exits with 0 if several ranks fail or are interrupted at the same moment.
 
         Source:  https://github.com/pmodels/mpich/issues/7057
         """
@@ -127,13 +127,13 @@ class RankProcess:
     def _report_to_folder(self, error: Exception, text: str, report: dict[str, Any]) -> None:
         if self.folder is None:
             return
-        if isinstance(error, LostError):  # its place in the run, and so its files, are another's by now
+        if isinstance(error, LostError):  # another rank now has its place in the run and its files
             with RankLog(self.folder.rank_log(self.rank), self.rank, show=False) as log:
                 log.note(text)
             return
         step = self.events.step if self.events else 0
         short = {"type": report["type"], "message": str(error), "rank": self.rank, "step": step}
-        # A rank that only lost its peers leaves the last word to the one that has a reason of its own.
+        # A rank that only lost its peers does not replace the report of the rank that caused the failure.
         write_failure(self.folder, step, short, replace=not isinstance(error, CommError))
         if self.events is not None:
             self.events.emit("error", step=step, phase=self.events.phase, **report)
@@ -142,7 +142,7 @@ class RankProcess:
             log.note(text)
 
     def _report_to_screen(self, error: Exception, text: str) -> None:
-        """Every rank makes the same mistake of a user's: rank 0 reports it for all."""
+        """Print the error. All ranks meet the same usage error, so only rank 0 prints it."""
         if self.rank == 0 or not isinstance(error, UsageError):
             several = self.env is not None and self.env.world_size > 1
             mark = f"[rank {self.rank}] " if several else ""
@@ -150,7 +150,7 @@ class RankProcess:
 
 
 def _memory_facts(error: Exception) -> ErrorFacts | None:
-    """That memory was full, of an error of torch: on a GPU it has a class of its own, on a CPU only words."""
+    """Return the facts of an out-of-memory error. On a GPU, torch has a class for it; on a CPU, only a message."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     full = named or "DefaultCPUAllocator: can't allocate memory" in str(error)
     return ErrorFacts(cause="no_memory") if full else None

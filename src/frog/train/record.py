@@ -1,8 +1,8 @@
-"""What training writes about a run: run.json, how a start ended, and the event with which each rank begins.
+"""The records that training writes: run.json, how a start ended, and the first event of each rank.
 
-run.json      what the run is, and each of its starts; written before the first step of a start
-record.json   what the run has achieved: the farthest step that it came to by itself, with the hashes that prove it
-attempt.json  how the last start ended, if that is no achievement: it failed, or stopped short of the record
+run.json      the run's configuration, and each of its starts; written before the first step of a start
+record.json   the farthest step that the run reached without failing, with the hashes that prove it
+attempt.json  how the last start ended, if it failed or stopped before the step in record.json
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from frog.train.workload import Workload
 
 
 def write_run_json(run: Run, workload: Workload, from_step: int) -> None:
-    """Write run.json, or on resuming add to it the world that goes on."""
+    """Write run.json, or add the current world to it when resuming."""
     if run.folder.run_json.exists():
         content = {"format": FORMAT, **msgspec.to_builtins(run.folder.read_run_json()), "config": to_dict(run.config)}
     else:
@@ -57,7 +57,7 @@ def new_run_json(
     data: dict[str, Any] | None,
     tokenizer_json: Path,
 ) -> dict[str, Any]:
-    """The content of run.json of a run that has not started yet; its tokenizer, if there is one, is copied."""
+    """Return the content of run.json for a new run, and copy its tokenizer, if any, to the run folder."""
     if tokenizer_json.is_file():
         shutil.copyfile(tokenizer_json, folder.tokenizer_json)
     return {
@@ -79,9 +79,9 @@ def new_run_json(
 
 
 def write_end(folder: RunFolder, record: dict[str, Any]) -> None:
-    """Write how a start ended that came to its end: a record, unless an earlier start came farther.
+    """Write how a start ended that did not fail: to record.json, unless an earlier start got farther.
 
-    That a rank failed without which the others went on is not how the start ended.
+    Deletes a failure written by a rank that the others continued without.
     """
     record = {
         "format": FORMAT,
@@ -97,13 +97,13 @@ def write_end(folder: RunFolder, record: dict[str, Any]) -> None:
 
 
 def write_failure(folder: RunFolder, step: int, error: dict[str, Any], *, replace: bool) -> None:
-    """Write that a start failed. Unless it may `replace`, what another rank has written of its failure stays."""
+    """Write that a start failed. Without `replace`, keep the failure that another rank has already written."""
     failure = {"format": FORMAT, "status": "failed", "step": step, "error": error, "ended": now_text()}
     write_json(folder.attempt_json, failure, replace=replace)
 
 
 def _segment(world: World, mesh: Mesh, from_step: int) -> dict[str, Any]:
-    """What run.json keeps of one start of a run."""
+    """Return the entry for this start in run.json."""
     return {
         "world_size": world.size,
         "mesh": mesh.sizes,
@@ -117,7 +117,7 @@ def _segment(world: World, mesh: Mesh, from_step: int) -> dict[str, Any]:
 
 
 def start_event(run: Run, from_step: int) -> dict[str, Any]:
-    """The fields of a rank's `start` event."""
+    """Return the fields of a rank's `start` event."""
     world, env = run.world, run.world.env
     return {
         "rank": env.rank,
@@ -138,5 +138,5 @@ def start_event(run: Run, from_step: int) -> dict[str, Any]:
 
 
 def now_text() -> str:
-    """The time of day, UTC, to the second."""
+    """Return the current UTC time, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

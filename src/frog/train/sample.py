@@ -1,4 +1,4 @@
-"""Text from a model, token by token."""
+"""Text generation, token by token."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def sample_text(
     temperature: float = 0.8,
     top_k: int = 50,
 ) -> str:
-    """The prompt, gone on with: each token is drawn from the `top_k` likeliest; temperature 0 takes the likeliest.
+    """Continue the prompt: sample each token from the `top_k` most likely; temperature 0 takes the most likely.
 
-    Its own random generator leaves that of the training run alone.
+    Uses a separate random generator, so that sampling does not change the training run.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
@@ -37,7 +37,7 @@ def sample_text(
 
 
 def _draw(logits_V: Tensor, generator: torch.Generator, temperature: float, top_k: int) -> int:
-    if temperature < 1e-6:  # as good as 0, and nothing overflows
+    if temperature < 1e-6:  # treat as 0: the division below would overflow
         return int(logits_V.argmax())
     values, indices = logits_V.topk(min(top_k, len(logits_V)))
     probabilities = torch.softmax(values / temperature, dim=-1)

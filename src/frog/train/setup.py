@@ -1,4 +1,4 @@
-"""What must stand before the first step: the run folder, the data, and what a resumed run goes on from."""
+"""Setup before the first step: the run folder, the data, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from frog.train.stop import StopRequest
 
 @dataclass
 class Run:
-    """All that the loop needs and did not make."""
+    """Inputs of the training loop."""
 
     config: RunConfig
     world: World
@@ -39,27 +39,27 @@ class Run:
     stop: StopRequest
     resume_from: Checkpoint | None
     attempt: str
-    """Differs each time the run is started, and is the same on all ranks."""
+    """Random identifier of this start, the same on all ranks."""
     passed_over: Sequence[Damage] = ()
-    """Newer checkpoints than `resume_from`, which could not be trusted."""
+    """Damaged checkpoints newer than `resume_from`."""
     membership: Membership | None = None
-    """Of a run that goes on without lost ranks; `world` and `mesh` are those of now."""
+    """Membership of an elastic run; `world` and `mesh` are the current ones."""
 
     joins: bool = False
-    """Whether this rank comes into a run that others have begun."""
+    """True if this rank joins a run in progress."""
     shows: bool = True
-    """Whether this process may print what the main rank says."""
+    """True if this process may print the main rank's messages."""
     changed: Callable[[Run], None] = lambda run: None
-    """Called when `world`, `events` and `log` are others, as the world has changed."""
+    """Called after a membership change has replaced `world`, `events` and `log`."""
 
     @property
     def identity(self) -> int:
-        """This rank's number since it was started, whatever became of others."""
+        """Number of this process that stays the same when ranks are renumbered."""
         return self.world.rank if self.membership is None else self.membership.identity
 
 
 def new_folder(world: World, runs: Path, name: str) -> RunFolder:
-    """A folder of its own for a new run: `runs/<name>`, or `<name>-2` and so on if that is taken. Rank 0 makes it."""
+    """Create the folder of a new run: `runs/<name>`, or `<name>-2` and so on if it exists. Rank 0 creates it."""
 
     def make() -> str:
         runs.mkdir(parents=True, exist_ok=True)
@@ -70,13 +70,13 @@ def new_folder(world: World, runs: Path, name: str) -> RunFolder:
             except FileExistsError:
                 continue
             return str(path)
-        raise ConfigError(f"{runs}/{name}: 9999 runs of that name", "choose another name: --set name=NAME")
+        raise ConfigError(f"{runs}/{name}: 9999 runs already have this name", "choose another name: --set name=NAME")
 
     return RunFolder(Path(world.from_main(make() if world.is_main else None)))
 
 
 def choose_folder(world: World, runs: Path, name: str, go_on: bool) -> RunFolder:
-    """Where this run is: what this launch began before a restart, `runs/<name>` to go on in, or a new folder."""
+    """Return the run folder: the one from before a restart of this launch, an existing `runs/<name>`, or a new one."""
     launch = launch_dir()
     begun = launch / "run_folder" if launch else None
     known = str(runs / name) if go_on else begun.read_text() if begun is not None and begun.exists() else None
@@ -89,7 +89,7 @@ def choose_folder(world: World, runs: Path, name: str, go_on: bool) -> RunFolder
 
 
 def open_events(folder: RunFolder, world: World, epoch: int = 0) -> EventWriter:
-    """This rank's events and heartbeat in its run folder. The launcher learns from rank 0 which folder that is."""
+    """Open this rank's events and heartbeat in the run folder. Rank 0 reports the folder to the launcher."""
     env, launch = world.env, launch_dir()
     if world.is_main and launch is not None:
         write_atomic(launch / "run_folder", str(folder.path))
@@ -110,9 +110,9 @@ def open_events(folder: RunFolder, world: World, epoch: int = 0) -> EventWriter:
 
 
 def get_data(config: RunConfig, world: World) -> PreparedData:
-    """The prepared data set; the embedded one is prepared here if it is not there yet.
+    """Open the prepared data set; prepare the embedded one first if necessary.
 
-    Raises:  ConfigError if the model's vocabulary cannot hold it.
+    Raises:  ConfigError if the model's vocabulary is smaller than the data set's.
     """
     if world.env.local_rank == 0:
         ensure_prepared(config.data.name)
@@ -129,23 +129,23 @@ def get_data(config: RunConfig, world: World) -> PreparedData:
 
 
 def check_resume(folder: RunFolder, data_name: str, data_sha256: str) -> None:
-    """What a run goes on with must be what it began with.
+    """Check that a resumed run has the data set that it started with.
 
-    Raises:  RunError if the data set of its name is not the one that it was begun with.
+    Raises:  RunError if the data set has changed.
     """
     begun = folder.read_run_json().data if folder.run_json.exists() else None
     if begun is not None and begun.data_sha256 != data_sha256:
         raise RunError(
-            f"{folder.path}: was begun on data set {begun.name} ({begun.data_sha256[:12]}), and would go on with "
+            f"{folder.path} started on data set {begun.name} ({begun.data_sha256[:12]}) and cannot continue on "
             f"{data_name} ({data_sha256[:12]})",
-            "prepare the same data again, or begin a run of another name: --set name=NAME",
+            "prepare the same data again, or start a run with another name: --set name=NAME",
         )
 
 
 def is_complete(folder: RunFolder, world: World, steps: int) -> bool:
-    """Whether a run has come to its end, with as many steps as are asked for: there is nothing to go on with.
+    """True if the run has already completed `steps` steps, so that there is nothing to do.
 
-    Without its last checkpoint, or with a damaged one, it goes on from the one before.
+    A run whose last checkpoint is missing or damaged is not complete: it resumes from the one before.
     """
 
     def look() -> bool:
@@ -159,45 +159,45 @@ def is_complete(folder: RunFolder, world: World, steps: int) -> bool:
 
 
 def find_resume(
-    folder: RunFolder, world: World, log: RankLog, *, or_anew: bool = False
+    folder: RunFolder, world: World, log: RankLog, *, may_start_over: bool = False
 ) -> tuple[Checkpoint | None, Sequence[Damage]]:
-    """The last good checkpoint, the same on every rank, and the newer ones that cannot be trusted.
+    """Find the last good checkpoint, the same on every rank, and the newer damaged ones.
 
-    None if the run was killed before its first.
+    The checkpoint is None if the run was killed before saving one.
 
-    `or_anew`: None also if there are checkpoints and none can be trusted.
+    `may_start_over`: return None instead of raising if all checkpoints are damaged.
 
-    Raises:  CheckpointError if there are checkpoints and none can be trusted.
+    Raises:  CheckpointError if there are checkpoints and all are damaged.
     """
     if world.is_main:
         clean_up(folder)
         good, passed_over = find_good(folder)
         for damage in passed_over:
-            log.say(f"passed over: {damage}")
+            log.say(f"skipped checkpoint: {damage}")
         found: tuple[int | None, list[Damage]] = (good.step if good else None, passed_over)
     else:
         found = (None, [])
     step, passed_over = world.from_main(found)
-    if step is None and passed_over and or_anew:
-        log.say("no checkpoint can be trusted: the run begins anew, at step 0")
+    if step is None and passed_over and may_start_over:
+        log.say("no intact checkpoint: the run restarts at step 0")
     elif step is None and passed_over:
         raise CheckpointError(
-            f"{folder.checkpoints}: none of {len(passed_over)} checkpoints can be trusted\n"
+            f"{folder.checkpoints}: none of the {len(passed_over)} checkpoints is intact\n"
             + "\n".join(f"  - {damage}" for damage in passed_over),
-            "start a new run; this one's logs and events are left as they are",
+            "start a new run; the logs and events of this one are kept",
             ErrorFacts(cause=passed_over[0].cause, damage=tuple(passed_over)),
         )
     return None if step is None else _same_checkpoint(folder, step, world), passed_over
 
 
 def _same_checkpoint(folder: RunFolder, step: int, world: World) -> Checkpoint:
-    """The checkpoint that rank 0 goes on from. Raises CheckpointError if this rank cannot read it."""
+    """Open the checkpoint that rank 0 resumes from. Raises CheckpointError if this rank cannot read it."""
     good, passed_over = find_good(folder, at_step=step)
     if good is not None:
         return good
-    why = f": {passed_over[0]}" if passed_over else ", where there is none"
+    why = f": {passed_over[0]}" if passed_over else ": no such checkpoint"
     raise CheckpointError(
-        f"{folder.checkpoint(step)}: rank 0 goes on from it, and rank {world.rank} cannot{why}",
-        "is the run folder on a file system that all nodes share, and may this user read it on each?",
+        f"{folder.checkpoint(step)}: rank 0 resumes from it, but rank {world.rank} cannot read it{why}",
+        "check that the run folder is on a file system that all nodes share and that this user can read",
         ErrorFacts(cause="torn", damage=tuple(passed_over)),
     )

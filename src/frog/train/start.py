@@ -1,4 +1,4 @@
-"""One start of a run on one rank: into the world, to the run folder, to the last good checkpoint; and its end."""
+"""One start of a run on one rank: join the world, open the run folder, find the last good checkpoint; and its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frog.core.errors import UsageError
 from frog.core.memory import keep_freed_memory
 from frog.parallel.mesh import Mesh
 from frog.runs.folder import RunFolder
-from frog.runs.heartbeat import keep_heartbeats
+from frog.runs.heartbeat import archive_heartbeats
 from frog.train.log import RankLog
 from frog.train.process import RankProcess
 from frog.train.setup import Run, check_resume, choose_folder, find_resume, is_complete, open_events
@@ -35,17 +35,17 @@ class Data(Protocol):
 
 @contextmanager
 def joined_world(config: RunConfig, env: WorldEnv) -> Iterator[tuple[World, Membership | None]]:
-    """The world that this rank was started for, left at the end; and its membership, if ranks may be lost and join.
+    """Join this rank's world, and leave it at the end of the block; yield it and, for an elastic run, its membership.
 
-    Raises:  UsageError if lost ranks are to be replaced in a run that ends with the first loss.
+    Raises:  UsageError for --replace in a run that ends with the first lost rank.
     """
     keep_freed_memory()
     device, timeout_s = pick_device(config.train.device, env), config.train.timeout_s
     if config.comm.on_loss == "fail":
         if most_replaced():
             raise UsageError(
-                f"--replace {most_replaced()} with comm.on_loss='fail': the loss of a rank is the end of this world",
-                "add --set comm.on_loss=shrink; or --restarts N, to go on from the last checkpoint",
+                f"--replace {most_replaced()} with comm.on_loss='fail': this run ends when it loses a rank",
+                "add --set comm.on_loss=shrink; or use --restarts N to resume from the last checkpoint",
             )
         world = join_world(env, device, timeout_s, config.comm.backend)
         try:
@@ -70,31 +70,32 @@ def open_run(
     resume: RunFolder | None,
     go_on: bool,
 ) -> Iterator[Run | None]:
-    """The run in its folder, with the checkpoint that it resumes from; None if it has taken all its steps already.
+    """Open the run in its folder with the checkpoint to resume from; yield None if the run is already complete.
 
     resume: the run to resume; one of its checkpoints must be good.
-    go_on: resume the run of this name from what is there, or else begin it.
+    go_on: resume the run with this name if it exists, or else start it.
     """
     world = mesh.world
     folder = resume or choose_folder(world, Path("runs"), config.name, go_on)
-    or_anew = go_on or attempt_number() > 0
-    may_resume = or_anew or resume is not None
+    may_start_over = go_on or attempt_number() > 0
+    may_resume = may_start_over or resume is not None
     if may_resume:
         check_resume(folder, data.name, data.data_sha256)
-    if world.is_main:  # from here on it is of this start
+    if world.is_main:  # attempt.json describes this start from here on
         folder.attempt_json.unlink(missing_ok=True)
     if may_resume and is_complete(folder, world, config.train.steps):
         if world.is_main:
-            print(f"{folder.path}: has taken its {config.train.steps} steps already", flush=True)
+            print(f"{folder.path} already completed its {config.train.steps} steps; nothing to do", flush=True)
         yield None
         return
-    if world.is_main:  # before any rank of this attempt writes over those of the one before
-        keep_heartbeats(folder, attempt_number())
+    if world.is_main:  # before any rank of this attempt overwrites them
+        archive_heartbeats(folder, attempt_number())
     attempt = world.from_main(secrets.token_hex(4))
     rank.folder = folder
     rank.events = open_events(folder, world)
     with RankLog(folder.rank_log(world.rank), world.rank, show=world.is_main) as log:
-        resume_from, passed_over = find_resume(folder, world, log, or_anew=or_anew) if may_resume else (None, ())
+        found = find_resume(folder, world, log, may_start_over=may_start_over) if may_resume else (None, ())
+        resume_from, passed_over = found
         run = Run(config, world, mesh, folder, rank.events, log, rank.stop, resume_from, attempt, passed_over)
         if membership is not None:
             admit_others(run, membership, rank)
@@ -102,13 +103,13 @@ def open_run(
 
 
 def admit_others(run: Run, member: Membership, rank: RankProcess) -> None:
-    """Let this run continue without lost ranks, and let others join it."""
+    """Allow this run to continue without lost ranks, and others to join it."""
 
     def changed(run: Run) -> None:
         rank.env, rank.events = run.world.env, run.events
 
     def refused(line: str) -> None:
-        run.log.note(f"turned away at the door: {line}")
+        run.log.note(f"join request refused: {line}")
 
     run.membership, run.changed = member, changed
     member.endpoint_file, member.refused = run.folder.door_json, refused
@@ -116,23 +117,23 @@ def admit_others(run: Run, member: Membership, rank: RankProcess) -> None:
 
 
 def finish(run: Run, record: dict[str, Any]) -> int:
-    """A run has taken its steps, or stopped: say so everywhere, and return the exit code."""
+    """Report that the run completed or stopped; return the exit code."""
     if run.world.is_main:
-        run.log.say(_farewell(run.folder, record))
+        run.log.say(_closing_line(run.folder, record))
     own = record.get("weights_sha256")
     run.events.emit("end", step=record["step"], status=record["status"], weights_sha256=own)
     run.log.close()
     return run.stop.exit_code if record["status"] == "interrupted" else 0
 
 
-def _farewell(folder: RunFolder, record: dict[str, Any]) -> str:
-    """The last line of a start, for people."""
+def _closing_line(folder: RunFolder, record: dict[str, Any]) -> str:
+    """Return the last line that a start prints."""
     if record["status"] == "interrupted":
         kept = folder.checkpoint_steps()
         saved = f", saved at step {kept[-1]}" if kept else ""
-        return f"stopped at step {record['step']}{saved}; go on with: {folder.resume_command}"
+        return f"stopped at step {record['step']}{saved}; resume with: {folder.resume_command}"
     done = f"done: {record['step']} steps in {record['wall_s']:.1f} s"
     if found := record.get("classification"):
-        return f"{done}, accuracy {found['accuracy']:.3f}, always the commonest class {found['baseline']:.3f}"
+        return f"{done}, accuracy {found['accuracy']:.3f}, majority-class baseline {found['baseline']:.3f}"
     loss = f", loss {record['loss']:.4f}" if record["loss"] is not None else ""
     return done + loss + (f", held-out loss {record['eval']['loss']:.4f}" if record["eval"] else "")

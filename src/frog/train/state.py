@@ -1,4 +1,4 @@
-"""All that a run would need to go on as if it had never stopped, gathered and put back."""
+"""The complete state of a run, saved and restored so that training continues as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from frog.parallel.strategy import Strategy
 class TrainState:
     """The state of a run: tensors (weights, optimizer), scalars (steps, tokens, order, loss scale), random generators.
 
-    The position in the data is the step itself. Of the weights only those called `trained` change, and so are kept.
+    The position in the data follows from the step. Only weights named in `trained` change, so only they are saved.
     """
 
     def __init__(self, strategy: Strategy, scaler: torch.amp.GradScaler, trained: Collection[str]) -> None:
@@ -31,27 +31,27 @@ class TrainState:
         self.step = 0
         self.tokens = 0
         self.loss_mean: float | None = None
-        """Of the last step, over all ranks."""
+        """Mean loss of the last step over all ranks."""
         self._wall_s_before, self._since_s = 0.0, time.monotonic()
 
     @property
     def wall_s(self) -> float:
-        """How long the run has taken for its steps, over all starts: those that were lost with a rank left out."""
+        """Seconds that the run's steps took, over all starts, without steps lost in failures."""
         return self._wall_s_before + time.monotonic() - self._since_s
 
     def shards(self) -> list[LocalShard]:
-        """What this rank holds of the weights and of the optimizer's state."""
+        """Return this rank's shards of the weights and of the optimizer state."""
         weights = [shard for shard in self._strategy.parameter_shards() if shard.name in self._trained]
         parameters = [replace(shard, name=f"model/{shard.name}") for shard in weights]
         moments = [replace(shard, name=f"optimizer/{shard.name}") for shard in self._strategy.moment_shards()]
         return [*parameters, *moments]
 
     def own(self) -> dict[str, Tensor]:
-        """What is this rank's alone: its random generators, and what its strategy keeps apart."""
+        """Return the state that belongs to this rank only: its random generators and the strategy's per-rank state."""
         return generators() | {f"own/{name}": tensor for name, tensor in self._strategy.own().items()}
 
     def scalars(self, order_link: str) -> dict[str, Any]:
-        """What a manifest holds beside the tensors."""
+        """Return the scalars of the checkpoint manifest."""
         return {
             "step": self.step,
             "tokens": self.tokens,
@@ -64,7 +64,7 @@ class TrainState:
         }
 
     def load(self, checkpoint: Checkpoint, rank: int) -> str:
-        """Take everything over from a checkpoint of any world and strategy; return the link of its data order."""
+        """Load a checkpoint of any world and strategy; return its data-order hash."""
         shards = [
             shard for shard in self.shards() if shard.name in checkpoint.manifest.tensors or not _may_be_new(shard)
         ]
@@ -77,7 +77,7 @@ class TrainState:
         return self._load_scalars(checkpoint.state)
 
     def take_over(self, fill: Callable[[Sequence[LocalShard]], None], scalars: dict[str, Any]) -> str:
-        """Take everything over from the memory of those who have it, by `fill`; return the link of its data order."""
+        """Load the state from the memory of other ranks, through `fill`; return its data-order hash."""
         shards = self.shards()
         with torch.no_grad():
             fill(shards)
@@ -86,7 +86,7 @@ class TrainState:
 
     def _load_scalars(self, state: dict[str, Any]) -> str:
         self.step, self.tokens = int(state["step"]), int(state["tokens"])
-        self.loss_mean = state.get("loss_mean")  # older checkpoints have none
+        self.loss_mean = state.get("loss_mean")  # absent in older checkpoints
         self._wall_s_before = state.get("wall_s", 0.0)
         for count in self._step_counts:
             count.fill_(state["optimizer_steps"])
@@ -95,19 +95,19 @@ class TrainState:
         return str(state["order_sha256"])
 
     def _load_own(self, checkpoint: Checkpoint, found: dict[str, Tensor]) -> None:
-        """Take over what the checkpoint has of this rank alone, if a world of this size wrote it.
+        """Load the per-rank state if a world of this size wrote the checkpoint.
 
-        Raises:  CheckpointError if the ranks that wrote it were apart, and cannot go on here as they were.
+        Raises:  CheckpointError if the checkpoint holds different weights per rank and this world cannot use them.
         """
         world, wanted = self._strategy.mesh.world, self._strategy.own()
         fits = checkpoint.world_size == world.size and any(f"own/{name}" in found for name in wanted)
         if checkpoint.state.get("apart") and not fits:
             raise CheckpointError(
-                f"{checkpoint.path}: step {checkpoint.step} is in the middle of a round: its {checkpoint.world_size} "
-                f"ranks each had weights of their own, and a world of {world.size} under another strategy or size "
-                "cannot go on with them",
-                f"go on under strategy.name=diloco in a world of {checkpoint.world_size} up to the end of the round; "
-                "checkpoints of such steps (checkpoint.every a multiple of strategy.inner_steps) go on anywhere",
+                f"{checkpoint.path}: step {checkpoint.step} is in the middle of a DiLoCo round: each of its "
+                f"{checkpoint.world_size} ranks has different weights, so this world of {world.size} with another "
+                "strategy or size cannot resume from it",
+                f"resume with strategy.name=diloco and {checkpoint.world_size} ranks until the end of the round; any "
+                "world can resume between rounds (make checkpoint.every a multiple of strategy.inner_steps)",
             )
         for name, tensor in wanted.items() if fits else ():
             if (kept := found.get(f"own/{name}")) is not None:
@@ -115,12 +115,12 @@ class TrainState:
 
 
 def _may_be_new(shard: LocalShard) -> bool:
-    """Whether a checkpoint of another strategy may be without it: what the outer optimizer remembers begins at zero."""
+    """True if checkpoints of other strategies may lack this shard: outer optimizer state starts at zero."""
     return shard.name.startswith("optimizer/outer_")
 
 
 def generators() -> dict[str, Tensor]:
-    """The states of this rank's random generators, as bytes."""
+    """Return the states of this rank's random generators, as bytes."""
     states = {"rng/cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["rng/cuda"] = torch.cuda.get_rng_state()
@@ -128,14 +128,14 @@ def generators() -> dict[str, Tensor]:
 
 
 def restore_generators(states: dict[str, Tensor]) -> None:
-    """The inverse of `generators`."""
+    """Restore the states that `generators` returned."""
     torch.set_rng_state(states["rng/cpu"])
     if torch.cuda.is_available() and "rng/cuda" in states:
         torch.cuda.set_rng_state(states["rng/cuda"])
 
 
 def weights_sha256(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """Hex SHA-256 of all weights, in order of names: two models with the same are bitwise the same."""
+    """Return the hex SHA-256 of all weights, ordered by name: models with equal hashes are bitwise equal."""
     digests = {}
     for name, tensor in weights:
         values = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
@@ -147,7 +147,7 @@ def weights_sha256(weights: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def take_whole(strategy: Strategy, model: nn.Module | None) -> None:
-    """Copy the strategy's parameters, which ranks may hold in parts, into a model of this rank's own, if it has one.
+    """Gather the strategy's parameters, which may be sharded, into `model` on each rank that passes one.
 
     A collective call.
     """

@@ -1,4 +1,4 @@
-"""What a rank reports of one step: the fields of its `step` event, and a line of its log."""
+"""A rank's report of one step: the fields of its `step` event, and a log line."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from frog.parallel.strategy import Agreement
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of one rank, after it."""
+    """Results of one completed step on one rank."""
 
     batch: Batch
     agreed: Agreement
     grad_norm: float
-    """Of the whole model's gradient, before it was clipped."""
+    """Norm of the whole model's gradient, before clipping."""
     learning_rate: float
     loss_scale: float | None
-    """Of fp16, during the step."""
+    """Loss scale of fp16 during the step."""
     skipped: bool
-    """Whether no weight was changed, since fp16 overflowed."""
+    """True if fp16 overflowed and no weight changed."""
     step_tokens: int
-    """Of all ranks."""
+    """Tokens of all ranks in this step."""
     total_tokens: int
-    """Of all ranks and steps up to this one."""
+    """Tokens of all ranks in all steps so far."""
     start_ns: int
     end_ns: int = field(default_factory=time.monotonic_ns)
 
@@ -38,18 +38,18 @@ class StepReport:
 
     @property
     def loss(self) -> float:
-        """The mean over this rank's own labels, where what it reduces is weighed by how many these are."""
+        """Mean loss over this rank's labels; the reduced value is weighted by their number."""
         share = math.fsum(self.batch.loss_weight_A)
         return self.agreed.loss / share if share else self.agreed.loss
 
     @property
     def grad_norm_local(self) -> float | None:
-        """Of this rank's own gradient, without the loss scale."""
+        """Norm of this rank's own gradient, without the loss scale."""
         norm = self.agreed.grad_norm_local
         return norm / self.loss_scale if norm is not None and self.loss_scale else norm
 
     def event(self, *, full_tokens_per_s: float | None, memory_bytes: int) -> dict[str, Any]:
-        """The fields of a `step` event; `full_tokens_per_s` is what the devices would do at their highest rate."""
+        """Return the fields of a `step` event; `full_tokens_per_s` is the throughput at the devices' peak rate."""
         return {
             "step": self.batch.step,
             "loss": self.loss,
@@ -69,12 +69,12 @@ class StepReport:
 
     @property
     def brief(self) -> str:
-        """For the progress bar."""
+        """Text for the progress bar."""
         return f"loss {self.agreed.loss_mean:.3f}, {format_count(self.tokens_per_s)} tokens/s"
 
     @property
     def line(self) -> str:
-        """For the log."""
+        """Text for the log."""
         own = f"gradient norm {self.grad_norm:.4f}"
         if self.grad_norm_local is not None:
             own = f"gradient norm {self.grad_norm_local:.4f} (reduced {self.grad_norm:.4f})"

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: noted at once, acted on between two steps, by all ranks together."""
+"""Ctrl-C and SIGTERM as stop requests: recorded immediately, obeyed by all ranks together between two steps."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from types import FrameType
 from frog.core.exitcodes import signal_code
 
 _SAME_PRESS_S = 2.0
-"""A terminal and torchrun each pass one Ctrl-C on; what comes later than this is a second request."""
+"""A terminal and torchrun each forward the same Ctrl-C; a signal after this time is a second request."""
 
 
 class StopRequest:
-    """Holds the signal that asked this rank to stop, if one did. A second, later, ends the process at once."""
+    """The signal that asked this rank to stop, if any. A second Ctrl-C, later, ends the process immediately."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
         self._since = 0.0
 
     def install(self) -> None:
-        """Take SIGINT and SIGTERM over."""
+        """Install handlers for SIGINT and SIGTERM."""
         signal.signal(signal.SIGINT, self._note)
         signal.signal(signal.SIGTERM, self._note)
 
@@ -31,7 +31,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal, as shells report it; SIGTERM's if only another rank was asked."""
+        """128 + the signal number, as in shells; SIGTERM's if only another rank received a signal."""
         return signal_code(self.signal_number or signal.SIGTERM)
 
     def _note(self, signal_number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""What a run trains, on what, and how that is scored: all that training and fine-tuning differ in."""
+"""The model, the data and the scores of a run: everything in which pretraining and fine-tuning differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frog.train.state import TrainState
 
 
 class Batches(Protocol):
-    """The batches of one rank, one for each step; closed when no more are wanted."""
+    """Iterator over one rank's batches, one per step; call `close` after the last."""
 
     def __next__(self) -> Batch: ...
 
@@ -21,35 +21,35 @@ class Batches(Protocol):
 
 
 class Workload(ABC):
-    """What the training loop is given to train."""
+    """The task that the training loop runs."""
 
     model: TinyTransformer
-    """Whole and on this rank's device, with its loss. What wants a gradient is trained, the rest stays as it is."""
+    """The unsharded model with its loss, on this rank's device. Parameters that require a gradient are trained."""
     num_parameters: int
     data: dict[str, Any]
-    """What run.json keeps of the data."""
+    """Description of the data for run.json."""
     tokenizer_json: Path
     finetune: dict[str, Any] | None = None
-    """What run.json keeps of a fine-tuning."""
+    """Fine-tuning configuration for run.json."""
     flops_per_token: float | None = None
-    """Of a whole step; None where no formula says."""
+    """Operations per token in a whole step; None without a formula."""
 
     def renew_model(self) -> None:
-        """Make `model` anew, with whatever weights: the one before was spread over a world that is no more."""
+        """Create `model` again, with any weights: the last one was distributed over a world that no longer exists."""
         raise NotImplementedError
 
     @abstractmethod
     def batches(self, start_step: int) -> Batches:
-        """This rank's batches of the steps start_step + 1, start_step + 2, ..."""
+        """Return this rank's batches for steps start_step + 1, start_step + 2, ..."""
 
     @abstractmethod
     def describe(self) -> list[str]:
-        """What is about to be trained on what, for people: a headline, and lines below it."""
+        """Describe the model and the data for people: a headline, and lines below it."""
 
     @abstractmethod
     def score(self, strategy: Strategy, state: TrainState) -> dict[str, Any]:
-        """Score the model on what was held out: fields of the record, `eval` at least. A collective call."""
+        """Score the model on held-out data; return fields of the record, at least `eval`. A collective call."""
 
     def conclude(self, strategy: Strategy, state: TrainState) -> dict[str, Any]:
-        """Leave behind what a run leaves beside its checkpoints; more fields of the record. A collective call."""
+        """Write the run's results other than checkpoints; return more fields of the record. A collective call."""
         return {}

@@ -104,7 +104,7 @@ def _runs(args: argparse.Namespace) -> int:
 
     rows = list_runs(args.runs)
     if not rows:
-        print(f"no runs under {args.runs}/\n  try: `make demo` makes one")
+        print(f"no runs under {args.runs}/\n  try: `make demo` creates one")
         return 0
     screen = _console()
     screen.print(runs_table([row for row in rows if row.problem is None]))

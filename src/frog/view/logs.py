@@ -22,7 +22,7 @@ from frog.core.schema import shortened
 from frog.core.wrapping import wrapped
 from frog.runs import read_run
 from frog.runs.folder import RunFolder
-from frog.runs.run import is_under_way
+from frog.runs.run import is_active
 
 POLL_S = 0.2
 _BLOCK_BYTES = 1 << 20
@@ -231,7 +231,7 @@ def check_choice(folder: RunFolder, choice: Choice) -> None:
 def follow(folder: RunFolder, logs: Logs, wait: Callable[[float], None] = time.sleep) -> Iterator[list[Entry]]:
     """Yield new entries until the run ends."""
     while True:
-        goes_on = is_under_way(folder)  # asked before reading, so that the last messages are read
+        goes_on = is_active(folder)  # asked before reading, so that the last messages are read
         yield logs.read(close=not goes_on)
         if not goes_on:
             return

@@ -14,7 +14,7 @@ from frog.core.units import format_count
 from frog.runs import read_rank
 from frog.runs.folder import RunFolder
 from frog.runs.record import Record, RunFile
-from frog.runs.run import is_under_way
+from frog.runs.run import is_active
 from frog.runs.schema import EvalEvent, StepEvent
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def status_of(folder: RunFolder, run: RunFile, record: Record | None, problems: 
         return record.status
     if not run.segments:
         return "imported"
-    return "running" if is_under_way(folder, problems) else "died"
+    return "running" if is_active(folder, problems) else "died"
 
 
 def runs_table(rows: list[RunRow]) -> Table:

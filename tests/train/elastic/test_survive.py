@@ -61,7 +61,7 @@ def test_of_two_worlds_one_goes_on(
     if goes_on:
         survive._give_way(run, (0, 1, 2, 3), members, {*own})
         return
-    with pytest.raises(LostError, match="others of its run went on"):
+    with pytest.raises(LostError, match="ranks continue elsewhere"):
         survive._give_way(run, (0, 1, 2, 3), members, {*own})
 
 
@@ -141,11 +141,11 @@ def test_where_one_is_lost_as_hashes_are_compared_no_loader_stays_behind(
 ) -> None:
     left: list[str] = []
 
-    def prove(*_: Any) -> NoReturn:
+    def check_equal(*_: Any) -> NoReturn:
         raise CommError("rank 1 has left")
 
     old, new = (held(close=lambda grace_s, which=which: left.append(which)) for which in ("old", "new"))
-    kept = SimpleNamespace(scalars=survive._scalars(run, old), everybody_has_all=False)
+    kept = SimpleNamespace(scalars=survive._scalars(run, old), all_ranks_complete=False)
     run.membership.renew = lambda: SimpleNamespace(gather_rows=lambda row: row, is_main=False)
     run.config.strategy = SimpleNamespace(entry=SimpleNamespace(splits=("moments",)))
     old.parts.state.shards = list
@@ -153,7 +153,7 @@ def test_where_one_is_lost_as_hashes_are_compared_no_loader_stays_behind(
         "build_mesh": None, "hand_over": kept, "_reopen": None, "_build": new,
     }.items():  # fmt: skip
         monkeypatch.setattr(survive, name, lambda *_, does=does: does)
-    monkeypatch.setattr(survive, "_prove", prove)
+    monkeypatch.setattr(survive, "_check_equal", check_equal)
     workload: Any = SimpleNamespace(renew_model=lambda: None)
     with pytest.raises(CommError):
         survive._enter(run, workload, old, 0)

@@ -119,13 +119,13 @@ def test_lines_of_input(here: Harness) -> None:
     for words in ("< broken.txt", "--text $'caf\\xe9'"):
         error = here.run("bash", "-c", f"frog classify who {words}", code=2).stderr
         assert "not UTF-8: 'caf\\udce9', character 3" in error
-    assert "is not fine-tuned" in here.run("frog", "classify", "base", "--text", "a", code=2).stderr
+    assert "is not a fine-tuned run" in here.run("frog", "classify", "base", "--text", "a", code=2).stderr
     assert "has no classes" in here.run("frog", "classify", "log", "--text", "a", code=2).stderr
 
 
 def test_the_table_on_screen(here: Harness) -> None:
     log = here.folder("who").rank_log(0).read_text()
-    for part in ("parameters are trained", "epoch 6 of 6", "precision  recall", "called sang", "is sang"):
+    for part in ("trainable parameters", "epoch 6 of 6", "precision  recall", "predicted sang", "actual sang"):
         assert part in log
 
 
@@ -198,7 +198,7 @@ def test_a_mistake_is_told_without_a_traceback(here: Harness, words: list[str], 
 def test_what_a_base_cannot_be(here: Harness) -> None:
     done = here.run("frog", "finetune", "who", code=2)
     assert "is itself fine-tuned" in done.stderr
-    assert "no run folder there" in here.run("frog", "finetune", "nobody", code=2).stderr
+    assert "no run folder here" in here.run("frog", "finetune", "nobody", code=2).stderr
 
 
 # ---- one process, no command -------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_spreads_that_cannot_be(here: Harness) -> None:
 
 def test_completions_have_no_classes(here: Harness) -> None:
     data = read_labelled("go on.jsonl", 0.25)
-    with pytest.raises(UsageError, match="has completions, no labels to classify by"):
+    with pytest.raises(UsageError, match="has completions, but no labels for classification"):
         finetune_config(arguments(), here.folder("base"), 1, "", data)
 
 
@@ -283,7 +283,7 @@ def test_a_base_that_was_moved_with_the_run(here: Harness, tmp_path: Path, monke
 def test_a_base_with_other_weights(here: Harness, tmp_path: Path) -> None:
     folder = copied(here, "who", tmp_path)
     rewrite_run(folder, base_step=60)
-    with pytest.raises(RunError, match="the adapter was made for"):
+    with pytest.raises(RunError, match="the adapter was trained on"):
         load_finetuned(folder)
 
 

@@ -92,7 +92,7 @@ def test_what_was_stopped_goes_on(
         patch.setattr(LabelledBatches, "_batch", make_and_signal)
         assert tune(here, *WORDS, "--name", name) == 128 + number
     out = capfd.readouterr().out
-    assert f"stopped at step 6, saved at step 6; go on with: frog finetune --resume runs/{name}" in out
+    assert f"stopped at step 6, saved at step 6; resume with: frog finetune --resume runs/{name}" in out
     assert here.record(name)["status"] == "interrupted"
     assert tune(here, "--resume", name) == 0
     assert "resumed at step 6" in capfd.readouterr().out
@@ -100,7 +100,7 @@ def test_what_was_stopped_goes_on(
 
 
 def test_continue_begins_goes_on_and_ends(here: Harness, capfd: pytest.CaptureFixture[str]) -> None:
-    for last in ("done: ", "has taken its", "has taken its"):
+    for last in ("done: ", "already completed its", "already completed its"):
         assert tune(here, *WORDS, "--name", "continued", "--continue") == 0
         assert last in capfd.readouterr().out.splitlines()[-1]
     same(here, "continued", "tuned")
@@ -118,10 +118,13 @@ def test_more_epochs(here: Harness) -> None:
     ("words", "message"),
     [
         ((), "nothing to fine-tune"),
-        (("base", "--resume", "tuned"), "--resume tuned, and run: a resumed fine-tuning has its own"),
+        (("base", "--resume", "tuned"), "--resume tuned with run: a resumed run keeps its own settings"),
         (("--resume", "tuned", "--lora", "rank=2"), "and lora"),
         (("--resume", "tuned", "--continue"), "both --resume and --continue"),
-        (("--resume", "base"), "runs/base: is no fine-tuning\n  try: go on with: frog train --resume runs/base"),
+        (
+            ("--resume", "base"),
+            "runs/base is not a fine-tuned run\n  try: resume it with: frog train --resume runs/base",
+        ),
         (("--resume", "tuned", "--set", "train.steps=3"), "its steps from --epochs"),
     ],
 )
@@ -137,13 +140,13 @@ def test_what_it_goes_on_with_must_be_what_it_began_with(here: Harness, capfd: p
     assert tune(here, *WORDS, "--name", "tuned", "--continue", "--lora", "rank=2", "--epochs", "4") == 2
     assert "runs/tuned: was begun with lora" in capfd.readouterr().err
     assert train(here, "--resume", "tuned") == 2
-    hint = "runs/tuned: is a fine-tuning\n  try: go on with: frog finetune --resume runs/tuned"
+    hint = "runs/tuned is a fine-tuned run\n  try: resume it with: frog finetune --resume runs/tuned"
     assert hint in capfd.readouterr().err
     data = here.root / "who.jsonl"
     data.write_text(data.read_text() + "\n" + json.dumps({"text": "a frog sang", "label": "sang"}))
     assert tune(here, "--resume", "tuned") == 2
     data.write_text("\n".join(data.read_text().splitlines()[:-1]))
-    assert "runs/tuned: was begun on data set who" in capfd.readouterr().err
+    assert "runs/tuned started on data set who" in capfd.readouterr().err
     assert here.folder("tuned").record_json.read_bytes() == record
 
 

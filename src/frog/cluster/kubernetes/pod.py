@@ -24,7 +24,7 @@ from typing import Any
 from frog.core.env import variable
 from frog.core.errors import CommError, FrogError, UsageError
 from frog.core.exitcodes import shell_code, signal_code
-from frog.runs.outcome import first_failure, in_words, last_failures
+from frog.runs.outcome import describe_failure, first_failure, last_failures
 
 _NAME_TIMEOUT_S = 300.0
 _POLL_S = 0.5
@@ -120,7 +120,7 @@ def exit_code(agent_code: int, failures: Sequence[dict[str, Any]]) -> int:
     if not failures:
         return shell_code(agent_code)
     first = first_failure(failures)
-    print(in_words(first), file=sys.stderr, flush=True)
+    print(describe_failure(first), file=sys.stderr, flush=True)
     if any(failure["code"] == UsageError.exit_code for failure in failures):
         return UsageError.exit_code
     return shell_code(first["code"])

@@ -1,10 +1,10 @@
-"""Elastic training: the loop is called again each time the world has changed, from the state that its ranks hold.
+"""Elastic training: after each membership change, the loop starts again from the state in the ranks' memory.
 
 | file           | what it does                                                                     |
 |----------------|----------------------------------------------------------------------------------|
-| `survive`      | calls the loop again in the world that is left or joined                         |
-| `order`        | the proof of the data order, complete before each step                           |
-| `copies`       | a second copy of what only one rank holds, on its neighbour                      |
-| `handover`     | gives the state to ranks that have just joined                                   |
-| `join`         | `frog join RUN`: a rank that joins, or replaces a lost one                       |
+| `survive`      | calls the loop again in each new world                                           |
+| `order`        | the order proof of the data, completed before each step                          |
+| `copies`       | a copy of each rank's shards on its neighbour                                     |
+| `handover`     | sends the state to ranks that have just joined                                   |
+| `join`         | `frog join RUN`: a rank that joins a run, or replaces a lost rank                |
 """

@@ -1,17 +1,17 @@
-"""What a rank alone holds of a run's state, kept a second time by its neighbour: so that a lost shard is not lost.
+"""Copies of each rank's shards on its neighbour, so that the shards survive the loss of the rank.
 
-After every step each rank copies its partition of parameters and moments, and passes it on to the next rank of the
-ring. When a rank is lost, its neighbour has what it held after the last step that all have completed, and the others
-have their own copies of that moment: nobody goes on from the middle of an update.
+After every step, each rank copies its partition of parameters and moments and sends it to the next rank of the ring.
+When a rank is lost, its neighbour has its partition after the last step that all ranks completed, and the other ranks
+have their own copies from the same step: no rank continues from the middle of an update.
 
     after step 7      rank 0 keeps 0 and 2     rank 1 keeps 1 and 0     rank 2 keeps 2 and 1
-    rank 1 is lost    rank 0 brings 0, rank 2 brings 2 and 1: all of it, to be dealt anew
+    rank 1 is lost    rank 0 provides 0, rank 2 provides 2 and 1: the complete state, to be sharded again
 
-Two neighbours lost at once take the shard of the first of them along. Then the last checkpoint is what is left.
+If two neighbours are lost together, the shard of the first is lost, and the run can only resume from a checkpoint.
 
-Memory:  four times a partition's parameters and moments: 48/n bytes a parameter (its own and its neighbour's, and of
-         each the next one while it is made: until all have it, the one before counts).
-Comm:    one all-to-all a step in which each rank sends its partition on: 12/n bytes a parameter leave each of n ranks.
+Memory:  four times a partition's parameters and moments: 48/n bytes per parameter (its own and its neighbour's, and a
+         second buffer for each: the previous copies stay valid until all ranks have the next ones).
+Comm:    one all-to-all per step: each of n ranks sends its partition, 12/n bytes per parameter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from frog.parallel.strategy import Strategy
 
 @dataclass(frozen=True)
 class _Kept:
-    """A moment of the run: this rank's partition, its neighbour's, and what else belongs to that moment."""
+    """The state after one step: this rank's partition, its neighbour's, and the scalars."""
 
     own: Tensor
     neighbours: Tensor
@@ -41,7 +41,7 @@ class _Kept:
 
 
 class Copies:
-    """The copies of one world. Making them is collective, as is `keep`."""
+    """The copies of one world. The constructor and `update` are collective calls."""
 
     def __init__(self, world: World, strategy: Strategy, scaler: torch.amp.GradScaler) -> None:
         self._world, self._strategy, self._scaler = world, strategy, scaler
@@ -56,8 +56,8 @@ class Copies:
         own, before = (torch.empty(self._sizes[one], device=self._world.device) for one in (rank, rank - 1))
         return _Kept(own, before, {})
 
-    def keep(self) -> None:
-        """Copy, and pass on. Only when all have done that does this moment count."""
+    def update(self) -> None:
+        """Copy this rank's partition and send it on. The copies become valid when all ranks have finished."""
         next_, (rank, size) = self._spare, (self._world.rank, self._world.size)
         torch.cat([shard.tensor.reshape(-1) for shard in self._shards], out=next_.own)
         arrive, leave = [0] * size, [0] * size
@@ -73,16 +73,16 @@ class Copies:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all ranks' tensors, whole."""
+        """Shapes of the unsharded tensors of all ranks."""
         return {shard.name: shard.whole for layout in self._layouts for shard in layout}
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """Of the moment that counts."""
+        """Scalars of the valid copies."""
         return self._kept.scalars
 
-    def brought(self, lost: Sequence[int]) -> list[LocalShard]:
-        """What this rank brings into the world after the loss of these ranks of this one.
+    def shards_after_loss(self, lost: Sequence[int]) -> list[LocalShard]:
+        """Return the shards that this rank provides to the next world after the loss of these ranks.
 
         Raises:  CommError if two neighbours are among them.
         """
@@ -90,9 +90,9 @@ class Copies:
         for one in lost:
             if (one + 1) % size in lost:
                 raise CommError(
-                    f"ranks {one} and {(one + 1) % size} were lost at once: the first's part of the state was kept by "
-                    "the second alone",
-                    "go on from the last checkpoint: frog train --resume RUN",
+                    f"ranks {one} and {(one + 1) % size} were lost together: only the second had a copy of the first's "
+                    "state",
+                    "resume from the last checkpoint: frog train --resume RUN",
                 )
         own = _views(self._layouts[rank], self._kept.own)
         before = (rank - 1) % size
@@ -100,7 +100,7 @@ class Copies:
 
 
 def _views(layout: Sequence[LocalShard], flat: Tensor) -> list[LocalShard]:
-    """Shards as they lie one after the other in a flat copy."""
+    """Return the shards as views of a flat copy."""
     counts = [math.prod(shard.tensor.shape) for shard in layout]
     starts = itertools.accumulate(counts, initial=0)
     return [

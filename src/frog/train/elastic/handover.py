@@ -1,4 +1,4 @@
-"""A run's state in the memory of its ranks, handed over from those of one world to those of the next."""
+"""Transfer of a run's state in memory, from the ranks of one world to the ranks of the next."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from frog.core.errors import CommError
 
 @dataclass(frozen=True)
 class Handover:
-    """What a rank brings into a new world, and what all of them then know."""
+    """The shards that a rank provides to a new world, and the metadata that all ranks share."""
 
     world: World
     shards: Sequence[LocalShard]
-    """What this rank holds; none if it has just come."""
+    """Shards that this rank holds; empty if it has just joined."""
     counts: bool
-    """Whether what it holds is counted: of equal copies only the main rank's are."""
-    everybody_has_all: bool
+    """True if this rank's shards contribute to the merged state (rank 0 only, for replicated state)."""
+    all_ranks_complete: bool
     shapes: dict[str, tuple[int, ...]]
-    """Of all tensors, whole."""
+    """Shapes of the unsharded tensors."""
     scalars: dict[str, Any]
 
     def fill(self, shards: Sequence[LocalShard]) -> None:
-        """Fill what a rank is to hold in the new world, bit for bit. A collective call.
+        """Fill a rank's shards in the new world, bit for bit. A collective call.
 
-        Comm:    nothing if every rank held everything; else the all-reduces of `assemble`.
+        Comm:    none if every rank held the complete state; else the all-reduces of `assemble`.
         """
-        if self.everybody_has_all:
+        if self.all_ranks_complete:
             own = {shard.name: shard.tensor for shard in self.shards}
             for shard in shards:
                 shard.tensor.copy_(target_of(own[shard.name], shard))
@@ -40,30 +40,30 @@ class Handover:
         wanted: dict[str, list[LocalShard]] = {}
         for shard in shards:
             wanted.setdefault(shard.name, []).append(shard)
-        brought = [replace(shard, copies=(0, 1) if self.counts else None) for shard in self.shards]
-        for name, whole in assemble(self.shapes, brought, self.world.axis):
+        provided = [replace(shard, copies=(0, 1) if self.counts else None) for shard in self.shards]
+        for name, whole in assemble(self.shapes, provided, self.world.axis):
             for shard in wanted.get(name, []):
                 shard.tensor.copy_(target_of(whole, shard))
 
 
 def hand_over(
     world: World,
-    brought: Sequence[LocalShard] | None,
+    shards: Sequence[LocalShard] | None,
     split: bool,
     shapes: dict[str, tuple[int, ...]],
     scalars: dict[str, Any],
 ) -> Handover:
-    """Begin a handover to this world. A rank that has just come brings nothing. A collective call.
+    """Start a handover to this world. A rank that has just joined passes None as `shards`. A collective call.
 
-    split: whether each rank brings what no other has; else all bring the same.
+    split: True if the state is sharded over the ranks; else every rank has all of it.
 
-    Raises:  CommError if those who had the state are gone.
+    Raises:  CommError if all ranks that had the state were lost.
     """
-    has_it = world.gather_rows(torch.tensor([brought is not None])).flatten().tolist()
+    has_it = world.gather_rows(torch.tensor([shards is not None])).flatten().tolist()
     if not has_it[0]:
         raise CommError(
-            "all ranks that had the run's state were lost before this one had it",
-            "go on from the last checkpoint: frog train --resume RUN",
+            "all ranks that had the run's state were lost before this rank received it",
+            "resume from the last checkpoint: frog train --resume RUN",
         )
     shapes, scalars = world.from_main((shapes, scalars))
-    return Handover(world, brought or [], split or world.is_main, all(has_it) and not split, shapes, scalars)
+    return Handover(world, shards or [], split or world.is_main, all(has_it) and not split, shapes, scalars)

@@ -1,4 +1,4 @@
-"""One more rank for a run that goes on: `frog join RUN`; or in the place of a lost one, where its launcher says so."""
+"""A rank that joins an active run: `frog join RUN`, or a replacement that the launcher starts for a lost rank."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from frog.train.stop import StopRequest
 _AGAIN_S = 0.1
 _LONGEST_S = 86_400
 _ALONE_S = 2.0
-"""So long after the last of the run was seen, who is to replace one gives up."""
+"""Seconds after the run's last sign of life until a replacement rank gives up."""
 
 
 def main(args: argparse.Namespace) -> int:
-    """Come into the run, and train with the others to its end; return the exit code."""
+    """Join the run, and train with it until it ends; return the exit code."""
     if not 0 <= args.timeout <= _LONGEST_S:
-        raise UsageError(f"--timeout {args.timeout:g}: it lies between 0 and {_LONGEST_S} s")
+        raise UsageError(f"--timeout {args.timeout:g}: expected a number between 0 and {_LONGEST_S} s")
     folder = find_run(args.run)
     config = _config(folder)
     if config.comm.on_loss != "shrink":
         raise UsageError(
-            f"{folder.path}: its world does not change: comm.on_loss is {config.comm.on_loss!r}",
-            "start runs that others may join with --set comm.on_loss=shrink",
+            f"{folder.path} is not an elastic run: comm.on_loss is {config.comm.on_loss!r}",
+            "start a run that ranks can join with --set comm.on_loss=shrink",
         )
     with RankProcess() as rank:
         rank.exit_code = _join(folder, args.timeout, rank)
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def replace_lost(run: str) -> int:
-    """The same for a rank that a launcher has started: it knocks as long as any other of the run is there."""
+    """Join as a replacement that a launcher started; keep trying as long as any rank of the run is alive."""
     folder = RunFolder(Path(run))
     with RankProcess() as rank:
         rank.exit_code = _join(folder, None, rank)
@@ -59,7 +59,7 @@ def replace_lost(run: str) -> int:
 
 
 def _config(folder: RunFolder) -> RunConfig:
-    """As the run was started last."""
+    """Read the configuration of the run's last start."""
     return from_dict(folder.read_run_json().config)
 
 
@@ -67,11 +67,11 @@ def _join(folder: RunFolder, timeout_s: float | None, process: RankProcess) -> i
     env, stop = process.begin(), process.stop
     keep_freed_memory()
     data = open_prepared(_config(folder).data.name)
-    member = _come_in(folder, timeout_s, env, stop)
+    member = _request_to_join(folder, timeout_s, env, stop)
     if member is None:
         return stop.exit_code if stop.wanted else 0
     try:
-        config = _config(folder)  # it may have been started anew while this one knocked
+        config = _config(folder)  # the run may have restarted in the meantime
         world = member.renew()
         process.env, process.folder = world.env, folder
         rank = world.rank
@@ -79,17 +79,17 @@ def _join(folder: RunFolder, timeout_s: float | None, process: RankProcess) -> i
             events = process.events = open_events(folder, world, member.survivors.epoch)
             run = Run(config, world, build_mesh(config, world), folder, events, log, stop, None, "", joins=True)
             admit_others(run, member, process)
-            if timeout_s is not None:  # else the launcher's output is the run's, which says so too
-                print(f"{folder.path}: joined as rank {rank}, in a world of {world.size}", flush=True)
+            if timeout_s is not None:  # a launcher already prints the run's own message
+                print(f"{folder.path}: joined as rank {rank} in a world of {world.size} ranks", flush=True)
             return finish(run, train_in_each_world(run, Pretraining(run, data)))
     finally:
         member.leave()
 
 
-def _come_in(folder: RunFolder, timeout_s: float | None, env: WorldEnv, stop: StopRequest) -> Membership | None:
-    """Knock until let in: for some time, or else until the run is over; then None.
+def _request_to_join(folder: RunFolder, timeout_s: float | None, env: WorldEnv, stop: StopRequest) -> Membership | None:
+    """Send join requests until the run accepts; without a timeout return None when the run has ended.
 
-    Raises:  RunError if nobody opens in time; CommError if all of the run are gone.
+    Raises:  RunError if the run does not accept in time; CommError if all its ranks are gone.
     """
     until_s = time.monotonic() + (_ALONE_S if timeout_s is None else timeout_s)
     while True:
@@ -97,7 +97,7 @@ def _come_in(folder: RunFolder, timeout_s: float | None, env: WorldEnv, stop: St
         try:
             return join_membership(env, pick_device(config.device, env), config.timeout_s, folder.door_json)
         except FileNotFoundError:
-            why = "it has no door: it is not running, or it is over"
+            why = "no join endpoint: the run is not active"
         except CollectiveError as error:
             why = str(error)
         if timeout_s is None:
@@ -107,9 +107,9 @@ def _come_in(folder: RunFolder, timeout_s: float | None, env: WorldEnv, stop: St
             if has_living_rank(folder):
                 until_s = time.monotonic() + _ALONE_S
             elif time.monotonic() > until_s:
-                raise CommError(f"{folder.path}: nobody is left to join", "go on from its last checkpoint")
+                raise CommError(f"{folder.path}: no rank is left to join", "resume the run from its last checkpoint")
         elif time.monotonic() > until_s or stop.wanted:
-            raise RunError(f"{folder.path}: cannot be joined: {why}", "`frog runs` says which runs are under way")
+            raise RunError(f"cannot join {folder.path}: {why}", "`frog runs` shows which runs are active")
         time.sleep(_AGAIN_S)
 
 

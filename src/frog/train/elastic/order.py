@@ -1,4 +1,4 @@
-"""The proof of the data order where the world may change: complete before a step, so a lost rank takes none of it."""
+"""The order proof for a changing world: completed before each step, so that a lost rank cannot make it incomplete."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from frog.train.order import OrderProof, next_link
 
 
 class SharedOrder(OrderProof):
-    """The same in a world that may change: what a step takes is put together before it is taken, so that no rank that
-    is lost takes a part of the proof along. On the way all learn whether somebody waits at the door.
+    """Order proof of an elastic run. It gathers the sample ids before a step, so that a lost rank cannot make the
+    proof incomplete. The same message tells all ranks whether a process has requested to join.
     """
 
     def __init__(self, link: str, world: World, has_request: Callable[[], bool], admit: Callable[[], None]) -> None:
         super().__init__(link)
         self._world, self._has_request, self._admit = world, has_request, admit
         self._after = {0: link}
-        """The chain after the last two steps."""
+        """Hash of the chain after each of the last two steps."""
 
-    def took(self, step: int, ids_N: np.ndarray) -> None:
-        """A collective call. Raises WorldChanged, before anything of the step is taken, if somebody came in.
+    def add(self, step: int, ids_N: np.ndarray) -> None:
+        """Add the samples of a step that is about to run. A collective call.
 
         Comm:    one all-gather of (samples of a rank + 1) int64.
+        Raises:  WorldChanged, before the step runs, if a process joined.
         """
         own = torch.from_numpy(np.append(ids_N, self._has_request()))
         rows = self._world.gather_rows(own).numpy()
@@ -37,7 +38,7 @@ class SharedOrder(OrderProof):
         self._after = {step - 1: before, step: self._link}
 
     def link_after(self, step: int) -> str:
-        """The chain after a step that was taken, when the one that followed may not have been."""
+        """Return the hash after a completed step, without the step that followed if that one failed."""
         return self._after.get(step, self._link)
 
     def link(self, world: World, readers: Sequence[int]) -> str:

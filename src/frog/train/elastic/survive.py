@@ -1,17 +1,16 @@
-"""Training goes on when ranks are lost, and takes in others: `comm.on_loss = "shrink"`.
+"""Training that continues when ranks are lost, and lets others join: `comm.on_loss = "shrink"`.
 
-Whichever collective ends with a change of the world, all ranks that are left go on from the same step: with ddp a step
-changes nothing before every rank has its gradient; where ranks hold parts of the state they keep copies of it as it was
-after the last step, their neighbour's too (`copies.py`). They make a world, deal the step's samples anew, and take it
-again. No process starts again. A rank that comes in is handed the state between two steps.
+Whichever collective fails, all remaining ranks continue from the same step: with ddp, a step changes nothing before
+every rank has its gradient; with sharded state, each rank keeps a copy of its own and its neighbour's shards from the
+last completed step (`copies.py`). The ranks form a new world, redistribute the step's samples, and run the step again.
+No process restarts. A joining rank receives the state between two steps.
 
-    change      survivors agree on who is there (frog.comm.elastic.survivors)
-    hand over   whoever has just come gets weights, moments and position, and proves their hash
-    go on       with the step that was not completed
+    change      the survivors agree on the members (frog.comm.elastic.survivors)
+        hand over   joining ranks receive weights, moments and data position, and verify the hash
+        continue    with the step that was not completed
 
-Comm:    without a loss one all-gather a step more, of its sample ids. With ddp a loss costs a few messages of some
-         bytes each. With a newcomer, or a shard that is dealt anew, all-reduces of weights and moments: three times the
-         parameters' bytes.
+Comm:    one more all-gather per step, of its sample ids. With ddp, a loss costs a few messages of some bytes each. A
+         joining rank, or sharding again, costs all-reduces of weights and moments: three times the parameters' bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from frog.core.facts import ErrorFacts
 from frog.core.processes import is_alive
 from frog.core.schema import write_typed
 from frog.parallel.build import build_mesh
-from frog.runs.heartbeat import keep_heartbeats, read_heartbeat
+from frog.runs.heartbeat import archive_heartbeats, read_heartbeat
 from frog.runs.launch_request import LaunchRequest
 from frog.train.elastic.copies import Copies
 from frog.train.elastic.handover import Handover, hand_over
@@ -52,26 +51,26 @@ from frog.train.state import TrainState, weights_sha256
 from frog.train.workload import Workload
 
 _GONE_S = 10.0
-"""How long those who were lost may take to be gone."""
+"""Seconds to wait for lost ranks to exit."""
 
 _LOOK_S = 0.01
 
 _MOST_TRIES = 3
-"""Of a step that is not completed though nobody is lost: somebody is later each time than ranks wait."""
+"""Attempts at a step that fails although no rank is lost: each time, one rank is later than the timeout."""
 
 
 @dataclass
 class Held:
-    """What a rank has of the run in one world: the loop's parts, the members, and copies for when these change."""
+    """A rank's state in one world: the loop's parts, the members, and copies for the next membership change."""
 
     parts: Parts
     members: tuple[int, ...]
     copies: Copies | None
-    """Of a strategy in which ranks hold what no other does."""
+    """Copies for a strategy that shards the state; None for replicated state."""
 
 
 def train_in_each_world(run: Run, workload: Workload) -> dict[str, Any]:
-    """`frog.train.loop.train` for a run that continues when ranks are lost: take steps again in each new world."""
+    """Run `frog.train.loop.train` for an elastic run: continue with the remaining steps in each new world."""
     held = _build(run, workload) if not run.joins else _enter_next(run, workload, None, None)
     introduce(run, workload, held.parts)
     try:
@@ -79,14 +78,14 @@ def train_in_each_world(run: Run, workload: Workload) -> dict[str, Any]:
             try:
                 _announce(run)
                 return take_steps(run, workload, held.parts)
-            except (CommError, CollectiveError) as error:  # the world has changed, or else it is raised again
+            except (CommError, CollectiveError) as error:  # raised again unless the world has changed
                 held = _enter_next(run, workload, held, error)
     finally:
         held.parts.close(grace_s=10)
 
 
 def _build(run: Run, workload: Workload, kept: Handover | None = None) -> Held:
-    """The loop's parts in the world of now, from the checkpoint or from what the others handed over."""
+    """Build the loop's parts in the current world, from a checkpoint or from the state that the others hold."""
     member = run.membership
     assert member is not None
     restore = None if kept is None else partial(_take_over, kept)
@@ -97,8 +96,8 @@ def _build(run: Run, workload: Workload, kept: Handover | None = None) -> Held:
     try:
         if run.config.strategy.entry.splits:
             copies = Copies(run.world, parts.strategy, parts.scaler)
-            copies.keep()
-            parts.after_step = copies.keep  # whoever survives a step continues from here
+            copies.update()
+            parts.after_step = copies.update  # the survivors of the next step continue from here
         member.open_endpoint()
     except BaseException:
         parts.close(grace_s=0)
@@ -111,16 +110,16 @@ def _take_over(kept: Handover, state: TrainState) -> str:
 
 
 def _announce(run: Run) -> None:
-    """Let the launcher know that this run continues when ranks are lost, as from here on it does. A collective call."""
+    """Tell the launcher that from here on this run continues when ranks are lost. A collective call."""
     if run.world.is_main and (folder := launch_dir()) is not None:
         (folder / SURVIVES).touch()
-    run.world.barrier()  # nobody is lost in a step of which the launcher would think otherwise
+    run.world.barrier()  # the launcher must know before the first step can lose a rank
 
 
 def _enter_next(run: Run, workload: Workload, old: Held | None, error: BaseException | None) -> Held:
-    """After a change of the world: the same state in the new one. `old` is what this rank has of it.
+    """Enter the next world with the same state. `old` is the part of the state that this rank holds.
 
-    Raises:  `error`, if no change of the world is behind it; LostError if the others continue without this rank.
+    Raises:  `error`, if no membership change caused it; LostError if the others continue without this rank.
     """
     began_ns = time.monotonic_ns()
     while True:
@@ -136,7 +135,7 @@ def _enter_next(run: Run, workload: Workload, old: Held | None, error: BaseExcep
 
 
 def _bound_tries(run: Run, old: Held | None, error: BaseException | None) -> None:
-    """Raise CommError, on all ranks alike, when a step has failed too often in worlds that lost nobody."""
+    """Raise CommError on all ranks when a step has failed too often without the loss of a rank."""
     member = run.membership
     if old is None or member is None or not isinstance(error, CommError) or member.members != member.survivors.members:
         return
@@ -144,9 +143,9 @@ def _bound_tries(run: Run, old: Held | None, error: BaseException | None) -> Non
     member.tries[step] += 1
     if member.tries[step] >= _MOST_TRIES:
         raise CommError(
-            f"step {step} was taken {_MOST_TRIES} times and not completed, though no rank is lost: {error.what}",
-            f"a rank may be later than the others wait: give train.timeout_s (now {member.timeout_s:g}) more, and see"
-            " with frog diagnose which one it is",
+            f"step {step} failed {_MOST_TRIES} times although no rank was lost: {error.what}",
+            f"a rank may be too slow: increase train.timeout_s (now {member.timeout_s:g}), and find the rank with"
+            " frog diagnose",
             replace(error.facts, cause="timed_out"),
         ) from None
 
@@ -165,7 +164,7 @@ def _enter(run: Run, workload: Workload, old: Held | None, began_ns: int) -> Hel
         _end_left_out(run, left_out, mine)
     run.mesh = build_mesh(run.config, world)
     split = bool(run.config.strategy.entry.splits)
-    kept = hand_over(world, _brought(old, before, member.members), split, _shapes(old), _scalars(run, old))
+    kept = hand_over(world, _shards_of(old, before, member.members), split, _shapes(old), _scalars(run, old))
     run.attempt, member.tries = kept.scalars["attempt"], Counter(kept.scalars["tries"])
     _reopen(run)
     workload.renew_model()
@@ -173,9 +172,9 @@ def _enter(run: Run, workload: Workload, old: Held | None, began_ns: int) -> Hel
     parts = held.parts
     for name in ("scores", "scored_step", "saved_step", "owes_checkpoint"):
         setattr(parts, name, kept.scalars[name])
-    if not kept.everybody_has_all:
+    if not kept.all_ranks_complete:
         try:
-            _prove(run, held)
+            _check_equal(run, held)
         except BaseException:
             parts.close(grace_s=0)
             raise
@@ -184,14 +183,14 @@ def _enter(run: Run, workload: Workload, old: Held | None, began_ns: int) -> Hel
 
 
 def _give_way(run: Run, before: Sequence[int], members: Sequence[int], mine: Set[int]) -> None:
-    """Return when this world may go on: fewer of its run are alive outside of it. Two worlds never go on in one folder.
+    """Return if this world may continue: it is the largest part of the run. Two worlds never continue in one folder.
 
     `mine` are the processes of this world.
 
-    A rank whose connections were all closed takes the others for lost, as they do it: it must not be the one to go on.
-    Of two halves of the world `before` the one with the first rank goes on, as where they agree on who is left.
+    A rank whose connections were all closed considers the others lost, and they consider it lost: it must not continue.
+    If the world `before` splits into two halves, the half with the first rank continues, as in the members' agreement.
 
-    Raises:  LostError if the others go on, or have gone on to their end.
+    Raises:  LostError if the others continue or have completed the run.
     """
     left = [identity for identity in before if identity in members]
     is_half, has_first = 2 * len(left) == len(before), left[:1] == list(before[:1])
@@ -207,7 +206,7 @@ def _give_way(run: Run, before: Sequence[int], members: Sequence[int], mine: Set
             return
         if ended_well or time.monotonic() > until_s:
             raise LostError(
-                f"this rank was cut off: {len(others | ended_well)} others of its run went on, {len(mine)} are here",
+                f"this rank was cut off: {len(others | ended_well)} ranks continue elsewhere, {len(mine)} are here",
                 facts=ErrorFacts(cause="closed", op="rendezvous"),
             )
         seen |= others
@@ -215,16 +214,16 @@ def _give_way(run: Run, before: Sequence[int], members: Sequence[int], mine: Set
 
 
 def _beats(run: Run) -> dict[int, str]:
-    """How each of the run's processes on this machine is, by its heartbeat, also by those put aside; by process."""
+    """Return the status of the run's processes on this machine, from current and archived heartbeats, by pid."""
     beats = [read_heartbeat(path) for path in run.folder.heartbeats.rglob("rank_*.json")]
     ours = sorted((beat for beat in beats if beat and beat.machine == machine()), key=lambda beat: beat.unix_ns)
     return {beat.pid: beat.status for beat in ours}
 
 
 def _end_left_out(run: Run, ranks: Sequence[int], mine: Set[int]) -> None:
-    """Have the launcher end those of the last world's ranks that were silent and are still there: they are stopped.
+    """Ask the launcher to end the silent ranks of the last world whose processes still exist: they are stopped.
 
-    Where that world was entered in vain one of `mine` may have taken over the heartbeat of one that was left out.
+    After a failed attempt to enter a world, one of `mine` may own the heartbeat file of a rank that was left out.
     """
     folder = launch_dir()
     if folder is None:
@@ -235,13 +234,13 @@ def _end_left_out(run: Run, ranks: Sequence[int], mine: Set[int]) -> None:
             write_typed(folder / "requests" / f"end_rank_{beat.pid}.json", LaunchRequest(act="end_rank", pid=beat.pid))
 
 
-def _brought(old: Held | None, before: Sequence[int], members: Sequence[int]) -> list[LocalShard] | None:
-    """What this rank has of the state after the last step that was completed; None if it has just come."""
+def _shards_of(old: Held | None, before: Sequence[int], members: Sequence[int]) -> list[LocalShard] | None:
+    """Return this rank's shards after the last completed step; None if it has just joined."""
     if old is None:
         return None
     if old.copies is None:
         return old.parts.state.shards()
-    return old.copies.brought([rank for rank, identity in enumerate(before) if identity not in members])
+    return old.copies.shards_after_loss([rank for rank, identity in enumerate(before) if identity not in members])
 
 
 def _shapes(old: Held | None) -> dict[str, tuple[int, ...]]:
@@ -251,7 +250,7 @@ def _shapes(old: Held | None) -> dict[str, tuple[int, ...]]:
 
 
 def _scalars(run: Run, old: Held | None) -> dict[str, object]:
-    """What the first member tells the others."""
+    """Return the scalars that the first member sends to the others."""
     if old is None or run.membership is None:
         return {}
     parts = old.parts
@@ -260,7 +259,7 @@ def _scalars(run: Run, old: Held | None) -> dict[str, object]:
     return {
         **parts.state.scalars(parts.order.link_after(parts.state.step)),
         **(old.copies.scalars if old.copies is not None else {}),
-        "attempt": secrets.token_hex(4),  # a checkpoint of the world before may still be on its way
+        "attempt": secrets.token_hex(4),  # the last world may still be writing a checkpoint
         "tries": dict(run.membership.tries),
         "scores": parts.scores,
         "scored_step": parts.scored_step,
@@ -270,10 +269,10 @@ def _scalars(run: Run, old: Held | None) -> dict[str, object]:
 
 
 def _reopen(run: Run) -> None:
-    """Go on in the files of the rank that this is now. The heartbeats of the world before are put aside."""
+    """Reopen the events and the log under the new rank number. Archives the heartbeats of the last world."""
     world, epoch = run.world, run.membership.survivors.epoch if run.membership else 0
     if world.is_main:
-        keep_heartbeats(run.folder, attempt_number(), epoch)
+        archive_heartbeats(run.folder, attempt_number(), epoch)
     world.barrier()
     run.events.close()
     run.log.close()
@@ -282,15 +281,15 @@ def _reopen(run: Run) -> None:
     run.changed(run)
 
 
-def _prove(run: Run, held: Held) -> None:
-    """Raise RunError unless all ranks hold the same weights, bit for bit; and moments, where each has all of them."""
+def _check_equal(run: Run, held: Held) -> None:
+    """Raise RunError unless all ranks hold the same weights, bit for bit, and the same replicated moments."""
     parts = held.parts
     shards = [(shard.name, shard.tensor) for shard in parts.state.shards()]
     digest = weights_sha256(parts.strategy.whole() if held.copies is not None else shards)
     own = torch.from_numpy(np.frombuffer(bytes.fromhex(digest), np.uint8).copy())
     rows = run.world.gather_rows(own)
     if not (rows == rows[0]).all():
-        raise RunError(f"rank {run.world.rank}: the state that was handed over is not what the others hold")
+        raise RunError(f"rank {run.world.rank}: the state differs between ranks after the handover")
 
 
 def _report(run: Run, parts: Parts, before: set[int], began_ns: int) -> None:
@@ -302,11 +301,10 @@ def _report(run: Run, parts: Parts, before: set[int], began_ns: int) -> None:
         "membership", step=step, epoch=member.survivors.epoch, identity=member.identity,
         members=members, lost=lost, joined=joined, took_ns=took_ns,
     )  # fmt: skip
-    changes = ((lost, "is lost", "are lost"), (joined, "has joined", "have joined"))
-    words = [f"{_named(who)} {one if len(who) == 1 else many}" for who, one, many in changes if who]
+    changes = [f"{_named(ranks)} {change}" for ranks, change in ((lost, "lost"), (joined, "joined")) if ranks]
     run.log.say(
-        f"{'; '.join(words) or 'nobody was lost, nobody came'}: a world of {len(members)} goes on after step {step}, "
-        f"{took_ns / 1e9:.2f} s later"
+        f"{'; '.join(changes) or 'membership unchanged'}: continuing with {len(members)} "
+        f"rank{'s' if len(members) > 1 else ''} after step {step} (took {took_ns / 1e9:.2f} s)"
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m frog.train.finetune RUN ...`: one rank of a fine-tuning. Launchers start this."""
+"""`python -m frog.train.finetune RUN ...`: one rank of a fine-tuning run. Launchers start this."""
 
 from __future__ import annotations
 

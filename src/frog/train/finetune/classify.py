@@ -1,4 +1,4 @@
-"""`frog classify`: a fine-tuned run sorts texts into its classes."""
+"""`frog classify`: classify texts with a fine-tuned run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from frog.train.finetune.task import Task
 from frog.train.trained import Finetuned, load_finetuned
 
 _MOST_BYTES, _MOST_SHOWN = 16 << 20, 8_000
-"""Of all lines on standard input; and characters of a text that are shown."""
+"""Maximum bytes of standard input, and maximum characters of a text in the output."""
 
 
 def classify(args: argparse.Namespace) -> int:
     """`frog classify RUN --text ...`"""
     tuned = load_finetuned(find_run(args.run))
     if not tuned.config.labels:
-        raise UsageError(f"{tuned.folder.path}: goes on with prompts, and has no classes", f"frog sample {args.run}")
+        raise UsageError(f"{tuned.folder.path} completes prompts and has no classes", f"frog sample {args.run}")
     for text, chances_C in zip(*_classified(tuned, args.text), strict=True):
         chances = dict(zip(tuned.config.labels, chances_C.tolist(), strict=True))
         label = max(chances, key=chances.__getitem__)
@@ -44,7 +44,7 @@ def classify(args: argparse.Namespace) -> int:
 
 
 def task_of(tuned: Finetuned) -> Task:
-    """What a fine-tuned run is asked, with the tokenizer and the sequence length of its own folder."""
+    """Return the task of a fine-tuned run, with the tokenizer and the sequence length from its folder."""
     sequence_length = from_dict(tuned.folder.read_run_json().config).data.sequence_length
     return Task(tuned.config.head, tuned.config.labels, load_tokenizer(tuned.folder.tokenizer_json), sequence_length)
 
@@ -53,7 +53,7 @@ def task_of(tuned: Finetuned) -> Task:
 def _classified(tuned: Finetuned, given: Sequence[str] | None) -> tuple[list[str], Tensor]:
     texts = list(given) if given else list(_lines_of_input())
     if not texts or not all(text.strip() for text in texts):
-        raise UsageError("there is no text to classify", '--text "...", or lines on standard input')
+        raise UsageError("no text to classify", 'use --text "...", or pass lines on standard input')
     for text in texts:
         check_text(text, "a text to classify")
     return texts, task_of(tuned).class_scores(tuned.model, texts).softmax(-1)
@@ -62,6 +62,6 @@ def _classified(tuned: Finetuned, given: Sequence[str] | None) -> tuple[list[str
 def _lines_of_input() -> Iterator[str]:
     data = sys.stdin.buffer.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
-        raise UsageError(f"standard input: found more than {_MOST_BYTES} bytes, expected at most as many", "split it")
+        raise UsageError(f"standard input has more than the maximum of {_MOST_BYTES} bytes", "split it")
     lines = (line.decode(errors="surrogateescape").strip() for line in data.split(b"\n"))
     yield from filter(None, lines)

@@ -1,4 +1,4 @@
-"""`frog finetune` and `frog classify` as people type them. What loads torch is imported when a command runs."""
+"""The commands `frog finetune` and `frog classify`. Modules that need torch are imported when a command runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import argparse
 from frog.core.loading import loading
 from frog.train.finetune.arguments import add_finetune_arguments
 
-_DESCRIPTION = """Train low-rank adapters (LoRA) beside a run's frozen weights, on labelled texts.
+_DESCRIPTION = """Train low-rank adapters (LoRA) on a run's frozen weights, with labelled texts.
 
-The adapters alone are saved, in the format of `peft`, under runs/NAME/adapter. In a world of several ranks:
+Only the adapters are saved, in the format of `peft`, under runs/NAME/adapter. To use several ranks:
 frog run --nproc 2 -- finetune RUN ..."""
 
 
@@ -17,7 +17,7 @@ def add_finetune_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
     """Add `finetune` and `classify`; each sets `handler`, which takes the arguments and returns an exit code."""
     finetune = commands.add_parser(
         "finetune",
-        help="train LoRA adapters on labelled texts, beside a run's frozen weights",
+        help="train LoRA adapters for a run, on labelled texts",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -26,14 +26,14 @@ def add_finetune_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
 
     classify = commands.add_parser(
         "classify",
-        help="let a fine-tuned run sort texts into its classes",
-        description="One line a text: the likeliest class, its probability, the text.",
+        help="classify texts with a fine-tuned run",
+        description="Print one line per text: the most likely class, its probability, the text.",
     )
     classify.add_argument("run", metavar="RUN", help="a run of `frog finetune`: a name, a folder, or latest")
     classify.add_argument(
-        "--text", action="append", metavar="TEXT", help="repeatable; without it the lines of standard input are read"
+        "--text", action="append", metavar="TEXT", help="repeatable; default: the lines of standard input"
     )
-    classify.add_argument("--json", action="store_true", help="a JSON object a text, with every class's probability")
+    classify.add_argument("--json", action="store_true", help="print JSON objects with the probability of each class")
     classify.set_defaults(handler=_classify)
 
 

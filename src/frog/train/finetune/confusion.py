@@ -1,4 +1,4 @@
-"""How good is a classifier: the confusion matrix, and the numbers that follow from it."""
+"""Quality of a classifier: the confusion matrix, and the scores computed from it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class: of what was called it, how much is it (precision); of what is it, how much was called it (recall)."""
+    """Scores of one class. Precision: correct share of its predictions. Recall: correct share of its texts."""
 
     label: str
     precision: float
     recall: float
     f1: float
     count: int
-    """Texts that are of this class."""
+    """Number of texts of this class."""
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """`counts[i][j]` texts are of class i and were called class j."""
+    """`counts[i][j]`: number of texts of class i that were predicted as class j."""
 
     labels: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
     by_category: dict[str, tuple[int, int]]
-    """For each category how many texts were called what they are, and how many there are."""
+    """Number of correct predictions and number of texts, by category."""
 
     @property
     def num_texts(self) -> int:
@@ -39,11 +39,11 @@ class Confusion:
 
     @property
     def baseline(self) -> float:
-        """The accuracy of calling every text what most of these texts are: what a classifier must beat."""
+        """Accuracy of always predicting the most frequent class; a useful classifier exceeds it."""
         return max(map(sum, self.counts)) / self.num_texts
 
     def scores(self) -> list[ClassScore]:
-        """Precision, recall and F1 of each class; 0 where there is nothing to divide by."""
+        """Return precision, recall and F1 of each class; 0 where the denominator is 0."""
         return [self._score(i) for i in range(len(self.labels))]
 
     def _score(self, i: int) -> ClassScore:
@@ -52,7 +52,7 @@ class Confusion:
         return ClassScore(self.labels[i], precision, recall, _ratio(2 * precision * recall, precision + recall), count)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON values, for record.json."""
+        """Return plain JSON values for record.json."""
         return {
             "labels": list(self.labels),
             "confusion": [list(row) for row in self.counts],
@@ -66,7 +66,7 @@ class Confusion:
 def confusion(
     labels: Sequence[str], truth: Sequence[int], called: Sequence[int], categories: Sequence[str | None]
 ) -> Confusion:
-    """Count. Classes are numbers into `labels`."""
+    """Count the pairs of true and predicted classes. Classes are indices into `labels`."""
     pairs = Counter(zip(truth, called, strict=True))
     numbers = range(len(labels))
     calls = list(zip(categories, truth, called, strict=True))
@@ -79,18 +79,18 @@ def confusion(
 
 
 def confusion_lines(result: Confusion) -> list[str]:
-    """The numbers as lines of a table, for a log or a terminal."""
+    """Format the scores as tables, for a log or a terminal."""
     rows = [["", "precision", "recall", "F1", "texts"]]
     for score in result.scores():
         numbers = (score.precision, score.recall, score.f1)
         rows.append([score.label, *(f"{number:.3f}" for number in numbers), str(score.count)])
-    matrix = [["", *(f"called {label}" for label in result.labels)]]
+    matrix = [["", *(f"predicted {label}" for label in result.labels)]]
     for label, counts in zip(result.labels, result.counts, strict=True):
-        matrix.append([f"is {label}", *map(str, counts)])
+        matrix.append([f"actual {label}", *map(str, counts)])
     lines = [*_table(rows), "", *_table(matrix)]
     if result.by_category:
-        named = [["right", "category"], *([f"{a} of {b}", name] for name, (a, b) in result.by_category.items())]
-        lines += ["", *(f"{right:>{max(len(row[0]) for row in named)}}  {name}" for right, name in named)]
+        named = [["correct", "category"], *([f"{a} of {b}", name] for name, (a, b) in result.by_category.items())]
+        lines += ["", *(f"{correct:>{max(len(row[0]) for row in named)}}  {name}" for correct, name in named)]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`frog finetune`: one rank of a fine-tuning, under any launcher or none."""
+"""`frog finetune`: one rank of a fine-tuning run, under any launcher or none."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def run_rank(args: argparse.Namespace) -> int:
 def finetune(run: Run, asked: Preparation) -> dict[str, Any]:
     """Train the adapters and save them; return the run's record, the same on every rank.
 
-    Raises:  RunError if the run that is gone on with trained something else.
+    Raises:  RunError if the resumed run has a different base, head, labels or LoRA configuration.
     """
     if run.resume_from is not None:
         begun = read_finetune(run.folder)
         for name in ("base_sha256", "head", "labels", "lora"):
             if (was := getattr(begun, name)) != (now := getattr(asked.tuning, name)):
                 raise RunError(
-                    f"{run.folder.path}: was begun with {name} {was}, and would go on with {now}",
-                    f"{run.folder.resume_command}, or begin another: --name NAME",
+                    f"{run.folder.path} started with {name} {was} and cannot continue with {now}",
+                    f"{run.folder.resume_command}, or start another run: --name NAME",
                 )
     return train_run(run, Finetuning(run, asked))

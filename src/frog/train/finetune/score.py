@@ -1,4 +1,4 @@
-"""How good is a fine-tuned model on the texts that were held out, all ranks sharing the work."""
+"""Scores of a fine-tuned model on the held-out texts, computed by all ranks together."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from frog.train.finetune.task import Task, token_scores
 
 @dataclass(frozen=True)
 class FinetuneScore:
-    """What the held-out labels cost, and what was called what.
+    """Loss and predictions on the held-out texts.
 
-    Units:   loss in nats a label: a class, or a token of a completion; bits_per_byte in bits a byte of the completions.
+    Units:   loss in nats per label (a class, or a token of a completion); bits_per_byte in bits per byte of completion.
     """
 
     loss: float
     perplexity: float
     bits_per_byte: float | None
     tokens: int
-    """Labels that were scored."""
+    """Number of scored labels."""
     token_accuracy: float | None
-    """Completions: how often the right token was the likeliest."""
+    """For completions: how often the correct token was the most likely."""
     confusion: Confusion | None
-    """None where there are no classes."""
+    """None without classes."""
 
     @property
     def summary(self) -> str:
-        """The one number that people look at first, in words."""
+        """The main scores, as text."""
         if self.confusion is not None:
             return f"held-out loss {self.loss:.3f}, accuracy {self.confusion.accuracy:.3f}"
-        return f"held-out loss {self.loss:.3f}, right tokens {self.token_accuracy:.3f}"
+        return f"held-out loss {self.loss:.3f}, token accuracy {self.token_accuracy:.3f}"
 
 
 class HeldOut:
-    """The held-out examples, made into rows once."""
+    """The held-out examples, tokenized once."""
 
     def __init__(self, task: Task, data: LabelledSet) -> None:
         self._task, self._examples = task, data.heldout
@@ -51,13 +51,13 @@ class HeldOut:
 
     @torch.no_grad()
     def score(self, model: TinyTransformer, world: World) -> FinetuneScore:
-        """Score a model that every rank holds whole.
+        """Score a model that every rank holds unsharded.
 
-        Comm:    one all-reduce of four numbers an example.
-        Equals:  the score that one process computes, to rounding.
+        Comm:    one all-reduce of four numbers per example.
+        Equals:  the score that one process computes, up to rounding.
         """
         mine = range(world.rank, len(self.rows), world.size)
-        scores = torch.zeros(len(self.rows), 4, dtype=torch.float64)  # nats, labels, hits, what it was called
+        scores = torch.zeros(len(self.rows), 4, dtype=torch.float64)  # nats, labels, hits, predicted class
         is_classifier = self._task.head == "classification"
         if mine:
             if not is_classifier:

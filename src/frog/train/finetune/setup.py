@@ -1,4 +1,4 @@
-"""What must stand before the ranks of a fine-tuning meet: its configuration, its base, its data, its task."""
+"""Preparation of a fine-tuning run before its ranks connect: configuration, base, data, task."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from frog.train.trained import load_base, load_trained, read_finetune
 
 _SETTABLE = ("train.", "strategy.", "optimizer.", "checkpoint.")
 _MAY_CHANGE = ("epochs",)
-"""The options, --set apart, that a resumed fine-tuning takes anew."""
+"""Options that may change when a fine-tuning run resumes, besides --set."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a fine-tuning needs before its ranks meet."""
+    """Inputs of a fine-tuning run, ready before its ranks connect."""
 
     config: RunConfig
     tuning: FinetuneConfig
@@ -47,23 +47,23 @@ class Preparation:
     task: Task
     tokenizer_json: Path
     resume: RunFolder | None = None
-    """The run to go on with."""
+    """The run to resume."""
 
 
 def prepare(args: argparse.Namespace) -> Preparation:
-    """As the arguments say: of a new fine-tuning, or of one that is resumed."""
+    """Prepare a new or a resumed fine-tuning run from the arguments."""
     if args.resume is not None:
         return _prepare_resumed(args)
     if args.run is None:
         raise UsageError("nothing to fine-tune", "name the base, a trained or imported run: frog finetune RUN")
     args, base = with_defaults(args), find_run(args.run)
     if read_finetune(base) is not None:
-        raise UsageError(f"{base.path}: is itself fine-tuned", "name its base, or export it merged and import that")
+        raise UsageError(f"{base.path} is itself fine-tuned", "use its base, or export it with --merge and import it")
     data = read_labelled(args.data, args.heldout)
     config = run_config(args, base, data)
     model, _, step = load_trained(base, args.step)
     tuning = finetune_config(args, base, step, weights_sha256(model.named_parameters()), data)
-    target_names(model, tuning.lora)  # what cannot be is refused before there is a run folder
+    target_names(model, tuning.lora)  # reject invalid targets before the run folder exists
     task = read_task(base, tuning, config.data.sequence_length)
     return Preparation(config, tuning, model, data, task, base.tokenizer_json)
 
@@ -72,15 +72,15 @@ def _prepare_resumed(args: argparse.Namespace) -> Preparation:
     given = [name for name in ("run", "step", "max_length", "name", *DEFAULTS) if getattr(args, name) is not None]
     if extra := [name for name in given if name not in _MAY_CHANGE]:
         raise UsageError(
-            f"--resume {args.resume}, and {', '.join(extra)}: a resumed fine-tuning has its own",
-            "leave those out; --epochs and --set still override what they name",
+            f"--resume {args.resume} with {', '.join(extra)}: a resumed run keeps its own settings",
+            "omit these options; only --epochs and --set can change a resumed run",
         )
     if args.go_on:
         raise UsageError("both --resume and --continue", "--resume RUN names the run; --continue takes --name")
     folder = find_run(args.resume)
     tuning = read_finetune(folder)
     if tuning is None:
-        raise UsageError(f"{folder.path}: is no fine-tuning", f"go on with: {folder.resume_command}")
+        raise UsageError(f"{folder.path} is not a fine-tuned run", f"resume it with: {folder.resume_command}")
     tuning = dataclasses.replace(tuning, epochs=args.epochs or tuning.epochs)
     data = read_labelled(tuning.data, tuning.heldout)
     check_settings(args.set)
@@ -90,9 +90,9 @@ def _prepare_resumed(args: argparse.Namespace) -> Preparation:
 
 
 def run_config(args: argparse.Namespace, base: RunFolder, data: LabelledSet) -> RunConfig:
-    """The run's configuration: the base's model, this fine-tuning's numbers, and what --set changes.
+    """Return the run's configuration: the base's model, the fine-tuning options, and the --set overrides.
 
-    Raises:  ConfigError with every mistake.
+    Raises:  ConfigError that lists every mistake.
     """
     check_settings(args.set)
     theirs = from_dict(base.read_run_json().config)
@@ -119,18 +119,18 @@ def run_config(args: argparse.Namespace, base: RunFolder, data: LabelledSet) -> 
 
 
 def check_settings(settings: list[str]) -> None:
-    """Raise ConfigError if --set names what a fine-tuning has no choice in."""
+    """Raise ConfigError if --set names a field that fine-tuning does not let the user change."""
     for text in settings:
         if not text.startswith(_SETTABLE) or text.startswith("train.steps"):
             raise ConfigError(
-                f"--set {text}: fine-tuning takes the fields of {', '.join(part.rstrip('.') for part in _SETTABLE)}, "
-                "and its steps from --epochs",
+                f"--set {text}: fine-tuning accepts the fields of {', '.join(part.rstrip('.') for part in _SETTABLE)}; "
+                "--epochs sets the steps",
                 "--set strategy.name=zero3",
             )
 
 
 def with_epochs(config: RunConfig, epochs: int, data: LabelledSet) -> RunConfig:
-    """The configuration with the steps of that many epochs, scored after each."""
+    """Return the configuration with the steps for `epochs` epochs and an evaluation after each."""
     per_epoch = -(-len(data.train) // config.train.global_batch_size)
     return dataclasses.replace(
         config,
@@ -140,29 +140,29 @@ def with_epochs(config: RunConfig, epochs: int, data: LabelledSet) -> RunConfig:
 
 
 def spread_problems(config: RunConfig) -> list[str]:
-    """What a run may ask of its world, and a fine-tuning may not."""
+    """Return the settings that pretraining supports and fine-tuning does not."""
     strategy = config.strategy
     found = [
-        f"strategy.{name}={getattr(strategy, name)}: fine-tuning spreads the texts over ranks (ddp, zero1, zero2, "
-        "zero3), and does not split the model's matrices or layers"
+        f"strategy.{name}={getattr(strategy, name)}: fine-tuning supports data parallelism (ddp, zero1, zero2, zero3), "
+        "and does not split the model's matrices or layers"
         for name in ("tp", "pp", "cp", "ep")
         if getattr(strategy, name) > 1
     ]
     if strategy.entry.apart:
-        found.append(f"strategy.name={strategy.name!r}: fine-tuning is here for ranks that meet in every step")
+        found.append(f"strategy.name={strategy.name!r}: fine-tuning needs a strategy that communicates in every step")
     if strategy.implementation == "deepspeed":
-        found.append("strategy.implementation='deepspeed': fine-tuning is here for 'frog' and 'torch'")
+        found.append("strategy.implementation='deepspeed': fine-tuning supports 'frog' and 'torch'")
     if config.train.precision == "fp16":
-        found.append("train.precision='fp16': fine-tuning is here for 'fp32' and 'bf16'")
+        found.append("train.precision='fp16': fine-tuning supports 'fp32' and 'bf16'")
     return found
 
 
 def finetune_config(
     args: argparse.Namespace, base: RunFolder, step: int, sha256: str, data: LabelledSet
 ) -> FinetuneConfig:
-    """What run.json keeps of the fine-tuning. Raises UsageError if the data have no labels for the head."""
+    """Return the fine-tuning entry of run.json. Raises UsageError if the head needs labels the data lacks."""
     if args.head == "classification" and not data.labels:
-        raise UsageError(f"{data.path}: has completions, no labels to classify by", "--head completion")
+        raise UsageError(f"{data.path} has completions, but no labels for classification", "--head completion")
     return FinetuneConfig(
         base=str(base.path),
         base_step=step,
@@ -178,7 +178,7 @@ def finetune_config(
 
 
 def read_task(base: RunFolder, tuning: FinetuneConfig, max_length: int) -> Task:
-    """The task, with the base's tokenizer. Raises RunError if it has none."""
+    """Return the task with the base's tokenizer. Raises RunError if the base has none."""
     if not base.tokenizer_json.exists():
-        raise RunError(f"{base.path}: no tokenizer.json, so texts cannot be read", "import it with its tokenizer")
+        raise RunError(f"{base.path}: no tokenizer.json to encode texts", "import the model with its tokenizer")
     return Task(tuning.head, tuning.labels, load_tokenizer(base.tokenizer_json), max_length)

@@ -1,4 +1,4 @@
-"""What a fine-tuned model is asked: to sort texts into classes, or to go on with prompts.
+"""The task of a fine-tuned model: classify texts, or complete prompts.
 
 Shapes: N texts, C classes, T time (sequence), V vocabulary.
 """
@@ -26,22 +26,22 @@ _BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class Task:
-    """How texts become rows, and what a model's scores of them mean."""
+    """Converts texts to rows of tokens, and model outputs to class scores."""
 
     head: Head
     labels: tuple[str, ...]
-    """The classes; empty where prompts are gone on with."""
+    """The classes; empty for completion of prompts."""
     tokenizer: Tokenizer
     max_length: int
 
     def row(self, example: Example) -> Row:
-        """What one example trains."""
+        """Return the training row of one example."""
         if self.head == "classification":
             return class_row(example.text, self.labels.index(example.label or ""), self.tokenizer, self.max_length)
         return completion_row(*as_completion(example), self.tokenizer, self.max_length)
 
     def class_scores(self, model: TinyTransformer, texts: Sequence[str]) -> Tensor:
-        """The log-likelihood of each class: of the head's row, or of writing the class's name after the text.
+        """Return the log-likelihood of each class: from the head, or of the class name as completion of the text.
 
         Shapes:  -> (N, C), in float64
         """
@@ -58,7 +58,7 @@ class Task:
 
 
 def token_scores(model: TinyTransformer, rows: Sequence[Row]) -> Tensor:
-    """For each row what its labels cost, how many there are, and how many the model likes best of all tokens.
+    """Return for each row the loss of its labels, their number, and how many the model predicts correctly.
 
     Shapes:  -> (N, 3) in float64: nats, labels, hits
     """
@@ -74,7 +74,7 @@ def token_scores(model: TinyTransformer, rows: Sequence[Row]) -> Tensor:
 
 
 def adapt(base: TinyTransformer, head: Head, num_labels: int, lora: LoraConfig) -> TinyTransformer:
-    """The base with adapters to be trained and the loss that goes with labelled rows; with a new head if it is to sort.
+    """Add trainable adapters and the loss for labelled rows to the base; for classification, also a new head.
 
     Raises:  ConfigError if the adapters do not fit the model.
     """
@@ -89,7 +89,7 @@ def adapt(base: TinyTransformer, head: Head, num_labels: int, lora: LoraConfig) 
 
 
 def _batches(model: TinyTransformer, rows: Sequence[Row]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Tokens and labels of some rows at a time, and where each row ends, on the model's device."""
+    """Yield batches of tokens, labels and the last position of each row, on the model's device."""
     device = next(model.parameters()).device
     for start in range(0, len(rows), _BATCH_SIZE):
         chunk = rows[start : start + _BATCH_SIZE]

@@ -1,4 +1,4 @@
-"""The workload of `frog finetune`: adapters beside a base's frozen weights, on labelled rows."""
+"""The workload of `frog finetune`: adapters on a base's frozen weights, trained on labelled rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from frog.train.workload import Workload
 
 
 class Finetuning(Workload):
-    """A base whose adapters (and head) are trained for some epochs; what comes out is a folder `adapter`."""
+    """Trains the adapters (and head) of a base model for some epochs; the result is the folder `adapter`."""
 
     def __init__(self, run: Run, asked: Preparation) -> None:
         config, mesh = run.config, run.mesh
@@ -37,7 +37,7 @@ class Finetuning(Workload):
         base.activation_checkpointing = config.train.activation_checkpointing
         self.model = adapt(base, tuning.head, len(tuning.labels), tuning.lora).to(run.world.device)
         self._whole = copy.deepcopy(self.model).eval()
-        """A model of this rank's own, for held-out texts and for saving: the strategy may hold shards only."""
+        """A full model on this rank, for held-out texts and for saving: the strategy may hold only shards."""
         self._num_trained = sum(parameter.numel() for parameter in trained_parameters(self.model).values())
         rows = [task.row(example) for example in data.train]
         self._num_cut = sum(row.num_cut for row in rows)
@@ -70,10 +70,10 @@ class Finetuning(Workload):
         run, data = self._run, self._labelled
         total = sum(parameter.numel() for parameter in self._whole.parameters())
         where = f"{run.world.size} rank{'s' if run.world.size > 1 else ''} on {run.world.device.type}"
-        cut = f"texts longer than {run.config.data.sequence_length} tokens were cut: {self._num_cut} tokens lost"
+        cut = f"truncated to {run.config.data.sequence_length} tokens per text: {self._num_cut} tokens dropped"
         headline = (
-            f"{run.folder.path}: {format_count(self._num_trained)} of {format_count(total)} parameters are trained "
-            f"({self._num_trained / total:.1%}), {where}; {len(data.train)} texts of {data.name} to train on, "
+            f"{run.folder.path}: {format_count(self._num_trained)} of {format_count(total)} trainable parameters "
+            f"({self._num_trained / total:.1%}), {where}; {len(data.train)} training texts of {data.name}, "
             f"{len(data.heldout)} held out; {run.config.train.steps} steps of {run.config.train.global_batch_size}"
         )
         return [headline, cut] if self._num_cut else [headline]
@@ -82,7 +82,7 @@ class Finetuning(Workload):
         take_whole(strategy, self._whole)
         found = self._last_score = self._heldout.score(self._whole, self._run.world)
         epoch, epochs = state.step // self._batches.steps_per_epoch, self._tuning.epochs
-        when = f"epoch {epoch} of {epochs}: loss {state.loss_mean:.3f}, " if state.step else "before: "
+        when = f"epoch {epoch} of {epochs}: loss {state.loss_mean:.3f}, " if state.step else "before training: "
         self._run.log.say(when + found.summary)
         return {
             "eval": {name: getattr(found, name) for name in ("loss", "perplexity", "bits_per_byte", "tokens")},
@@ -91,7 +91,7 @@ class Finetuning(Workload):
         }
 
     def conclude(self, strategy: Strategy, state: TrainState) -> dict[str, Any]:
-        """Save the adapter, unless an earlier start came farther and has left its own."""
+        """Save the adapter, unless an earlier start got farther and saved its own."""
         run, tuning = self._run, self._tuning
         take_whole(strategy, self._whole)
         before = run.folder.read_achieved()
@@ -99,7 +99,7 @@ class Finetuning(Workload):
             adapter = run.folder.adapter
             save_adapter(self._whole, tuning.lora, adapter, base=tuning.base, labels=tuning.labels, replace=True)
             run.log.say(f"step {state.step}: adapter {adapter} ({format_count(self._num_trained)} parameters)")
-        run.world.barrier()  # nobody leaves before the adapter is whole
+        run.world.barrier()  # no rank leaves before the adapter is complete
         if state.step >= run.config.train.steps and self._last_score and self._last_score.confusion:
             for line in confusion_lines(self._last_score.confusion):
                 run.log.say(line)
