@@ -40,7 +40,7 @@ def test_two_first_nodes_on_one_port_are_told_in_words(tmp_path: Path) -> None:
         agent = [sys.executable, "-m", "frog.launch.torchrun.agent", str(tmp_path / "reports"), "--nnodes=2", *place]
         done = subprocess.run([*agent, "program.py"], capture_output=True, text=True, timeout=120)
     assert done.returncode == NOT_MET, done.stderr
-    assert "the nodes did not come together: DistNetwork: " in done.stderr
+    assert "the nodes did not connect: DistNetwork: " in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -25,7 +25,7 @@ CLUSTER = {
     [
         (("schedule", "--stages", "2", "--micro-batches", "2147483648"), "more than 100,000 passes"),
         (("join", "one", "--timeout", "nan"), "between 0 and 86400 s"),
-        (("collectives", "bench", "--nodes", ""), "not of the form"),
+        (("collectives", "bench", "--nodes", ""), "expected NODESxRANKS"),
         (("slurm", "status", "--folder", "."), "$.site.ports: found 1, expected"),
     ],
 )

@@ -143,7 +143,7 @@ def test_a_world_that_may_shrink_goes_on_without_a_node_that_lost_the_others(
 ) -> None:
     stays = "trap 'exit 1' TERM; sleep 1.2 & wait"
     assert run_nodes("1:3x1", stays, f"exit {NOT_MET}", stays) == 0
-    assert "node1 has lost the others" in capsys.readouterr().err
+    assert "node1 lost contact with the other nodes" in capsys.readouterr().err
 
 
 def test_and_without_one_that_has_gone_for_good(run_nodes: RunNodes) -> None:
@@ -159,8 +159,8 @@ def test_a_node_comes_back_when_the_others_have_gone_on_without_it(
     goes += "sleep 0.2; touch $SCRATCH/gone; kill -9 $$"
     assert run_nodes("1:2x1", stays, [goes, "touch $SCRATCH/back"], restarts=1) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert sorted(lines[:2]) == ["node1 has gone (SIGKILL)", "started again (attempt 1): a world of 1"]
-    assert lines[2:] == ["node1 comes back"]
+    assert sorted(lines[:2]) == ["node1 was lost (SIGKILL)", "restarted (attempt 1): world size 1"]
+    assert lines[2:] == ["node1 returns"]
 
 
 def test_also_one_that_ends_long_after_them(run_nodes: RunNodes) -> None:
@@ -265,7 +265,7 @@ def test_those_who_go_on_after_a_loss_are_watched(survives: bool, tmp_path: Path
     agent.process.wait(60)
     if survives:
         (tmp_path / SURVIVES).touch()
-    launch._hear(agent)
+    launch._handle_reports(agent)
     assert agent.watched == ({0: 11, 1: 14, 2: 13} if survives else {1: 14})
     launch.clean_up()
 
@@ -347,7 +347,7 @@ def test_a_signal_that_finds_nothing_to_stop_changes_nothing(run_nodes: RunNodes
 
 
 def test_what_cannot_go_on_is_not_started_again() -> None:
-    with pytest.raises(UsageError, match="prove begins anew each time"):
+    with pytest.raises(UsageError, match="prove cannot resume"):
         run_world(Nodes(1, 1, 2), ["prove", "cases.json"], Options(restarts=1))
 
 

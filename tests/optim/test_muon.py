@@ -112,7 +112,7 @@ def test_a_cut_matrix_is_an_error() -> None:
     half = UpdatedTensor(
         nn.Parameter(torch.zeros(32)), (Slice("layers.0.wide.weight", (8, 8), 0, 0, 32),), decayed=True
     )
-    with pytest.raises(AssertionError, match=r"layers\.0\.wide\.weight is cut"):
+    with pytest.raises(AssertionError, match=r"layers\.0\.wide\.weight is sharded"):
         build_optimizer(CONFIG, [half])
 
 

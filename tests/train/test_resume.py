@@ -34,7 +34,7 @@ def test_a_rank_that_cannot_read_the_checkpoint_of_rank_0_does_not_begin_anew(tm
     ):
         find_resume(folder, world, log)
     folder.checkpoint(20).mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"rank 1 cannot read it: .*step_00000020: no manifest\.json"):
+    with pytest.raises(CheckpointError, match=r"rank 1 cannot read it: .*step_00000020: incomplete: no manifest\.json"):
         find_resume(folder, world, log)
 
 

@@ -179,4 +179,4 @@ def test_only_a_run_that_goes_on_can_have_ranks_replaced(harness: Harness, monke
     ):
         pass
     done = harness.run("frog", "run", "--nproc", "2", "--replace", "1", "--", "finetune", "base", code=2)
-    assert "finetune goes on with the ranks that it began with" in done.stderr
+    assert "finetune does not support joining ranks" in done.stderr

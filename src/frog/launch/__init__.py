@@ -1,1 +1,1 @@
-"""Worlds: the processes of a run, started, watched and cleaned away."""
+"""Starts, watches and cleans up the processes of a world."""

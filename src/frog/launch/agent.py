@@ -1,4 +1,4 @@
-"""One node's agent: torchrun on this machine, as one of the pretended nodes."""
+"""One node's agent: torchrun on this machine, as one of the simulated nodes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from frog.core.wrapping import terminal_columns, wrapped_lines
 from frog.launch.nodes import Nodes
 
 _JOIN_S = 120
-"""How long the nodes of a world wait for each other."""
+"""Rendezvous timeout of the nodes."""
 
 _MOST_EARLY = 10_000
-"""Lines of a node that are kept for its log until there is a run folder. Not every program makes one."""
+"""Maximum lines of a node kept for its log until the run folder exists. Not every program creates one."""
 
 
 def agent_command(
     nodes: Nodes, address: str, endpoint: str, reports: Path, target: Sequence[str], restarts: int
 ) -> list[str]:
-    """The command that starts one node's agent.
+    """Return the command that starts one node's agent.
 
-    One node alone hosts the rendezvous of its ranks itself, at a port that the system gives out; several meet at
-    `endpoint`, which the launcher's store serves, and find out within 10 s that one has gone.
+    A single node hosts its own rendezvous, at a port that the system assigns. Several nodes meet at `endpoint`, which
+    the launcher's store serves, and detect a lost node within 10 s.
     """
     size = str(nodes.most) if not nodes.elastic else f"{nodes.least}:{nodes.most}"
     conf = f"is_host=0,join_timeout={_JOIN_S},last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
@@ -48,32 +48,32 @@ def agent_command(
 
 @dataclass
 class Agent:
-    """A running agent, what it has reported so far, and the ranks that it has started."""
+    """A running agent, its reports so far, and the ranks that it has started."""
 
     node: int
     host: str
     process: subprocess.Popen[bytes]
     reports: Path
-    """The file of what it reports, line by line."""
+    """File of its reports, one per line."""
     pids: dict[int, int] = field(default_factory=dict)
-    """Of the ranks that it started last, and of those that took the place of lost ones, by rank."""
+    """Process ids of the ranks that it started last, and of replacements, by rank."""
     watched: dict[int, int] = field(default_factory=dict)
-    """Those that should be going on, by the rank as which they were started. Whoever hears of a failure after which the
-    agent itself ends the rest empties it."""
+    """Process ids that should be running, by the rank that they were started as. Emptied after a failure that makes the
+    agent end all ranks."""
     done: bool = False
-    """Its end was dealt with."""
+    """True if its end has been handled."""
     excused: bool = False
-    """How it ended says nothing about the run: its node had gone, and the world went on without it."""
+    """True if its exit code does not count: the world continued without its node."""
     _read_bytes: int = 0
     _worked_at: float = 0.0
     _printer: threading.Thread | None = None
 
     def is_up(self) -> bool:
-        """Whether it has begun to wait for the others (frog.launch.torchrun.agent)."""
+        """True if it is waiting for the other agents (frog.launch.torchrun.agent)."""
         return self.reports.with_suffix(".up").exists()
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """What it has reported since it was last asked, with the node it comes from."""
+        """Yield the reports since the last call, each with its node."""
         if not self.reports.exists():
             return
         with open(self.reports, "rb") as file:
@@ -93,34 +93,34 @@ class Agent:
                 yield event
 
     def kill(self) -> None:
-        """End the agent and all its ranks at once, as a machine ends that loses its power."""
+        """Kill the agent and all its ranks together, as a power failure would."""
         kill_group(self.process.pid)
         self.kill_ranks()
 
     def kill_ranks(self) -> None:
-        """Kill the ranks that it started last, each with its own children."""
+        """Kill the ranks that it started last, with their children."""
         for pid in self.pids.values():
             kill_group(pid)
 
     def has_ranks(self) -> bool:
-        """Whether a rank that it started last still runs."""
+        """True if a rank that it started last is still running."""
         return any(is_alive(pid) for pid in self.pids.values())
 
     def idle_s(self, since: float) -> float:
-        """How long it has been seen without ranks, counted from `since` on; to be asked often."""
+        """Return how long it has had no ranks, at most since `since`. Must be called often."""
         now = time.monotonic()
         if self.has_ranks():
             self._worked_at = now
         return now - max(since, self._worked_at)
 
     def copy_lines(self, copy_to: Output) -> None:
-        """From now on, its lines and its ranks' go to `copy_to`."""
+        """Copy its output and that of its ranks to `copy_to` from now on."""
         assert self.process.stdout is not None
         self._printer = threading.Thread(target=copy_to.copy, args=(self.process.stdout, self), daemon=True)
         self._printer.start()
 
     def finish(self) -> None:
-        """Once it has ended: kill what is left of its process group, and wait for its last lines."""
+        """After its end: kill the rest of its process group, and wait for the last lines of output."""
         kill_group(self.process.pid)
         if self._printer is not None and self.process.stdout is not None:
             self._printer.join(timeout=5)
@@ -130,7 +130,7 @@ class Agent:
 
 
 class Output:
-    """Takes the lines of several nodes: to the screen with the node's name, to its log with the time."""
+    """Collects the output of several nodes: prints it with the node's name, and logs it with the time."""
 
     def __init__(self) -> None:
         self._logs: dict[int, IO[str]] = {}
@@ -138,7 +138,7 @@ class Output:
         self._lock = threading.Lock()
 
     def copy(self, lines: IO[bytes], agent: Agent) -> None:
-        """Take all lines to their end: if nobody did, the ranks would wait for a full pipe to empty."""
+        """Read lines until the end; otherwise the ranks would block on a full pipe."""
         for raw in lines:
             line = raw.decode(errors="replace").rstrip("\n")
             with contextlib.suppress(OSError):  # the screen is closed, as by `| head`
@@ -155,7 +155,7 @@ class Output:
             self._early.setdefault(node, deque(maxlen=_MOST_EARLY)).append(stamped)
 
     def open_log(self, node: int, path: Path) -> None:
-        """From now on, and from before, a node's lines also go to that file."""
+        """Write a node's earlier and future lines to this file."""
         with self._lock, contextlib.suppress(OSError):
             if node in self._logs:
                 return
@@ -164,7 +164,7 @@ class Output:
             log.writelines(self._early.pop(node, ()))
 
     def close(self) -> None:
-        """Close all logs; lines that come later are dropped."""
+        """Close all logs; later lines are dropped."""
         with self._lock:
             for log in self._logs.values():
                 log.close()

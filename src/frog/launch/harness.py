@@ -1,15 +1,15 @@
-"""A program under a deadline: run it, end all of it, find what it has left.
+"""Runs a program under a deadline, ends all its processes, and finds leftovers.
 
-Campaigns of faults and `frog doctor` stand on this:
+Fault campaigns and `frog doctor` use it:
 
     with Program(command, scratch) as program:
-        code = program.wait(60)            # None: it did not end in time
-        program.end()                      # it, and all that it has started, also what has outlived it
+        code = program.wait(60)            # None: timeout
+        program.end()                      # ends it and all processes it started, including orphans
         program.all_gone(10), program.left_files(), program.output
 
-What is asked of a program from outside must not lean on what it says about itself. Whether all its processes are gone
-is known from a pipe: each inherits it as standard input, so its other end closes with the last of them, also of those
-that have left their session or lost their parent.
+These checks must not depend on the program's own output. A pipe shows whether all processes have ended: each inherits
+it as standard input, so its other end closes when the last of them ends, including processes that have left their
+session or lost their parent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import psutil
 from frog.core.env import child_env
 
 _TORCHS_CACHE = "torchinductor_"
-"""In the temporary folder torch keeps what it has compiled, for all processes and for ever."""
+"""Folder in the temporary folder in which torch permanently caches compiled code for all processes."""
 
 
 class Program:
-    """A program that was started in a session of its own, and all that it starts.
+    """A program in its own session, and all processes that it starts.
 
-    In `scratch`, what it writes on stdout and stderr goes to output.txt, and its temporary files are under tmp.
+    In `scratch`, output.txt receives its stdout and stderr, and tmp holds its temporary files.
     """
 
     def __init__(self, command: Sequence[str], scratch: Path, env: Mapping[str, str] | None = None) -> None:
@@ -64,14 +64,14 @@ class Program:
         os.close(self._reading)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, or None if it does not end in time."""
+        """Return its exit code, or None if it does not end in time."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def end(self, grace_s: float = 0.0) -> None:
-        """Ask it to stop, if there is time for that; then kill what is left of all that it has started."""
+        """Ask it to stop and wait `grace_s`; then kill all its remaining processes."""
         if self.process.poll() is None and grace_s:
             self.process.terminate()
             self.wait(grace_s)
@@ -79,37 +79,37 @@ class Program:
             kill_tree(self.process)
             self.process.wait()
         if not self.all_gone(0):
-            for member in self._left():
+            for member in self._remaining():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
 
-    def _left(self) -> list[psutil.Process]:
-        """Its processes, known by their temporary folder: also those that have lost their parent."""
+    def _remaining(self) -> list[psutil.Process]:
+        """Find its processes by their temporary folder, including orphans."""
         mine = str(self._temporary)
         return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("TMPDIR") == mine]
 
     def all_gone(self, within_s: float) -> bool:
-        """Whether none of its processes runs any more; wait so long for that."""
+        """Wait up to `within_s`; True if all its processes have ended."""
         return bool(select.select([self._reading], [], [], within_s)[0])
 
     def left_files(self) -> list[str]:
-        """The temporary files and folders that are still there."""
+        """Return the remaining temporary files and folders."""
         return [path.name for path in self._temporary.iterdir() if not path.name.startswith(_TORCHS_CACHE)]
 
     @property
     def output(self) -> str:
-        """What it has written so far."""
+        """Output so far."""
         return self._log.read_text(errors="replace")
 
 
 def tree(process: subprocess.Popen[Any]) -> list[psutil.Process]:
-    """The process and all that it has started and that has not lost its parent."""
+    """Return the process and its descendants, without orphans."""
     root = psutil.Process(process.pid)
     return [root, *root.children(recursive=True)]
 
 
 def kill_tree(process: subprocess.Popen[Any]) -> list[psutil.Process]:
-    """SIGKILL a process and all that it has started at once; return them."""
+    """Send SIGKILL to a process and its descendants; return them."""
     family = tree(process)
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):

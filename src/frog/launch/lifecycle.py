@@ -1,9 +1,9 @@
-"""What time decides in a world: when its nodes are asked to leave, when they are made to, when one comes back.
+"""Deadlines of a world: when to ask its nodes to stop, when to kill them, when a lost node returns.
 
-Two state machines without processes or clocks, which hear what happens and when, and answer what is to be done:
+Two state machines without processes or clocks. They receive events with their times, and decide what to do:
 
-    a world:  RUNNING ──> FINISHING ──> FAILING ──> STOPPING        (any of them may be left out)
-    a node:   in the world <──> gone, to come back
+    a world:  RUNNING ──> FINISHING ──> FAILING ──> STOPPING        (a world may skip any of them)
+    a node:   in the world <──> lost, will return
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where a world is between its start and the end of its last node."""
+    """Stages of a world between its start and the end of its last node."""
 
     RUNNING = 1
     FINISHING = 2
-    """A node has ended as it should. Those that wait for nodes which will not come again are done without."""
+    """A node ended successfully. Nodes that wait for others that will not return are killed."""
     FAILING = 3
-    """A node has failed. The others are given time to notice by themselves."""
+    """A node failed. The other nodes get time to detect it."""
     STOPPING = 4
-    """All have been asked to leave, by the user or since a node has failed. They may save first."""
+    """All nodes were asked to stop, by the user or after a failure. They may save first."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take."""
+    """Time limits."""
 
     grace_s: float = 45.0
-    """From asking a world to stop to killing it: time for a step and a checkpoint. torchrun itself waits 30 s."""
+    """Time from asking a world to stop until killing it: enough for a step and a checkpoint. torchrun waits 30 s."""
     last_words_s: float = 5.0
-    """The same for an agent that has no ranks any more: it looks for nodes that it cannot reach."""
+    """The same for an agent without ranks, which is only looking for unreachable nodes."""
     patience_s: float = 60.0
-    """How long the other nodes may take to notice that one has failed, before they are asked to stop."""
+    """Time for the other nodes to detect a failed node before they are asked to stop."""
     repair_at_most_s: float = 30.0
-    """A node that has gone comes back after so long, also if the others have not gone on without it."""
+    """Time until a lost node returns even if the others have not continued without it."""
     up_at_most_s: float = 120.0
-    """How long a world that can shrink waits, at its start, for a node that is slow to come up."""
+    """Time that an elastic world waits at its start for a slow node."""
 
 
 class Lifecycle:
-    """The state of a world. It only goes forward."""
+    """The state of a world. It only moves forward."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -50,85 +50,85 @@ class Lifecycle:
         self._since: dict[State, float] = {}
 
     def _enter(self, state: State, now: float) -> None:
-        """Go on to a later state. Of an earlier one only the time is noted: what it allows is allowed later too."""
+        """Move to a later state. For an earlier state, only record the time: later states allow the same actions."""
         self._since.setdefault(state, now)
         if state.value > self.state.value:
             self.state = state
 
     def node_finished(self, now: float) -> None:
-        """A node has ended as it should."""
+        """A node ended successfully."""
         self._enter(State.FINISHING, now)
 
     def node_failed(self, now: float) -> None:
-        """A node has failed, and the world with it."""
+        """A node failed, and with it the world."""
         self._enter(State.FAILING, now)
 
     def stop(self, now: float) -> None:
-        """The user wants it to stop."""
+        """The user asked the world to stop."""
         self._enter(State.STOPPING, now)
 
-    def loses_patience(self, now: float) -> bool:
-        """Whether it is now that all must be asked to leave, since one has failed and they have not noticed."""
+    def patience_is_over(self, now: float) -> bool:
+        """True, once, when a node has failed, the others have not detected it, and all must be asked to stop."""
         if self.state is not State.FAILING or now - self._since[State.FAILING] <= self.limits.patience_s:
             return False
         self._enter(State.STOPPING, now)
         return True
 
-    def can_do_without(self, had_ranks: bool, idle_s: Callable[[float], float]) -> bool:
-        """Whether a node has nothing more to do: others have finished, and it is without ranks for long.
+    def is_superfluous(self, had_ranks: bool, idle_s: Callable[[float], float]) -> bool:
+        """True if a node is no longer needed: others have finished, and it has had no ranks for too long.
 
-        It came back when the others had already finished, or its network is cut and its ranks have left.
+        It returned after the others had finished, or its network is cut and its ranks have left.
         """
         since = self._since.get(State.FINISHING)
         allowed_s = self.limits.patience_s if had_ranks else self.limits.last_words_s
         return since is not None and idle_s(since) > allowed_s
 
-    def must_go(self, now: float, idle_s: Callable[[float], float]) -> bool:
-        """Whether a node that was asked to leave has had its time."""
+    def must_be_killed(self, now: float, idle_s: Callable[[float], float]) -> bool:
+        """True if the grace period of a node that was asked to stop is over."""
         since = self._since.get(State.STOPPING)
         return since is not None and (now - since > self.limits.grace_s or idle_s(since) > self.limits.last_words_s)
 
 
 @dataclass
 class Repairs:
-    """Nodes that have gone for a while. Each is in the world, or gone since some time and then back."""
+    """Nodes that are temporarily lost. Each node is in the world, or lost until it returns."""
 
     elastic: bool
     repair_s: float
-    """How long a world that can shrink works without a node that has gone."""
+    """Time that an elastic world runs without a lost node."""
     at_most_s: float
     world: set[int]
-    """The nodes of the last world."""
+    """Nodes of the last world."""
     returns: int = 0
-    """How often a node has gone to come back."""
+    """Number of temporary losses so far."""
     _begun_at: float | None = None
     _gone: dict[int, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether a node is awaited."""
+        """True if a lost node will return."""
         return bool(self._gone)
 
     def go(self, node: int, now: float) -> None:
-        """A node has gone, and comes back."""
+        """Record that a node was lost and will return."""
         self.returns += 1
         self._gone[node] = now
 
     def start_world(self, nodes: set[int]) -> None:
-        """These are together from now on."""
+        """Record the nodes of a new world."""
         self.world, self._begun_at = nodes, None
 
     def cancel(self) -> None:
-        """Nobody comes back."""
+        """Cancel all returns."""
         self._gone.clear()
 
-    def take_back(self, now: float, has_begun: Callable[[], bool]) -> list[int]:
-        """The nodes that come back now. `has_begun`: whether the ranks of the last world are at work."""
-        gone = list(self._gone.items())  # a signal may cancel them meanwhile
+    def pop_returning(self, now: float, has_begun: Callable[[], bool]) -> list[int]:
+        """Return the nodes that return now. has_begun: True if the ranks of the last world are running."""
+        gone = list(self._gone.items())  # a signal handler may cancel them meanwhile
         back = [node for node, gone_at in gone if self._is_repaired(node, gone_at, now, has_begun)]
         return [node for node in back if self._gone.pop(node, None) is not None]
 
     def _is_repaired(self, node: int, gone_at: float, now: float, has_begun: Callable[[], bool]) -> bool:
-        """A world that can shrink first does so, and works for a while without the node."""
+        """True if the node may return. An elastic world first shrinks, and runs without the node for a while."""
         if not self.elastic or now - gone_at > self.at_most_s:
             return True
         if self._begun_at is None and has_begun():

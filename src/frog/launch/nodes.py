@@ -1,4 +1,4 @@
-"""Pretended nodes: how many, with how many ranks, and what each is called."""
+"""Simulated nodes: their number, ranks, names and addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frog.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Nodes:
-    """A world's nodes: `least` to `most` of them (equal if the world keeps its size), with `ranks` on each."""
+    """A world's nodes: from `least` to `most` of them (equal for a fixed size), with `ranks` on each."""
 
     least: int
     most: int
@@ -31,9 +31,9 @@ class Nodes:
         return f"node{node_rank}"
 
     def address(self, node_rank: int) -> str:
-        """A node's own loopback address: 127.0.0.1 for node 0, and so on. Linux has them all, macOS the first alone.
+        """Return a node's loopback address: 127.0.0.1 for node 0, and so on. macOS only has the first.
 
-        torchrun numbers nodes in the order of their addresses as text, so ten and more all have three digits.
+        torchrun orders nodes by their addresses as text, so with ten or more nodes the last number has three digits.
         """
         if not sys.platform.startswith("linux"):
             return "127.0.0.1"
@@ -41,26 +41,24 @@ class Nodes:
 
 
 def parse_nodes(text: str) -> Nodes:
-    """`2x4`: two nodes with four ranks each; `3`: three with one; `1:3x2`: one to three with two each.
+    """Parse `2x4` (two nodes with four ranks each), `3` (three with one), `1:3x2` (one to three with two each).
 
     Raises:  UsageError for anything else.
     """
     match = re.fullmatch("(?:([0-9]{1,4}):)?([0-9]{1,4})(?:x([0-9]{1,4}))?", text)
     if match is None:
-        raise UsageError(
-            f"--nodes {text}: not of the form NODESxRANKS", "--nodes 2x4, or --nodes 1:3x2 to shrink and grow"
-        )
+        raise UsageError(f"--nodes {text}: expected NODESxRANKS", "--nodes 2x4, or --nodes 1:3x2 to shrink and grow")
     most, ranks = int(match[2]), int(match[3] or 1)
     least = int(match[1]) if match[1] else most
     if least < 1 or ranks < 1 or least > most:
-        raise UsageError(f"--nodes {text}: at least one node, and one rank on each; the smaller number first")
+        raise UsageError(f"--nodes {text}: needs at least one node and one rank per node, and the smaller number first")
     if most > 99:
-        raise UsageError(f"--nodes {text}: at most 99 pretended nodes")
+        raise UsageError(f"--nodes {text}: at most 99 simulated nodes")
     return Nodes(least, most, ranks)
 
 
 def world_table(worlds: Sequence[dict[str, Any]], hosts: dict[int, str]) -> str:
-    """What each node's ranks find in their environment, node by node, from the `world` events of one attempt."""
+    """Format the environment of each node's ranks as a table, from the `world` events of one attempt."""
     head = ("node", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     rows = [
         (

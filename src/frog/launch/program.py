@@ -1,4 +1,4 @@
-"""What a world runs: one of Frog's own programs, or a script."""
+"""The program that a world runs: one of Frog's programs, or a script."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _PROGRAMS = {
     "explain": "frog.learn.explain.rank",
     "collectives": "frog.peers.rank",
 }
-"""Frog's own programs that run on every rank."""
+"""Frog's programs that run on every rank."""
 
 
-_GO_ON = frozenset({"train", "finetune"})
-"""Those that go on from their last checkpoint when they are started again."""
+_RESUMABLE = frozenset({"train", "finetune"})
+"""Programs that resume from their last checkpoint after a restart."""
 
 
-def can_go_on(program: Sequence[str]) -> bool:
-    """Whether a program may be started again in the middle of its run. What a script does is its own business."""
-    return program[0] in _GO_ON or program[0] not in _PROGRAMS
+def can_resume(program: Sequence[str]) -> bool:
+    """True if a program can resume after a restart. Assumed for scripts."""
+    return program[0] in _RESUMABLE or program[0] not in _PROGRAMS
 
 
 def can_be_joined(program: Sequence[str]) -> bool:
-    """Whether another rank may come into a run of a program. What a script does is its own business."""
+    """True if ranks can join a run of this program. Assumed for scripts."""
     return program[0] == "train" or program[0] not in _PROGRAMS
 
 
 def target(program: Sequence[str]) -> list[str]:
-    """The words that torchrun takes for a program: `train RUN.toml ...`, or a Python script with its arguments.
+    """Return torchrun's arguments for a program: `train RUN.toml ...`, or a Python script with its arguments.
 
-    Raises:  UsageError if there is nothing to run.
+    Raises:  UsageError if there is no such program.
     """
     if not program:
         raise UsageError("nothing to run", "frog run --nproc 4 -- train config/demo.toml")
@@ -44,7 +44,7 @@ def target(program: Sequence[str]) -> list[str]:
         return ["-m", _PROGRAMS[name], *rest]
     if not Path(name).is_file():
         raise UsageError(
-            f"{name}: neither a frog command that runs on every rank ({', '.join(_PROGRAMS)}) nor a script",
+            f"{name}: neither a script nor a frog command that runs on every rank ({', '.join(_PROGRAMS)})",
             "frog run --nproc 4 -- train RUN.toml",
         )
     return [name, *rest]

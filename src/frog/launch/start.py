@@ -1,4 +1,4 @@
-"""How the processes of a world are started: the store of its nodes' rendezvous, and an agent for each node."""
+"""Starts the processes of a world: the store for the rendezvous of its nodes, and an agent per node."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from frog.launch.network import Link, Network
 
 _STORE_PORT = 29400
-"""Inside a network of its own, where nobody else is."""
+"""Port inside the nodes' own network, where it is always free."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a world is started and watched."""
+    """Options for starting and watching a world."""
 
     threads: int | None = None
     restarts: int = 0
     deadline_s: float = 60.0
-    """A rank that gives no sign of life for so long is killed."""
+    """Kill a rank that sends no heartbeat for this long."""
     stuck_s: float = 300.0
-    """So is one that waits in a single collective for so long, if its own `train.timeout_s` allows no more."""
+    """Kill a rank that waits in one collective for this long, unless its `train.timeout_s` allows more."""
     repair_s: float = 5.0
-    """How long a world that can shrink works without a node that has gone; else it comes back at once."""
+    """Time that an elastic world runs without a lost node; in other worlds the node returns immediately."""
     replace: int = 0
-    """How many lost ranks of a run that goes on without them are replaced, at most."""
+    """Maximum number of lost ranks to replace in an elastic run."""
     network: Link | None = None
     extra_env: Mapping[str, str] = field(default_factory=dict)
 
 
 class Starter:
-    """Starts a world's processes, and ends the one that serves them all."""
+    """Starts a world's processes, and ends the store."""
 
     def __init__(
         self, nodes: Nodes, words: Sequence[str], options: Options, scratch: Path, network: Network | None
@@ -53,11 +53,11 @@ class Starter:
         self._num_agents = 0
 
     def address(self, node: int) -> str:
-        """Where a node is reached."""
+        """Return a node's address."""
         return self.network.address(node) if self.network else self.nodes.address(node)
 
     def start_store(self) -> None:
-        """Serve the rendezvous of several nodes."""
+        """Start the store for the rendezvous of several nodes."""
         module = [sys.executable, "-m", "frog.launch.torchrun.store"]
         env = child_env(FROG_LAUNCHER_PID=str(os.getpid()))
         if self.network is not None:
@@ -86,7 +86,7 @@ class Starter:
         return Agent(node, self.nodes.host(node), process, reports)
 
     def close(self) -> None:
-        """End the store; the agents are their own world's to end."""
+        """End the store. Does not end the agents."""
         if self._store is not None:
             self._store.kill()
             self._store.wait()
@@ -99,7 +99,7 @@ class Starter:
             "FROG_LAUNCHER_PID": str(os.getpid()),
             "FROG_LAUNCH_DIR": str(self.scratch),
             "FROG_REPLACE": str(self.options.replace),
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # each attempt gets a store of its own, without stale keys
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a separate store for each attempt, without stale keys
             **self.options.extra_env,
         }
         if self.nodes.several:

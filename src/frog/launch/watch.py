@@ -1,6 +1,6 @@
-"""The watchdog of a world: who gives no sign of life, and who is stuck.
+"""The watchdog of a world: detects silent and stuck ranks.
 
-Who has ended is not seen here: each node's agent reports it (launch/torchrun/agent.py), and launch/world.py hears it.
+Each node's agent (launch/torchrun/agent.py), not the watchdog, reports ended ranks to launch/world.py.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from frog.runs.schema import Beat
 
 @dataclass(frozen=True)
 class Hang:
-    """A rank that does not go on."""
+    """A rank that makes no progress."""
 
     rank: int
-    """As which it was started: its heartbeat may lie under another since."""
+    """The rank that it was started as; its heartbeat file may have another rank by now."""
     pid: int
     kind: str
-    """"silent": no heartbeat, so the process is stopped or held; "stuck": it beats, but waits in one collective."""
+    """"silent": no heartbeat, so the process is stopped or blocked; "stuck": heartbeats, but waits in a collective."""
     waited_s: float
     heartbeat: Beat
 
@@ -31,17 +31,17 @@ class Hang:
         beat = self.heartbeat
         place = f"step {beat.step}" + (f", {beat.phase}" if beat.phase else "")
         if self.kind == "silent":
-            return f"rank {self.rank} (pid {self.pid}) gave no sign of life for {self.waited_s:.0f} s, after {place}"
+            return f"rank {self.rank} (pid {self.pid}) sent no heartbeat for {self.waited_s:.0f} s, after {place}"
         op = beat.open[0].op
         return f"rank {self.rank} (pid {self.pid}) has waited {self.waited_s:.0f} s in {op} ({place})"
 
 
 def find_hangs(folder: RunFolder, pids: dict[int, int], deadline_s: float, stuck_s: float) -> Iterator[Hang]:
-    """The ranks, out of those given with their pids, that have been silent or stuck for longer than allowed.
+    """Yield those of the given ranks that have been silent or stuck for longer than allowed.
 
-    A rank without a heartbeat yet is still starting; one that has ended is its agent's to report, which first ends the
-    others and may take its time for that. A rank is stuck after `stuck_s`, or twice its own collectives' time-out if
-    that is longer; so is one that has taken its last step and does not leave.
+    A rank without a heartbeat is still starting. The agent reports a rank that has ended, possibly late, since it ends
+    the others first. A rank is stuck after `stuck_s`, or twice its collectives' timeout if that is longer; the same
+    limit applies to a rank that does not exit after its last step.
     """
     now_ns = time.monotonic_ns()
     ranks = {pid: rank for rank, pid in pids.items()}

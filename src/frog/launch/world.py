@@ -1,4 +1,4 @@
-"""A world on this machine: one torchrun agent for each (pretended) node, watched, and nothing left of it afterwards."""
+"""A world on this machine: starts and watches one torchrun agent per (simulated) node, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
 from frog.launch.nodes import Nodes, world_table
-from frog.launch.program import can_be_joined, can_go_on, target
+from frog.launch.program import can_be_joined, can_resume, target
 from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs
 from frog.runs.heartbeat import read_heartbeat
@@ -35,31 +35,29 @@ from frog.runs.launch_request import LaunchRequest
 from frog.runs.outcome import Failure, describe_failure, final_failures, world_error
 
 _LOOK_S = 0.5
-"""Between two looks at the heartbeats."""
+"""Interval between two checks of the heartbeats."""
 
 
 def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | None = None) -> int:
     """Run `program` on every rank of a world under torchrun; return the exit code of the world.
 
-    `program` is a frog command that trains (`train RUN.toml ...`) or a Python script with its arguments. A number of
-    `nodes` is that many ranks on one node.
+    program: a frog command that runs on ranks (`train RUN.toml ...`), or a Python script with its arguments.
+    nodes: an integer means that many ranks on one node.
 
-    Raises:  UsageError if there is nothing to run; LaunchError, with the first failing rank's own words, if it fails.
+    Raises:  UsageError if there is nothing to run; LaunchError, with the error of the rank that failed first.
     """
     if isinstance(nodes, int):
         if nodes < 1:
-            raise UsageError(f"--nproc {nodes}: a world has at least one rank")
+            raise UsageError(f"--nproc {nodes}: a world needs at least one rank")
         nodes = Nodes(1, 1, nodes)
     num_ranks = nodes.most * nodes.ranks
-    check_memory(num_ranks * PROCESS_BYTES, f"a world of {num_ranks} ranks", "name fewer ranks")
+    check_memory(num_ranks * PROCESS_BYTES, f"a world of {num_ranks} ranks", "use fewer ranks")
     check_start_method()
     words, options = target(program), options or Options()
-    if options.restarts and not can_go_on(program):
-        raise UsageError(
-            f"{program[0]} begins anew each time: it has no checkpoints to go on from", "leave --restarts out"
-        )
+    if options.restarts and not can_resume(program):
+        raise UsageError(f"{program[0]} cannot resume: it has no checkpoints", "omit --restarts")
     if options.replace and not can_be_joined(program):
-        raise UsageError(f"{program[0]} goes on with the ranks that it began with", "leave --replace out")
+        raise UsageError(f"{program[0]} does not support joining ranks", "omit --replace")
     with scratch_folder("frog-run-") as scratch, ExitStack() as stack:
         network = None
         if options.network is not None:
@@ -84,7 +82,7 @@ class _Launch:
         self.failures: list[Failure] = []
         self.signals: list[int] = []
         self.lost: dict[str, int] = {}
-        """Nodes that have gone and not come back, by host: the signal that killed the agent."""
+        """Signals that killed the agents of lost nodes that have not returned, by host."""
         self.unaware: list[str] = []
         """Hosts of the nodes that were stopped because their ranks did not fail after another node had failed."""
         self._shown: dict[int, list[dict[str, Any]]] = {}
@@ -97,7 +95,7 @@ class _Launch:
         self._failed_by_itself = False
 
     def run(self) -> int:
-        """Start the nodes, stay until all have ended; return the exit code, or raise the world's error."""
+        """Start the nodes and wait until all have ended; return the exit code, or raise the world's error."""
         every = range(self.nodes.most)
         hosts = [{"node": n, "host": self.nodes.host(n), "address": self.starter.address(n)} for n in every]
         self.journal.record(
@@ -129,13 +127,13 @@ class _Launch:
         return code
 
     def _network_figures(self) -> dict[str, Any] | None:
-        """What went over the nodes' links; None without them, or if the switch has died."""
+        """Return the figures of the nodes' links; None without links, or if the switch has died."""
         with contextlib.suppress(LaunchError):
             return self.network.describe() if self.network else None
         return None
 
     def clean_up(self) -> None:
-        """Kill whatever is left; it is nothing when all went well."""
+        """Kill all remaining processes; there are none after a normal end."""
         for agent in self.agents:
             if agent.process.poll() is None:
                 agent.kill()
@@ -149,14 +147,14 @@ class _Launch:
     def _start(self, node: int) -> None:
         agent = self.starter.start_agent(node)
         self.agents.append(agent)
-        if self.signals:  # came while it was being started
+        if self.signals:  # a signal arrived during the start
             agent.process.terminate()
         if self.nodes.several:
             agent.copy_lines(self.output)
 
     @contextmanager
     def _take_signals(self) -> Iterator[None]:
-        """While inside, SIGINT and SIGTERM go on to the agents, which have sessions of their own."""
+        """Forward SIGINT and SIGTERM to the agents, which have their own sessions, inside this block."""
 
         def forward(number: int, frame: FrameType | None) -> None:
             self._failed_by_itself = self._failed_by_itself or bool(self.failures and not self.signals)
@@ -174,9 +172,9 @@ class _Launch:
                 signal.signal(number, handler)
 
     def _let_meet(self) -> None:
-        """Let the agents look for each other; in a world that can shrink once all are up that have not ended.
+        """Let the agents start the rendezvous; in an elastic world, only when all running agents are up.
 
-        Once they meet, those that are there wait for others for 3 s only, which suits a world that shrinks.
+        Once the rendezvous starts, agents wait only 3 s for others, which is right for a world that shrinks later.
         """
         awaited = self.nodes.elastic and time.monotonic() < self._wait_until
         if not (awaited and any(not agent.is_up() for agent in self._running())):
@@ -189,9 +187,9 @@ class _Launch:
 
     def _tick(self) -> None:
         for agent in self.agents:
-            self._hear(agent)
+            self._handle_reports(agent)
             if not agent.done and agent.process.poll() is not None:
-                self._hear(agent)
+                self._handle_reports(agent)
                 self._ended(agent)
         self._let_meet()
         folder = self.journal.look_for_folder()
@@ -200,11 +198,11 @@ class _Launch:
                 self.output.open_log(agent.node, folder.node_log(agent.node))
         self._serve_requests()
         self._look_for_hangs()
-        self._bring_back()
+        self._restart_lost_nodes()
         self._enforce_deadlines()
 
-    def _hear(self, agent: Agent) -> None:
-        """Pass on what an agent has reported."""
+    def _handle_reports(self, agent: Agent) -> None:
+        """Process an agent's new reports."""
         for event in agent.news():
             kind, unix_ns, time_s = event.pop("event"), event.pop("unix_ns"), event.pop("time_s", None)
             self.journal.record(kind, unix_ns, **event)
@@ -222,21 +220,21 @@ class _Launch:
 
     @property
     def _survives_losses(self) -> bool:
-        """Whether the run has said that it goes on when ranks are lost."""
+        """True if the run has announced that it continues when ranks are lost."""
         return (self.scratch / SURVIVES).exists()
 
     def _show(self, world: dict[str, Any]) -> None:
-        """Once all nodes of an attempt have reported their ranks, show the table of the world."""
+        """Print the table of the world once all nodes of an attempt have reported their ranks."""
         attempt = world["attempt"]
         worlds = self._shown.setdefault(attempt, [])
         worlds.append(world)
-        if attempt < max(self._shown):  # a node that is late to report a world that is no more
+        if attempt < max(self._shown):  # a late report about a world that has already ended
             return
         if sum(len(report["ranks"]) for report in worlds) < world["world_size"]:
             return
         self.repairs.start_world({report["node"] for report in worlds})
         if attempt:
-            print(f"started again (attempt {attempt}): a world of {world['world_size']}", file=sys.stderr, flush=True)
+            print(f"restarted (attempt {attempt}): world size {world['world_size']}", file=sys.stderr, flush=True)
         if self.nodes.several:
             print(world_table(worlds, {n: self.nodes.host(n) for n in range(self.nodes.most)}), flush=True)
 
@@ -247,10 +245,10 @@ class _Launch:
         self._next_look = time.monotonic() + _LOOK_S
         for agent in self._running():
             for hang in find_hangs(folder, dict(agent.watched), self.options.deadline_s, self.options.stuck_s):
-                print(f"{hang}; it is killed", file=sys.stderr, flush=True)
+                print(f"{hang}; killing it", file=sys.stderr, flush=True)
                 self.journal.record(
                     "hang",
-                    attempt=max(self._shown, default=0),  # as agents count: a change of the world is none
+                    attempt=max(self._shown, default=0),  # the agents' count, which membership changes do not increase
                     rank=hang.rank,
                     pid=hang.pid,
                     kind=hang.kind,
@@ -262,7 +260,7 @@ class _Launch:
                     os.kill(hang.pid, signal.SIGKILL)
 
     def _serve_requests(self) -> None:
-        """Do what a rank asks for, which none can bring about by itself."""
+        """Handle the ranks' requests for actions that only the launcher can do."""
         for path in (self.scratch / "requests").glob("*.json"):
             done = path.with_suffix(".done")
             if done.exists():
@@ -279,7 +277,7 @@ class _Launch:
             done.touch()
 
     def _end_rank(self, pid: int | None) -> None:
-        """Kill a rank without which the others have gone on."""
+        """Kill a rank that the others have continued without."""
         for agent in self._running():
             for rank in [rank for rank, own in agent.pids.items() if own == pid]:
                 self.journal.record("left_out", attempt=max(self._shown, default=0), rank=rank, pid=pid)
@@ -288,7 +286,7 @@ class _Launch:
     # ---- ending ------------------------------------------------------------------------------------------------------
 
     def _ended(self, agent: Agent) -> None:
-        """An agent has ended: as it should, failed, or gone with its node."""
+        """Handle the end of an agent: success, failure, or loss of its node."""
         code, unix_ns = agent.process.returncode, time.time_ns()
         agent.finish()
         self.journal.record("node", unix_ns, node=agent.node, host=agent.host, code=code)
@@ -304,47 +302,47 @@ class _Launch:
         survived = healthy > 0 and self._survives_losses
         if survived or (code < 0 and (comes_back or goes_on_without)) or (code == NOT_MET and goes_on_without):
             agent.excused = True
-            how = f"gone ({signal_name(-code)})" if code < 0 else "lost the others"
-            print(f"{agent.host} has {how}", file=sys.stderr, flush=True)
+            how = f"was lost ({signal_name(-code)})" if code < 0 else "lost contact with the other nodes"
+            print(f"{agent.host} {how}", file=sys.stderr, flush=True)
             if comes_back:
                 self.repairs.go(agent.node, time.monotonic())
         else:
             self.life.node_failed(time.monotonic())
 
-    def _bring_back(self) -> None:
-        if not self._running() or self.life.state is State.STOPPING:  # nobody is left to come back to
+    def _restart_lost_nodes(self) -> None:
+        if not self._running() or self.life.state is State.STOPPING:  # no world is left to return to
             self.repairs.cancel()
-        for node in self.repairs.take_back(time.monotonic(), self._has_begun):
+        for node in self.repairs.pop_returning(time.monotonic(), self._has_begun):
             self.lost.pop(self.nodes.host(node), None)
             self.journal.record("return", node=node, host=self.nodes.host(node))
-            print(f"{self.nodes.host(node)} comes back", file=sys.stderr, flush=True)
+            print(f"{self.nodes.host(node)} returns", file=sys.stderr, flush=True)
             self._start(node)
 
     def _has_begun(self) -> bool:
-        """Whether the ranks of the last world are at work: before that, they would not hear that they are to stop."""
-        if self.journal.folder is None:  # a program that leaves no heartbeats
+        """True if the ranks of the last world are running; earlier, they could not react to a stop signal."""
+        if self.journal.folder is None:  # a program without heartbeats
             return True
         beat = read_heartbeat(self.journal.folder.heartbeat(0))
         return beat is not None and any(beat.pid in agent.pids.values() for agent in self._running())
 
     def _enforce_deadlines(self) -> None:
-        """After a failure or a request to stop: ask those who stay, then make them."""
+        """After a failure or a stop request: ask the remaining agents to stop, and kill them after their deadline."""
         now = time.monotonic()
-        if self.life.loses_patience(now):
+        if self.life.patience_is_over(now):
             for agent in self._running():
                 self.unaware.append(agent.host)
                 agent.process.send_signal(signal.SIGTERM)
         if any(agent.process.poll() == 0 for agent in self.agents):
             self.life.node_finished(now)
         for agent in self._running():
-            if self.life.can_do_without(bool(agent.pids), agent.idle_s):
+            if self.life.is_superfluous(bool(agent.pids), agent.idle_s):
                 agent.excused = True
                 agent.kill()
-            elif self.life.must_go(now, agent.idle_s):
+            elif self.life.must_be_killed(now, agent.idle_s):
                 agent.kill()
 
     def _error(self) -> LaunchError | None:
-        """What the world failed of, if the agents that count did not all end with 0."""
+        """Return the world's error, unless all agents that count ended with 0."""
         codes = [agent.process.returncode for agent in self.agents if not agent.excused]
         if codes and not any(codes):
             return None

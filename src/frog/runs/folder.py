@@ -119,8 +119,8 @@ class RunFolder:
         except OSError as error:
             raise RunError(
                 f"{self.checkpoints}: cannot be read: {error.strerror}", "`ls -ld` shows its owner"
-                    ) from None
-                return sorted(int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name)))
+            ) from None
+        return sorted(int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name)))
 
     def event_ranks(self) -> list[int]:
         """Return the ranks with an events file, in order."""

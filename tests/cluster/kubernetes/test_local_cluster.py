@@ -170,4 +170,4 @@ def test_pod_names_need_a_service_that_selects_them(
 )
 def test_world_options_conflict_with_a_manifest(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--from", "k8s.yaml", *option.split()]) == 2
-    assert f"{option.split()[0]}: --from takes the world from the manifest" in capsys.readouterr().err
+    assert f"{option.split()[0]} cannot be combined with --from" in capsys.readouterr().err

@@ -323,7 +323,7 @@ def test_a_system_without_networks_refuses(network: Network) -> None:
     done = run_as([*poorer, forbid, "sh"], UNPRIVILEGED)
     if done.returncode and "Traceback" not in done.stderr:
         pytest.skip(f"cannot forbid networks here: {done.stderr.strip()}")
-    assert "refused: this system does not let a program make networks of its own: unshare: No space" in done.stdout
+    assert "refused: this system does not permit programs to create networks: unshare: No space" in done.stdout
 
 
 SHARED = """
@@ -354,4 +354,4 @@ def test_elsewhere_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         refused = error
     assert refused is not None
     assert refused.what == "--network needs Linux's network namespaces; this is darwin"
-    assert "leave --network away" in refused.hint
+    assert "omit --network" in refused.hint

@@ -59,10 +59,10 @@ def test_of_two_worlds_one_goes_on(
     leave_beats(folder, [*own, *others[: 4 - len(members)]])
     run: Any = SimpleNamespace(folder=folder)
     if goes_on:
-        survive._give_way(run, (0, 1, 2, 3), members, {*own})
+        survive._yield_to_larger_part(run, (0, 1, 2, 3), members, {*own})
         return
     with pytest.raises(LostError, match="ranks continue elsewhere"):
-        survive._give_way(run, (0, 1, 2, 3), members, {*own})
+        survive._yield_to_larger_part(run, (0, 1, 2, 3), members, {*own})
 
 
 @pytest.mark.parametrize("here", [True, False])

@@ -1,4 +1,4 @@
-"""A slow network between pretended nodes: each with its own address, its own link, and a switch in the middle."""
+"""A slow network between simulated nodes: each has its own address and link; a switch connects them."""
 
 from frog.launch.network.link import Link, parse_network
 from frog.launch.network.network import Network

@@ -1,6 +1,6 @@
 """Run a program inside a node: python -m frog.launch.network.enter NAMESPACE... -- COMMAND...
 
-The namespaces are paths that the switch holds open. This process becomes the program: one process id, before and after.
+The namespaces are paths that the switch holds open. This process becomes the program and keeps its process id.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """Enter, and become the command. Returns only if that fails."""
+    """Enter the namespaces and execute the command. Returns only on failure."""
     from frog.launch.network.namespaces import enter
 
     split = arguments.index("--")

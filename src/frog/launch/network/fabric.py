@@ -1,11 +1,11 @@
-"""When a frame gets where it goes: the links and the switch as arithmetic on times, without a clock of its own.
+"""Delivery times of frames: the links and the switch as arithmetic on times, without a clock.
 
     node a ── line up ──> (delay) ──> switch: line down ──> node b
 
-A line is one direction of a node's link. A frame waits until those before it have left, then takes its bits over the
-rate. So one sender alone reaches the rate, two that send to the same node share that node's line down, and a node
-sends and receives at full rate at once. The delay comes once on the way. What does not fit into a line's queue is
-dropped, as a router's full port does; TCP then slows down.
+A line is one direction of a node's link. A frame waits until the frames before it have left, then takes its bits
+divided by the rate. So a single sender reaches the full rate, two senders to the same node share that node's line down,
+and a node can send and receive at full rate together. The delay applies once per frame. A line drops frames that do not
+fit into its queue, as a full router port does; TCP then slows down.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _BROADCAST = b"\xff" * 6
 
 
 def mac_of(node_rank: int) -> bytes:
-    """A locally administered hardware address, the same in every run."""
+    """Return a locally administered hardware address, the same in every run."""
     return bytes([2, 0, 10, 77]) + (node_rank + 1).to_bytes(2, "big")
 
 
 class Line:
-    """One direction of a link: a queue in front of a wire of a certain rate."""
+    """One direction of a link: a queue before a wire with a fixed rate."""
 
     def __init__(self, bytes_per_s: float, queue_bytes: int) -> None:
         self._bytes_per_s, self._queue_bytes = bytes_per_s, queue_bytes
         self._free_s = 0.0
 
     def accept(self, now_s: float, num_bytes: int) -> float | None:
-        """The time at which a frame that comes now has left the line; None if its queue is full."""
+        """Return the time at which a frame that arrives now has left the line; None if the queue is full."""
         start_s = max(now_s, self._free_s)
         if (start_s - now_s) * self._bytes_per_s + num_bytes > self._queue_bytes:
             return None
@@ -45,7 +45,7 @@ class Line:
 
 @dataclass
 class Port:
-    """One node's link, and what went over it."""
+    """One node's link and its counters."""
 
     up: Line
     down: Line
@@ -63,8 +63,8 @@ class Port:
 
 
 _Flight = tuple[float, int, int, int, bool, bytes]
-"""A frame under way: when it is due, a number that keeps the order, source, target, whether it has left the line down
-(and is due at its node) or not (and is due at the switch), and its bytes. A tuple, for the heap is the hot path."""
+"""A frame in transit: its due time, a number that keeps the order, source, target, True if it has left the line down
+(and is due at its node) or False (and is due at the switch), and its bytes. A tuple, since the heap is the hot path."""
 
 
 class Fabric:
@@ -85,7 +85,7 @@ class Fabric:
         return Port(up, down, random.Random(f"{link.seed} node {node_rank}"))
 
     def cut(self, node_rank: int) -> None:
-        """From now on nothing passes to or from this node, nor what is under way."""
+        """Drop all frames to or from this node from now on, including frames in transit."""
         self._ports[node_rank].is_cut = True
 
     def heal(self, node_rank: int) -> None:
@@ -93,11 +93,11 @@ class Fabric:
 
     @property
     def due_s(self) -> float | None:
-        """When the next frame has to be seen to; None while there is none."""
+        """Due time of the next frame; None without frames."""
         return self._flights[0][0] if self._flights else None
 
     def take(self, now_s: float, source: int, frame: bytes) -> None:
-        """A node sends a frame: to one node, or to all others. What is for nobody here is passed over."""
+        """Accept a frame from a node, to one node or to all others. Ignores frames for unknown addresses."""
         to = frame[:6]
         if to == _BROADCAST:
             targets = [node for node in range(len(self._ports)) if node != source]
@@ -120,7 +120,7 @@ class Fabric:
                 self._push(left_s + self._link.delay_s, source, target, False, frame)
 
     def deliver(self, now_s: float, write: Callable[[int, bytes], None]) -> None:
-        """Give to `write` (node, frame) all that is due."""
+        """Call `write` (node, frame) for each frame that is due."""
         flights = self._flights
         while flights and flights[0][0] <= now_s:
             due_s, _, source, target, is_at_node, frame = heapq.heappop(flights)
@@ -146,7 +146,7 @@ class Fabric:
         self._num_delivered += 1
 
     def describe(self) -> dict[str, Any]:
-        """What went over each link so far, and how late the switch was with it."""
+        """Return the counters of each link, and how late the switch delivered frames."""
         nodes = [{"node_rank": rank, "is_cut": port.is_cut, **port.counts} for rank, port in enumerate(self._ports)]
         mean_late_s = self._sum_late_s / self._num_delivered if self._num_delivered else 0.0
         return {"nodes": nodes, "mean_late_s": mean_late_s, "worst_late_s": self.worst_late_s}

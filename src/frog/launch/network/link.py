@@ -1,4 +1,4 @@
-"""What a node's link is like, read from words such as "rate=100mbit delay=20ms loss=0.1%", with tc's units."""
+"""The properties of a node's link, parsed from text such as "rate=100mbit delay=20ms loss=0.1%", with tc's units."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from frog.core.errors import UsageError
 
 MAX_RATE_BITS_PER_S = 1e9
-"""The switch is a Python program. One stream over a link of this rate had 99 % of it, all links together carried 4.7 to
-4.9 times as much (benchmarks/results/network.txt, two quiet cores); beyond, the switch would be what is slow."""
+"""The switch is a Python program. One stream over a link of this rate reached 99 % of it, and all links together 4.7 to
+4.9 times the rate (benchmarks/results/network.txt, two idle cores); at higher rates, the switch is the bottleneck."""
 
 _MAX_DELAY_S = 10.0
 _MIN_RATE_BITS_PER_S = 1e4
@@ -21,44 +21,44 @@ _TIMES_S = {"us": 1e-6, "usec": 1e-6, "usecs": 1e-6, "ms": 1e-3, "msec": 1e-3, "
 _TIMES_S |= {"s": 1.0, "sec": 1.0, "secs": 1.0}
 
 _FORMS = {
-    "rate": "a rate as tc writes it: 100mbit, 1gbit, 12mbps (bytes), 512kibit",
-    "delay": "a time as tc writes it: 20ms, 500us, 0.1s",
-    "loss": "a share of all frames, from 0% to below 100%: 0.1%",
-    "seed": "a whole number from 0",
+    "rate": "a rate in tc's format: 100mbit, 1gbit, 12mbps (bytes), 512kibit",
+    "delay": "a time in tc's format: 20ms, 500us, 0.1s",
+    "loss": "a percentage of frames, from 0% to below 100%: 0.1%",
+    "seed": "an integer, 0 or more",
 }
 _EXAMPLE = '--network "rate=100mbit delay=20ms"'
 
 
 @dataclass(frozen=True)
 class Link:
-    """The link between a node and the switch; every node has one like it. It carries both directions at once."""
+    """The full-duplex link between a node and the switch; all nodes have the same."""
 
     rate_bits_per_s: float = MAX_RATE_BITS_PER_S
-    """Of each direction."""
+    """Rate of each direction."""
     delay_s: float = 0.0
-    """From one node to another, one way; a ping takes twice as long."""
+    """One-way delay between two nodes; a ping takes twice as long."""
     loss: float = 0.0
-    """Share of the frames that are lost on the way, at random."""
+    """Fraction of frames lost at random."""
     seed: int = 0
-    """Of the draws of which frames are lost."""
+    """Seed of the random losses."""
 
     @property
     def mtu(self) -> int:
-        """Bytes of a packet. Links of 100 Mbit/s and more carry jumbo frames: a sixth of the work for the switch."""
+        """Bytes per packet. Links of 100 Mbit/s or more carry jumbo frames, a sixth of the work for the switch."""
         return 9000 if self.rate_bits_per_s >= 1e8 else 1500
 
     @property
     def queue_bytes(self) -> int:
-        """What waits on either side of a link before frames are dropped.
+        """Queue size on either side of a link, above which frames are dropped.
 
-        As much as the link carries in 0.1 s and one round trip: a TCP connection that fills the link needs one round
-        trip of queue to keep it full (the rule of routers), and the rest stands for the memory of the sender's host,
-        which would hold frames back and not drop them.
+        It holds the bytes that the link carries in 0.1 s and one round trip. A TCP connection needs one round trip of
+        queue to keep the link full (a rule for routers); the rest models the memory of the sender's host, which would
+        delay frames instead of dropping them.
         """
         return int(self.rate_bits_per_s / 8 * (2 * self.delay_s + 0.1)) + 16 * self.mtu
 
     def describe(self) -> dict[str, Any]:
-        """As plain data: for the launcher's events, and for the switch."""
+        """Return plain data for the launcher's events and for the switch."""
         return {**asdict(self), "mtu": self.mtu}
 
     def __str__(self) -> str:
@@ -67,20 +67,20 @@ class Link:
 
 
 def parse_network(text: str) -> Link:
-    """Read the words of `--network`.
+    """Parse the value of `--network`.
 
-    Raises:  UsageError, naming the word, if one is not of the known form.
+    Raises:  UsageError that names the first invalid word.
     """
     fields: dict[str, Any] = {}
     for word in text.split():
         key, equals, value = word.partition("=")
         if not equals or key not in _FORMS:
-            raise UsageError(f"--network: {word!r} is none of {', '.join(f'{name}=…' for name in _FORMS)}", _EXAMPLE)
+            raise UsageError(f"--network: {word!r} is not one of {', '.join(f'{name}=…' for name in _FORMS)}", _EXAMPLE)
         if key in fields:
             raise UsageError(f"--network: {key} is given twice: {fields[key]!r} and {value!r}", _EXAMPLE)
         fields[key] = value
     if not fields:
-        raise UsageError("--network says nothing of the link", _EXAMPLE)
+        raise UsageError("--network is empty", _EXAMPLE)
     read: dict[str, Callable[[str], Any]] = {"rate": _rate, "delay": _delay, "loss": _loss, "seed": _seed}
     names = {"rate": "rate_bits_per_s", "delay": "delay_s"}
     return Link(**{names.get(key, key): read[key](value) for key, value in fields.items()})
@@ -94,9 +94,9 @@ def _rate(text: str) -> float:
     rate = float(match[1]) * _PREFIXES[match[2] or ""] * bits
     if not _MIN_RATE_BITS_PER_S <= rate <= MAX_RATE_BITS_PER_S:
         raise UsageError(
-            f"--network: rate={text} is {rate / 1e6:g} Mbit/s; the switch between the nodes carries "
-            f"{_MIN_RATE_BITS_PER_S / 1e6:g} to {MAX_RATE_BITS_PER_S / 1e6:g} Mbit/s for each",
-            "a slower link; without --network the nodes talk at this machine's own speed",
+            f"--network: rate={text} is {rate / 1e6:g} Mbit/s; the switch supports "
+            f"{_MIN_RATE_BITS_PER_S / 1e6:g} to {MAX_RATE_BITS_PER_S / 1e6:g} Mbit/s per node",
+            "choose a slower link; without --network the nodes communicate at this machine's full speed",
         )
     return rate
 

@@ -1,4 +1,4 @@
-"""What the launcher and the switch between pretended nodes say to each other: a line of JSON each."""
+"""Messages between the launcher and the switch of simulated nodes: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from frog.launch.network.link import Link
 
 
 class SwitchSettings(Typed, frozen=True):
-    """What the switch is started with."""
+    """Arguments of the switch."""
 
     num_nodes: Annotated[int, Meta(ge=1, le=64)]
     link: Link
 
 
 class SwitchRequest(Typed, frozen=True):
-    """Cut a node off, heal its link, or say what went over the links."""
+    """A request to cut off a node, to heal its link, or to describe the links."""
 
     act: Literal["cut", "heal", "describe"]
     node_rank: Natural | None
 
 
 class SwitchReady(Typed, frozen=True):
-    """The first answer: how a program enters the nodes, or why there are none."""
+    """The first answer: how programs enter the nodes, or the error."""
 
     error: str | None = None
     descriptors: Name = ""
-    """The folder of the switch's open files."""
+    """Folder of the switch's open file descriptors."""
     nodes: list[list[Natural]] = field(default_factory=list)
-    """Which of them are the namespaces of each node."""
+    """Descriptors of each node's namespaces."""

@@ -1,7 +1,7 @@
-"""A node's own network and host name, made by system calls: no privilege is kept, nothing is written to disk.
+"""A node's own network and host name, created by system calls: keeps no privileges and writes nothing to disk.
 
-A namespace lives as long as a process is in it or holds it open. The switch holds it open and other programs enter it
-through the switch's descriptors, so when the switch ends and the node's programs have ended, nothing is left.
+A namespace exists as long as a process is in it or holds it open. The switch holds it open, and other programs enter it
+through the switch's descriptors. So when the switch and the node's programs have ended, nothing remains.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ARPHRD_ETHER = 1
 
 @dataclass(frozen=True)
 class Namespaces:
-    """Descriptors of this process that hold one node's namespaces, and its interface's other end."""
+    """Descriptors that hold one node's namespaces, and the other end of its interface."""
 
     net: int
     uts: int
@@ -39,25 +39,25 @@ class Namespaces:
 
 @dataclass(frozen=True)
 class Shared:
-    """Descriptors of the namespaces that all nodes are in: of mounts, and of users (None for root)."""
+    """Descriptors of the namespaces that all nodes share: mounts, and users (None for root)."""
 
     mount: int
     user: int | None
 
 
 def address_of(node_rank: int, num_nodes: int) -> str:
-    """10.77.0.1 and so on. Every node has a network to itself, so this meets no address outside.
+    """Return 10.77.0.1 and so on. Every node has its own network, so addresses outside do not conflict.
 
-    torchrun numbers nodes in the order of their addresses as text, so ten and more all have three digits.
+    torchrun orders nodes by their addresses as text, so with ten or more nodes the last number has three digits.
     """
     return f"10.77.0.{node_rank + (1 if num_nodes < 10 else 101)}"
 
 
 def make_shared(num_nodes: int) -> Shared:
-    """Become able to make networks: at once as root, else in a user namespace, where one is still the same user.
+    """Gain the right to create networks: directly as root, else in a user namespace with the same user id.
 
-    All nodes see the files that are there; only /etc/hosts has a line more for each of them, so that they find each
-    other by name and nobody asks a name server that no node reaches.
+    All nodes see the machine's files. Only /etc/hosts has additional lines, one per node, so that nodes find each other
+    by name without a name server, which no node could reach.
 
     Raises:  OSError if the system allows neither.
     """
@@ -69,7 +69,7 @@ def make_shared(num_nodes: int) -> Shared:
 
 
 def _add_hosts(num_nodes: int) -> None:
-    """Lay another file over /etc/hosts. It has no name anywhere else, so it goes with the last node."""
+    """Mount another file over /etc/hosts. It has no other name, so it disappears with the last node."""
     hosts = Path("/etc/hosts")
     addresses = {name_of(node_rank): address_of(node_rank, num_nodes) for node_rank in range(num_nodes)}
     lines = [f"{prefix}{address} {name}\n" for prefix in ("", "::ffff:") for name, address in addresses.items()]
@@ -85,7 +85,7 @@ def name_of(node_rank: int) -> str:
 
 
 def make_node(node_rank: int, num_nodes: int, mtu: int) -> Namespaces:
-    """A network of its own with a loopback and an Ethernet interface, and a host name. This process is in it after."""
+    """Create a network with a loopback and an Ethernet interface, and a host name. This process enters it."""
     unshare(NETWORK | HOST_NAME)
     socket.sethostname(name_of(node_rank))
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -107,30 +107,30 @@ def make_node(node_rank: int, num_nodes: int, mtu: int) -> Namespaces:
 
 
 def _set_tcp(name: str, value: str) -> None:
-    """Choose for this node what the machine may have chosen otherwise, where that is allowed."""
+    """Override a TCP setting of the machine for this node, if permitted."""
     with contextlib.suppress(OSError):
         Path("/proc/sys/net/ipv4", name).write_text(value)
 
 
 def _request(name: str, value: bytes) -> bytes:
-    """A `struct ifreq`: the interface's name, then what the call is about."""
+    """Build a `struct ifreq`: the interface's name, then the value."""
     return struct.pack("16s24s", name.encode(), value)
 
 
 def _internet(address: str) -> bytes:
-    """A `struct sockaddr_in`."""
+    """Build a `struct sockaddr_in`."""
     return struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
 
 
 def enter(descriptors: Iterable[str]) -> None:
-    """Move this process, which has one thread, into the namespaces behind some paths: that of users first."""
+    """Move this single-threaded process into the namespaces at these paths, the user namespace first."""
     opened = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in descriptors]
     folder = os.getcwd()
     for descriptor in opened:
         call_libc("setns", descriptor, 0)
-    os.chdir(folder)  # a new namespace of mounts begins at its root
+    os.chdir(folder)  # a new mount namespace starts at its root
 
 
 def _hold(kind: str) -> int:
-    """A descriptor that keeps this process's present namespace."""
+    """Open a descriptor that keeps this process's current namespace alive."""
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The network of a launch, as the launcher sees it: made, entered, cut and healed, and gone."""
+"""The network of a launch, from the launcher's side: create, enter, cut, heal, remove."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from frog.launch.network.messages import SwitchReady
 _MAX_NODES = 64
 _SWITCH = "an answer of the network's switch"
 _ANSWER_S = 60.0
-"""The switch answers at once; only a machine that is far too busy takes longer."""
+"""Timeout of the switch's answers. Normally they are immediate; only an overloaded machine is this slow."""
 
-_NO_NETWORK = "leave --network away: the nodes then talk over this machine's own loopback, at its full speed"
+_NO_NETWORK = "omit --network: the nodes then communicate over this machine's loopback, at full speed"
 
 
 class Network:
-    """A network between pretended nodes for as long as one is inside: `with Network(2, link) as network: …`
+    """A network between simulated nodes; it exists inside the block `with Network(2, link) as network: …`
 
-    Inside each node: a host name (node0, node1, …), an address, an interface, a loopback. Programs enter a node by the
-    prefix that `enter` gives; files, process ids and the user are those outside.
+    Each node has a host name (node0, node1, …), an address, an interface and a loopback. Programs enter a node with the
+    command prefix from `enter`; they keep the files, process ids and user of the machine.
 
-    Raises:  LaunchError, on entering, if this system allows no such thing.
+    Raises:  LaunchError, on entering, if the system does not permit such a network.
     """
 
     interface = "eth0"
-    """Inside every node: for GLOO_SOCKET_IFNAME."""
+    """Name of the interface in every node, for GLOO_SOCKET_IFNAME."""
 
     def __init__(self, num_nodes: int, link: Link) -> None:
         if not 1 <= num_nodes <= _MAX_NODES:
-            raise UsageError(f"--network: {num_nodes} nodes; it connects 1 to {_MAX_NODES}")
+            raise UsageError(f"--network supports 1 to {_MAX_NODES} nodes, not {num_nodes}")
         self.num_nodes, self.link = num_nodes, link
         self._switch: subprocess.Popen[bytes] | None = None
         self._made = SwitchReady()
@@ -49,7 +49,7 @@ class Network:
     def __enter__(self) -> Network:
         _check_system()
         settings = json.dumps({"num_nodes": self.num_nodes, "link": asdict(self.link)})
-        # In a session of its own: Ctrl-C is for the launcher, which still needs the network to end its ranks in order.
+        # In a separate session: Ctrl-C goes to the launcher, which still needs the network to end its ranks in order.
         self._switch = subprocess.Popen(
             [sys.executable, "-m", "frog.launch.network.switch", settings],
             stdin=subprocess.PIPE,
@@ -73,29 +73,29 @@ class Network:
         self._end()
 
     def address(self, node_rank: int) -> str:
-        """The node's address, as the others see it."""
+        """Return the node's address in the network."""
         from frog.launch.network.namespaces import address_of
 
         return address_of(node_rank, self.num_nodes)
 
     def enter(self, node_rank: int, command: list[str]) -> list[str]:
-        """The command line that runs `command` inside a node, as the same process and user."""
+        """Return the command line that runs `command` inside a node, with the same process id and user."""
         namespaces = [f"{self._made.descriptors}/{descriptor}" for descriptor in self._made.nodes[node_rank]]
         return [sys.executable, "-m", "frog.launch.network.enter", *namespaces, "--", *command]
 
     def cut(self, node_rank: int) -> None:
-        """Drop every frame to and from a node, also those under way, until `heal`."""
+        """Drop every frame to and from a node, including frames in transit, until `heal`."""
         self._ask("cut", node_rank)
 
     def heal(self, node_rank: int) -> None:
-        """Pass the node's frames on again."""
+        """Deliver the node's frames again."""
         self._ask("heal", node_rank)
 
     def describe(self) -> dict[str, Any]:
-        """The link, and what went over each node's so far.
+        """Return the link's properties and each node's counters.
 
-        `mean_late_s` and `worst_late_s` are how late the switch was with a frame: what this machine, busy with the
-        ranks, added to the delay that was asked for.
+        `mean_late_s` and `worst_late_s` are the delays that the switch added to the requested one, because this machine
+        is busy with the ranks.
         """
         return {**self.link.describe(), **self._ask("describe", None)}
 
@@ -119,7 +119,7 @@ class Network:
             left_s = max(0.0, deadline - time.monotonic())
             if not select.select([self._switch.stdout], [], [], left_s)[0]:
                 raise LaunchError(f"the network's switch has not answered for {_ANSWER_S:.0f} s", _NO_NETWORK)
-            # One answer for each question, so what is there is part of this one.
+            # Each request gets one answer, so all bytes belong to this one.
             part = self._switch.stdout.read(65536)
             if not part:
                 raise LaunchError("the network's switch has ended", _NO_NETWORK)
@@ -127,7 +127,7 @@ class Network:
         return decode(line, dict[str, Any], _SWITCH, error=LaunchError)
 
     def _end(self) -> None:
-        """The switch ends with its input, and with it all that it holds."""
+        """Close the switch's input; it then ends and releases the namespaces."""
         with self._lock:
             switch, self._switch = self._switch, None
         if switch is None or switch.stdin is None or switch.stdout is None:
@@ -148,7 +148,7 @@ def _check_system() -> None:
 
 def _refusal(reason: str) -> LaunchError:
     return LaunchError(
-        f"this system does not let a program make networks of its own: {reason}",
-        "as root; or allow it (user namespaces for users, in a container --cap-add SYS_ADMIN --device /dev/net/tun);\n"
+        f"this system does not permit programs to create networks: {reason}",
+        "run as root; or permit user namespaces (in a container: --cap-add SYS_ADMIN --device /dev/net/tun);\n"
         f"       or {_NO_NETWORK}",
     )

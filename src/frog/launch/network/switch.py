@@ -1,8 +1,8 @@
-"""The switch between pretended nodes, a process of its own: python -m frog.launch.network.switch '{"num_nodes": 2, …}'
+"""The switch between simulated nodes, a separate process: python -m frog.launch.network.switch '{"num_nodes": 2, …}'
 
-It makes the nodes' networks, then passes their frames on when the fabric says. It reads requests as lines of JSON
-({"act": "cut", "node_rank": 1}, "heal", "describe") and answers each with a line. When its input ends, so does it: also
-if whoever started it was killed.
+It creates the nodes' networks, then forwards their frames at the times that the fabric computes. It reads requests as
+lines of JSON ({"act": "cut", "node_rank": 1}, "heal", "describe") and answers each with a line. It ends when its input
+closes, and so also when the process that started it is killed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from frog.launch.network.namespaces import Namespaces, make_node, make_shared
 
 _INPUT, _OUTPUT = 0, 1
 _AT_ONCE = 32
-"""Frames read of one node before the others have their turn."""
+"""Frames to read from one node before the next node's turn."""
 
 
 def main() -> int:
-    """Make the nodes, tell how to enter them, and serve until the input ends."""
+    """Create the nodes, print how to enter them, and serve until the input ends."""
     settings = decode(sys.argv[1], SwitchSettings, "the switch's settings", error=LaunchError)
     num_nodes, link = settings.num_nodes, settings.link
     try:
@@ -53,9 +53,9 @@ class Switch:
         self._requests = b""
 
     def serve(self) -> None:
-        """Until the input ends."""
+        """Forward frames and answer requests until the input ends."""
         fabric = self._fabric
-        watched = [*self._taps, _INPUT]  # frames that were there before a request are taken before it is answered
+        watched = [*self._taps, _INPUT]  # read earlier frames before answering a request
         while True:
             due_s = fabric.due_s
             timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
@@ -77,12 +77,12 @@ class Switch:
             self._fabric.take(time.monotonic(), node_rank, frame)
 
     def _write(self, node_rank: int, frame: bytes) -> None:
-        # A node that has no room for a frame loses it, as a network card does.
+        # A node without space for a frame loses it, like a network card.
         with contextlib.suppress(OSError):
             os.write(self._taps[node_rank], frame)
 
     def _answer(self) -> bool:
-        """Do what is requested; False when there will be no more requests."""
+        """Handle requests; return False when the input has ended."""
         found = os.read(_INPUT, 65536)
         *lines, self._requests = (self._requests + found).split(b"\n")
         for line in lines:

@@ -1,11 +1,11 @@
-"""torchrun, with what happens as data: `python -m frog.launch.torchrun.agent REPORTS.jsonl <what torchrun takes>`.
+"""torchrun with machine-readable reports: `python -m frog.launch.torchrun.agent REPORTS.jsonl <torchrun's arguments>`.
 
-The launcher starts this in place of the `torchrun` script. It is the same agent; it only reports more: the ranks it
-starts and those it finds failed go to REPORTS.jsonl, line by line, and are not logged and thrown. And it forks ranks
-of Frog's own programs from a process that has torch loaded (frog.launch.torchrun.forkserver).
+The launcher starts this in place of the `torchrun` script. It is the same agent, but it writes the ranks that it starts
+and the failures that it detects to REPORTS.jsonl instead of logging and raising them. It also forks the ranks of Frog's
+programs from a process that has torch loaded (frog.launch.torchrun.forkserver).
 
-Of a run that goes on when ranks are lost it lets the others be. If it may (`frog run --replace N`), it starts another
-rank in place of a lost one, which joins the run as `frog join` does.
+If an elastic run loses a rank, the agent does not stop the others. With `frog run --replace N`, it starts a new process
+in place of the lost rank, which joins the run as `frog join` does.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from frog.launch.torchrun.elastic import (
 from frog.launch.torchrun.forkserver import start_fork_server
 
 _JOIN = "frog.train.elastic.join"
-"""The program of a rank that comes into a run under way."""
+"""Program of a rank that joins an active run."""
 
 
 class _ReportingAgent(LocalElasticAgent):
-    """torchrun's own agent, which writes down the worlds it starts and the failures it sees."""
+    """torchrun's agent that also reports the worlds it starts and the failures it detects."""
 
     reports: Path
     pids: tuple[int, ...] = ()
-    """Of the ranks that run. Each leads a group of its own."""
+    """Process ids of the running ranks. Each leads its own process group."""
     _attempt: int
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
         check_state(self)
-        # All nodes know the same round; a node that joins late has not counted the worlds before.
+        # All nodes know the same round; a node that joins late does not know the number of earlier worlds.
         number = rendezvous_round(worker_group)
         self._attempt = number if number is not None else self._own_restarts
         set_attempt(self._attempt)
@@ -73,7 +73,7 @@ class _ReportingAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if (folder := launch_dir()) is not None:
-            (folder / SURVIVES).unlink(missing_ok=True)  # the new world says it anew, when all its ranks have met
+            (folder / SURVIVES).unlink(missing_ok=True)  # the new world creates it again when its ranks have connected
         pids: dict[int, Any] = super()._start_workers(worker_group)
         _ReportingAgent.pids = tuple(pids.values())
         self._ended_ns: dict[int, int] = {}
@@ -90,25 +90,26 @@ class _ReportingAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_ends()
-        if survives_losses() and self._let_go(worker_group):
+        if survives_losses() and self._report_losses(worker_group):
             return RunResult(state=WorkerState.HEALTHY)
         result: RunResult = super()._monitor_workers(worker_group)
         for rank, failure in result.failures.items():
-            if failure.exitcode == UsageError.exit_code:  # starting again would not mend a user's mistake
+            if failure.exitcode == UsageError.exit_code:  # a restart does not fix a usage error
                 self._remaining_restarts = 0
             ended_ns = self._ended_ns.get(failure.pid) or time.time_ns()
             self._write("exit", ended_ns, node_rank=worker_group.group_rank, **_describe(rank, failure))
         return result
 
     def _exit_barrier(self) -> None:
-        """Wait for the other nodes, unless they may be gone."""
+        """Wait for the other nodes, unless some may be lost."""
         if not survives_losses():
             super()._exit_barrier()  # type: ignore[no-untyped-call]
 
-    def _let_go(self, worker_group: WorkerGroup) -> bool:
-        """Report who has failed while others go on, or have ended well, and look at them no more; replace them.
+    def _report_losses(self, worker_group: WorkerGroup) -> bool:
+        """Report and stop watching ranks that failed while others continue or have completed; replace them.
 
-        Returns whether some go on here. Then nobody may ask torch, which ends them if one has failed meanwhile.
+        Returns True if some ranks continue on this node. Then do not call torch's check, which would end them if
+        another rank has failed meanwhile.
         """
         ranks = Ranks(self)
         codes = {local: process.poll() for local, process in ranks.processes.items()}
@@ -119,7 +120,7 @@ class _ReportingAgent(LocalElasticAgent):
             failure = ProcessFailure(local, ranks.processes[local].pid, code, ranks.error_file(local))
             reports[local] = _describe(worker_group.workers[local].global_rank, failure)
         may_go_on = None in codes.values() or (worker_group.group_world_size or 1) > 1
-        numbers = {local: self._take_replacement(report) if may_go_on else None for local, report in reports.items()}
+        numbers = {local: self._reserve_replacement(report) if may_go_on else None for local, report in reports.items()}
         new = {local: self._start_another(ranks, worker_group, local) for local, number in numbers.items() if number}
         goes_on = None in codes.values() or any(new.values())
         if not goes_on and 0 not in codes.values():
@@ -131,10 +132,10 @@ class _ReportingAgent(LocalElasticAgent):
                 self._replace(ranks, worker_group, local, handler, numbers[local])
         return goes_on
 
-    def _take_replacement(self, report: dict[str, Any]) -> int | None:
-        """The number of one more replacement, from 1; None if there is to be none.
+    def _reserve_replacement(self, report: dict[str, Any]) -> int | None:
+        """Reserve the number of the next replacement, from 1; return None if the rank must not be replaced.
 
-        There is none after a user's mistake, for a rank that was asked to stop, nor for one that has lost all others.
+        That applies after a usage error, to a rank that was asked to stop, and to a rank that lost all others.
         """
         folder, code, error = launch_dir(), report["code"], report["error"] or {}
         if folder is None or code in (UsageError.exit_code, *ASKED_TO_STOP) or error.get("type") == CommError.__name__:
@@ -146,7 +147,7 @@ class _ReportingAgent(LocalElasticAgent):
         return None
 
     def _start_another(self, ranks: Ranks, worker_group: WorkerGroup, local: int) -> Any:
-        """Start a rank that joins the run, with the place of a lost one. None if no process can be started."""
+        """Start a process that joins the run in place of a lost rank. None if the process cannot be started."""
         folder = launch_dir()
         assert folder is not None
         try:
@@ -154,11 +155,11 @@ class _ReportingAgent(LocalElasticAgent):
             words = ("-u", "-m", _JOIN, (folder / "run_folder").read_text())
             return ranks.start(local, words, worker_group.spec.numa_options)
         except OSError as error:
-            print(f"no rank can be started in the place of a lost one: {error}", file=sys.stderr, flush=True)
+            print(f"cannot start a replacement for a lost rank: {error}", file=sys.stderr, flush=True)
             return None
 
     def _replace(self, ranks: Ranks, worker_group: WorkerGroup, local: int, handler: Any, number: int | None) -> None:
-        """Look at the new rank in place of the lost one from now on."""
+        """Watch the new rank in place of the lost one."""
         worker = worker_group.workers[local]
         lost = ranks.processes[local].pid
         ranks.replace(local, handler)
@@ -168,7 +169,7 @@ class _ReportingAgent(LocalElasticAgent):
         self._write("replace", node_rank=worker_group.group_rank, **fields)
 
     def _note_ends(self) -> None:
-        """Note who has ended by now: of a failure torchrun reports only when it has made the others leave."""
+        """Record the times of ended ranks: torchrun reports a failure only after it has ended the others."""
         for process in processes_of(self):
             if process.pid not in self._ended_ns and process.poll() is not None:
                 self._ended_ns[process.pid] = time.time_ns()
@@ -180,10 +181,11 @@ class _ReportingAgent(LocalElasticAgent):
 
 
 def _fork_ranks(args: argparse.Namespace) -> None:
-    """Have ranks forked, if they may be. Nothing in this process may have started a thread yet."""
+    """Set up forking of ranks if possible. Must run before this process starts a thread."""
     method = start_method()
     own = args.module and args.training_script.startswith("frog.")
-    for_gpus = torch.version.cuda or torch.version.hip  # a forked process has no GPU if its parent ever asked for one
+    # A forked process cannot use a GPU if its parent ever initialized one.
+    for_gpus = torch.version.cuda or torch.version.hip
     if method == "spawn" or args.no_python or not (method == "fork" or (own and not for_gpus)):
         return
     if (name := missing_to_fork()) is not None:
@@ -199,7 +201,7 @@ def main(arguments: list[str]) -> int:
     """Run the agent; return the exit code."""
     try:
         return _run_agent(arguments)
-    except LaunchError as error:  # this torch lacks a name that Frog needs
+    except LaunchError as error:  # this version of torch lacks a name that Frog needs
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
 
@@ -219,9 +221,7 @@ def _run_agent(arguments: list[str]) -> int:
         return 1
     except (RendezvousError, DistError) as error:
         name = type(error).__name__.removesuffix("Error")
-        print(
-            f"the nodes did not come together: {name}{f': {error}' if str(error) else ''}", file=sys.stderr, flush=True
-        )
+        print(f"the nodes did not connect: {name}{f': {error}' if str(error) else ''}", file=sys.stderr, flush=True)
         return NOT_MET
     except SignalException as error:
         return signal_code(int(error.sigval))
@@ -229,7 +229,7 @@ def _run_agent(arguments: list[str]) -> int:
 
 
 def _wait_for_others(reports: Path) -> None:
-    """Tell the launcher that this agent is up, and wait until it lets its agents meet."""
+    """Tell the launcher that this agent is up, and wait until the launcher starts the rendezvous."""
     if (folder := launch_dir()) is None:
         return
     reports.with_suffix(".up").touch()
@@ -243,7 +243,7 @@ def _kill_ranks() -> None:
 
 
 def _describe(rank: int, failure: ProcessFailure) -> dict[str, Any]:
-    """One failed rank: its exit code (negative: the signal that killed it), when, and its own error if it left one."""
+    """Describe a failed rank: exit code (negative: the signal that killed it), time, and its reported error, if any."""
     error, traceback = read_error(failure.error_file, failure.timestamp)
     return {
         "rank": rank,

@@ -1,8 +1,8 @@
-"""The names that Frog's agent uses of torch's agent, most of which torch does not document, in one file.
+"""All names of torch's agent that Frog's agent uses; torch does not document most of them.
 
-torch may rename any of them in any release. `check_agent` looks for them before the agent starts, `Ranks` when they are
-used; what is missing is named, together with the version of torch. docs/development/torch-versions.md lists the
-versions that were tested.
+torch may rename any of them in any release. `check_agent` looks for them before the agent starts, `Ranks` when it uses
+them; the error names the missing name and the version of torch. docs/development/torch-versions.md lists the tested
+versions.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _CONTEXT = ("subprocess_handlers", "_running_local_ranks", "error_files", "entry
 _HANDLER = ("entrypoint", "args", "env", "stdout", "stderr", "local_rank_id", "numa_options")
 """Arguments of the function that starts a rank's process."""
 
-_PLAIN_TORCHRUN = f"a torch from {TESTED}, or torchrun itself: torchrun --nproc_per_node=N train.py RUN.toml"
+_PLAIN_TORCHRUN = f"a torch from {TESTED}, or plain torchrun: torchrun --nproc_per_node=N train.py RUN.toml"
 
 
 def unsupported(feature: str, name: str, hint: str) -> LaunchError:
-    """The error for a torch that lacks `name`, without which `feature` does not work."""
+    """Return the error for a version of torch without `name`, which `feature` needs."""
     return LaunchError(f"{feature}: torch {torch.__version__} has no {name}; Frog is tested with torch {TESTED}", hint)
 
 
 def _require(owner: object, owner_name: str, names: tuple[str, ...], feature: str, hint: str) -> None:
-    """Raise the error of `unsupported` for the first of `names` that an object of torch's lacks."""
+    """Raise the error of `unsupported` for the first of `names` that a torch object lacks."""
     for name in names:
         if not hasattr(owner, name):
             raise unsupported(feature, f"{owner_name}.{name}", hint)
@@ -51,7 +51,7 @@ def check_agent() -> None:
 
 
 def check_state(agent: LocalElasticAgent) -> None:
-    """Raise LaunchError if an agent of torch's lacks a field that Frog's agent reads."""
+    """Raise LaunchError if torch's agent lacks a field that Frog's agent reads."""
     _require(agent, "LocalElasticAgent", _STATE, "frog run", _PLAIN_TORCHRUN)
 
 
@@ -61,7 +61,7 @@ def use_agent(agent: type[LocalElasticAgent]) -> None:
 
 
 def rendezvous_round(group: WorkerGroup) -> int | None:
-    """The number of worlds that the rendezvous has formed before this one; None if it does not count them."""
+    """Return the number of earlier worlds of this rendezvous; None if it does not count them."""
     holder = getattr(group.spec.rdzv_handler, "_state_holder", None)
     return None if holder is None else int(holder.state.round)
 
@@ -70,7 +70,7 @@ def rendezvous_round(group: WorkerGroup) -> int | None:
 
 
 class ForkingHandler(SubprocessHandler):
-    """torch's handle of one rank's process, which is forked where it can be."""
+    """torch's handle of one rank's process, which it forks if possible."""
 
     fork: ClassVar[Callable[[tuple[str, ...], Mapping[str, str]], Any]]
 
@@ -80,14 +80,14 @@ class ForkingHandler(SubprocessHandler):
 
 
 def missing_to_fork() -> str | None:
-    """The name that torch lacks for ranks to be forked; None if it has all."""
+    """Return the first name that forking needs and torch lacks; None if torch has all."""
     if not hasattr(processes, "get_subprocess_handler"):
         return f"{processes.__name__}.get_subprocess_handler"
     return None if hasattr(SubprocessHandler, "_popen") else "SubprocessHandler._popen"
 
 
 def fork_ranks_with(fork: Callable[[tuple[str, ...], Mapping[str, str]], Any]) -> None:
-    """Have each rank started by `fork(command, env)`, or as a new program where it returns None."""
+    """Make torch start each rank with `fork(command, env)`, or as a new program if that returns None."""
     ForkingHandler.fork = staticmethod(fork)
     vars(processes)["get_subprocess_handler"] = ForkingHandler
 
@@ -96,9 +96,9 @@ def fork_ranks_with(fork: Callable[[tuple[str, ...], Mapping[str, str]], Any]) -
 
 
 class Ranks:
-    """The processes of this node's ranks, by local rank, as torch's agent holds them.
+    """The processes of this node's ranks in torch's agent, by local rank.
 
-    Raises:  LaunchError if torch holds them in another way.
+    Raises:  LaunchError if torch stores them differently.
     """
 
     def __init__(self, agent: LocalElasticAgent) -> None:
@@ -108,12 +108,12 @@ class Ranks:
 
     @property
     def processes(self) -> dict[int, Any]:
-        """The process of each rank, running or ended."""
+        """Process of each rank, running or ended."""
         return {local: handler.proc for local, handler in self._context.subprocess_handlers.items()}
 
     @property
     def watched(self) -> set[int]:
-        """The ranks that torch takes for running. Discard one, and torch no longer reports its failure."""
+        """Ranks that torch considers running. If you discard one, torch no longer reports its failure."""
         watched: set[int] = self._context._running_local_ranks
         return watched
 
@@ -144,6 +144,6 @@ class Ranks:
 
 
 def processes_of(agent: LocalElasticAgent) -> list[Any]:
-    """The processes of an agent's ranks; none before it has started any."""
+    """Return the processes of an agent's ranks; empty before it has started any."""
     handlers = getattr(agent._pcontext, "subprocess_handlers", {})
     return [handler.proc for handler in handlers.values()]

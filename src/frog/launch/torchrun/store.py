@@ -1,9 +1,9 @@
 """The rendezvous of a world's nodes: torch's TCP store in a process of its own.
 
-    python -m frog.launch.torchrun.store DESCRIPTOR        of a listening socket, whose port is known already
-    python -m frog.launch.torchrun.store 10.77.0.1:29400   to listen there
+    python -m frog.launch.torchrun.store DESCRIPTOR        use this listening socket, whose port is known
+        python -m frog.launch.torchrun.store 10.77.0.1:29400   listen at this address
 
-It serves until its parent is gone. No node has to outlive the others for it.
+It serves until its parent ends, so no node has to outlive the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frog.core.processes import leave_with_parent
 
 
 def main(where: str) -> None:
-    """Serve until the parent has gone."""
+    """Serve until the parent ends."""
     leave_with_parent()
     host, colon, port = where.rpartition(":")
     if colon:

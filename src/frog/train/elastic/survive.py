@@ -158,7 +158,7 @@ def _enter(run: Run, workload: Workload, old: Held | None, began_ns: int) -> Hel
     before = old.members if old is not None else ()
     run.world = world = member.renew()
     mine = set(world.gather_rows(torch.tensor([os.getpid()])).flatten().tolist())
-    _give_way(run, before, member.members, mine)
+    _yield_to_larger_part(run, before, member.members, mine)
     if world.is_main:
         left_out = [rank for rank, identity in enumerate(before) if identity in member.survivors.left_out]
         _end_left_out(run, left_out, mine)
@@ -182,7 +182,7 @@ def _enter(run: Run, workload: Workload, old: Held | None, began_ns: int) -> Hel
     return held
 
 
-def _give_way(run: Run, before: Sequence[int], members: Sequence[int], mine: Set[int]) -> None:
+def _yield_to_larger_part(run: Run, before: Sequence[int], members: Sequence[int], mine: Set[int]) -> None:
     """Return if this world may continue: it is the largest part of the run. Two worlds never continue in one folder.
 
     `mine` are the processes of this world.
