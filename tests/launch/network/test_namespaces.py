@@ -209,7 +209,7 @@ def test_addresses_are_in_the_order_of_nodes_as_text_too(num_nodes: int) -> None
 def test_a_node_that_is_not_there(network: Network) -> None:
     with pytest.raises(UsageError, match="cut node 2: the network has nodes 0 to 1"):
         network.cut(2)
-    with pytest.raises(UsageError, match="65 nodes; it connects 1 to 64"):
+    with pytest.raises(UsageError, match="supports 1 to 64 nodes, not 65"):
         Network(65, Link())
 
 
