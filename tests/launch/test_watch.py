@@ -64,7 +64,7 @@ def test_heartbeats_of_a_world_that_has_changed_are_put_aside(after: tuple[int, 
 def test_heartbeats_of_the_first_world_are_kept_without_an_epoch_in_the_folder_name(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     leave_beat(folder, 7, attempt=0, epoch=0)
-    keep_heartbeats(folder, 0, 2)
+    archive_heartbeats(folder, 0, 2)
     assert (folder.heartbeats / "attempt_0" / "rank_1.json").exists()
 
 
