@@ -74,7 +74,7 @@ def test_a_node_that_took_all_with_it() -> None:
 def test_a_lost_node_and_nodes_that_did_not_notice_are_both_named() -> None:
     error = world_error([], {"node1": 9}, [-9, 143], unaware=["node0"])
     assert error.what.splitlines() == [
-        "node1 was killed by SIGKILL, with all its ranks",
+        "node1 was killed by SIGKILL with all its ranks",
         "the ranks of node0 did not notice, so the launcher stopped them",
     ]
 
