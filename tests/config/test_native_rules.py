@@ -62,10 +62,27 @@ def test_torchs_zero_bubble_wants_whole_rounds(monkeypatch: pytest.MonkeyPatch) 
     assert problems(5, **{**strategy, "implementation": "frog"}) == []
 
 
+@pytest.mark.parametrize("axis", ["tp", "pp"])
+def test_ddp_by_torch_2_9_over_tensor_or_pipeline_parallelism_is_refused(
+    axis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(world_size: int, **changes: Any) -> list[str]:
+        strategy = StrategyConfig(**{"implementation": "torch", axis: 2, **changes})
+        return strategy_problems(strategy, MODEL, 16, 4, world_size)
+
+    monkeypatch.setattr("frog.config.strategy.version", lambda package: "2.9.1")
+    (problem,) = found(4)
+    assert f"with strategy.{axis}=2, 2 data ranks" in problem
+    assert "`replicate` of torch 2.9.1 does not take the mesh of the data ranks; use torch 2.11 or later" in problem
+    assert found(2) == found(4, implementation="frog") == []
+    monkeypatch.setattr("frog.config.strategy.version", lambda package: "2.11.0")
+    assert found(4) == []
+
+
 @pytest.mark.parametrize("old", ["2.9.1", "2.10.0a0+b4e4ee8", "2.12.0+cpu"])
 def test_zero_bubble_by_torch_before_2_13_is_refused(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frog.config.strategy.version", lambda package: old)
-    strategy = {"implementation": "torch", "pp": 2, "schedule": "zero_bubble"}
+    strategy = {"implementation": "torch", "pp": 4, "schedule": "zero_bubble"}
     (problem,) = problems(4, **strategy)
     assert f"torch {old} cannot split the backward pass of Frog's model in two; use torch 2.13 or later" in problem
     assert problems(4, **{**strategy, "implementation": "frog"}) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from frog.comm import World
 from frog.config import StrategyConfig
 from frog.core.env import world_env
 from frog.core.errors import CommError, ConfigError
-from frog.parallel.torch_impl import fsdp
 from frog.parallel.torch_impl.native import check_compile, explained
 from frog.parallel.torch_impl.pipeline import PipelineStage, SpannedStage
 
@@ -48,18 +46,6 @@ def test_a_lost_peer_is_told_as_ours_are() -> None:
     assert caught.value.facts.cause == "closed"
     with pytest.raises(RuntimeError, match="shapes differ"), explained(world, "the pipeline"):
         raise RuntimeError("shapes differ")
-
-
-def test_ddp_over_tensor_parallelism_is_refused_by_a_torch_that_replicates_over_two_dimensions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def replicate_of_2_9(module: Any, **options: Any) -> Any:
-        raise AssertionError("called with a mesh that it does not take")
-
-    monkeypatch.setattr(fsdp, "replicate", replicate_of_2_9)
-    mesh: Any = None
-    with pytest.raises(ConfigError, match=rf"torch {re.escape(torch.__version__)} does not support the mesh"):
-        fsdp.spread(torch.nn.Linear(2, 2), [], mesh, "ddp")
 
 
 def test_first_messages_between_stages_have_one_dtype_with_torch_2_9(monkeypatch: pytest.MonkeyPatch) -> None:

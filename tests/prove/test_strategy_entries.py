@@ -110,7 +110,7 @@ def test_the_run_file_takes_it_and_knows_its_limits(added: RunConfig) -> None:
     assert added.problems() + added.world_problems(4) == []
     (problem,) = StrategyConfig(name="zorro").problems()
     assert "'two-halves'" in problem
-    for field, said in (({"shard": 2}, "two-halves shards nothing"), ({"implementation": "torch"}, "frog has")):
+    for field, said in (({"shard": 2}, "two-halves shards nothing"), ({"implementation": "torch"}, "frog does")):
         run = RunConfig(model=MODEL, strategy=StrategyConfig(name=ENTRY.name, **field))  # type: ignore[arg-type]
         (problem,) = run.world_problems(4)
         assert said in problem

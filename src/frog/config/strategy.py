@@ -16,6 +16,9 @@ ZERO_BUBBLE_TORCH = (2, 13)
 """The first torch version that is known to run its zero-bubble schedule on Frog's model. In 2.9 and 2.11 the second
 half of a split backward pass does not find the nodes of functions written in Python (pytorch#166577)."""
 
+REPLICATE_TORCH = (2, 11)
+"""The first torch version that is known to take the mesh of the data ranks in FSDP2's `replicate`; 2.9 does not."""
+
 
 @dataclass(frozen=True)
 class StrategyConfig:
@@ -86,6 +89,7 @@ def strategy_problems(
     found += _sharding_problems(strategy, world_size // (strategy.tp * strategy.pp))
     found += _expert_problems(strategy, model, strategy.dp_size(world_size))
     found += _apart_problems(strategy, model)
+    found += _replicate_problems(strategy, strategy.dp_size(world_size))
     return found + implementation_problems(strategy, model, grad_accum)
 
 
@@ -252,15 +256,28 @@ def _torch_problems(
     return found
 
 
+def _replicate_problems(strategy: StrategyConfig, dp_size: int) -> list[str]:
+    """Return the rule of FSDP2's `replicate` that this run breaks with an old torch."""
+    axes = [f"strategy.{axis}={size}" for axis in ("tp", "pp") if (size := getattr(strategy, axis)) > 1]
+    if strategy.implementation != "torch" or strategy.name != "ddp" or dp_size == 1 or not axes:
+        return []
+    if _torch_version() >= REPLICATE_TORCH:
+        return []
+    return [
+        f"strategy.name='ddp' with {' and '.join(axes)}, {dp_size} data ranks and strategy.implementation='torch': "
+        f"`replicate` of torch {version('torch')} does not take the mesh of the data ranks; use torch "
+        f"{'.'.join(map(str, REPLICATE_TORCH))} or later, or strategy.implementation='frog'"
+    ]
+
+
 def _zero_bubble_problems(pp: int, grad_accum: int) -> list[str]:
     """Return the rules of torch's zero-bubble schedule that this run breaks."""
     found = []
-    torch_version = version("torch")
-    if tuple(map(int, torch_version.split(".")[:2])) < ZERO_BUBBLE_TORCH:
+    if _torch_version() < ZERO_BUBBLE_TORCH:
         needed = ".".join(map(str, ZERO_BUBBLE_TORCH))
         found.append(
-            f"strategy.schedule='zero_bubble' with strategy.implementation='torch': torch {torch_version} cannot split "
-            f"the backward pass of Frog's model in two; use torch {needed} or later, strategy.schedule='1f1b' or "
+            f"strategy.schedule='zero_bubble' with strategy.implementation='torch': torch {version('torch')} cannot "
+            f"split the backward pass of Frog's model in two; use torch {needed} or later, strategy.schedule='1f1b' or "
             "strategy.implementation='frog'"
         )
     rounds = max(1, grad_accum // pp)
@@ -270,3 +287,7 @@ def _zero_bubble_problems(pp: int, grad_accum: int) -> list[str]:
             f"it with strategy.pp={pp}; a multiple of strategy.pp is one"
         )
     return found
+
+
+def _torch_version() -> tuple[int, ...]:
+    return tuple(map(int, version("torch").split(".")[:2]))

@@ -16,7 +16,6 @@ Source:  Zhao et al. 2023, "PyTorch FSDP"; the interface is torch.distributed.fs
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -28,7 +27,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from frog.config import RunConfig
-from frog.core.errors import ConfigError
 from frog.data import Batch
 from frog.parallel.grid import Grid
 from frog.parallel.strategy import MakeOptimizer, Span, no_span
@@ -80,27 +78,12 @@ build = TorchFSDP
 
 
 def spread(root: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh, name: str) -> None:
-    """Apply FSDP2 to each layer and to the root, in place.
-
-    Raises:  ConfigError for "ddp" if this torch supports `replicate` only over meshes of two dimensions.
-    """
-    if name == "ddp":
-        check_replicate()
+    """Apply FSDP2 to each layer and to the root, in place."""
     for module in (*layers, root):
         if name == "ddp":
             replicate(module, mesh=mesh)
         else:
             fully_shard(module, mesh=mesh, reshard_after_forward=name == "zero3" and module is not root)
-
-
-def check_replicate() -> None:
-    """Raise ConfigError if torch's `replicate` does not support meshes of one dimension, as in torch 2.9."""
-    if "mesh" not in inspect.signature(replicate).parameters:
-        raise ConfigError(
-            f"ddp by torch together with tensor or pipeline parallelism: `replicate` of torch {torch.__version__} "
-            "does not support the mesh of the data ranks",
-            "torch 2.11 or later, or --set strategy.implementation=frog",
-        )
 
 
 def reshard(roots: Iterable[nn.Module]) -> None:
