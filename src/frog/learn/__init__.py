@@ -1,5 +1,5 @@
 """The course: labs of graded exercises, a quiz, predictions, a learner's folder.
 
-What a learner reads and edits lies under labs/, a folder for each lab and in it one for each exercise; see
-docs/exercises.md. What a learner wrote is run and judged by frog.learn.grader.
+The course's material is under labs/, in one folder per lab with one subfolder per exercise; see docs/exercises.md.
+frog.learn.grader runs and judges learners' solutions.
 """

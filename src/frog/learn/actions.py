@@ -1,4 +1,4 @@
-"""What `frog learn` and its commands do, from arguments to text."""
+"""The actions of `frog learn` and its subcommands: from parsed arguments to printed text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from frog.learn.verdict_text import hint_lines
 
 
 def open_course(args: argparse.Namespace) -> int:
-    """Begin in an empty folder; elsewhere say where the learner stands."""
+    """Start the course in an empty folder; in a course folder, show the learner's progress."""
     here = Path.cwd()
     if open_folder(here) is None:
         if not is_empty(here):
@@ -58,7 +58,7 @@ def _begin(path: Path, learner: str) -> int:
     git = ", in a git repository" if (folder.path / ".git").exists() else ""
     print(f"Created, with {len(folder.exercises())} exercises{git}.")
     print(f"Your name on your instructor's page: {learner}. `frog learn name NAME` changes it.\n")
-    lab0 = "Lab 0 begins with a check of this machine: what runs here, and what replaces the rest."
+    lab0 = "Lab 0 begins by checking which labs this machine can run, and what to use instead of anything missing."
     print(wrapped_lines(lab0, terminal_columns(), hang=0))
     print(f"next: {'' if folder.path == Path.cwd() else f'cd {path} && '}frog doctor")
     print("then: frog learn")
@@ -66,7 +66,7 @@ def _begin(path: Path, learner: str) -> int:
 
 
 def learner_here() -> tuple[LearnerFolder, Standing]:
-    """The learner's folder around the current one, up to date with the course."""
+    """Return the course folder that contains the current directory, updated to the installed course."""
     folder = open_folder(Path.cwd())
     if folder is None:
         raise UsageError(f"{Path.cwd()}: not inside a course folder", "frog learn init ~/frog-course")
@@ -78,7 +78,7 @@ def learner_here() -> tuple[LearnerFolder, Standing]:
 def chosen_exercise(
     args: argparse.Namespace, folder: LearnerFolder, standing: Standing, *, last: bool = False
 ) -> Exercise:
-    """The exercise that was named, else the one in whose folder this is, else the next one (or the last one)."""
+    """Return the named exercise, else the exercise of the current directory, else the next one (or the last one)."""
     place = Path(args.exercise or ".")
     if place.exists() and (at := exercise_at(place, folder, standing.exercises)):
         return at
@@ -132,7 +132,7 @@ def reset(args: argparse.Namespace) -> int:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Without arguments: what is asked for. With an id: that. With a value: predict it."""
+    """List the predictions that the exercise asks for, show one of them, or record a value for it."""
     folder, standing = learner_here()
     here = exercise_at(Path.cwd(), folder, standing.exercises) or _to_predict(standing)
     if args.id is None:
@@ -151,7 +151,7 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def _to_predict(standing: Standing) -> Exercise:
-    """The last exercise if it was passed without a prediction that it asks for, else the next one."""
+    """Return the last exercise if it passed without one of its predictions, else the next one."""
     last = standing.current
     return last if missing(last, standing.progress) else standing.next or last
 
@@ -162,7 +162,7 @@ def _print_wrapped(lines: Iterable[str]) -> None:
 
 
 def show_progress(args: argparse.Namespace) -> int:
-    """A summary here, and all of it on a page."""
+    """Print a summary of the learner's progress and write the full page."""
     from frog.learn.progress_page import progress_lines, write_page
 
     folder, standing = learner_here()
@@ -184,6 +184,6 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _head_line(standing: Standing) -> str:
-    """What an instructor writes down: it stands for all that was noted until now."""
+    """Return the line that an instructor writes down: the journal's latest hash, which covers all earlier entries."""
     progress = standing.progress
     return f"head: {progress.head[:SHORT]} {progress.name} ({len(progress.journal)} entries)"

@@ -1,4 +1,4 @@
-"""`frog learn check` and `watch`: what needs a grader."""
+"""`frog learn check` and `watch`: the commands that need a grader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frog.learn.verdict_text import verdict_lines
 
 
 def check(args: argparse.Namespace) -> int:
-    """Check once. Exit code 0: passed; 1: not."""
+    """Check once. Return exit code 0 if the solution passed, else 1."""
     folder, standing = learner_here()
     with Grader() as grader:
         exercise = chosen_exercise(args, folder, standing)
@@ -38,7 +38,7 @@ def check(args: argparse.Namespace) -> int:
 
 
 def _shown(verdict: Verdict, exercise: Exercise, progress: Progress) -> Verdict:
-    """Without what was measured, as long as the learner has not predicted it."""
+    """Return the verdict, without its measurements if the learner has not predicted them yet."""
     if not missing(exercise, progress):
         return verdict
     return msgspec.structs.replace(verdict, predicted={}, measured=(), notes=())
@@ -56,7 +56,7 @@ def _next_lines(verdict: Verdict, exercise: Exercise, args: argparse.Namespace, 
 
 
 def watch(args: argparse.Namespace) -> int:
-    """Check on every save, until q."""
+    """Check on every save, until the learner presses q."""
     from frog.learn.watch import watch_exercises
 
     folder, standing = learner_here()

@@ -1,4 +1,4 @@
-"""`frog learn`: the course, as typed. Whatever carries a command out is imported when it runs."""
+"""The command line of `frog learn`. The module behind each command is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_learn_parser(commands: _Parsers) -> None:
-    """Add `frog learn` and what follows it."""
+    """Add `frog learn` and its subcommands."""
     parser = commands.add_parser(
         "learn",
         help="take the course: exercises that explain what is wrong with your code, and why",
@@ -31,7 +31,7 @@ def add_learn_parser(commands: _Parsers) -> None:
     init.add_argument(
         "--name", metavar="NAME", help="your name, as your instructor sees it (default: ask, or take it from git)"
     )
-    _add(actions, "list", "list all exercises, and mark the passed ones", "list_exercises")
+    _add(actions, "list", "list all exercises and mark those that passed", "list_exercises")
     check = _add_of_exercise(actions, "check", "check your solution", "check", "checks")
     check.add_argument(
         "--seed", type=int, metavar="N", help="repeat the check with this seed; the result is not recorded"
@@ -73,7 +73,7 @@ def _add_dev(actions: _Parsers) -> None:
         "exercise", metavar="EXERCISE", nargs="*", help="an id, a number or a name (default: all, and labs/ZOO.md)"
     )
     for parser in (new, check):
-        parser.add_argument("--labs", type=Path, metavar="DIR", help="folder of the labs (default: the course's)")
+        parser.add_argument("--labs", type=Path, metavar="DIR", help="the labs (default: the installed course)")
     check.add_argument(
         "--write",
         action="store_true",
@@ -111,11 +111,11 @@ def _add_of_exercise(
 
 
 def _action(name: str, module: str = "actions") -> Callable[[argparse.Namespace], int]:
-    """A function of a file of this room, which is imported when it is called."""
+    """Return a function that imports a module of this package and calls its function `name`."""
 
     def handler(args: argparse.Namespace) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that has no tick shows another character
+            sys.stdout.reconfigure(errors="replace")  # for a terminal whose encoding lacks the check mark
         try:
             code: int = getattr(importlib.import_module(f"frog.learn.{module}"), name)(args)
             return code

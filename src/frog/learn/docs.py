@@ -1,4 +1,4 @@
-"""`frog docs`: the documentation as a site of this machine. `tools/site`, in a clone of the repository, builds it."""
+"""`frog docs`: serve the documentation site locally. `tools/site`, in a clone of the repository, builds it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def add_docs_parser(
 ) -> None:
     """Add `frog docs`.
 
-    all_commands: the parser of all commands, of which the reference is made.
+    all_commands: the parser of all commands, from which the command reference is generated.
     """
     parser = commands.add_parser(
         "docs",
-        help="serve the documentation as a site, on this machine only",
+        help="serve the documentation site on this machine only",
         description="Build the documentation site if it is missing or older than its pages, and serve it on "
         "loopback until Ctrl-C. The command needs a clone of the repository and `frog[docs]`; no page uses the "
         "network.",
@@ -27,21 +27,21 @@ def add_docs_parser(
     parser.add_argument("--port", type=int, default=0, metavar="N", help="default: a free port")
     parser.add_argument("--build", action="store_true", help="build the site even if it is current, and exit")
     parser.add_argument(
-        "--examples", action="store_true", help="first run the real runs that the site shows: a few minutes, once"
+        "--examples", action="store_true", help="first produce the runs that the site shows (takes a few minutes, once)"
     )
     parser.set_defaults(handler=lambda args: _docs(args, all_commands))
 
 
 def find_clone() -> Path:
-    """The repository's root.
+    """Return the repository's root.
 
-    Raises:  UsageError if this Frog was installed without it.
+    Raises:  UsageError if Frog was installed without the repository.
     """
     root = Path(frog.__file__).resolve().parents[2]
     if (root / "docs").is_dir() and (root / "tools" / "site").is_dir():
         return root
     raise UsageError(
-        "the site needs the pages of the repository, and this Frog was installed without them",
+        "the site is built from the repository's pages, but Frog was installed without them",
         "clone the repository and run `make docs` there; `frog learn` and `frog COMMAND --help` work here",
     )
 

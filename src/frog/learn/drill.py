@@ -1,4 +1,4 @@
-"""`frog drill`: a run goes wrong and nobody says how; the learner finds rank, step and phase, and that is noted."""
+"""`frog drill`: inject a hidden fault into a run; the learner finds its rank, step and phase; record the score."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 STEPS = 8
 KINDS = ("kill", "raise", "stop")
 PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
-"""Of every step."""
+"""The phases of every training step."""
 
 _MOST_RANKS = 16
 _STOPPED_S, _MOST_S = 8, 180.0
@@ -28,7 +28,7 @@ def add_drill_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "The run folder contains logs, heartbeats and events. Answers may come from a pipe, one per line.",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="repeat the fault with this seed")
-    parser.add_argument("--nproc", type=int, default=4, metavar="N", help="how many ranks (default: %(default)s)")
+    parser.add_argument("--nproc", type=int, default=4, metavar="N", help="number of ranks (default: %(default)s)")
     parser.set_defaults(handler=_drill)
 
 
@@ -47,15 +47,15 @@ def _drill(args: argparse.Namespace) -> int:
     fault, name = draw_fault(seed, args.nproc), free_name(f"drill-{seed}")
     print(f"Starting a run of {args.nproc} ranks that will fail; this takes up to half a minute.", flush=True)
     run_into(fault, args.nproc, name)
-    print(f"The run failed. Its traces are in runs/{name}/. In another shell:\n")
+    print(f"The run failed. Its logs and events are in runs/{name}/. In another shell:\n")
     print(f"  frog logs {name}\n  ls runs/{name}/heartbeats runs/{name}/events\n")
-    print("`frog diagnose` also finds the answer: run it afterwards. q to leave.")
+    print("`frog diagnose` also finds the answer: run it afterwards. Type q to quit.")
     answers = _answers(args.nproc)
     if answers is None:
         return 0
     right = [str(field) for field in (fault.rank, fault.step, fault.phase)]
     for what, given, expected in zip(("rank", "step", "phase"), answers, right, strict=True):
-        print(f"{what} {given}: {'right' if given == expected else f'not right, it was {expected}'}")
+        print(f"{what} {given}: {'right' if given == expected else f'wrong, it was {expected}'}")
     num_right = sum(given == expected for given, expected in zip(answers, right, strict=True))
     print(f"\n{num_right} of {len(right)} right (seed {seed}): {fault}\nthe evidence: frog diagnose {name}")
     _keep(seed, str(fault), num_right)
@@ -63,7 +63,7 @@ def _drill(args: argparse.Namespace) -> int:
 
 
 def draw_fault(seed: int, num_ranks: int) -> Fault:
-    """The fault of a seed."""
+    """Return the fault that a seed selects."""
     import random
 
     from frog.config.faults import Fault
@@ -78,9 +78,9 @@ def draw_fault(seed: int, num_ranks: int) -> Fault:
 
 
 def run_into(fault: Fault, num_ranks: int, name: str) -> None:
-    """Let a run meet the fault. What it prints, which would name the rank, is not shown.
+    """Inject the fault into a run. Hide the run's output, which would name the rank.
 
-    Raises:  LaunchError with its last lines if it never came so far.
+    Raises:  LaunchError with the last lines of output if the run never reached the fault.
     """
     import sys
     import tempfile
@@ -90,7 +90,7 @@ def run_into(fault: Fault, num_ranks: int, name: str) -> None:
     from frog.launch.harness import Program
 
     world = ["--nproc", str(num_ranks), "--threads", "1"]
-    if fault.kind == "stop":  # where nobody is stopped, nobody is to be taken for it on a busy machine
+    if fault.kind == "stop":  # for other faults, no rank may count as stopped just because the machine is busy
         world += ["--deadline", str(_STOPPED_S)]
     words = [*tiny_program(), "--set", f"name={name}", "--set", f"train.steps={STEPS}"]
     with tempfile.TemporaryDirectory(prefix="frog-drill-") as scratch:
@@ -105,7 +105,7 @@ def run_into(fault: Fault, num_ranks: int, name: str) -> None:
 
 
 def _answers(num_ranks: int) -> list[str] | None:
-    """Rank, step and phase as answered; None to leave."""
+    """Ask for rank, step and phase. Return None if the learner quits."""
     asked = (
         ("which rank failed first", [str(rank) for rank in range(num_ranks)]),
         ("in which step", [str(step) for step in range(1, STEPS + 1)]),
@@ -121,7 +121,7 @@ def _answers(num_ranks: int) -> list[str] | None:
 
 
 def _answer(question: str, choices: Sequence[str]) -> str | None:
-    """One of the choices. What is none is asked for again."""
+    """Ask until the answer is one of the choices. Return None if the learner quits."""
     from frog.learn.typed import read_answers
 
     for text in read_answers(f"{question}: {', '.join(choices)} > "):
@@ -132,7 +132,7 @@ def _answer(question: str, choices: Sequence[str]) -> str | None:
 
 
 def _keep(seed: int, fault: str, right: int) -> None:
-    """Note it in the learner's progress, if the current folder is in a learner's."""
+    """Record the drill in the learner's progress, if the current directory is in a course folder."""
     from frog.core.units import time_text
     from frog.learn.progress import NAME, DrillResult, find_folder, update_progress, with_drill
 
@@ -141,4 +141,4 @@ def _keep(seed: int, fault: str, right: int) -> None:
         return
     result = DrillResult(at=time_text(), seed=seed, fault=fault, right=right)
     update_progress(folder, lambda progress: with_drill(progress, result))
-    print(f"kept in {folder / NAME}")
+    print(f"recorded in {folder / NAME}")

@@ -1,4 +1,4 @@
-"""A function that is still empty: whatever a check found, its author has not solved the exercise yet."""
+"""Detect functions that are still empty: a solution with one is unsolved, whatever the check found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frog.learn.grader.verdict import Verdict
 
 
 def unsolved_if_empty(verdict: Verdict, exercise: Exercise, files: Mapping[str, bytes]) -> Verdict:
-    """Name the empty function of a rejected solution instead of a misconception, which nobody has shown."""
+    """Turn a rejection into `unsolved` if a function is empty: an empty function shows no misconception."""
     if verdict.status != "rejected":
         return verdict
     for name, line in _empty_functions(exercise, files):
@@ -30,7 +30,7 @@ def unsolved_if_empty(verdict: Verdict, exercise: Exercise, files: Mapping[str, 
 
 
 def _empty_functions(exercise: Exercise, files: Mapping[str, bytes]) -> Iterator[tuple[str, int]]:
-    """The functions to be filled in whose bodies do nothing, each with its line."""
+    """Yield the functions to fill in whose bodies do nothing, each with its line."""
     try:
         statements = ast.parse(files[exercise.manifest.files[0]]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -45,7 +45,7 @@ def _empty_functions(exercise: Exercise, files: Mapping[str, bytes]) -> Iterator
 
 
 def _acts(statement: ast.stmt) -> bool:
-    """False for `pass`, `...`, a docstring, `return` and `return None`."""
+    """Return False for `pass`, `...`, a docstring, `return` and `return None`."""
     if isinstance(statement, ast.Expr):
         return not isinstance(statement.value, ast.Constant)
     if isinstance(statement, ast.Return):

@@ -1,5 +1,7 @@
-"""One file for an instructor: what was passed when and who judged, what help was taken, predictions, quizzes,
-drills, hashes of run records, work.
+"""Export a learner's progress to one file for an instructor.
+
+The file contains passed exercises (when, and by which version of Frog), hints and solutions taken, predictions,
+quizzes, drills, hashes of run records, and the learner's files.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from frog.runs.folder import check_output
 
 
 class ExerciseRecord(Typed, kw_only=True, frozen=True):
-    """One exercise that was begun."""
+    """One exercise that the learner has started."""
 
     id: Name
     number: Name
@@ -33,18 +35,18 @@ class ExerciseRecord(Typed, kw_only=True, frozen=True):
     minutes: Positive
     work: Work
     files: dict[str, str]
-    """What the learner wrote, as it is now: `frog learn check` judges it again. What is too large is left out."""
+    """The learner's current files, so that `frog learn check` can judge them again. Omits files that are too large."""
 
 
 class Export(Typed, kw_only=True, frozen=True):
-    """What `frog learn export` writes."""
+    """The content of the file that `frog learn export` writes."""
 
     KIND: ClassVar[str] = "a learner's exported progress"
     FORMAT: ClassVar[int | None] = 1
 
     learner: Name
     named: Name | None = None
-    """As `Progress` has both."""
+    """`learner` and `named` are those of `Progress`."""
     began: Name
     exported: Name
     frog: Name
@@ -55,13 +57,13 @@ class Export(Typed, kw_only=True, frozen=True):
     quizzes: tuple[QuizResult, ...]
     drills: tuple[DrillResult, ...] = ()
     records: dict[Name, Digest] = msgspec.field(default_factory=dict)
-    """As `Progress` has them: a run folder that is shown later can be held against its hash."""
+    """Hashes from `Progress`: an instructor can verify a run folder that a learner shows later."""
     journal: Journal = ()
-    """What the fields above sum up, hashed one upon the other: `frog class` holds them against each other."""
+    """The hash chain of events that the fields above summarize; `frog class` compares the two."""
 
 
 def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -> Path:
-    """Write the file; by default one with the learner's name, in the current folder."""
+    """Write the file; by default, in the current directory under the learner's name."""
     progress = standing.progress
     path = path or Path(f"frog-learn-{re.sub(r'[^a-z0-9]+', '-', progress.name.lower()).strip('-') or 'me'}.json")
     begun = [e for e in standing.exercises if (work := standing.work(e)).checks or work.hints or work.gave_up]
@@ -89,7 +91,7 @@ def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -
 
 
 def record_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each run's record: in the learner's folder, and in the one around it, where the project may be."""
+    """Return the SHA-256 of each run's record, in the course folder and in its parent, where the project may be."""
     places = (folder / "runs", folder.parent / "runs")
     records = [path for runs in places for path in sorted(runs.glob("*/record.json")) if path.is_file()]
     named = [path for path in records if path.parent.name.isprintable() and path.stat().st_size <= MOST_BYTES]

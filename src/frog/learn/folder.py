@@ -1,4 +1,4 @@
-"""The learner's own folder: exercises copied from the course, and kept up with it; work is never overwritten."""
+"""The course folder: a learner's copy of the exercises. It follows course updates and never overwrites work."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from frog.learn.progress import (
 )
 
 MOST_BYTES = 1 << 20
-"""Of one file of a learner's."""
+"""Size limit of one learner's file."""
 
 _README = """\
 # My course in distributed training
 
-`frog learn` says where you stand and what to do next; the exercises lie under `exercises/`, in the order in which they
-are taken, what there is to know about each lab in `docs/labs/`, and more about some things in `docs/`. Read an
-exercise's README.md, edit the files next to it, and let Frog check them:
+`frog learn` shows your progress and the next step. The exercises are in `exercises/`, in order; each lab has a page in
+`docs/labs/`, and `docs/` covers some topics in depth. Read an exercise's README.md, edit the files next to it, and let
+Frog check them:
 
     frog learn watch       checks again whenever you save
     frog learn check       checks once
-    frog learn hint        one hint more, of three
-    frog learn list        all exercises
-    frog learn progress    what you have done, and how good your predictions were
+    frog learn hint        shows the next of three hints
+    frog learn list        lists all exercises
+    frog learn progress    shows your progress and the accuracy of your predictions
 
-All that Frog knows of you is in `progress.json`. Files that Frog replaces are kept in `backups/`.
+Frog stores everything it knows about you in `progress.json`, and keeps each file that it replaces in `backups/`.
 """
 _IGNORED = "/runs/\n/data/\n/chaos/\n/logs\n.progress.lock\n.progress.json.*.tmp\nprogress.html\n__pycache__/\n"
 
 
 @dataclass(frozen=True)
 class LearnerFolder:
-    """Where a learner works on the course."""
+    """A learner's copy of the course."""
 
     path: Path
     labs: Path = LABS
@@ -66,11 +66,11 @@ class LearnerFolder:
         return read_progress(self.path)
 
     def shown(self, path: Path) -> str:
-        """A path below the folder, as messages write it."""
+        """Return a path in the folder as messages print it."""
         return path.relative_to(self.path).as_posix()
 
     def files(self, exercise: Exercise) -> dict[str, bytes]:
-        """What the learner has written.
+        """Read the learner's files of an exercise.
 
         Raises:  UsageError if a file is missing, too large or unreadable.
         """
@@ -86,13 +86,13 @@ class LearnerFolder:
                 raise UsageError(f"{path}: is missing", hint) from None
 
     def reset(self, exercise: Exercise) -> Path | None:
-        """Bring an exercise's files back as shipped; the folder where what they replace is kept, if they do."""
+        """Restore an exercise's original files. Return the backup folder, or None if the files were unchanged."""
         kept = self._back_up(exercise)
         self._ship(exercise)
         return kept
 
     def _back_up(self, exercise: Exercise) -> Path | None:
-        """Copy the files that differ from what is shipped."""
+        """Copy the files that differ from the original ones."""
         place, shipped = self.place(exercise), shipped_files(exercise)
         changed = [n for n, data in shipped.items() if (place / n).exists() and _bytes(place / n) != data]
         if not changed:
@@ -117,9 +117,9 @@ class LearnerFolder:
             write_atomic(self.place(exercise) / name, data)
 
     def keep_up(self) -> list[str]:
-        """Bring in what the course has that the folder does not have yet. Says what was done, a line each.
+        """Add the course's new and updated files to the folder. Return one line per change.
 
-        A file that the learner has not touched since it was shipped is replaced by a newer one; others are left alone.
+        Replaces an outdated file only if the learner has not changed it.
         """
         said: list[str] = []
         if self._is_current(self.progress()):
@@ -142,11 +142,11 @@ class LearnerFolder:
         return all(known == _digests(files) for known, files in (*exercises, (progress.pages, self._pages())))
 
     def _pages(self) -> dict[str, bytes]:
-        """What there is to read: a page for each lab, and those that exercises and questions name besides."""
+        """Return the documentation pages: one per lab, and those that exercises and questions refer to."""
         return {name: page.read_bytes() for name, page in find_pages(self.labs).items()}
 
     def _bring_in(self, place: Path, files: dict[str, bytes], before: dict[str, str], hint: str) -> Iterator[str]:
-        """Write the files that are newer than they were, and say so; those that the learner has changed stay."""
+        """Write updated files and yield a line for each; keep files that the learner has changed."""
         for name, data in files.items():
             path = place / name
             found = _digest(_bytes(path)) if path.exists() else None
@@ -161,7 +161,7 @@ class LearnerFolder:
 
 
 def shipped_files(exercise: Exercise) -> dict[str, bytes]:
-    """What a learner's folder gets of an exercise."""
+    """Return the files of an exercise that go into a course folder."""
     return {"README.md": exercise.readme.encode(), **exercise.stub()}
 
 
@@ -178,13 +178,13 @@ def _bytes(path: Path) -> bytes:
 
 
 def open_folder(start: Path, labs: Path = LABS) -> LearnerFolder | None:
-    """The learner's folder around `start`, if there is one."""
+    """Return the course folder that contains `start`, or None."""
     found = find_folder(start.absolute())
     return LearnerFolder(found, labs) if found else None
 
 
 def check_new(path: Path) -> None:
-    """Raise UsageError if the folder is a course's already, or holds something else."""
+    """Raise UsageError if the folder is already a course folder or is not empty."""
     if is_folder(path.absolute()):
         raise UsageError(f"{path}: is already a course folder", f"cd {path} && frog learn")
     if not is_empty(path.absolute()):
@@ -192,9 +192,9 @@ def check_new(path: Path) -> None:
 
 
 def create_folder(path: Path, labs: Path = LABS, learner: str | None = None) -> LearnerFolder:
-    """Make a folder the learner's own: exercises, progress.json, and a git repository where git is there.
+    """Create a course folder: exercises, progress.json, and a git repository if git is installed.
 
-    Raises:  UsageError if it holds something else already, or cannot be made.
+    Raises:  UsageError if the folder is not empty or cannot be created.
     """
     check_new(path)
     folder = LearnerFolder(path.absolute(), labs)
@@ -202,27 +202,27 @@ def create_folder(path: Path, labs: Path = LABS, learner: str | None = None) -> 
         (folder.path / "exercises").mkdir(parents=True, exist_ok=True)
         begin_progress(
             folder.path, learner or known_name(folder.path)
-        )  # from here on `frog learn` goes on with what is missing
+        )  # if this process is interrupted after this line, `frog learn` adds the missing files
         write_atomic(folder.path / "README.md", _README)
         write_atomic(folder.path / ".gitignore", _IGNORED, replace=False)
         folder.keep_up()
     except OSError as problem:
-        raise UsageError(f"{path}: cannot create: {problem.strerror}", "name another folder") from None
+        raise UsageError(f"{path}: cannot create: {problem.strerror}", "choose another folder") from None
     _commit(folder.path)
     return folder
 
 
 def is_empty(path: Path) -> bool:
-    """Whether there is nothing in a folder, or no folder; hidden files (.git, .venv) do not count."""
+    """Return True if a folder is empty or does not exist; hidden files (.git, .venv) do not count."""
     if not path.exists():
         return True
     if not path.is_dir():
-        raise UsageError(f"{path}: is not a folder", "name another")
+        raise UsageError(f"{path}: is not a folder", "choose another path")
     return all(entry.name.startswith(".") for entry in path.iterdir())
 
 
 def known_name(path: Path) -> str:
-    """The user's name, as git knows it in this folder, or in the one that will hold it; else the account's."""
+    """Return the name that git is configured with in this folder or its nearest existing parent, else the account's."""
     place = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     with suppress(OSError, KeyError, UsageError):
         return checked_name(_git(place, "config", "user.name") or getpass.getuser())
@@ -230,7 +230,7 @@ def known_name(path: Path) -> str:
 
 
 def _commit(folder: Path) -> None:
-    """A repository with what was shipped as its first commit. Without git, or in a repository already, nothing."""
+    """Create a repository whose first commit is the original course. Do nothing without git or inside a repository."""
     if (folder / ".git").exists() or _git(folder, "init", "--quiet") is None:
         return
     who = ("-c", "user.name=Frog", "-c", "user.email=frog@localhost", "-c", "commit.gpgsign=false")
@@ -239,7 +239,7 @@ def _commit(folder: Path) -> None:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git prints; None if it fails, or is not there."""
+    """Return git's output; None if it fails or is not installed."""
     try:
         done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):

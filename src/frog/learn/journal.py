@@ -1,7 +1,7 @@
-"""What a learner did, in the order of time, each entry with a SHA-256 over the one before: an edit breaks the chain.
+"""The journal: a learner's actions in chronological order, as a SHA-256 hash chain that breaks on any edit.
 
-Whoever changes an entry and computes all hashes after it anew has a whole chain again. What that cannot change is a
-hash that somebody else wrote down before: the head, the last entry's hash, stands for all that is before it.
+Anyone who changes an entry and recomputes all later hashes has a valid chain again. But that changes the head, the last
+entry's hash, which covers all entries before it: an instructor who wrote down an earlier head notices.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ What = Literal[
     "record",
     "name",
 ]
-"""`before`: a folder that was begun before there was a journal; what it had is not in it."""
+"""`before`: the folder is older than the journal, which lacks everything done until then."""
 
 Detail = dict[Name, str | int | float | tuple[str, ...] | None]
 
 SHORT = 12
-"""Digits of a head that people write down."""
+"""Number of a head's digits that people write down."""
 
 
 class Entry(Typed, kw_only=True, frozen=True):
-    """One thing that was done."""
+    """One action."""
 
     at: Name
-    """UTC."""
+    """Time in UTC."""
     what: What
     exercise: Name | None = None
     detail: Detail = msgspec.field(default_factory=dict)
     hash: Digest
-    """Over the hash before and the fields above, as JSON with sorted keys and no spaces."""
+    """SHA-256 of the previous hash and the fields above, as JSON with sorted keys and no spaces."""
 
 
 Journal = tuple[Entry, ...]
 
 
 def first_hash(learner: str, began: str) -> str:
-    """What the first entry's hash is over: a journal belongs to one learner."""
+    """Return the start of the hash chain, which ties a journal to one learner."""
     return _sha256("", {"learner": learner, "began": began})
 
 
 def head_of(journal: Journal, learner: str, began: str) -> str:
-    """The hash that stands for the whole journal."""
+    """Return the last hash, which covers the whole journal."""
     return journal[-1].hash if journal else first_hash(learner, began)
 
 
 def entry_after(head: str, at: str, what: What, exercise: str | None, detail: Detail) -> Entry:
-    """An entry that follows the one whose hash is `head`."""
+    """Return an entry to append after the one whose hash is `head`."""
     return Entry(at=at, what=what, exercise=exercise, detail=detail, hash=_hash(head, at, what, exercise, detail))
 
 
 def first_break(journal: Journal, learner: str, began: str) -> int | None:
-    """The place, from 0, of the first entry whose hash is not the one over what is before and in it."""
+    """Return the index of the first entry whose hash does not match it and the entries before it, or None."""
     head = first_hash(learner, began)
     for place, entry in enumerate(journal):
         if entry.hash != _hash(head, entry.at, entry.what, entry.exercise, entry.detail):

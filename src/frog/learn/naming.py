@@ -1,4 +1,4 @@
-"""The learner's name, as an instructor reads it: checked, and asked for at a terminal."""
+"""Ask for and validate the learner's name, which the instructor sees."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _MOST_TRIES = 3
 
 
 def checked_name(text: str) -> str:
-    """The name with single spaces.
+    """Return the name with single spaces.
 
-    Raises:  UsageError if it is empty, too long, or cannot be printed.
+    Raises:  UsageError if the name is empty, too long, or not printable.
     """
     name = " ".join(text.split())
     if not name or len(name) > _MOST_CHARACTERS or not name.isprintable():
         raise UsageError(
-            f"{text[:_MOST_CHARACTERS]!r} cannot be a name", f"1 to {_MOST_CHARACTERS} characters that can be printed"
+            f"{text[:_MOST_CHARACTERS]!r} is not a valid name", f"use 1 to {_MOST_CHARACTERS} printable characters"
         )
     return name
 
 
 def typed_name(default: str) -> str:
-    """The name that is typed at the terminal; the default for an empty line, and if there is no terminal."""
+    """Ask for the name at the terminal. Return the default for an empty line, or without a terminal."""
     if not sys.stdin.isatty():
         return default
     for _ in range(_MOST_TRIES):
         try:
-            text = read_line(f"Your name, as your instructor will read it (Enter: {default}): ")
+            text = read_line(f"Your name, as your instructor will see it (Enter: {default}): ")
             return checked_name(text) if text.strip() else default
         except EOFError:
             break

@@ -1,4 +1,4 @@
-"""Predict, then measure: which numbers an exercise asks for, what was guessed, and how far that was off."""
+"""Predictions: the numbers that an exercise asks for, the learner's guesses, and how far off each one is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Asked:
     prediction: Prediction
 
     def guess(self, text: str) -> Guess:
-        """What a learner types, as a prediction. Raises UsageError if it is none."""
+        """Parse a learner's input as a prediction. Raises UsageError if it is not a number in a suitable unit."""
         return Guess(
             exercise=self.exercise.id,
             id=self.prediction.id,
@@ -30,7 +30,7 @@ class Asked:
         )
 
     def lines(self, progress: Progress) -> list[str]:
-        """The question, and how it stands."""
+        """Return the question and its state: not predicted, predicted or measured."""
         guess = progress.last_guess(self.exercise.id, self.prediction.id)
         unit = f" (in {self.prediction.unit})" if self.prediction.unit else ""
         return [
@@ -44,7 +44,7 @@ def _state(asked: Asked, guess: Guess | None) -> str:
         return f"not predicted yet: frog learn predict {asked.prediction.id} VALUE"
     if guess.measured is None:
         typed = _as_typed(guess, format_quantity(guess.value, guess.unit))
-        return f"predicted {typed}; the next check that passes measures it"
+        return f"predicted {typed}; the next passing check measures it"
     return explained(guess, guess.measured, asked.prediction)
 
 
@@ -53,9 +53,9 @@ def asked_by(exercise: Exercise) -> list[Asked]:
 
 
 def find_prediction(name: str, here: Exercise, exercises: list[Exercise]) -> Asked:
-    """The prediction with an id: of the exercise where the learner stands, else of whichever asks for it.
+    """Return the prediction with this id: from the learner's current exercise, else from any other that asks for it.
 
-    Raises:  UsageError if no exercise, or several others, ask for it.
+    Raises:  UsageError if no exercise, or several other exercises, ask for it.
     """
     found = [asked for asked in asked_by(here) if asked.prediction.id == name]
     found = found or [asked for other in exercises for asked in asked_by(other) if asked.prediction.id == name]
@@ -64,7 +64,7 @@ def find_prediction(name: str, here: Exercise, exercises: list[Exercise]) -> Ask
     if found:
         where = ", ".join(asked.exercise.number for asked in found)
         raise UsageError(
-            f"{name}: exercises {where} ask for it", f"cd exercises/{found[0].exercise.id}, and run the command there"
+            f"{name}: exercises {where} ask for it", f"cd exercises/{found[0].exercise.id} and run the command there"
         )
     ids = ", ".join(asked.prediction.id for asked in asked_by(here))
     raise UsageError(
@@ -74,12 +74,12 @@ def find_prediction(name: str, here: Exercise, exercises: list[Exercise]) -> Ask
 
 
 def missing(exercise: Exercise, progress: Progress) -> list[Prediction]:
-    """What an exercise asks for and was never predicted."""
+    """Return the predictions that an exercise asks for and the learner never made."""
     return [p for p in exercise.manifest.predict if progress.last_guess(exercise.id, p.id) is None]
 
 
 def explained(guess: Guess, measured: float, asked: Prediction) -> str:
-    """The two numbers and, where the guess is wrong, what somebody may believe who predicts it."""
+    """Describe the guess and the measurement; for a wrong guess, add the misconception that leads to it."""
     said = compared(guess, measured, asked.tolerance)
     if is_near_enough(guess.value, measured, asked.tolerance):
         return said
@@ -88,20 +88,20 @@ def explained(guess: Guess, measured: float, asked: Prediction) -> str:
 
 
 def is_near_enough(guess: float, number: float, tolerance: float) -> bool:
-    """Whether a guess is within a relative tolerance of a number."""
+    """Return True if a guess is within a relative tolerance of a number."""
     error = relative_error(guess, number)
     return error is not None and error <= tolerance
 
 
 def compared(guess: Guess, measured: float, tolerance: float) -> str:
-    """`predicted 5.3 MB, measured 3.99 MB (33 % off)`."""
+    """Return text such as `predicted 5.3 MB, measured 3.99 MB (33 % off)`."""
     off = _off(guess.value, measured, tolerance)
     predicted, found = format_apart(guess.value, measured, guess.unit)
     return f"predicted {_as_typed(guess, predicted)}, measured {found} ({off})"
 
 
 def _as_typed(guess: Guess, formatted: str) -> str:
-    """With its unit, also where that was not typed."""
+    """Return the guess as typed, or formatted if the learner omitted the unit."""
     lacks_unit = guess.unit and guess.text[-1:].isdigit()
     return formatted if lacks_unit else guess.text
 
@@ -113,6 +113,6 @@ def _off(guess: float, measured: float, tolerance: float) -> str:
     if error == 0:
         return "exactly"
     if error >= 1 and guess / measured > 0:
-        return f"{guess / measured:.3g} times as much"
+        return f"{guess / measured:.3g} times the measured value"
     off = f"{error * 100:.2g} % off" if error < 0.1 else f"{error * 100:.0f} % off"
     return f"{off}, close enough" if error <= tolerance else off

@@ -1,7 +1,7 @@
-"""progress.json: what a learner has done, in one readable file in the learner's folder.
+"""progress.json: a learner's progress, in one readable file in the course folder.
 
-Whatever changes it is a function from the old to the new, which runs under a lock on the file as it is by then: two
-`frog learn` at once lose nothing.
+Every update is a function from the old progress to the new one. It runs under a lock on the file's current content, so
+two concurrent `frog learn` processes lose nothing.
 """
 
 from __future__ import annotations
@@ -33,48 +33,48 @@ _HINT = f"restore {NAME} from a copy, or move it away and start again with `frog
 
 
 class Passed(Typed, kw_only=True, frozen=True):
-    """The first check that an exercise passed."""
+    """The first check in which an exercise passed."""
 
     at: Name
-    """UTC, as all times here."""
+    """Time in UTC, like all times in this file."""
     by: Name
-    """Who judged: a version of Frog."""
+    """The version of Frog that judged the solution."""
     seed: int
     """`frog learn check EXERCISE --seed` repeats it."""
 
 
 class Rejected(Typed, kw_only=True, frozen=True):
-    """How often checks found one misconception."""
+    """The number of checks that found one misconception."""
 
     times: Natural
     last: Name
 
 
 class Work(Typed, kw_only=True, frozen=True):
-    """What a learner has done on one exercise."""
+    """A learner's work on one exercise."""
 
     shipped: dict[FileName, Digest] = msgspec.field(default_factory=dict)
-    """The course's files as the learner's folder got them, by SHA-256."""
+    """SHA-256 of each course file as copied into the course folder."""
     checks: Natural = 0
     passed: Passed | None = None
     rejected: dict[Name, Rejected] = msgspec.field(default_factory=dict)
-    """By the id of the misconception."""
+    """Rejections by misconception id."""
     hints: Annotated[int, msgspec.Meta(ge=0, le=_MOST_HINTS)] = 0
-    """How many of the three were taken."""
+    """Number of hints taken, at most three."""
     gave_up: Name | None = None
-    """When the solution was taken before a pass."""
+    """Time at which the learner took the solution before passing."""
 
 
 class Guess(Typed, kw_only=True, frozen=True):
-    """A prediction, and what was measured after it."""
+    """A prediction and the number measured after it."""
 
     exercise: Name
     id: Name
     value: float
-    """In the unit of the exercise's manifest."""
+    """The value in the unit of the exercise's manifest."""
     unit: Name
     text: Name
-    """As the learner typed it."""
+    """The learner's input as typed."""
     at: Name
     measured: float | None = None
     measured_at: Name | None = None
@@ -84,13 +84,13 @@ class QuizResult(Typed, kw_only=True, frozen=True):
     """One round of `frog quiz`."""
 
     lab: Natural | None
-    """None: mixed from all labs."""
+    """The lab's number; None for a quiz of all labs."""
     at: Name
     seed: int
     asked: Natural
     right: Natural
     beliefs: tuple[str, ...] = ()
-    """Of the wrong answers."""
+    """Misconceptions behind the wrong answers."""
 
 
 class DrillResult(Typed, kw_only=True, frozen=True):
@@ -99,44 +99,44 @@ class DrillResult(Typed, kw_only=True, frozen=True):
     at: Name
     seed: int
     fault: Name
-    """What went wrong, in the words of `frog chaos`."""
+    """The injected fault, in the syntax of `frog chaos`."""
     right: Annotated[int, msgspec.Meta(ge=0, le=3)]
-    """Of rank, step and phase, how many were found."""
+    """Number of right answers among rank, step and phase."""
 
 
 class Progress(Typed, kw_only=True, frozen=True):
-    """Everything that is known of a learner."""
+    """Everything that Frog knows about a learner."""
 
     KIND: ClassVar[str] = "a learner's progress"
     FORMAT: ClassVar[int | None] = 1
 
     learner: Name
-    """The name at the beginning: the journal's first hash is over it."""
+    """The original name, which the journal's first hash covers."""
     named: Name | None = None
-    """The name that the learner chose later."""
+    """The name that the learner chose later, if any."""
     began: Name
     current: Name | None = None
-    """The exercise that was worked on last."""
+    """The exercise that the learner worked on last."""
     exercises: dict[Name, Work] = msgspec.field(default_factory=dict)
     pages: dict[Name, Digest] = msgspec.field(default_factory=dict)
-    """The labs' pages as shipped, by SHA-256."""
+    """SHA-256 of each documentation page as copied into the course folder."""
     predictions: tuple[Guess, ...] = ()
-    """In the order of time."""
+    """Predictions in chronological order."""
     quizzes: tuple[QuizResult, ...] = ()
     drills: tuple[DrillResult, ...] = ()
     records: dict[Name, Digest] = msgspec.field(default_factory=dict)
-    """Of runs, by their folders as seen from here: SHA-256 of record.json when it was exported."""
+    """SHA-256 of each run's record.json at the last export, by the run folder's path relative to the course folder."""
     journal: Journal = ()
-    """All of this again, as it came: what was passed, rejected, taken, predicted, asked, found and run."""
+    """The events that the other fields summarize, in chronological order."""
 
     @property
     def name(self) -> str:
-        """What the learner is called now."""
+        """The learner's current name."""
         return self.named or self.learner
 
     @property
     def head(self) -> str:
-        """The hash that stands for all that was done until now."""
+        """The journal's latest hash, which covers all earlier entries."""
         return head_of(self.journal, self.learner, self.began)
 
     def work(self, exercise: str) -> Work:
@@ -151,17 +151,20 @@ class Progress(Typed, kw_only=True, frozen=True):
 
 
 def find_folder(start: Path) -> Path | None:
-    """The learner's folder that holds `start`, if one does."""
+    """Return the course folder that contains `start`, or None."""
     return next((folder for folder in (start, *start.parents) if is_folder(folder)), None)
 
 
 def is_folder(folder: Path) -> bool:
-    """Whether this is a learner's folder."""
+    """Return True if this is a course folder."""
     return (folder / NAME).is_file() and (folder / "exercises").is_dir()
 
 
 def read_progress(folder: Path) -> Progress:
-    """Raises:  UsageError that names the place in the file that cannot be."""
+    """Read progress.json.
+
+    Raises:  UsageError that names the invalid place in the file.
+    """
     try:
         return read_typed(folder / NAME, Progress, _HINT, UsageError)
     except FileNotFoundError:
@@ -169,7 +172,7 @@ def read_progress(folder: Path) -> Progress:
 
 
 def update_progress(folder: Path, change: Callable[[Progress], Progress]) -> Progress:
-    """Replace what progress.json holds by what `change` makes of it; nobody else writes meanwhile."""
+    """Apply `change` to the content of progress.json under a lock. Return the new progress."""
     with _locked(folder):
         before = read_progress(folder)
         after = change(before)
@@ -179,7 +182,7 @@ def update_progress(folder: Path, change: Callable[[Progress], Progress]) -> Pro
 
 
 def begin_progress(folder: Path, learner: str) -> Progress:
-    """Write the first progress.json of a folder, unless another process just did."""
+    """Write a folder's first progress.json, unless another process has just written it."""
     with _locked(folder):
         if not (folder / NAME).exists():
             write_typed(folder / NAME, Progress(learner=learner, began=time_text()))
@@ -198,12 +201,12 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as problem:
         raise UsageError(
             f"{folder / NAME}: cannot write: {problem.strerror}",
-            "free some space there, or become the owner of the folder's files (chown)",
+            "free some space there, or make yourself the owner of the folder's files (chown)",
         ) from None
 
 
 def with_verdict(progress: Progress, verdict: Verdict) -> Progress:
-    """A check was made. What a passed one measured closes the predictions that were made before it."""
+    """Record a check. A passing check also stores its measurements in the learner's open predictions."""
     if verdict.status == "broken":
         return progress
     now, detail = time_text(), Detail()
@@ -220,14 +223,14 @@ def with_verdict(progress: Progress, verdict: Verdict) -> Progress:
 
 
 def with_hint(progress: Progress, exercise: str) -> Progress:
-    """One more hint was taken."""
+    """Record one more hint, at most three."""
     if progress.work(exercise).hints >= _MOST_HINTS:
         return replace(progress, current=exercise)
     return _with(progress, time_text(), "hint", exercise, {})
 
 
 def with_solution(progress: Progress, exercise: str) -> Progress:
-    """The solution was taken; before a pass that is noted."""
+    """Record that the learner took the solution, if the exercise has not passed yet."""
     work = progress.work(exercise)
     if work.passed or work.gave_up:
         return progress
@@ -240,24 +243,24 @@ def with_guess(progress: Progress, guess: Guess) -> Progress:
 
 
 def with_quiz(progress: Progress, result: QuizResult) -> Progress:
-    """For `frog quiz`: a round was taken."""
+    """Record a round of `frog quiz`."""
     detail = {name: getattr(result, name) for name in ("lab", "seed", "asked", "right", "beliefs")}
     return _with(progress, result.at, "quiz", None, detail)
 
 
 def with_drill(progress: Progress, result: DrillResult) -> Progress:
-    """For `frog drill`: a fault was looked for."""
+    """Record a `frog drill`."""
     detail: Detail = {"seed": result.seed, "fault": result.fault, "right": result.right}
     return _with(progress, result.at, "drill", None, detail)
 
 
 def with_name(progress: Progress, name: str) -> Progress:
-    """The learner has another name now."""
+    """Record the learner's new name."""
     return progress if name == progress.name else _with(progress, time_text(), "name", None, {"name": name})
 
 
 def with_records(progress: Progress, hashes: dict[str, str]) -> Progress:
-    """Runs were made, or went on, since the last export."""
+    """Record the hashes of runs that are new or changed since the last export."""
     for run, digest in hashes.items():
         if progress.records.get(run) != digest:
             progress = _with(progress, time_text(), "record", None, {"run": run, "sha256": digest})
@@ -265,7 +268,7 @@ def with_records(progress: Progress, hashes: dict[str, str]) -> Progress:
 
 
 def replay(progress: Progress) -> Progress:
-    """What the journal alone says was done: equal to the rest of a progress that nobody edited.
+    """Rebuild the progress from its journal alone: an unedited progress equals the result.
 
     Raises:  LookupError, TypeError or msgspec.ValidationError for an entry that Frog does not write.
     """
@@ -276,7 +279,7 @@ def replay(progress: Progress) -> Progress:
 
 
 def _with(progress: Progress, at: str, what: What, exercise: str | None, detail: Detail) -> Progress:
-    """Note what was done, in the journal and in the fields that sum it up."""
+    """Record an action in the journal and in the fields that summarize it."""
     if not progress.journal and _has_begun(progress):
         progress = _noted(progress, at, "before", None, {})
     return _done(_noted(progress, at, what, exercise, detail), at, what, exercise or "", detail)
@@ -292,7 +295,7 @@ def _noted(progress: Progress, at: str, what: What, exercise: str | None, detail
 
 
 def _done(progress: Progress, at: str, what: What, exercise: str, detail: Detail) -> Progress:
-    """The fields that sum up the journal, after one entry more."""
+    """Apply one journal entry to the fields that summarize the journal."""
     if what == "quiz":
         result = msgspec.convert({**detail, "at": at}, QuizResult)
         return replace(progress, quizzes=(*progress.quizzes, result))

@@ -1,4 +1,4 @@
-"""`frog learn progress`: what was passed, and how predictions became better, as text and as a page of its own."""
+"""`frog learn progress`: passed exercises and the accuracy of predictions, as text and as an HTML page."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from frog.learn.standing import Standing, title_of
 from frog.learn.text import Style
 
 _MOST_TIMES = 16
-"""Guesses further off than this many times are drawn at the chart's edge."""
+"""The chart clips guesses that are off by more than this factor to its edge."""
 
 WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 880, 300, 130, 20, 16, 40
 
 
 def progress_lines(standing: Standing, style: Style) -> list[str]:
-    """By lab what is passed, then predictions, beliefs that were met, quizzes and drills."""
+    """Return the passed exercises by lab, then predictions, misconceptions, quizzes and drills."""
     found = [
         f"lab {lab}  {style.bar(standing.passed(exercises), len(exercises))}{_help(standing, exercises)}"
         for lab, exercises in standing.labs()
@@ -64,7 +64,7 @@ def _number(standing: Standing, exercise: str) -> str:
 
 
 def _prediction_rows(standing: Standing) -> list[dict[str, Any]]:
-    """Predictions in the order of time, with what was measured."""
+    """Return the predictions in chronological order, with their measurements."""
     return [
         {
             "number": _number(standing, guess.exercise),
@@ -79,7 +79,7 @@ def _prediction_rows(standing: Standing) -> list[dict[str, Any]]:
 
 
 def _belief_rows(standing: Standing) -> list[dict[str, Any]]:
-    """Misconceptions that checks found, by exercise; general ones have no belief, and are left out."""
+    """Return the misconceptions that checks found, by exercise; omit general ones, which have no belief."""
     return [
         {"number": exercise.number, "times": rejected.times, "belief": known.belief, "last": rejected.last}
         for exercise in standing.exercises
@@ -120,12 +120,12 @@ class Point:
     y: float
     near: bool
     again: bool
-    """A number that was measured before this prediction of it."""
+    """True if the number had been measured before this prediction."""
     label: str
 
 
 def chart_points(standing: Standing) -> list[Point]:
-    """Predictions that were measured, in the order of time: how many times too much or too little."""
+    """Return the measured predictions in chronological order, placed by the ratio of guess to measurement."""
     measured = [guess for guess in standing.progress.predictions if guess.measured is not None]
     seen: set[tuple[str, str]] = set()
     points = []
@@ -146,7 +146,7 @@ def _words(standing: Standing, guess: Guess) -> str:
 
 
 def _times(guess: Guess) -> float:
-    """How many times what was measured a guess is; the chart's edge for what has no such number."""
+    """Return the ratio of guess to measurement; the chart's edge if that ratio is undefined."""
     measured = guess.measured or 0.0
     if guess.value == measured:
         return 1.0
@@ -156,7 +156,7 @@ def _times(guess: Guess) -> float:
 
 
 def height_of(times: float) -> float:
-    """Where a ratio is drawn: 1 in the middle, twice as far up as half is down."""
+    """Return a ratio's y coordinate on a logarithmic scale with 1 in the middle."""
     most = math.log2(_MOST_TIMES)
     part = max(-most, min(most, math.log2(times))) / most
     return round(_TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - part) / 2, 1)
@@ -175,7 +175,7 @@ def _grid() -> list[dict[str, Any]]:
 
 
 def write_page(standing: Standing, path: Path) -> Path:
-    """Write the page: one file that needs no other."""
+    """Write the page as one self-contained file."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

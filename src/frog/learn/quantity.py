@@ -1,4 +1,4 @@
-"""Numbers with units, as a learner types them and reads them: `5.3 MB`, `12 ms`, `33 %`."""
+"""Parse and format numbers with units, such as `5.3 MB`, `12 ms` and `33 %`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _UNITS: dict[str, dict[str, float]] = {
     "ranks": {"ranks": 1.0, "rank": 1.0},
     "": {},
 }
-"""For each unit of a manifest: what may be typed, and how much of it that is. A number alone is in the manifest's."""
+"""Accepted units for each manifest unit, with their sizes. A number without a unit is in the manifest's unit."""
 
 _NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)?(?:\.\d*)?(?:[eE][+-]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([^\d\s.,]*)\s*")
 _LONGEST, _MOST = 80, 1e290
-"""Characters; and a number that is finite in every unit."""
+"""Limits: characters of input, and a value that stays finite in every unit."""
 _BITS = re.compile(r"[kKMGT]?i?b|[kKMGT]?i?bits?")
 
 
 def parse_quantity(text: str, unit: str) -> float:
-    """A quantity in a manifest's unit.
+    """Parse a quantity and convert it to a manifest's unit.
 
-    Raises:  UsageError if it is no number, is not finite, or is in a unit of something else.
+    Raises:  UsageError if the text is not a finite number or has a unit of another kind.
     """
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     try:
@@ -61,7 +61,7 @@ def _with_units(unit: str) -> str:
 
 
 def format_quantity(value: float, unit: str, digits: int = 3) -> str:
-    """A quantity in a manifest's unit as people read it: so many digits, and the prefix that suits."""
+    """Format a quantity with a suitable prefix and this many significant digits."""
     if unit == "B":
         return _scaled(value, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B", digits)
     if unit == "s":
@@ -70,7 +70,7 @@ def format_quantity(value: float, unit: str, digits: int = 3) -> str:
 
 
 def format_apart(value: float, other: float, unit: str) -> tuple[str, str]:
-    """Two quantities with as many digits, three or more, as tell them apart; with all if they are the same."""
+    """Format two quantities with enough digits to tell them apart, at least three."""
     pair = "", ""
     for digits in range(3, 12):
         pair = format_quantity(value, unit, digits), format_quantity(other, unit, digits)
@@ -87,7 +87,7 @@ def _scaled(value: float, units: tuple[tuple[str, float], ...], smallest: str, d
 
 
 def _digits(value: float, digits: int) -> str:
-    """So many digits that count; whole numbers whole."""
+    """Format with this many significant digits; print whole numbers in full."""
     if value == round(value) and abs(value) < 1e7:
         return f"{value:.0f}"
     whole = len(f"{abs(value):.0f}") if abs(value) < 1e7 else 0
@@ -95,7 +95,7 @@ def _digits(value: float, digits: int) -> str:
 
 
 def relative_error(guess: float, measured: float) -> float | None:
-    """How far a guess is off, as a fraction of what was measured; None if that is 0 and the guess is not."""
+    """Return a guess's error as a fraction of the measurement; None if only the measurement is 0."""
     if math.isclose(guess, measured, rel_tol=1e-9):
         return 0.0
     return abs(guess - measured) / abs(measured) if measured else None

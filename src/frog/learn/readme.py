@@ -1,4 +1,4 @@
-"""An exercise's README.md as text for a terminal."""
+"""Format an exercise's README.md for a terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LEAD = re.compile(r"\*\*(.+?)\*\*")
 _ITEM = re.compile(r"([-*]|\d+\.) ")
 _CODE = re.compile(r"(`[^`]*`)")
 _MARKS = re.compile(r"\*\*(.+?)\*\*|(?<![\w*])\*(\S[^*]*?)\*(?![\w*])|\[([^]]+)\]\([^)]*\)")
-"""Bold, emphasis, and links, of which the text stays."""
+"""Bold, emphasis and links; their text is kept."""
 
 
 def readme_lines(text: str, style: Style) -> list[str]:
-    """The page below its title: paragraphs and list items are wrapped, code stays as it is."""
+    """Return the lines of the page below its title: wrapped paragraphs and list items, unchanged code."""
     found: list[str] = []
     paragraph: list[str] = []
     is_fenced = False
@@ -43,7 +43,7 @@ def readme_lines(text: str, style: Style) -> list[str]:
 
 
 def _paragraph(lines: list[str], style: Style) -> Iterator[str]:
-    """A paragraph or a list item. What it begins with in bold is strong, if it fits on the first line."""
+    """Wrap a paragraph or a list item. A bold beginning is highlighted if it fits on the first line."""
     if not lines:
         return
     text = " ".join(lines)
@@ -56,7 +56,7 @@ def _paragraph(lines: list[str], style: Style) -> Iterator[str]:
 
 
 def _row(line: str, style: Style) -> list[str]:
-    """A row of a table; the line below the head is left out."""
+    """Format a table row; omit the separator below the header."""
     cells = [_plain(cell.strip()) for cell in line.strip().strip("|").split("|")]
     if all(re.fullmatch(":?-+:?", cell) for cell in cells):
         return []
@@ -64,7 +64,7 @@ def _row(line: str, style: Style) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Without the marks of Markdown, but for those of code."""
+    """Remove Markdown's marks, except those of code."""
     parts = _CODE.split(text)
     return "".join(part if part.startswith("`") else _MARKS.sub(_text_of, part) for part in parts)
 

@@ -1,4 +1,4 @@
-"""The screen of `frog learn watch`: the exercise's text, what was found, the keys; it fits into 80 x 24."""
+"""The screen of `frog learn watch`: the exercise's text, the last verdict and the keys, in as little as 80 x 24."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from frog.learn.text import Style
 from frog.learn.verdict_text import hint_lines, short_lines, verdict_lines
 
 _FRAME = 5
-"""Rows for title, files, two rules and keys."""
+"""Rows for the title, the files, two rules and the keys."""
 _LEAST_TEXT = 4
-"""Rows of the exercise's text that stay while a verdict is read."""
+"""Rows of the exercise's text that stay visible next to a verdict."""
 
 
 def screen_lines(session: Session, style: Style, rows: int) -> list[str]:
-    """Exactly as many lines as there are rows."""
+    """Return the screen's content, exactly `rows` lines."""
     room = max(rows - _FRAME, 2)
     body = _list(session, style, room) if session.view == "list" else _exercise(session, style, room)
     return [*_head(session, style), *body, _question(session) or _keys(session, style)][-rows:]
@@ -36,7 +36,7 @@ def _head(session: Session, style: Style) -> Iterator[str]:
 
 
 def _list(session: Session, style: Style, room: int) -> Iterator[str]:
-    """All exercises, the chosen one in sight."""
+    """Yield the list of exercises, scrolled so that the chosen one is visible."""
     standing, pane = session.standing, session.list
     pane.reveal(row_of(standing, session.chosen), room)
     shown = pane.show(list_lines(standing, session.chosen, style), room)
@@ -46,7 +46,7 @@ def _list(session: Session, style: Style, room: int) -> Iterator[str]:
 
 
 def _exercise(session: Session, style: Style, room: int) -> Iterator[str]:
-    """The exercise's text above, what was found below; the one that the learner looks at gets the rows it needs."""
+    """Yield the exercise's text, then the verdict; the focused pane gets the rows that it needs."""
     text, result = readme_lines(session.exercise.readme, style), list(_result(session, style))
     if session.focus == "text":
         result_rows = min(len(result), max(room // 3, room - len(text)))
@@ -61,7 +61,7 @@ def _exercise(session: Session, style: Style, room: int) -> Iterator[str]:
 
 
 def _with_key(session: Session, name: str) -> str:
-    """Where a pane is, and the key that shows more of it."""
+    """Return a pane's visible range and the key that scrolls it."""
     pane = session.text if name == "text" else session.result
     return f"{pane.place}, {'space' if session.focus == name else 'Tab'}: more" if pane.place else ""
 
@@ -103,7 +103,7 @@ def _status(session: Session) -> str:
 
 def _question(session: Session) -> str | None:
     if session.asks == "reset":
-        return "restore the original files? yours go to backups/. y: yes, other keys: no"
+        return "restore the original files? yours move to backups/. y: yes, other keys: no"
     if session.asks == "predict" and session.asked:
         unit = f" in {session.asked.unit}" if session.asked.unit else ""
         return f"{session.asked.id}{unit} (Enter: done, Escape: not now): {session.typed}_"

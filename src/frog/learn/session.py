@@ -1,4 +1,4 @@
-"""What `frog learn watch` knows, and what each event makes of it. Needs neither terminal nor clock."""
+"""The state of `frog learn watch` and its response to each event, independent of terminal and clock."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from frog.learn.terminal import Event
 
 ENTER, ESCAPE, BACKSPACE = ("\r", "\n"), "\x1b", ("\x7f", "\x08")
 _PAGE = 10
-"""Lines that PageUp and PageDown move."""
+"""Number of lines that PageUp and PageDown scroll."""
 _MOVES = {"up": -1, "down": 1, "pageup": -_PAGE, "pagedown": _PAGE, " ": _PAGE}
-"""In the list, by key."""
+"""Movements in the list, by key."""
 
 
 class Checks(Protocol):
-    """What judges: frog.learn.grader.client.Grader."""
+    """The interface of frog.learn.grader.client.Grader that a session uses."""
 
     def check(self, exercise: Exercise, files: dict[str, bytes], seed: int | None = None) -> Verdict: ...
 
@@ -39,17 +39,17 @@ class Checks(Protocol):
 
 @dataclass(frozen=True)
 class Checked:
-    """A check has ended: with a verdict, or with a problem."""
+    """A finished check, with a verdict or a problem."""
 
     exercise: Exercise
     verdict: Verdict | None = None
     problem: str | None = None
     is_lost: bool = False
-    """The grader is gone."""
+    """True if the grader's process has ended."""
 
 
 class Session:
-    """One `watch`: the exercise, its last verdict, and what the learner is looking at."""
+    """One `frog learn watch`: the exercise, its last verdict, and the learner's view of them."""
 
     def __init__(
         self, folder: LearnerFolder, exercise: Exercise, make_grader: Callable[[], Checks], events: SimpleQueue[Event]
@@ -59,29 +59,29 @@ class Session:
         self.verdict: Verdict | None = None
         self.problem: str | None = None
         self.said: str | None = None
-        """One line on what a key did."""
+        """The effect of the last key, in one line."""
         self.checked_at: str | None = None
         self.is_checking = False
         self.view: Literal["exercise", "list"] = "exercise"
         self.focus: Literal["text", "result"] = "text"
-        """What the learner reads, and keys scroll."""
+        """The pane that the keys scroll."""
         self.text, self.result, self.list = Pane(), Pane(), Pane()
         self.chosen = exercise
-        """In the list."""
+        """The exercise selected in the list."""
         self.shows_hints = False
         self.asks: Literal["reset", "predict"] | None = None
         self.typed = ""
         self.is_over = False
         self._make_grader, self._grader, self._events = make_grader, make_grader(), events
         self._seen: dict[str, bytes] | str | None = None
-        """The files that were checked last, or what was wrong with them."""
+        """The files that were checked last, or the reason why they could not be read."""
         self._is_stale = False
 
     def close(self) -> None:
         self._grader.close()
 
     def handle(self, event: Event) -> None:
-        """Take in what happened."""
+        """Update the state for one event."""
         what, about = event
         if what == "key":
             self._key(about)
@@ -91,7 +91,7 @@ class Session:
             self._checked(about)
 
     def _look(self) -> None:
-        """Check if the files are not those that were checked last."""
+        """Start a check if the files have changed since the last one."""
         files = self._read()
         if files != self._seen:
             self._check(files)
@@ -103,7 +103,7 @@ class Session:
             return str(problem)
 
     def _check(self, files: dict[str, bytes] | str) -> None:
-        """Start a check; while one is running, remember that another must follow."""
+        """Start a check; if one is running, schedule another after it."""
         if self.is_checking:
             self._is_stale = True
             return
@@ -183,7 +183,7 @@ class Session:
         self.focus = "result" if self.focus == "text" else "text"
 
     def _show_result(self, is_read: bool) -> None:
-        """Show the result from its beginning; with all the rows it needs, if it is to be read now."""
+        """Show the result from its beginning; give it the focus if the learner should read it now."""
         self.result = Pane()
         self.focus = "result" if is_read else "text"
 
@@ -191,7 +191,7 @@ class Session:
         self._open(self.standing.after(self.exercise))
 
     def _open(self, exercise: Exercise) -> None:
-        """Go to an exercise."""
+        """Switch to an exercise."""
         self.view = "exercise"
         if exercise == self.exercise:
             return
@@ -213,7 +213,7 @@ class Session:
         self.chosen, self.typed = self.exercise, ""
 
     def _choose(self, key: str) -> bool:
-        """In the list: move, type a number, open what is chosen. False for a key with another meaning."""
+        """Handle a key in the list: move, type a number, open the selection. Return False for any other key."""
         exercises = self.standing.exercises
         if key in _MOVES:
             place = exercises.index(self.chosen) + _MOVES[key]
@@ -231,7 +231,7 @@ class Session:
         return True
 
     def _type_number(self, key: str) -> None:
-        """Choose the exercise whose number begins with what was typed."""
+        """Select the first exercise whose number begins with the typed digits."""
         for typed in (self.typed + key, key):
             found = [exercise for exercise in self.standing.exercises if exercise.number.startswith(typed)]
             if found:
@@ -255,7 +255,7 @@ class Session:
 
     @property
     def asked(self) -> Prediction | None:
-        """The number that is to be predicted now: the first that was not, else the first."""
+        """The number to predict now: the first one without a prediction, else the first one."""
         all_of_it = self.exercise.manifest.predict
         return next(iter(missing(self.exercise, self.standing.progress) or all_of_it), None)
 
@@ -267,7 +267,7 @@ class Session:
             self._show_result(True)
 
     def _type(self, key: str) -> None:
-        """A value is being typed: Enter ends it, Escape gives it up."""
+        """Handle a key while the learner types a value: Enter accepts it, Escape cancels."""
         if key in ENTER:
             self._guess()
         elif key == ESCAPE:

@@ -1,4 +1,4 @@
-"""Where a learner stands in the course, and what comes next."""
+"""A learner's position in the course, and the next step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from frog.learn.progress import Progress, Work
 from frog.learn.text import Style
 
 HERE = ">"
-"""Marks the exercise where the learner is, in the list."""
+"""Marks the learner's current exercise in the list."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A learner's progress, held against the exercises there are."""
+    """A learner's progress, matched with the course's exercises."""
 
     exercises: Sequence[Exercise]
     progress: Progress
@@ -32,24 +32,24 @@ class Standing:
 
     @property
     def current(self) -> Exercise:
-        """The exercise that was worked on last, passed or not."""
+        """The exercise that the learner worked on last, passed or not."""
         return next((e for e in self.exercises if e.id == self.progress.current), self.exercises[0])
 
     @property
     def next(self) -> Exercise | None:
-        """What is to be done now: the current exercise if it is open, else the next open one; None: all are passed."""
+        """The current exercise if it has not passed, else the next one that has not; None if all have passed."""
         start = self.exercises.index(self.current)
         in_turn = [*self.exercises[start:], *self.exercises[:start]]
         return next((exercise for exercise in in_turn if self.work(exercise).passed is None), None)
 
     def after(self, exercise: Exercise) -> Exercise:
-        """The next open exercise after this one; if there is none, the one that follows."""
+        """Return the next exercise that has not passed, else the one that follows."""
         start = self.exercises.index(exercise) + 1
         in_turn = [*self.exercises[start:], *self.exercises[:start]]
         return next((other for other in in_turn if self.work(other).passed is None), in_turn[0])
 
     def due_quizzes(self) -> list[int]:
-        """Labs whose exercises are all passed, and whose quiz was not taken."""
+        """Return the labs whose exercises have all passed and whose quiz the learner has not taken."""
         taken = {result.lab for result in self.progress.quizzes}
         return [lab for lab, all_of_it in self.labs() if self.passed(all_of_it) == len(all_of_it) and lab not in taken]
 
@@ -59,7 +59,10 @@ class Standing:
 
 
 def standing_in(folder: LearnerFolder) -> Standing:
-    """Raises:  UsageError if the course has no exercises."""
+    """Return the learner's standing in a course folder.
+
+    Raises:  UsageError if the course has no exercises.
+    """
     exercises = folder.exercises()
     if not exercises:
         raise UsageError(f"{folder.labs}: contains no exercises", "install Frog again")
@@ -67,12 +70,12 @@ def standing_in(folder: LearnerFolder) -> Standing:
 
 
 def exercise_at(place: Path, folder: LearnerFolder, exercises: Sequence[Exercise]) -> Exercise | None:
-    """The exercise in whose folder, below the learner's, a place lies."""
+    """Return the exercise whose folder, in the course folder, contains `place`."""
     return next((e for e in exercises if place.resolve().is_relative_to(folder.place(e).resolve())), None)
 
 
 def summary_lines(standing: Standing, folder: LearnerFolder, style: Style) -> list[str]:
-    """Where the learner stands and the one next command, in five lines."""
+    """Summarize the learner's progress and name the next command, in five lines."""
     here, (num_passed, num_all) = standing.next, (standing.passed(), len(standing.exercises))
     first = style.apart(f"{style.bar(num_passed, num_all)} exercises passed", str(folder.path))
     if here is None:
@@ -88,7 +91,7 @@ def summary_lines(standing: Standing, folder: LearnerFolder, style: Style) -> li
 
 
 def _quiz(standing: Standing, lab: int) -> str:
-    """How the lab's quiz went, or that there is one; first that of a lab that is passed."""
+    """Return the lab's quiz score, or a reminder to take the quiz; the quiz of a passed lab comes first."""
     if due := standing.due_quizzes():
         return f"; you passed lab {due[-1]}, now: frog quiz {due[-1]}"
     results = [result for result in standing.progress.quizzes if result.lab == lab]
@@ -96,13 +99,13 @@ def _quiz(standing: Standing, lab: int) -> str:
 
 
 def quiz_lines(standing: Standing, lab: int) -> list[str]:
-    """The lab's quiz, once its exercises are passed."""
+    """Return a reminder to take the lab's quiz, once its exercises have passed."""
     return [f"  You passed lab {lab}: frog quiz {lab}"] if lab in standing.due_quizzes() else []
 
 
 def _done_on(work: Work) -> str:
     if not work.checks:
-        return "not begun"
+        return "not started"
     hints = f", {_count(work.hints, 'hint')}" if work.hints else ""
     return f"{_count(work.checks, 'check')}{hints}{', solution taken' if work.gave_up else ''}"
 
@@ -117,7 +120,7 @@ def _predicted(standing: Standing) -> list[str]:
 
 
 def list_lines(standing: Standing, here: Exercise | None, style: Style) -> list[str]:
-    """All exercises by lab: passed or not, and where the learner is."""
+    """List all exercises by lab, with their states and the learner's position."""
     found = []
     for lab, exercises in standing.labs():
         found.append(style.paint(f"lab {lab}  {style.bar(standing.passed(exercises), len(exercises), 10)}", "strong"))
@@ -126,7 +129,7 @@ def list_lines(standing: Standing, here: Exercise | None, style: Style) -> list[
 
 
 def row_of(standing: Standing, exercise: Exercise) -> int:
-    """The line of an exercise in `list_lines`."""
+    """Return the index of an exercise's line in `list_lines`."""
     return standing.exercises.index(exercise) + sum(lab <= exercise.lab for lab, _ in standing.labs())
 
 
@@ -139,6 +142,6 @@ def _row(work: Work, exercise: Exercise, is_here: bool, style: Style) -> str:
 
 
 def title_of(exercise: Exercise) -> str:
-    """Its title; a challenge's says once that it is one."""
+    """Return the exercise's title; a challenge gets the prefix `challenge: ` once."""
     title = exercise.manifest.title.removeprefix("challenge: ")
     return f"challenge: {title}" if exercise.manifest.kind == "challenge" else title

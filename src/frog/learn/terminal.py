@@ -1,4 +1,4 @@
-"""A terminal taken over for a while: keys one by one, a screen of its own, and all as it was on any way out."""
+"""Full-screen control of the terminal: single keys, the alternate screen, and a restored terminal on every exit."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from frog.core.env import variable
 from frog.core.printable import beneath
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-"""Another screen, no cursor, and long lines are cut."""
+"""Switch to the alternate screen, hide the cursor, and stop wrapping long lines."""
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
 _SEQUENCE = re.compile(rb"\x1b[\[O][0-?]*[ -/]*[@-~]|[^\x1b]+|\x1b")
-"""What one key of several bytes sends, or characters."""
+"""One key that sends several bytes, or a run of characters."""
 _NAMED = {"A": "up", "B": "down", "5~": "pageup", "6~": "pagedown"}
-"""Keys by what follows the first two bytes of what they send."""
+"""Names of keys, by the bytes after the first two."""
 
 Event = tuple[str, Any]
-"""What happened, and what belongs to it: ("key", "n"), ("look", None), ("resized", None), ("checked", ...)."""
+"""An event and its data: ("key", "n"), ("look", None), ("resized", None), ("checked", ...)."""
 
 
 def has_terminal() -> bool:
-    """Whether somebody types here, and what is drawn can be drawn over."""
+    """Return True if input and output are a terminal that can redraw its screen."""
     return sys.stdin.isatty() and sys.stdout.isatty() and variable("TERM") != "dumb"
 
 
@@ -42,9 +42,9 @@ def num_rows() -> int:
 
 
 def draw(lines: list[str]) -> None:
-    """Replace what is on the screen, without a flicker.
+    """Replace the screen's content without flickering.
 
-    Each row is erased before it is written: after a full line the cursor is still on the last column, which an erase
+    Erases each row before writing it: after a full line, the cursor is still on the last column, which an erase
     sequence would clear.
     """
     *first, last = lines
@@ -55,9 +55,9 @@ def draw(lines: list[str]) -> None:
 
 @contextlib.contextmanager
 def taken_over(events: SimpleQueue[Event]) -> Iterator[None]:
-    """Keys, changes of size and Ctrl-Z arrive as events meanwhile.
+    """Take over the terminal: keys and size changes arrive as events, and Ctrl-Z works as in a shell.
 
-    Raises:  SystemExit in the main thread on SIGTERM and SIGHUP, so that the terminal is given back.
+    Raises:  SystemExit in the main thread on SIGTERM and SIGHUP, so that the terminal is restored.
     """
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
@@ -107,7 +107,7 @@ def _signals(events: SimpleQueue[Event], enter: Callable[[], None], leave: Calla
 
 
 def _read_keys(keyboard: int, events: SimpleQueue[Event]) -> None:
-    """An event for each key. When the terminal is gone: q."""
+    """Put an event for each key; `q` when the terminal is gone."""
     while True:
         try:
             data = os.read(keyboard, 64)
@@ -121,7 +121,7 @@ def _read_keys(keyboard: int, events: SimpleQueue[Event]) -> None:
 
 
 def keys_in(data: bytes) -> list[str]:
-    """The keys that were pressed: characters, and the names of arrows and page keys. Others are left out."""
+    """Return the pressed keys: characters, and names of arrow and page keys. Ignores all other keys."""
     found: list[str] = []
     for part in _SEQUENCE.findall(data):
         text = part.decode(errors="ignore")

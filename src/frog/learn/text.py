@@ -1,4 +1,4 @@
-"""Text for a terminal: wrapped to its width, with colour where there is any. Colour alone never says anything."""
+"""Terminal text: wrapped to the width, coloured where supported. Colour never carries meaning on its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from frog.core.printable import printable
 from frog.core.wrapping import shows_colour
 
 _COLUMNS = (40, 100)
-"""At least, and at most: longer lines are hard to read."""
+"""Minimum and maximum width: longer lines are hard to read."""
 
 _CODES = {"good": "32", "bad": "31", "strong": "1", "quiet": "2"}
 
 
 @dataclass(frozen=True)
 class Style:
-    """How text is to be shown."""
+    """Width and colour of the output."""
 
     columns: int = 80
     colour: bool = False
@@ -28,7 +28,7 @@ class Style:
         return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
 
     def wrap(self, text: str, indent: int = 2, first: str = "") -> list[str]:
-        """Lines of a text; `first` stands before it, and its further lines are indented as far."""
+        """Wrap a text that begins with `first`; indent its other lines to the same column."""
         margin = " " * indent
         found: list[str] = []
         for paragraph in text.splitlines() or [""]:
@@ -43,11 +43,11 @@ class Style:
 
     @staticmethod
     def cut(text: str, room: int) -> str:
-        """The text, or as much of its beginning as there is room for, and three dots."""
+        """Return the text, shortened with three dots if it is longer than `room`."""
         return text if len(text) <= room else f"{text[: room - 3]}..."
 
     def apart(self, left: str, right: str) -> str:
-        """Two texts at the two ends of a line, or the left alone where there is no room."""
+        """Place two texts at the two ends of a line, or only the left one if they do not fit."""
         space = self.columns - len(left) - len(right)
         return left + " " * space + right if right and space >= 2 else left
 
@@ -57,6 +57,6 @@ class Style:
 
 
 def style_of_output() -> Style:
-    """As standard output is: its width; no colour in a file or pipe, nor where NO_COLOR is set."""
+    """Return the style for standard output: its width; no colour in a file or pipe, or if NO_COLOR is set."""
     columns = shutil.get_terminal_size().columns
     return Style(max(_COLUMNS[0], min(columns, _COLUMNS[1])), shows_colour())

@@ -1,4 +1,4 @@
-"""Answers typed in a terminal, or from a pipe, a line each."""
+"""Read answers from a terminal or a pipe, one per line."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LEAVE = {"q", "quit", "exit"}
 
 
 def read_answers(prompt: str) -> Iterator[str]:
-    """Answers to one question, until one is taken: as many as somebody tries. A pipe may have no end."""
+    """Yield answers to one question until the caller accepts one. Limited, because a pipe may be endless."""
     for _ in range(_MOST_TRIES):
         if (text := read_answer(prompt)) is None:
             return
         yield text
-    print(f"no valid answer in {_MOST_TRIES} lines: giving up")
+    print(f"no valid answer after {_MOST_TRIES} attempts: giving up")
 
 
 def read_answer(prompt: str) -> str | None:
-    """The next line, without blanks around it; None to leave: q, Ctrl-C, the end of the input."""
+    """Read the next line, stripped. Return None to quit: for q, Ctrl-C, or the end of the input."""
     try:
         text = read_line(prompt).strip()
     except (EOFError, KeyboardInterrupt):

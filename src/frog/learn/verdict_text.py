@@ -1,4 +1,4 @@
-"""A verdict, and hints, as the learner reads them."""
+"""Format verdicts and hints for learners."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _WORDS = {
 }
 _COLOURS = {"passed": "good", "rejected": "bad", "unsolved": "strong", "broken": "bad"}
 _MOST_OUTPUT = 8
-"""Lines of what the learner's code printed."""
+"""Maximum number of lines shown of the output of the learner's code."""
 
 
 def verdict_lines(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> list[str]:
-    """What was found, belief and question, a drawing, where, and what to do next."""
+    """Format a verdict: observation and location, misconception and question, drawing, next steps."""
     body = {"passed": _passed, "rejected": _rejected, "unsolved": _unsolved, "broken": _broken}[verdict.status]
     return [_head(verdict, exercise, style), *body(verdict, exercise, progress, style), *_output(verdict, style)]
 
@@ -37,7 +37,7 @@ def _head(verdict: Verdict, exercise: Exercise, style: Style) -> str:
 
 
 def _ran(verdict: Verdict) -> str:
-    """`world 2 and 4, 1.4 s`."""
+    """Return text such as `world 2 and 4, 1.4 s`."""
     sizes = [str(size) for size in sorted(set(verdict.worlds))]
     worlds = f"world {' and '.join([', '.join(sizes[:-1]), sizes[-1]] if len(sizes) > 1 else sizes)}, " if sizes else ""
     return f"{worlds}{verdict.seconds:.1f} s"
@@ -55,15 +55,15 @@ def _passed(verdict: Verdict, exercise: Exercise, progress: Progress, style: Sty
 
 
 def _to_predict(unknown: list[Prediction], exercise: Exercise, style: Style) -> Iterator[str]:
-    """Nothing that was measured is shown before the predictions are made: one number often gives another away."""
-    yield from style.wrap(f"Predict first; then frog learn check {exercise.number} shows the measured numbers.")
+    """Ask for the missing predictions and show no measurement yet: one number often gives another away."""
+    yield from style.wrap(f"Predict first; frog learn check {exercise.number} then shows the measured numbers.")
     for asked in unknown:
         yield f"  frog learn predict {asked.id} VALUE"
         yield from style.wrap(asked.question, indent=4)
 
 
 def _table(rows: list[tuple[str, str]], style: Style) -> Iterator[str]:
-    """What was measured in one column and its values in another; long ones have lines of their own."""
+    """Format names and values in two columns; a long name gets a line of its own."""
     most = style.columns // 2
     width = max((len(what) for what, _ in rows if len(what) <= most), default=0)
     for what, value in rows:
@@ -83,7 +83,7 @@ def _predictions(verdict: Verdict, exercise: Exercise, progress: Progress) -> It
 
 def _rejected(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
     yield ""
-    yield from style.wrap(verdict.observed or "Its result differs from what the exercise asks for.")
+    yield from style.wrap(verdict.observed or "The result differs from what the exercise asks for.")
     if verdict.where:
         yield f"  at exercises/{exercise.id}/{verdict.where}"
     if verdict.belief or verdict.question:
@@ -119,14 +119,14 @@ def _unsolved(verdict: Verdict, exercise: Exercise, progress: Progress, style: S
 
 
 def short_lines(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> list[str]:
-    """An unsolved exercise's verdict where its text is on the same screen."""
+    """Format an unsolved exercise's verdict for a screen that already shows the exercise's text."""
     predict = ["  press p to predict a number first"] if missing(exercise, progress) else []
     observed = style.wrap(verdict.observed) if verdict.observed else []
     return [_head(verdict, exercise, style), *observed, *predict, *_output(verdict, style)]
 
 
 def _broken(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
-    yield from style.wrap("This says nothing about your code, and is not recorded.")
+    yield from style.wrap("This says nothing about your code and is not recorded.")
     yield from style.wrap(verdict.observed or "")
     yield f"  again  frog learn check {exercise.number} --seed {verdict.seed}"
 
@@ -142,7 +142,7 @@ def _output(verdict: Verdict, style: Style) -> Iterator[str]:
 
 
 def hint_lines(exercise: Exercise, taken: int, style: Style) -> list[str]:
-    """The hints that were taken, the newest last."""
+    """Format the hints taken so far, newest last."""
     return [
         line
         for number, text in enumerate(exercise.manifest.hints[:taken], 1)

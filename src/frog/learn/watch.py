@@ -20,11 +20,11 @@ from frog.learn.text import style_of_output
 from frog.learn.verdict_text import verdict_lines
 
 _LOOK_MS = 500
-"""Files are looked at this often even if nobody says that they changed: over a network, nobody does."""
+"""Polling interval: network file systems do not report changes."""
 
 
 def watch_exercises(folder: LearnerFolder, exercise: Exercise, make_grader: Callable[[], Checks]) -> None:
-    """Until the learner quits: on a screen of its own, or, where there is no terminal, verdict after verdict."""
+    """Check on every save until the learner quits: full-screen, or without a terminal as a stream of verdicts."""
     events: SimpleQueue[Event] = SimpleQueue()
     with contextlib.closing(Session(folder, exercise, make_grader, events)) as session, _looking(folder.path, events):
         if has_terminal():
@@ -63,13 +63,13 @@ def _line_by_line(session: Session, events: SimpleQueue[Event]) -> None:
 
 @contextlib.contextmanager
 def _looking(folder: Path, events: SimpleQueue[Event]) -> Iterator[None]:
-    """An event ("look", None) at once, whenever something below the folder changed, and every so often."""
+    """Put the event ("look", None) at the start, on every change in the folder, and periodically."""
     over = threading.Event()
 
     def look() -> None:
         events.put(("look", None))
         while not over.is_set():
-            with contextlib.suppress(OSError, RuntimeError):  # the folder is gone, and may come back
+            with contextlib.suppress(OSError, RuntimeError):  # the folder was removed and may reappear
                 for _ in watchfiles.watch(
                     folder / "exercises",
                     stop_event=over,
@@ -88,4 +88,4 @@ def _looking(folder: Path, events: SimpleQueue[Event]) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join()  # native code that still runs when Python ends brings the process down
+        thread.join()  # native code that is still running when Python exits would crash the process

@@ -1,4 +1,4 @@
-"""The grader graded: a stub is unsolved, a reference passes, each wrong solution fails for its own reason."""
+"""Test the grader: a stub is unsolved, a reference passes, each wrong solution is rejected for the right reason."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _HEAD = """# The zoo: what each exercise passes and rejects
 
 Written by `frog learn dev check --write`, or for one exercise by `frog learn dev check NAME --write`. The stub of each
 exercise is unsolved, the reference and other right solutions pass, and each wrong one is rejected for its own reason. A
-test proves it.
+test verifies this.
 """
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Specimen:
-    """One solution of an exercise, and what a check must say of it."""
+    """One solution of an exercise, and the verdict that a check must give it."""
 
     exercise: Exercise
     kind: str
-    """stub, reference, right or wrong."""
+    """`stub`, `reference`, `right` or `wrong`."""
     name: str
     files: dict[str, bytes]
     misconception: str | None = None
@@ -45,7 +45,7 @@ class Specimen:
         return f"{self.exercise.id} {self.kind}{'/' + self.name if self.name else ''}"
 
     def problem(self, verdict: Verdict) -> str | None:
-        """How a verdict is not what it must be."""
+        """Describe how a verdict differs from the required one; None if it does not."""
         expected = {"stub": "unsolved", "wrong": "rejected"}.get(self.kind, "passed")
         reason = verdict.misconception if self.kind == "wrong" else None
         if (verdict.status, reason) == (expected, self.misconception):
@@ -55,7 +55,7 @@ class Specimen:
         return f"{self.title}: expected {wanted}, found {found} (seed {verdict.seed}): {verdict.observed or ''}"
 
     def _of_predictions(self, verdict: Verdict) -> str | None:
-        """A prediction that a reference which passed leaves open, or a belief that comes near enough to it."""
+        """Describe a prediction that a passing reference does not measure, or a belief too close to its value."""
         for asked in self.exercise.manifest.predict:
             if (measured := verdict.predicted.get(asked.id)) is None:
                 return f"{self.title}: passed, but did not measure {asked.id}"
@@ -66,7 +66,7 @@ class Specimen:
 
 
 def specimens(exercise: Exercise) -> list[Specimen]:
-    """All solutions that an exercise ships."""
+    """Return all solutions of an exercise."""
     found = [Specimen(exercise, "stub", "", exercise.stub())]
     found.append(Specimen(exercise, "reference", "", exercise.reference().files()))
     found += [Specimen(exercise, "right", one.name, one.files()) for one in exercise.solutions("right")]
@@ -75,7 +75,7 @@ def specimens(exercise: Exercise) -> list[Specimen]:
 
 
 def prove(found: Sequence[Specimen], workers: int = 2, seed: int | None = None) -> Iterator[tuple[Specimen, Verdict]]:
-    """Check them all, so many at a time."""
+    """Check all specimens with this many concurrent workers."""
     graders = [Grader() for _ in range(min(workers, len(found)))]
     idle = list(graders)
 
@@ -95,16 +95,16 @@ def prove(found: Sequence[Specimen], workers: int = 2, seed: int | None = None) 
 
 
 def table(exercises: Sequence[Exercise]) -> str:
-    """The text of labs/ZOO.md."""
+    """Return the text of labs/ZOO.md."""
     return "\n".join([_HEAD, *map(section, exercises)])
 
 
 def section(exercise: Exercise) -> str:
-    """The part of labs/ZOO.md about one exercise."""
+    """Return the section of labs/ZOO.md about one exercise."""
     right = [one.name for one in exercise.solutions("right")]
     also = f" Also right: {', '.join(right)}." if right else ""
     lines = [f"## {exercise.number} {exercise.manifest.title}\n", f"`{exercise.id}`.{also}\n"]
-    lines += ["| wrong solution | what somebody believes who writes it |", "|---|---|"]
+    lines += ["| wrong solution | misconception behind it |", "|---|---|"]
     for one in exercise.solutions("wrong"):
         known = exercise.misconception(one.misconception)
         lines.append(f"| {one.name} | {known.belief if known else 'found in any exercise'} |")
@@ -112,7 +112,7 @@ def section(exercise: Exercise) -> str:
 
 
 def updated(text: str, exercises: Sequence[Exercise], proved: Sequence[Exercise]) -> str:
-    """The text of labs/ZOO.md with the sections of `proved` written again and all others as they are."""
+    """Return labs/ZOO.md with the sections of `proved` rewritten and all others unchanged."""
     old = {one.split()[0]: f"## {one.rstrip()}\n" for one in _SECTION.split(text)[1:]}
     new = {one.number: section(one) for one in proved}
     sections = {**old, **new}
@@ -123,19 +123,19 @@ def updated(text: str, exercises: Sequence[Exercise], proved: Sequence[Exercise]
 
 
 def new(args: argparse.Namespace) -> int:
-    """`frog learn dev new`: the folder of an exercise, to be filled in."""
+    """`frog learn dev new`: create the folder of an exercise from the template."""
     folder = (args.labs or LABS).resolve() / args.exercise
     if re.fullmatch(r"lab\d+/\d\d_[a-z0-9_]+", args.exercise) is None:
         raise UsageError(f"{args.exercise}: expected a name like lab2/09_my_idea")
     if folder.exists():
         raise UsageError(f"{folder}: already exists", "choose another name")
     shutil.copytree(_TEMPLATE, folder)
-    print(f"made {folder}\nnext: frog learn dev check {args.exercise}, which is red until you have filled it in")
+    print(f"created {folder}\nnext: fill it in, until frog learn dev check {args.exercise} succeeds")
     return 0
 
 
 def write_table(args: argparse.Namespace) -> int:
-    """`frog learn dev table`: write labs/ZOO.md, without proving anything."""
+    """`frog learn dev table`: write labs/ZOO.md without checking any solution."""
     path = Path(ZOO)
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, table(find_exercises()))
@@ -144,13 +144,13 @@ def write_table(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    """`frog learn dev check`: prove exercises, and hold the table against them."""
+    """`frog learn dev check`: check exercises and compare labs/ZOO.md with them."""
     labs = (args.labs or LABS).resolve()
     exercises = [find_exercise(name, labs) for name in args.exercise] or find_exercises(labs)
     found = [one for exercise in exercises for one in specimens(exercise)] * args.times
     found = [one for one in found if args.only in f"{one.exercise.id} {one.kind}/{one.name}"]
     if not found:
-        raise UsageError(f"--only {args.only}: no solution has that in its name", "omit --only to see all of them")
+        raise UsageError(f"--only {args.only}: no solution name contains this word", "omit --only to see all solutions")
     start, problems = time.monotonic(), []
     for one, verdict in prove(found, args.workers):
         problem = one.problem(verdict)
@@ -167,7 +167,7 @@ def check(args: argparse.Namespace) -> int:
 
 
 def _table_is_true(proved: Sequence[Exercise] | None, write: bool) -> int:
-    """Compare labs/ZOO.md with the exercises, or write it; of `proved` alone if given. The exit code."""
+    """Compare labs/ZOO.md with the exercises, or write it; only the sections of `proved` if given."""
     path, course = Path(ZOO), find_exercises()
     text = table(course)
     if proved is not None and path.exists():

@@ -1,1 +1,1 @@
-"""`frog class`: what `frog learn export` wrote for many learners, checked against each journal, on one page."""
+"""`frog class`: one page from many learners' exports, each checked against its journal."""

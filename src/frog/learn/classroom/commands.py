@@ -1,4 +1,4 @@
-"""`frog class` as typed."""
+"""The command line of `frog class`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import argparse
 from pathlib import Path
 
 _MOST_PROBLEMS, _MOST_EDITS = 30, 8
-"""How many are told here, the latter of a learner."""
+"""Maximum numbers of problems, and of edits per learner, that the command prints."""
 
 
 def add_class_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `frog class`."""
     parser = commands.add_parser(
         "class",
-        help="make one page of a class's exports: the progress of each learner, and common obstacles",
-        description="Make one offline page from the files that `frog learn export` wrote. "
-        "The command names unreadable and edited files, and then exits with code 1.",
+        help="make one page from a class's exports: each learner's progress, and common obstacles",
+        description="Make one offline page from files written by `frog learn export`. "
+        "If any file is unreadable or edited, the command names it and exits with code 1.",
     )
     parser.add_argument("reports", metavar="REPORTS", nargs="+", type=Path, help="files, or folders with .json files")
     parser.add_argument("--out", type=Path, default=Path("class.html"), metavar="FILE", help="default: class.html")
@@ -38,19 +38,19 @@ def _make_page(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
     from frog.core.printable import printable
     from frog.core.schema import shortened
-    from frog.learn.classroom.heads import hold_against_heads, read_heads
+    from frog.learn.classroom.heads import compare_with_heads, read_heads
     from frog.learn.classroom.page import write_page
     from frog.learn.classroom.reports import labels, read_reports
     from frog.learn.classroom.table import write_table
 
     reports, problems = read_reports(args.reports)
     if args.heads:
-        reports, unknown = hold_against_heads(reports, read_heads(args.heads), str(args.heads))
+        reports, unknown = compare_with_heads(reports, read_heads(args.heads), str(args.heads))
         problems += unknown
     for problem in problems[:_MOST_PROBLEMS]:
-        print("\n".join(map(printable, f"cannot be used: {shortened(problem, 1000)}".splitlines())))
+        print("\n".join(map(printable, f"skipped: {shortened(problem, 1000)}".splitlines())))
     if len(problems) > _MOST_PROBLEMS:
-        print(f"... and {len(problems) - _MOST_PROBLEMS} more files that cannot be used")
+        print(f"... and {len(problems) - _MOST_PROBLEMS} more skipped files")
     for name, report in zip(labels(reports, pseudonyms=False), reports, strict=True):
         who = f"{report.pseudonym} is {name}: " if args.pseudonyms else f"{name}: "
         for edit in report.edits[:_MOST_EDITS]:
@@ -62,7 +62,7 @@ def _make_page(args: argparse.Namespace) -> int:
     if not reports:
         raise UsageError(
             "none of the files is a readable export of `frog learn export`",
-            "see the problems above; learners run `frog learn export`",
+            "see the problems above; learners run `frog learn export` to write one",
         )
     learners = f"({len(reports)} learner{'' if len(reports) == 1 else 's'})"
     print(f"page: {write_page(reports, len(problems), args.out, args.pseudonyms)} {learners}")

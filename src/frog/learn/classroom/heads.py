@@ -1,4 +1,4 @@
-"""Heads of journals that an instructor wrote down: what was noted before such a head cannot be written anew."""
+"""Compare journals with heads that an instructor wrote down: entries before such a head cannot be rewritten."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HINT = "one line per learner, as `frog learn export` prints it: 1f0c4a52b7de Ad
 
 
 def read_heads(path: Path) -> list[tuple[int, str, str]]:
-    """Line, head and name.
+    """Read line numbers, heads and names.
 
-    Raises:  UsageError that names the line which is none.
+    Raises:  UsageError that names the first invalid line.
     """
     try:
         lines = read_bounded(path, UsageError, _HINT).decode(errors="replace").splitlines()
@@ -34,10 +34,10 @@ def read_heads(path: Path) -> list[tuple[int, str, str]]:
     return found
 
 
-def hold_against_heads(
+def compare_with_heads(
     reports: Sequence[Report], heads: Sequence[tuple[int, str, str]], origin: str
 ) -> tuple[list[Report], list[str]]:
-    """Reports with those marked that lack a head of theirs, and lines about nobody."""
+    """Return the reports, with an edit noted where a head is missing, and a message per head without a report."""
     names = {name for report in reports for name in report.names}
     unknown = [
         f"{origin}:{number}: no report belongs to {name}\n  try: use the name in the learner's export"
@@ -53,9 +53,9 @@ def _has(report: Report, head: str, name: str) -> bool:
 
 
 def _held(report: Report, missing: Sequence[tuple[str, str]]) -> Report:
-    """The report with the heads of its learner's name that no journal of that name has."""
+    """Add an edit to the report for each head under its learner's name that no journal of that name contains."""
     edits = [
-        f"head {head[:12]}, written down earlier, is not in this journal: somebody rewrote the journal"
+        f"head {head[:12]}, written down earlier, is not in this journal: the journal was rewritten"
         for head, name in missing
         if name in report.names
     ]

@@ -1,4 +1,4 @@
-"""The class page: one file that needs no other."""
+"""The class page: one self-contained file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frog.runs.folder import check_output
 
 
 def write_page(reports: Sequence[Report], num_unread: int, path: Path, pseudonyms: bool) -> Path:
-    """Write the page. Its sums leave out reports that were edited."""
+    """Write the page. Its totals exclude edited reports."""
     check_output(path)
     try:
         write_atomic(path, class_page(reports, num_unread, pseudonyms))
@@ -27,7 +27,7 @@ def write_page(reports: Sequence[Report], num_unread: int, path: Path, pseudonym
 
 
 def class_page(reports: Sequence[Report], num_unread: int, pseudonyms: bool) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

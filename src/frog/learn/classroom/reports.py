@@ -1,4 +1,4 @@
-"""Files of `frog learn export`, read and held against their journals."""
+"""Read the files of `frog learn export` and check them against their journals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from frog.learn.progress import Guess, Progress, Work, replay
 
 _HINT = "ask the learner for the file again: `frog learn export` writes it"
 _MOST_BYTES = 4 << 20
-"""Of an export: some ten thousand entries."""
+"""Size limit of an export: about ten thousand entries."""
 _SAME = ("checks", "hints", "passed", "rejected", "gave_up")
-"""Fields of `Work` that the journal holds too."""
+"""Fields of `Work` that the journal also contains."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Report:
     path: Path
     export: Export
     edits: tuple[str, ...] = ()
-    """What in the file cannot be as Frog wrote it."""
+    """Descriptions of places in the file that Frog cannot have written."""
 
     @property
     def name(self) -> str:
@@ -38,13 +38,13 @@ class Report:
 
     @property
     def names(self) -> set[str]:
-        """All names that this learner ever had."""
+        """All names that this learner has used."""
         later = {str(entry.detail.get("name")) for entry in self.export.journal if entry.what == "name"}
         return {self.export.learner, self.export.named or self.export.learner, *later}
 
     @property
     def pseudonym(self) -> str:
-        """The same on every page about this learner's folder."""
+        """A name that stays the same on every page about this course folder."""
         return f"learner {first_hash(self.export.learner, self.export.began)[:6]}"
 
     @property
@@ -53,13 +53,13 @@ class Report:
 
     @property
     def hashes(self) -> list[str]:
-        """All heads that this journal ever had."""
+        """All heads that this journal has had."""
         export = self.export
         return [first_hash(export.learner, export.began), *(entry.hash for entry in export.journal)]
 
     @property
     def proof(self) -> str:
-        """What the journal says for the rest of the file."""
+        """How far the journal confirms the rest of the file."""
         if self.edits:
             return "edited"
         if not self.export.journal:
@@ -71,7 +71,7 @@ class Report:
 
 
 def labels(reports: Sequence[Report], pseudonyms: bool) -> list[str]:
-    """What each learner is called, no two alike: of the same name, each has the digits of the pseudonym too."""
+    """Return a unique label per learner: equal names get the pseudonym's digits appended."""
     if pseudonyms:
         return [report.pseudonym for report in reports]
     times = Counter(report.name for report in reports)
@@ -82,7 +82,7 @@ def labels(reports: Sequence[Report], pseudonyms: bool) -> list[str]:
 
 
 def read_reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:
-    """One report a learner, in the order of names, and what is wrong with files that cannot be read."""
+    """Return one report per learner, sorted by name, and a message for each unreadable file."""
     reports, problems = [], []
     for path in _files(paths):
         try:
@@ -99,14 +99,14 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
     seen: set[str] = set()
     for path in paths:
         for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
-            real = os.path.realpath(file)  # unlike resolve, it takes links that lead to themselves
+            real = os.path.realpath(file)  # unlike resolve, it accepts circular links
             if real not in seen:
                 seen.add(real)
                 yield file
 
 
 def _latest(reports: Sequence[Report]) -> Iterator[Report]:
-    """Of several exports of one learner the last; it must go on from what the earlier ones had."""
+    """Yield each learner's latest export, with an edit noted if it does not continue the earlier ones."""
     by_learner: dict[tuple[str, str], list[Report]] = {}
     for report in reports:
         by_learner.setdefault((report.export.learner, report.export.began), []).append(report)
@@ -114,7 +114,7 @@ def _latest(reports: Sequence[Report]) -> Iterator[Report]:
         *earlier, last = sorted(same, key=lambda report: report.export.exported)
         edits = [
             f"the export of {one.export.exported[:16]} ended at entry {len(one.export.journal)}, "
-            f"head {one.head[:12]}, which this journal does not contain: somebody rewrote the journal"
+            f"head {one.head[:12]}, which this journal does not contain: the journal was rewritten"
             for one in earlier
             if one.head not in last.hashes and not one.edits
         ]
@@ -132,7 +132,7 @@ def _edits(export: Export) -> Iterator[str]:
 
 
 def _unlike_journal(export: Export) -> Iterator[str]:
-    """Where the file's fields say something else than its journal."""
+    """Describe where the file's fields disagree with its journal."""
     begun = Progress(learner=export.learner, began=export.began, journal=export.journal)
     try:
         noted = replay(begun)

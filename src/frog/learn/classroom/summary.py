@@ -1,4 +1,4 @@
-"""What a class page says, as rows: the grid, what stops people, predictions, quizzes."""
+"""The tables of the class page: progress, obstacles, predictions, quizzes and drills."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from frog.learn.progress import DrillResult, Guess, QuizResult, Work
 from frog.learn.quantity import relative_error
 
 _MOST_TIMES = 16
-"""Guesses further off than this many times are drawn at the edge."""
+"""The chart clips guesses that are off by more than this factor to its edge."""
 
 
 def columns(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[str, Any]]:
-    """Exercises of labs in which somebody has begun, in the course's order; then those that this Frog does not have."""
+    """Return the exercises of all labs that any learner has started, then those unknown to this version of Frog."""
     begun = {record.id: record for report in reports for record in report.export.exercises}
     labs = {name.partition("/")[0] for name in begun}
     found = [
@@ -37,13 +37,13 @@ def columns(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[
 
 
 def labs_of(exercises: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:
-    """Heads over the grid: a lab, and how many columns it has."""
+    """Return the grid's headings: each lab and its number of columns."""
     grouped = groupby(exercises, key=lambda one: str(one["lab"]))
     return [(lab.replace("lab", "lab ", 1), len(list(ones))) for lab, ones in grouped]
 
 
 def cell(work: Work) -> dict[str, str]:
-    """A learner at an exercise: a mark, and what it stands for."""
+    """Return a learner's mark for an exercise, and its meaning."""
     words = [f"{work.checks} checks", f"{work.hints} hints"]
     if work.passed:
         return {"kind": "passed", "mark": "✓", "words": f"passed {work.passed.at[:16]}, {', '.join(words)}"}
@@ -51,11 +51,11 @@ def cell(work: Work) -> dict[str, str]:
         return {"kind": "stuck", "mark": "S", "words": f"solution taken {work.gave_up[:16]}, {', '.join(words)}"}
     if work.checks or work.hints:
         return {"kind": "stuck", "mark": str(work.checks), "words": f"not passed, {', '.join(words)}"}
-    return {"kind": "", "mark": "", "words": "not begun"}
+    return {"kind": "", "mark": "", "words": "not started"}
 
 
 def stops(reports: Sequence[Report], exercises: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Exercises at which somebody stands, took help, or was rejected; the worst first."""
+    """Return the exercises where learners are stuck, took help, or had a solution rejected; worst first."""
     rows = []
     for one in exercises:
         works = [work for report in reports if (work := report.work(one["id"])) != Work(shipped=work.shipped)]
@@ -77,7 +77,7 @@ def stops(reports: Sequence[Report], exercises: Sequence[dict[str, Any]]) -> lis
 
 
 def misconceptions(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[str, Any]]:
-    """What checks rejected, by how many learners wrote it."""
+    """Return the misconceptions that checks found, sorted by number of learners."""
     by_id, everywhere = {one.id: one for one in course}, general()
     met: dict[tuple[str, str], list[tuple[int, bool]]] = {}
     numbers = {}
@@ -101,7 +101,7 @@ def misconceptions(reports: Sequence[Report], course: Sequence[Exercise]) -> lis
 
 
 def predictions(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[str, Any]]:
-    """Each learner's first prediction of each number, held against what was measured."""
+    """Compare each learner's first prediction of each number with its measurement."""
     firsts: dict[tuple[str, str], list[Guess]] = {}
     for report in reports:
         seen: set[tuple[str, str]] = set()
@@ -141,7 +141,7 @@ def _prediction_row(
 
 
 def times(value: float, measured: float) -> float:
-    """How many times what was measured a guess is, at most 16 either way."""
+    """Return the ratio of guess to measurement, clipped to 1/16 and 16."""
     if value == measured:
         return 1.0
     if value * measured <= 0 or not math.isfinite(value / measured):
@@ -150,12 +150,12 @@ def times(value: float, measured: float) -> float:
 
 
 def place_of(ratio: float) -> float:
-    """Where a ratio is drawn on a strip that is 200 wide: 1 in the middle."""
+    """Return a ratio's position on a strip 200 wide, with 1 in the middle."""
     return round(100 + 90 * math.log2(ratio) / math.log2(_MOST_TIMES), 1)
 
 
 def _typical(off: Sequence[float]) -> str:
-    """The median of what is off, where all of it is on one side."""
+    """Describe the median error if all errors are on the same side."""
     if not off:
         return ""
     return _times_in_words(median(off)) if min(off) > 1 or max(off) < 1 else "on both sides"
@@ -168,7 +168,7 @@ def _times_in_words(ratio: float) -> str:
 
 
 def quizzes(named: Iterable[tuple[str, Report]]) -> list[dict[str, Any]]:
-    """By lab and learner the first round and the last: what was known before, and after."""
+    """Return the first and the last quiz round by lab and learner."""
     rounds: dict[tuple[int, str], list[QuizResult]] = {}
     for name, report in named:
         for result in report.export.quizzes:
@@ -186,7 +186,7 @@ def quizzes(named: Iterable[tuple[str, Report]]) -> list[dict[str, Any]]:
 
 
 def drills(named: Iterable[tuple[str, Report]]) -> list[dict[str, Any]]:
-    """By learner how many faults were looked for, and what was found of the first and of the last."""
+    """Return each learner's number of drills, and the scores of the first and the last one."""
     taken = [(name, report.export.drills) for name, report in named if report.export.drills]
     return [
         {"name": name, "times": len(found), "first": _found(found[0]), "last": _found(found[-1]) if found[1:] else ""}
@@ -199,7 +199,7 @@ def _found(drill: DrillResult) -> str:
 
 
 def gained(reports: Sequence[Report]) -> list[dict[str, Any]]:
-    """By lab the mean of the first rounds and of the last ones, of those who took two or more."""
+    """Return the mean scores of first and last rounds by lab, for learners with two or more rounds."""
     shares: dict[int, list[tuple[float, float]]] = {}
     for report in reports:
         by_lab: dict[int, list[QuizResult]] = {}
@@ -222,7 +222,7 @@ def gained(reports: Sequence[Report]) -> list[dict[str, Any]]:
 
 
 def quiz_beliefs(reports: Sequence[Report]) -> list[tuple[str, int]]:
-    """Beliefs behind wrong answers, and how many learners had each."""
+    """Return the misconceptions behind wrong answers, with the number of learners for each."""
     counted = Counter(
         belief for report in reports for belief in {b for result in report.export.quizzes for b in result.beliefs}
     )

@@ -1,4 +1,4 @@
-"""The class as a CSV file for a learning-management system: a line per learner, the same columns for every class."""
+"""Write a CSV file for a learning-management system: one line per learner, the same columns for every class."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from frog.learn.progress import QuizResult
 from frog.runs.folder import check_output
 
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # noqa: RUF001
-"""A spreadsheet computes a cell that begins with one of these, the wide ones of East Asian keyboards too."""
+"""A spreadsheet evaluates a cell that begins with one of these, including the full-width East Asian variants."""
 
 Cell = str | int
 
 
 def write_table(reports: Sequence[Report], path: Path, pseudonyms: bool) -> Path:
-    """Write the file, whole or not at all."""
+    """Write the file atomically."""
     check_output(path)
     try:
         write_atomic(path, table_text(reports, pseudonyms))
@@ -32,19 +32,19 @@ def write_table(reports: Sequence[Report], path: Path, pseudonyms: bool) -> Path
 
 
 def table_text(reports: Sequence[Report], pseudonyms: bool) -> str:
-    """The table as RFC 4180 describes it, in UTF-8: a line of names, then a line per learner, each ended by CR LF."""
+    """Return the table in RFC 4180 format: a header, then one line per learner, each ending in CR LF."""
     course = find_exercises()
     rows = [dict(_row(name, report, course)) for name, report in zip(labels(reports, pseudonyms), reports, strict=True)]
     rows.sort(key=lambda row: str(row["name"]).casefold())
     text = io.StringIO()
-    writer = csv.writer(text)  # of its own, "excel", dialect: commas, CR LF, quotes where a cell needs them
+    writer = csv.writer(text)  # default dialect, "excel": commas, CR LF, quotes where a cell needs them
     writer.writerow(rows[0])
     writer.writerows([_safe(cell) for cell in row.values()] for row in rows)
     return text.getvalue()
 
 
 def _row(name: str, report: Report, course: Sequence[Exercise]) -> Iterator[tuple[str, Cell]]:
-    """The columns of one learner, in order."""
+    """Yield one learner's columns, in order."""
     passed = {one.id for one in course if report.work(one.id).passed}
     labs = {lab: [one.id for one in course if _lab(one) == lab] for lab in dict.fromkeys(map(_lab, course))}
     works = [record.work for record in report.export.exercises]
@@ -67,7 +67,7 @@ def _row(name: str, report: Report, course: Sequence[Exercise]) -> Iterator[tupl
 
 
 def _quiz(about: str, rounds: Sequence[QuizResult]) -> Iterator[tuple[str, Cell]]:
-    """The share of right answers in the first and in the last round; empty if there was none."""
+    """Yield the share of right answers in the first and the last round; empty without a round."""
     for which, place in (("first", 0), ("last", -1)):
         share = round(100 * rounds[place].right / max(1, rounds[place].asked)) if rounds else ""
         yield f"{about}_quiz_{which}_percent", share
@@ -78,7 +78,7 @@ def _lab(exercise: Exercise) -> str:
 
 
 def _safe(cell: Cell) -> Cell:
-    """A text that a spreadsheet shows and does not compute, on one line."""
+    """Return a one-line text that a spreadsheet shows and does not evaluate."""
     if isinstance(cell, int):
         return cell
     text = " ".join("".join(mark if mark.isprintable() else " " for mark in cell).split())

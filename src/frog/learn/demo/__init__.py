@@ -1,1 +1,1 @@
-"""Demonstrations: a session's demo list, played step by step on real runs."""
+"""`frog demo`: play a session's demonstrations step by step on real runs."""

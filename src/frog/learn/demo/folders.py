@@ -1,4 +1,4 @@
-"""The demos' folders: a new one for each time, numbered, or the newest to continue in."""
+"""Demo folders: create a new numbered one, or find the newest one to continue."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from frog.core.errors import UsageError
 
 _NEEDED = ("train.py", "scripts", "config")
-"""What a demo shows of the repository, and copies into its folder."""
+"""Parts of the repository that a demo shows; copied into its folder."""
 
 _MARK = ".frog-demo"
 """A file of this name marks a demo's folder."""
 
 
 def new_folder(name: str, chosen: Path | None) -> Path:
-    """Make the folder of a demo: the chosen one, else demo-a, or demo-a-2 if there is one already, and so on."""
+    """Create a demo's folder: the chosen one, else demo-a, or demo-a-2 if demo-a exists, and so on."""
     missing = [needed for needed in _NEEDED if not Path(needed).exists()]
     if missing:
         raise UsageError(
-            f"a demo shows train.py, scripts/ and config/, but the current folder has no {missing[0]}",
-            "cd to the repository",
+            f"a demo shows train.py, scripts/ and config/, but the current directory does not contain {missing[0]}",
+            "cd to a clone of the repository",
         )
     folder = chosen or _next(name)
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise UsageError(f"{folder}: already exists", "choose another --out; or continue in it with --from N") from None
+        raise UsageError(f"{folder}: already exists", "choose another --out, or continue in it with --from N") from None
     except OSError as problem:
         raise UsageError(f"{folder}: cannot be created: {problem.strerror}", "choose another --out") from None
     for needed in _NEEDED:
@@ -38,29 +38,29 @@ def new_folder(name: str, chosen: Path | None) -> Path:
 
 
 def old_folder(name: str, chosen: Path | None) -> Path:
-    """The folder of an earlier demo: the chosen one, else the newest."""
+    """Find the folder of an earlier demo: the chosen one, else the newest."""
     if chosen is not None:
         if not chosen.is_dir():
-            raise UsageError(f"{chosen}: no such folder", "start the demo at step 1, or name its folder: --out DIR")
-        if not _is_demo(chosen):  # a step removes runs of its names, which here might not be the demo's
-            raise UsageError(f"{chosen}: not the folder of a demo", "start the demo at step 1")
+            raise UsageError(f"{chosen}: no such folder", "start the demo at step 1, or give its folder: --out DIR")
+        if not _is_demo(chosen):  # a step removes runs by name; in another folder, those might not be the demo's runs
+            raise UsageError(f"{chosen}: not a demo folder", "start the demo at step 1")
         return chosen
     played = [folder for folder in _numbered(name).values() if _is_demo(folder)]
     if not played:
         raise UsageError(
-            f"no demo-{name} in the current folder to continue", "start at step 1, or name its folder: --out DIR"
+            f"found no demo-{name} here to continue", "start at step 1, or give its folder: --out DIR"
         )
     return played[-1]
 
 
 def _next(name: str) -> Path:
-    """One number higher than all that exist, so that the newest folder has the highest."""
+    """Return the next free number's folder; the newest folder always has the highest number."""
     last = max(_numbered(name), default=0)
     return Path(f"demo-{name}-{last + 1}" if last else f"demo-{name}")
 
 
 def _numbered(name: str) -> dict[int, Path]:
-    """What is called demo-a (number 1), demo-a-2, ... here, in the order of the numbers."""
+    """Return the existing demo-a (number 1), demo-a-2, ... in numerical order."""
     found = ((re.fullmatch(rf"demo-{name}(?:-([1-9]\d{{0,8}}))?", path.name), path) for path in Path().iterdir())
     return dict(sorted((int(match[1] or 1), path) for match, path in found if match))
 

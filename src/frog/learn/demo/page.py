@@ -1,4 +1,4 @@
-"""The page of a demo: for each played step the words, the command, its output, and links to the runs' reports."""
+"""A demo's page: text, command and output of each played step, and links to the runs' reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frog.learn.demo.records import output_path, read_records
 from frog.learn.demo.session import Session
 
 _MOST_CHARACTERS = 60_000
-"""Limit of one step's output on the page; the step's file has all of it."""
+"""Limit of one step's output on the page; the step's file contains all of it."""
 
 
 def page_path(folder: Path) -> Path:
@@ -19,7 +19,7 @@ def page_path(folder: Path) -> Path:
 
 
 def write_page(folder: Path, session: Session) -> None:
-    """Write index.html from the records in the demo's folder."""
+    """Write index.html from the records in the demo folder."""
     reports = sorted(str(path.relative_to(folder)) for path in folder.glob("runs/*/report.html"))
     steps = [(one, output_path(folder, one.number).name, _output(folder, one.number)) for one in read_records(folder)]
     page = Environment(loader=PackageLoader("frog.learn.demo", "."), autoescape=True).get_template("page.html.jinja")

@@ -1,4 +1,4 @@
-"""The player: announces a step, waits for a key, runs the command, keeps its output, and survives its failure."""
+"""Play a demo: announce each step, wait for a key, run the command, keep its output, and survive its failure."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _GRACE_S = 15
 _MOST_TRIES = 20
 _INDENT = 8
 _MOST_KEPT_BYTES = 1 << 20
-"""How much of the end of an output is kept to be shown in part."""
+"""Number of bytes kept from the end of an output of which only the last lines are shown."""
 
 Answer = Literal["run", "skip", "quit"]
 
 
 @dataclass
 class Player:
-    """Plays a session in a folder of its own."""
+    """Plays a session in its own folder."""
 
     session: Session
     folder: Path
     auto: bool
     console: Console
     played: dict[int, Played] = field(default_factory=dict)
-    """By number, the steps played now; the folder also has those of earlier times."""
+    """Steps played in this process, by number; the folder also contains those of earlier processes."""
 
     def play(self, first: int) -> bool:
-        """Play all steps from number `first`; True if each played step ended as it was meant to."""
+        """Play all steps from number `first`. Return True if each played step ended as intended."""
         write_page(self.folder, self.session)
         for number, step in enumerate(self.session.steps, 1):
             if number >= first and not self._step(number, step):
@@ -56,7 +56,7 @@ class Player:
         return all(played.is_right for played in self.played.values())
 
     def _step(self, number: int, step: Step) -> bool:
-        """Play one step; False if the demo is to end here."""
+        """Play one step. Return False to end the demo."""
         command = step.run.strip().replace(FREE_PORT, str(free_port()))
         self._announce(number, step, command)
         answer = self._ask("Enter: run it   s: skip   q: quit", {"": "run", "s": "skip", "q": "quit"})
@@ -90,7 +90,7 @@ class Player:
             self._say("ask", step.ask)
 
     def _say(self, label: str, text: str) -> None:
-        """Print a label and a text that is wrapped next to it."""
+        """Print a label and a wrapped text next to it."""
         wrapped = textwrap.wrap(text, max(20, self.console.width - _INDENT))
         lines = escape(("\n" + " " * _INDENT).join(wrapped))
         self.console.print(f"  [bold]{label:{_INDENT - 2}}[/]{lines}", soft_wrap=True, markup=True)
@@ -98,7 +98,7 @@ class Player:
     def _ask(self, keys: str, answers: dict[str, Answer]) -> Answer:
         if self.auto:
             return next(iter(answers.values()))
-        discard_typed_ahead()  # an Enter that was typed while the last step ran must not start the next one
+        discard_typed_ahead()  # an Enter typed during the last step must not start the next one
         for _ in range(_MOST_TRIES):
             try:
                 text = read_line(f"  {keys} > ").strip().lower()
@@ -114,7 +114,7 @@ class Player:
         write_page(self.folder, self.session)
 
     def _run(self, number: int, step: Step, command: str) -> Played:
-        """Run the command; what it prints goes to the screen and to a file."""
+        """Run the command; copy its output to the screen and to a file."""
         for name in step.makes:
             shutil.rmtree(self.folder / "runs" / name, ignore_errors=True)
         output, start = output_path(self.folder, number), time.monotonic()
@@ -134,16 +134,16 @@ class Player:
             return Played(number=number, step=step, command=command, code=process.returncode, seconds=seconds)
 
     def _env(self) -> dict[str, str]:
-        """The environment of a command: this environment's programs, one thread per rank, and no browser in --auto."""
+        """Return a command's environment: this Python's programs, one thread per rank, no browser with --auto."""
         env = child_env(PATH=f"{Path(sys.executable).parent}{os.pathsep}{child_env()['PATH']}")
-        env.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it, with four lines of warning
+        env.setdefault("OMP_NUM_THREADS", "1")  # otherwise torchrun sets it, with a four-line warning
         return {**env, "BROWSER": "none"} if self.auto else env
 
     def _follow(self, process: subprocess.Popen[bytes], file: BinaryIO, show_last: int | None) -> None:
-        """Show and keep what the process prints until it ends."""
+        """Show and keep the process's output until it ends."""
         assert process.stdout is not None
         if show_last is not None:
-            self.console.print(f"  (the last {show_last} lines of its output will be shown)")
+            self.console.print(f"  (only the last {show_last} lines of output will be shown)")
         end, num_lines = b"", 0
         while data := os.read(process.stdout.fileno(), 1 << 16):
             file.write(data)
@@ -156,7 +156,7 @@ class Player:
             file.flush()
             lines = deque(end.splitlines(keepends=True), show_last)
             if num_lines > len(lines):
-                self.console.print(f"  ... {num_lines - len(lines)} lines before these: {file.name}", soft_wrap=True)
+                self.console.print(f"  ... {num_lines - len(lines)} earlier lines are in {file.name}", soft_wrap=True)
             self._show(b"".join(lines))
 
     def _show(self, data: bytes) -> None:
@@ -165,7 +165,7 @@ class Player:
 
 
 class _Stop:
-    """Ctrl-C, or the end of its time, ends the step and not the demo: first as Ctrl-C would, then for certain."""
+    """Makes Ctrl-C or a time-out end the step instead of the demo: with SIGINT first, then with SIGKILL."""
 
     def __init__(self, timeout_s: int) -> None:
         self._timeout_s, self._asked = timeout_s, 0
@@ -182,7 +182,7 @@ class _Stop:
             signal.signal(number, handler)
 
     def may_end(self, process: subprocess.Popen[bytes]) -> None:
-        """This is the step's process; it is ended at once if that was asked for already."""
+        """Register the step's process; end it immediately if the user has already pressed Ctrl-C."""
         self._process = process
         if self._asked:
             self._end()
@@ -195,7 +195,7 @@ class _Stop:
     def _end(self) -> None:
         assert self._process is not None
         if self._asked > 2:
-            raise LaunchError("a step left processes that still have its output open", "find them with ps and end them")
+            raise LaunchError("processes of a step are still running and have its output open", "find them with ps; end them")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGINT if self._asked == 1 else signal.SIGKILL)
         signal.alarm(_GRACE_S)

@@ -1,4 +1,4 @@
-"""What a demo's folder keeps of each played step: a JSON file, and next to it the step's whole output."""
+"""The record of each played step in a demo folder: a JSON file, and next to it the full output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RECORDS = "[0-9][0-9].json"
 
 
 class Played(Typed, kw_only=True, frozen=True):
-    """How a step went, the last time that it was played."""
+    """The last execution of a step."""
 
     KIND: ClassVar[str] = "a played step of a demo"
     FORMAT: ClassVar[int | None] = 1
@@ -21,18 +21,18 @@ class Played(Typed, kw_only=True, frozen=True):
     number: Positive
     step: Step
     command: str
-    """The step's command as it ran."""
+    """The step's command as executed."""
     code: int
     seconds: Amount
 
     @property
     def is_right(self) -> bool:
-        """True if the step ended as it was meant to."""
+        """True if the step ended as intended."""
         return (self.code != 0) is self.step.fails
 
 
 def output_path(folder: Path, number: int) -> Path:
-    """The file that keeps what a step printed."""
+    """Return the path of a step's output file."""
     return folder / f"{number:02}.txt"
 
 
@@ -41,6 +41,6 @@ def write_record(folder: Path, played: Played) -> None:
 
 
 def read_records(folder: Path) -> list[Played]:
-    """All played steps of the folder, in order."""
-    hint = "remove this file, and play the step again: frog demo ... --from N"
+    """Read the records of all played steps, in order."""
+    hint = "remove this file and play the step again: frog demo ... --from N"
     return [read_typed(path, Played, hint, UsageError) for path in sorted(folder.glob(_RECORDS))]

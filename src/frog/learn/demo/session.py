@@ -1,4 +1,4 @@
-"""A session's demo as data: what to say, what to ask, what to run, where to look."""
+"""A session's demo as data: for each step the words, the question, the command and the answer."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from frog.core.schema import Positive, Typed, convert, read_toml
 Name = Literal["a", "b", "c"]
 NAMES: tuple[Name, ...] = ("a", "b", "c")
 FREE_PORT = "FREE_PORT"
-"""In a command: the player puts the number of a free port here."""
+"""Placeholder in a command; the player replaces it with the number of a free port."""
 _FOLDER = Path(__file__).parent / "sessions"
 
 
 class Step(Typed, kw_only=True, frozen=True):
-    """One thing that is shown."""
+    """One step of a demo."""
 
     title: str
-    """The words of the curriculum."""
+    """The curriculum's wording."""
     minutes: Positive
-    """As a class takes them, with the discussion."""
+    """Duration in a class, with discussion."""
     say: str
     ask: str = ""
-    """What the class predicts before the command runs. `say` does not give the answer away."""
+    """The question that the class answers before the command runs. `say` does not give the answer away."""
     run: str
-    """A command for bash, in the demo's folder."""
+    """A bash command, run in the demo folder."""
     look: str
-    """The answer, and where in the output it is."""
+    """The answer, and where to see it in the output."""
     makes: tuple[str, ...] = ()
-    """Runs that it makes: removed before it is tried again."""
+    """Names of runs that the command creates; the player removes them before a retry."""
     fails: bool = False
-    """True if the command is meant to fail: the failure is what is shown."""
+    """True if the step demonstrates a failure of the command."""
     show_last: Positive | None = None
-    """Show only this many last lines on the screen; the step's file and the page have all of them."""
+    """Number of last lines to show on the screen; the step's file and the page contain all lines."""
     timeout_s: Positive = 300
 
 

@@ -1,5 +1,5 @@
-"""`frog doctor`: what of a lab's needs this machine has, found by trying it.
+"""`frog doctor`: find out by trying which labs this machine can run.
 
-`probes.py` starts programs that each try a few things and say what they have seen: `machine.py`, `tools.py`,
-and `rank.py`, two of which make a world. `needs.py` says which lab needs what, and what takes its place.
+`probes.py` starts programs that each try a few things and report the results: `machine.py`, `tools.py`, and two copies
+of `rank.py`, which form a world. `needs.py` lists each lab's needs and their substitutes.
 """

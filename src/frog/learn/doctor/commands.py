@@ -15,13 +15,12 @@ def add_doctor_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
     parser = commands.add_parser(
         "doctor",
         help="check that this machine has what the labs need",
-        description="Check what the labs need from this machine: Python, torch, devices, each operation of gloo "
-        "and its "
-        "result, ports, memory, disk, tools. Report for each lab whether it runs, runs with substitutes, "
-        "or what to install first. The exit code is 0 if all labs run.",
+        description="Check what the labs need from this machine: Python, torch, devices, the results of each gloo "
+        "operation, ports, memory, disk, tools. Report for each lab whether it runs, runs with substitutes, "
+        "or needs something installed first. The exit code is 0 if all labs run.",
     )
     parser.add_argument("--lab", type=int, choices=sorted(LABS), metavar="N", help="check only what this lab needs")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
         "--deadline", type=float, default=_DEADLINE_S, metavar="S", help="seconds for all probes (default: %(default)g)"
     )
@@ -39,6 +38,6 @@ def _doctor(args: argparse.Namespace) -> int:
     try:
         seen = probe_machine(args.deadline)
     except OSError as problem:
-        raise LaunchError(f"cannot start the probes: {problem}", "df -h; ulimit -a") from None
+        raise LaunchError(f"cannot start the probes: {problem}", "check space and limits: df -h; ulimit -a") from None
     print(json.dumps(as_json(seen, labs), indent=2, ensure_ascii=False) if args.json else as_text(seen, labs))
     return 0 if all(judge(seen, lab).runs for lab in labs) else 1

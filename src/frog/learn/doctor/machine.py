@@ -1,6 +1,6 @@
-"""A probe: `python -m frog.learn.doctor.machine WHAT` looks at this machine: its network, its memory, its processes.
+"""A probe: `python -m frog.learn.doctor.machine WHAT` checks this machine's network, memory and processes.
 
-What may hang has a WHAT, and so a process, to itself.
+Each check that may hang has its own WHAT and therefore its own process.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from frog.learn.doctor.seen import SCRATCH, attempt
 
 _LEAST_DISK, _LEAST_MEMORY, _LEAST_SHARED, _LEAST_FILES = 1 << 30, 2 << 30, 128 << 20, 512
 _RANKS = 4
-"""The largest world of the labs."""
+"""Size of the labs' largest world."""
 
 
 def main(what: str, temporary: Path) -> None:
-    """temporary: where programs put their scratch files, if nobody gives them another place."""
+    """Run the checks named `what`.
+
+    temporary: the default folder for programs' scratch files.
+    """
     leave_with_parent()
     attempts = {"temporary folder": lambda: _disk(temporary)} if what == "files" else {}
     for name, look in (attempts | PROBES[what]).items():
@@ -47,11 +50,11 @@ def _resolves() -> str:
 
 
 def _reachable() -> str:
-    """An address that another machine could be told."""
+    """Return the addresses at which another machine could reach this one."""
     addresses = _addresses()
     if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
         raise ValueError(
-            f"{host_name()} is {', '.join(addresses)}, which on any other machine means that machine itself"
+            f"{host_name()} is {', '.join(addresses)}, which other machines cannot reach: it is a loopback address"
         )
     return ", ".join(addresses)
 
@@ -76,8 +79,8 @@ def _ports(num_bytes: int = 1 << 16) -> str:
             while len(received) < num_bytes and (part := accepted.recv(1 << 16)):
                 received += part
             if received != sent:
-                raise ValueError("127.0.0.1: received other bytes than were sent")
-        return f"bytes arrive at 127.0.0.1:{server.getsockname()[1]}"
+                raise ValueError("127.0.0.1: received different bytes from those sent")
+        return f"127.0.0.1:{server.getsockname()[1]} receives bytes"
 
 
 def _cores() -> str:
@@ -87,10 +90,10 @@ def _cores() -> str:
 
 
 def _threads() -> str:
-    """As many as would be busy at once in the largest world."""
+    """Check that OMP_NUM_THREADS does not overload the cores in the largest world."""
     asked, cores = variable("OMP_NUM_THREADS"), usable_cores()
     if asked is None:
-        return "OMP_NUM_THREADS is not set: launchers divide the cores among ranks"
+        return "OMP_NUM_THREADS is not set: launchers divide the cores among the ranks"
     if not asked.isdecimal() or (int(asked) > 1 and int(asked) * _RANKS > cores):
         raise ValueError(f"OMP_NUM_THREADS={asked}: {_RANKS} ranks x {asked} threads on {cores:g} cores")
     return f"OMP_NUM_THREADS={asked}"
@@ -107,7 +110,7 @@ def _at_least(least: int, found: int) -> str:
 
 
 def _disk(folder: Path) -> str:
-    """A file is written there, and goes again."""
+    """Write a file there and remove it."""
     try:
         with scratch_folder(SCRATCH, folder) as scratch:
             write_atomic(scratch / "a", "a" * (1 << 20))
@@ -124,12 +127,12 @@ def _shared_memory() -> str:
 def _open_files() -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
-        raise ValueError(f"a process may open {soft} files, but the labs need {_LEAST_FILES}")
-    return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} a process"
+        raise ValueError(f"a process may open only {soft} files, but the labs need {_LEAST_FILES}")
+    return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} per process"
 
 
 def _watching() -> str:
-    """A file that is saved is noticed."""
+    """Check that the file watcher notices a save."""
     with scratch_folder(SCRATCH, Path.cwd()) as folder:
         looks = watchfiles.watch(folder, rust_timeout=100, yield_on_timeout=True, step=20, debounce=100)
         next(looks)
@@ -160,7 +163,7 @@ def _spawn() -> str:
 
 def _namespaces() -> str:
     with Network(2, parse_network("rate=100mbit")) as network:
-        return f"two simulated nodes,  {network.address(0)} and {network.address(1)}"
+        return f"two simulated nodes, {network.address(0)} and {network.address(1)}"
 
 
 PROBES: dict[str, dict[str, Callable[[], str]]] = {

@@ -1,4 +1,4 @@
-"""What labs need of a machine; what takes its place; how to get it."""
+"""The labs' needs, their substitutes, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ LABS = {
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a probe tries."""
+    """One requirement that a probe tests."""
 
     name: str
     section: str
     labs: tuple[int, ...] = ()
-    """Those that use it. None: helpful, or for later."""
+    """The labs that use it; empty if it is only helpful, or for later."""
     without: str | None = None
-    """What takes its place where it is missing or wrong; None: nothing does."""
+    """The substitute if it is missing or wrong; None if there is no substitute."""
     macos: str | None = None
-    """The command that brings it."""
+    """The command that installs it on macOS."""
     debian: str | None = None
 
 
@@ -48,14 +48,14 @@ def _tool(name: str, labs: tuple[int, ...], package: str, brew: str | None = Non
 
 _PYTHON = [
     Need("python", "Python", _ALL, None, "brew install python", "sudo apt-get install python3 python3-venv"),
-    Need("environment", "Python", _ALL, "packages go where your Python is; better: make setup"),
-    Need("pip", "Python", _ALL, "the installed packages are enough; for more: python -m ensurepip, or conda"),
-    Need("fork", "Python", _WORLDS, "export FROG_START=spawn: ranks start anew, which takes longer"),
+    Need("environment", "Python", _ALL, "packages are installed into the system's Python; better: make setup"),
+    Need("pip", "Python", _ALL, "the installed packages are enough; to add more: python -m ensurepip, or conda"),
+    Need("fork", "Python", _WORLDS, "export FROG_START=spawn: each rank starts Python, which takes longer"),
     Need("spawn", "Python", _WORLDS, "export FROG_START=fork"),
     Need("torch", "PyTorch", _ALL, None, _PIP_TORCH, _CPU_TORCH),
     Need("cpu", "PyTorch", _ALL, None, _PIP_TORCH, _CPU_TORCH),
     Need("gpu", "PyTorch", (), "the CPU: no lab needs CUDA, NCCL or MPS"),
-    Need("fork with torch", "PyTorch", _WORLDS, "export FROG_START=spawn: ranks start anew, which takes longer"),
+    Need("fork with torch", "PyTorch", _WORLDS, "export FROG_START=spawn: each rank starts Python, which takes longer"),
     Need("torchrun", "PyTorch", _WORLDS, None, _PIP_TORCH, _CPU_TORCH),
     Need("torchrun command", "PyTorch", _WORLDS, "python -m torch.distributed.run; or: source .venv/bin/activate"),
     Need("transformers", "PyTorch", (), None, "pip install transformers", "pip install transformers"),
@@ -70,20 +70,20 @@ OPERATIONS = {
     "all_reduce MAX": None,
     "all_reduce PRODUCT": "no lab uses it",
     "all_gather": None,
-    "reduce_scatter": "all_reduce, then take your own part (Frog does so on gloo)",
+    "reduce_scatter": "all_reduce, then keep your own part (Frog does so on gloo)",
     "broadcast": None,
     "reduce": "all_reduce, and only one rank uses the result",
     "gather": "all_gather, and only one rank uses the result",
-    "scatter": "broadcast, and each rank takes its own part",
-    "all_to_all": "send and recv between each pair of ranks",
+    "scatter": "broadcast, and each rank keeps its own part",
+    "all_to_all": "send and recv between every pair of ranks",
     "send and recv": None,
     "barrier": None,
 }
-"""Of gloo, each really run; and what takes its place where its result is wrong."""
+"""The gloo operations that the probe runs, with the substitute for each if its result is wrong."""
 
 _MACHINE = [
     Need("host name", "network", _WORLDS, "export GLOO_SOCKET_IFNAME=lo (macOS: lo0), as Frog's own programs do"),
-    Need("host address", "network", (3,), "all simulated nodes are on this machine and meet at 127.0.0.1"),
+    Need("host address", "network", (3,), "all simulated nodes are on this machine and use 127.0.0.1"),
     Need(
         "ports",
         "network",
@@ -93,14 +93,14 @@ _MACHINE = [
         "sudo ufw allow in on lo",
     ),
     Need("namespaces", "network", (3,), "frog run without --network: nodes communicate at this machine's full speed"),
-    Need("cores", "machine", _WORLDS, "ranks take turns: the same results, later"),
+    Need("cores", "machine", _WORLDS, "ranks share cores: the same results, but slower"),
     Need("threads", "machine", _WORLDS, "unset OMP_NUM_THREADS (torchrun then gives each rank one thread)"),
     Need("memory", "machine", _ALL, "close other programs; use worlds of 2 instead of 4: --nproc_per_node=2"),
     Need("disk", "machine", _ALL, None, _ROOM, _ROOM),
     Need("temporary folder", "machine", _ALL, None, "export TMPDIR=$HOME", "export TMPDIR=$HOME"),
     Need("shared memory", "machine", (), "data loaders without workers, as in the labs; docker run --shm-size=1g"),
     Need("open files", "machine", _ALL, "ulimit -n 1024"),
-    Need("file watching", "machine", _ALL, "frog learn check, by hand; or export WATCHFILES_FORCE_POLLING=1"),
+    Need("file watching", "machine", _ALL, "run frog learn check by hand, or export WATCHFILES_FORCE_POLLING=1"),
 ]
 
 _TOOLS = [
@@ -112,13 +112,13 @@ _TOOLS = [
         'git config --global user.name "Your Name"; git config --global user.email you@example.org',
     ),
     _tool("shell", _ALL, "bash grep coreutils", "brew install bash grep coreutils"),
-    _tool("make", _ALL, "make", "xcode-select --install", "the commands that `make help` prints, typed by hand"),
-    Need("jupyter", "tools", (), "any editor, and a terminal", "pip install jupyterlab", "pip install jupyterlab"),
+    _tool("make", _ALL, "make", "xcode-select --install", "type the commands of the Makefile by hand"),
+    Need("jupyter", "tools", (), "any editor and a terminal", "pip install jupyterlab", "pip install jupyterlab"),
     Need(
         "vs code",
         "tools",
         (),
-        "any editor, and a terminal",
+        "any editor and a terminal",
         "brew install --cask visual-studio-code",
         "sudo snap install code --classic",
     ),

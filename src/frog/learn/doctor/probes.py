@@ -1,4 +1,4 @@
-"""All probes at once, as programs under one deadline, and what they have reported."""
+"""Run all probes concurrently, as programs with a common deadline, and collect their reports."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _RANK = ("-m", "frog.learn.doctor.rank")
 _WHO = """import sys
 from frog.core.env import variable as of
 sys.stdout.write(f"rank {of('RANK')} of {of('WORLD_SIZE')}\\n")"""
-"""In one piece: both ranks write into one file, and with PYTHONUNBUFFERED print writes word by word."""
+"""Writes the line in one call: both ranks share a file, and with PYTHONUNBUFFERED print writes word by word."""
 _TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
 _MACHINE = ("here", "name", "files", "namespaces")
 
 
 def probe_machine(deadline_s: float, rank: Sequence[str] = _RANK) -> dict[str, Seen]:
-    """What was seen of each need, by name. All processes have ended when it returns, also in an error or Ctrl-C."""
+    """Return the finding for each need, by name. Ends all probe processes, even after an error or Ctrl-C."""
     deadline = time.monotonic() + deadline_s
     with scratch_folder("frog-doctor-") as scratch, contextlib.ExitStack() as stack:
         for folder in (scratch.parent, Path.cwd()):
@@ -43,7 +43,7 @@ def probe_machine(deadline_s: float, rank: Sequence[str] = _RANK) -> dict[str, S
 
 
 def _programs(scratch: Path, rank: Sequence[str]) -> dict[str, list[str]]:
-    """Those that load torch first: they take the longest."""
+    """Return the probes' commands; those that load torch come first because they take the longest."""
     return {
         **{f"rank {number}": [*rank, str(number), str(scratch / "store")] for number in (0, 1)},
         "torchrun": [*_TORCHRUN, "--no-python", sys.executable, "-c", _WHO],
@@ -53,15 +53,15 @@ def _programs(scratch: Path, rank: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _torchrun(code: int | None, output: str) -> Seen:
-    """Both ranks said who they are."""
+    """Check that both ranks printed their rank."""
     if code == 0 and all(f"rank {number} of 2" in output for number in (0, 1)):
         return Seen(name="torchrun", ok=True, text="starts a world of two")
     last = (output.strip().splitlines() or ["the probe printed nothing"])[-1]
-    return Seen(name="torchrun", ok=False, text="did not end in time" if code is None else f"ended with {code}: {last}")
+    return Seen(name="torchrun", ok=False, text="ran out of time" if code is None else f"ended with {code}: {last}")
 
 
 def _worst(seen: Sequence[Seen], silent: str, name: str) -> Seen:
-    """Of what several ranks saw, what was wrong."""
+    """Return a failed finding if any rank reported one, else a good one."""
     missing = Seen(name=name, ok=False, text=silent)
     if not seen or (name.startswith("gloo ") and len(seen) < 2 and seen[0].ok):
         return missing
@@ -69,7 +69,7 @@ def _worst(seen: Sequence[Seen], silent: str, name: str) -> Seen:
 
 
 def _silence(codes: Mapping[str, int | None], outputs: Mapping[str, str], deadline_s: float) -> str:
-    """Why something was not reported."""
+    """Explain why a probe reported nothing."""
     for name, code in codes.items():
         if code:
             last = (outputs[name].strip().splitlines() or ["nothing"])[-1]

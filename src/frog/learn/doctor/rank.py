@@ -1,7 +1,7 @@
-"""A probe that needs torch: `python -m frog.learn.doctor.rank RANK FILE`, one of two ranks that meet through FILE.
+"""A probe that needs torch: `python -m frog.learn.doctor.rank RANK FILE`, one of two ranks with the file store FILE.
 
-Rank 0 first says which torch this is. Then both run every operation of gloo and hold its result against arithmetic.
-Rank 1 then imports the packages that stand on torch, which is loaded by now.
+Rank 0 first reports the torch version. Then both run every gloo operation and compare its result with the expected one.
+Rank 1 then imports the packages that depend on torch, which is loaded by then.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from frog.core.processes import leave, leave_with_parent
 from frog.learn.doctor.seen import attempt, report
 
 _TIMEOUT_S = 5.0
-"""Of one operation."""
+"""Time-out of one operation."""
 
 _VALUES = ([1, 3, -2, 8], [4, 6, 8, -1])
-"""What each of the two ranks brings: whole numbers, which every type holds exactly."""
+"""Each rank's input: integers, which every data type represents exactly."""
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _TYPES = (*_FLOATS, torch.int64)
@@ -46,23 +46,23 @@ _REDUCED: dict[str, list[float]] = {
 _PACKAGES = ("transformers", "accelerate", "datasets")
 
 Operation = Callable[[int, Any], None]
-"""Of this rank, in a group."""
+"""Runs one operation as this rank, in a group."""
 
 
 def main(rank: int, file: str) -> None:
-    """Take part in the world of two, and say what was seen."""
+    """Join the world of two and report the findings."""
     leave_with_parent()
     warnings.simplefilter("ignore")
     bind_loopback("127.0.0.1")
     if rank == 0:
         report("torch", True, f"{torch.__version__}, {_build()}")
-        attempt("fork with torch", _fork)  # before this process computes: OpenMP's threads would not be in the copy
+        attempt("fork with torch", _fork)  # before this process computes: a fork does not copy OpenMP's threads
         attempt("cpu", lambda: _computes("cpu"))
     timeout = datetime.timedelta(seconds=_TIMEOUT_S)
     store = FileStore(file, 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60))
     for name, operation in operations(store).items():
-        group = dist.new_group([0, 1], timeout=timeout)  # each its own: one that hangs spoils no other
+        group = dist.new_group([0, 1], timeout=timeout)  # one group per operation, so that a hang affects no other
         attempt(f"gloo {name}", partial(_right, operation, rank, group))
     if rank == 0:
         attempt("gpu", _gpu)
@@ -72,7 +72,7 @@ def main(rank: int, file: str) -> None:
 
 
 def operations(store: Any) -> dict[str, Operation]:
-    """Each runs one operation on this rank. Raises ValueError if the result is not right."""
+    """Return the operations by name. Each raises ValueError if its result is wrong."""
     return {
         **{f"all_reduce {name}": _all_reduce(name) for name in _REDUCED},
         "all_gather": _all_gather,
@@ -93,7 +93,10 @@ def _right(operation: Operation, rank: int, group: Any) -> str:
 
 
 def expect(found: Tensor, expected: Sequence[float]) -> None:
-    """Raises:  ValueError that names both."""
+    """Compare a result with the expected values.
+
+    Raises:  ValueError with both if they differ.
+    """
     if found.tolist() != list(expected):
         kind = str(found.dtype).removeprefix("torch.")
         raise ValueError(f"wrong: {found.tolist()} in {kind}, expected {expected}")
@@ -169,7 +172,7 @@ def _send_and_recv(rank: int, group: Any) -> None:
 
 
 def _barrier(store: Any, rank: int, group: Any) -> None:
-    """Rank 1 comes later. Rank 0 may go on only when it has."""
+    """Delay rank 1 and check that rank 0 waits for it."""
     if rank == 1:
         time.sleep(0.05)
         store.set("came", "yes")
@@ -183,16 +186,16 @@ def _build() -> str:
 
 
 def _computes(device: str) -> str:
-    """The sum of a product of two matrices of ones, which is known."""
+    """Check the sum of a product of two matrices of ones."""
     ones = torch.ones(64, 64, device=device)
     found = float((ones @ ones).sum())
     if found != 64**3:
-        raise ValueError(f"wrong: a product of matrices sums to {found}, expected {64.0**3}")
-    return f"computes, with {torch.get_num_threads()} threads" if device == "cpu" else "computes"
+        raise ValueError(f"wrong: a matrix product sums to {found}, expected {64.0**3}")
+    return f"works, with {torch.get_num_threads()} threads" if device == "cpu" else "works"
 
 
 def _gpu() -> str:
-    """The devices other than the CPU, each tried."""
+    """Test each device other than the CPU."""
     found = []
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
@@ -209,7 +212,7 @@ def _version(package: str) -> str:
 
 
 def _fork() -> str:
-    """A copy of this process, which has loaded torch, computes too."""
+    """Check that a forked copy of this process, which has loaded torch, can compute."""
     child = os.fork()
     if child == 0:
         signal.alarm(10)
@@ -219,8 +222,8 @@ def _fork() -> str:
         except BaseException:
             os._exit(1)
     if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        raise ValueError(f"a forked copy of a process with torch ended with {code}")
-    return "a forked copy computes"
+        raise ValueError(f"a forked process with torch ended with {code}")
+    return "a forked process with torch works"
 
 
 if __name__ == "__main__":

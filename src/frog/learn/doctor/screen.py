@@ -1,4 +1,4 @@
-"""The doctor's findings as text of 80 columns, and as JSON."""
+"""Format the doctor's findings as 80-column text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT_AT = 31
 
 
 def as_text(seen: Mapping[str, Seen], labs: Sequence[int]) -> str:
-    """What was found, by section; then, lab by lab, what it means."""
+    """Return the findings by section, then the verdict on each lab."""
     needs = [need for need in NEEDS if not need.labs or set(need.labs) & set(labs)]
     lines = list(_findings(needs, seen))
     if optional := [need for need in needs if state_of(need, seen[need.name]) == "optional"]:
@@ -80,7 +80,7 @@ def _commands(needs: Iterable[Need]) -> Iterator[str]:
 
 
 def _hanging(begin: str, text: str, column: int) -> list[str]:
-    """`begin`, and from a column on the text, in as many lines as it takes."""
+    """Return `begin`, then the wrapped text starting at a column."""
     space = " " * column
     lines = textwrap.wrap(text, _WIDTH - column, break_on_hyphens=False) or [""]
     first = f"{begin:<{column - 1}} {lines[0]}".rstrip()

@@ -1,4 +1,4 @@
-"""What a probe has seen, and how it says so."""
+"""The probes' findings and how they report them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from frog.core.errors import FrogError
 from frog.core.schema import Typed, decode
 
 SCRATCH = ".frog-doctor-"
-"""How folders begin that a probe makes where it is to see whether it can; who ends a probe removes what it leaves."""
+"""Prefix of the folders that probes create as tests; whoever ends a probe removes its leftovers."""
 _MARK = "frog-doctor: "
 
 
 class Seen(Typed, kw_only=True, frozen=True):
-    """One thing that was tried, by the name that it has in `needs.py`."""
+    """The result of one test, under its name in `needs.py`."""
 
     name: str
     ok: bool
     text: str
-    """A version, a size, an error: for people."""
+    """A version, a size or an error, for people."""
 
 
 def report(name: str, ok: bool, text: str) -> None:
-    """Say it at once, in a line of its own: what follows may hang or crash."""
+    """Print one finding immediately, on its own line: the next test may hang or crash."""
     line = msgspec.json.encode(Seen(name=name, ok=ok, text=" ".join(text.split())[:300])).decode()
     print(f"\n{_MARK}{line}", flush=True)
 
 
 def attempt(name: str, look: Callable[[], str]) -> None:
-    """Say what `look` returns; or, if it raises something, that."""
+    """Report the result of `look`, or the exception that it raises."""
     try:
         report(name, True, look())
     except Exception as problem:
@@ -40,10 +40,10 @@ def attempt(name: str, look: Callable[[], str]) -> None:
 
 
 def read_reports(output: str) -> list[Seen]:
-    """What a program has reported, among all that it printed."""
+    """Extract the findings from a program's output."""
     found = []
     for line in output.splitlines():
         if line.startswith(_MARK):
-            with contextlib.suppress(FrogError):  # cut short by its end
+            with contextlib.suppress(FrogError):  # the program ended in the middle of the line
                 found.append(decode(line.removeprefix(_MARK), Seen, "a probe"))
     return found

@@ -1,4 +1,4 @@
-"""A probe: `python -m frog.learn.doctor.tools` runs the programs that labs use."""
+"""A probe: `python -m frog.learn.doctor.tools` runs the programs that the labs use."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _VS_CODE = Path("/Applications/Visual Studio Code.app")
 
 
 def run(*words: str, folder: str | None = None) -> str:
-    """The first line that a program prints.
+    """Return the first line that a program prints.
 
-    Raises:  ValueError if it is missing or fails; TimeoutExpired if it takes too long.
+    Raises:  ValueError if the program is missing or fails; TimeoutExpired if it takes too long.
     """
     if shutil.which(words[0]) is None:
         raise ValueError("not found")
@@ -49,7 +49,7 @@ def run(*words: str, folder: str | None = None) -> str:
 
 
 def _git() -> str:
-    """A commit is made, in a folder that goes again."""
+    """Make a commit in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         run("git", "init", "-q", folder=folder)
         Path(folder, "a").write_text("a")
@@ -68,7 +68,7 @@ def _git_identity() -> str:
 
 
 def _shell() -> str:
-    """What the labs type, in one line."""
+    """Run the shell commands that the labs use, in one line."""
     names = ("bash", "grep", "cat", "tail", "head", "chmod")
     if missing := [name for name in names if shutil.which(name) is None]:
         raise ValueError(f"not found: {', '.join(missing)}")
@@ -99,11 +99,11 @@ def _vs_code() -> str:
 
 
 def _docker() -> str:
-    """The engine, which the program named docker only talks to."""
+    """Test the engine, which the docker client only talks to."""
     try:
         return "engine " + run("docker", "version", "--format", "{{.Server.Version}}")
     except subprocess.TimeoutExpired:
-        raise ValueError(f"its engine did not answer within {_PATIENCE_S:g} s") from None
+        raise ValueError(f"the Docker engine did not answer within {_PATIENCE_S:g} s") from None
 
 
 def _slurm() -> str:
@@ -122,7 +122,7 @@ def _pip() -> str:
 def _environment() -> str:
     if sys.prefix != sys.base_prefix or os.path.exists(os.path.join(sys.prefix, "conda-meta")):
         return sys.prefix
-    raise ValueError(f"none: {sys.prefix} is the system's Python")
+    raise ValueError(f"no virtual environment: {sys.prefix} is the system's Python")
 
 
 PROBES: dict[str, Callable[[], str]] = {
@@ -144,7 +144,7 @@ PROBES: dict[str, Callable[[], str]] = {
 
 
 def patiently(look: Callable[[], str]) -> str:
-    """What `look` returns. A program that is slow to answer is there."""
+    """Return the result of `look`. A program that is slow to answer counts as installed."""
     try:
         return look()
     except subprocess.TimeoutExpired as late:

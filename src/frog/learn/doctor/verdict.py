@@ -1,4 +1,4 @@
-"""What was seen, held against what each lab needs."""
+"""Compare the findings with each lab's needs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from frog.learn.doctor.seen import Seen
 
 @dataclass(frozen=True)
 class LabVerdict:
-    """Whether a lab runs on this machine."""
+    """The verdict on one lab on this machine."""
 
     lab: int
     instead: tuple[Need, ...]
-    """What it would use and is not here, but something takes its place."""
+    """Missing needs that have a substitute."""
     missing: tuple[Need, ...]
 
     @property
@@ -30,7 +30,7 @@ def judge(seen: Mapping[str, Seen], lab: int) -> LabVerdict:
 
 
 def state_of(need: Need, seen: Seen) -> str:
-    """In a word: ok, optional (no lab needs it), instead (something takes its place), or missing."""
+    """Return `ok`, `optional` (no lab needs it), `instead` (it has a substitute) or `missing`."""
     if seen.ok:
         return "ok"
     if not need.labs:

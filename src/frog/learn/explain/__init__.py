@@ -1,1 +1,1 @@
-"""Small real worlds whose ranks note when they met."""
+"""`frog explain`: small real worlds whose ranks record when they wait for each other."""

@@ -1,4 +1,4 @@
-"""Times of several ranks as text: a chart with one line a rank, and a table of who waited for whom."""
+"""Text charts of several ranks' times: one line per rank, and a table of which rank waited for which."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _WIDTH = 56
 
 @dataclass(frozen=True)
 class Bar:
-    """One rank's line: what it did from when to when, each as a sign, and a few words at the end."""
+    """One rank's line: its activities over time, each drawn with a character, and a remark."""
 
     label: str
     spans: Sequence[tuple[str, int, int]]
-    """Sign, from, to: in nanoseconds, one after another."""
+    """Consecutive spans: character, start and end in nanoseconds."""
     words: str
 
 
 def span_text(ns: int) -> str:
-    """A time in words, to the tenth of a millisecond below 10 ms."""
+    """Format a duration; below 10 ms, to a tenth of a millisecond."""
     return f"{ns / 1e6:.1f} ms" if ns < 10_000_000 else format_seconds(ns / 1e9)
 
 
 def chart(bars: Sequence[Bar]) -> str:
-    """The bars under each other, on one scale from the first beginning to the last end."""
+    """Draw the bars on a common time scale, from the first start to the last end."""
     first = min(span[1] for bar in bars for span in bar.spans)
     last = max(span[2] for bar in bars for span in bar.spans)
     label_width = max(len(bar.label) for bar in bars)
@@ -46,7 +46,7 @@ def chart(bars: Sequence[Bar]) -> str:
 
 
 def waits(came_ns: Sequence[int]) -> str:
-    """Who waited for whom: for each rank (a line) how much later each other one (a column) came."""
+    """Return a table: for each rank (row), how much later each other rank (column) arrived."""
     size = len(came_ns)
     rows = [["waited for", *(f"rank {rank}" for rank in range(size))]]
     for rank in range(size):

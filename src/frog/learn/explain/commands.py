@@ -1,4 +1,4 @@
-"""`frog explain barrier|rendezvous|all-reduce`: run a small real world, report who waited for whom, and how long."""
+"""`frog explain barrier|rendezvous|all-reduce`: run a small real world and report which rank waited for which."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def add_explain_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
     """Add `frog explain`."""
     parser = commands.add_parser(
         "explain",
-        help="show what a barrier, a rendezvous or an all-reduce does, with a few real ranks",
+        help="show on a few real ranks what a barrier, a rendezvous or an all-reduce does",
         description="Start a few real ranks with different amounts of work, and chart which rank waited for "
         "which: frog explain barrier --nproc 4",
     )
     parser.add_argument("what", choices=WHATS)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--nproc", type=int, metavar="N", help="how many ranks, on one node (default: 4)")
-    size.add_argument("--nodes", metavar="NODESxRANKS", help="simulated nodes: 2x2 is two nodes of two ranks")
+    size.add_argument("--nproc", type=int, metavar="N", help="number of ranks, on one node (default: 4)")
+    size.add_argument("--nodes", metavar="NODESxRANKS", help="simulated nodes: 2x2 means two nodes with two ranks each")
     parser.set_defaults(handler=_explain)
 
 
@@ -40,7 +40,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def read_nodes(nproc: int | None, nodes: str | None) -> Nodes:
-    """The world that the arguments name. Raises UsageError if it is too small to wait in, or too large for a chart."""
+    """Parse the world's size. Raises UsageError if it has one rank only, or too many for a chart."""
     from frog.launch.nodes import Nodes, parse_nodes
 
     found = parse_nodes(nodes) if nodes else Nodes(1, 1, 4 if nproc is None else nproc)
@@ -49,13 +49,13 @@ def read_nodes(nproc: int | None, nodes: str | None) -> Nodes:
     world_size = found.most * found.ranks
     if not 2 <= world_size <= _MOST:
         raise UsageError(
-            f"a world of {world_size}: must have 2 to {_MOST} ranks, so that one can wait for another", "--nproc 4"
+            f"a world of {world_size}: must have 2 to {_MOST} ranks, so that ranks can wait for each other", "--nproc 4"
         )
     return found
 
 
 def run_notes(what: str, nodes: Nodes) -> tuple[int, list[dict[str, Any]]]:
-    """Run the world; its exit code, and what every rank has noted, by rank."""
+    """Run the world. Return its exit code and each rank's notes, by rank."""
     import tempfile
     from pathlib import Path
 
@@ -69,5 +69,5 @@ def run_notes(what: str, nodes: Nodes) -> tuple[int, list[dict[str, Any]]]:
         paths = [Path(folder) / f"rank_{rank}.json" for rank in range(nodes.most * nodes.ranks)]
         missing = [path.name for path in paths if not path.exists()]
         if missing:
-            raise LaunchError(f"the world succeeded, but wrote no {', '.join(missing)}")
+            raise LaunchError(f"the world succeeded but did not write {', '.join(missing)}")
         return 0, [read_notes(path, what) for path in paths]

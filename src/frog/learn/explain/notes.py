@@ -1,4 +1,4 @@
-"""What a rank of `frog explain` leaves behind, as the story needs it."""
+"""The notes that each rank of `frog explain` writes."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ _KINDS: dict[str, type[_Notes]] = {"barrier": _Barrier, "all-reduce": _AllReduce
 
 
 def read_notes(path: Path, what: str) -> dict[str, Any]:
-    """A rank's notes on `what`, as the story takes them. Raises LaunchError if the file holds none."""
-    return msgspec.structs.asdict(read_typed(path, _KINDS[what], "explain again", LaunchError))
+    """Read a rank's notes on `what`. Raises LaunchError if the file does not contain valid notes."""
+    return msgspec.structs.asdict(read_typed(path, _KINDS[what], "run frog explain again", LaunchError))

@@ -1,7 +1,7 @@
-"""`frog explain` on one rank: it works, meets the others, and notes when. frog.learn.explain.story makes a chart of it.
+"""One rank of `frog explain`: it works, meets the others, and records times for frog.learn.explain.story to chart.
 
-Every rank has another amount of work before it meets the others, so that there is somebody to wait for. The work is
-real: products of matrices. All times are of the machine's monotonic clock, which all its processes share.
+Each rank has a different amount of work, so that ranks have to wait for each other. The work is real: matrix products.
+All times are from the machine's monotonic clock, which its processes share.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from frog.train.process import RankProcess
 _CPU = torch.device("cpu")
 _TIMEOUT_S = 60.0
 _PORTION = 300
-"""Products of two matrices of 256 x 256: what ranks have different numbers of portions of."""
+"""Products of two 256 x 256 matrices in one portion; ranks compute different numbers of portions."""
 
 _PAYLOAD_BYTES = 1 << 20
 _BYTES_SENT_AT = 200
-"""Where Linux's tcp_info keeps the bytes that a socket has sent."""
+"""Offset of the number of sent bytes in Linux's tcp_info."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`barrier FOLDER`: take part, and write FOLDER/rank_N.json."""
+    """Run one rank of the world (arguments such as `barrier FOLDER`) and write FOLDER/rank_N.json."""
     parser = argparse.ArgumentParser(prog="frog explain")
     parser.add_argument("what", choices=_PROGRAMS)
     parser.add_argument("folder", type=Path)
@@ -69,7 +69,7 @@ def _who(env: WorldEnv) -> dict[str, Any]:
 
 
 def _work(num_portions: int) -> dict[str, Any]:
-    """Multiply matrices; when it began, and how many products it were."""
+    """Multiply matrices. Return the start time and the number of products."""
     began_ns = time.monotonic_ns()
     x, turn = torch.ones(256, 256), torch.eye(256)
     for _ in range(num_portions * _PORTION):
@@ -78,7 +78,7 @@ def _work(num_portions: int) -> dict[str, Any]:
 
 
 def _barrier(env: WorldEnv) -> dict[str, Any]:
-    """Rank r works r portions, then comes to the barrier."""
+    """On rank r, compute r portions, then enter the barrier."""
     world = join_world(env, _CPU, _TIMEOUT_S)
     try:
         world.barrier()  # a common start
@@ -91,20 +91,20 @@ def _barrier(env: WorldEnv) -> dict[str, Any]:
 
 
 def _all_reduce(env: WorldEnv) -> dict[str, Any]:
-    """Rank r works r portions, then brings a tensor full of r + 1."""
+    """On rank r, compute r portions, then contribute a tensor filled with r + 1."""
     world = join_world(env, _CPU, _TIMEOUT_S)
     try:
         x = torch.full((_PAYLOAD_BYTES // 4,), float(env.rank + 1))
-        world.all_reduce(x.clone())  # the first of a size also makes its buffers
+        world.all_reduce(x.clone())  # the first one of a size also allocates buffers
         world.barrier()  # a common start
         before = _settled_bytes_sent()
         noted = _work(env.rank)
         came_ns = time.monotonic_ns()
         world.all_reduce(x)
         left_ns = time.monotonic_ns()
-        world.barrier()  # every rank has received everything, so nothing waits in a socket to be sent
+        world.barrier()  # every rank has received everything, so no bytes are waiting in a socket
         sent = _settled_bytes_sent() - before
-        world.barrier()  # no rank leaves while another still counts
+        world.barrier()  # no rank exits while another still reads its counters
         return {
             **noted,
             "came_ns": came_ns,
@@ -119,7 +119,7 @@ def _all_reduce(env: WorldEnv) -> dict[str, Any]:
 
 
 def _settled_bytes_sent() -> int:
-    """The bytes that this process has sent, once they grow no more: a last message may still be on its way."""
+    """Return the number of bytes sent once it stops growing: a last message may still be on its way."""
     sent, deadline = _bytes_sent(), time.monotonic() + 2
     while time.monotonic() < deadline:
         time.sleep(0.02)
@@ -130,7 +130,7 @@ def _settled_bytes_sent() -> int:
 
 
 def _bytes_sent() -> int:
-    """What all TCP sockets of this process have sent, as Linux counts it; 0 elsewhere."""
+    """Return the number of bytes sent on all TCP sockets of this process, as Linux counts it; 0 on other systems."""
     total = 0
     folder = Path("/proc/self/fd")
     for entry in os.listdir(folder) if folder.is_dir() else ():
@@ -139,7 +139,7 @@ def _bytes_sent() -> int:
                 continue
             with socket.socket(fileno=os.dup(int(entry))) as connection:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        except OSError:  # closed by now, or no TCP
+        except OSError:  # closed by now, or not a TCP socket
             continue
         if len(info) >= _BYTES_SENT_AT + 8:
             total += struct.unpack_from("Q", info, _BYTES_SENT_AT)[0]
@@ -147,7 +147,7 @@ def _bytes_sent() -> int:
 
 
 def _rendezvous(env: WorldEnv) -> dict[str, Any]:
-    """Rank 1 comes at once, rank 0 second, then 2 and so on: each goes to the store and meets the others there."""
+    """Connect to the store and join the world. Rank 1 arrives first, then ranks 0, 2, 3 and so on."""
     noted = _work({0: 1, 1: 0}.get(env.rank, env.rank))
     timeout = datetime.timedelta(seconds=_TIMEOUT_S)
     knocked_ns = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What the ranks of `frog explain` have noted as a chart and a few sentences. Numbers only; nothing runs here."""
+"""Turn the notes of `frog explain`'s ranks into a chart and a few sentences. Runs no process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from frog.core.units import format_bytes
 from frog.learn.explain.chart import Bar, chart, span_text, waits
 
 Notes = Sequence[Mapping[str, Any]]
-"""By rank."""
+"""Notes by rank."""
 
 
 def write_story(what: str, notes: Notes) -> str:
-    """The story of a barrier, a rendezvous or an all-reduce."""
+    """Return the chart and text for a barrier, a rendezvous or an all-reduce."""
     return {"barrier": _barrier, "rendezvous": _rendezvous, "all-reduce": _all_reduce}[what](notes)
 
 
@@ -24,7 +24,7 @@ def _label(note: Mapping[str, Any]) -> str:
 
 def _work(notes: Notes) -> str:
     products = ", ".join(f"{note['num_products']}" for note in notes)
-    return f"Before it, the ranks multiply two 256 x 256 matrices (real work): {products} times."
+    return f"First, the ranks multiply two 256 x 256 matrices (real work): {products} times."
 
 
 def _barrier(notes: Notes) -> str:
@@ -41,10 +41,10 @@ def _barrier(notes: Notes) -> str:
     ]
     waited_ns = sum(left) - sum(came)
     spent_ns = sum(note["left_ns"] - note["began_ns"] for note in notes)
-    nobody = "No rank left before that" if min(left) >= last else "A rank left before that, which must not happen"
+    early = "No rank left before that" if min(left) >= last else "A rank left before that, which must not happen"
     return "\n".join(
         [
-            f"A barrier: {len(notes)} ranks, and none continues before all have arrived.",
+            f"A barrier: {len(notes)} ranks, and no rank continues before all have arrived.",
             _work(notes),
             "",
             chart(bars),
@@ -52,9 +52,9 @@ def _barrier(notes: Notes) -> str:
             "",
             waits(came),
             "",
-            f"rank {late} arrived last, {span_text(last - min(came))} after the first. {nobody}; all left within "
+            f"rank {late} arrived last, {span_text(last - min(came))} after the first. {early}; all left within "
             f"{span_text(max(left) - min(left))}.",
-            f"A barrier ends when its last rank arrives: together the ranks waited {span_text(waited_ns)}, "
+            f"A barrier ends when the last rank arrives: together, the ranks waited {span_text(waited_ns)}, "
             f"{100 * waited_ns / max(1, spent_ns):.0f} % of their total time.",
         ]
     )
@@ -85,7 +85,7 @@ def _all_reduce(notes: Notes) -> str:
             "",
             waits(came),
             "",
-            f"Once all had arrived, it took {span_text(max(left) - last)}.",
+            f"After the last rank arrived, the all-reduce took {span_text(max(left) - last)}.",
             *_wire(notes, payload, size),
             *_result(notes),
         ]
@@ -93,28 +93,28 @@ def _all_reduce(notes: Notes) -> str:
 
 
 def _wire(notes: Notes, payload: int, size: int) -> list[str]:
-    """The bytes that each rank sent, next to what a ring sends."""
+    """Compare the bytes that each rank sent with those of a ring all-reduce."""
     formula = 2 * (size - 1) * payload // size
     head = f"A ring sends 2 (n - 1) / n x {payload} = {formula} bytes from every rank."
     if not all(note["bytes_sent"] for note in notes):
-        return [head, "The bytes sent are unknown: Linux counts them for each socket, this system does not."]
+        return [head, "The bytes sent are unknown: unlike Linux, this system does not count them per socket."]
     sent = [note["bytes_sent"] for note in notes]
     extra = max(abs(count - formula) for count in sent)
     return [
         head,
-        f"Their sockets sent, as counted by the kernel: {', '.join(map(str, sent))} bytes.",
-        f"That is within {extra} bytes ({100 * extra / formula:.2f} %), which are the message headers.",
+        f"The kernel counted these bytes sent by each rank: {', '.join(map(str, sent))}.",
+        f"They differ from the formula by at most {extra} bytes ({100 * extra / formula:.2f} %): the message headers.",
     ]
 
 
 def _result(notes: Notes) -> list[str]:
-    """What the ranks gave and got."""
+    """Compare the ranks' results with the expected sum."""
     gave, expected = [note["gave"] for note in notes], sum(note["gave"] for note in notes)
     wrong = [note["rank"] for note in notes if note["got"] != [expected, expected]]
     given = " + ".join(f"{value:g}" for value in gave)
     if wrong:
         return [f"{given} = {expected:g}, but rank {wrong[0]} has {notes[wrong[0]]['got']}: the sum is wrong."]
-    return [f"{given} = {expected:g}: every element, on every rank."]
+    return [f"{given} = {expected:g}: every element has this value on every rank."]
 
 
 def _rendezvous(notes: Notes) -> str:
@@ -142,7 +142,7 @@ def _rendezvous(notes: Notes) -> str:
             "",
             _places(notes),
             "",
-            *_door(notes, order, serves),
+            *_arrivals(notes, order, serves),
             f"The last to arrive was rank {order[-1]['rank']}; the world waited for it.",
             f"rank 0 is the first process of node 0 ({notes[0]['host']}): the launcher assigned the numbers before any",
             f"rank arrived. Here it arrived as number {order.index(notes[0]) + 1}.",
@@ -150,15 +150,15 @@ def _rendezvous(notes: Notes) -> str:
     )
 
 
-def _door(notes: Notes, order: Notes, serves: bool) -> list[str]:
-    """Who serves the store, who knocked in vain, and in what order they got in."""
+def _arrivals(notes: Notes, order: Notes, serves: bool) -> list[str]:
+    """Describe the store's server, early connection attempts, and the order of arrival."""
     inside = ", ".join(str(note["rank"]) for note in sorted(notes, key=lambda note: note["arrival"]))
     lines = [f"{notes[0]['listener']} serves the store; all ranks know its address from MASTER_ADDR and MASTER_PORT."]
     early = [note for note in order if note["knocked_ns"] < notes[0]["knocked_ns"]] if serves else []
     if early:
         before = span_text(notes[0]["knocked_ns"] - early[0]["knocked_ns"])
         lines.append(
-            f"rank {early[0]['rank']} arrived {before} before rank 0 opened the store, and tried until it "
+            f"rank {early[0]['rank']} arrived {before} before rank 0 opened the store, and retried until it "
             "could connect."
         )
     lines.append(f"A counter in the store recorded their order: rank {inside}.")
@@ -166,7 +166,7 @@ def _door(notes: Notes, order: Notes, serves: bool) -> list[str]:
 
 
 def _places(notes: Notes) -> str:
-    """Who each rank is, and the arithmetic of it."""
+    """Show how each rank's number follows from its node and local rank."""
     lines = ["RANK = NODE_RANK x ranks per node + LOCAL_RANK"]
     for note in notes:
         arithmetic = f"{note['node_rank']} x {note['ranks_per_node']} + {note['local_rank']}"

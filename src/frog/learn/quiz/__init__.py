@@ -1,1 +1,1 @@
-"""`frog quiz`: questions in the terminal, drawn by a seed from each lab's pool, and what a wrong answer may believe."""
+"""`frog quiz`: questions drawn from each lab's pool by a seed; a wrong answer gets its likely misconception."""

@@ -1,4 +1,4 @@
-"""The questions of a round in a terminal, or with answers from a pipe, a line each."""
+"""Ask the questions of a round in a terminal, or read the answers from a pipe, one per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 80
 
 
 def take_round(taken: Round) -> Round:
-    """Ask until the end, until the learner leaves (q, Ctrl-C, the end of the input), or is found not to be ready."""
+    """Ask until the round ends, the learner quits (q, Ctrl-C, end of input), or turns out not to be ready."""
     for number, question in enumerate(taken.questions, 1):
         _show(question, f"{number} of {len(taken.questions)}")
         judged = _answer(question)
@@ -38,7 +38,7 @@ def _show(question: Question, place: str) -> None:
 
 
 def _answer(question: Question) -> Judged | None:
-    """What was answered; None to leave. What is no answer is asked for again."""
+    """Ask until the answer is valid. Return None if the learner quits."""
     for text in read_answers(f"{_asks_for(question)}> "):
         try:
             return judge_answer(question, text)
@@ -57,7 +57,7 @@ def _explain(question: Question, judged: Judged) -> None:
     if judged.right:
         _wrapped("right: ", question.why)
         return
-    print("not right.")
+    print("wrong.")
     for belief in judged.beliefs:
         _wrapped("  a possible misconception behind it: ", belief)
     _wrapped("  the right answer: ", right_answer(question))
@@ -74,7 +74,7 @@ def _say_whether_ready(taken: Round) -> None:
 
 
 def _wrapped(begin: str, text: str) -> None:
-    """`begin`, then a text whose lines stand under each other."""
+    """Print `begin`, then a text wrapped with a hanging indent."""
     for line in text.splitlines() or [""]:
         print(textwrap.fill(line, _WIDTH, initial_indent=begin, subsequent_indent=" " * min(len(begin), 12)))
         begin = " " * min(len(begin), 12)

@@ -1,4 +1,4 @@
-"""`frog quiz [LAB]`: a round of questions; what came of it is kept in the learner's folder, if this is one."""
+"""`frog quiz [LAB]`: ask a round of questions; inside a course folder, record the result."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def add_quiz_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
     parser = commands.add_parser(
         "quiz",
         help="answer questions about a lab, a third of them from earlier labs",
-        description="Ask questions, and explain after each answer what is right, why, and the misconception behind "
-        "a wrong one. "
-        "Lab 0, and a quiz of all labs, begin with three questions that tell whether you are ready. "
+        description="Ask questions. After each answer, explain what is right and why, and name the misconception "
+        "behind a wrong answer. "
+        "Lab 0, and a quiz of all labs, begin with three questions that show whether you are ready. "
         "Answers may come from a pipe, one per line.",
     )
     parser.add_argument("lab", metavar="LAB", type=int, nargs="?", help="number of the lab (default: all labs, mixed)")
@@ -41,9 +41,9 @@ def _quiz(args: argparse.Namespace) -> int:
     seed = random.randrange(1_000_000) if args.seed is None else args.seed
     drawn = draw_round(read_pools(), args.lab, seed, args.count)
     about = "all labs" if args.lab is None else f"lab {args.lab}"
-    print(f"{about}, {len(drawn.questions)} questions, seed {seed}; ? if you do not know, q to leave")
+    print(f"{about}, {len(drawn.questions)} questions, seed {seed}; type ? if you do not know, q to quit")
     if drawn.num_first:
-        print(f"The first {drawn.num_first} tell whether you are ready; fewer than {ENOUGH} right end the quiz.")
+        print(f"The first {drawn.num_first} show whether you are ready; with fewer than {ENOUGH} right, the quiz ends.")
     taken = take_round(drawn)
     print(f"\n{taken.num_right} of {len(taken.answers)} right (seed {seed})")
     _keep(taken, args.lab, seed)
@@ -51,7 +51,7 @@ def _quiz(args: argparse.Namespace) -> int:
 
 
 def _keep(taken: Round, lab: int | None, seed: int) -> None:
-    """Note the round in the learner's progress, if the current folder is in a learner's."""
+    """Record the round in the learner's progress, if the current directory is in a course folder."""
     from pathlib import Path
 
     from frog.core.units import time_text
@@ -65,4 +65,4 @@ def _keep(taken: Round, lab: int | None, seed: int) -> None:
         lab=lab, at=time_text(), seed=seed, asked=len(taken.answers), right=taken.num_right, beliefs=beliefs
     )
     update_progress(folder, lambda progress: with_quiz(progress, result))
-    print(f"kept in {folder / NAME}")
+    print(f"recorded in {folder / NAME}")

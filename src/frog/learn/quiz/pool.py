@@ -14,22 +14,22 @@ from frog.learn.grader.exercise import LABS, Word
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Tolerance = Annotated[float, msgspec.Meta(ge=0, le=1)]
-"""Relative."""
+"""Relative tolerance."""
 
 
 class _Strict(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A typing error in a field's name is told."""
+    """Rejects unknown fields, so that a typo in a name is an error."""
 
 
 class Choice(_Strict, kw_only=True, frozen=True):
     text: Text
     right: bool = False
     belief: Text | None = None
-    """What somebody believes who takes it; every wrong one says it."""
+    """The misconception behind a wrong choice; every wrong choice has one."""
 
 
 class NumberBelief(_Strict, kw_only=True, frozen=True):
-    """A wrong number that a belief leads to."""
+    """A wrong number and the misconception that leads to it."""
 
     value: float
     belief: Text
@@ -37,17 +37,17 @@ class NumberBelief(_Strict, kw_only=True, frozen=True):
 
 
 class Question(_Strict, kw_only=True, frozen=True):
-    """Single: one choice is right. Several: one or more are. Number: `answer`, within `tolerance`."""
+    """One question: with one right choice, with several, or with a numeric `answer` within `tolerance`."""
 
     id: Word
     kind: Literal["single", "several", "number"]
     text: Text
     read: Text
-    """The paragraph to read again: a page and a heading of it."""
+    """The section to read again: a page and one of its headings."""
     why: Text
-    """Said after the answer, right or wrong."""
+    """The explanation shown after the answer, right or wrong."""
     first: bool = False
-    """Whether it is one of those that decide if a learner is ready."""
+    """True for a question that decides if a learner is ready."""
     choices: tuple[Choice, ...] = ()
     answer: float | None = None
     unit: Literal["B", "s", "steps", "ranks", "%", ""] = ""
@@ -55,27 +55,27 @@ class Question(_Strict, kw_only=True, frozen=True):
     beliefs: tuple[NumberBelief, ...] = ()
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the question itself."""
+        """Yield errors in the question itself."""
         num_right = sum(choice.right for choice in self.choices)
         if self.kind == "number":
             yield from self._problems_of_number()
         elif self.answer is not None or self.beliefs:
-            yield f"kind {self.kind} has choices, no answer and beliefs"
+            yield f"kind {self.kind} needs choices, and has neither answer nor beliefs"
         elif self.kind == "single" and num_right != 1:
             yield f"{num_right} right choices, expected 1"
         elif not num_right > 0 or len(self.choices) < 2:
             yield f"{num_right} right choices of {len(self.choices)}"
         for choice in self.choices:
             if choice.right == (choice.belief is not None):
-                yield f"{choice.text!r}: a wrong choice has a belief, a right one has none"
+                yield f"{choice.text!r}: a wrong choice needs a belief, a right one must not have one"
 
     def _problems_of_number(self) -> Iterator[str]:
         if self.answer is None or self.choices:
-            yield "kind number has an answer, and no choices"
+            yield "kind number needs an answer, and has no choices"
             return
         for belief in self.beliefs:
             if is_near(belief.value, self.answer, self.tolerance + belief.tolerance):
-                yield f"the wrong {belief.value:g} is within the tolerances of the answer, {self.answer:g}"
+                yield f"the wrong value {belief.value:g} is within the tolerances of the answer, {self.answer:g}"
 
 
 class Pool(_Strict, kw_only=True, frozen=True):
@@ -89,9 +89,9 @@ def is_near(value: float, expected: float, tolerance: float) -> bool:
 
 
 def read_pools(labs: Path = LABS) -> dict[int, tuple[Question, ...]]:
-    """The questions of each lab that has some.
+    """Read the questions of each lab that has any.
 
-    Raises:  UsageError that names file and place, or question.
+    Raises:  UsageError that names the file and the place or question.
     """
     paths = sorted(labs.glob("lab*/quiz.toml"))
     return {int(path.parent.name.removeprefix("lab")): _read_pool(path) for path in paths}

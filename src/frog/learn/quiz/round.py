@@ -1,4 +1,4 @@
-"""A round of questions: which are drawn, what an answer says, and how it is judged."""
+"""Draw a round of questions, parse answers and judge them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from frog.learn.quantity import format_quantity, parse_quantity
 from frog.learn.quiz.pool import Question, is_near
 
 ENOUGH = 2
-"""Of the first three: right answers with which a learner is ready."""
+"""Right answers among the first three that show that a learner is ready."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An answer, held against the question."""
+    """A judged answer."""
 
     right: bool
     beliefs: tuple[str, ...] = ()
-    """What somebody believes who answers so."""
+    """The misconceptions behind the answer."""
     missed: tuple[str, ...] = ()
-    """Right choices that were not taken."""
+    """Right choices that the answer lacks."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Questions in the order in which they are asked, and the answers so far."""
+    """The questions in order, and the answers so far."""
 
     questions: tuple[Question, ...]
     answers: tuple[Judged, ...] = field(default=())
@@ -48,16 +48,16 @@ class Round:
 
     @property
     def ready(self) -> bool | None:
-        """What the first questions say; None if the round has none, or they are not all answered."""
+        """True if the learner is ready; None if the round has no such questions or not all of them are answered."""
         if not self.num_first or len(self.answers) < self.num_first:
             return None
         return sum(judged.right for judged in self.answers[: self.num_first]) >= ENOUGH
 
 
 def draw_round(pools: Mapping[int, Sequence[Question]], lab: int | None, seed: int, count: int) -> Round:
-    """`count` questions, or as many as there are: of a lab, a third of them from the labs before it; or of all labs.
+    """Draw up to `count` questions: from all labs, or from one lab with a third of them from earlier labs.
 
-    Raises:  UsageError if the lab has none.
+    Raises:  UsageError if the lab has no questions.
     """
     if lab is not None and lab not in pools:
         raise UsageError(f"lab {lab} has no questions", f"frog quiz with one of: {', '.join(map(str, pools))}")
@@ -74,7 +74,7 @@ def draw_round(pools: Mapping[int, Sequence[Question]], lab: int | None, seed: i
 def _candidates(
     pools: Mapping[int, Sequence[Question]], lab: int | None
 ) -> tuple[list[Question], list[Question], list[Question]]:
-    """Questions that come first, those of the lab, and those of the labs before."""
+    """Return the opening questions, the lab's own, and those of earlier labs."""
     first = [question for question in pools.get(0, ()) if question.first] if lab in (None, 0) else []
     others = {number: [question for question in pool if not question.first] for number, pool in pools.items()}
     own = [question for number, pool in others.items() if lab in (None, number) for question in pool]
@@ -89,9 +89,9 @@ def _shuffled(question: Question, draw: random.Random) -> Question:
 
 
 def judge_answer(question: Question, text: str) -> Judged:
-    """An answer as typed: the letters of choices, a number with its unit, or `?`.
+    """Judge a typed answer: letters of choices, a number with its unit, or `?`.
 
-    Raises:  UsageError if it is none.
+    Raises:  UsageError if the text is not a valid answer.
     """
     text = text.strip()
     if text == "?":
