@@ -77,7 +77,7 @@ def test_answers_without_end_that_are_none(tmp_path: Path) -> None:
     done = shell("yes wrong | frog quiz 1", tmp_path)
     assert done.returncode == 0
     assert len(done.stdout) < 64 << 10
-    assert b"\nno valid answer in 20 lines: giving up\n" in done.stdout
+    assert b"\nno valid answer after 20 attempts: giving up\n" in done.stdout
 
 
 @pytest.mark.parametrize("words", ["frog train $'\\xff'.toml", "frog run --nproc 1 -- train $'\\xff'.toml"])

@@ -258,12 +258,12 @@ def test_bad_files_are_named_and_the_others_make_a_page(here: Path, capsys: pyte
     (here / "torn.json").write_text('{"format": 1, "lear')
     assert main(["class", "ada.json", "bob.json", "torn.json", "none.json"]) == 1
     out = capsys.readouterr().out
-    assert "cannot be used: bob.json: $.exercises[1].work.hints: found 9, expected int <= 3" in out
+    assert "skipped: bob.json: $.exercises[1].work.hints: found 9, expected int <= 3" in out
     assert "torn.json: not valid JSON" in out
     assert "none.json: is missing\n  try: ask the learner for the file again" in out
     html = (here / "class.html").read_text()
     assert "1 learner<" in html
-    assert "3 could not be used" in html
+    assert "3 files were skipped" in html
 
 
 def test_without_one_good_file_there_is_no_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +321,7 @@ def test_what_is_told_stays_short(here: Path, capsys: pytest.CaptureFixture[str]
     assert main(["class", "ada.json", "--heads", "heads.txt"]) == 1
     out = capsys.readouterr().out
     assert "edited: Ada Lovelace: and in 2992 more places: see the page" in out
-    assert "... and 2970 more files that cannot be used" in out
+    assert "... and 2970 more skipped files" in out
     assert len(out) < 10_000
 
 

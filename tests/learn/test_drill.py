@@ -58,7 +58,7 @@ def test_answers_are_judged_and_kept(
     assert main(["drill", "--seed", "5"]) == 0
     out = capsys.readouterr().out
     assert "expected one of 1, 2, 3" in out, "9 is no step"
-    assert "rank 1: right\nstep 3: not right, it was 2\nphase reduce: right\n" in out
+    assert "rank 1: right\nstep 3: wrong, it was 2\nphase reduce: right\n" in out
     assert "2 of 3 right (seed 5): kill rank=1 step=2 phase=reduce\nthe evidence: frog diagnose drill-5" in out
     kept = read_progress(here)
     assert [(one.seed, one.fault, one.right) for one in kept.drills] == [(5, str(FAULT), 2)]

@@ -81,7 +81,7 @@ def test_init_elsewhere_names_the_way_there(frog: Any, here: Path) -> None:
 def test_a_name_is_given_and_changed_later(frog: Any, here: Path) -> None:
     assert "page: Ada Lovelace." in frog("init", "sub", "--name", "  Ada   Lovelace ")
     for bad in ("", " ", "a" * 81, "two\x00"):
-        assert "cannot be a name" in frog("init", "other", "--name", bad, code=2)
+        assert "is not a valid name" in frog("init", "other", "--name", bad, code=2)
     assert not (here / "other").exists()
 
 
@@ -114,7 +114,7 @@ def test_init_asks_for_the_name_at_a_terminal(tmp_path: Path) -> None:
             printed += os.read(ours, 1 << 16)
         init.wait()
     os.close(ours)
-    assert printed.count(b"Your name, as your instructor will read it (Enter: ") == 2
+    assert printed.count(b"Your name, as your instructor will see it (Enter: ") == 2
     assert read_progress(tmp_path / "mine").name == "Zoë B."
 
 

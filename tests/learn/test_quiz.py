@@ -81,7 +81,7 @@ def test_the_briefs_three_questions_come_first() -> None:
         ({"choices": (SINGLE.choices[0], Choice(text="two"))}, "'two': a wrong choice has a belief"),
         ({"choices": (Choice(text="one", right=True, belief="b"), SINGLE.choices[1])}, "a right one has none"),
         ({"answer": 1.0}, "kind single has choices, no answer"),
-        ({"kind": "number"}, "kind number has an answer, and no choices"),
+        ({"kind": "number"}, "kind number needs an answer, and has no choices"),
         ({"kind": "number", "choices": ()}, "kind number has an answer"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_question_that_is_not_sound_is_refused(changes: dict[str, object], pro
 
 def test_a_belief_too_near_to_the_answer_is_refused() -> None:
     near = replace(NUMBER, beliefs=(NumberBelief(value=4.07e6, belief="b"),))
-    assert list(near.problems()) == ["the wrong 4.07e+06 is within the tolerances of the answer, 4e+06"]
+    assert list(near.problems()) == ["the wrong value 4.07e+06 is within the tolerances of the answer, 4e+06"]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_round_that_is_all_right(
     assert quiz(monkeypatch, f"{'' if lab is None else lab} --seed 5 --count 60", answers) == 0
     shown = capsys.readouterr().out
     assert f"{len(drawn)} of {len(drawn)} right (seed 5)" in shown
-    comes_first = "The first 3 tell whether you are ready; fewer than 2 right end the quiz."
+    comes_first = "The first 3 show whether you are ready; with fewer than 2 right, the quiz ends."
     assert (comes_first in shown.partition("1 of")[0]) == (lab in (0, None))
     assert all(len(line) <= 80 for line in shown.splitlines() if "read again" not in line), shown
 

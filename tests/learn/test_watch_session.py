@@ -232,7 +232,7 @@ def test_a_number_is_predicted_in_the_watch(watch: Watch) -> None:
     watch.press("n")
     watch.write(SOLUTION + '# {"predicted": {"bytes-sent": 3985152}}')
     watch.look()
-    assert "Predict first; then frog learn check 1.2" in watch.settle()
+    assert "Predict first; frog learn check 1.2 then" in watch.settle()
     rows = watch.press("p", *"5.3 MBB", "\x7f").splitlines()
     below = next(row for row, line in enumerate(rows) if line.startswith("-- passed: press p to predict, then n"))
     assert rows[below + 1] == "How many bytes does a rank send?"

@@ -211,7 +211,7 @@ def test_each_demo_gets_a_folder_of_its_own_and_from_continues_in_the_newest(
     for name in ("scripts", "config"):
         (tmp_path / name).mkdir()
     (tmp_path / "train.py").touch()
-    with pytest.raises(UsageError, match="no demo-a in the current folder to continue"):
+    with pytest.raises(UsageError, match="found no demo-a here to continue"):
         old_folder("a", None)
     assert [str(new_folder("a", None)) for _ in range(11)] == ["demo-a", *(f"demo-a-{n}" for n in range(2, 12))]
     (tmp_path / "demo-a-99").mkdir()  # not the folder of a demo

@@ -39,7 +39,7 @@ def told(capfd: pytest.CaptureFixture[str]) -> dict[str, Seen]:
 
 
 def test_the_port_probe_reads_until_every_byte_arrived() -> None:
-    assert machine._ports(num_bytes=1 << 24).startswith("bytes arrive at 127.0.0.1:")
+    assert machine._ports(num_bytes=1 << 24).startswith("127.0.0.1:")
 
 
 def test_a_machine_that_has_everything_runs_every_lab() -> None:
@@ -180,7 +180,7 @@ def test_a_host_name_that_does_not_resolve_or_only_here(
     attempt("host address", machine.PROBES["name"]["host address"])
     seen = told(capfd)
     assert seen["host name"].text == "pond does not resolve: Name or service not known"
-    assert seen["host address"].text == "pond is 127.0.1.1, which on any other machine means that machine itself"
+    assert seen["host address"].text == "pond is 127.0.1.1, which other machines cannot reach: it is a loopback address"
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", (a, 0)) for a in ("127.0.1.1", "10.0.0.7")])
     attempt("host address", machine.PROBES["name"]["host address"])
     assert told(capfd)["host address"].ok
@@ -209,7 +209,7 @@ def test_a_small_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd:
         "threads": "OMP_NUM_THREADS=8: 4 ranks x 8 threads on 0.5 cores",
         "memory": "1.0 GiB free, but the labs need 2.0 GiB",
         "shared memory": "1.0 MiB free, but the labs need 128.0 MiB",
-        "open files": "a process may open 256 files, but the labs need 512",
+        "open files": "a process may open only 256 files, but the labs need 512",
         "ports": "[Errno 1] Operation not permitted",
         "disk": "1.0 MiB free, but the labs need 1.0 GiB",
         "file watching": "the watcher did not notice a save in this folder for 3 s",

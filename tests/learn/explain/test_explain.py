@@ -79,11 +79,11 @@ def all_reduce_notes(**changes: Any) -> list[dict[str, Any]]:
 def test_the_story_of_an_all_reduce() -> None:
     told = write_story("all-reduce", all_reduce_notes())
     assert "blocked until rank 2, the last, arrived" in told
-    assert "Once all had arrived, it took 10 ms." in told
+    assert "After the last rank arrived, the all-reduce took 10 ms." in told
     assert "2 (n - 1) / n x 1200 = 1600 bytes" in told
     assert "1650, 1650, 1650 bytes" in told
     assert "within 50 bytes (3.12 %)" in told
-    assert told.endswith("1 + 2 + 3 = 6: every element, on every rank.")
+    assert told.endswith("1 + 2 + 3 = 6: every element has this value on every rank.")
     assert "bytes sent are unknown" in write_story("all-reduce", all_reduce_notes(bytes_sent=None))
     assert "but rank 0 has [6.0, 7.0]: the sum is wrong." in write_story("all-reduce", all_reduce_notes(got=[6.0, 7.0]))
 

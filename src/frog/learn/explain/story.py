@@ -102,8 +102,8 @@ def _wire(notes: Notes, payload: int, size: int) -> list[str]:
     extra = max(abs(count - formula) for count in sent)
     return [
         head,
-        f"The kernel counted these bytes sent by each rank: {', '.join(map(str, sent))}.",
-        f"They differ from the formula by at most {extra} bytes ({100 * extra / formula:.2f} %): the message headers.",
+        f"Each rank sent, as counted by the kernel: {', '.join(map(str, sent))} bytes.",
+        f"The difference is at most {extra} bytes ({100 * extra / formula:.2f} %): the message headers.",
     ]
 
 
