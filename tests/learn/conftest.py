@@ -1,4 +1,4 @@
-"""One grader for the tests of this folder: it has torch loaded and waits."""
+"""A grader with torch loaded, shared by the tests in this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A course of three tiny exercises for tests, and a grader that says what it is asked to."""
+"""A course of three tiny exercises for tests, and a grader that returns the verdict that a file asks for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SOLUTION = "def step() -> int:\n    return 1\n"
 
 
 def write_course(labs: Path) -> Path:
-    """Exercises 1.1, 1.2 (with a prediction) and 2.1."""
+    """Write exercises 1.1, 1.2 (with a prediction) and 2.1."""
     for name, title, more in (
         ("lab1/01_first", "the first", ""),
         ("lab1/02_second", "the second", PREDICT + MISCONCEPTION),
@@ -57,7 +57,7 @@ def verdict(exercise: str, status: str = "passed", **fields: Any) -> Verdict:
 
 
 class FakeGrader:
-    """Passes what holds `return 1`; its verdict is otherwise what the file says in a comment `# {...}`."""
+    """Passes files with `return 1`; a comment `# {...}` in the file sets the verdict's other fields."""
 
     def __init__(self) -> None:
         self.closed = False

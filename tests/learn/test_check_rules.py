@@ -1,4 +1,4 @@
-"""Rules that every exercise's check.py keeps (docs/exercises.md), as far as its source shows them."""
+"""Rules for every exercise's check.py (docs/exercises.md), as far as its source shows them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def never_returns(function: ast.FunctionDef) -> bool:
 
 
 def ends_in_a_rejection(body: list[ast.stmt], others: set[str]) -> bool:
-    """Whether no way leads past the end of this block. `others`: functions that never return."""
+    """Return True if no path reaches the end of this block. `others`: functions that never return."""
     last = body[-1]
     if isinstance(last, ast.If):
         return bool(last.orelse) and all(ends_in_a_rejection(part, others) for part in (last.body, last.orelse))
@@ -39,7 +39,7 @@ def ends_in_a_rejection(body: list[ast.stmt], others: set[str]) -> bool:
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_what_explains_a_difference_ends_in_a_rejection(exercise: Exercise) -> None:
-    """A looser comparison at the end would let pass what a stricter one has found."""
+    """A looser comparison at the end would pass a difference that a stricter one has found."""
     found = list(functions(exercise))
     others = {function.name for function in found if never_returns(function)}
     for function in found:
@@ -53,7 +53,7 @@ def test_a_function_that_explains_says_that_it_never_returns(exercise: Exercise)
 
 
 def test_a_block_that_can_be_left_is_seen() -> None:
-    """The first test can fail."""
+    """Show that the first test can fail."""
     for source, ends in (
         ("grade.reject('a', 'b')", True),
         ("grade.compare(1, 2, 'a')", False),

@@ -1,4 +1,4 @@
-"""`frog class`: many exports on one page, edited ones noticed, unreadable ones named."""
+"""`frog class`: one page from many exports; it detects edited exports and names unreadable ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FIRST, SECOND, THIRD = "lab1/01_first", "lab1/02_second", "lab2/01_third"
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the current one; the course is the small one."""
+    """Make an empty folder the current directory, and use the small course."""
     course, here = find_exercises(write_course(tmp_path / "labs")), tmp_path / "class"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -58,7 +58,7 @@ def quiz(right: int) -> QuizResult:
 
 
 def worked(learner: str = "Ada Lovelace", began: str = "2026-03-02 08:00:00.000") -> Progress:
-    """1.1 passed, 1.2 rejected twice and given up after hints, a prediction measured, quizzes, drills, a run."""
+    """Return a progress with a pass, rejections, hints, a solution taken, a prediction, quizzes, drills and a run."""
     progress = Progress(learner=learner, began=began)
     progress = with_guess(with_quiz(progress, quiz(0)), guess(8000.0))
     progress = with_verdict(progress, verdict(FIRST, "unsolved"))
@@ -80,7 +80,7 @@ def drill(right: int) -> DrillResult:
 
 
 def write(progress: Progress, path: Path, exported: str = "2026-03-02 10:00:00.000") -> Path:
-    """As `frog learn export` does."""
+    """Write an export as `frog learn export` does."""
     records = (
         ExerciseRecord(id=name, number=name[3] + ".1", title=name, minutes=5, work=work, files={})
         for name, work in progress.exercises.items()
@@ -112,7 +112,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def rehash(table: dict[str, Any]) -> None:
-    """What somebody does who knows how."""
+    """Recompute the hash chain, as a skilled forger would."""
     head, journal = first_hash(table["learner"], table["began"]), []
     for entry in table["journal"]:
         entry["hash"] = head = entry_after(
@@ -205,7 +205,7 @@ def test_broken_journal_is_named_at_its_first_wrong_entry_only(here: Path, capsy
 
 
 def cut(table: dict[str, Any]) -> None:
-    """The solution of 2.1 was never taken, and the journal says so too."""
+    """Remove the solution taken for 2.1 from the fields and from the journal."""
     table["exercises"].pop()
     table["journal"] = [entry for entry in table["journal"] if entry["exercise"] != THIRD]
     rehash(table)
@@ -288,7 +288,7 @@ def test_pseudonyms(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("text", "said"),
     [
         ("Ada 1f0c\n", "heads.txt:1: found 'Ada 1f0c', expected a head and a name"),
-        ("1f0c4a52b7de Nobody\n", "heads.txt:1: no report belongs to Nobody"),
+        ("1f0c4a52b7de Zoe\n", "heads.txt:1: no report belongs to Zoe"),
         (None, "heads.txt: is missing"),
     ],
 )

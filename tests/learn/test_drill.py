@@ -1,4 +1,4 @@
-"""`frog drill`: faults that can be met, answers that are judged, a real run that fails where it was to."""
+"""`frog drill`: it draws possible faults, judges answers, and makes a real run fail in the right place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAULT = Fault(kind="kill", rank=1, step=2, phase="reduce")
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A learner's folder, which is the current one; the fault is known, and no run is started."""
+    """Make a course folder the current directory, with a known fault and without a real run."""
     (tmp_path / "exercises").mkdir()
     begin_progress(tmp_path, "Ada")
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """What is typed; then the end of the input."""
+    """Type these lines, then end the input."""
     typed = iter(lines)
 
     def line(prompt: str) -> str:
@@ -57,7 +57,7 @@ def test_answers_are_judged_and_kept(
     answer(monkeypatch, "1", "9", "3", "Reduce")
     assert main(["drill", "--seed", "5"]) == 0
     out = capsys.readouterr().out
-    assert "expected one of 1, 2, 3" in out, "9 is no step"
+    assert "expected one of 1, 2, 3" in out, "9 is not a step"
     assert "rank 1: right\nstep 3: wrong, it was 2\nphase reduce: right\n" in out
     assert "2 of 3 right (seed 5): kill rank=1 step=2 phase=reduce\nthe evidence: frog diagnose drill-5" in out
     kept = read_progress(here)

@@ -1,4 +1,4 @@
-"""A learner who writes `pass` is told that the function is empty, not which misconception it might be."""
+"""For a function with only `pass`, the verdict names the empty function instead of a misconception."""
 
 from __future__ import annotations
 

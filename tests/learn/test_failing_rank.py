@@ -1,4 +1,4 @@
-"""Lab 3.8's rank that fails does so once the other has trained: a check that came between would judge too early."""
+"""Lab 3.8's failing rank fails only after the other one has trained, so that the check does not judge too early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lab 1's checks hold learners' code against is what `transformers` computes."""
+"""The expected results of lab 1's checks equal those of `transformers`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ llama = pytest.importorskip("transformers.models.llama.modeling_llama")
 
 
 def parts_of(monkeypatch: pytest.MonkeyPatch, exercise: str) -> tuple[ModuleType, ModuleType]:
-    """An exercise's check.py and ranks.py."""
+    """Load an exercise's check.py and ranks.py."""
     folder = find_exercise(exercise).folder
     return load(monkeypatch, folder / "check.py", "check"), sys.modules["ranks"]
 

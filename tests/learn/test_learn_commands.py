@@ -1,4 +1,4 @@
-"""`frog learn` and its commands, as typed, on a course of three exercises with a grader whose verdict is chosen."""
+"""`frog learn` and its commands, on a course of three exercises with a grader that returns chosen verdicts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from frog.learn.progress import QuizResult, read_progress, update_progress, with
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the current one; the course is the small one."""
+    """Make an empty folder the current directory, and use the small course."""
     labs, here = write_course(tmp_path / "labs"), tmp_path / "mine"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -40,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def frog(here: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run `frog learn` with words; what it printed, on either stream."""
+    """Run `frog learn` with these words; return its output on both streams."""
 
     def run(*words: str, code: int = 0) -> str:
         assert main(["learn", *words]) == code
@@ -157,11 +157,11 @@ def test_a_number_is_shown_only_to_who_predicted_it(frog: Any, here: Path) -> No
     assert "frog learn predict bytes-sent VALUE\n    How many bytes does a rank send?" in before
     assert read_progress(here).predictions == ()
     assert "1.2  bytes-sent: How many" in frog("predict")
-    assert "predicted 5.3 MB; the next check that passes" in frog("predict", "bytes-sent", "5.3", "MB")
+    assert "predicted 5.3 MB; the next passing check" in frog("predict", "bytes-sent", "5.3", "MB")
     second = step(here, "lab1/02_second")
     right = second.read_text()
     second.write_text('# {"predicted": {"bytes-sent": 1}}')
-    frog("check", "1.2", code=1)  # what a wrong solution sends is no measurement
+    frog("check", "1.2", code=1)  # the number of a wrong solution is not a measurement
     second.write_text(right)
     assert "predicted 5.3 MB, measured 3.99 MB (33 % off)" in frog("check", "1.2")
     assert frog("predict", "bytes-sent", "3.9e6").count("predicted 3.9 MB") == 1
@@ -200,7 +200,7 @@ def test_a_belief_has_a_value_or_a_factor(frog: Any, here: Path) -> None:
     good = manifest.read_text()
     for fields in ("", "value = 1\nfactor = 2\n"):
         manifest.write_text(good.replace("[[misc", f'[[predict.beliefs]]\nbelief = "b"\n{fields}[[misc'))
-        assert "expected a value or a factor" in frog("list", code=2)
+        assert "expected either a value or a factor" in frog("list", code=2)
 
 
 def test_a_prediction_leaves_the_current_exercise_where_it_is(frog: Any) -> None:
@@ -288,7 +288,7 @@ def test_all_that_was_done_is_on_the_page_and_in_the_export(frog: Any, here: Pat
     update_progress(here, lambda progress: with_quiz(progress, quiz))
     text = frog("progress")
     page = (here / "progress.html").read_text()
-    for said in ("4 times as much", "the sum over the ranks is the mean"):
+    for said in ("4 times the measured value", "the sum over the ranks is the mean"):
         assert said in text
         assert said in page
     assert "lab 1: 2 of 3" in text
@@ -323,8 +323,8 @@ def test_an_export_has_the_hashes_of_the_runs_records(frog: Any, here: Path) -> 
     }
     first, again = frog("export", "export.json"), frog("export", "export.json")
     assert msgspec.json.decode((here / "export.json").read_bytes(), type=Export).records == expected
-    assert first == again, "a record that has not changed is noted once"
-    (here / "runs" / "four" / "record.json").write_text("it went on")
+    assert first == again, "the journal contains an unchanged record once"
+    (here / "runs" / "four" / "record.json").write_text("it continued")
     assert frog("export", "export.json") != again
     assert [entry.what for entry in read_progress(here).journal] == ["record"] * 3
 

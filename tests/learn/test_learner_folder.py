@@ -1,4 +1,4 @@
-"""The learner's folder: made once, kept up with the course, and never overwritten without a copy."""
+"""The course folder: created once, updated with the course, and never overwritten without a backup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers with units: as typed, as shown, and how far off."""
+"""Numbers with units: parsing, formatting, and errors of predictions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_shown(value: float, unit: str, text: str) -> None:
         (100.0, 100.0, "exactly"),
         (102.0, 100.0, "2 % off, close enough"),
         (133.0, 100.0, "33 % off"),
-        (800.0, 100.0, "8 times as much"),
+        (800.0, 100.0, "8 times the measured value"),
         (10.0, 100.0, "90 % off"),
         (-100.0, 100.0, "200 % off"),
         (3.0, 0.0, "off"),

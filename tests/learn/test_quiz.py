@@ -1,4 +1,4 @@
-"""`frog quiz`: pools are sound, rounds are drawn as promised, and every answer is judged for what it says."""
+"""`frog quiz`: pools are valid, rounds are drawn as documented, and answers are judged correctly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NUMBER = Question(
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -78,11 +78,11 @@ def test_the_briefs_three_questions_come_first() -> None:
         ({"choices": SINGLE.choices[1:]}, "0 right choices, expected 1"),
         ({"choices": SEVERAL.choices}, "2 right choices, expected 1"),
         ({"kind": "several", "choices": SINGLE.choices[:1]}, "1 right choices of 1"),
-        ({"choices": (SINGLE.choices[0], Choice(text="two"))}, "'two': a wrong choice has a belief"),
-        ({"choices": (Choice(text="one", right=True, belief="b"), SINGLE.choices[1])}, "a right one has none"),
-        ({"answer": 1.0}, "kind single has choices, no answer"),
+        ({"choices": (SINGLE.choices[0], Choice(text="two"))}, "'two': a wrong choice needs a belief"),
+        ({"choices": (Choice(text="one", right=True, belief="b"), SINGLE.choices[1])}, "a right one must not have one"),
+        ({"answer": 1.0}, "kind single needs choices"),
         ({"kind": "number"}, "kind number needs an answer, and has no choices"),
-        ({"kind": "number", "choices": ()}, "kind number has an answer"),
+        ({"kind": "number", "choices": ()}, "kind number needs an answer"),
     ],
 )
 def test_a_question_that_is_not_sound_is_refused(changes: dict[str, object], problem: str) -> None:

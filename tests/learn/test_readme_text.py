@@ -1,4 +1,4 @@
-"""An exercise's README.md as `frog learn watch` shows it."""
+"""An exercise's README.md in `frog learn watch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verdict as the learner reads it, at 80 columns."""
+"""Verdicts as text of 80 columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `frog learn watch` makes of each event, and its screen, without terminal and without processes."""
+"""The events and the screen of `frog learn watch`, without terminal and processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE_S = 60
 
 
 class Watch:
-    """A session whose events are handed on one by one."""
+    """A session that receives its events one by one."""
 
     def __init__(self, folder: LearnerFolder, grader: type[FakeGrader] = FakeGrader) -> None:
         self.events: SimpleQueue[Event] = SimpleQueue()
@@ -35,7 +35,7 @@ class Watch:
         self.session.handle(("look", None))
 
     def settle(self) -> str:
-        """When all checks have ended, what is on the screen."""
+        """Wait until all checks have ended; return the screen's content."""
         while self.session.is_checking:
             self.session.handle(self.events.get(timeout=DEADLINE_S))
         return self.screen()

@@ -1,4 +1,4 @@
-"""`frog learn watch` in a real terminal: a save changes the verdict, keys work, and the terminal is given back."""
+"""`frog learn watch` in a real terminal: a save changes the verdict, keys work, and the terminal is restored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIMIT_S = 60
 
 
 class Shell:
-    """A terminal of 24 rows in which the watch runs."""
+    """A terminal with 24 rows that runs the watch."""
 
     def __init__(self, folder: LearnerFolder, columns: int = 80) -> None:
         self.keyboard, screen = pty.openpty()
@@ -44,10 +44,10 @@ class Shell:
         self.process = subprocess.Popen(
             words, stdin=screen, stdout=screen, stderr=screen, env={**env, "TERM": "xterm"}, start_new_session=True
         )
-        self.screen = screen  # stays open, so that what was written last can be read after the end
+        self.screen = screen  # stays open, so that the last output can be read after the end
 
     def wait_for(self, text: str) -> None:
-        """Return when the screen has said this since the last time that was asked."""
+        """Wait until the screen shows this text after the previous call."""
         self.wait_until(lambda: text in self.seen, text)
         self.seen = self.seen.partition(text)[2]
 
@@ -62,14 +62,14 @@ class Shell:
 
     @property
     def rows(self) -> list[str]:
-        """What is on the screen."""
+        """The screen's content."""
         return shown_by(self.all, self.columns)
 
     def press(self, keys: str) -> None:
         os.write(self.keyboard, keys.encode())
 
     def end(self) -> int:
-        """Its exit code, once it ended; the terminal is as it was."""
+        """Wait for the watch to end and check that it restored the terminal; return the exit code."""
         self.wait_until(lambda: self.process.poll() is not None, "its end")
         self.wait_for("\x1b[?1049l")
         assert termios.tcgetattr(self.keyboard) == self.before
@@ -120,7 +120,7 @@ def test_the_whole_screen_is_seen(folder: LearnerFolder, columns: int) -> None:
 
 
 def screen_of(folder: LearnerFolder, columns: int) -> list[str]:
-    """What the watch means to draw after its first check."""
+    """Return the screen that the watch should draw after its first check."""
     events: SimpleQueue[Event] = SimpleQueue()
     session = Session(folder, find_exercise("1.1", folder.labs), FakeGrader, events)
     session.handle(("look", None))

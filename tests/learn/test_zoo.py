@@ -1,4 +1,4 @@
-"""The grader graded: what every exercise ships does what it is there for."""
+"""The grader's verdict on every solution of every exercise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> N
     if exercise.lab < 2:
         assert [text for _, verdict in found if misworded(text := verdict.observed or "")] == []
     left = psutil.Process(grader._process.pid).children()
-    assert len(left) < 10, "those of the last check may still end; a morning of frog learn watch would leave thousands"
+    assert len(left) < 10, (
+        "the last check's files may still be there, but a leak would leave thousands in a morning of frog learn watch"
+    )
 
 
 _ONE_OF_MANY = re.compile(
@@ -43,7 +45,7 @@ _TWO_NUMBERS = re.compile(
 
 
 def misworded(text: str) -> bool:
-    """Whether a sentence says "1 bytes", or contrasts two numbers that are printed alike."""
+    """Return True if a sentence says "1 bytes", or contrasts two numbers that are printed alike."""
     return bool(_ONE_OF_MANY.search(text)) or any(pair["a"] == pair["b"] for pair in _TWO_NUMBERS.finditer(text))
 
 
@@ -62,7 +64,7 @@ def test_a_misworded_sentence_is_found(text: str, wrong: bool) -> None:
 
 
 def test_a_wrong_verdict_is_met() -> None:
-    """The proof itself can fail."""
+    """Show that the test of specimens can fail."""
     one = Specimen(EXERCISES[0], "wrong", "a", {}, "a")
     for status, reason, is_right in (("rejected", "a", True), ("rejected", "b", False), ("passed", None, False)):
         verdict = Verdict(exercise="", status=status, misconception=reason, seed=1, seconds=0)  # type: ignore[arg-type]
@@ -120,7 +122,7 @@ def test_a_file_to_edit_cannot_be_given_too(tmp_path: Path) -> None:
     folder = shutil.copytree(LABS / "lab3/06_be_the_cluster", tmp_path / "lab1/01_first")
     manifest = folder / "manifest.toml"
     manifest.write_text(manifest.read_text().replace('given = ["worker.py"]', 'given = ["launch.sh"]'))
-    with pytest.raises(UsageError, match=r"manifest.toml: .*launch.sh in files and in given"):
+    with pytest.raises(UsageError, match=r"manifest.toml: .*launch.sh both in files and in given"):
         _ = Exercise(folder).manifest
 
 

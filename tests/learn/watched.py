@@ -1,4 +1,4 @@
-"""For test_watch_terminal.py: `frog learn watch` of the course in a folder, with a grader that needs no torch."""
+"""For test_watch_terminal.py: run `frog learn watch` on a course folder, with a grader that does not need torch."""
 
 import sys
 from pathlib import Path

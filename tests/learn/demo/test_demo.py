@@ -1,4 +1,4 @@
-"""The sessions' demonstrations: what the curriculum lists is there, a step that fails is got over, all three run."""
+"""The sessions' demos: they cover the curriculum, survive failing steps, and run unattended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LISTED: dict[Name, tuple[str, ...]] = {
         "Walk through how cluster nodes coordinate",
     ),
 }
-"""The demo lists of the curriculum."""
+"""The curriculum's demo lists."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,7 +69,7 @@ def test_a_title_fits_on_a_line(name: Name) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_class_predicts_before_the_answer(name: Name) -> None:
-    """Each step but the last has a question, and no question stands where the answer is."""
+    """Each step except the last has a question, and no answer contains a question."""
     *steps, _ = read_session(name).steps
     assert [step.title for step in steps if not step.ask.rstrip(".").endswith("?") and "?" not in step.ask] == []
     assert [step.title for step in steps if not step.look] == []
@@ -136,7 +136,7 @@ def test_of_a_long_output_the_end_is_shown_and_all_is_kept(tmp_path: Path) -> No
     assert one.play(1)
     assert "1997\n1998\n1999\n" in shown(one)
     assert "1996" not in shown(one)
-    assert "997 lines before these" in shown(one)
+    assert "997 earlier lines are in" in shown(one)
     assert len((tmp_path / "01.txt").read_text().splitlines()) == 1000
     assert "1000\n" in page_path(tmp_path).read_text()
 
@@ -155,7 +155,7 @@ def test_a_demo_that_continues_keeps_the_first_steps_on_the_page(tmp_path: Path)
 
 
 def test_the_page_is_there_after_each_step(tmp_path: Path) -> None:
-    """A demo that is broken off leaves the page of its played steps."""
+    """An interrupted demo leaves a page with the steps played so far."""
     one = player(tmp_path, step("echo first"), step("cat index.html"))
     one.play(1)
     assert "<pre>first" in (tmp_path / "02.txt").read_text()
@@ -200,7 +200,7 @@ def test_ctrl_c_ends_the_step_and_asks(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_demo_needs_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"has no train\.py"):
+    with pytest.raises(UsageError, match=r"does not contain train\.py"):
         new_folder("a", None)
 
 
@@ -214,7 +214,7 @@ def test_each_demo_gets_a_folder_of_its_own_and_from_continues_in_the_newest(
     with pytest.raises(UsageError, match="found no demo-a here to continue"):
         old_folder("a", None)
     assert [str(new_folder("a", None)) for _ in range(11)] == ["demo-a", *(f"demo-a-{n}" for n in range(2, 12))]
-    (tmp_path / "demo-a-99").mkdir()  # not the folder of a demo
+    (tmp_path / "demo-a-99").mkdir()  # not a demo folder
     assert str(old_folder("a", None)) == "demo-a-11"
     assert str(new_folder("a", None)) == "demo-a-100"
     assert str(new_folder("b", None)) == "demo-b"
@@ -226,7 +226,7 @@ def test_each_demo_gets_a_folder_of_its_own_and_from_continues_in_the_newest(
 
 def test_runs_that_are_not_a_demos_are_not_removed(tmp_path: Path) -> None:
     (tmp_path / "runs" / "demo").mkdir(parents=True)
-    with pytest.raises(UsageError, match="not the folder of a demo"):
+    with pytest.raises(UsageError, match="not a demo folder"):
         old_folder("a", tmp_path)
 
 

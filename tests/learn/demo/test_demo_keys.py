@@ -1,4 +1,4 @@
-"""The demo at a real terminal: keys typed while a step runs do not start the next one."""
+"""The demo at a real terminal: keys typed during a step do not start the next one."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_an_enter_typed_during_a_step_does_not_start_the_next(tmp_path: Path) ->
         assert b"ask?" in printed
         assert b"answer" not in printed
         os.write(ours, b"\n")
-        with open(tmp_path / "gate", "w") as gate:  # opens when the step has begun
+        with open(tmp_path / "gate", "w") as gate:  # opens when the step has started
             os.write(ours, b"\n\n")  # impatient
-            _read_until(ours, rb"\n\r?\n")  # the terminal has them, and echoes them
+            _read_until(ours, rb"\n\r?\n")  # the terminal has received and echoed them
             gate.write("\n")
         assert b"answer" in _read_until(ours, PROMPT)
         os.write(ours, b"q\n")

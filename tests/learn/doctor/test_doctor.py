@@ -1,4 +1,4 @@
-"""`frog doctor`: each probe sees what is wrong, and what it saw becomes the right advice for each lab."""
+"""`frog doctor`: each probe detects problems, and its findings lead to the right advice for each lab."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_tools_that_are_slow_are_there(
     assert {name: one.text for name, one in seen.items() if one.ok} == {
         name: f"slow: {program} did not answer within 0.2 s" for name, program in names.items() if name != "docker"
     }
-    assert seen["docker"].text == "its engine did not answer within 0.2 s"
+    assert seen["docker"].text == "the Docker engine did not answer within 0.2 s"
 
 
 def test_a_host_name_that_does_not_resolve_or_only_here(
@@ -234,7 +234,7 @@ main(int(sys.argv[1]), sys.argv[2])
 
 
 def test_a_gloo_that_averages_wrongly_and_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AVG that only adds, as in some releases; an operation that is refused; a rank that crashes."""
+    """AVG that only adds, as in some releases; an operation that fails; a rank that crashes."""
     monkeypatch.chdir(tmp_path)
     seen = probes.probe_machine(60, ["-c", WRONG_AVG])
     assert seen["gloo all_reduce SUM"].text == "right"
@@ -255,7 +255,7 @@ def test_a_gloo_that_averages_wrongly_and_dies(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_rank_of_torchrun_says_who_it_is_in_one_piece() -> None:
-    """Two write into one file."""
+    """Two ranks write to one file."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
         env = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONUNBUFFERED": "1"}

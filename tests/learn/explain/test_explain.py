@@ -1,4 +1,4 @@
-"""`frog explain`: the charts from given times, and the real thing: who came last is who worked most."""
+"""`frog explain`: charts from given times, and real worlds, in which the rank with the most work arrives last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START = 7_000 * MS
 
 
 def notes_of(*times: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
-    """Notes of ranks on one node; times are in ms since the start."""
+    """Return notes of ranks on one node, from times in ms since the start."""
     who = {"world_size": len(times), "ranks_per_node": len(times), "node_rank": 0, "host": "desk", "began_ns": START}
     who |= {"rendezvous_address": "127.0.0.1:29500", "listener": "rank 0", **more}
     found = []
@@ -66,7 +66,7 @@ def test_the_story_of_a_barrier() -> None:
     told = write_story("barrier", notes)
     assert "matrices (real work): 0, 10, 20 times" in told
     assert "rank 1 arrived last, 300 ms after the first. No rank left before that; all left within 4.0 ms." in told
-    assert "together the ranks waited 458 ms, 38 % of their total time." in told
+    assert "together, the ranks waited 458 ms, 38 % of their total time." in told
     notes[0]["left_ns"] = START + 399 * MS
     assert "A rank left before that, which must not happen" in write_story("barrier", notes)
 
@@ -82,7 +82,7 @@ def test_the_story_of_an_all_reduce() -> None:
     assert "After the last rank arrived, the all-reduce took 10 ms." in told
     assert "2 (n - 1) / n x 1200 = 1600 bytes" in told
     assert "1650, 1650, 1650 bytes" in told
-    assert "within 50 bytes (3.12 %)" in told
+    assert "at most 50 bytes (3.12 %)" in told
     assert told.endswith("1 + 2 + 3 = 6: every element has this value on every rank.")
     assert "bytes sent are unknown" in write_story("all-reduce", all_reduce_notes(bytes_sent=None))
     assert "but rank 0 has [6.0, 7.0]: the sum is wrong." in write_story("all-reduce", all_reduce_notes(got=[6.0, 7.0]))
@@ -121,7 +121,7 @@ def test_a_real_barrier_opens_when_the_last_has_come() -> None:
 
 
 def test_a_real_all_reduce_sends_what_the_ring_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FROG_BACKEND", raising=False)  # ours goes through memory here
+    monkeypatch.delenv("FROG_BACKEND", raising=False)  # Frog's own backend uses shared memory here
     code, notes = run_notes("all-reduce", read_nodes(3, None))
     assert code == 0
     assert [note["got"] for note in notes] == [[6.0, 6.0]] * 3

@@ -1,4 +1,4 @@
-"""What ranks leave behind for a story, with every key wrong."""
+"""The ranks' notes for a story, with every key wrong in turn."""
 
 from __future__ import annotations
 

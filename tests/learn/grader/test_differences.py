@@ -1,4 +1,4 @@
-"""What a comparison that fails says of the two values."""
+"""The text of a failed comparison of two values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frog.learn.grader.grade import difference_of
         (
             [2.0, 4.0, 0.0],
             [1.0, 2.0, 0.0],
-            "x: differs by up to 2 at [1]: found 4, expected 2. Everywhere it is 2 times what was expected.",
+            "x: differs by up to 2 at [1]: found 4, expected 2. It is 2 times the expected value everywhere.",
         ),
         ([2.0, 4.0, 1.0], [1.0, 2.0, 0.0], "x: differs by up to 2 at [1]: found 4, expected 2."),
         ([2.0], [1.0], "x: differs by up to 1 at [0]: found 2, expected 1."),

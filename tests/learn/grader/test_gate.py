@@ -1,4 +1,4 @@
-"""Who waits for whom, without any process: what comes together, what never will, and what is said of it."""
+"""The gate without any process: operations that match, operations that never will, and the resulting texts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_who_waits_for_one_that_has_ended_waits_in_vain() -> None:
     assert problem is not None
     assert problem.id == "one-rank-waits"
     assert "rank 0 waited in all_reduce" in problem.observed
-    assert "rank 1 never came: it had returned" in problem.observed
+    assert "rank 1 never arrived: it had returned" in problem.observed
     assert draw(gate).splitlines() == [
         "rank 0  all_reduce 1 ░░░░ waits",
         "rank 1  returned",
@@ -116,7 +116,7 @@ def test_a_message_without_room_for_it_is_known_before_it_is_sent(sender_first: 
             assert gate.clash.id == "different-collectives"
             assert gate.clash.observed == (
                 "rank 0 sent 4 x float32 (isend, ring.py:7) to rank 1, tag 0, "
-                "which has room for 3 x float32 (recv, ring.py:9)."
+                "whose buffer holds only 3 x float32 (recv, ring.py:9)."
             )
 
 
@@ -149,4 +149,4 @@ def test_number_of_a_collective_leaves_out_the_making_of_groups() -> None:
     gate.enter(1, reduce(8))
     problem = gate.problem()
     assert problem is not None
-    assert "As collective 1 of their group" in problem.observed
+    assert "For collective 1 of their group" in problem.observed

@@ -1,4 +1,4 @@
-"""The way to the grader, where it ends before it has begun."""
+"""The grader's client, closed before the grader has started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes between judge and learner: plain values and tensors, in frames that come in pieces."""
+"""The data between judge and learner: plain values and tensors, in frames that arrive in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a learner's file does, the check ends in a verdict that is no pass, and leaves nothing behind."""
+"""A hostile file never passes: every check ends with a verdict and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from frog.learn.grader.grade import Grade, Rejected
 from frog.learn.grader.limits import SHARED_MEMORY, remove_shared_memory
 from frog.learn.grader.verdict import Verdict
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere learners' processes have fewer bounds")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems confine learners' processes less")
 
 FILES = {
     "manifest.toml": """
@@ -107,11 +107,11 @@ OF_THE_SHELL = {
     "PYTHONOPTIMIZE": "2",
     "PYTHONHASHSEED": "7",
 }
-"""What a learner's shell may have set for other work."""
+"""Variables that a learner's shell may have set for other work."""
 
 
 class Place:
-    """A grader, and what it leaves: processes and files of a temporary folder of their own, and shared memory."""
+    """A grader with its own temporary folder, to detect left-over processes, files and shared memory."""
 
     def __init__(self, labs: Path, temporary: Path) -> None:
         self.exercise = write_exercise(labs / "lab9" / "01_sum", FILES)
@@ -126,7 +126,7 @@ class Place:
         return self.grader.check(self.script, {"sum.sh": source.encode()})
 
     def left(self) -> list[str]:
-        """Processes and files of checks that are over: all but the reserve, and what torch keeps for all processes."""
+        """List processes and files left by finished checks, except the reserve process and torch's shared files."""
         files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor")]
         files += set(os.listdir("/dev/shm")) - self._shared if hides() else []
         mine = (os.getpid(), self.grader._process.pid)
@@ -156,7 +156,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def snippets(name: str) -> list[Any]:
-    """The bodies of hostile/NAME.txt, each with the ids of which one must be found. All but the first are slow."""
+    """Return the bodies of hostile/NAME.txt, each with its acceptable verdict ids. All but the first are slow."""
     text = (Path(__file__).parent / "hostile" / f"{name}.txt").read_text()
     blocks = re.findall(r"^=== (.+?): (.+)\n((?:(?!===).*\n?)*)", text, re.MULTILINE)
     return [
@@ -166,13 +166,13 @@ def snippets(name: str) -> list[Any]:
 
 
 def hides() -> bool:
-    """Whether a process of this system may change what it sees of the files."""
+    """Return True if this system lets a process hide files from itself."""
     unshare = shutil.which("unshare")
     return unshare is not None and subprocess.run([unshare, "-Urm", "true"], capture_output=True).returncode == 0
 
 
 def in_reduce(body: str) -> str:
-    """A file whose function does that."""
+    """Return a file whose function `reduce` has this body."""
     return "import torch\nimport torch.distributed as dist\ndef reduce(x):\n" + textwrap.indent(
         textwrap.dedent(body).strip("\n"), "    "
     )
@@ -188,11 +188,11 @@ FORGED = """
                     yield judge
     line = next(lines())
 """
-"""The connection to the judge, as the layer over torch.distributed holds it."""
+"""Obtains the connection to the judge from the layer over torch.distributed."""
 
 
 def refused(verdict: Verdict, ids: tuple[str, ...]) -> None:
-    """It is rejected for one of these, in words that a learner can read."""
+    """Check that the verdict is a rejection with one of these ids and a readable text."""
     assert verdict.status == "rejected", verdict
     assert verdict.misconception in ids, verdict
     assert verdict.observed
@@ -202,7 +202,7 @@ def refused(verdict: Verdict, ids: tuple[str, ...]) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(place: Place) -> Iterator[None]:
     yield
-    wait_until(lambda: place.left() == [], 10, "an end of all that was started")
+    wait_until(lambda: place.left() == [], 10, "the end of all processes")
 
 
 def test_the_reference_passes(place: Place) -> None:
@@ -224,14 +224,14 @@ def test_it_ends_when_imported(body: str, place: Place) -> None:
 
 @pytest.mark.parametrize(("body", "ids"), snippets("looks"))
 def test_nothing_is_looked_up(body: str, ids: tuple[str, ...], place: Place) -> None:
-    """It reads, or tries to, catches what is raised, and returns what is right."""
+    """The code tries to read the reference, catches any exception, and returns the right result."""
     if ids == ("passed",) and not hides():
         pytest.skip("this system does not let a process hide a folder")
     secret = f"SECRET = {str(place.exercise.folder / 'reference' / 'sum.py')!r}"
     lines = [secret, "try:", textwrap.indent(body, "    "), "except BaseException as e:", "    print(repr(e))"]
     verdict = place.check(in_reduce("\n".join([*lines, "dist.all_reduce(x)"])))
     assert "the secret" not in verdict.output
-    if ids != ("passed",):  # what C++ opens is not heard, but finds nothing
+    if ids != ("passed",):  # the hook does not see files opened from C++, but they are hidden
         refused(verdict, ids)
 
 
@@ -242,7 +242,7 @@ def test_no_trick(body: str, ids: tuple[str, ...], place: Place) -> None:
 
 @pytest.mark.parametrize(("body", "ids"), snippets("frames"))
 def test_what_the_grader_gave_is_not_looked_at(body: str, ids: tuple[str, ...], place: Place) -> None:
-    """From a frame it goes back to the one that knows what all ranks were given."""
+    """The code walks from a frame back to the one that contains every rank's input."""
     walk = """
         while f is not None and "case" not in f.f_locals:
             f = f.f_back
@@ -312,7 +312,7 @@ def test_a_script_ends_too(body: str, ids: tuple[str, ...], place: Place) -> Non
     assert "the secret" not in verdict.output
     if ids == ("broken",):
         assert (verdict.status, verdict.observed) == ("broken", "The grader's own process ended.")
-        assert place.check_script(OF_A_SCRIPT["reference/sum.sh"]).status == "passed"  # and takes the files away
+        assert place.check_script(OF_A_SCRIPT["reference/sum.sh"]).status == "passed"  # and removes the files
     else:
         refused(verdict, ids)
 
@@ -322,7 +322,7 @@ def test_an_honest_script_passes(place: Place) -> None:
 
 
 def test_settings_of_the_shell_do_not_reach_ranks(place: Place) -> None:
-    """The learner's shell has OF_THE_SHELL set, and its folder modules with the names of the library's."""
+    """The shell sets OF_THE_SHELL, and the current directory contains modules named like the standard library's."""
     body = "import os, random, copy\nprint(sorted(os.environ.items()), __debug__)\ndist.all_reduce(x)"
     verdict = place.check(in_reduce(body))
     assert verdict.status == "passed", verdict
@@ -342,7 +342,7 @@ def test_a_byte_order_mark_is_accepted_as_python_does(place: Place) -> None:
 def test_a_missing_module_tells_which_files_are_checked(place: Place) -> None:
     verdict = place.check("import helpers\n" + in_reduce("dist.all_reduce(x)"))
     refused(verdict, ("raised",))
-    assert "The check runs sum.py, and no other file" in (verdict.observed or ""), verdict.observed
+    assert "The check runs sum.py and no other file" in (verdict.observed or ""), verdict.observed
 
 
 @pytest.mark.parametrize("package", ["torch.distributed._tensor", "torch.distributed.checkpoint", "transformers"])
@@ -353,7 +353,7 @@ def test_a_package_may_load_libraries_while_it_is_imported(package: str, place: 
 
 
 def test_shared_memory_of_a_process_that_has_ended_is_removed() -> None:
-    """Where the system does not give processes a /dev/shm of their own."""
+    """For systems that do not give processes a private /dev/shm."""
 
     left = SHARED_MEMORY / f"torch_{2**30}_1_0"
     left.write_text("x")
@@ -364,7 +364,7 @@ def test_shared_memory_of_a_process_that_has_ended_is_removed() -> None:
 
 
 def test_honest_tools_are_allowed(place: Place) -> None:
-    """What exercises have business with: logging, warnings, tracebacks, files, threads."""
+    """Legitimate tools of exercises: logging, warnings, tracebacks, files, threads."""
     body = """
         import collections, dataclasses, io, logging, tempfile, threading, traceback, warnings
         logging.basicConfig(level=logging.INFO, force=True)

@@ -1,4 +1,4 @@
-"""Futures of asynchronous operations: nothing arrives, and no callback runs, before somebody waits."""
+"""Futures of asynchronous operations: no result arrives and no callback runs before a wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When all sleep, and when they only seem to."""
+"""Processes that sleep, and processes that only seem to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frog.learn.grader.limits import Watch
 from frog.learn.grader.program import Ended, takes_more
 from frog.learn.grader.world import Task
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has one state")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems report one state per process")
 
 
 @pytest.mark.parametrize(("loading_s", "found"), [(0.2, 1.0), (1.7, 1.0), (5.1, 3.0), (1000.0, 8.0)])
@@ -60,7 +60,7 @@ def watch(tmp_path: Path) -> Watch:
 
 
 def looks(watch: Watch, monkeypatch: pytest.MonkeyPatch, states: Iterator[str]) -> list[bool]:
-    """What each look said of a process with one thread in those states."""
+    """Return each look's answer for a process with one thread in these states."""
     said = []
     for state in states:
         monkeypatch.setattr(limits, "of_threads", lambda pid, name, now=state: [f"7 (a ) S) {now} 1 1"])
@@ -82,9 +82,9 @@ def test_a_thread_that_waits_for_a_core_does_not(watch: Watch, monkeypatch: pyte
 def test_it_may_take_as_long_as_the_machine_is_busy(
     state: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look a second; that it sends something now and then is no end."""
+    """One look per second; occasional activity does not reset the total."""
     watch = Watch([os.getpid()], 1e9, tmp_path, {0: 0.0})
-    watch._memory[0] = psutil.Process().memory_info().rss  # what the tests before this one left here is not its own
+    watch._memory[0] = psutil.Process().memory_info().rss  # ignore memory that earlier tests left in this process
     monkeypatch.setattr(limits.time, "monotonic", itertools.count(watch.stirred + 1).__next__)
     monkeypatch.setattr(limits, "of_threads", lambda pid, name: [f"7 (a ) S) {state} 1 1"])
     breaches = []

@@ -1,4 +1,4 @@
-"""Nobody runs what a learner wrote before all have joined the world: one that broke it could end another's joining."""
+"""No rank runs the learner's code before all ranks have joined: a failure could break another rank's joining."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frog.learn.grader.world import Task, _Running, run_world
 RANKS = b"def work(learner, case):\n    return learner.one()\n"
 LEARNER = b"def one():\n    return 1\n"
 LATE_S = 0.5
-"""In which a rank that is ready would have returned, were it not to wait; shorter would hide that."""
+"""Time in which a ready rank would return if it did not wait; a shorter time would hide the error."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Why a rank has ended is said when all is read that the others had said before. Here no process runs but the judge."""
+"""The judge explains a rank's end only after reading all earlier messages. Only the judge's process runs here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABORTED = -6
 
 
 class Process:
-    """One that runs, or has ended with that code."""
+    """A process that runs, or has ended with an exit code."""
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -31,7 +31,7 @@ class Process:
 
 
 class World:
-    """Two ranks: what they say, and whether the judge has read it."""
+    """Two ranks with their messages to the judge."""
 
     def __init__(self, running: _Running, sockets: ExitStack) -> None:
         self.running, self.processes = running, (Process(), Process())
@@ -52,7 +52,7 @@ class World:
         self.lines[rank].send({"type": "error", **about})
 
     def judged(self, *read: int) -> Failure:
-        """What the judge says who has read only these ranks when it looks who has ended."""
+        """Return the judge's failure if it has read only these ranks' messages when it looks for ended processes."""
         for rank in read:
             self.running._read(rank)
         assert self.running._failure is None
@@ -108,7 +108,7 @@ def test_one_that_had_returned_has_not_crashed(world: World) -> None:
 
 
 def test_nobody_waits_for_a_rank_that_has_returned(tmp_path: Path) -> None:
-    nobody = (1 << 22) + 1  # above the highest number of a process
+    nobody = (1 << 22) + 1  # above the highest process number
     watch = Watch([nobody, nobody], 60, tmp_path, {0: 0.0, 1: 0.0}, stirred=-math.inf)
     breach = watch.look(set(), {0})
     assert breach is not None

@@ -1,4 +1,4 @@
-"""Ranks that take turns: one order for a seed, a clock that goes on only when nobody else can."""
+"""Ranks in turns: a seed determines the order, and the clock advances only when no rank can run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def clock() -> Iterator[None]:
 
 
 def run(rank_does: Rank, size: int = 2, seed: int = 1, **order: int | None) -> Turns:
-    """All ranks do the same; what one of them raised is raised."""
+    """Run the same function on all ranks and raise the first exception."""
     turns = Turns(seed, size, 100.0, **order)
     values: dict[str, bytes] = {}
     stores = [TurnStore(turns, rank, values, set()) for rank in range(size)]
@@ -35,7 +35,7 @@ def run(rank_does: Rank, size: int = 2, seed: int = 1, **order: int | None) -> T
 
 
 def order_of(seed: int, **order: int | None) -> list[int]:
-    """Which rank came when to a counter that each adds to three times."""
+    """Return the order in which ranks add to a counter, three times each."""
     came: list[int] = []
 
     def count(rank: int, store: TurnStore) -> None:

@@ -1,4 +1,4 @@
-"""Numbers in verdicts: singular and plural, and enough digits to tell two of them apart."""
+"""Numbers in verdicts: singular and plural, and enough digits to tell two numbers apart."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ def old_folder(name: str, chosen: Path | None) -> Path:
         return chosen
     played = [folder for folder in _numbered(name).values() if _is_demo(folder)]
     if not played:
-        raise UsageError(
-            f"found no demo-{name} here to continue", "start at step 1, or give its folder: --out DIR"
-        )
+        raise UsageError(f"found no demo-{name} here to continue", "start at step 1, or give its folder: --out DIR")
     return played[-1]
 
 

@@ -1,1 +1,1 @@
-"""Run what a learner wrote, in processes of its own under limits, and judge what it did."""
+"""Run a learner's code in separate processes under limits, and judge its behaviour."""

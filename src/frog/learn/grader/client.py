@@ -1,4 +1,4 @@
-"""The way to the grader: a process in reserve that has torch loaded, asked over a pipe."""
+"""The client of the grader, a reserve process with torch loaded that answers requests over a pipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frog.learn.grader.verdict import Verdict
 
 
 class Grader:
-    """Checks exercises. It starts to load as it is made, and is ready when the first check is asked for."""
+    """Checks exercises. Starts loading torch at once, so that the first check finds it ready."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -28,7 +28,7 @@ class Grader:
         words = ["-m", "frog.learn.grader.reserve", str(theirs.fileno())]
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-u", *words],  # -P: not the current folder, which may hold a learner's random.py
+            [sys.executable, "-P", "-u", *words],  # -P: a learner's random.py may be in this directory
             env=neutral_env(**threads),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -45,7 +45,7 @@ class Grader:
         self.close()
 
     def wait(self) -> None:
-        """Return when it is ready. Raises LaunchError if it does not come up."""
+        """Wait until the grader is ready. Raises LaunchError if it does not start."""
         try:
             if not self._is_ready:
                 self._pipe.recv_bytes()
@@ -54,7 +54,7 @@ class Grader:
             raise self._gone() from None
 
     def check(self, exercise: Exercise, files: dict[str, bytes], seed: int | None = None) -> Verdict:
-        """Check a learner's files, with a new seed if none is given. Raises LaunchError if the grader is gone."""
+        """Check a learner's files, with a new seed by default. Raises LaunchError if the grader has ended."""
         self.wait()
         number = secrets.randbelow(10**6) if seed is None else seed
         request = {"exercise": str(exercise.folder), "files": files, "seed": number}
@@ -68,8 +68,8 @@ class Grader:
         return LaunchError(f"the grader's process ended with {self._process.wait()}", "try again; its error is above")
 
     def close(self) -> None:
-        """End it, and whatever it runs; a check that another thread waits for raises LaunchError."""
-        if not self._is_ready:  # it runs nothing yet, and would load torch to its end before it looks
+        """End the grader and everything it runs; a check pending in another thread raises LaunchError."""
+        if not self._is_ready:  # it runs nothing yet, and would finish loading torch before it reads a request
             self._process.kill()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,6 @@
-"""Frames between the judge and the processes of a learner: values as bytes, never as pickles.
+"""Frames between the judge and a learner's processes: values as bytes, never as pickles.
 
-What comes from a learner's process is data of a stranger. It becomes plain values and tensors, and nothing in it is
-ever run.
+Data from a learner's process is untrusted. It is decoded into plain values and tensors; none of it is ever executed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 MOST_BYTES = 256 << 20
-"""Of a frame."""
+"""Size limit of a frame."""
 
 _LENGTH = struct.Struct("<Q")
 _TENSOR = 1
@@ -23,11 +22,11 @@ _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dty
 
 
 class NotPlain(Exception):
-    """A value that is neither plain data nor a tensor; or bytes that are no frame."""
+    """A value that is neither plain data nor a tensor, or bytes that are not a valid frame."""
 
 
 def pack(value: Any) -> bytes:
-    """A frame: its length, then the value. Raises NotPlain."""
+    """Encode a value as a frame: its length, then its bytes. Raises NotPlain."""
     try:
         body = msgspec.msgpack.encode(value, enc_hook=_plain)
     except (TypeError, OverflowError, ValueError, RecursionError) as problem:
@@ -36,13 +35,13 @@ def pack(value: Any) -> bytes:
 
 
 class Frames:
-    """Frames out of a stream of bytes that come in pieces."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The values that are whole with these bytes. Raises NotPlain."""
+        """Yield the values that these bytes complete. Raises NotPlain."""
         self._rest += data
         while len(self._rest) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._rest)
@@ -56,7 +55,7 @@ class Frames:
 
 
 def unpack(body: bytes) -> Any:
-    """The value of a frame without its length. Raises NotPlain."""
+    """Decode a frame without its length. Raises NotPlain."""
     try:
         return msgspec.msgpack.decode(body, ext_hook=_tensor)
     except (msgspec.DecodeError, TypeError, ValueError, KeyError, RuntimeError, RecursionError) as problem:
@@ -72,7 +71,7 @@ def _plain(value: Any) -> Any:
         return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode([str(value.dtype), list(value.shape), data]))
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is not a plain value")
 
 
 def _tensor(code: int, data: memoryview) -> torch.Tensor:

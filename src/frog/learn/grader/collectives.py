@@ -1,12 +1,13 @@
-"""A layer over `torch.distributed` in a learner's process: each operation is reported, and begins when all have come.
+"""A layer over `torch.distributed` in a learner's process: it reports each operation and delays it until all ranks
+have called it.
 
-The operations themselves are torch's. What is added:
+The operations themselves are torch's. The layer adds two rules:
 
-- before an operation its rank says what it comes to, and goes on when the judge has seen the others come;
-- an asynchronous one works on a copy, and its result arrives when it is waited for: who does not wait has the numbers
-  of before, on every machine and every time.
+- before an operation, its rank reports it, and continues when the judge has seen the other ranks arrive;
+- an asynchronous operation works on a copy, and its result arrives when the rank waits for it: code that does not wait
+  reads the old numbers, on every machine and every time.
 
-What torch does by itself in C++ (DDP, FSDP) does not pass here.
+Operations that torch starts in C++ (DDP, FSDP) bypass this layer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from frog.learn.grader.late_future import LateFuture
 
 
 class Judge(Protocol):
-    """The other end: what a rank tells of itself, and what it waits for."""
+    """The connection to the judge."""
 
     def send(self, message: dict[str, Any]) -> None: ...
     def answer(self) -> dict[str, Any]: ...
@@ -36,7 +37,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class _Form:
-    """What is special about an operation: which arguments it fills, which must have one size on all ranks, its root."""
+    """An operation's arguments: those it fills, those that must have equal sizes on all ranks, and its root."""
 
     fills: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
@@ -71,11 +72,11 @@ _SENT = {
     "all_to_all": "input_tensor_list",
     "all_to_all_single": "input",
 }
-"""The argument with what a rank gives, where that is not what is filled."""
+"""The argument with a rank's input, for operations that do not work in place."""
 
 
 class Layer:
-    """The operations of this process. One for each process, put in place before the learner's code is loaded."""
+    """The operations of this process. Each process installs one layer before it loads the learner's code."""
 
     def __init__(self, judge: Judge, files: Iterable[str], held: bool) -> None:
         self._judge, self._files, self._held = judge, frozenset(files), held
@@ -83,7 +84,7 @@ class Layer:
         self._inside = False
 
     def install(self) -> None:
-        """Stand in for torch's functions, wherever they are looked up."""
+        """Replace torch's functions in every module that exposes them."""
         for name, form in _FORMS.items():
             self._stand_in(name, functools.partial(self._collective, name, form))
         for name in ("send", "recv", "isend", "irecv"):
@@ -111,7 +112,7 @@ class Layer:
 
     def _collective(self, name: str, form: _Form, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         given, group = bound.arguments, _ranks_of(bound.arguments["group"])
-        if group is None:  # torch warns that this rank is not of the group, and does nothing
+        if group is None:  # torch warns that this rank is not in the group, and does nothing
             return original(*bound.args, **bound.kwargs)
         sizes = [text for argument in form.sizes if (text := _shape(given[argument]))]
         sizes += [str(given["op"]).split(".")[-1]] if "op" in given and not isinstance(given["op"], list) else []
@@ -158,14 +159,14 @@ class Layer:
         return self._real(original, bound)
 
     def _real(self, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
-        """Torch's own function; what it calls in its turn is not reported again."""
+        """Call torch's own function without reporting the operations that it calls."""
         self._inside = True
         try:
             return original(*bound.args, **bound.kwargs)
         finally:
             self._inside = False
 
-    # ---- what the judge hears ----------------------------------------------------------------------------------------
+    # ---- messages to the judge ---------------------------------------------------------------------------------------
 
     def _enter(
         self,
@@ -194,7 +195,7 @@ class Layer:
         return self._number - 1
 
     def wait(self, number: int, overwritten: bool) -> None:
-        """Wait until all have come to the asynchronous operation of that number.
+        """Wait until all ranks have called the asynchronous operation with this number.
 
         overwritten: the learner's code wrote to its tensors after the operation had started.
         """
@@ -202,7 +203,7 @@ class Layer:
         self._judge.answer()
 
     def _line(self) -> str:
-        """The innermost line of the learner's files that leads here."""
+        """Return the innermost line of the learner's files on the call stack."""
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename not in self._files:
             frame = frame.f_back  # type: ignore[assignment]
@@ -210,7 +211,7 @@ class Layer:
 
 
 class LateWork:
-    """An asynchronous operation whose result arrives when it is waited for, or asked for a third time."""
+    """An asynchronous operation whose result arrives on `wait`, or on the third call of `is_completed`."""
 
     def __init__(self, layer: Layer, number: int, work: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._layer, self._number, self._work, self._pairs = layer, number, work, pairs
@@ -219,7 +220,7 @@ class LateWork:
         self._versions = [_version(target) for target, _ in pairs]
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for it, and let its result arrive."""
+        """Wait for the operation and copy its result to the learner's tensors."""
         if not self._is_done:
             overwritten = self._versions != [_version(target) for target, _ in self._pairs]
             self._layer.wait(self._number, overwritten)
@@ -236,7 +237,7 @@ class LateWork:
     block_current_stream = wait
 
     def is_completed(self) -> bool:
-        """Whether it is over: not at once."""
+        """Return True if the operation has completed; never at the first call."""
         self._asked += 1
         return self._is_done or (self._asked > 2 and self.wait())
 
@@ -253,7 +254,7 @@ class LateWork:
         return [target for target, _ in self._pairs]
 
     def get_future(self) -> LateFuture:
-        """A future of the filled tensors. It arrives with the operation: when either is waited for."""
+        """Return a future of the filled tensors. Waiting for either completes both."""
         future = LateFuture(self._arrived)
         self._futures.append(future)
         return future
@@ -264,12 +265,12 @@ class LateWork:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """A number that changes when the tensor is written to."""
+    """Return a number that changes whenever the tensor is written to."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _ranks_of(group: Any) -> tuple[int, ...] | None:
-    """The world's ranks of a group; None if this rank is not one of them."""
+    """Return the global ranks of a group; None if this rank is not a member."""
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return None
     return tuple(dist.get_process_group_ranks(group or dist.group.WORLD))

@@ -1,20 +1,20 @@
-"""Who waited for whom, drawn in lines of text."""
+"""Draw which rank waited for which, as text."""
 
 from __future__ import annotations
 
 from frog.learn.grader.gate import Gate
 
 _MOST = 3
-"""Operations of a rank that are drawn: the last ones."""
+"""Number of last operations to draw per rank."""
 
 
 def draw(gate: Gate, running: str = "is still running") -> str:
-    """A line for each rank: what it came to, in order, and where it stands.
+    """Draw a line for each rank: its operations in order, and its state.
 
     rank 0  all_reduce 1 █ all_reduce 2 ░░░░ waits
     rank 1  all_reduce 1 █ returned
 
-    `running`: what a rank does that neither waits nor has ended.
+    `running`: the words for a rank that neither waits nor has ended.
     """
     return "\n".join(_line(gate, rank, running) for rank in range(len(gate.ranks)))
 

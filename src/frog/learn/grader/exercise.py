@@ -1,4 +1,4 @@
-"""Exercises as they lie on disk: a folder each, with a manifest."""
+"""Exercises on disk: one folder each, with a manifest."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SOURCE = Path(frog.__file__).parent
 _INSTALLED = _SOURCE.parent / "frog_labs"
 
 LABS = _INSTALLED if _INSTALLED.is_dir() else _SOURCE.parents[1] / "labs"
-"""The exercises: in the wheel a package of their own, in a clone the folder `labs/`."""
+"""The exercises: a package of their own in the wheel, the folder `labs/` in a clone."""
 
 READ = ("kubernetes.md", "launchers.md", "network.md", "run-folder.md", "slurm.md", "strategies.md")
-"""Pages of docs/ that exercises and questions name, besides those of the labs."""
+"""Pages of docs/ that exercises and questions refer to, in addition to those of the labs."""
 
 _ID = re.compile(r"lab(\d+)/(\d\d)_([a-z0-9_]+)")
 
@@ -30,42 +30,42 @@ Word = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
 
 
 class PredictionBelief(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What somebody believes who predicts a wrong number."""
+    """A misconception that leads to a wrong prediction."""
 
     belief: Annotated[str, msgspec.Meta(min_length=1)]
     value: float | None = None
-    """That number, in the prediction's unit, or else"""
+    """The wrong number, in the prediction's unit; or use `factor`."""
     factor: float | None = None
-    """how many times what is measured it is."""
+    """The wrong number divided by the measured one."""
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
-    """Relative."""
+    """Relative tolerance."""
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.factor is None):
-            raise ValueError("expected a value or a factor, and not both")
+            raise ValueError("expected either a value or a factor")
 
     def number(self, measured: float) -> float:
         return measured * self.factor if self.factor is not None else self.value or 0.0
 
 
 class Prediction(Typed, kw_only=True, frozen=True):
-    """A number that can be known before it is measured."""
+    """A number that a learner can work out before it is measured."""
 
     id: Word
     question: str
     unit: Literal["B", "s", "steps", "ranks", "%", ""]
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    """Relative."""
+    """Relative tolerance."""
     beliefs: tuple[PredictionBelief, ...] = ()
 
 
 class Misconception(Typed, kw_only=True, frozen=True):
-    """What somebody believes who writes such a thing."""
+    """A belief that leads to a certain wrong solution."""
 
     id: Word
     belief: str
     question: str
-    """That leads on, and does not give the answer."""
+    """A question that helps without giving the answer away."""
 
 
 class Manifest(Typed, kw_only=True, frozen=True):
@@ -75,12 +75,12 @@ class Manifest(Typed, kw_only=True, frozen=True):
 
     title: str
     able: str
-    """What the learner will be able to do."""
+    """The skill that the exercise teaches: "You will be able to ..."."""
     minutes: Positive
     files: Annotated[tuple[FileName, ...], msgspec.Meta(min_length=1)]
     """The files that the learner edits."""
     given: tuple[FileName, ...] = ()
-    """Further files that the learner gets and does not change. Solutions do not repeat them."""
+    """Further files that the learner receives and does not edit. Solutions do not repeat them."""
     functions: tuple[str, ...] = ()
     kind: Literal["exercise", "challenge"] = "exercise"
     hints: Annotated[tuple[str, ...], msgspec.Meta(min_length=3, max_length=3)]
@@ -90,16 +90,16 @@ class Manifest(Typed, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         if both := set(self.files) & set(self.given):
-            raise ValueError(f"found {min(both)} in files and in given, expected it in one of them")
+            raise ValueError(f"found {min(both)} both in files and in given, expected it in one of them")
 
 
 @dataclass(frozen=True)
 class Solution:
-    """One way to fill in an exercise's files: the stub, the reference, or another right or wrong one."""
+    """One version of an exercise's files: the stub, the reference, or another right or wrong solution."""
 
     exercise: Exercise
     path: Path
-    """A file that stands in for the first of the exercise's, or a folder with those that differ from the reference."""
+    """A file that replaces the exercise's first one, or a folder with the files that differ from the reference."""
 
     @property
     def name(self) -> str:
@@ -107,11 +107,11 @@ class Solution:
 
     @property
     def misconception(self) -> str:
-        """Of a wrong one: `wrong/sum-is-average.2.py` is the second for the same reason."""
+        """The misconception id of a wrong solution; `wrong/sum-is-average.2.py` is the second one with this id."""
         return self.name.split(".")[0]
 
     def files(self) -> dict[str, bytes]:
-        """The content of each of the exercise's files, given ones too."""
+        """Return the content of each file of the exercise, including given ones."""
         folder, manifest = self.exercise.folder, self.exercise.manifest
         texts = {name: (folder / "reference" / name).read_bytes() for name in manifest.files}
         texts |= {name: (folder / name).read_bytes() for name in manifest.given}
@@ -123,7 +123,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class Exercise:
-    """A folder under labs/: what the learner gets, and what judges it."""
+    """A folder under labs/, with the learner's files and the check that judges them."""
 
     folder: Path
 
@@ -138,7 +138,7 @@ class Exercise:
 
     @property
     def number(self) -> str:
-        """`2.1`: short for the id."""
+        """Short form of the id, such as `2.1`."""
         return f"{self.lab}.{int(self._parts[1])}"
 
     @property
@@ -149,7 +149,10 @@ class Exercise:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Raises:  UsageError that names file and place."""
+        """The parsed manifest.toml.
+
+        Raises:  UsageError that names the file and the place.
+        """
         path = self.folder / "manifest.toml"
         hint = "see docs/exercises.md"
         try:
@@ -166,11 +169,11 @@ class Exercise:
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """The files in a learner's folder: those to edit, then those that are given."""
+        """The files in a course folder: first those to edit, then the given ones."""
         return self.manifest.files + self.manifest.given
 
     def stub(self) -> dict[str, bytes]:
-        """The files as a learner gets them."""
+        """Return the files as a learner receives them."""
         return {name: (self.folder / name).read_bytes() for name in self.file_names}
 
     def reference(self) -> Solution:
@@ -182,14 +185,14 @@ class Exercise:
 
 
 def find_exercises(labs: Path = LABS) -> list[Exercise]:
-    """All exercises, in the order in which they are taken."""
+    """Return all exercises in course order."""
     return [Exercise(path.parent) for path in sorted(labs.glob("lab*/*/manifest.toml"))]
 
 
 def find_exercise(name: str, labs: Path = LABS) -> Exercise:
-    """The exercise with an id, a number (2.1), or a name (average_gradients).
+    """Find an exercise by id, number (2.1) or name (average_gradients).
 
-    Raises:  UsageError that lists those that are near.
+    Raises:  UsageError that lists the candidates.
     """
     exercises = find_exercises(labs)
     found = [exercise for exercise in exercises if name in _names_of(exercise)]
@@ -205,9 +208,9 @@ def _names_of(exercise: Exercise) -> Iterator[str]:
 
 
 def find_pages(labs: Path = LABS) -> dict[str, Path]:
-    """The pages that a learner's folder gets: each lab's, and those that exercises and questions name; by their names.
+    """Return the pages for a course folder, by name: each lab's, and those that exercises and questions refer to.
 
-    They lie in `docs/` inside the installed exercises, and in a clone next to them.
+    They are in `docs/` inside the installed exercises, or next to them in a clone.
     """
     docs = labs / "docs" if (labs / "docs").is_dir() else labs.parent / "docs"
     found = {f"labs/{page.name}": page for page in sorted((docs / "labs").glob("lab*.md"))}

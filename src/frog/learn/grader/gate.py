@@ -1,8 +1,9 @@
-"""Who waits for whom: communication of a world is matched before it begins.
+"""Match the communication of a world's ranks before it begins.
 
-A rank says which operation it comes to, and goes on when all that take part have come. So it is known at once, and not
-after a time-out, that one of them will never come, or that they have come to different things; and one program gives
-one verdict, whatever the machine is doing. This file is the state alone: it starts nothing and waits for nothing.
+A rank reports each operation that it calls, and continues when all participants have called it. The judge therefore
+knows immediately, without a time-out, that a rank will never arrive or that ranks have called different operations, and
+a program always gets the same verdict, however busy the machine is. This file keeps only the state: it starts nothing
+and waits for nothing.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ MESSAGES = {"send", "isend", "recv", "irecv"}
 
 @dataclass(frozen=True)
 class Operation:
-    """What a rank comes to."""
+    """An operation that a rank has called."""
 
     op: str
     group: tuple[int, ...]
-    """The ranks that take part; of a message its two ends (a receiver that takes from anyone names itself alone)."""
+    """The participating ranks; for a message, its two ends (a receiver from any source lists only itself)."""
     sizes: tuple[str, ...] = ()
-    """What must be the same on all of them, in words: "12 x float32", "SUM", "root 0"."""
+    """Properties that must be the same on all participants: "12 x float32", "SUM", "root 0"."""
     is_async: bool = False
     peer: int | None = None
-    """The other end of a message; None: from anyone."""
+    """The other end of a message; None to receive from any source."""
     tag: int = 0
     line: str = ""
-    """Where in the learner's file."""
+    """The calling line in the learner's file."""
     numel: int = 0
     dtype: str = ""
     num_bytes: int = 0
@@ -46,7 +47,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Problem:
-    """What will never come together."""
+    """Operations that can never match."""
 
     id: str
     observed: str
@@ -55,19 +56,19 @@ class Problem:
 
 @dataclass
 class _Rank:
-    """One rank as far as the gate knows it."""
+    """The gate's view of one rank."""
 
     operations: list[Operation] = field(default_factory=list)
     in_group: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-    """The numbers of its collectives by group, in order."""
+    """The numbers of the rank's collectives by group, in order."""
     places: list[int] = field(default_factory=list)
-    """Of each operation: the how-manieth of its group it is, from 0."""
+    """Each operation's index among those of its group, from 0."""
     other_ends: dict[int, int] = field(default_factory=dict)
-    """Of each message that has met its other end: that rank."""
+    """The rank at the other end of each matched message."""
     waits_for: int | None = None
-    """The number of the operation that holds it."""
+    """The number of the operation that the rank waits for."""
     finished: str = ""
-    """How it ended, if it did."""
+    """How the rank ended; empty while it runs."""
 
     @property
     def stands(self) -> bool:
@@ -75,15 +76,15 @@ class _Rank:
 
 
 class Gate:
-    """The operations that the ranks of a world have come to."""
+    """The operations that the ranks of a world have called."""
 
     def __init__(self, size: int) -> None:
         self.ranks = [_Rank() for _ in range(size)]
         self.clash: Problem | None = None
-        """Two ranks that have come to different things as one operation: of a group, or as the ends of a message."""
+        """Two ranks whose operations should match but differ: in a group, or as the two ends of a message."""
 
     def enter(self, rank: int, operation: Operation) -> None:
-        """A rank has come to its next operation; if that is not asynchronous, the rank waits."""
+        """Record that a rank has called its next operation; the rank waits unless the operation is asynchronous."""
         state = self.ranks[rank]
         number = len(state.operations)
         state.operations.append(operation)
@@ -99,14 +100,14 @@ class Gate:
             self.clash = self.clash or self._compare(rank, number)
 
     def wait(self, rank: int, number: int) -> None:
-        """A rank waits for the asynchronous operation that was its `number`-th, from 0."""
+        """Record that a rank waits for its asynchronous operation with this number, from 0."""
         self.ranks[rank].waits_for = number
 
     def finish(self, rank: int, how: str) -> None:
         self.ranks[rank].finished = how
 
     def release(self) -> list[tuple[int, int | None]]:
-        """The ranks that may go on now, each with the sender that it receives from, if it does."""
+        """Return the ranks that may continue, each with the sender that it receives from, or None."""
         self._match_from_anyone()
         free = []
         for rank, state in enumerate(self.ranks):
@@ -118,17 +119,17 @@ class Gate:
 
     @property
     def all_stand(self) -> bool:
-        """Whether no rank computes: each waits, or has ended."""
+        """True if every rank waits or has ended."""
         return all(state.stands for state in self.ranks)
 
     def problem(self) -> Problem | None:
-        """What can't come together any more, whatever the ranks that still compute will do. After `release`."""
-        return self.clash or self._waits_in_vain()
+        """Return operations that can no longer match, whatever the running ranks do. Call after `release`."""
+        return self.clash or self._deadlock()
 
-    # ---- what belongs together ---------------------------------------------------------------------------------------
+    # ---- matching ----------------------------------------------------------------------------------------------------
 
     def _missing(self, rank: int, number: int) -> list[int]:
-        """The ranks that have not come yet to an operation of this rank."""
+        """Return the ranks that have not yet called an operation of this rank."""
         state = self.ranks[rank]
         operation = state.operations[number]
         if operation.is_message:
@@ -142,11 +143,11 @@ class Gate:
         return [other for other in range(len(self.ranks)) if other != rank]
 
     def _of(self, rank: int, operation: Operation) -> list[int]:
-        """The numbers of a rank's collectives in the group of this one."""
+        """Return the numbers of a rank's collectives in the group of this operation."""
         return self.ranks[rank].in_group.get(operation.group, [])
 
     def _match(self, rank: int, number: int) -> None:
-        """Find the other end of a message among those that have come, first come first."""
+        """Find the other end of a message among those reported so far, in order of arrival."""
         mine = self.ranks[rank].operations[number]
         if mine.peer is None or not 0 <= mine.peer < len(self.ranks):
             return
@@ -157,7 +158,7 @@ class Gate:
                 return
 
     def _match_from_anyone(self) -> None:
-        """Give a receiver that takes from anyone the lowest rank that sends, once all that might have sent stand."""
+        """Match a receiver from any source with the lowest sender, once all other possible senders have stopped."""
         for rank, state in enumerate(self.ranks):
             number = state.waits_for
             if number is None or number in state.other_ends or not (mine := state.operations[number]).is_from_anyone:
@@ -173,7 +174,7 @@ class Gate:
                 self._join(rank, number, *sent[0])
 
     def _sent(self, sender: int, receiver: int, tag: int) -> int | None:
-        """The sender's first message to a rank that nobody has taken."""
+        """Return the sender's first unmatched message to a rank."""
         state = self.ranks[sender]
         return next(
             (
@@ -194,10 +195,10 @@ class Gate:
         if sent[1].num_bytes > taken[1].num_bytes:
             self.clash = self.clash or Problem("different-collectives", _no_room(sent, taken), (sent[0], taken[0]))
 
-    # ---- what does not -----------------------------------------------------------------------------------------------
+    # ---- mismatches --------------------------------------------------------------------------------------------------
 
     def _compare(self, rank: int, number: int) -> Problem | None:
-        """Whether another rank came to something else as the same operation of the group."""
+        """Return a problem if another rank called a different operation at this place in the group's order."""
         operation, place = self.ranks[rank].operations[number], self.ranks[rank].places[number]
         for other in operation.group:
             numbers = self._of(other, operation)
@@ -210,13 +211,13 @@ class Gate:
         return None
 
     def _ordinal(self, rank: int, number: int) -> int:
-        """The place of a collective among those of its group, from 1; making a group does not count."""
+        """Return a collective's position among those of its group, from 1; creating a group does not count."""
         state = self.ranks[rank]
         numbers = state.in_group[state.operations[number].group][: state.places[number] + 1]
         return sum(state.operations[n].op != "new_group" for n in numbers) or 1
 
-    def _waits_in_vain(self) -> Problem | None:
-        """A rank that waits for one that has ended, or for one that waits itself, all round."""
+    def _deadlock(self) -> Problem | None:
+        """Find a rank that waits for one that has ended, or a cycle of waiting ranks."""
         for rank, state in enumerate(self.ranks):
             if state.finished or state.waits_for is None:
                 continue
@@ -226,27 +227,27 @@ class Gate:
                 state.operations[state.waits_for].peer is not None or not state.operations[state.waits_for].is_message
             )
             if missing and (self.all_stand or (ended if needs_all else len(ended) == len(missing))):
-                return Problem("one-rank-waits", self._vain(rank, missing), (rank, *missing))
+                return Problem("one-rank-waits", self._waiting_text(rank, missing), (rank, *missing))
         return None
 
-    def _vain(self, rank: int, missing: list[int]) -> str:
-        """In words: "rank 0 waited in all_reduce (its collective 1, step.py:12); rank 1 never came: it had …"."""
+    def _waiting_text(self, rank: int, missing: list[int]) -> str:
+        """Return "rank 0 waited in all_reduce (its collective 1, step.py:12); rank 1 never arrived: it had …"."""
         number = self.ranks[rank].waits_for or 0
         operation = self.ranks[rank].operations[number]
         what = _name(operation) if operation.is_message else f"its collective {self._ordinal(rank, number)}"
         came = f"rank {rank} waited in {operation.op} ({what}{_at(operation)})"
-        return "; ".join([came, *(f"rank {other} never came: {self.place(other)}" for other in missing)]) + "."
+        return "; ".join([came, *(f"rank {other} never arrived: {self.place(other)}" for other in missing)]) + "."
 
     def place(self, rank: int) -> str:
-        """Where a rank is, in words."""
+        """Describe a rank's state."""
         if not 0 <= rank < len(self.ranks):
-            return "there is no such rank"
+            return "this rank does not exist"
         state = self.ranks[rank]
         if state.finished:
             return f"it had {state.finished}"
         if state.waits_for is not None:
             operation = state.operations[state.waits_for]
-            return f"it waited itself, in {operation.op} ({_name(operation)}{_at(operation)})"
+            return f"it was waiting in {operation.op} ({_name(operation)}{_at(operation)})"
         return "it was still running"
 
 
@@ -270,13 +271,13 @@ def _at(operation: Operation) -> str:
 
 
 def _clash(ordinal: int, first: tuple[int, Operation], other: tuple[int, Operation]) -> str:
-    """In words: "as collective 3 rank 0 came to all_reduce of 12 x float32, rank 1 to broadcast …"."""
-    said = [f"rank {rank} came to {op.op} ({_name(op)}{_at(op)})" for rank, op in (first, other)]
-    return f"As collective {ordinal} of their group, {' and '.join(said)}. They would wait for ever, or mix them up."
+    """Return "For collective 3 of their group, rank 0 called all_reduce (…) and rank 1 called broadcast …"."""
+    said = [f"rank {rank} called {op.op} ({_name(op)}{_at(op)})" for rank, op in (first, other)]
+    return f"For collective {ordinal} of their group, {' and '.join(said)}. They would wait forever or mix up data."
 
 
 def _no_room(sent: tuple[int, Operation], taken: tuple[int, Operation]) -> str:
-    """In words: "rank 0 sent 12 x float32 (send, ring.py:7) to rank 1, tag 0, which has room for 4 …"."""
+    """Return "rank 0 sent 12 x float32 (send, ring.py:7) to rank 1, tag 0, whose buffer holds only 4 …"."""
     (sender, send), (receiver, recv) = sent, taken
     what, room = (f"{_sizes(end)} ({end.op}{_at(end)})" for end in (send, recv))
-    return f"rank {sender} sent {what} to rank {receiver}, tag {send.tag}, which has room for {room}."
+    return f"rank {sender} sent {what} to rank {receiver}, tag {send.tag}, whose buffer holds only {room}."

@@ -1,4 +1,4 @@
-"""What goes wrong in any exercise: misconceptions that the grader finds by itself."""
+"""General misconceptions, which the grader detects in any exercise."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class _Table(Typed, kw_only=True, frozen=True):
 
 
 def general() -> dict[str, Misconception]:
-    """By id. An exercise that has one of these ids in its manifest says it more to the point."""
+    """Return the general misconceptions by id. An exercise's manifest may override one with a more specific text."""
     table = convert(read_toml(_FILE, UsageError), _Table, str(_FILE), error=UsageError)
     return {known.id: known for known in table.misconceptions}

@@ -1,4 +1,4 @@
-"""What a check has at hand: worlds to run, numbers to compare, and a way to say what is wrong."""
+"""The interface that a check uses: run worlds, compare numbers, and reject a solution with a reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from frog.learn.grader.world import Task, run_world
 
 
 class Rejected(Exception):
-    """The learner's code is not right: which misconception it looks like, and what was observed."""
+    """Rejects the learner's code, with a misconception and an observation."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.observed)
@@ -40,7 +40,7 @@ class Grade:
         scratch: Path,
         slowness: float = 1.0,
     ) -> None:
-        """slowness: how many times as long as the exercises say processes may take."""
+        """slowness: the factor by which to extend the exercises' time limits."""
         self.exercise, self.folder, self.seed = exercise, folder, seed
         self.lines: list[Measured] = []
         self.predictions: dict[str, float] = {}
@@ -50,23 +50,23 @@ class Grade:
         self._server, self._scratch, self._labs = server, scratch, exercise.folder.parents[1]
         self.slowness = slowness
 
-    # ---- what the learner wrote --------------------------------------------------------------------------------------
+    # ---- the learner's files -----------------------------------------------------------------------------------------
 
     def text(self, name: str) -> str:
-        """One of the learner's files. One that is not UTF-8 is rejected; a byte order mark is left out."""
+        """Return one of the learner's files, without a byte order mark. Reject a file that is not UTF-8."""
         try:
             return (self.folder / name).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as problem:
             self.reject("not-readable", f"{name}: byte {problem.start} is not UTF-8.")
 
     def answers(self, name: str = "answers.toml") -> dict[str, Any]:
-        """The learner's TOML file. One that is no TOML is rejected, with the place."""
+        """Return the learner's parsed TOML file. Reject invalid TOML, with the place."""
         try:
             return parse_toml(self.text(name))
-        except (ValueError, RecursionError) as problem:  # no TOML, a number of thousands of digits, nested too deep
-            self.reject("not-readable", f"{name} is no TOML: {problem}")
+        except (ValueError, RecursionError) as problem:  # invalid TOML, a huge number, or nested too deep
+            self.reject("not-readable", f"{name} is not valid TOML: {problem}")
 
-    # ---- what it does ------------------------------------------------------------------------------------------------
+    # ---- running the learner's code ----------------------------------------------------------------------------------
 
     def world(
         self,
@@ -80,10 +80,10 @@ class Grade:
         seconds: float = 2.0,
         may_fail: Collection[str] = (),
     ) -> World:
-        """Run the exercise's function `work` with what the learner wrote, in `size` processes.
+        """Run the exercise's function `work` with the learner's code, in `size` processes.
 
-        `seconds` is how long a rank may compute, where the machine is not slow. A world that fails is rejected, but for
-        the ids in `may_fail`.
+        `seconds` limits a rank's CPU time on a machine that is not slow. A world that fails is rejected, except for the
+        ids in `may_fail`.
         """
         number = len(self.worlds)
         scratch = self._scratch / f"world{number}"
@@ -128,7 +128,7 @@ class Grade:
     ) -> Ended:
         """Run a program in a scratch folder that holds the learner's files, under the same limits.
 
-        `seconds` of computing, `wall_s` of the wall: where the machine is not slow.
+        `seconds` limits CPU time and `wall_s` wall-clock time, both on a machine that is not slow.
         """
         scratch = Path(tempfile.mkdtemp(dir=self._scratch, prefix="program"))
         for name in self.exercise.file_names:
@@ -144,40 +144,40 @@ class Grade:
             raise Rejected(ended.failure)
         return ended
 
-    # ---- what it is worth --------------------------------------------------------------------------------------------
+    # ---- the verdict -------------------------------------------------------------------------------------------------
 
     def reject(self, misconception: str, observed: str, drawing: str | None = None, where: str = "") -> NoReturn:
-        """End the check: this is what was observed, and who believes that misconception would write it."""
+        """End the check with an observation and the misconception that explains it."""
         raise Rejected(Failure(misconception, observed, 0, where, drawing))
 
     def compare(
         self, found: Any, expected: Any, what: str, rtol: float = 1e-5, atol: float = 1e-7, id: str = "unknown"
     ) -> None:
-        """Reject unless tensors, numbers, or dicts and lists of them agree; name the first that differ."""
+        """Reject unless tensors, numbers, or dicts and lists of them agree; name the first difference."""
         difference = difference_of(found, expected, what, rtol, atol)
         if difference is not None:
             self.reject(id, difference)
 
     def reject_different(self, found: Any, expected: Any, what: str, id: str = "unknown") -> NoReturn:
-        """Reject what is known to differ: name the first difference, however small."""
+        """Reject values that are known to differ; name the first difference, however small."""
         exact = difference_of(found, expected, what, 0.0, 0.0)
         self.reject(id, exact or f"{what}: found {_shown(found)}, expected {_shown(expected)}.")
 
     def measured(self, what: str, value: Any) -> None:
-        """A line under a check that passed."""
+        """Add a measurement to a passed verdict."""
         self.lines.append(Measured(what=what, value=str(value)))
 
     def predicted(self, id: str, value: float) -> None:
-        """What a prediction of the manifest is held against."""
+        """Set the measured value for a prediction of the manifest."""
         self.predictions[id] = float(value)
 
     def note(self, text: str) -> None:
-        """Something to say of a solution that passed."""
+        """Add a remark to a passed verdict."""
         self.notes.append(text)
 
 
 def difference_of(found: Any, expected: Any, what: str, rtol: float, atol: float) -> str | None:
-    """In words, the first place where two values differ: `what` names them."""
+    """Describe the first place where two values differ, or return None; `what` names them."""
     if isinstance(expected, Mapping):
         if not isinstance(found, Mapping):
             return f"{what}: found {_shown(found)}, expected a table of {', '.join(map(str, expected))}."
@@ -232,17 +232,17 @@ def _everywhere(expected: torch.Tensor) -> str:
 
 
 def _factor(found: torch.Tensor, expected: torch.Tensor, rtol: float) -> str:
-    """Where all of a tensor is wrong by one factor."""
+    """Name the factor if a whole tensor is wrong by the same one."""
     counts = expected != 0
     ratio = found[counts] / expected[counts]
     if ratio.numel() < 2 or not torch.isfinite(ratio).all() or found[~counts].any():
         return ""
     is_one = torch.allclose(ratio, ratio.mean(), rtol=max(rtol, 1e-5))
-    return f" Everywhere it is {ratio.mean():.6g} times what was expected." if is_one else ""
+    return f" It is {ratio.mean():.6g} times the expected value everywhere." if is_one else ""
 
 
 def _identity(rank: int, size: int) -> dict[str, str]:
-    """Who a rank is, as torchrun would say it."""
+    """Return the environment variables that torchrun would give a rank."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -1,8 +1,8 @@
-"""Bounds of a learner's process: what it may touch, and whether it has changed what it must not.
+"""The sandbox of a learner's process: it refuses forbidden actions and detects forbidden changes.
 
-An audit hook of the interpreter hears of each file that is opened, each program that is started, each fork, and more.
-It cannot be taken away again, and no Python code runs around it. What goes out of bounds is reported to the judge at
-once, and refused: to catch the error does not help.
+An audit hook of the interpreter sees each opened file, each started program, each fork, and more. It cannot be removed,
+and Python code cannot bypass it. It reports each violation to the judge immediately and refuses it: catching the error
+does not help.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _LOOKS_INSIDE = {
     "ctypes.wstring_at",
 }
 _LOADS = {"ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle"}
-"""What a package may do while it is imported."""
+"""Events that are allowed while a package is being imported."""
 _FRAMES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
-"""Attributes from which the way leads to all frames."""
+"""Attributes that give access to frames."""
 _GIVE_FRAMES = {
     "inspect": {"currentframe", "stack", "trace", "getouterframes", "getinnerframes"},
     "traceback": {"walk_stack", "walk_tb"},
     "logging": {"currentframe", "<lambda>"},
 }
-"""Functions of the library that give frames to who calls them; others only look at them."""
+"""Library functions that return frames to their callers; others only inspect them."""
 _CHANGES = {
     "os.remove": 1,
     "os.rename": 2,
@@ -73,7 +73,7 @@ _CHANGES = {
     "shutil.move": 2,
     "sqlite3.connect": 1,
 }
-"""Events that change files, and how many of their first arguments are paths."""
+"""Events that change files, with the number of leading arguments that are paths."""
 _UNHEARD = [
     (_posixsubprocess, "fork_exec"),
     (subprocess, "_fork_exec"),
@@ -81,22 +81,22 @@ _UNHEARD = [
     (_signal, "pidfd_send_signal"),
     (_posixshmem, "shm_open"),
 ]
-"""Functions that start programs, reach processes or make files outside, and raise no event."""
+"""Functions that start programs, affect processes or create files outside, without raising an event."""
 _RELOADED = {"_posixsubprocess", "_signal", "_posixshmem"}
 _HOMES = (os.__file__, torch.__path__[0], str(Path(__file__).parents[3]))
 _LIBRARIES = (*(os.path.dirname(home) + os.sep for home in _HOMES), "<frozen ", "<ranks.py>")
-"""Where code begins that is neither the learner's nor made of a text."""
+"""Prefixes of library code's file names, as opposed to the learner's code and code compiled from strings."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _LISTS = {"os.listdir", "os.scandir", "glob.glob"}
 _LOOPBACK = ("127.", "::1", "localhost", "::ffff:127.")
 _ANYONES = ("/dev/null", "/dev/tty")
 
 Report = Callable[[str, str], None]
-"""Takes an id (`looked-it-up`) and what was seen."""
+"""Takes an id (`looked-it-up`) and a description of the violation."""
 
 
 def set_bounds(report: Report, labs: Path, scratch: Path) -> None:
-    """From now on and for good, this process may not leave `scratch`, nor look into `labs`."""
+    """Confine this process permanently: no file access outside `scratch`, no look into `labs`."""
     bounds = _Bounds(report, os.path.realpath(labs), os.path.realpath(scratch))
     for module, name in _UNHEARD:
         if hasattr(module, name):
@@ -105,9 +105,9 @@ def set_bounds(report: Report, labs: Path, scratch: Path) -> None:
 
 
 def hide(folder: Path) -> None:
-    """Show this process nothing there, where the system allows that: what C++ opens is not heard by the hook.
+    """Hide a folder from this process, if the system allows it: the hook does not see files opened from C++.
 
-    It also gets a /dev/shm of its own, which ends with it.
+    Also gives the process a private /dev/shm, which disappears with it.
     """
     with contextlib.suppress(OSError):
         unshare_as(FILES, os.geteuid(), os.getegid())
@@ -118,12 +118,12 @@ def hide(folder: Path) -> None:
 
 
 class _Bounds:
-    """What is refused, by event."""
+    """The rules, by event."""
 
     def __init__(self, report: Report, labs: str, scratch: str) -> None:
         self._report, self._labs, self._scratch = report, labs, scratch
         self._looking: set[int] = set()
-        """Threads that are looking for who asks for a frame."""
+        """Threads in which the hook itself is inspecting frames."""
         self._checks: dict[str, Callable[[str, tuple[Any, ...]], None]] = {
             "open": self._open,
             "import": self._import,
@@ -145,7 +145,7 @@ class _Bounds:
 
     def refuse(self, what: str, seen: str, *_: Any, **__: Any) -> None:
         self._report(what, seen)
-        raise PermissionError(f"{seen} The course does not let an exercise do that.")
+        raise PermissionError(f"{seen} The grader does not allow this.")
 
     def _is_own(self, path: str) -> bool:
         return _is_in(path, self._scratch) or path.startswith(_ANYONES)
@@ -163,19 +163,19 @@ class _Bounds:
 
     def _list(self, event: str, args: tuple[Any, ...]) -> None:
         if _is_in(_place(args[0]), self._labs):
-            self.refuse("looked-it-up", "It listed the folders of the course.")
+            self.refuse("looked-it-up", "It listed the course's folders.")
         self._other_process(_place(args[0]))
 
     def _other_process(self, path: str) -> None:
         top, _, rest = path.removeprefix("/proc/").partition("/")
         if path.startswith("/proc/") and top.isdecimal() and int(top) != os.getpid():
-            self.refuse("looked-it-up", f"It looked at another process ({rest or top}).")
+            self.refuse("looked-it-up", f"It inspected another process ({rest or top}).")
 
     def _import(self, event: str, args: tuple[Any, ...]) -> None:
         if str(args[0]).startswith(("frog.learn.grader", "frog.learn")):
             self.refuse("looked-it-up", f"It imported {args[0]}.")
         if args[0] in _RELOADED:
-            self.refuse("outside", f"It loaded {args[0]} anew.")
+            self.refuse("outside", f"It reloaded {args[0]}.")
 
     def _connect(self, event: str, args: tuple[Any, ...]) -> None:
         address = args[1]
@@ -186,8 +186,8 @@ class _Bounds:
         self.refuse("too-many-processes", "It forked a process.")
 
     def _start(self, event: str, args: tuple[Any, ...]) -> None:
-        if _is_import(sys._getframe(2)):  # matplotlib asks fc-list for fonts, and does without
-            raise PermissionError(f"{str(args[0])[:60]}: the course does not let a package start programs.")
+        if _is_import(sys._getframe(2)):  # matplotlib asks fc-list for fonts, and works without it
+            raise PermissionError(f"{str(args[0])[:60]}: the grader does not allow a package to start programs.")
         self.refuse("outside", f"It started a program ({event}: {str(args[0])[:60]}).")
 
     def _signal(self, event: str, args: tuple[Any, ...]) -> None:
@@ -201,20 +201,20 @@ class _Bounds:
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
         if not (event in _LOADS and _is_import(sys._getframe(2))):
-            self.refuse("patched", f"It reached into the interpreter ({event}).")
+            self.refuse("patched", f"It accessed the interpreter's internals ({event}).")
 
     def _set(self, event: str, args: tuple[Any, ...]) -> None:
         if args[1] == "__code__":
-            self.refuse("patched", f"It gave {getattr(args[0], '__name__', 'a function')} other code.")
+            self.refuse("patched", f"It replaced the code of {getattr(args[0], '__name__', 'a function')}.")
 
     def _get(self, event: str, args: tuple[Any, ...]) -> None:
         if args[1] in _FRAMES:
             self._frame(event, args, 3)
 
     def _frame(self, event: str, args: tuple[Any, ...], depth: int = 2) -> None:
-        """The library looks at frames all the time: who writes logs, warns, or prints a traceback."""
+        """Refuse access to frames, except by libraries: logging, warnings and tracebacks inspect them all the time."""
         thread = threading.get_ident()
-        if thread in self._looking:  # this very function
+        if thread in self._looking:  # this function's own access
             return
         self._looking.add(thread)
         try:
@@ -222,11 +222,11 @@ class _Bounds:
         finally:
             self._looking.discard(thread)
         if gives:
-            self.refuse("patched", f"It looked at the functions that called it ({event}).")
+            self.refuse("patched", f"It inspected the functions that called it ({event}).")
 
 
 def _gives_frame(caller: FrameType) -> bool:
-    """Whether a frame that is asked for here goes to code that is none of the library's."""
+    """Return True if a requested frame goes to code outside the library."""
     library = caller.f_globals.get("__name__")
     if _is_library(caller) and library not in _GIVE_FRAMES:
         return False
@@ -237,7 +237,7 @@ def _gives_frame(caller: FrameType) -> bool:
 
 
 def _is_import(caller: FrameType | None) -> bool:
-    """Whether code of a library asks for something while it is being imported."""
+    """Return True if the caller is library code that is being imported."""
     while caller is not None and _is_library(caller):
         if caller.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -250,7 +250,7 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _place(path: Any) -> str:
-    """Where a path leads; "" for what is none, such as the number of an open file."""
+    """Resolve a path; return "" for a value that is not a path, such as a file descriptor."""
     return os.path.realpath(os.fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) and path else ""
 
 
@@ -259,7 +259,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 class Snapshot:
-    """Functions and classes as they were before the learner's code came."""
+    """Functions and classes as they were before the learner's code was loaded."""
 
     def __init__(self, modules: list[ModuleType | type]) -> None:
         self._before = [
@@ -268,7 +268,7 @@ class Snapshot:
         ]
 
     def changed(self) -> str | None:
-        """The first that is another now: `torch.equal`."""
+        """Return the name of the first changed one, such as `torch.equal`; None if all are unchanged."""
         for place, before in self._before:
             now = vars(place)
             for name, value in before.items():

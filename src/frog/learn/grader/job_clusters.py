@@ -1,4 +1,4 @@
-"""The two Slurms that a learner's job files may run on: the emulator, and a real one that the learner has started."""
+"""The clusters that run a learner's job files: the Slurm emulator, or a real Slurm that the learner has started."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _GONE_S = 15.0
 
 
 class JobCluster(Protocol):
-    """What both can do."""
+    """The interface of both clusters."""
 
     name: str
 
     def submit(self, file: str) -> int | str:
-        """The job's number, or why there is none."""
+        """Submit a job file. Return the job's number, or the reason for a refusal."""
 
     def look(self, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Of each job: state, exit, restarts, limit_min, stdout."""
+        """Return state, exit, restarts, limit_min and stdout of each job."""
 
 
 class EmulatedSlurm:
-    """The emulator, started for one check. It looks at time limits five times a second."""
+    """The emulator, started for one check. It enforces time limits five times a second."""
 
     name = EMULATOR
 
@@ -76,7 +76,7 @@ class EmulatedSlurm:
 
 
 class RealSlurm:
-    """A real Slurm, which goes on after the check. `record` is where the numbers of the check's jobs are kept."""
+    """A real Slurm, which keeps running after the check. `record` is a file with the numbers of the check's jobs."""
 
     def __init__(self, name: str, record: Path) -> None:
         self.name = name
@@ -105,7 +105,7 @@ class RealSlurm:
     def _look(self, number: int) -> dict[str, Any]:
         done = _ask("scontrol", "--oneliner", "show", "job", str(number), env=self._env, timeout_s=30.0)
         fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
-        limit = fields["TimeLimit"].replace("365-00:00:00", "UNLIMITED")  # a year: no limit, once it has been planned
+        limit = fields["TimeLimit"].replace("365-00:00:00", "UNLIMITED")  # Slurm plans no limit as one year
         return {
             "state": fields["JobState"],
             "exit": fields["ExitCode"],
@@ -116,9 +116,9 @@ class RealSlurm:
 
 
 def running_slurm() -> str | None:
-    """The name and version of a real Slurm that a job can be handed to here: two idle nodes of `frog slurm up`.
+    """Return the name and version of a real Slurm that can run a check's jobs: two idle nodes of `frog slurm up`.
 
-    On any other a job might wait for hours, and run where nobody sees the folder of the check.
+    On any other cluster a job might wait for hours, or run on a node without access to the check's folder.
     """
     program = shutil.which("sbatch")
     if program is None or program != find_program("sbatch") or variable("SLURM_CONF") is None:
@@ -134,7 +134,7 @@ def running_slurm() -> str | None:
 
 
 def end_jobs(record: Path) -> None:
-    """End what still runs of a check's jobs on the real Slurm, and wait until it is gone."""
+    """Cancel a check's remaining jobs on the real Slurm, and wait until they have ended."""
     numbers = record.read_text().split() if record.is_file() else []
     deadline = time.monotonic() + _GONE_S
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):

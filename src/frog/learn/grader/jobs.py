@@ -1,8 +1,8 @@
-"""Job files of a learner on a Slurm of two nodes: submitted as with sbatch, under the limits of any program.
+"""Run a learner's job files on a two-node Slurm: submitted as by sbatch, under the limits of any program.
 
-`python -m frog.learn.grader.jobs CLUSTER REQUEST.json` is that program: it submits the files, to the real Slurm that
-runs here or to an emulator that it starts, waits for their end and writes what became of them. What the ranks saw they
-note themselves; the check reads it.
+`python -m frog.learn.grader.jobs CLUSTER REQUEST.json` submits the files to the real Slurm that runs here, or to an
+emulator that it starts; it waits until the jobs end and writes their results. The ranks write notes of their own, which
+the check reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from frog.core.processes import take_orphans
 from frog.learn.grader.job_clusters import FINISHED, EmulatedSlurm, JobCluster, RealSlurm, end_jobs, running_slurm
 
 if TYPE_CHECKING:
-    from frog.learn.grader.grade import Grade  # loads torch, which the program below has no need of
+    from frog.learn.grader.grade import Grade  # loads torch, which the program below does not need
 
 _JOBS_S = 30.0
 _POLL_S = 0.02
@@ -35,44 +35,44 @@ _EMULATOR, _RECORD = "cluster", "jobs"
 
 @dataclass(frozen=True)
 class Job:
-    """What became of a job file."""
+    """The result of a job file."""
 
     file: str
     slurm: str
-    """Which Slurm it ran on: a real one's name and version, or the emulator."""
+    """The cluster that ran the job: the name and version of a real Slurm, or the emulator."""
     state: str
-    """Slurm's word, such as COMPLETED; REFUSED if sbatch did not take it, RUNNING if it goes on."""
+    """Slurm's state, such as COMPLETED; REFUSED if sbatch rejected the file, RUNNING if the job has not ended."""
     exit: str
-    """`code:signal`."""
+    """Exit status as `code:signal`."""
     restarts: int
     limit_min: int | None
     said: str
-    """What its log holds at the end, or sbatch's refusal."""
+    """The end of the job's log, or sbatch's refusal."""
     notes: list[list[Any]] = field(default_factory=list)
-    """What its ranks noted: lines of NOTES/JOB.jsonl, in the order of time."""
+    """The ranks' notes: lines of NOTES/JOB.jsonl in chronological order."""
 
     @property
     def title(self) -> str:
-        """The file and where it ran, as a verdict begins."""
+        """The file and its cluster, for the beginning of a verdict."""
         return f"{self.file}, on {self.slurm}"
 
     def noted(self, what: str) -> list[Any]:
-        """The values of all notes of one kind."""
+        """Return the values of all notes of one kind."""
         return [note[-1] for note in self.notes if note[-2] == what]
 
 
 def run_jobs(
     grade: Grade, names: Sequence[str], files: Mapping[str, str], near_limit: Mapping[str, Any] | None = None
 ) -> dict[str, Job]:
-    """Run job files side by side on 2 nodes, each alone with its log, and tell what became of each.
+    """Run job files concurrently on 2 nodes, each with its own log, and return their results.
 
-    They run on the real Slurm that `running_slurm` finds; without one, on the emulator.
+    Uses the real Slurm that `running_slurm` finds, else the emulator.
 
-    near_limit: {"of": names, "when": what, "count": n, "end": "now+8seconds", "until": other}: the time limit of these
-    jobs is moved there when their ranks have noted that n times, and far away again when one has noted the other thing.
-    They always run on the emulator: a real Slurm looks at its clock every 30 s.
+    near_limit: {"of": names, "when": what, "count": n, "end": "now+8seconds", "until": other}: sets the time limit of
+    these jobs to `end` when their ranks have noted `when` n times, and far in the future when one has noted `until`.
+    These jobs always run on the emulator: a real Slurm checks time limits only every 30 s.
 
-    Ranks find in SLOWNESS how many times as long as on a fast machine they may wait.
+    Ranks find in SLOWNESS the factor by which to extend their time-outs on this machine.
     """
     place = Path(tempfile.mkdtemp(prefix="frog-learn-slurm-"))
     try:
@@ -83,10 +83,10 @@ def run_jobs(
         env = {"PATH": os.pathsep.join(map(str, path)), "SLOWNESS": f"{grade.slowness:g}"}
         ended = grade.program(words, files={**files, "request.json": json.dumps(request)}, env=env, seconds=30.0)
         if ended.code != 0:
-            raise LaunchError(f"the cluster of this check did not come to its end\n{ended.err}")
+            raise LaunchError(f"the cluster of this check did not finish\n{ended.err}")
         found = json.loads((ended.folder / "jobs.json").read_text())
         return {name: Job(**table) for name, table in found.items()}
-    finally:  # what the program has left, if it was ended
+    finally:  # remove the program's leftovers if it was killed
         end_jobs(place / _RECORD)
         with contextlib.suppress(UsageError):
             cluster.down(place / _EMULATOR)
@@ -94,18 +94,18 @@ def run_jobs(
 
 
 def _names_of_nodes(folder: Path) -> Path:
-    """A folder with a program `hostname` that knows the names of pretended nodes."""
+    """Create a folder with a program `hostname` that prints the names of simulated nodes."""
     folder.mkdir()
     (folder / "hostname").write_text('#!/bin/sh\necho "$SLURMD_NODENAME"\n')
     (folder / "hostname").chmod(0o755)
     return folder
 
 
-# ---- in the program --------------------------------------------------------------------------------------------------
+# ---- the program -----------------------------------------------------------------------------------------------------
 
 
 def main(place: Path, request: dict[str, Any]) -> None:
-    """Submit each job to its cluster and wait for all."""
+    """Submit each job to its cluster and wait for all of them."""
     take_orphans()
     near_limit = request["near_limit"] or {"of": []}
     with contextlib.ExitStack() as clusters:
@@ -128,7 +128,7 @@ def main(place: Path, request: dict[str, Any]) -> None:
 def _wait(
     numbers: Mapping[str, int], on: Mapping[str, JobCluster], near_limit: Mapping[str, Any], most_s: float
 ) -> dict[int, dict[str, Any]]:
-    """The jobs as they stand when all have ended, or after a time."""
+    """Return the jobs' states once all have ended, or after a time-out."""
     deadline = time.monotonic() + most_s
     ahead = {numbers[name]: ["when", "until"] for name in near_limit["of"] if name in numbers}
     jobs: dict[int, dict[str, Any]] = {}
@@ -149,7 +149,7 @@ def _has_ended(job: Mapping[str, Any] | None) -> bool:
 
 
 def _move_limit(emulator: EmulatedSlurm, number: int, left: list[str], near_limit: Mapping[str, Any]) -> None:
-    """If what it waits for was noted: the limit comes near, or goes away again."""
+    """Move the job's time limit near, or far away again, once the awaited notes have appeared."""
     count = near_limit["count"] if left[0] == "when" else 1
     if sum(note[-2] == near_limit[left[0]] for note in _notes(number)) >= count:
         emulator.update(number, *(("endtime", near_limit["end"]) if left[0] == "when" else ("timelimit", "60")))

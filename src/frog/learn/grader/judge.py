@@ -1,4 +1,4 @@
-"""One check: the exercise's `check.py` judges what the learner's code does in processes of its own."""
+"""One check: the exercise's `check.py` judges the behaviour of the learner's code in separate processes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _KEPT_OUTPUT = 4000
 
 
 class Request(Typed, kw_only=True, frozen=True):
-    """What is to be checked."""
+    """A request to check an exercise."""
 
     exercise: str
-    """Its folder."""
+    """The exercise's folder."""
     files: dict[str, bytes]
     seed: int
 
 
 def judge(request: Request, slowness: float = 1.0) -> Verdict:
-    """Check a learner's files. Never raises: what goes wrong in the grader itself is a verdict too.
+    """Check a learner's files. Never raises: an error in the grader itself becomes a verdict.
 
-    `slowness`: how many times as long as the exercises say a process may compute.
+    `slowness`: the factor by which to extend the exercises' limits on CPU time.
     """
     start = time.monotonic()
     exercise = Exercise(Path(request.exercise))
@@ -51,7 +51,7 @@ def judge(request: Request, slowness: float = 1.0) -> Verdict:
 
 
 def _failure(grade: Grade, files: dict[str, bytes]) -> Failure | None:
-    """Why the learner's files are not accepted, if they are not."""
+    """Return the reason for rejecting the learner's files, or None."""
     try:
         _parse(grade, files)
         sys.path.insert(0, str(grade.exercise.folder))
@@ -65,7 +65,7 @@ def _failure(grade: Grade, files: dict[str, bytes]) -> Failure | None:
 
 
 def _parse(grade: Grade, files: dict[str, bytes]) -> None:
-    """Reject what is not Python, before anything runs. Python decides how the bytes are read (PEP 263)."""
+    """Reject files that are not valid Python before running anything. Python determines the encoding (PEP 263)."""
     for name, data in files.items():
         if name.endswith(".py"):
             try:

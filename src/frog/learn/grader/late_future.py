@@ -1,7 +1,7 @@
 """Futures of asynchronous operations that complete late, as `LateWork` does.
 
-A learner may wait for a work through its future, as PyTorch's DistributedDataParallel does:
-`work.get_future().then(divide).wait()`. A callback runs once its operation has been waited for, never earlier.
+A learner may wait for an operation through its future, as PyTorch's DistributedDataParallel does:
+`work.get_future().then(divide).wait()`. A callback runs after a wait for its operation, never earlier.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class LateFuture(torch.futures.Future[Any]):
-    """A future that completes when it is waited for, or when `done` is asked a third time."""
+    """A future that completes on `wait`, or on the third call of `done`."""
 
     def __init__(self, arrive: Callable[[], Any]) -> None:
         """arrive: computes the value, once."""
@@ -30,7 +30,7 @@ class LateFuture(torch.futures.Future[Any]):
         self._has_begun = True
         try:
             super().set_result(self._arrive())
-        except Exception as error:  # as in torch: whoever waits for this future gets it
+        except Exception as error:  # as in torch, `wait` raises it
             super().set_exception(error)
         for callback in self._callbacks:
             callback()
@@ -46,7 +46,7 @@ class LateFuture(torch.futures.Future[Any]):
         return super().done()
 
     def then(self, callback: Callable[[Any], Any]) -> LateFuture:
-        """A future of what `callback(self)` returns."""
+        """Return a future of the result of `callback(self)`."""
         after = LateFuture(lambda: self._value_of(callback))
         self._call_when_complete(after.complete)
         return after
@@ -66,7 +66,7 @@ class LateFuture(torch.futures.Future[Any]):
 
 
 def collect_all(futures: list[Any]) -> LateFuture:
-    """In place of torch.futures.collect_all, which waits in C++ and would never wake a LateFuture."""
+    """Replace torch.futures.collect_all, which waits in C++ and would never complete a LateFuture."""
 
     def all_of_them() -> list[Any]:
         for future in futures:
@@ -77,5 +77,5 @@ def collect_all(futures: list[Any]) -> LateFuture:
 
 
 def wait_all(futures: list[Any]) -> list[Any]:
-    """In place of torch.futures.wait_all."""
+    """Replace torch.futures.wait_all."""
     return [future.wait() for future in futures]

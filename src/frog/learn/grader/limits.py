@@ -1,4 +1,4 @@
-"""What the processes of a learner use, looked at from outside: computing, memory, processes, files."""
+"""Watch the resources that a learner's processes use: CPU time, memory, processes and files."""
 
 from __future__ import annotations
 
@@ -16,70 +16,70 @@ from frog.core.processes import descendants, of_threads
 
 SHARED_MEMORY = Path("/dev/shm")
 MOST_BYTES = 1 << 30
-"""Of memory, beyond what a process has that has torch loaded."""
+"""Memory limit, in addition to that of a process with torch loaded."""
 MOST_PROCESSES = 32
 MOST_THREADS = 512
-"""Of one process. Without end they would take every number that the machine has for processes."""
+"""Limit per process. Unlimited threads would use up all of the machine's process numbers."""
 MOST_FILE_BYTES = 64 << 20
-"""Of one file."""
+"""Size limit of one file."""
 LOOK_S = 0.05
-"""Between two looks at processes."""
+"""Interval between two looks at the processes."""
 MOST_SCRATCH_BYTES = 256 << 20
 _LEAST_FILE_BYTES = 64 << 10
 MOST_OUTPUT_BYTES = 4 << 20
 IDLE_S = 5.0
-"""How long all may sleep, without a frame and without computing, until that counts as for ever."""
+"""Time without a frame and without computing after which sleeping processes count as stuck forever."""
 _STIR_S = 0.25
-"""Of computing. Threads that wait use a little too: gloo's look up a hundred times a second."""
+"""CPU time that counts as activity. Waiting threads use a little too: gloo's wake up a hundred times a second."""
 _STARVED_LOOKS = 10
-"""In how many more looks a thread could run than slept, until it counts as one that waits for a core."""
+"""Surplus of runnable over sleeping looks after which a thread counts as waiting for a core."""
 MOST_REST_S = 90.0
-"""In all, of time in which nobody computes, nor waits for a core: that takes as long as the machine is slow."""
+"""Limit on the total time in which no process computes or waits for a core; independent of the machine's speed."""
 _LOADING_S = 1.7
-"""Of computing: loading all in the process in reserve, on the machine that the exercises' limits were set on."""
+"""CPU time for loading the reserve process on the machine on which the exercises' limits were set."""
 _MOST_SLOWNESS = 8.0
 
 
 def slowness() -> float:
-    """How many times longer than that this process has computed, which has just loaded all; at least 1.
+    """Return this process's CPU time for loading, relative to the reference machine's; at least 1.
 
-    A limit of computing is one of work: a slow machine, or one whose cores are shared, needs more seconds for it.
+    Limits on CPU time limit the amount of work: a slow machine, or one with shared cores, needs more seconds for it.
     """
     return min(max(time.process_time() / _LOADING_S, 1.0), _MOST_SLOWNESS)
 
 
 @dataclass
 class Breach:
-    """A limit that was met."""
+    """An exceeded limit."""
 
     id: str
     observed: str
     rank: int
     asleep: bool = False
-    """All ranks slept."""
+    """True if all ranks slept."""
 
 
 @dataclass
 class Watch:
-    """Looks at processes now and then. `seconds`: of computing that each may need from when it was ready."""
+    """Watches processes. `seconds`: each one's limit on CPU time after it was ready."""
 
     pids: Sequence[int]
     seconds: float
     scratch: Path
     began: dict[int, float] = field(default_factory=dict)
-    """Seconds of computing of each when it was ready."""
+    """Each rank's CPU seconds when it was ready."""
     stirred: float = field(default_factory=time.monotonic)
-    """When something was last seen to happen."""
+    """Time of the last observed activity."""
     _used: dict[int, float] = field(default_factory=dict)
     _memory: dict[int, int] = field(default_factory=dict)
     _could_run: dict[int, int] = field(default_factory=dict)
-    """Of each thread: in how many more looks it could run than slept."""
+    """Each thread's surplus of runnable over sleeping looks."""
     _rest_s: float = 0.0
-    """How long nobody computed, in all."""
+    """Total time in which no process computed."""
     _looked: float = field(default_factory=time.monotonic)
 
     def look(self, ended: set[int], through: Set[int] = frozenset()) -> Breach | None:
-        """The first limit that one of those that still run has met. `through`: who has returned or failed."""
+        """Return the first limit that a running process has exceeded. `through`: ranks that have returned or failed."""
         running = False
         for rank, pid in enumerate(self.pids):
             if rank in ended:
@@ -92,7 +92,7 @@ class Watch:
         now = time.monotonic()
         self._rest_s += 0.0 if running else now - self._looked
         self._looked = now
-        if running or len(self.began) < len(self.pids):  # while a world is made, ranks ask a file for each other
+        if running or len(self.began) < len(self.pids):  # while a world forms, its ranks poll a file for each other
             self.stirred = now
         return self._world(min(set(range(len(self.pids))) - ended - through, default=0))
 
@@ -104,9 +104,9 @@ class Watch:
         if rank not in self.began:
             self._memory[rank] = memory
         elif memory > self._memory.get(rank, 0) + MOST_BYTES:
-            return Breach("too-much-memory", f"rank {rank} took more than {MOST_BYTES >> 30} GiB of memory.", rank)
+            return Breach("too-much-memory", f"rank {rank} used more than {MOST_BYTES >> 30} GiB of memory.", rank)
         elif used - self.began[rank] > self.seconds:
-            text = f"rank {rank} had computed for {self.seconds:g} s and had not come to an end."
+            text = f"rank {rank} had computed for {self.seconds:g} s and had not finished."
             return Breach("never-ends", text, rank)
         if (count := len(descendants(process.pid))) > MOST_PROCESSES:
             return Breach("too-many-processes", f"rank {rank} had {count} processes.", rank)
@@ -115,9 +115,9 @@ class Watch:
         return None
 
     def _runs(self, process: psutil.Process) -> bool:
-        """Whether one of its threads computes, or would if a core were free: what starves does not sleep.
+        """Return True if one of its threads computes, or would with a free core: a starved thread does not sleep.
 
-        One look says little: a thread that waits looks up now and then, and any look may find it at that.
+        A single look is not enough: a waiting thread wakes up now and then, and a look may catch it awake.
         """
         if not sys.platform.startswith("linux"):
             return process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
@@ -131,10 +131,13 @@ class Watch:
 
     def _world(self, rank: int) -> Breach | None:
         if time.monotonic() - self.stirred > IDLE_S:
-            text = f"For {IDLE_S:g} s no rank computed or communicated: the code sleeps, or waits for what never comes."
+            text = (
+                f"For {IDLE_S:g} s no rank computed or communicated: "
+                "the code sleeps, or waits for something that never happens."
+            )
             return Breach("never-ends", text, rank, asleep=True)
         if self._rest_s > MOST_REST_S:
-            text = f"The ranks had slept or waited for {MOST_REST_S:g} s in all, and had not come to an end."
+            text = f"The ranks had slept or waited for {MOST_REST_S:g} s in total and had not finished."
             return Breach("never-ends", text, rank, asleep=True)
         if (size := folder_bytes(self.scratch)) > MOST_SCRATCH_BYTES:
             return Breach("too-many-files", f"It wrote {size >> 20} MiB of files.", rank)
@@ -142,9 +145,9 @@ class Watch:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files under a folder that may be changing; an empty one takes room too."""
+    """Return the total size of all files in a folder that may be changing; even an empty file takes space."""
     total = 0
-    for root, _, names in os.walk(folder):  # passes over a folder that goes meanwhile
+    for root, _, names in os.walk(folder):  # skips a folder that disappears in the meantime
         for name in names:
             with contextlib.suppress(OSError):
                 total += max(os.lstat(os.path.join(root, name)).st_size, _LEAST_FILE_BYTES)
@@ -152,7 +155,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def end_descendants(keep: Sequence[int] = ()) -> None:
-    """Kill all that this process has started, and what those have, but for some, until none is left."""
+    """Kill all descendants of this process except `keep`, until none remains."""
     for _ in range(100):
         family = [process for process in _processes(descendants(os.getpid())) if process.pid not in keep]
         for process in family:
@@ -164,9 +167,9 @@ def end_descendants(keep: Sequence[int] = ()) -> None:
 
 
 def remove_shared_memory(pids: Sequence[int]) -> None:
-    """Remove what torch has left in /dev/shm for processes that have ended: it names each file for its process.
+    """Remove torch's files in /dev/shm of processes that have ended; their names contain the process number.
 
-    Where processes may have a /dev/shm of their own (frog.learn.grader.guard.hide), nothing is left.
+    Processes with a private /dev/shm (frog.learn.grader.guard.hide) leave no files.
     """
     for pid in pids:
         for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
@@ -175,7 +178,7 @@ def remove_shared_memory(pids: Sequence[int]) -> None:
 
 
 def _processes(pids: Sequence[int]) -> Iterator[psutil.Process]:
-    """Those that have not ended."""
+    """Yield the processes that have not ended."""
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)

@@ -1,8 +1,8 @@
-"""What the judge and a learner's process say to each other, in frames.
+"""The messages between the judge and a learner's process, in frames.
 
-From the rank: `hello` (rank, token), `ready` (its seconds of computing so far), `enter`, `wait`, `violation` (id, what
-was seen), `error`, `result`. From the judge: what is to be done, a frame once all are ready, and later one for each
-operation that may begin.
+From the rank: `hello` (rank, token), `ready` (its CPU seconds so far), `enter`, `wait`, `violation` (id, description),
+`error`, `result`. From the judge: the task, a frame once all ranks are ready, and then a frame for each operation that
+may begin.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from frog.learn.grader.codec import Frames, pack
 
 
 class Line:
-    """One end of the connection that blocks until a frame is there: the rank's."""
+    """The rank's end of the connection, which blocks until a frame arrives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._frames = connection, Frames()
@@ -24,7 +24,7 @@ class Line:
         self._connection.sendall(pack(message))
 
     def answer(self) -> dict[str, Any]:
-        """The next frame. Raises EOFError once the other end is gone."""
+        """Return the next frame. Raises EOFError once the other end has closed."""
         while not self._waiting:
             if not (data := self._connection.recv(1 << 20)):
                 raise EOFError

@@ -1,4 +1,4 @@
-"""What came of a world, and why it did not come to its end."""
+"""The outcome of a world: its results, or the reason why it did not finish."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frog.learn.grader.gate import Operation
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a world did not come to its end."""
+    """The reason why a world did not finish."""
 
     id: str
     observed: str
@@ -19,17 +19,17 @@ class Failure:
     where: str = ""
     drawing: str | None = None
     is_unsolved: bool = False
-    """A stub said that it is to be filled in."""
+    """True if an unfilled stub raised NotImplementedError."""
 
 
 @dataclass(frozen=True)
 class Call(Operation):
-    """An operation that a rank came to."""
+    """An operation that a rank called."""
 
     waited: bool = True
     """False for an asynchronous operation that the rank did not wait for."""
     overwritten: bool = False
-    """The rank wrote to its tensors between the start of the operation and the wait."""
+    """True if the rank wrote to its tensors between the start of the operation and the wait."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "waited", self.waited or not self.is_async)
@@ -37,22 +37,22 @@ class Call(Operation):
 
 @dataclass
 class World:
-    """What came of a world."""
+    """The outcome of a world."""
 
     size: int
     folder: Path
-    """What the ranks have left."""
+    """The folder with the ranks' files."""
     values: list[Any]
-    """What `work` returned on each rank; None where it did not."""
+    """The result of `work` on each rank; None if it did not return."""
     output: list[str]
     calls: list[list[Call]]
     failure: Failure | None = None
     picture: str = ""
 
     def count(self, op: str, rank: int = 0) -> int:
-        """How many operations of that name a rank came to."""
+        """Return the number of operations with this name that a rank called."""
         return sum(call.op == op for call in self.calls[rank])
 
     def drawing(self) -> str:
-        """Who waited for whom, in lines of text."""
+        """Draw which rank waited for which, as text."""
         return self.picture

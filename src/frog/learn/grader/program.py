@@ -1,4 +1,4 @@
-"""A program that a learner wrote in another language than Python's, run under the same limits."""
+"""Run a learner's program in a language other than Python, under the same limits."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from frog.learn.grader.limits import (
 from frog.learn.grader.outcome import Failure
 
 _MOST_PROCESSES = 100
-"""A cluster of pretended nodes has some dozens."""
+"""Process limit; a cluster of simulated nodes has a few dozen processes."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that has ended, or was ended."""
+    """A program that has ended or was killed."""
 
     code: int
-    """Negative: the signal that ended it."""
+    """The exit code; negative if a signal ended the program."""
     out: str
     err: str
     folder: Path
-    """The scratch folder, until the check ends."""
+    """The scratch folder, which exists until the check ends."""
     failure: Failure | None = None
 
 
@@ -58,9 +58,9 @@ def run_program(
     server: ForkServer | None,
     labs: Path,
 ) -> Ended:
-    """Run it to its end, or to a limit: seconds of computing of all its processes, and of the wall.
+    """Run a program until it ends or exceeds a limit: CPU seconds of all its processes, or wall-clock time.
 
-    It does not see the course's folders, where the system allows that.
+    The course's folders are hidden from the program, if the system allows it.
     """
     keep = [server.pid] if server is not None else []
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -103,20 +103,20 @@ def _watch(
     outputs: Sequence[int],
     keep: Sequence[int],
 ) -> Failure | None:
-    """Wait for its end, or for the first limit that it meets."""
+    """Wait until the program ends or exceeds a limit."""
     start, used = time.monotonic(), 0.0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_S)
-            return _too_much(scratch, outputs)  # a full disk's worth may be written between two looks
+            return _too_much(scratch, outputs)  # it may write enough to fill a disk between two looks
         family = _family(keep)
         used = max(used, sum(_seconds_of(member) for member in family))
         if used > seconds:
-            return Failure("never-ends", f"It had computed for {seconds:g} s and had not come to an end.", 0)
+            return Failure("never-ends", f"It had computed for {seconds:g} s and had not finished.", 0)
         if time.monotonic() - start > wall_s:
-            return Failure("never-ends", f"After {wall_s:g} s it had not come to an end.", 0)
+            return Failure("never-ends", f"After {wall_s:g} s it had not finished.", 0)
         if takes_more(family, MOST_BYTES):
-            return Failure("too-much-memory", f"It took more than {MOST_BYTES >> 30} GiB of memory.", 0)
+            return Failure("too-much-memory", f"It used more than {MOST_BYTES >> 30} GiB of memory.", 0)
         if len(family) > _MOST_PROCESSES:
             return Failure("too-many-processes", f"It had {len(family)} processes.", 0)
         if (failure := _too_much(scratch, outputs)) is not None:
@@ -124,7 +124,7 @@ def _watch(
 
 
 def _too_much(scratch: Path, outputs: Sequence[int]) -> Failure | None:
-    """Whether it has printed or written more than it may."""
+    """Return a failure if the program has printed or written too much."""
     if sum(os.fstat(output).st_size for output in outputs) > MOST_OUTPUT_BYTES:
         return Failure("too-much-output", f"It printed more than {MOST_OUTPUT_BYTES >> 20} MiB.", 0)
     if folder_bytes(scratch) > MOST_SCRATCH_BYTES:
@@ -133,7 +133,7 @@ def _too_much(scratch: Path, outputs: Sequence[int]) -> Failure | None:
 
 
 def _family(keep: Sequence[int]) -> list[psutil.Process]:
-    """All processes that this one has started, orphans too."""
+    """Return all processes that this one has started, including orphans."""
     found = []
     for pid in descendants(os.getpid()):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -143,14 +143,14 @@ def _family(keep: Sequence[int]) -> list[psutil.Process]:
 
 
 def _seconds_of(process: psutil.Process) -> float:
-    """Seconds of computing, of children that have ended too."""
+    """Return CPU seconds, including those of children that have ended."""
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         return float(sum(process.cpu_times()[:4]))
     return 0.0
 
 
 def takes_more(family: Sequence[psutil.Process], most_bytes: int) -> bool:
-    """True if the processes take more memory. A page that several share, as forked processes do, counts once."""
+    """Return True if the processes use more memory than this. A page that forked processes share counts once."""
     return sum(map(_resident, family)) > most_bytes and sum(map(_proportional, family)) > most_bytes
 
 
@@ -161,7 +161,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def _proportional(process: psutil.Process) -> int:
-    """Bytes of memory, of shared pages this process's part; the whole of them where the system does not say."""
+    """Return bytes of memory with this process's share of shared pages, or all of them if the share is unknown."""
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         full = process.memory_full_info()
         return int(full.pss) if hasattr(full, "pss") else int(full.rss)

@@ -1,7 +1,7 @@
-"""A process of a learner: `python -m frog.learn.grader.rank ADDRESS RANK TOKEN`, started by the judge.
+"""A learner's process: the judge starts `python -m frog.learn.grader.rank ADDRESS RANK TOKEN`.
 
-It connects to the judge, hears what is to be run, joins the world, sets its bounds, and only then loads what the
-learner wrote. What comes of it is sent as plain data, and the process ends without running anything more.
+It connects to the judge, receives its task, joins the world, confines itself, and only then loads the learner's code.
+It sends the result as plain data and ends without running anything else.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _MOST_FILES = 256
 
 
 def main(address: str, rank: int, token: str) -> None:
-    """Run what the judge says, and tell it how it went."""
-    if "torch._dynamo" not in sys.modules:  # this process was not forked from one that has all loaded
+    """Run the judge's task and report the result."""
+    if "torch._dynamo" not in sys.modules:  # this process was not forked from one that has loaded everything
         load_all()
-    os.closerange(3, 1 << 16)  # a fork has what the judge had open, and with it the way to the verdict
+    os.closerange(3, 1 << 16)  # a fork inherits the judge's open files, including the pipe for the verdict
     output = _connect(address)
     line = Line(_connect(address))
     output.sendall(codec.pack({"type": "output", "rank": rank, "token": token}))
@@ -58,16 +58,16 @@ def main(address: str, rank: int, token: str) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     try:
         _run(task, rank, line)
-    except BaseException:  # the grader's own; above are the frames of the judge, whose fork this is
+    except BaseException:  # the grader's own error; do not unwind into the frames of the forking judge
         traceback.print_exc()
         os._exit(1)
     with contextlib.suppress(EOFError, OSError):
-        line.answer()  # none comes: others may need this rank's part of what it began, until the judge ends them all
+        line.answer()  # none comes: others may still need this rank, so stay until the judge ends all ranks
     os._exit(0)
 
 
 def load_all() -> None:
-    """Load what torch itself loads late, and where a learner may not write: an optimizer's first step is a compiler."""
+    """Load modules that torch imports lazily, before the sandbox: an optimizer's first step imports a compiler."""
     layer = torch.nn.Linear(1, 1)
     for kind in (torch.optim.SGD, torch.optim.AdamW):
         layer(torch.ones(1)).backward()
@@ -81,7 +81,7 @@ def _connect(address: str) -> socket.socket:
 
 
 def _run(task: dict[str, Any], rank: int, line: Line) -> None:
-    """Prepare everything, then load the learner's files and call the exercise's function."""
+    """Prepare the process, then load the learner's files and call the exercise's function."""
     guard.hide(Path(task["bounds"][0]))
     if sys.platform.startswith("linux"):
         die_with_parent()
@@ -102,13 +102,13 @@ def _run(task: dict[str, Any], rank: int, line: Line) -> None:
     snapshot = Snapshot(_watched())
     _set_limits()
     line.send({"type": "ready", "seconds": time.process_time()})
-    line.answer()  # all are ready: what this rank's code breaks is no longer another's joining
+    line.answer()  # all ranks have joined: an error in this rank's code can no longer break another rank's joining
     set_bounds(functools.partial(_violation, line), *map(Path, task["bounds"]))
     try:
         learner = _load(task, files)
         missing = [name for name in task["functions"] if not callable(getattr(learner, name, None))]
         if missing:
-            _violation(line, "missing-function", f"There is no {missing[0]} in the file.")
+            _violation(line, "missing-function", f"The file does not define {missing[0]}.")
             return
         value = work(learner, task["case"])
     except BaseException as error:
@@ -135,7 +135,7 @@ def _send(line: Line, value: Any) -> None:
 
 
 def _watched() -> list[ModuleType | type]:
-    """What a learner's code must leave as it is."""
+    """Return the modules and classes that a learner's code must not change."""
     modules: list[ModuleType | type] = [
         torch,
         torch.Tensor,
@@ -152,7 +152,7 @@ def _watched() -> list[ModuleType | type]:
 
 
 def _of_the_exercise(ranks: ModuleType) -> list[ModuleType | type]:
-    """The exercise's own module, its classes, and the modules that it works with."""
+    """Return the exercise's own module, its classes, and the modules that it uses."""
     values = [value for value in vars(ranks).values() if value is not sys]
     classes = [value for value in values if isinstance(value, type) and value.__module__ == ranks.__name__]
     return [ranks, *classes, *(value for value in values if isinstance(value, ModuleType))]
@@ -166,7 +166,7 @@ def _set_limits() -> None:
 
 
 def _load(task: dict[str, Any], files: dict[str, bytes]) -> ModuleType:
-    """The learner's first Python file as a module; others are found beside it. Without any, an empty module."""
+    """Load the learner's first Python file as a module that can import the others; without one, an empty module."""
     first = next((name for name in task["files"] if name.endswith(".py")), None)
     if first is None:
         return ModuleType("learner")
@@ -175,7 +175,7 @@ def _load(task: dict[str, Any], files: dict[str, bytes]) -> ModuleType:
 
 
 def _module(name: str, path: str, source: bytes) -> ModuleType:
-    """A module of that source. The exercise's own has no file's name, so that no traceback opens its file."""
+    """Create a module. The exercise's own module gets no real file name, so that no traceback opens its file."""
     module = ModuleType(name)
     module.__file__ = path
     sys.modules[name] = module
@@ -192,7 +192,7 @@ def _is_open() -> bool:
 
 
 def _error(error: BaseException, files: dict[str, bytes]) -> dict[str, Any]:
-    """What was raised, and where in the learner's files."""
+    """Describe an exception and its place in the learner's files."""
     trace = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
     steps = [step for step in trace if step.filename in files]
     where = f"{Path(steps[-1].filename).name}:{steps[-1].lineno}" if steps else ""
@@ -204,7 +204,7 @@ def _error(error: BaseException, files: dict[str, bytes]) -> dict[str, Any]:
     if isinstance(error, ModuleNotFoundError) and files:
         notes = [
             *notes,
-            f"(The check runs {', '.join(Path(path).name for path in files)}, and no other file of yours.)",
+            f"(The check runs {', '.join(Path(path).name for path in files)} and no other file of yours.)",
         ]
     return {
         "type": "error",

@@ -1,4 +1,4 @@
-"""A process that has torch loaded and waits: `python -m frog.learn.grader.reserve FD`. Each check is a fork of it."""
+"""The reserve process: `python -m frog.learn.grader.reserve FD` loads torch, then forks itself for each check."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ with loading():
     from frog.learn.grader.verdict import Verdict
 
 MOST_S = 300.0
-"""Of one check, where the machine is not slow."""
+"""Time limit of one check on a machine that is not slow."""
 
 
 def main(descriptor: int) -> None:
-    """Answer each request with a verdict, until the other end closes."""
+    """Answer each request with a verdict until the other end closes."""
     torch.set_num_threads(1)
     with loading():
         load_all()
@@ -40,12 +40,12 @@ def main(descriptor: int) -> None:
             try:
                 request = msgspec.msgpack.decode(client.recv_bytes(), type=Request)
                 client.send_bytes(msgspec.json.encode(_checked(request, client, slow)))
-            except (EOFError, OSError):  # the client is gone
+            except (EOFError, OSError):  # the client has exited
                 return
 
 
 def _checked(request: Request, client: Connection, slow: float) -> Verdict:
-    """The verdict of a judge that is forked, if that is safe here; it is ended if the client goes away."""
+    """Return the verdict of a forked judge, if forking is safe here; end the judge if the client exits."""
     if not sys.platform.startswith("linux"):
         return judge(request, slow)
     most_s = MOST_S * slow
@@ -60,17 +60,17 @@ def _checked(request: Request, client: Connection, slow: float) -> Verdict:
         with Connection(reading, writable=False) as answer:
             if answer in wait([answer, client], most_s):
                 return msgspec.json.decode(answer.recv_bytes(), type=Verdict)
-        why = f"The check did not end within {most_s:g} s."
+        why = f"The check did not finish within {most_s:g} s."
     except EOFError:
         why = "The grader's own process ended."
     finally:
-        with contextlib.suppress(ProcessLookupError):  # it leads no group yet, or has ended
+        with contextlib.suppress(ProcessLookupError):  # it is not a group leader yet, or has ended
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         reap_orphans()
-    end_descendants()  # the judge's, which it could not end itself
+    end_descendants()  # the judge's descendants, which it could not end itself
     return _broken(request, why)
 
 

@@ -1,8 +1,9 @@
-"""Ranks as threads that go on one at a time, in an order from a seed, on a store and a clock that are pretended.
+"""Run ranks as threads that take turns, in a seeded order, with a simulated store and clock.
 
-A rank that waits for something has no turn until it is there; one that reads the same again has none until something
-was written. When nobody can go on, the clock does, to the next moment for which a rank sleeps, reads again or has a
-deadline; if there is none, they wait for ever, which is known at once. No verdict depends on how fast this machine is.
+A rank that waits for a key gets no turn until the key exists; one that repeats a read gets none until something was
+written. When no rank can run, the clock advances to the next moment at which a rank wakes up, reads again or reaches a
+deadline. Without such a moment the ranks would wait forever, which is detected at once. No verdict depends on the
+machine's speed.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from dataclasses import dataclass
 from typing import Any
 
 OPERATIONS = 20_000
-"""More than anything needs that is done with a store in turns."""
-WAITS, ASKS, TOO_MUCH = "waits for ever", "asks again and again", "does more and more"
-"""Why a world was stopped."""
+"""Limit on store operations, far above any legitimate need."""
+WAITS, ASKS, TOO_MUCH = "waits forever", "polls forever", "exceeds the limit of operations"
+"""Reasons for stopping a world."""
 _LEAST_S, _COARSER = 0.001, 0.02
-"""The least time that a sleep takes, or asking again; and its share of the time in which nothing has been written."""
+"""Minimum time of a sleep or a repeated read, absolute and relative to the time since the last write."""
 _of_thread = threading.local()
 _monotonic = time.monotonic
 
 
 class Stopped(BaseException):
-    """Ends a rank's thread: the world is over."""
+    """Ends a rank's thread when the world is stopped."""
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What a rank waits for: to be ready, or a moment of the clock."""
+    """A rank's wait: for a condition, or for a moment of the clock."""
 
     is_ready: Callable[[], bool]
     until_s: float | None
 
 
 class Turns:
-    """Who may go on. `quick` goes on whenever it can, `slow` when no other can; both may be None."""
+    """The scheduler. Rank `quick` runs whenever it can, rank `slow` only when no other can; both may be None."""
 
     def __init__(
         self, seed: int, size: int, patience_s: float, quick: int | None = None, slow: int | None = None
@@ -46,16 +47,16 @@ class Turns:
         self.stopped: str | None = None
         self.now_s = _monotonic()
         self.version = 0
-        """How often something was written."""
+        """Number of writes."""
         self.counts: Counter[str] = Counter()
         self.made: dict[str, int] = {}
-        """The version that the first write of each key of a store made."""
+        """The version at the first write of each key."""
         self.lost: set[str] = set()
-        """Counters that a rank read and wrote back one larger, although another rank had written in between."""
+        """Counters with a lost update: a rank wrote its value plus one although another rank had written in between."""
         self.does: dict[int, str] = {}
-        """What each rank does, or did last."""
+        """Each rank's current or last operation."""
         self.waiting: set[int] = set()
-        """The ranks that were not through when the world was stopped."""
+        """The ranks that had not finished when the world was stopped."""
         self._draw, self._size, self._patience_s, self._quick, self._slow = (
             random.Random(seed),
             size,
@@ -70,7 +71,7 @@ class Turns:
         self._written_s = self.now_s
 
     def run(self, ranks: Sequence[Callable[[], None]]) -> list[BaseException]:
-        """Run them all to their end, or until the world is stopped. Returns what they raised."""
+        """Run all ranks until they finish or the world is stopped. Return the exceptions that they raised."""
         errors: list[BaseException] = []
         threads = [threading.Thread(target=self._be, args=(*each, errors), daemon=True) for each in enumerate(ranks)]
         for thread in threads:
@@ -89,9 +90,9 @@ class Turns:
         asks_again: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
-        """What the operation gives, when the rank has its turn; nobody else goes on meanwhile.
+        """Run the operation when the rank has its turn, while no other rank runs, and return its result.
 
-        Raises:  TimeoutError if the clock passed timeout_s first.
+        Raises:  TimeoutError if the clock reaches timeout_s first.
         """
         with self._changed:
             self.counts[does.split("(")[0]] += 1
@@ -103,12 +104,12 @@ class Turns:
             return operation()
 
     def sleep(self, rank: int, seconds: float) -> None:
-        """Let the others go on, and then the clock."""
+        """Let the other ranks run, then the clock advance."""
         with self._changed:
             self._take(rank, self.does.get(rank, ""), _Request(lambda: False, self._after(seconds)))
 
     def write(self) -> None:
-        """Something was written: who asked for it may ask again."""
+        """Record a write: ranks that repeated a read may read again."""
         self.version += 1
         self._written_s = self.now_s
 
@@ -131,7 +132,7 @@ class Turns:
         return self.now_s + max(seconds, _LEAST_S, _COARSER * (self.now_s - self._written_s))
 
     def _take(self, rank: int, does: str, request: _Request) -> bool:
-        """Wait for a turn; whether it came because the rank was ready. Afterwards nobody goes on until the next."""
+        """Wait for a turn. Return True if the rank was ready. No other rank runs until this one yields."""
         self._requests[rank], self.does[rank] = request, does
         self._pass_on()
         while self._turn != rank:
@@ -145,7 +146,7 @@ class Turns:
         return request.is_ready()
 
     def _pass_on(self) -> None:
-        """When all ranks have come to an operation, or are through, choose one of those that can go on."""
+        """Once every rank has reached an operation or finished, choose the next one to run."""
         if self._turn is not None or len(self._requests) + len(self._ended) < self._size or not self._requests:
             return
         ready = sorted(rank for rank, request in self._requests.items() if request.is_ready())
@@ -170,14 +171,14 @@ class Turns:
 
 
 class TurnStore:
-    """A rank's view of a store; `values` and `cleared`, the keys whose value was taken away, are the same for all."""
+    """A rank's view of a store; all ranks share `values` and `cleared`, the set of deleted keys."""
 
     def __init__(self, turns: Turns, rank: int, values: dict[str, bytes], cleared: set[str]) -> None:
         self._turns, self._rank, self._values, self._cleared = turns, rank, values, cleared
         self._seen: dict[str, int] = {}
         self._read: dict[str, bytes] = {}
         self.looked: set[str] = set()
-        """The keys that it read or waited for last."""
+        """The keys that this rank read or waited for last."""
 
     def set(self, key: str, value: str | bytes) -> None:
         self._do("set", [key], lambda: self._set(key, value if isinstance(value, bytes) else str(value).encode()))
@@ -212,7 +213,7 @@ class TurnStore:
         reads: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
-        """`waits`: until the keys are there. `reads`: who does the same again asks again."""
+        """Run an operation in turn. `waits`: wait until the keys exist. `reads`: repeating it counts as polling."""
         does = f"{name}({', '.join(keys)})"
         if waits or reads:
             self.looked = set(keys)
@@ -226,7 +227,7 @@ class TurnStore:
             return is_there() and not (again and self._seen.get(does) == self._turns.version)
 
         def take() -> tuple[bool, Any]:
-            return (True, operation()) if is_there() else (False, None)  # taken away while it waited to ask again
+            return (True, operation()) if is_there() else (False, None)  # deleted while the rank waited to read again
 
         done = False
         while not done:
@@ -275,7 +276,7 @@ class TurnStore:
 
 
 def pretend_clock() -> None:
-    """From now on `time` is, for the ranks of a `Turns`, the clock of their world; for all others as it was."""
+    """Replace the functions of `time` with the simulated clock, only for the ranks of a `Turns`."""
     real_sleep = time.sleep
 
     def sleep(seconds: float, /) -> None:

@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from frog.core.schema import Typed
 
 
 class Measured(Typed, kw_only=True, frozen=True):
-    """A line under a passed check: what was measured, and what it was."""
+    """A measurement in a passed verdict: its name and value."""
 
     what: str
     value: str
 
 
 class Verdict(Typed, kw_only=True, frozen=True):
-    """What a check says of a learner's files: the same for the same files, but for seed and seconds."""
+    """A check's result for a learner's files: the same for the same files, except for seed and seconds."""
 
     exercise: str
-    """Its id."""
+    """The exercise's id."""
     status: Literal["passed", "rejected", "unsolved", "broken"]
-    """`unsolved`: the stub as it was, or one that says itself what is to be filled in. `broken`: the grader failed."""
+    """`unsolved`: the unchanged stub, or one that still raises "fill in". `broken`: the grader failed."""
     misconception: str | None = None
     observed: str | None = None
-    """With numbers."""
+    """The observation, with numbers."""
     belief: str | None = None
     question: str | None = None
     drawing: str | None = None
-    """Lines of text, at most 78 wide: who waited for whom."""
+    """A text drawing of which rank waited for which, at most 78 columns wide."""
     where: str | None = None
     """A line of the learner's file: `step.py:12`."""
     measured: tuple[Measured, ...] = ()
     predicted: dict[str, float] = msgspec.field(default_factory=dict)
-    """What was measured of that for which the manifest asks a prediction, by its id."""
+    """The measured values for the manifest's predictions, by id."""
     notes: tuple[str, ...] = ()
     worlds: tuple[int, ...] = ()
-    """Sizes of the worlds that were run."""
+    """Sizes of the worlds that the check ran."""
     seed: int
     seconds: float
     output: str = ""
-    """What the learner's code printed, shortened."""
+    """The output of the learner's code, shortened."""

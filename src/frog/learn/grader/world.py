@@ -1,4 +1,4 @@
-"""A world of processes that run what a learner wrote: started, matched, watched, ended. The judge's side."""
+"""The judge's side of a world: start the learner's processes, match their communication, watch and end them."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ from frog.learn.grader.limits import LOOK_S, MOST_OUTPUT_BYTES, Breach, Watch, e
 from frog.learn.grader.outcome import Call, Failure, World
 
 _KINDS = {"SystemExit": "exited", "MemoryError": "too-much-memory", "SyntaxError": "not-python"}
-"""What errors are called that are more than an error."""
+"""Exceptions that have a misconception id of their own."""
 
 _VIOLATIONS = {"looked-it-up", "outside", "patched", "too-many-processes", "missing-function", "closed-output"}
-"""What a rank finds of itself."""
+"""Violations that a rank's own process detects."""
 
 _GRACE_S = 1.0
 _KEPT_OUTPUT = 16 << 10
 _MOST_SENDING_S = 20.0
 _MOST_READS = 64
-"""Of what a socket holds already, a MiB each."""
+"""Limit on reads of a socket's pending data, of one MiB each."""
 _MOST_OPERATIONS = 10_000
-"""Of a rank in one world."""
+"""Limit per rank in one world."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a world is to run."""
+    """The task of a world."""
 
     size: int
     case: Any
     work: str
     held: int | None
     env: Sequence[Mapping[str, str]]
-    """For each rank."""
+    """Environment variables for each rank."""
     join: bool
     seconds: float
     folder: Path
-    """With the learner's files."""
+    """The folder with the learner's files."""
     files: Mapping[str, bytes]
     functions: Sequence[str]
     ranks: bytes
-    """The exercise's ranks.py."""
+    """Content of the exercise's ranks.py."""
     labs: Path
 
 
 @dataclass
 class _Rank:
-    """One process, as the judge sees it."""
+    """The judge's view of one process."""
 
     process: ForkedRank | subprocess.Popen[bytes]
     line: socket.socket | None = None
@@ -74,7 +74,7 @@ class _Rank:
     output: bytearray = field(default_factory=bytearray)
     num_output_bytes: int = 0
     prints: bool = False
-    """Whether what it prints is read."""
+    """True if the judge reads the process's output."""
     is_ready: bool = False
     value: Any = None
     ended: str = ""
@@ -83,12 +83,12 @@ class _Rank:
 
 
 def run_world(task: Task, server: ForkServer | None, scratch: Path) -> World:
-    """Run a task in `task.size` processes, until all have returned or it is certain that they won't."""
+    """Run a task in `task.size` processes until all have returned or it is certain that they will not."""
     return _Running(task, server, scratch).run()
 
 
 class _Running:
-    """A world that runs."""
+    """A running world."""
 
     def __init__(self, task: Task, server: ForkServer | None, scratch: Path) -> None:
         self._task, self._server, self._scratch = task, server, scratch
@@ -96,9 +96,9 @@ class _Running:
         self._ranks: list[_Rank] = []
         self._failure: Failure | None = None
         self._errors: dict[int, Failure] = {}
-        """What ranks have raised, in the order in which it was heard."""
+        """The ranks' exceptions, in order of arrival."""
         self._doomed = math.inf
-        """Since when it is certain that a rank waits in vain; the others are let run to where they stand."""
+        """Time since which a rank is known to wait forever; the other ranks may run until they stop."""
         self._selector = selectors.DefaultSelector()
         self._token = secrets.token_hex(16)
         self._meeting = scratch.with_name(f"{scratch.name}-door")
@@ -123,7 +123,7 @@ class _Running:
             words = ["-m", "frog.learn.grader.rank", address, str(rank), self._token]
             env = child_env()
             forked = self._server.fork([sys.executable, "-u", *words], env) if self._server is not None else None
-            alone = [sys.executable, "-P", "-u", *words]  # -P: it does not import from the current folder
+            alone = [sys.executable, "-P", "-u", *words]  # -P: do not import from the current directory
             self._ranks.append(_Rank(forked or subprocess.Popen(alone, env=env, start_new_session=True)))
         self._limits = Watch([rank.process.pid for rank in self._ranks], self._task.seconds, self._scratch)
 
@@ -136,7 +136,7 @@ class _Running:
             rank.process.wait()
             if rank.line is not None:
                 rank.line.close()
-        for _ in range(_MOST_READS):  # what they had printed
+        for _ in range(_MOST_READS):  # read the remaining output
             if not [key.data(key.fileobj) for key, _ in self._selector.select(0)]:
                 break
         end_descendants(keep=[self._server.pid] if self._server is not None else [])
@@ -179,9 +179,9 @@ class _Running:
                     self._breach(breach)
 
     def _judge_ends(self) -> None:
-        """Say why ranks have ended early, once all is read that any rank had said before: it may be another's doing.
+        """Explain why ranks ended early, after reading all pending messages: another rank may be the cause.
 
-        gloo aborts a process that is sent more than it has room for, and the others' connections to it break.
+        gloo aborts a process that receives more than its buffer holds, and the other ranks' connections to it break.
         """
         gone = [number for number, rank in enumerate(self._ranks) if not rank.ended and rank.process.poll() is not None]
         if gone or self._errors:
@@ -196,7 +196,7 @@ class _Running:
                 self._failure = failure
 
     def _drain(self, number: int) -> None:
-        """Read what a rank has already sent."""
+        """Read everything that a rank has already sent."""
         line = self._ranks[number].line
         for _ in range(_MOST_READS):
             if line is None or self._ranks[number].ended or self._failure is not None:
@@ -209,7 +209,7 @@ class _Running:
             self._feed(number, data)
 
     def _welcome(self, door: socket.socket) -> None:
-        """Take a connection; its first frame says whose it is."""
+        """Accept a connection; its first frame identifies the rank."""
         connection, _ = door.accept()
         connection.setblocking(False)
         frames = Frames()
@@ -228,7 +228,7 @@ class _Running:
         self._selector.register(connection, selectors.EVENT_READ, first)
 
     def _is_awaited(self, said: dict[str, Any]) -> bool:
-        """Whether a first frame is one of a rank that has not come yet."""
+        """Return True if a first frame is from a rank that has not connected yet."""
         if said.get("token") != self._token or said.get("rank") not in range(self._task.size):
             return False
         rank = self._ranks[said["rank"]]
@@ -301,17 +301,17 @@ class _Running:
                 if self._failure is None:
                     self._hear(number, said)
         except (NotPlain, msgspec.ValidationError, KeyError, TypeError, ValueError, AttributeError):
-            self._fail("patched", f"rank {number} sent the grader what the grader did not ask for.", number)
+            self._fail("patched", f"rank {number} sent the grader an unexpected message.", number)
 
     def _say(self, number: int, message: dict[str, Any]) -> None:
         line = self._ranks[number].line
         assert line is not None
         line.settimeout(_MOST_SENDING_S)
-        with contextlib.suppress(OSError):  # it is gone, or does not listen: both are met elsewhere
+        with contextlib.suppress(OSError):  # the rank has ended or does not listen; other code handles both
             line.sendall(pack(message))
         line.setblocking(False)
 
-    # ---- what ranks say ----------------------------------------------------------------------------------------------
+    # ---- messages from ranks -----------------------------------------------------------------------------------------
 
     def _hear(self, number: int, said: dict[str, Any]) -> None:
         rank, kind = self._ranks[number], said["type"]
@@ -327,7 +327,7 @@ class _Running:
             _must(operation.is_message or set(operation.group) <= set(range(self._task.size)))
             self._gate.enter(number, operation)
             if len(self._gate.ranks[number].operations) > _MOST_OPERATIONS:
-                self._fail("never-ends", f"rank {number} had come to {_MOST_OPERATIONS} operations.", number)
+                self._fail("never-ends", f"rank {number} called {_MOST_OPERATIONS} operations.", number)
         elif kind == "wait":
             _must(said["number"] in range(len(self._gate.ranks[number].operations)))
             rank.waited.add(said["number"])
@@ -344,7 +344,7 @@ class _Running:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Let those go on whose partners have come, the one that is held back last; see what can't come together."""
+        """Release ranks whose partners have arrived, the delayed one last; detect operations that can never match."""
         if self._failure is not None:
             return
         free = [] if self._gate.clash else self._gate.release()
@@ -356,7 +356,7 @@ class _Running:
             self._fail(problem.id, problem.observed, problem.ranks[0], drawing=draw(self._gate))
 
     def _gone(self, number: int) -> None:
-        """A process has ended and has not said that it returned."""
+        """Handle a process that ended without reporting a result."""
         rank = self._ranks[number]
         code = rank.process.poll()
         rank.ended = "gone"
@@ -368,7 +368,7 @@ class _Running:
                 number,
             )
         elif code is not None and code < 0:
-            self._fail("crashed", f"rank {number}'s interpreter was ended by signal {-code}.", number)
+            self._fail("crashed", f"signal {-code} ended rank {number}'s interpreter.", number)
         else:
             self._fail(
                 "exited", f"rank {number}'s process ended with exit code {code} before the function returned.", number
@@ -384,17 +384,17 @@ class _Running:
 
 
 def _raised(number: int, said: dict[str, Any]) -> Failure:
-    """What a rank says that its code has raised."""
+    """Return the failure for an exception that a rank's code raised."""
     name, text, where = str(said["name"]), str(said["text"]), str(said["where"])
     kind = "too-many-files" if said.get("errno") in (errno.EMFILE, errno.EFBIG) else _KINDS.get(name, "raised")
     place = f" at {where}" if where else ""
     trace = "".join(f"\n    {line}" for line in said["trace"]) if len(said["trace"]) > 1 else ""
-    observed = f"rank {number} raised {name}{place}: {text.strip() or 'no text'}{trace}"
+    observed = f"rank {number} raised {name}{place}: {text.strip() or 'no message'}{trace}"
     is_unsolved = name == "NotImplementedError" and "fill in" in text
     return Failure(kind, observed, number, where, is_unsolved=is_unsolved)
 
 
 def _must(true: bool) -> None:
-    """Raises ValueError: no process of ours says such a thing."""
+    """Raise ValueError unless true: only a process of the learner's making sends such a message."""
     if not true:
         raise ValueError
