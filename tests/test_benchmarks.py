@@ -28,13 +28,13 @@ def listed() -> dict[str, str]:
     return dict(line.split() for line in done.stdout.splitlines())
 
 
-def test_every_program_is_listed_and_every_result_is_of_one() -> None:
+def test_every_benchmark_is_listed_and_every_result_has_one() -> None:
     benchmarks = listed()
     assert sorted(set(benchmarks.values())) == PROGRAMS
     assert {path.stem for path in (FOLDER / "results").glob("*.txt")} - {"tests"} <= benchmarks.keys()
 
 
-def test_a_benchmark_ends_with_the_program_that_runs_it(tmp_path: Path) -> None:
+def test_benchmark_processes_end_with_the_runner(tmp_path: Path) -> None:
     endless = "import subprocess; subprocess.run(['bash', '-c', 'sleep 600 & echo $$ $! ends; wait'])"
     (tmp_path / "endless.py").write_text(endless)
     program = (
@@ -54,7 +54,7 @@ def test_a_benchmark_ends_with_the_program_that_runs_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("script", PROGRAMS)
-def test_it_runs_in_miniature(script: str) -> None:
+def test_benchmark_runs_in_miniature(script: str) -> None:
     name = next(name for name, its in listed().items() if its == script)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*RUN, "--tiny", name], env=env, capture_output=True, text=True, timeout=PATIENCE * 300)

@@ -98,12 +98,12 @@ def not_found(row: list[str]) -> list[str]:
     return [piece for piece in EVIDENCE.findall(evidence) if piece.lower() not in held]
 
 
-def test_the_table_is_whole() -> None:
+def test_coverage_table_is_complete() -> None:
     assert len(ROWS) == 224, "every sentence and bullet of the five documents, headings left out"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
-def test_a_row_claims_what_its_evidence_shows(row: list[str]) -> None:
+def test_coverage_row_is_supported_by_its_evidence(row: list[str]) -> None:
     quote, how, where, evidence = row
     assert quote
     assert how in ("taught", "shown", "tried", "graded")
@@ -137,12 +137,12 @@ FALSE_CLAIMS = {
 
 
 @pytest.mark.parametrize("why", FALSE_CLAIMS)
-def test_a_false_claim_is_noticed(why: str) -> None:
+def test_false_coverage_claim_is_detected(why: str) -> None:
     assert not_found(["a sentence", *FALSE_CLAIMS[why]]) != []
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_sections_that_a_page_links_to_are_there(page: Path) -> None:
+def test_linked_sections_exist(page: Path) -> None:
     missing = []
     for target, anchor in LINK.findall(page.read_text()):
         other = (page.parent / target).resolve() if target else page

@@ -23,7 +23,7 @@ def is_there(name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_a_page_names_are_there(page: Path) -> None:
+def test_files_named_in_pages_exist(page: Path) -> None:
     if str(page.relative_to(ROOT)) in HISTORY:
         return
     named = set(NAMED.findall(page.read_text()))
@@ -31,7 +31,7 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages_that_a_page_links_to_are_there(page: Path) -> None:
+def test_linked_pages_exist(page: Path) -> None:
     targets = {target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text())}
     local = {target for target in targets if target and "://" not in target}
     assert sorted(target for target in local if not (page.parent / target).exists()) == []
@@ -48,13 +48,13 @@ def anchors_of(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_anchors_that_a_page_links_to_are_there(page: Path) -> None:
+def test_linked_anchors_exist(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s#]*\.md)?#([\w-]+)\)", page.read_text())
     targets = {(page.parent / name if name else page, anchor) for name, anchor in links}
     assert sorted(f"{target.name}#{anchor}" for target, anchor in targets if anchor not in anchors_of(target)) == []
 
 
-def test_the_glossary_says_where_things_are() -> None:
+def test_glossary_references_exist() -> None:
     named = re.findall(r" See (.+)\.$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
     places = {place for where in named for place in IN_GLOSSARY.findall(where)}
     assert len(places) > 50
@@ -64,7 +64,7 @@ def test_the_glossary_says_where_things_are() -> None:
     )
 
 
-def test_the_workflow_and_ci_call_targets_that_there_are() -> None:
+def test_ci_calls_existing_make_targets() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for file in (".ci/run", *(f".github/workflows/{name}.yml" for name in ("ci", "site", "release"))):
         called = {
@@ -76,7 +76,7 @@ def test_the_workflow_and_ci_call_targets_that_there_are() -> None:
         assert called <= targets, f"{file}: {called - targets}"
 
 
-def test_a_release_has_the_changelog_of_its_version(tmp_path: Path) -> None:
+def test_release_notes_are_the_changelog_of_the_version(tmp_path: Path) -> None:
     workflow = (ROOT / ".github/workflows/release.yml").read_text()
     line = re.search(r"- run: (awk .* CHANGELOG\.md) >", workflow)
     assert line

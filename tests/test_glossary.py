@@ -22,11 +22,11 @@ def linked(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_links_lead_to_terms(page: Path) -> None:
+def test_glossary_links_lead_to_terms(page: Path) -> None:
     assert linked(page.read_text()) - set(TERMS) == set()
 
 
-def test_every_term_is_a_heading_with_its_own_anchor() -> None:
+def test_every_glossary_term_is_a_heading_with_an_anchor() -> None:
     anchors = [anchor for anchor, _ in TERM.findall(GLOSSARY)]
     assert len(anchors) > 150
     assert sorted({anchor for anchor in anchors if anchors.count(anchor) > 1}) == []
@@ -35,7 +35,7 @@ def test_every_term_is_a_heading_with_its_own_anchor() -> None:
     assert [line for line in GLOSSARY.splitlines() if line.startswith("|")] == [], "search finds headings, not rows"
 
 
-def test_every_term_has_one_paragraph_that_ends_as_a_sentence() -> None:
+def test_every_glossary_term_has_one_paragraph_of_full_sentences() -> None:
     entries = re.split(r"^##+ ", GLOSSARY, flags=re.MULTILINE)[1:]
     terms = [entry.strip().split("\n\n") for entry in entries if entry.startswith("<a id=")]
     assert [parts for parts in terms if len(parts) != 2 or not parts[1].endswith((".", "…"))] == []
@@ -46,13 +46,13 @@ def built(page: str) -> str:
     return link_terms(page, (ROOT / page).read_text(), TERMS)
 
 
-def test_pages_are_written_without_links_to_terms() -> None:
+def test_pages_contain_no_links_to_glossary_terms() -> None:
     assert len(LEARNED_FROM) > 15
     assert [page for page in LEARNED_FROM if linked((ROOT / page).read_text())] == []
 
 
 @pytest.mark.parametrize("page", LEARNED_FROM)
-def test_the_site_links_each_term_once_in_a_page_and_changes_nothing_else(page: str) -> None:
+def test_site_links_each_term_once_per_page_and_changes_nothing_else(page: str) -> None:
     text, with_links = (ROOT / page).read_text(), built(page)
     anchors = re.findall(r"glossary\.md#([\w-]+)", with_links)
     assert len(anchors) == len(set(anchors))
@@ -62,11 +62,11 @@ def test_the_site_links_each_term_once_in_a_page_and_changes_nothing_else(page: 
         assert (ROOT / page).parent.joinpath(f"{up}glossary.md").resolve() == DOCS / "glossary.md"
 
 
-def test_the_pages_link_many_terms() -> None:
+def test_site_links_many_terms() -> None:
     assert len(set().union(*(linked(built(page)) for page in LEARNED_FROM))) > 90
 
 
-def test_only_prose_is_linked() -> None:
+def test_site_links_terms_only_in_prose() -> None:
     text = (
         "# An all-reduce\n\nThe `all-reduce` of a [ring all-reduce](x.md): one all-reduce, two all-reduces.\n"
         "\n```console\n$ frog explain all-reduce\n```\n\n| all-reduce |\n|---|\n| no-all-reduce |\n"
@@ -75,7 +75,7 @@ def test_only_prose_is_linked() -> None:
     assert linked_text == text.replace("one all-reduce", "one [all-reduce](../glossary.md#all-reduce)")
 
 
-def test_of_two_terms_that_begin_alike_the_longer_is_linked() -> None:
+def test_site_links_the_longest_matching_term() -> None:
     terms = {"world": ["world"], "world-size": ["world size"]}
     text = link_terms("docs/a.md", "The world size of a world.", terms)
     assert text == "The [world size](glossary.md#world-size) of a [world](glossary.md#world)."

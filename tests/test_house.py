@@ -81,7 +81,7 @@ PAGES = sorted((SOURCE.parents[1] / "scripts").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_down(path: Path) -> None:
+def test_packages_import_only_lower_layers(path: Path) -> None:
     room = room_of(path)
     for name in imports_of(path):
         parts = name.split(".")
@@ -93,12 +93,12 @@ def test_imports_go_down(path: Path) -> None:
         assert FLOORS[parts[1]] < FLOORS[room], f"{room} (floor {FLOORS[room]}) imports {name}"
 
 
-def test_no_circle_of_files() -> None:
+def test_modules_have_no_import_cycles() -> None:
     graph = {name: imports_of(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
     assert circle_in(graph) is None
 
 
-def test_no_circle_of_packages() -> None:
+def test_packages_have_no_import_cycles() -> None:
     """Nor do sub-packages of a package. A package's own files, above or below those, count one by one."""
 
     def node_of(path: Path) -> str:
@@ -113,7 +113,7 @@ def test_no_circle_of_packages() -> None:
     assert circle_in(graph) is None
 
 
-def test_every_room_says_what_it_is_for() -> None:
+def test_every_package_has_a_docstring() -> None:
     folders = {path.parent for path in FILES}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").read_text().startswith('"""')] == []
 
@@ -146,13 +146,13 @@ def test_light_commands_do_not_load_torch(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_the_map_says_the_same() -> None:
+def test_architecture_page_lists_the_same_layers() -> None:
     rows = re.findall(
         r"^\| (\d) \| ([a-z, ]+) \|", (SOURCE.parents[1] / "docs" / "architecture.md").read_text(), re.MULTILINE
     )
     assert {room: int(floor) for floor, rooms in rows for room in rooms.split(", ")} == FLOORS
 
 
-def test_no_file_has_outgrown_its_room() -> None:
+def test_no_source_file_is_too_long() -> None:
     long = {path.name: count for path in FILES + PAGES if (count := len(path.read_text().splitlines())) > 400}
     assert not long

@@ -39,14 +39,14 @@ def cells(path: Path, kind: str) -> list[str]:
     return [cell.source for cell in jupytext.read(path).cells if cell.cell_type == kind]
 
 
-def test_there_is_a_notebook_for_each_of_the_first_three_labs() -> None:
+def test_first_three_labs_have_notebooks() -> None:
     assert [path.stem for path in NOTEBOOKS] == ["lab0", "lab1", "lab2"]
     for path in NOTEBOOKS:
         assert f"](../../notebooks/{path.name})" in (ROOT / f"docs/labs/{path.stem}.md").read_text()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_text_that_opens_anywhere(path: Path) -> None:
+def test_notebook_is_a_valid_text_notebook(path: Path) -> None:
     notebook = jupytext.read(path)
     assert notebook.metadata["jupytext"]["text_representation"]["format_name"] == "percent"
     assert notebook.metadata["kernelspec"]["name"] == "python3"
@@ -57,7 +57,7 @@ def test_a_notebook_is_text_that_opens_anywhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_a_notebook_points_at_is_there(path: Path) -> None:
+def test_notebook_links_exist(path: Path) -> None:
     text = "\n".join(cells(path, "markdown"))
     links = [target for target in LINK.findall(text) if "://" not in target]
     assert f"../docs/labs/{path.stem}.md" in links
@@ -67,7 +67,7 @@ def test_what_a_notebook_points_at_is_there(path: Path) -> None:
     assert [name for name in exercises if not (ROOT / "labs" / name).is_dir()] == []
 
 
-def test_no_output_is_kept() -> None:
+def test_notebooks_are_committed_without_output() -> None:
     kept = subprocess.run(["git", "ls-files", "notebooks"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     assert [name for name in kept if not name.endswith((".py", ".md"))] == []
 
@@ -85,7 +85,7 @@ def project(default_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SAYS)
-def test_a_notebook_runs(name: str, project: Path) -> None:
+def test_notebook_runs_from_first_to_last_cell(name: str, project: Path) -> None:
     folder = project / "notebooks"
     notebook = jupytext.read(folder / f"{name}.py")
     with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # in place of ports; the path of a socket must be short

@@ -32,14 +32,14 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_a_quoted_line_stands_in_its_file(page: Path) -> None:
+def test_quoted_code_line_exists_in_its_file(page: Path) -> None:
     quoted = QUOTED.findall(page.read_text())
     assert page.relative_to(DOCS) != Path("scale/README.md") or len(quoted) > 12
     assert [place for place in quoted if place[1] not in (ROOT / place[0]).read_text()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_a_command_in_a_sentence_is_one(page: Path) -> None:
+def test_command_quoted_in_a_sentence_is_valid(page: Path) -> None:
     for command in COMMAND.findall(FENCE.sub("", page.read_text())):
         words = [re.sub(r"\bN\b", "1", word) for word in shlex.split(command)[1:]]
         if all(re.fullmatch("[a-z-]+", word) and word[0] != "-" for word in words):  # named alone: `frog slurm explain`
@@ -80,7 +80,7 @@ def test_torchrun_sets_the_variables_of_lab_3_and_no_node_rank() -> None:
     assert "NODE_RANK" not in found
 
 
-def test_slurm_has_the_variables_of_lab_3() -> None:
+def test_slurm_sets_the_variables_of_lab_3() -> None:
     text = (ROOT / "src/frog/cluster/emulator/variables.py").read_text()
     names = launcher_columns()["srun"]
     assert len(names) == 5

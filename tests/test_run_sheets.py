@@ -51,7 +51,7 @@ def begins(minutes: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_session_is_content_a_break_and_slack(name: Name) -> None:
+def test_session_minutes_add_up_with_break_and_slack(name: Name) -> None:
     lines = plan(name)
     assert [begin for begin, *_ in lines] == begins([minutes for _, minutes, _ in lines])
     assert sum(minutes for _, minutes, _ in lines) == SESSION
@@ -62,7 +62,7 @@ def test_a_session_is_content_a_break_and_slack(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_line_of_a_run_sheet_begins_with_a_slide(name: Name) -> None:
+def test_each_run_sheet_line_begins_with_a_slide(name: Name) -> None:
     deck = [minutes for _, minutes in slides(name)]
     lines = [minutes for _, minutes, what in plan(name) if what not in PAUSES]
     assert sum(deck) == CONTENT
@@ -70,7 +70,7 @@ def test_each_line_of_a_run_sheet_begins_with_a_slide(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_demo_and_lab_take_the_minutes_of_their_slides(name: Name) -> None:
+def test_demo_and_lab_minutes_match_their_slides(name: Name) -> None:
     length = {what: minutes for _, minutes, what in plan(name)}
     demo = [minutes for text, minutes in slides(name) if f"$ make session-{name}" in text]
     assert demo == [length["demo"]] == [read_session(name).minutes]
@@ -81,7 +81,7 @@ def test_demo_and_lab_take_the_minutes_of_their_slides(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_exercises_of_a_lab_have_the_minutes_that_they_take(name: Name) -> None:
+def test_session_lab_allows_the_minutes_of_its_exercises(name: Name) -> None:
     lines = lab(name)
     assert [begin for begin, *_ in lines] == begins([minutes for _, minutes, _ in lines])
     for _, minutes, what in lines:
@@ -90,7 +90,7 @@ def test_the_exercises_of_a_lab_have_the_minutes_that_they_take(name: Name) -> N
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_labs_page_says_how_many_hours_its_exercises_take(number: int) -> None:
+def test_lab_page_states_the_hours_of_its_exercises(number: int) -> None:
     text = (ROOT / f"docs/labs/lab{number}.md").read_text()
     minutes = re.findall(r"^\| `frog learn check .* \| (?:(\d+) x )?(\d+) \|$", text, re.MULTILINE)
     hours = sum(int(sittings or 1) * int(each) for sittings, each in minutes) / 60
@@ -100,7 +100,7 @@ def test_a_labs_page_says_how_many_hours_its_exercises_take(number: int) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lab_stops_at_the_same_minute_in_all_places(name: Name) -> None:
+def test_lab_stop_minute_is_consistent(name: Name) -> None:
     stops = [begin for begin, _, what in lab(name) if what.startswith("everybody stops")]
     first = next(begin for begin, _, what in plan(name) if what.startswith("lab "))
     said = re.findall(r"; at (\d):(\d\d) everybody stops", sheet(name))
@@ -109,7 +109,7 @@ def test_a_lab_stops_at_the_same_minute_in_all_places(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_two_questions_are_the_same_before_after_and_on_the_page_about_assessment(name: Name) -> None:
+def test_assessment_questions_are_identical_everywhere(name: Name) -> None:
     asked = [
         re.findall(r"^\d\. (.*)$", text, re.MULTILINE)
         for text, _ in slides(name)

@@ -184,7 +184,9 @@ def world_of_one() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", BROUGHT_ABOUT)
-def test_an_error_says_what_the_page_says(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_text_matches_the_troubleshooting_page(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(RAISED) as caught:
@@ -205,21 +207,21 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("level", "code"), [("INFO", 0), ("DETAIL", -signal.SIGSEGV)])
-def test_debug_level_detail_crashes_ddp_on_gloo_as_entry_25_says(level: str, code: int, tmp_path: Path) -> None:
+def test_debug_level_detail_crashes_ddp_on_gloo(level: str, code: int, tmp_path: Path) -> None:
     env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": level}
     done = subprocess.run([sys.executable, "-c", WRAPS_A_MODEL], env=env, cwd=tmp_path, timeout=60, **TO_TEXT)
     assert done.returncode == code, "torch has changed: entry 25 of docs/troubleshooting.md must change too"
     assert "segmentation fault" in ENTRIES[25][1]
 
 
-def test_entries_are_numbered_without_gaps() -> None:
+def test_troubleshooting_entries_are_numbered_without_gaps() -> None:
     numbers = [int(number) for number in re.findall(r"^### (\d+)\.", PAGE, re.MULTILINE)]
     assert numbers == list(ENTRIES) == list(range(1, len(ENTRIES) + 1))
     assert numbers
 
 
 @pytest.mark.parametrize("number", ENTRIES)
-def test_an_entry_has_a_thread_a_remedy_and_a_place(number: int) -> None:
+def test_troubleshooting_entry_has_a_thread_a_remedy_and_a_place(number: int) -> None:
     body = ENTRIES[number][1]
     assert re.search(r"\]\(https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+\)", body)
     assert "**Do:**" in body

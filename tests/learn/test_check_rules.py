@@ -38,7 +38,7 @@ def ends_in_a_rejection(body: list[ast.stmt], others: set[str]) -> bool:
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
-def test_what_explains_a_difference_ends_in_a_rejection(exercise: Exercise) -> None:
+def test_function_that_explains_a_difference_always_rejects(exercise: Exercise) -> None:
     """A looser comparison at the end would pass a difference that a stricter one has found."""
     found = list(functions(exercise))
     others = {function.name for function in found if never_returns(function)}
@@ -48,11 +48,11 @@ def test_what_explains_a_difference_ends_in_a_rejection(exercise: Exercise) -> N
 
 
 @pytest.mark.parametrize("exercise", [one for one in EXERCISES if one.lab < 2], ids=lambda exercise: exercise.id)
-def test_a_function_that_explains_says_that_it_never_returns(exercise: Exercise) -> None:
+def test_function_that_always_rejects_is_annotated_noreturn(exercise: Exercise) -> None:
     assert [one.name for one in functions(exercise) if one.name.startswith("explain") and not never_returns(one)] == []
 
 
-def test_a_block_that_can_be_left_is_seen() -> None:
+def test_block_with_a_path_to_its_end_is_detected() -> None:
     """Show that the first test can fail."""
     for source, ends in (
         ("grade.reject('a', 'b')", True),

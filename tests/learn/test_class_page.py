@@ -122,7 +122,7 @@ def rehash(table: dict[str, Any]) -> None:
     table["journal"] = journal
 
 
-def test_a_journal_says_all_that_its_progress_does() -> None:
+def test_replayed_journal_equals_the_progress() -> None:
     progress = worked()
     noted = replay(progress)
     for field in ("exercises", "predictions", "quizzes", "drills", "records"):
@@ -132,7 +132,7 @@ def test_a_journal_says_all_that_its_progress_does() -> None:
     assert [entry.what for entry in progress.journal].count("hint") == 3
 
 
-def test_one_page_from_many(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_class_page_summarizes_many_exports(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(worked(), here / "ada.json")
     write(Progress(learner="<b>Eve</b>", began="2026-03-02 08:00:00.001"), here / "eve.json")
     write(with_verdict(Progress(learner="Bob", began="x"), verdict(SECOND, "rejected")), here / "bob.json")
@@ -183,7 +183,7 @@ def test_one_page_from_many(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         (lambda t: (t["journal"][2].update(what="rejected"), rehash(t)), "$.journal: contains an entry that Frog"),
     ],
 )  # fmt: skip
-def test_an_edit_is_noticed(
+def test_edited_export_is_detected_and_located(
     here: Path, capsys: pytest.CaptureFixture[str], change: Callable[[dict[str, Any]], object], place: str
 ) -> None:
     path = write(worked(), here / "ada.json")
@@ -211,7 +211,7 @@ def cut(table: dict[str, Any]) -> None:
     rehash(table)
 
 
-def test_a_journal_written_anew_is_whole_but_not_what_was_noted_before(
+def test_rewritten_journal_is_detected_by_an_earlier_head_or_export(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     progress = worked()
@@ -230,7 +230,7 @@ def test_a_journal_written_anew_is_whole_but_not_what_was_noted_before(
     assert "which this journal does not contain" in capsys.readouterr().out
 
 
-def test_the_last_of_two_exports_counts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_latest_of_two_exports_counts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     progress = worked()
     write(progress, here / "one.json", "2026-03-02")
     write(with_verdict(progress, verdict(THIRD)), here / "two.json", "2026-03-03")
@@ -239,7 +239,7 @@ def test_the_last_of_two_exports_counts(here: Path, capsys: pytest.CaptureFixtur
     assert f"{len(progress.journal) + 1}</td>" in (here / "class.html").read_text()
 
 
-def test_progress_of_before_there_was_a_journal(here: Path) -> None:
+def test_progress_older_than_the_journal_is_labelled(here: Path) -> None:
     old = read_typed(write(worked(), here / "old.json"), Export)
     kept = Progress(learner="Old", began="x", exercises={one.id: one.work for one in old.exercises})
     write(kept, here / "old.json")
@@ -252,7 +252,9 @@ def test_progress_of_before_there_was_a_journal(here: Path) -> None:
     assert ">begun before the journal<" in (here / "class.html").read_text()
 
 
-def test_bad_files_are_named_and_the_others_make_a_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_exports_are_named_and_the_others_make_a_page(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(worked(), here / "ada.json")
     changed(write(worked("Bob"), here / "bob.json"), lambda t: t["exercises"][1]["work"].update(hints=9))
     (here / "torn.json").write_text('{"format": 1, "lear')
@@ -266,13 +268,13 @@ def test_bad_files_are_named_and_the_others_make_a_page(here: Path, capsys: pyte
     assert "3 files were skipped" in html
 
 
-def test_without_one_good_file_there_is_no_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_page_without_a_readable_export(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["class", "none.json"]) == 2
     assert "none of the files is a readable export of `frog learn export`" in capsys.readouterr().err
     assert not (here / "class.html").exists()
 
 
-def test_pseudonyms(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_with_pseudonyms_contains_no_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed(write(worked(), here / "ada.json"), lambda table: table["quizzes"].pop())
     write(worked("Bob"), here / "bob.json")
     assert main(["class", "ada.json", "bob.json", "--pseudonyms", "--out", "page.html"]) == 1
@@ -292,7 +294,9 @@ def test_pseudonyms(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (None, "heads.txt: is missing"),
     ],
 )
-def test_heads_that_are_none(here: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str) -> None:
+def test_invalid_heads_file_is_refused_or_reported(
+    here: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str
+) -> None:
     write(worked(), here / "ada.json")
     if text is not None:
         (here / "heads.txt").write_text(text)
@@ -301,20 +305,20 @@ def test_heads_that_are_none(here: Path, capsys: pytest.CaptureFixture[str], tex
     assert said in captured.out + captured.err
 
 
-def test_where_a_prediction_is_drawn() -> None:
+def test_prediction_is_drawn_on_a_clipped_log_scale() -> None:
     assert [place_of(times(value, 1.0)) for value in (1.0, 16.0, 1e300, 0.5, -3.0)] == [100, 190, 190, 77.5, 10]
     assert times(5.0, 0.0) == 16
     assert times(1e308, 1e-308) == 16
 
 
-def test_a_link_that_leads_to_itself_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_circular_link_is_reported_as_unreadable(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "loop.json").symlink_to("loop.json")
     assert main(["class", "loop.json"]) != 0
     captured = capsys.readouterr()
     assert "loop.json: cannot be read" in captured.out + captured.err
 
 
-def test_what_is_told_stays_short(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_lists_of_problems_are_shortened(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(worked(), Path("ada.json"))
     lines = [f"0123456789ab learner {number}\n" for number in range(3000)] + ["0123456789ab Ada Lovelace\n"] * 3000
     Path("heads.txt").write_text("".join(lines))
@@ -325,14 +329,14 @@ def test_what_is_told_stays_short(here: Path, capsys: pytest.CaptureFixture[str]
     assert len(out) < 10_000
 
 
-def test_a_report_too_large_to_be_checked_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_oversized_export_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(worked(), Path("ada.json"))
     path.write_text(path.read_text() + " " * (4 << 20))
     assert main(["class", "ada.json"]) == 2
     assert "expected at most 4194304" in capsys.readouterr().out
 
 
-def test_three_learners_of_one_name_are_three_names_on_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learners_with_the_same_name_get_distinct_labels(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     progresses = [worked("Ada", began=f"2026-03-02 08:00:00.00{n}") for n in range(3)]
     for n, progress in enumerate(progresses):
         write(progress, here / f"{n}.json")
@@ -352,7 +356,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file, strict=True))
 
 
-def test_the_table_has_a_line_per_learner(here: Path) -> None:
+def test_csv_table_has_one_line_per_learner(here: Path) -> None:
     write(with_name(worked(), "Ada King"), here / "ada.json")
     write(Progress(learner="bob", began="x"), here / "bob.json")
     assert main(["class", ".", "--csv", "class.csv"]) == 0
@@ -380,7 +384,7 @@ def test_the_table_has_a_line_per_learner(here: Path) -> None:
     assert (bob["name"], bob["exercises_passed"], bob["drills"], bob["journal"]) == ("bob", "0", "0", "whole")
 
 
-def test_the_table_keeps_to_rfc_4180_and_no_name_is_computed_as_a_formula(here: Path) -> None:
+def test_csv_table_follows_rfc_4180_and_escapes_formulas(here: Path) -> None:
     names = {
         '=HYPERLINK("http://x","y")': '\'=HYPERLINK("http://x","y")',
         "+1": "'+1",
@@ -403,7 +407,7 @@ def test_the_table_keeps_to_rfc_4180_and_no_name_is_computed_as_a_formula(here: 
     assert b'"Smith, ""Bo"" B",' in data
 
 
-def test_a_table_with_pseudonyms_has_no_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_table_with_pseudonyms_contains_no_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed(write(worked(), here / "ada.json"), lambda table: table["quizzes"].pop())
     assert main(["class", "ada.json", "--pseudonyms", "--csv", "class.csv"]) == 1
     (row,) = rows(here / "class.csv")

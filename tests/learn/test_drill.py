@@ -41,7 +41,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("frog.learn.typed.read_line", line)
 
 
-def test_every_fault_that_is_drawn_can_be_met() -> None:
+def test_every_drawn_fault_can_occur_in_the_run() -> None:
     scene = Scene(world_size=4, steps=STEPS, checkpoint_every=1, eval_every=2)
     drawn = [draw_fault(seed, 4) for seed in range(200)]
     assert [problem for fault in drawn for problem in scene.problems(fault)] == []
@@ -51,7 +51,7 @@ def test_every_fault_that_is_drawn_can_be_met() -> None:
     assert draw_fault(7, 4) == draw_fault(7, 4)
 
 
-def test_answers_are_judged_and_kept(
+def test_drill_answers_are_judged_and_recorded(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer(monkeypatch, "1", "9", "3", "Reduce")
@@ -68,7 +68,7 @@ def test_answers_are_judged_and_kept(
     assert "kill rank=1 step=2 phase=reduce" in (here / "progress.html").read_text()
 
 
-def test_a_run_that_is_there_stays(
+def test_drill_keeps_an_existing_run_of_the_same_seed(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "runs" / "drill-5").mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_a_run_that_is_there_stays(
 
 
 @pytest.mark.parametrize("lines", [(), ("1", "q"), ("1", "2")])
-def test_who_leaves_is_told_nothing_and_nothing_is_kept(
+def test_quitting_a_drill_reveals_and_records_nothing(
     lines: tuple[str, ...], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer(monkeypatch, *lines)
@@ -88,13 +88,15 @@ def test_who_leaves_is_told_nothing_and_nothing_is_kept(
 
 
 @pytest.mark.parametrize("nproc", ["1", "17"])
-def test_a_world_of_one_or_of_many_is_refused(nproc: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drill_refuses_a_world_that_is_too_small_or_too_large(
+    nproc: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["drill", "--nproc", nproc]) == 2
     assert f"--nproc {nproc}: must be 2 to 16" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_run_fails_where_it_was_to_and_says_nothing(
+def test_drill_run_fails_at_the_chosen_place_without_revealing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,7 +107,7 @@ def test_the_run_fails_where_it_was_to_and_says_nothing(
 
 
 @pytest.mark.parametrize("kind", drill.KINDS)
-def test_only_for_a_stopped_rank_the_watchdog_has_less_patience(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchdog_timeout_is_shortened_only_for_a_stopped_rank(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Started(Exception):
         pass
 
@@ -119,8 +121,6 @@ def test_only_for_a_stopped_rank_the_watchdog_has_less_patience(kind: str, monke
 
 
 @pytest.mark.parametrize("seed", ["-1", "9" * 400])
-def test_a_seed_that_no_run_can_be_named_by_is_refused(
-    seed: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_seed_outside_the_valid_range_is_refused(seed: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drill", f"--seed={seed}"]) == 2
     assert "must be 0 to 2^63 - 1" in capsys.readouterr().err

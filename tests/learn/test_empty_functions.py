@@ -15,7 +15,7 @@ REJECTED = {"status": "rejected", "misconception": "one-too-few", "belief": "a b
 
 
 @pytest.mark.parametrize("body", ["pass", "...", '"""Says."""', "return", "return None", '"""Says."""\n    pass'])
-def test_an_empty_function_is_unsolved(tmp_path: Path, body: str) -> None:
+def test_empty_function_is_unsolved(tmp_path: Path, body: str) -> None:
     exercise = find_exercise("1.1", write_course(tmp_path))
     files = {"step.py": f"x = 1\n\ndef step() -> int:\n    {body}\n".encode()}
     told = unsolved_if_empty(verdict(exercise.id, **REJECTED), exercise, files)
@@ -27,7 +27,7 @@ def test_an_empty_function_is_unsolved(tmp_path: Path, body: str) -> None:
 @pytest.mark.parametrize(
     "text", ["def step() -> int:\n    return 0\n", "def other():\n    pass\nstep = other\n", "def ("]
 )
-def test_other_solutions_keep_their_verdict(tmp_path: Path, text: str) -> None:
+def test_solution_without_empty_functions_keeps_its_verdict(tmp_path: Path, text: str) -> None:
     exercise = find_exercise("1.1", write_course(tmp_path))
     rejected = verdict(exercise.id, **REJECTED)
     assert unsolved_if_empty(rejected, exercise, {"step.py": text.encode()}) == rejected
@@ -35,7 +35,7 @@ def test_other_solutions_keep_their_verdict(tmp_path: Path, text: str) -> None:
     assert unsolved_if_empty(passed, exercise, {"step.py": b"def step(): pass\n"}) == passed
 
 
-def test_pass_in_lab_2_1() -> None:
+def test_pass_in_exercise_2_1_is_reported_as_empty() -> None:
     exercise = find_exercise("2.1")
     stub = exercise.stub()["step.py"].decode()
     body = next(line for line in stub.splitlines() if "NotImplementedError" in line)

@@ -16,7 +16,7 @@ from frog.learn.grader.exercise import LABS
 WORKER = LABS / "lab3" / "08_jobs_that_end" / "worker.py"
 
 
-def test_it_waits_for_the_other(tmp_path: Path) -> None:
+def test_failing_rank_waits_until_the_other_has_trained(tmp_path: Path) -> None:
     def start(rank: int) -> subprocess.Popen[bytes]:
         job = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_PROCID": str(rank), "SLOWNESS": "100"}
         words = [sys.executable, str(WORKER), "--checkpoint", "kept", "--fail", "1"]

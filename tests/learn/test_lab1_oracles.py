@@ -33,7 +33,7 @@ def load(monkeypatch: pytest.MonkeyPatch, path: Path, name: str) -> ModuleType:
     return module
 
 
-def test_attention_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_attention_equals_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     check, ranks = parts_of(monkeypatch, "lab1/03_attention")
     for q, k, v in ranks.make_inputs(5):
         T, C = q.shape[-2:]
@@ -43,7 +43,7 @@ def test_attention_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(check.oracle(q, k, v), found.transpose(1, 2), rtol=1e-4, atol=1e-5)
 
 
-def test_the_model_of_the_shape_exercise_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_of_the_shape_exercise_equals_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     check, ranks = parts_of(monkeypatch, "lab1/05_shape_mismatches")
     for sizes in ranks.SIZES:
         weights = ranks.make_weights(5, sizes)
@@ -58,7 +58,7 @@ def test_the_model_of_the_shape_exercise_is_that_of_transformers(monkeypatch: py
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_padded_batch_costs_what_it_costs_in_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_loss_of_a_padded_batch_equals_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.loss.loss_utils import ForCausalLMLoss
 
     check, ranks = parts_of(monkeypatch, "lab1/02_token_loss")
@@ -68,7 +68,7 @@ def test_a_padded_batch_costs_what_it_costs_in_transformers(monkeypatch: pytest.
             assert check.mean(logits, labels) == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_sizes_are_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_model_sizes_equal_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     check, ranks = parts_of(monkeypatch, "lab1/06_sizes")
     for config in ranks.make_configs(5):
         with torch.device("meta"):

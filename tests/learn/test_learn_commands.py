@@ -54,7 +54,7 @@ def step(here: Path, name: str = "lab1/01_first") -> Path:
     return here / "exercises" / name / "step.py"
 
 
-def test_the_first_minute(frog: Any, here: Path) -> None:
+def test_starting_the_course_prints_each_next_step(frog: Any, here: Path) -> None:
     first = frog()
     assert f"will be {here}:" in first
     assert "3 exercises" in first
@@ -66,26 +66,26 @@ def test_the_first_minute(frog: Any, here: Path) -> None:
     assert lines[4] == "next: frog learn watch"
 
 
-def test_a_folder_with_other_things_is_left_alone(frog: Any, here: Path) -> None:
+def test_learn_refuses_to_start_in_a_folder_with_other_files(frog: Any, here: Path) -> None:
     (here / "thesis.tex").touch()
     assert "try: frog learn init ~/frog-course" in frog(code=2)
     assert "not inside a course folder" in frog("list", code=2)
     assert [path.name for path in here.iterdir()] == ["thesis.tex"]
 
 
-def test_init_elsewhere_names_the_way_there(frog: Any, here: Path) -> None:
+def test_init_of_another_folder_prints_the_cd_command(frog: Any, here: Path) -> None:
     assert "next: cd sub && frog doctor" in frog("init", "sub")
     assert (here / "sub" / "exercises").is_dir()
 
 
-def test_a_name_is_given_and_changed_later(frog: Any, here: Path) -> None:
+def test_learner_name_is_set_by_init_and_changed_by_name(frog: Any, here: Path) -> None:
     assert "page: Ada Lovelace." in frog("init", "sub", "--name", "  Ada   Lovelace ")
     for bad in ("", " ", "a" * 81, "two\x00"):
         assert "is not a valid name" in frog("init", "other", "--name", bad, code=2)
     assert not (here / "other").exists()
 
 
-def test_a_changed_name_is_in_the_export_and_leaves_the_journal_whole(
+def test_changed_name_is_exported_with_a_valid_journal(
     frog: Any, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frog()
@@ -118,7 +118,7 @@ def test_init_asks_for_the_name_at_a_terminal(tmp_path: Path) -> None:
     assert read_progress(tmp_path / "mine").name == "Zoë B."
 
 
-def test_from_a_check_to_the_next_exercise(frog: Any, here: Path) -> None:
+def test_check_leads_from_unsolved_through_passed_to_the_next_exercise(frog: Any, here: Path) -> None:
     frog()
     assert "lab 1.1  the first: not solved yet" in frog("check", code=1)
     step(here).write_text("def step(): return 2\n")
@@ -132,7 +132,9 @@ def test_from_a_check_to_the_next_exercise(frog: Any, here: Path) -> None:
     assert "lab 1.2  the second: not solved yet" in frog("check", code=1)
 
 
-def test_the_exercise_is_named_in_many_ways(frog: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exercise_can_be_named_by_id_number_name_or_folder(
+    frog: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frog()
     for name in ("2.1", "third", "lab2/01_third", "exercises/lab2/01_third", "exercises/lab2/01_third/step.py"):
         assert "lab 2.1" in frog("check", name, code=1)
@@ -141,14 +143,14 @@ def test_the_exercise_is_named_in_many_ways(frog: Any, here: Path, monkeypatch: 
     assert "one of: lab1/01_first" in frog("check", "2.9", code=2)
 
 
-def test_a_check_with_a_seed_repeats_and_is_not_noted(frog: Any, here: Path) -> None:
+def test_check_with_a_seed_is_not_recorded(frog: Any, here: Path) -> None:
     frog()
     step(here).write_text(SOLUTION)
     assert "seed 99" in frog("check", "--seed", "99")
     assert read_progress(here).work("lab1/01_first").passed is None
 
 
-def test_a_number_is_shown_only_to_who_predicted_it(frog: Any, here: Path) -> None:
+def test_measured_number_is_hidden_until_it_is_predicted(frog: Any, here: Path) -> None:
     frog()
     step(here, "lab1/02_second").write_text(SOLUTION + '# {"predicted": {"bytes-sent": 3985152}, "notes": ["3.99 MB"]}')
     before = frog("check", "1.2") + frog("check", "1.2", "--json")
@@ -170,7 +172,7 @@ def test_a_number_is_shown_only_to_who_predicted_it(frog: Any, here: Path) -> No
     assert [guess.measured for guess in read_progress(here).predictions] == [3985152, 3985152]
 
 
-def test_what_can_be_predicted(frog: Any, here: Path) -> None:
+def test_predict_refuses_unknown_ids_and_wrong_units(frog: Any, here: Path) -> None:
     frog()
     assert "1.1 asks for no prediction" in frog("predict")
     assert "no exercise asks for a prediction with this name\n  try: 1.1, the current" in frog(
@@ -180,7 +182,7 @@ def test_what_can_be_predicted(frog: Any, here: Path) -> None:
     assert "not predicted yet: frog learn predict bytes-sent VALUE" in frog("predict", "bytes-sent")
 
 
-def test_a_wrong_prediction_names_the_belief_that_leads_to_it(frog: Any, here: Path) -> None:
+def test_wrong_prediction_names_its_misconception(frog: Any, here: Path) -> None:
     frog()
     manifest = here.parent / "labs/lab1/02_second/manifest.toml"
     beliefs = '[[predict.beliefs]]\nvalue = 50\nbelief = "half"\n[[predict.beliefs]]\nfactor = 8\nbelief = "bits"\n'
@@ -194,7 +196,7 @@ def test_a_wrong_prediction_names_the_belief_that_leads_to_it(frog: Any, here: P
             assert ("misconception" in said) == bool(belief)
 
 
-def test_a_belief_has_a_value_or_a_factor(frog: Any, here: Path) -> None:
+def test_prediction_belief_needs_either_a_value_or_a_factor(frog: Any, here: Path) -> None:
     frog()
     manifest = here.parent / "labs/lab1/02_second/manifest.toml"
     good = manifest.read_text()
@@ -203,7 +205,7 @@ def test_a_belief_has_a_value_or_a_factor(frog: Any, here: Path) -> None:
         assert "expected either a value or a factor" in frog("list", code=2)
 
 
-def test_a_prediction_leaves_the_current_exercise_where_it_is(frog: Any) -> None:
+def test_predicting_does_not_change_the_current_exercise(frog: Any) -> None:
     frog()
     frog("check", "2.1", code=1)
     frog("predict", "bytes-sent", "3MB")
@@ -212,7 +214,7 @@ def test_a_prediction_leaves_the_current_exercise_where_it_is(frog: Any) -> None
     assert "exercise 1.2" in frog()
 
 
-def test_a_challenge_with_a_long_title_says_so_once_and_when_it_was_passed(frog: Any, here: Path) -> None:
+def test_long_challenge_title_is_shortened_next_to_its_pass_date(frog: Any, here: Path) -> None:
     frog()
     manifest = here.parent / "labs/lab2/01_third/manifest.toml"
     title = f"challenge: {'a training run ' * 5}"
@@ -227,7 +229,7 @@ def test_a_challenge_with_a_long_title_says_so_once_and_when_it_was_passed(frog:
     assert (here / "progress.html").read_text().count("challenge") == 1
 
 
-def test_a_lab_that_is_passed_offers_its_quiz_until_it_is_taken(frog: Any, here: Path) -> None:
+def test_passed_lab_offers_its_quiz_until_taken(frog: Any, here: Path) -> None:
     frog()
     for exercise, said in (("lab1/01_first", False), ("lab1/02_second", True)):
         step(here, exercise).write_text(SOLUTION)
@@ -239,14 +241,14 @@ def test_a_lab_that_is_passed_offers_its_quiz_until_it_is_taken(frog: Any, here:
     assert "frog quiz" not in frog("check", "1.2")
 
 
-def test_hints_come_one_by_one(frog: Any) -> None:
+def test_hints_are_shown_one_by_one(frog: Any) -> None:
     frog()
     assert frog("hint") == "hint 1 of 3: a question\n"
     assert frog("hint") == "hint 1 of 3: a question\nhint 2 of 3: a place\n"
     assert frog("hint", "1.2") == "hint 1 of 3: a question\n"
 
 
-def test_a_solution_is_shown_after_a_pass_or_is_noted(frog: Any, here: Path) -> None:
+def test_solution_before_a_pass_needs_give_up_and_is_recorded(frog: Any, here: Path) -> None:
     frog()
     assert "try: frog learn hint 1.1; or frog learn solution 1.1 --give-up" in frog("solution", code=2)
     assert SOLUTION in frog("solution", "--give-up")
@@ -257,7 +259,7 @@ def test_a_solution_is_shown_after_a_pass_or_is_noted(frog: Any, here: Path) -> 
     assert read_progress(here).work("lab2/01_third").gave_up is None
 
 
-def test_reset_says_where_the_work_went(frog: Any, here: Path) -> None:
+def test_reset_prints_the_backup_folder(frog: Any, here: Path) -> None:
     frog()
     step(here).write_text("mine\n")
     kept = frog("reset").split("your files were moved to ")[1].strip()
@@ -266,7 +268,7 @@ def test_reset_says_where_the_work_went(frog: Any, here: Path) -> None:
     assert "your files were moved" not in frog("reset")
 
 
-def test_a_learner_whose_course_is_newer_is_informed_on_any_command(frog: Any, here: Path) -> None:
+def test_any_command_reports_course_updates(frog: Any, here: Path) -> None:
     frog()
     labs = here.parent / "labs"
     (labs / "lab1" / "01_first" / "README.md").write_text("newer\n")
@@ -274,7 +276,7 @@ def test_a_learner_whose_course_is_newer_is_informed_on_any_command(frog: Any, h
     assert "newer" not in frog("list")
 
 
-def test_all_that_was_done_is_on_the_page_and_in_the_export(frog: Any, here: Path) -> None:
+def test_progress_page_and_export_contain_all_work(frog: Any, here: Path) -> None:
     frog()
     second = step(here, "lab1/02_second")
     second.write_text('# {"misconception": "sum-is-average"}')
@@ -311,7 +313,7 @@ def test_all_that_was_done_is_on_the_page_and_in_the_export(frog: Any, here: Pat
     assert (found.passed, found.of) == (1, 3)
 
 
-def test_an_export_has_the_hashes_of_the_runs_records(frog: Any, here: Path) -> None:
+def test_export_contains_hashes_of_run_records(frog: Any, here: Path) -> None:
     frog()
     for folder in (here, here.parent):
         (folder / "runs" / "four").mkdir(parents=True)
@@ -329,7 +331,7 @@ def test_an_export_has_the_hashes_of_the_runs_records(frog: Any, here: Path) -> 
     assert [entry.what for entry in read_progress(here).journal] == ["record"] * 3
 
 
-def test_when_all_is_passed(frog: Any, here: Path) -> None:
+def test_commands_after_every_exercise_passed(frog: Any, here: Path) -> None:
     frog()
     for name in ("lab1/01_first", "lab1/02_second", "lab2/01_third"):
         step(here, name).write_text(SOLUTION)
@@ -338,7 +340,7 @@ def test_when_all_is_passed(frog: Any, here: Path) -> None:
     assert "You passed every exercise." in frog()
 
 
-def test_what_the_system_refuses_is_no_traceback(frog: Any, here: Path) -> None:
+def test_system_errors_show_no_traceback(frog: Any, here: Path) -> None:
     frog()
     (here / "backups").write_text("in the way")
     step(here).write_text("mine")
@@ -346,7 +348,7 @@ def test_what_the_system_refuses_is_no_traceback(frog: Any, here: Path) -> None:
     assert step(here).read_text() == "mine"
 
 
-def test_a_terminal_without_ticks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_prints_on_a_terminal_without_unicode(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", out)
     assert main(["learn"]) == 0

@@ -35,7 +35,7 @@ def step_of(folder: LearnerFolder, name: str = "1.1") -> Path:
     return folder.place(find_exercise(name, folder.labs)) / "step.py"
 
 
-def test_a_folder_has_what_the_learner_needs_and_nothing_that_gives_it_away(folder: LearnerFolder) -> None:
+def test_course_folder_contains_stubs_and_pages_but_no_solutions(folder: LearnerFolder) -> None:
     place = folder.path / "exercises" / "lab1" / "01_first"
     assert sorted(path.name for path in place.iterdir()) == ["README.md", "step.py"]
     assert (folder.path / "README.md").exists()
@@ -44,20 +44,20 @@ def test_a_folder_has_what_the_learner_needs_and_nothing_that_gives_it_away(fold
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git")
-def test_a_folder_is_a_repository_with_what_was_shipped(folder: LearnerFolder) -> None:
+def test_course_folder_is_a_git_repository_of_the_original_files(folder: LearnerFolder) -> None:
     step_of(folder).write_text(SOLUTION)
     words = ("git", "diff", "--name-only")
     assert subprocess.check_output(words, cwd=folder.path, text=True).split() == ["exercises/lab1/01_first/step.py"]
 
 
-def test_it_is_found_from_below(folder: LearnerFolder, tmp_path: Path) -> None:
+def test_course_folder_is_found_from_a_subfolder(folder: LearnerFolder, tmp_path: Path) -> None:
     found = open_folder(step_of(folder).parent)
     assert found is not None
     assert found.path == folder.path
     assert find_folder(tmp_path) is None
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(folder: LearnerFolder, labs: Path, tmp_path: Path) -> None:
+def test_nonempty_folder_is_not_turned_into_a_course_folder(folder: LearnerFolder, labs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is already a course folder"):
         create_folder(folder.path, labs)
     with pytest.raises(UsageError, match="is not empty"):
@@ -67,12 +67,12 @@ def test_a_folder_that_holds_something_else_is_left_alone(folder: LearnerFolder,
         create_folder(tmp_path / "file", labs)
 
 
-def test_a_folder_with_hidden_files_alone_counts_as_empty(tmp_path: Path, labs: Path) -> None:
+def test_folder_with_only_hidden_files_counts_as_empty(tmp_path: Path, labs: Path) -> None:
     (tmp_path / "new" / ".venv").mkdir(parents=True)
     create_folder(tmp_path / "new", labs)
 
 
-def test_reset_keeps_a_copy_of_what_it_replaces(folder: LearnerFolder) -> None:
+def test_reset_backs_up_the_files_it_replaces(folder: LearnerFolder) -> None:
     exercise = find_exercise("1.1", folder.labs)
     assert folder.reset(exercise) is None
     for text in ("mine\n", "mine again\n"):
@@ -84,7 +84,7 @@ def test_reset_keeps_a_copy_of_what_it_replaces(folder: LearnerFolder) -> None:
     assert len(list((folder.path / "backups" / exercise.id).iterdir())) == 2
 
 
-def test_a_newer_course_updates_what_is_untouched_and_says_what_it_leaves_alone(folder: LearnerFolder) -> None:
+def test_course_update_replaces_only_unchanged_files_and_lists_the_others(folder: LearnerFolder) -> None:
     step_of(folder, "1.2").write_text(SOLUTION)
     for name in ("lab1/01_first", "lab1/02_second"):
         (folder.labs / name / "step.py").write_text("# newer\n" + STUB)
@@ -101,7 +101,7 @@ def test_a_newer_course_updates_what_is_untouched_and_says_what_it_leaves_alone(
     assert folder.keep_up() == []
 
 
-def test_a_file_is_missing_or_far_too_large(folder: LearnerFolder) -> None:
+def test_missing_or_oversized_learner_file_is_refused(folder: LearnerFolder) -> None:
     exercise = find_exercise("1.1", folder.labs)
     step_of(folder).write_bytes(b"x" * (2 << 20))
     with pytest.raises(UsageError, match="expected at most 1048576"):
@@ -111,7 +111,7 @@ def test_a_file_is_missing_or_far_too_large(folder: LearnerFolder) -> None:
         folder.files(exercise)
 
 
-def test_a_damaged_progress_file_is_named_with_the_place(folder: LearnerFolder) -> None:
+def test_damaged_progress_file_error_names_the_place(folder: LearnerFolder) -> None:
     path = folder.path / "progress.json"
     table = json.loads(path.read_text())
     table["exercises"]["lab1/01_first"]["hints"] = 9
@@ -126,7 +126,7 @@ def test_a_damaged_progress_file_is_named_with_the_place(folder: LearnerFolder) 
         read_progress(folder.path)
 
 
-def test_two_that_write_at_once_lose_nothing(folder: LearnerFolder) -> None:
+def test_concurrent_progress_updates_lose_nothing(folder: LearnerFolder) -> None:
     def check_often() -> None:
         for _ in range(20):
             update_progress(folder.path, lambda progress: with_verdict(progress, verdict("lab1/01_first", "rejected")))
@@ -140,7 +140,7 @@ def test_two_that_write_at_once_lose_nothing(folder: LearnerFolder) -> None:
     assert (work.checks, work.rejected["unknown"].times) == (60, 60)
 
 
-def test_what_is_noted_of_a_check(folder: LearnerFolder) -> None:
+def test_checks_are_recorded_in_the_progress(folder: LearnerFolder) -> None:
     progress = folder.progress()
     for found in (
         verdict("lab1/01_first", "broken"),
@@ -157,7 +157,7 @@ def test_what_is_noted_of_a_check(folder: LearnerFolder) -> None:
     assert work.rejected["sum-is-average"].times == 1
 
 
-def test_a_wheel_has_the_exercises_and_the_pages_that_they_name() -> None:
+def test_wheel_contains_the_exercises_and_their_pages() -> None:
     root = Path(frog.__file__).parents[2]
     wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     shipped = wheel["force-include"]
@@ -168,12 +168,12 @@ def test_a_wheel_has_the_exercises_and_the_pages_that_they_name() -> None:
     assert [name for name in shipped if not (root / name).exists()] == []
 
 
-def test_every_lab_has_its_page() -> None:
+def test_every_lab_has_a_page() -> None:
     labs = {exercise.folder.parent.name for exercise in find_exercises()}
     assert {f"labs/{lab}.md" for lab in labs} <= find_pages().keys()
 
 
-def test_what_a_learner_is_to_read_lies_in_the_folder(tmp_path: Path) -> None:
+def test_course_folder_contains_every_page_that_exercises_refer_to(tmp_path: Path) -> None:
     folder = create_folder(tmp_path / "mine").path
     reads = {exercise.manifest.read for exercise in find_exercises() if exercise.manifest.read}
     reads |= {question.read for pool in read_pools().values() for question in pool}
@@ -186,7 +186,7 @@ def anchors(folder: Path, read: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_hints_end_at_three(folder: LearnerFolder) -> None:
+def test_at_most_three_hints_are_recorded(folder: LearnerFolder) -> None:
     progress: Progress = folder.progress()
     for _ in range(5):
         progress = with_hint(progress, "lab1/01_first")

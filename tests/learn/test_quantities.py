@@ -33,7 +33,7 @@ from frog.learn.quantity import format_quantity, parse_quantity
         (".5", "", 0.5),
     ],
 )
-def test_what_is_understood(text: str, unit: str, value: float) -> None:
+def test_quantities_are_parsed(text: str, unit: str, value: float) -> None:
     assert parse_quantity(text, unit) == pytest.approx(value, rel=1e-12)
 
 
@@ -41,12 +41,12 @@ def test_what_is_understood(text: str, unit: str, value: float) -> None:
     "text",
     ["", "many", ".", "1e999", "nan", "1,2", "1.2.3", "3 4", "5 MBs", "5 s", "5Mb", "8 bit", "1e300TB", "1" * 81],
 )
-def test_what_is_no_number_of_bytes(text: str) -> None:
+def test_invalid_number_of_bytes_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"try: a number, such as 5312, 5\.3MB or 5MiB"):
         parse_quantity(text, "B")
 
 
-def test_bits_are_not_taken_for_bytes() -> None:
+def test_bits_are_refused_as_bytes() -> None:
     with pytest.raises(UsageError, match="a byte has 8 bits"):
         parse_quantity("32 Mbit", "B")
 
@@ -67,7 +67,7 @@ def test_bits_are_not_taken_for_bytes() -> None:
         (123456.7, "", "123457"),
     ],
 )
-def test_what_is_shown(value: float, unit: str, text: str) -> None:
+def test_quantities_are_formatted(value: float, unit: str, text: str) -> None:
     assert format_quantity(value, unit) == text
 
 
@@ -83,7 +83,7 @@ def test_what_is_shown(value: float, unit: str, text: str) -> None:
         (3.0, 0.0, "off"),
     ],
 )
-def test_how_far_off(value: float, measured: float, off: str) -> None:
+def test_error_of_a_prediction_is_described(value: float, measured: float, off: str) -> None:
     guess = Guess(exercise="lab1/01_a", id="a", value=value, unit="", text=f"{value}", at="")
     assert compared(guess, measured, 0.05).endswith(f"({off})")
 
@@ -100,13 +100,15 @@ def test_how_far_off(value: float, measured: float, off: str) -> None:
         ("12", "steps", 16, "predicted 12 steps, measured 16 steps (25 % off)"),
     ],
 )
-def test_two_numbers_that_differ_read_differently(text: str, unit: str, measured: float, said: str) -> None:
+def test_different_prediction_and_measurement_print_differently(
+    text: str, unit: str, measured: float, said: str
+) -> None:
     value = parse_quantity(text, unit)
     guess = Guess(exercise="lab1/01_a", id="a", value=value, unit=unit, text=text, at="")
     assert compared(guess, measured, 0.05) == said
 
 
-def test_twice_too_much_is_drawn_as_far_up_as_half_is_down() -> None:
+def test_chart_scale_is_symmetric_for_factors() -> None:
     middle = height_of(1)
     assert middle - height_of(2) == pytest.approx(height_of(0.5) - middle, abs=0.11)
     assert 0 < height_of(1e9) < middle < height_of(1e-9) < HEIGHT

@@ -49,22 +49,22 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("lab", POOLS)
-def test_a_pool_has_enough_questions(lab: int) -> None:
+def test_each_lab_has_enough_questions(lab: int) -> None:
     assert len(POOLS[lab]) >= 12
 
 
-def test_ids_are_unique() -> None:
+def test_question_ids_are_unique() -> None:
     assert len({question.id for question in QUESTIONS}) == len(QUESTIONS)
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.id)
-def test_a_question_names_a_paragraph_that_there_is(question: Question) -> None:
+def test_question_refers_to_an_existing_section(question: Question) -> None:
     page, _, anchor = question.read.partition("#")
     assert (ROOT / page).is_file(), page
     assert anchor in anchors(ROOT / page), question.read
 
 
-def test_the_briefs_three_questions_come_first() -> None:
+def test_the_three_readiness_questions_come_first() -> None:
     first = [question.id for question in POOLS[0] if question.first]
     assert first == ["what-is-a-gradient", "why-several-gpus", "what-tcp-guarantees"]
     for lab in (0, None):
@@ -85,13 +85,13 @@ def test_the_briefs_three_questions_come_first() -> None:
         ({"kind": "number", "choices": ()}, "kind number needs an answer"),
     ],
 )
-def test_a_question_that_is_not_sound_is_refused(changes: dict[str, object], problem: str) -> None:
+def test_invalid_question_is_refused(changes: dict[str, object], problem: str) -> None:
     assert list(SINGLE.problems()) == list(SEVERAL.problems()) == list(NUMBER.problems()) == []
     found = list(replace(SINGLE, **changes).problems())
     assert any(problem in one for one in found), found
 
 
-def test_a_belief_too_near_to_the_answer_is_refused() -> None:
+def test_belief_too_close_to_the_answer_is_refused() -> None:
     near = replace(NUMBER, beliefs=(NumberBelief(value=4.07e6, belief="b"),))
     assert list(near.problems()) == ["the wrong value 4.07e+06 is within the tolerances of the answer, 4e+06"]
 
@@ -105,7 +105,7 @@ def test_a_belief_too_near_to_the_answer_is_refused() -> None:
         ("[[", "not valid TOML"),
     ],
 )
-def test_a_file_that_cannot_be_is_told_by_place(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_quiz_file_error_names_the_place(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "lab0").mkdir()
     (tmp_path / "lab0" / "quiz.toml").write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -119,7 +119,7 @@ def pools() -> dict[int, list[Question]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_third_of_a_labs_questions_come_from_earlier_labs(seed: int) -> None:
+def test_a_third_of_the_questions_come_from_earlier_labs(seed: int) -> None:
     for lab in (1, 2, 3):
         drawn = [int(question.id.split("-")[1]) for question in draw_round(pools(), lab, seed, 9).questions]
         assert sum(other < lab for other in drawn) == 3
@@ -129,7 +129,7 @@ def test_a_third_of_a_labs_questions_come_from_earlier_labs(seed: int) -> None:
     assert len(set(ids)) == len(ids) == 40
 
 
-def test_a_seed_gives_the_same_round_and_another_another() -> None:
+def test_seed_determines_the_quiz_round() -> None:
     rounds = {seed: draw_round(POOLS, None, seed, 9).questions for seed in SEEDS}
     assert all(draw_round(POOLS, None, seed, 9).questions == drawn for seed, drawn in rounds.items())
     assert len({tuple(question.id for question in drawn) for drawn in rounds.values()}) > 10
@@ -137,11 +137,11 @@ def test_a_seed_gives_the_same_round_and_another_another() -> None:
     assert len(orders) > 5
 
 
-def test_only_a_round_that_asks_whether_a_learner_is_ready_can_end_early() -> None:
+def test_only_a_round_with_readiness_questions_can_end_early() -> None:
     assert [draw_round(POOLS, lab, 5, 60).num_first for lab in (0, None, 1, 2)] == [3, 3, 0, 0]
 
 
-def test_a_lab_without_questions_is_refused() -> None:
+def test_quiz_of_a_lab_without_questions_is_refused() -> None:
     with pytest.raises(UsageError, match="lab 9 has no questions"):
         draw_round(pools(), 9, 0, 9)
 
@@ -167,7 +167,7 @@ def test_a_lab_without_questions_is_refused() -> None:
         (replace(NUMBER, answer=0.0, unit=""), "0", Judged(True)),
     ],
 )
-def test_answers_are_judged(question: Question, answer: str, judged: Judged) -> None:
+def test_quiz_answers_are_judged(question: Question, answer: str, judged: Judged) -> None:
     assert judge_answer(question, answer) == judged
 
 
@@ -175,13 +175,13 @@ def test_answers_are_judged(question: Question, answer: str, judged: Judged) -> 
     ("question", "answer"),
     [(SINGLE, ""), (SINGLE, "ab"), (SINGLE, "e"), (SEVERAL, ""), (SEVERAL, "a e"), (NUMBER, "four"), (NUMBER, "4 s")],
 )
-def test_what_is_no_answer_is_refused(question: Question, answer: str) -> None:
+def test_invalid_quiz_answer_is_refused(question: Question, answer: str) -> None:
     with pytest.raises(UsageError):
         judge_answer(question, answer)
 
 
 @pytest.mark.parametrize(("rights", "ready"), [("", None), ("11", None), ("110", True), ("0100", False), ("111", True)])
-def test_two_of_three_are_ready(rights: str, ready: bool | None) -> None:
+def test_two_of_three_right_answers_mean_ready(rights: str, ready: bool | None) -> None:
     first = tuple(replace(SINGLE, id=str(number), first=True) for number in range(3))
     taken = Round((*first, SINGLE), tuple(Judged(right == "1") for right in rights))
     assert taken.ready is ready
@@ -200,7 +200,7 @@ def quiz(monkeypatch: pytest.MonkeyPatch, words: str, answers: list[str]) -> int
 
 
 @pytest.mark.parametrize("lab", [*POOLS, None])
-def test_a_round_that_is_all_right(
+def test_quiz_with_only_right_answers_scores_full(
     lab: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -214,7 +214,7 @@ def test_a_round_that_is_all_right(
     assert all(len(line) <= 80 for line in shown.splitlines() if "read again" not in line), shown
 
 
-def test_fewer_than_two_of_three_go_back(
+def test_fewer_than_two_of_three_right_answers_end_the_quiz(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "exercises").mkdir()
@@ -239,7 +239,7 @@ def test_fewer_than_two_of_three_go_back(
 
 
 @pytest.mark.parametrize("last", ["q", "Ctrl-C", "end of input"])
-def test_leaving_keeps_what_was_answered(
+def test_quitting_a_quiz_records_the_answers_so_far(
     last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "exercises").mkdir()
@@ -258,7 +258,7 @@ def test_leaving_keeps_what_was_answered(
     assert json.loads((tmp_path / "progress.json").read_text())["quizzes"][0]["asked"] == 1
 
 
-def test_nothing_answered_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_quiz_without_answers_is_not_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "exercises").mkdir()
     begin_progress(tmp_path, "somebody")
     monkeypatch.chdir(tmp_path)
@@ -266,7 +266,7 @@ def test_nothing_answered_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert read_progress(tmp_path).quizzes == ()
 
 
-def test_bytes_that_are_no_text_are_no_answer(
+def test_quiz_input_that_is_not_text_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -34,7 +34,7 @@ $ frog learn predict a-number 1
 """
 
 
-def test_marks_are_shown_as_text_and_code_as_it_is() -> None:
+def test_readme_loses_markdown_marks_and_keeps_code() -> None:
     assert readme_lines(PAGE, Style(40)) == [
         "You will be able to read this, and a",
         "page with `**kwargs`, 2 * 3 and 4 * 5.",
@@ -55,12 +55,12 @@ def test_marks_are_shown_as_text_and_code_as_it_is() -> None:
     ]
 
 
-def test_what_a_paragraph_begins_with_in_bold_is_strong() -> None:
+def test_bold_beginning_of_a_paragraph_is_highlighted() -> None:
     assert readme_lines("**Do.** Fill in `f`.", Style(40, colour=True)) == ["\x1b[1mDo.\x1b[0m Fill in `f`."]
 
 
 @pytest.mark.parametrize("exercise", find_exercises(), ids=lambda exercise: exercise.number)
-def test_a_page_of_the_course_fits_and_is_complete(exercise: Exercise) -> None:
+def test_every_exercise_readme_fits_80_columns_and_keeps_its_words(exercise: Exercise) -> None:
     lines = readme_lines(exercise.readme, Style(80))
     assert [line for line in lines if len(line) > 80] == []
     body = exercise.readme.partition("\n")[2]

@@ -30,7 +30,7 @@ def shown(
     return "\n".join(verdict_lines(verdict(exercise.id, status, **fields), exercise, progress, style or Style(80)))
 
 
-def test_a_pass_says_what_was_measured(exercise: Exercise) -> None:
+def test_passed_verdict_shows_measurements(exercise: Exercise) -> None:
     measured = (Measured(what="largest difference", value="1.2e-7"), Measured(what="weights", value="equal " * 20))
     long = Measured(what="a name that is far too long for the left of two columns", value="2")
     found = {"measured": (*measured, long), "worlds": (2, 4, 2), "predicted": {"bytes-sent": 100.0}}
@@ -46,7 +46,7 @@ def test_a_pass_says_what_was_measured(exercise: Exercise) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_failure_names_observation_belief_question_place_and_hint(exercise: Exercise) -> None:
+def test_rejected_verdict_shows_observation_belief_question_place_and_hint(exercise: Exercise) -> None:
     text = shown(
         exercise,
         "rejected",
@@ -74,17 +74,17 @@ def test_a_failure_names_observation_belief_question_place_and_hint(exercise: Ex
     assert "\x1b" not in text
 
 
-def test_an_unsolved_one_says_where_to_begin(exercise: Exercise) -> None:
+def test_unsolved_verdict_shows_where_to_start(exercise: Exercise) -> None:
     text = shown(exercise, "unsolved")
     assert "edit   exercises/lab1/02_second/step.py" in text
     assert "first  frog learn predict bytes-sent VALUE" in text
 
 
-def test_a_broken_check_is_not_blamed_on_the_learner(exercise: Exercise) -> None:
+def test_broken_check_does_not_blame_the_learner(exercise: Exercise) -> None:
     assert "says nothing about your code" in shown(exercise, "broken", observed="OSError: no space")
 
 
-def test_colour_says_nothing_that_words_do_not(exercise: Exercise) -> None:
+def test_colour_adds_no_information_to_a_verdict(exercise: Exercise) -> None:
     for status in ("passed", "rejected", "unsolved", "broken"):
         plain, coloured = (shown(exercise, status, Style(80, colour)) for colour in (False, True))
         assert "\x1b[" in coloured
@@ -92,7 +92,7 @@ def test_colour_says_nothing_that_words_do_not(exercise: Exercise) -> None:
         assert len({shown(exercise, other).splitlines()[0] for other in ("passed", "rejected", "unsolved")}) == 3
 
 
-def test_nothing_that_was_measured_is_shown_before_the_prediction(exercise: Exercise) -> None:
+def test_passed_verdict_hides_measurements_before_the_prediction(exercise: Exercise) -> None:
     found = {
         "measured": (Measured(what="sent", value="100 B"),),
         "notes": ("100 B",),
@@ -103,5 +103,5 @@ def test_nothing_that_was_measured_is_shown_before_the_prediction(exercise: Exer
     assert "  frog learn predict bytes-sent VALUE\n    How many bytes does a rank send?" in text
 
 
-def test_a_prediction_that_was_not_measured_here(exercise: Exercise) -> None:
+def test_prediction_that_the_check_did_not_measure_is_shown(exercise: Exercise) -> None:
     assert "predicted 90, not measured by this check" in shown(exercise, "passed", progress=PREDICTED)

@@ -66,7 +66,7 @@ def watch(folder: LearnerFolder) -> Iterator[Watch]:
     found.session.close()
 
 
-def test_a_saved_file_is_checked_once(watch: Watch) -> None:
+def test_watch_checks_a_saved_file_once(watch: Watch) -> None:
     assert "1.1  the first: not solved yet" in watch.screen()
     watch.look()
     assert not watch.session.is_checking
@@ -83,7 +83,7 @@ def test_a_saved_file_is_checked_once(watch: Watch) -> None:
     assert "-- checked " in watch.settle()
 
 
-def test_what_is_saved_during_a_check_is_checked_after_it(watch: Watch) -> None:
+def test_save_during_a_check_triggers_another_check(watch: Watch) -> None:
     watch.write("return 2")
     watch.look()
     watch.write(SOLUTION)
@@ -92,7 +92,7 @@ def test_what_is_saved_during_a_check_is_checked_after_it(watch: Watch) -> None:
     assert watch.session.folder.progress().work("lab1/01_first").checks == 3
 
 
-def test_an_empty_function_is_named(watch: Watch) -> None:
+def test_watch_names_an_empty_function(watch: Watch) -> None:
     watch.write('def step() -> int:\n    pass\n# {"belief": "a belief"}')
     watch.look()
     screen = watch.settle()
@@ -100,12 +100,12 @@ def test_an_empty_function_is_named(watch: Watch) -> None:
     assert "a belief" not in screen
 
 
-def test_enter_checks_again(watch: Watch) -> None:
+def test_enter_repeats_the_check(watch: Watch) -> None:
     watch.press("\n")
     assert watch.session.folder.progress().work("lab1/01_first").checks == 2
 
 
-def test_next_goes_on_and_comes_around(watch: Watch) -> None:
+def test_next_skips_passed_exercises_and_wraps_around(watch: Watch) -> None:
     assert "lab 1.2  the second" in watch.press("n")
     assert watch.session.folder.progress().current == "lab1/02_second"
     assert "lab 2.1  the third" in watch.press("n")
@@ -117,7 +117,7 @@ def test_next_goes_on_and_comes_around(watch: Watch) -> None:
     assert "lab 1.2  the second" in watch.press("n")
 
 
-def test_next_during_a_check_shows_nothing_of_the_last_exercise(watch: Watch) -> None:
+def test_next_during_a_check_hides_the_previous_exercises_verdict(watch: Watch) -> None:
     watch.write(SOLUTION)
     watch.look()
     watch.session.handle(("key", "n"))
@@ -127,7 +127,7 @@ def test_next_during_a_check_shows_nothing_of_the_last_exercise(watch: Watch) ->
     assert watch.session.folder.progress().work("lab1/01_first").passed is not None
 
 
-def test_hints_stay_on_the_screen(watch: Watch) -> None:
+def test_watch_keeps_hints_on_the_screen(watch: Watch) -> None:
     assert "hint 1 of 3: a question" in watch.press("h")
     watch.write("return 2")
     watch.look()
@@ -138,7 +138,7 @@ def test_hints_stay_on_the_screen(watch: Watch) -> None:
     assert "hint" not in watch.press("n").splitlines()[3]
 
 
-def test_the_list_comes_and_goes(watch: Watch) -> None:
+def test_list_key_toggles_the_exercise_list(watch: Watch) -> None:
     screen = watch.press("l")
     assert "> 1.1" in screen
     assert "  2.1" in screen
@@ -147,7 +147,7 @@ def test_the_list_comes_and_goes(watch: Watch) -> None:
     assert "not solved yet" in watch.press("\x1b")
 
 
-def test_a_long_list_opens_where_the_learner_is(watch: Watch) -> None:
+def test_long_exercise_list_opens_at_the_current_exercise(watch: Watch) -> None:
     watch.press("n", "n", "l")
     assert "> 2.1" in watch.screen(rows=8)
     assert "1.1 " not in watch.screen(rows=8)
@@ -155,7 +155,7 @@ def test_a_long_list_opens_where_the_learner_is(watch: Watch) -> None:
     assert "> 1.1 " in watch.screen(rows=8)
 
 
-def test_an_exercise_is_chosen_with_arrows(watch: Watch) -> None:
+def test_arrows_choose_an_exercise_in_the_list(watch: Watch) -> None:
     screen = watch.press("l", "down", "down", "down", "down")
     assert "> 2.1" in screen
     assert "> 1.1" not in screen
@@ -164,7 +164,7 @@ def test_an_exercise_is_chosen_with_arrows(watch: Watch) -> None:
     assert watch.session.folder.progress().current == "lab2/01_third"
 
 
-def test_an_exercise_is_chosen_by_its_number(watch: Watch) -> None:
+def test_typed_number_chooses_an_exercise_in_the_list(watch: Watch) -> None:
     assert "go to 1.2_" in watch.press("l", "1", ".", "2")
     assert "> 1.2" in watch.screen()
     assert "lab 1.2  the second: not solved yet" in watch.press("\r")
@@ -173,14 +173,14 @@ def test_an_exercise_is_chosen_by_its_number(watch: Watch) -> None:
     assert "lab 2.1  the third" in watch.press("\x7f", "\n")
 
 
-def test_the_list_shows_what_is_passed(watch: Watch) -> None:
+def test_exercise_list_marks_passed_exercises(watch: Watch) -> None:
     watch.write(SOLUTION)
     watch.look()
     watch.settle()
     assert "✓ 1.1" in watch.press("l", "down")
 
 
-def test_the_exercise_is_read_next_to_its_verdict(watch: Watch) -> None:
+def test_watch_shows_and_scrolls_the_readme_above_the_verdict(watch: Watch) -> None:
     readme = watch.session.exercise.folder / "README.md"
     readme.write_text("# title\n\n" + "\n\n".join(f"**Line {number}.** of *the* page" for number in range(40)))
     screen = watch.screen()
@@ -196,7 +196,7 @@ def test_the_exercise_is_read_next_to_its_verdict(watch: Watch) -> None:
     assert "Line 0. of the page" in watch.press(" ")
 
 
-def test_a_verdict_gets_the_rows_it_needs_and_the_text_keeps_some(watch: Watch) -> None:
+def test_long_verdict_gets_more_rows_but_leaves_some_to_the_readme(watch: Watch) -> None:
     readme = watch.session.exercise.folder / "README.md"
     readme.write_text("# title\n\n" + "\n\n".join(f"Line {number}" for number in range(40)))
     watch.write('# {"observed": "' + "\\n".join(f"word{n}" for n in range(30)) + '"}')
@@ -213,7 +213,7 @@ def test_a_verdict_gets_the_rows_it_needs_and_the_text_keeps_some(watch: Watch) 
     assert "word10" not in switched
 
 
-def test_reset_asks_first(watch: Watch) -> None:
+def test_reset_key_asks_for_confirmation(watch: Watch) -> None:
     watch.write("mine")
     watch.look()
     watch.settle()
@@ -227,7 +227,7 @@ def test_reset_asks_first(watch: Watch) -> None:
     assert "not solved yet" in watch.screen()
 
 
-def test_a_number_is_predicted_in_the_watch(watch: Watch) -> None:
+def test_prediction_is_entered_in_the_watch(watch: Watch) -> None:
     assert "asks for no prediction" in watch.press("p")
     watch.press("n")
     watch.write(SOLUTION + '# {"predicted": {"bytes-sent": 3985152}}')
@@ -242,7 +242,7 @@ def test_a_number_is_predicted_in_the_watch(watch: Watch) -> None:
     assert len(watch.session.folder.progress().predictions) == 1
 
 
-def test_a_missing_file_is_named_until_it_is_back(watch: Watch) -> None:
+def test_watch_reports_a_missing_file(watch: Watch) -> None:
     path = watch.session.folder.place(watch.session.exercise) / "step.py"
     path.unlink()
     watch.look()
@@ -253,7 +253,7 @@ def test_a_missing_file_is_named_until_it_is_back(watch: Watch) -> None:
     assert "passed" in watch.settle()
 
 
-def test_a_grader_that_is_gone_is_replaced(folder: LearnerFolder) -> None:
+def test_watch_replaces_an_ended_grader(folder: LearnerFolder) -> None:
     made: list[FakeGrader] = []
 
     class Mortal(FakeGrader):
@@ -273,7 +273,7 @@ def test_a_grader_that_is_gone_is_replaced(folder: LearnerFolder) -> None:
     assert "not solved yet" in watch.press("\n")
 
 
-def test_what_does_not_fit_is_on_the_next_page(watch: Watch) -> None:
+def test_long_verdict_is_paged(watch: Watch) -> None:
     watch.write('# {"observed": "' + " ".join(f"word{n}" for n in range(400)) + '"}')
     watch.look()
     first = watch.settle()
@@ -287,7 +287,7 @@ def test_what_does_not_fit_is_on_the_next_page(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 12), (200, 60), (40, 3)])
-def test_the_screen_fits(watch: Watch, columns: int, rows: int) -> None:
+def test_watch_screen_fits_the_terminal(watch: Watch, columns: int, rows: int) -> None:
     watch.write('# {"observed": "Your gradients are twice the mean.", "drawing": "rank 0 ...", "where": "step.py:3"}')
     watch.look()
     watch.settle()
@@ -296,6 +296,6 @@ def test_the_screen_fits(watch: Watch, columns: int, rows: int) -> None:
     assert lines[-1].startswith("n next")
 
 
-def test_quit(watch: Watch) -> None:
+def test_q_quits_the_watch(watch: Watch) -> None:
     watch.press("q")
     assert watch.session.is_over

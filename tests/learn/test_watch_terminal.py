@@ -95,7 +95,7 @@ def shell(folder: LearnerFolder) -> Iterator[Shell]:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 120])
-def test_every_character_that_is_drawn_is_on_the_screen(columns: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_rows_are_drawn_completely(columns: int, capsys: pytest.CaptureFixture[str]) -> None:
     full = [f"{row:<{columns - 1}}|" for row in range(24)]
     draw(full)
     first = capsys.readouterr().out
@@ -105,7 +105,7 @@ def test_every_character_that_is_drawn_is_on_the_screen(columns: int, capsys: py
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120])
-def test_the_whole_screen_is_seen(folder: LearnerFolder, columns: int) -> None:
+def test_terminal_shows_the_whole_watch_screen(folder: LearnerFolder, columns: int) -> None:
     readme = folder.labs / "lab1" / "01_first" / "README.md"
     readme.write_text("# title\n\n" + " ".join(f"word{number}" for number in range(60)))
     shell = Shell(folder, columns)
@@ -128,13 +128,13 @@ def screen_of(folder: LearnerFolder, columns: int) -> list[str]:
     return screen_lines(session, Style(columns), 24)
 
 
-def test_keys_of_several_bytes_have_names() -> None:
+def test_keys_of_several_bytes_are_named() -> None:
     assert keys_in(b"a\x1b[A\x1bOB\x1b[5~\x1b[6~\x1b[Hb") == ["a", "up", "down", "pageup", "pagedown", "b"]
     assert keys_in(b"\x1b") == ["\x1b"]
     assert keys_in("é\t".encode()) == ["é", "\t"]
 
 
-def test_save_keys_and_quit(shell: Shell, folder: LearnerFolder) -> None:
+def test_watch_reacts_to_a_save_and_to_keys_in_a_terminal(shell: Shell, folder: LearnerFolder) -> None:
     shell.wait_for("not solved yet")
     step = folder.path / "exercises" / "lab1" / "01_first" / "step.py"
     step.with_name(".step.py.new").write_text(SOLUTION)
@@ -162,15 +162,13 @@ def test_save_keys_and_quit(shell: Shell, folder: LearnerFolder) -> None:
 @pytest.mark.parametrize(
     ("number", "codes"), [(signal.SIGINT, (1, 130, -2)), (signal.SIGTERM, (143,)), (signal.SIGHUP, (129,))]
 )
-def test_the_terminal_is_given_back_on_any_way_out(
-    shell: Shell, number: signal.Signals, codes: tuple[int, ...]
-) -> None:
+def test_terminal_is_restored_on_every_exit(shell: Shell, number: signal.Signals, codes: tuple[int, ...]) -> None:
     shell.wait_for("not solved yet")
     os.kill(shell.process.pid, number)
     assert shell.end() in codes
 
 
-def test_ctrl_z_gives_the_terminal_back_for_as_long(shell: Shell) -> None:
+def test_ctrl_z_restores_the_terminal_until_fg(shell: Shell) -> None:
     shell.wait_for("not solved yet")
     os.kill(shell.process.pid, signal.SIGTSTP)
     shell.wait_for("\x1b[?1049l")
@@ -181,7 +179,7 @@ def test_ctrl_z_gives_the_terminal_back_for_as_long(shell: Shell) -> None:
     assert shell.end() == 0
 
 
-def test_without_a_terminal_verdicts_follow_each_other(folder: LearnerFolder) -> None:
+def test_watch_without_a_terminal_prints_each_verdict(folder: LearnerFolder) -> None:
     words = [sys.executable, str(Path(__file__).parent / "watched.py"), str(folder.path), str(folder.labs)]
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, **options) as process:

@@ -30,9 +30,7 @@ def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> N
     if exercise.lab < 2:
         assert [text for _, verdict in found if misworded(text := verdict.observed or "")] == []
     left = psutil.Process(grader._process.pid).children()
-    assert len(left) < 10, (
-        "the last check's files may still be there, but a leak would leave thousands in a morning of frog learn watch"
-    )
+    assert len(left) < 10, "the last check may still be ending, but a leak would leave thousands in a morning"
 
 
 _ONE_OF_MANY = re.compile(
@@ -59,11 +57,11 @@ def misworded(text: str) -> bool:
         ("the loss of step 1 was 3.52653, but 3.52654 in a run that was never killed", False),
     ],
 )
-def test_a_misworded_sentence_is_found(text: str, wrong: bool) -> None:
+def test_misworded_sentence_is_detected(text: str, wrong: bool) -> None:
     assert misworded(text) is wrong
 
 
-def test_a_wrong_verdict_is_met() -> None:
+def test_specimen_reports_an_unexpected_verdict() -> None:
     """Show that the test of specimens can fail."""
     one = Specimen(EXERCISES[0], "wrong", "a", {}, "a")
     for status, reason, is_right in (("rejected", "a", True), ("rejected", "b", False), ("passed", None, False)):
@@ -82,14 +80,14 @@ def test_a_wrong_verdict_is_met() -> None:
         ),
     ],
 )
-def test_a_reference_measures_what_no_belief_comes_near(predicted: dict[str, float], problem: str | None) -> None:
+def test_reference_measurement_is_not_close_to_any_belief(predicted: dict[str, float], problem: str | None) -> None:
     one = Specimen(EXERCISES[0], "reference", "", {})
     found = one.problem(Verdict(exercise="", status="passed", seed=1, seconds=0, predicted=predicted))
     assert found is None if problem is None else problem in (found or "")
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
-def test_an_exercise_is_whole(exercise: Exercise) -> None:
+def test_exercise_is_complete(exercise: Exercise) -> None:
     manifest = exercise.manifest
     wrong = exercise.solutions("wrong")
     assert len(wrong) >= 4
@@ -107,7 +105,7 @@ def test_an_exercise_is_whole(exercise: Exercise) -> None:
         assert set(manifest.functions) <= names
 
 
-def test_solutions_take_given_files_from_the_exercise(tmp_path: Path) -> None:
+def test_solutions_inherit_given_files(tmp_path: Path) -> None:
     (tmp_path / "course/lab1").mkdir(parents=True)
     folder = shutil.copytree(LABS / "lab3/06_be_the_cluster", tmp_path / "course/lab1/01_first")
     (folder / "worker.py").write_text("print('another')")
@@ -118,7 +116,7 @@ def test_solutions_take_given_files_from_the_exercise(tmp_path: Path) -> None:
     assert exercise.stub()["worker.py"] == b"print('another')"
 
 
-def test_a_file_to_edit_cannot_be_given_too(tmp_path: Path) -> None:
+def test_file_to_edit_cannot_also_be_given(tmp_path: Path) -> None:
     folder = shutil.copytree(LABS / "lab3/06_be_the_cluster", tmp_path / "lab1/01_first")
     manifest = folder / "manifest.toml"
     manifest.write_text(manifest.read_text().replace('given = ["worker.py"]', 'given = ["launch.sh"]'))
@@ -126,13 +124,13 @@ def test_a_file_to_edit_cannot_be_given_too(tmp_path: Path) -> None:
         _ = Exercise(folder).manifest
 
 
-def test_numbers_and_names_tell_exercises_apart() -> None:
+def test_exercise_numbers_and_names_are_unique() -> None:
     assert len({exercise.number for exercise in EXERCISES}) == len(EXERCISES)
     folders = [path for path in LABS.glob("lab*/*/") if path.name[0] not in "._"]
     assert sorted(folders) == [exercise.folder for exercise in EXERCISES]
 
 
-def test_the_table_names_every_exercise_and_every_wrong_solution(
+def test_zoo_table_lists_every_exercise_and_wrong_solution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -145,7 +143,7 @@ def test_the_table_names_every_exercise_and_every_wrong_solution(
         assert [one.name for one in exercise.solutions("wrong") if f"| {one.name} |" not in part] == []
 
 
-def test_one_section_of_the_table_is_written_and_the_others_stay() -> None:
+def test_zoo_table_update_rewrites_only_the_given_sections() -> None:
     text = table(EXERCISES)
     other = text.replace(section(EXERCISES[3]), f"## {EXERCISES[3].number} an old title\n\nan old row\n").replace(
         "| uphill |", "| unproved |"

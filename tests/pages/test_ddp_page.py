@@ -47,7 +47,7 @@ def logs_of(pages: PageHarness, world_size: int) -> list[Log]:
     return logs
 
 
-def test_two_ranks_share_the_samples_and_hold_the_same_weights(pages: PageHarness) -> None:
+def test_two_ddp_ranks_share_the_samples_and_have_equal_weights(pages: PageHarness) -> None:
     out, _ = pages.page(PAGE, "--samples", "24", "--batch-size", "3", *TINY, nproc=2)
     assert "epoch 2 | 24 samples, each taken by one rank and once" in out
     first, second = logs_of(pages, 2)
@@ -84,7 +84,7 @@ def compare_with_one_process(pages: PageHarness, logs: list[Log]) -> None:
 
 
 @pytest.mark.slow
-def test_padding_is_told(pages: PageHarness) -> None:
+def test_ddp_script_reports_padding(pages: PageHarness) -> None:
     out, _ = pages.page(PAGE, "--samples", "13", "--batch-size", "2", "--epochs", "1", *TINY, nproc=3)
     counts = Counter(sample for log in logs_of(pages, 3) for ids in log.ids for sample in ids)
     again = sorted(sample for sample, count in counts.items() if count > 1)
@@ -95,7 +95,7 @@ def test_padding_is_told(pages: PageHarness) -> None:
 
 
 @pytest.mark.slow
-def test_plain_python_is_a_world_of_one(pages: PageHarness) -> None:
+def test_ddp_script_under_plain_python_is_a_world_of_one(pages: PageHarness) -> None:
     pages.page(PAGE, "--samples", "6", "--batch-size", "2", "--forget", "set_epoch", *TINY)
     (log,) = logs_of(pages, 1)
     assert all(before == pytest.approx(after, rel=1e-3) for _, before, after in log.numbers)
@@ -103,13 +103,13 @@ def test_plain_python_is_a_world_of_one(pages: PageHarness) -> None:
 
 
 @pytest.mark.slow
-def test_a_forgotten_sampler_is_found_out(pages: PageHarness) -> None:
+def test_ddp_script_detects_a_missing_sampler(pages: PageHarness) -> None:
     _, err = pages.page(PAGE, "--samples", "12", "--forget", "sampler", *TINY, nproc=2, code=1)
     assert "went to ranks [0, 1] in one step" in err
 
 
 @pytest.mark.slow
-def test_a_failing_rank_ends_the_world(pages: PageHarness) -> None:
+def test_failing_ddp_rank_ends_the_world(pages: PageHarness) -> None:
     process = pages.start_page(PAGE, "--samples", "60", "--fail-rank", "2", "--fail-step", "3", *TINY, nproc=3)
     log = pages.root / "logs" / "rank_2" / "train.log"
     wait_until(lambda: log.exists(), 60, "the log of rank 2", process)
@@ -127,7 +127,7 @@ def test_a_failing_rank_ends_the_world(pages: PageHarness) -> None:
 
 
 @pytest.mark.slow
-def test_mistakes_are_told_once(pages: PageHarness) -> None:
+def test_ddp_script_reports_a_usage_error_once(pages: PageHarness) -> None:
     _, err = pages.page(PAGE, "--fail-rank", "2", *TINY, code=2)
     assert "the ranks are 0 to 0" in err
     assert "Traceback" not in err

@@ -21,7 +21,7 @@ def test_without_workers_a_step_waits_for_every_read_of_its_batch() -> None:
     assert float(waited[1]) >= 10, "five reads of 2 ms, one after the other: a sleep takes no less"
 
 
-def test_a_batch_of_nothing_is_refused_before_anything_starts() -> None:
+def test_empty_batch_is_refused_before_anything_starts() -> None:
     done = feed("--batch-size", "0")
     assert done.returncode == 2
     assert "--batch-size at least 1" in done.stderr

@@ -52,7 +52,7 @@ def prove_barrier(out: str, world_size: int) -> None:
 @pytest.mark.parametrize(
     ("words", "first", "last"), [("4 8 3", 24, 31), ("4 8 0", 0, 7), ("2 1 1", 1, 1), ("3 5 1", 5, 9)]
 )
-def test_explain_shows_the_arithmetic(pages: PageHarness, words: str, first: int, last: int) -> None:
+def test_launcher_explain_shows_the_arithmetic(pages: PageHarness, words: str, first: int, last: int) -> None:
     nnodes, nproc, node_rank = words.split()
     options = ("--nnodes", nnodes, "--nproc-per-node", nproc, "--node-rank", node_rank)
     out, _ = pages.page(PAGE, "--explain", *options)
@@ -63,12 +63,12 @@ def test_explain_shows_the_arithmetic(pages: PageHarness, words: str, first: int
     assert again == out
 
 
-def test_explain_without_a_node_shows_all(pages: PageHarness) -> None:
+def test_launcher_explain_without_a_node_shows_all_nodes(pages: PageHarness) -> None:
     out, _ = pages.page(PAGE, "--explain", "--nnodes", "4", "--nproc-per-node", "8")
     assert re.findall(r"global ranks (\d+) to (\d+)", out) == [("0", "7"), ("8", "15"), ("16", "23"), ("24", "31")]
 
 
-def test_one_call_is_a_cluster(pages: PageHarness) -> None:
+def test_one_launcher_starts_all_nodes(pages: PageHarness) -> None:
     out, _ = pages.page(PAGE, "--", HELLO, "--delay-s", "0.4")
     prove_barrier(out, 4)
     found = re.findall(r"^(\w+) \| rank (\d) on (\w+), pid \d+: RANK=\d WORLD_SIZE=4 LOCAL_RANK=(\d) GROUP_RANK=(\d)",
@@ -82,7 +82,7 @@ def test_one_call_is_a_cluster(pages: PageHarness) -> None:
 
 
 @pytest.mark.slow
-def test_two_terminals_are_a_cluster(pages: PageHarness) -> None:
+def test_two_launchers_form_one_world(pages: PageHarness) -> None:
     port = free_port()
     options = ("--nproc-per-node", "1", *PATIENT)
     second = pages.start_page(PAGE, *options, env=by_hand(port, 1))
@@ -100,7 +100,7 @@ def test_two_terminals_are_a_cluster(pages: PageHarness) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_never_comes(pages: PageHarness) -> None:
+def test_launcher_times_out_if_a_node_never_joins(pages: PageHarness) -> None:
     port = free_port()
     come = pages.start_page(PAGE, *PATIENT, env=by_hand(port, 2, nnodes=3))
     wait_for_line(come, "node2 | waiting for node 0")
@@ -113,7 +113,7 @@ def test_a_node_that_never_comes(pages: PageHarness) -> None:
     assert "Traceback" not in err0 + err1
 
 
-def test_nodes_that_contradict_each_other(pages: PageHarness) -> None:
+def test_launcher_refuses_nodes_with_conflicting_settings(pages: PageHarness) -> None:
     port = free_port()
     first = pages.start_page(PAGE, *PATIENT, env=by_hand(port, 0, nnodes=3))
     for size in (2, 4):
@@ -145,7 +145,9 @@ def test_nodes_that_contradict_each_other(pages: PageHarness) -> None:
         ({}, "absent.py", ["absent.py: no such script"]),
     ],
 )
-def test_bad_variables_are_told(pages: PageHarness, env: dict[str, str], words: str, told: list[str]) -> None:
+def test_launcher_reports_invalid_variables(
+    pages: PageHarness, env: dict[str, str], words: str, told: list[str]
+) -> None:
     out, err = pages.page(PAGE, *words.split(), env=env, code=2)
     assert all(text in err for text in told), err
     assert "Traceback" not in err
@@ -153,7 +155,7 @@ def test_bad_variables_are_told(pages: PageHarness, env: dict[str, str], words: 
 
 
 @pytest.mark.slow
-def test_the_exit_code_of_the_first_failure(pages: PageHarness) -> None:
+def test_launcher_exits_with_the_first_failures_code(pages: PageHarness) -> None:
     (pages.root / "fail.py").write_text(
         "import os, sys, time\nfrom pathlib import Path\n"
         "Path('pid_' + os.environ['RANK']).write_text(str(os.getpid()))\n"
@@ -168,7 +170,7 @@ def test_the_exit_code_of_the_first_failure(pages: PageHarness) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
-def test_nothing_is_left_behind(pages: PageHarness, how: signal.Signals) -> None:
+def test_launcher_leaves_no_processes_behind(pages: PageHarness, how: signal.Signals) -> None:
     process = pages.start_page(PAGE, "--nproc-per-node", "1", "--", HELLO, "--delay-s", "200")
     assert process.stdout is not None
     for line in iter(process.stdout.readline, ""):
@@ -183,7 +185,7 @@ def test_nothing_is_left_behind(pages: PageHarness, how: signal.Signals) -> None
 
 
 @pytest.mark.slow
-def test_the_program_trains_across_the_nodes(pages: PageHarness) -> None:
+def test_launcher_trains_across_simulated_nodes(pages: PageHarness) -> None:
     program = (str(SCRIPTS.parent / "train.py"), "run.toml", "--set", "name=across", "--set", "train.steps=4")
     pages.page(PAGE, "--", *program)
     folder = RunFolder(pages.root / "runs" / "across")

@@ -52,7 +52,7 @@ def checkpoints(pages: PageHarness, run: str = "train_tiny_transformer") -> list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_class_is_the_library_s(page: ModuleType, name: str) -> None:
+def test_model_class_equals_transformers(page: ModuleType, name: str) -> None:
     torch.manual_seed(1)
     ours, theirs = page.TinyTransformer(CONFIGS[name]), TinyTransformer(CONFIGS[name])
     shapes = {key: value.shape for key, value in ours.state_dict().items()}
@@ -67,7 +67,7 @@ def test_the_class_is_the_library_s(page: ModuleType, name: str) -> None:
     torch.testing.assert_close(loss, theirs(tokens[:, :-1].contiguous(), labels), rtol=1e-5, atol=0)
 
 
-def test_it_learns_and_leaves_a_run(pages: PageHarness) -> None:
+def test_train_script_learns_and_writes_a_run_folder(pages: PageHarness) -> None:
     out, _ = pages.page(PAGE, "--epochs", "2", "--steps-per-epoch", "60", "--checkpoint-every", "50", *TINY)
     first, second = (float(loss) for loss in re.findall(r"mean loss ([\d.]+)", out))
     assert second < first
@@ -84,7 +84,7 @@ def test_it_learns_and_leaves_a_run(pages: PageHarness) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
-def test_resume_is_exact(pages: PageHarness, how: signal.Signals) -> None:
+def test_train_script_resumes_exactly(pages: PageHarness, how: signal.Signals) -> None:
     steps = ("--epochs", "3", "--steps-per-epoch", "250", "--checkpoint-every", "20", "--log-every", "10", *TINY)
     pages.page(PAGE, *steps)
     process = pages.start_page(PAGE, *steps)
@@ -105,7 +105,7 @@ def test_resume_is_exact(pages: PageHarness, how: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-def test_torn_checkpoints_are_passed_over(pages: PageHarness) -> None:
+def test_train_script_skips_damaged_checkpoints(pages: PageHarness) -> None:
     pages.page(PAGE, "--epochs", "1", "--steps-per-epoch", "6", "--checkpoint-every", "2", *TINY)
     good, flipped, torn = checkpoints(pages)
     torn.write_bytes(torn.read_bytes()[:-100])
@@ -141,7 +141,7 @@ def test_torn_checkpoints_are_passed_over(pages: PageHarness) -> None:
         (["--resume", "absent"], ["--resume with"]),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(
+def test_train_script_reports_usage_errors_before_anything_starts(
     pages: PageHarness, page: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], told: list[str]
 ) -> None:
     monkeypatch.chdir(pages.root)
@@ -153,7 +153,7 @@ def test_mistakes_are_told_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_the_model_file_is_read(pages: PageHarness) -> None:
+def test_train_script_reads_the_model_file(pages: PageHarness) -> None:
     path = pages.root / "config.json"
     sizes = json.loads(path.read_text())
     path.write_text(json.dumps({**sizes, "num_hidden_layers": 4}))

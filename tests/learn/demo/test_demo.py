@@ -50,25 +50,25 @@ LISTED: dict[Name, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_point_of_the_curriculum_is_a_step(name: Name) -> None:
+def test_every_point_of_the_curriculum_is_a_demo_step(name: Name) -> None:
     titles = "\n".join(step.title for step in read_session(name).steps)
     assert [words for words in LISTED[name] if words not in titles] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_commands_are_shell(name: Name) -> None:
+def test_demo_commands_are_valid_shell(name: Name) -> None:
     for step in read_session(name).steps:
         subprocess.run(["bash", "-n", "-c", step.run], check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_title_fits_on_a_line(name: Name) -> None:
+def test_step_title_fits_on_one_line(name: Name) -> None:
     steps = read_session(name).steps
     assert [step.title for step in steps if len(f"{len(steps)}/{len(steps)}  {step.title}") > 78] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_class_predicts_before_the_answer(name: Name) -> None:
+def test_demo_steps_ask_questions_without_giving_the_answer(name: Name) -> None:
     """Each step except the last has a question, and no answer contains a question."""
     *steps, _ = read_session(name).steps
     assert [step.title for step in steps if not step.ask.rstrip(".").endswith("?") and "?" not in step.ask] == []
@@ -90,7 +90,7 @@ def shown(one: Player) -> str:
     return one.console.file.getvalue()
 
 
-def test_a_failed_step_is_tried_again_without_the_runs_it_made(tmp_path: Path) -> None:
+def test_retrying_a_failed_step_first_removes_its_runs(tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     one = player(
         tmp_path, step("test -e runs/one && exit 3; mkdir -p runs/one; echo tried >> tries; exit 4", makes=("one",))
@@ -100,12 +100,12 @@ def test_a_failed_step_is_tried_again_without_the_runs_it_made(tmp_path: Path) -
     assert one.played[1].code == 4
 
 
-def test_a_step_that_is_meant_to_fail_must_fail(tmp_path: Path) -> None:
+def test_step_marked_fails_is_right_only_if_it_fails(tmp_path: Path) -> None:
     assert player(tmp_path, step("exit 1", fails=True)).play(1)
     assert not player(tmp_path, step("exit 0", fails=True)).play(1)
 
 
-def test_the_output_is_shown_and_kept(tmp_path: Path) -> None:
+def test_step_output_is_shown_and_stored(tmp_path: Path) -> None:
     one = player(tmp_path, step("echo '<out>'; echo err >&2"), step("pwd"))
     assert one.play(1)
     assert (tmp_path / "01.txt").read_text() == "<out>\nerr\n"
@@ -115,14 +115,14 @@ def test_the_output_is_shown_and_kept(tmp_path: Path) -> None:
     assert str(tmp_path) in page
 
 
-def test_the_question_comes_before_the_output_and_the_answer_after_it(tmp_path: Path) -> None:
+def test_player_prints_question_then_output_then_answer(tmp_path: Path) -> None:
     one = player(tmp_path, step("echo output", ask="how many?", look="seven"))
     one.play(1)
     words = [word for word in shown(one).split() if word in ("many?", "output", "seven")]
     assert words == ["output", "many?", "output", "seven"]  # the first is in the command
 
 
-def test_a_text_is_wrapped_next_to_its_label(tmp_path: Path) -> None:
+def test_step_text_is_wrapped_next_to_its_label(tmp_path: Path) -> None:
     one = player(tmp_path, step("true", say="word " * 40, look="look"), width=60)
     one.play(1)
     said = [line for line in shown(one).splitlines() if "word" in line]
@@ -131,7 +131,7 @@ def test_a_text_is_wrapped_next_to_its_label(tmp_path: Path) -> None:
     assert {line[:8] for line in said[1:]} == {" " * 8}
 
 
-def test_of_a_long_output_the_end_is_shown_and_all_is_kept(tmp_path: Path) -> None:
+def test_show_last_shows_the_end_of_an_output_and_stores_all(tmp_path: Path) -> None:
     one = player(tmp_path, step("seq 1000 1999", show_last=3))
     assert one.play(1)
     assert "1997\n1998\n1999\n" in shown(one)
@@ -141,7 +141,7 @@ def test_of_a_long_output_the_end_is_shown_and_all_is_kept(tmp_path: Path) -> No
     assert "1000\n" in page_path(tmp_path).read_text()
 
 
-def test_a_demo_that_continues_keeps_the_first_steps_on_the_page(tmp_path: Path) -> None:
+def test_continued_demo_keeps_earlier_steps_on_the_page(tmp_path: Path) -> None:
     steps = step("echo first"), step("echo second"), step("echo third")
     player(tmp_path, *steps).play(1)
     again = player(tmp_path, steps[0], step("echo another"), step("exit 1"))
@@ -154,14 +154,14 @@ def test_a_demo_that_continues_keeps_the_first_steps_on_the_page(tmp_path: Path)
     assert "this step went wrong" in page
 
 
-def test_the_page_is_there_after_each_step(tmp_path: Path) -> None:
+def test_demo_page_is_written_after_each_step(tmp_path: Path) -> None:
     """An interrupted demo leaves a page with the steps played so far."""
     one = player(tmp_path, step("echo first"), step("cat index.html"))
     one.play(1)
     assert "<pre>first" in (tmp_path / "02.txt").read_text()
 
 
-def test_a_command_gets_a_free_port(tmp_path: Path) -> None:
+def test_demo_command_gets_a_free_port(tmp_path: Path) -> None:
     one = player(tmp_path, step("echo port FREE_PORT"))
     one.play(1)
     port = int((tmp_path / "01.txt").read_text().split()[1])
@@ -170,7 +170,7 @@ def test_a_command_gets_a_free_port(tmp_path: Path) -> None:
     assert f"echo port {port}" in page_path(tmp_path).read_text()
 
 
-def test_a_step_that_does_not_end_is_ended_and_the_demo_continues(
+def test_step_past_its_timeout_is_killed_and_the_demo_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("frog.learn.demo.play._GRACE_S", 1)
@@ -180,7 +180,7 @@ def test_a_step_that_does_not_end_is_ended_and_the_demo_continues(
     assert one.played[2].is_right
 
 
-def test_ctrl_c_ends_the_step_and_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_demo_step_and_asks_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the keyboard: Enter runs it, Ctrl-C ends it, s continues with the next step."""
     answers = iter(["", "s", ""])
     one = player(tmp_path, step("echo begun > begun; sleep 1000"), step("echo after"), auto=False)
@@ -198,13 +198,13 @@ def test_ctrl_c_ends_the_step_and_asks(tmp_path: Path, monkeypatch: pytest.Monke
     assert one.played[2].is_right
 
 
-def test_a_demo_needs_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_outside_the_repository_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"does not contain train\.py"):
         new_folder("a", None)
 
 
-def test_each_demo_gets_a_folder_of_its_own_and_from_continues_in_the_newest(
+def test_demo_creates_numbered_folders_and_from_uses_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -224,7 +224,7 @@ def test_each_demo_gets_a_folder_of_its_own_and_from_continues_in_the_newest(
     assert str(old_folder("a", Path("demo-a-2"))) == "demo-a-2"
 
 
-def test_runs_that_are_not_a_demos_are_not_removed(tmp_path: Path) -> None:
+def test_demo_never_removes_runs_outside_a_demo_folder(tmp_path: Path) -> None:
     (tmp_path / "runs" / "demo").mkdir(parents=True)
     with pytest.raises(UsageError, match="not a demo folder"):
         old_folder("a", tmp_path)
@@ -233,7 +233,7 @@ def test_runs_that_are_not_a_demos_are_not_removed(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_session_runs_unattended(name: Name, tmp_path: Path) -> None:
+def test_demo_runs_unattended(name: Name, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "frog"), "demo", name, "--auto", "--out", str(tmp_path / "demo")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE * 880)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
@@ -246,7 +246,7 @@ def test_a_session_runs_unattended(name: Name, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_run_sheet_has_the_demos_minutes_and_questions(name: Name) -> None:
+def test_run_sheet_matches_the_demos_minutes_and_questions(name: Name) -> None:
     sheet = (ROOT / "docs" / "teach" / f"session-{name}.md").read_text()
     session = read_session(name)
     assert f"## The demo, {session.minutes} minutes" in sheet

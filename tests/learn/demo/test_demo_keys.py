@@ -29,7 +29,7 @@ PROMPT = rb"q: quit > "
 
 
 @pytest.mark.timeout(PATIENCE * 60)
-def test_an_enter_typed_during_a_step_does_not_start_the_next(tmp_path: Path) -> None:
+def test_enter_typed_during_a_step_does_not_start_the_next_step(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", PLAYER, str(tmp_path)]

@@ -38,11 +38,11 @@ def told(capfd: pytest.CaptureFixture[str]) -> dict[str, Seen]:
     return {seen.name: seen for seen in read_reports(capfd.readouterr().out)}
 
 
-def test_the_port_probe_reads_until_every_byte_arrived() -> None:
+def test_port_probe_reads_until_every_byte_has_arrived() -> None:
     assert machine._ports(num_bytes=1 << 24).startswith("127.0.0.1:")
 
 
-def test_a_machine_that_has_everything_runs_every_lab() -> None:
+def test_machine_with_everything_runs_every_lab() -> None:
     assert all(judge(WELL, lab).runs and not judge(WELL, lab).instead for lab in ALL)
     text = as_text(WELL, ALL)
     assert [line for line in text.splitlines() if line.startswith("lab ")] == [
@@ -52,7 +52,7 @@ def test_a_machine_that_has_everything_runs_every_lab() -> None:
 
 
 @pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.name.replace(" ", "-"))
-def test_whatever_is_missing_is_told_where_it_is_needed(need: object) -> None:
+def test_missing_need_is_reported_only_for_labs_that_use_it(need: object) -> None:
     name = need.name  # type: ignore[attr-defined]
     this, seen = BY_NAME[name], lacking(name)
     for lab in ALL:
@@ -70,7 +70,7 @@ def test_whatever_is_missing_is_told_where_it_is_needed(need: object) -> None:
         assert advice is None or " ".join(advice.split()) in shown
 
 
-def test_names_are_unique_and_every_need_is_probed() -> None:
+def test_need_names_are_unique_and_every_need_is_probed() -> None:
     assert len(BY_NAME) == len(NEEDS)
     in_processes = {name for probe in machine.PROBES.values() for name in probe} | tools.PROBES.keys()
     of_ranks = {"torch", "cpu", "gpu", "fork with torch", "transformers", "accelerate", "datasets"}
@@ -78,7 +78,7 @@ def test_names_are_unique_and_every_need_is_probed() -> None:
     assert BY_NAME.keys() == in_processes | of_ranks | gloo | {"torchrun", "temporary folder"}
 
 
-def test_json_says_the_same() -> None:
+def test_doctor_json_agrees_with_its_text() -> None:
     data = as_json(lacking("ports", "slurm", "rust"), ALL)
     assert json.loads(json.dumps(data))["labs"]["3"] == {
         "runs": False,
@@ -93,14 +93,14 @@ def test_json_says_the_same() -> None:
     ("missing", "words", "code"),
     [("slurm", "", 0), ("torchrun", "", 1), ("torchrun", "--lab 1", 0), ("torchrun", "--lab 2 --json", 1)],
 )
-def test_the_exit_code_is_1_if_a_lab_does_not_run(
+def test_doctor_exits_with_1_if_a_lab_does_not_run(
     missing: str, words: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "probe_machine", lambda deadline_s: lacking(missing))
     assert main(["doctor", *words.split()]) == code
 
 
-def test_a_probe_that_raises_tells_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_probe_exception_is_reported_on_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     def fails() -> str:
         raise KeyError("first line\nsecond line")
 
@@ -109,7 +109,7 @@ def test_a_probe_that_raises_tells_one_line(capfd: pytest.CaptureFixture[str]) -
     assert read_reports('frog-doctor: {"name": "cut sho') == []
 
 
-def test_without_tools_on_the_path(
+def test_tools_missing_from_the_path_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -131,7 +131,7 @@ def program(folder: Path, name: str, lines: str) -> None:
     path.chmod(0o755)
 
 
-def test_tools_that_fail_or_lie(
+def test_tools_that_fail_or_give_wrong_results_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -149,7 +149,7 @@ def test_tools_that_fail_or_lie(
     assert seen["torchrun command"].startswith(f"{tmp_path}/torchrun does not belong to this Python")
 
 
-def test_tools_that_are_slow_are_there(
+def test_slow_tools_count_as_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tools, "_PATIENCE_S", 0.2)
@@ -167,9 +167,7 @@ def test_tools_that_are_slow_are_there(
     assert seen["docker"].text == "the Docker engine did not answer within 0.2 s"
 
 
-def test_a_host_name_that_does_not_resolve_or_only_here(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_host_name_problems_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def unknown(*_: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -186,7 +184,9 @@ def test_a_host_name_that_does_not_resolve_or_only_here(
     assert told(capfd)["host address"].ok
 
 
-def test_a_small_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_shortage_of_each_resource_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -233,7 +233,7 @@ main(int(sys.argv[1]), sys.argv[2])
 """
 
 
-def test_a_gloo_that_averages_wrongly_and_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_or_crashing_gloo_operations_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AVG that only adds, as in some releases; an operation that fails; a rank that crashes."""
     monkeypatch.chdir(tmp_path)
     seen = probes.probe_machine(60, ["-c", WRONG_AVG])
@@ -254,7 +254,7 @@ def test_a_gloo_that_averages_wrongly_and_dies(tmp_path: Path, monkeypatch: pyte
     ]
 
 
-def test_a_rank_of_torchrun_says_who_it_is_in_one_piece() -> None:
+def test_torchrun_probe_writes_its_line_in_one_call() -> None:
     """Two ranks write to one file."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
@@ -263,7 +263,7 @@ def test_a_rank_of_torchrun_says_who_it_is_in_one_piece() -> None:
         assert ours.recv(100) == b"rank 1 of 2\n"
 
 
-def test_the_barrier_is_held_to_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_barrier_that_does_not_wait_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from frog.learn.doctor import rank
 
     monkeypatch.setattr(rank, "dist", SimpleNamespace(barrier=lambda group: None))
@@ -273,7 +273,7 @@ def test_the_barrier_is_held_to_its_promise(monkeypatch: pytest.MonkeyPatch) -> 
             rank._barrier(store, 0, None)
 
 
-def test_what_a_probe_was_at_when_it_was_ended_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_folders_of_a_killed_probe_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     makes = f"import os, tempfile; tempfile.mkdtemp(prefix='.frog-doctor-', dir={str(tmp_path)!r})"
     words = ["-c", f"{makes}; os.kill(os.getpid(), 9)"]
@@ -282,7 +282,7 @@ def test_what_a_probe_was_at_when_it_was_ended_goes(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_ends_at_its_deadline_and_leaves_nothing(tmp_path: Path) -> None:
+def test_doctor_ends_at_its_deadline_without_leftover_processes(tmp_path: Path) -> None:
     here = Harness(tmp_path)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -295,7 +295,7 @@ def test_the_command_ends_at_its_deadline_and_leaves_nothing(tmp_path: Path) -> 
     assert [process.pid for process in psutil.process_iter(["cmdline"]) if str(temporary) in str(process.info)] == []
 
 
-def test_this_machine_runs_lab_2(tmp_path: Path) -> None:
+def test_doctor_reports_that_this_machine_runs_lab_2(tmp_path: Path) -> None:
     data = json.loads(Harness(tmp_path).run("frog", "doctor", "--lab", "2", "--json", "--deadline", "300").stdout)
     wrong = {name: one for name, one in data["findings"].items() if one["state"] == "missing" and 2 in one["labs"]}
     assert wrong == {}

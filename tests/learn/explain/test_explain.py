@@ -29,7 +29,7 @@ def notes_of(*times: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_chart_has_one_scale() -> None:
+def test_chart_bars_share_one_time_scale() -> None:
     drawn = chart(
         [
             Bar("rank 0", [("#", START, START + 250 * MS), (".", START + 250 * MS, START + 1000 * MS)], "waited"),
@@ -42,7 +42,7 @@ def test_a_chart_has_one_scale() -> None:
     assert scale.split() == ["0", "1.0", "s"]
 
 
-def test_who_waited_for_whom() -> None:
+def test_wait_table_shows_how_much_later_each_rank_arrived() -> None:
     head, *rows = waits([START + 30 * MS, START, START + 50 * MS]).splitlines()
     assert head.split("  ") == ["waited for", "rank 0", "rank 1", "rank 2"]
     assert [re.split(r"\s{2,}", row.strip()) for row in rows] == [
@@ -55,11 +55,11 @@ def test_who_waited_for_whom() -> None:
 @pytest.mark.parametrize(
     ("ns", "text"), [(10_000, "0.0 ms"), (2_340_000, "2.3 ms"), (152 * MS, "152 ms"), (1500 * MS, "1.5 s")]
 )
-def test_times_in_words(ns: int, text: str) -> None:
+def test_spans_are_formatted_by_magnitude(ns: int, text: str) -> None:
     assert span_text(ns) == text
 
 
-def test_the_story_of_a_barrier() -> None:
+def test_story_of_a_barrier() -> None:
     notes = notes_of(
         {"came_ns": 100, "left_ns": 402}, {"came_ns": 400, "left_ns": 401}, {"came_ns": 250, "left_ns": 405}
     )
@@ -76,7 +76,7 @@ def all_reduce_notes(**changes: Any) -> list[dict[str, Any]]:
     return notes_of(*({**each, "came_ns": came, "gave": 1.0 + n} for n, came in enumerate((100, 200, 400))))
 
 
-def test_the_story_of_an_all_reduce() -> None:
+def test_story_of_an_all_reduce() -> None:
     told = write_story("all-reduce", all_reduce_notes())
     assert "blocked until rank 2, the last, arrived" in told
     assert "After the last rank arrived, the all-reduce took 10 ms." in told
@@ -88,7 +88,7 @@ def test_the_story_of_an_all_reduce() -> None:
     assert "but rank 0 has [6.0, 7.0]: the sum is wrong." in write_story("all-reduce", all_reduce_notes(got=[6.0, 7.0]))
 
 
-def test_the_story_of_a_rendezvous() -> None:
+def test_story_of_a_rendezvous() -> None:
     notes = notes_of(
         {"knocked_ns": 100, "reached_ns": 300, "complete_ns": 305, "joined_ns": 320, "arrival": 3},
         {"knocked_ns": 0, "reached_ns": 140, "complete_ns": 304, "joined_ns": 320, "arrival": 1},
@@ -107,12 +107,12 @@ def test_the_story_of_a_rendezvous() -> None:
 @pytest.mark.parametrize(
     ("nproc", "nodes", "told"), [(1, None, "a world of 1"), (17, None, "a world of 17"), (None, "1:2x2", "1:2x2")]
 )
-def test_worlds_that_explain_nothing_are_refused(nproc: int | None, nodes: str | None, told: str) -> None:
+def test_worlds_too_small_or_too_large_to_explain_are_refused(nproc: int | None, nodes: str | None, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         read_nodes(nproc, nodes)
 
 
-def test_a_real_barrier_opens_when_the_last_has_come() -> None:
+def test_real_barrier_releases_all_ranks_after_the_last_arrival() -> None:
     code, notes = run_notes("barrier", read_nodes(3, None))
     assert code == 0
     came = [note["came_ns"] for note in notes]
@@ -120,7 +120,7 @@ def test_a_real_barrier_opens_when_the_last_has_come() -> None:
     assert [note["num_products"] for note in notes] == [0, 300, 600]
 
 
-def test_a_real_all_reduce_sends_what_the_ring_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_all_reduce_sends_as_many_bytes_as_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FROG_BACKEND", raising=False)  # Frog's own backend uses shared memory here
     code, notes = run_notes("all-reduce", read_nodes(3, None))
     assert code == 0
@@ -133,7 +133,7 @@ def test_a_real_all_reduce_sends_what_the_ring_does(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_real_rendezvous_of_two_nodes(harness: Harness) -> None:
+def test_explain_rendezvous_on_two_real_nodes(harness: Harness) -> None:
     out = harness.run("frog", "explain", "rendezvous", "--nodes", "2x1").stdout
     assert re.search(r"^rank 0 on node0 [ #o.=]+ opened the store, waited", out, re.MULTILINE)
     assert re.search(r"^rank 1 on node1 [ #?.=]+ number [12] to connect, waited", out, re.MULTILINE)
@@ -142,7 +142,7 @@ def test_a_real_rendezvous_of_two_nodes(harness: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_tells_the_story(harness: Harness) -> None:
+def test_explain_barrier_prints_chart_and_text(harness: Harness) -> None:
     out = harness.run("frog", "explain", "barrier", "--nproc", "2").stdout
     assert re.search(r"^rank 0 [ #.]+ waited [\d.]+ m?s$", out, re.MULTILINE)
     assert re.search(r"^rank 1 [ #.]+ waited [\d.]+ m?s$", out, re.MULTILINE)

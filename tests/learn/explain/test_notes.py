@@ -22,7 +22,7 @@ NOTES = {
 
 
 @pytest.mark.parametrize("what", NOTES)
-def test_notes(tmp_path: Path, what: str) -> None:
+def test_notes_reject_every_wrong_key(tmp_path: Path, what: str) -> None:
     path = tmp_path / "rank_0.json"
     path.write_text(json.dumps({**WHO, **NOTES[what]}))
     assert read_notes(path, what) == {**WHO, **NOTES[what]}

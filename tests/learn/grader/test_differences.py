@@ -24,5 +24,5 @@ from frog.learn.grader.grade import difference_of
         ([1.0, 2.0], [1.0, 2.0], None),
     ],
 )
-def test_two_tensors(found: Any, expected: Any, said: str | None) -> None:
+def test_difference_of_two_tensors_is_described(found: Any, expected: Any, said: str | None) -> None:
     assert difference_of(torch.tensor(found), torch.tensor(expected), "x", 1e-5, 1e-7) == said

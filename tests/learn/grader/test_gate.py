@@ -22,7 +22,7 @@ def recv(source: int | None, me: int, tag: int = 0) -> Operation:
     return Operation("recv", (me,), (), peer=source, tag=tag)
 
 
-def test_a_collective_begins_when_all_have_come() -> None:
+def test_collective_is_released_after_all_ranks_arrive() -> None:
     gate = Gate(2)
     gate.enter(0, reduce())
     assert gate.release() == []
@@ -31,7 +31,7 @@ def test_a_collective_begins_when_all_have_come() -> None:
     assert [rank for rank, _ in gate.release()] == [0, 1]
 
 
-def test_an_asynchronous_one_holds_nobody_until_it_is_waited_for() -> None:
+def test_asynchronous_collective_blocks_only_on_wait() -> None:
     gate = Gate(2)
     gate.enter(0, reduce(is_async=True))
     gate.enter(0, reduce(8, is_async=True))
@@ -41,7 +41,7 @@ def test_an_asynchronous_one_holds_nobody_until_it_is_waited_for() -> None:
     assert [rank for rank, _ in gate.release()] == [0]
 
 
-def test_other_sizes_are_known_before_anything_begins() -> None:
+def test_mismatched_sizes_are_detected_before_the_collective_starts() -> None:
     gate = Gate(2)
     gate.enter(0, reduce(4))
     gate.enter(1, reduce(5))
@@ -52,7 +52,7 @@ def test_other_sizes_are_known_before_anything_begins() -> None:
     assert "5 x float32" in problem.observed
 
 
-def test_who_waits_for_one_that_has_ended_waits_in_vain() -> None:
+def test_waiting_for_an_ended_rank_is_a_deadlock() -> None:
     gate = Gate(3)
     gate.enter(0, reduce(group=(0, 1, 2)))
     gate.finish(1, "returned")
@@ -68,7 +68,7 @@ def test_who_waits_for_one_that_has_ended_waits_in_vain() -> None:
     ]
 
 
-def test_two_that_both_send_first_wait_for_ever() -> None:
+def test_two_ranks_that_both_send_first_deadlock() -> None:
     gate = Gate(2)
     gate.enter(0, send(1, me=0))
     assert gate.problem() is None
@@ -79,7 +79,7 @@ def test_two_that_both_send_first_wait_for_ever() -> None:
     assert problem.id == "one-rank-waits"
 
 
-def test_messages_meet_by_peer_and_tag_in_order() -> None:
+def test_messages_are_matched_by_peer_and_tag_in_order() -> None:
     gate = Gate(2)
     gate.enter(0, send(1, me=0, tag=7, is_async=True))
     gate.enter(0, send(1, me=0, is_async=True))
@@ -91,7 +91,7 @@ def test_messages_meet_by_peer_and_tag_in_order() -> None:
     assert gate.problem() is not None
 
 
-def test_a_receiver_that_takes_from_anyone_takes_the_same_one_whoever_comes_first() -> None:
+def test_recv_from_any_source_matches_the_lowest_rank_regardless_of_arrival() -> None:
     for first, second in ((1, 2), (2, 1)):
         gate = Gate(3)
         gate.enter(0, recv(None, me=0))
@@ -102,7 +102,7 @@ def test_a_receiver_that_takes_from_anyone_takes_the_same_one_whoever_comes_firs
 
 
 @pytest.mark.parametrize("sender_first", [True, False])
-def test_a_message_without_room_for_it_is_known_before_it_is_sent(sender_first: bool) -> None:
+def test_message_larger_than_its_buffer_is_detected_before_sending(sender_first: bool) -> None:
     for room, is_clash in ((3, True), (4, False), (5, False)):
         gate = Gate(2)
         ends = [
@@ -120,7 +120,7 @@ def test_a_message_without_room_for_it_is_known_before_it_is_sent(sender_first: 
             )
 
 
-def test_groups_do_not_disturb_each_other() -> None:
+def test_collectives_of_different_groups_are_independent() -> None:
     gate = Gate(4)
     gate.enter(0, reduce(group=(0, 1)))
     gate.enter(2, reduce(9, group=(2, 3)))
@@ -129,7 +129,7 @@ def test_groups_do_not_disturb_each_other() -> None:
     assert gate.problem() is None
 
 
-def test_two_groups_in_two_orders_wait_for_ever() -> None:
+def test_collectives_of_two_groups_in_opposite_orders_deadlock() -> None:
     gate = Gate(2)
     gate.enter(0, Operation("barrier", (0, 1)))
     gate.enter(1, Operation("barrier", (1,)))
@@ -140,7 +140,7 @@ def test_two_groups_in_two_orders_wait_for_ever() -> None:
     assert "it had failed with ValueError" in problem.observed
 
 
-def test_number_of_a_collective_leaves_out_the_making_of_groups() -> None:
+def test_collective_number_does_not_count_new_group() -> None:
     gate = Gate(2)
     for rank in WORLD:
         gate.enter(rank, Operation("new_group", WORLD, ("ranks [0]",)))

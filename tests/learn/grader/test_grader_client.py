@@ -10,7 +10,7 @@ import pytest
 from frog.learn.grader.client import Grader
 
 
-def test_a_grader_that_was_asked_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_grader_that_is_still_loading_kills_it(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     kill, wait = subprocess.Popen.kill, subprocess.Popen.wait
 

@@ -10,7 +10,7 @@ from frog.learn.grader.codec import Frames, NotPlain, pack, unpack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8])
-def test_a_tensor_comes_back(dtype: torch.dtype) -> None:
+def test_tensor_survives_a_round_trip(dtype: torch.dtype) -> None:
     for shape in ((2, 3), (), (0, 4)):
         tensor = (torch.randn(shape) * 3).to(dtype)
         found = unpack(pack(tensor)[8:])
@@ -19,7 +19,7 @@ def test_a_tensor_comes_back(dtype: torch.dtype) -> None:
         assert torch.equal(found, tensor)
 
 
-def test_plain_values_come_back() -> None:
+def test_plain_values_survive_a_round_trip() -> None:
     value = {
         "a": [1, 2.5, None, True, "é"],
         "b": {"c": b"x"},
@@ -33,7 +33,7 @@ def test_plain_values_come_back() -> None:
     assert not found["p"].requires_grad
 
 
-def test_frames_come_in_pieces() -> None:
+def test_frames_are_decoded_from_partial_reads() -> None:
     data = pack({"one": 1}) + pack([torch.arange(5)])
     frames, found = Frames(), []
     for i in range(len(data)):
@@ -43,12 +43,12 @@ def test_frames_come_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), lambda: None, {1, 2} and object])
-def test_what_is_not_plain_is_refused(value: object) -> None:
+def test_packing_a_value_that_is_not_plain_is_refused(value: object) -> None:
     with pytest.raises(NotPlain):
         pack(value)
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 8, b"\x01" + b"\0" * 7 + b"\xc1"])
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_invalid_frame_is_refused(data: bytes) -> None:
     with pytest.raises(NotPlain):
         list(Frames().feed(data))

@@ -205,25 +205,25 @@ def _nothing_is_left(place: Place) -> Iterator[None]:
     wait_until(lambda: place.left() == [], 10, "the end of all processes")
 
 
-def test_the_reference_passes(place: Place) -> None:
+def test_reference_of_the_hostile_exercise_passes(place: Place) -> None:
     assert place.check(FILES["reference/sum.py"]).status == "passed"
     assert place.check(FILES["sum.py"]).status == "unsolved"
 
 
 @pytest.mark.parametrize(("body", "ids"), snippets("ends") + snippets("processes"))
-def test_it_ends(body: str, ids: tuple[str, ...], place: Place) -> None:
+def test_code_that_hangs_or_exits_gets_a_verdict(body: str, ids: tuple[str, ...], place: Place) -> None:
     refused(place.check(in_reduce(body)), ids)
 
 
 @pytest.mark.parametrize(
     "body", ["while True:\n    pass", "import os\nos._exit(0)", "raise SystemExit", "print('passed')"]
 )
-def test_it_ends_when_imported(body: str, place: Place) -> None:
+def test_code_that_hangs_or_exits_on_import_gets_a_verdict(body: str, place: Place) -> None:
     refused(place.check(body), ("never-ends", "exited", "missing-function"))
 
 
 @pytest.mark.parametrize(("body", "ids"), snippets("looks"))
-def test_nothing_is_looked_up(body: str, ids: tuple[str, ...], place: Place) -> None:
+def test_course_files_cannot_be_read(body: str, ids: tuple[str, ...], place: Place) -> None:
     """The code tries to read the reference, catches any exception, and returns the right result."""
     if ids == ("passed",) and not hides():
         pytest.skip("this system does not let a process hide a folder")
@@ -236,12 +236,12 @@ def test_nothing_is_looked_up(body: str, ids: tuple[str, ...], place: Place) -> 
 
 
 @pytest.mark.parametrize(("body", "ids"), snippets("tricks"))
-def test_no_trick(body: str, ids: tuple[str, ...], place: Place) -> None:
+def test_patching_the_process_never_passes(body: str, ids: tuple[str, ...], place: Place) -> None:
     refused(place.check(in_reduce(body)), ids)
 
 
 @pytest.mark.parametrize(("body", "ids"), snippets("frames"))
-def test_what_the_grader_gave_is_not_looked_at(body: str, ids: tuple[str, ...], place: Place) -> None:
+def test_stack_frames_do_not_reveal_the_graders_inputs(body: str, ids: tuple[str, ...], place: Place) -> None:
     """The code walks from a frame back to the one that contains every rank's input."""
     walk = """
         while f is not None and "case" not in f.f_locals:
@@ -252,7 +252,7 @@ def test_what_the_grader_gave_is_not_looked_at(body: str, ids: tuple[str, ...], 
 
 
 @pytest.mark.parametrize(("body", "ids"), snippets("forgeries"))
-def test_what_is_forged_is_no_pass(body: str, ids: tuple[str, ...], place: Place) -> None:
+def test_forged_messages_never_pass(body: str, ids: tuple[str, ...], place: Place) -> None:
     refused(place.check(in_reduce(textwrap.dedent(FORGED) + body)), ids)
 
 
@@ -269,7 +269,7 @@ def test_what_is_forged_is_no_pass(body: str, ids: tuple[str, ...], place: Place
         "dist.destroy_process_group()",
     ],
 )
-def test_what_is_wrong_stays_wrong(body: str, place: Place) -> None:
+def test_side_effects_do_not_make_a_wrong_result_pass(body: str, place: Place) -> None:
     refused(place.check(in_reduce(body)), ("wrong-sum", "raised", "closed-output", "patched"))
 
 
@@ -291,12 +291,12 @@ def test_what_is_wrong_stays_wrong(body: str, place: Place) -> None:
     ],
     ids=lambda source: source[:12].decode(errors="replace"),
 )
-def test_a_file_that_cannot_be_read_is_told(source: bytes, place: Place) -> None:
+def test_unreadable_python_file_is_rejected_with_its_place(source: bytes, place: Place) -> None:
     refused(place.grader.check(place.exercise, {"sum.py": source}), ("not-python", "not-readable", "missing-function"))
 
 
 @pytest.mark.parametrize("text", ["x = ", "x = 1" + "0" * 5_000, "x = " + "[" * 100_000, "x = 1\nx = 2"])
-def test_answers_that_cannot_be_read_are_told(text: str, place: Place, tmp_path: Path) -> None:
+def test_unreadable_answers_file_is_rejected(text: str, place: Place, tmp_path: Path) -> None:
     (tmp_path / "answers.toml").write_text(text)
     with pytest.raises(Rejected) as caught:
         Grade(place.exercise, tmp_path, 0, None, tmp_path).answers()
@@ -304,7 +304,7 @@ def test_answers_that_cannot_be_read_are_told(text: str, place: Place, tmp_path:
 
 
 @pytest.mark.parametrize(("body", "ids"), snippets("scripts"))
-def test_a_script_ends_too(body: str, ids: tuple[str, ...], place: Place) -> None:
+def test_hostile_script_gets_a_verdict(body: str, ids: tuple[str, ...], place: Place) -> None:
     secret = place.script.folder / "reference" / "sum.sh"
     if "SECRET" in body and not hides():
         pytest.skip("this system does not let a process hide a folder")
@@ -317,11 +317,11 @@ def test_a_script_ends_too(body: str, ids: tuple[str, ...], place: Place) -> Non
         refused(verdict, ids)
 
 
-def test_an_honest_script_passes(place: Place) -> None:
+def test_correct_script_passes(place: Place) -> None:
     assert place.check_script(OF_A_SCRIPT["reference/sum.sh"]).status == "passed"
 
 
-def test_settings_of_the_shell_do_not_reach_ranks(place: Place) -> None:
+def test_shell_settings_do_not_reach_the_ranks(place: Place) -> None:
     """The shell sets OF_THE_SHELL, and the current directory contains modules named like the standard library's."""
     body = "import os, random, copy\nprint(sorted(os.environ.items()), __debug__)\ndist.all_reduce(x)"
     verdict = place.check(in_reduce(body))
@@ -331,7 +331,7 @@ def test_settings_of_the_shell_do_not_reach_ranks(place: Place) -> None:
     assert "] True" in verdict.output
 
 
-def test_a_byte_order_mark_is_accepted_as_python_does(place: Place) -> None:
+def test_byte_order_mark_is_accepted_as_in_python(place: Place) -> None:
     source = textwrap.dedent(FILES["reference/sum.py"])
     latin = "# coding: latin-1\n# caf\xe9\n".encode("latin-1")
     for data in (source.encode("utf-8-sig"), source.replace("\n", "\r\n").encode("utf-8-sig"), latin + source.encode()):
@@ -339,20 +339,20 @@ def test_a_byte_order_mark_is_accepted_as_python_does(place: Place) -> None:
         assert verdict.status == "passed", verdict
 
 
-def test_a_missing_module_tells_which_files_are_checked(place: Place) -> None:
+def test_missing_module_error_names_the_checked_files(place: Place) -> None:
     verdict = place.check("import helpers\n" + in_reduce("dist.all_reduce(x)"))
     refused(verdict, ("raised",))
     assert "The check runs sum.py and no other file" in (verdict.observed or ""), verdict.observed
 
 
 @pytest.mark.parametrize("package", ["torch.distributed._tensor", "torch.distributed.checkpoint", "transformers"])
-def test_a_package_may_load_libraries_while_it_is_imported(package: str, place: Place) -> None:
+def test_package_may_load_libraries_during_import(package: str, place: Place) -> None:
     pytest.importorskip(package)
     verdict = place.check(f"import {package}\n" + in_reduce("dist.all_reduce(x)"))
     assert verdict.status == "passed", verdict
 
 
-def test_shared_memory_of_a_process_that_has_ended_is_removed() -> None:
+def test_shared_memory_of_an_ended_process_is_removed() -> None:
     """For systems that do not give processes a private /dev/shm."""
 
     left = SHARED_MEMORY / f"torch_{2**30}_1_0"
@@ -363,7 +363,7 @@ def test_shared_memory_of_a_process_that_has_ended_is_removed() -> None:
     assert not left.exists()
 
 
-def test_honest_tools_are_allowed(place: Place) -> None:
+def test_legitimate_tools_are_allowed(place: Place) -> None:
     """Legitimate tools of exercises: logging, warnings, tracebacks, files, threads."""
     body = """
         import collections, dataclasses, io, logging, tempfile, threading, traceback, warnings

@@ -8,7 +8,7 @@ import torch
 from frog.learn.grader.late_future import LateFuture, collect_all, wait_all
 
 
-def test_callback_runs_when_the_derived_future_is_waited_for() -> None:
+def test_callback_runs_on_wait_for_the_derived_future() -> None:
     ran: list[str] = []
     future = LateFuture(lambda: ran.append("arrived") or [torch.ones(2)])
     half = future.then(lambda one: ran.append("divided") or one.value()[0] / 2)
@@ -17,7 +17,7 @@ def test_callback_runs_when_the_derived_future_is_waited_for() -> None:
     assert ran == ["arrived", "divided"]
 
 
-def test_callbacks_run_once_when_the_first_future_is_waited_for() -> None:
+def test_callbacks_run_once_on_wait_for_the_first_future() -> None:
     ran: list[int] = []
     future = LateFuture(lambda: 3)
     after = future.then(lambda one: ran.append(one.value()))
@@ -27,12 +27,12 @@ def test_callbacks_run_once_when_the_first_future_is_waited_for() -> None:
     assert ran == [3, -3]
 
 
-def test_done_becomes_true_at_the_third_question() -> None:
+def test_done_returns_true_on_the_third_call() -> None:
     future = LateFuture(lambda: 1)
     assert [future.done() for _ in range(3)] == [False, False, True]
 
 
-def test_error_in_a_callback_reaches_whoever_waits() -> None:
+def test_wait_raises_a_callbacks_error() -> None:
     def fail(_: object) -> None:
         raise ValueError("not a tensor")
 
@@ -40,7 +40,7 @@ def test_error_in_a_callback_reaches_whoever_waits() -> None:
         LateFuture(lambda: 1).then(fail).wait()
 
 
-def test_several_futures_are_waited_for_together() -> None:
+def test_wait_all_completes_several_futures() -> None:
     futures = [LateFuture(lambda n=n: n) for n in range(3)]
     assert wait_all(futures) == [0, 1, 2]
     assert [one.value() for one in collect_all([LateFuture(lambda: 7)]).wait()] == [7]

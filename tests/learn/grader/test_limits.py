@@ -24,12 +24,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems r
 
 
 @pytest.mark.parametrize(("loading_s", "found"), [(0.2, 1.0), (1.7, 1.0), (5.1, 3.0), (1000.0, 8.0)])
-def test_a_slow_machine_is_given_more_seconds(loading_s: float, found: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_machine_gets_longer_limits(loading_s: float, found: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits.time, "process_time", lambda: loading_s)
     assert limits.slowness() == pytest.approx(found)
 
 
-def test_each_process_of_a_check_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_limits_reach_every_process_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
     def run_world(task: Task, *_: object) -> SimpleNamespace:
@@ -68,18 +68,18 @@ def looks(watch: Watch, monkeypatch: pytest.MonkeyPatch, states: Iterator[str]) 
     return said
 
 
-def test_a_thread_that_looks_up_now_and_then_sleeps(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_wakes_up_occasionally_counts_as_sleeping(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(looks(watch, monkeypatch, iter("SSR" * 100)))
 
 
-def test_a_thread_that_waits_for_a_core_does_not(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_waits_for_a_core_counts_as_running(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     said = looks(watch, monkeypatch, iter("R" * 30 + "S" * 30))
     assert said[:15] == [False] * 9 + [True] * 6
     assert said[-25:] == [False] * 25
 
 
 @pytest.mark.parametrize(("state", "found"), [("R", None), ("S", "never-ends")])
-def test_it_may_take_as_long_as_the_machine_is_busy(
+def test_time_spent_waiting_for_a_core_does_not_count_as_rest(
     state: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One look per second; occasional activity does not reset the total."""
@@ -110,7 +110,7 @@ input()
 
 
 @pytest.mark.parametrize(("own_mib", "more"), [(1, False), (96, True)])
-def test_memory_that_forked_processes_share_counts_once(own_mib: int, more: bool) -> None:
+def test_memory_shared_by_forked_processes_counts_once(own_mib: int, more: bool) -> None:
     words = [sys.executable, "-c", FORKS, str(own_mib)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdin

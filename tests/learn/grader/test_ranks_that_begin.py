@@ -19,7 +19,7 @@ LATE_S = 0.5
 
 
 @pytest.mark.slow
-def test_a_rank_waits_until_the_other_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_runs_learner_code_only_after_all_ranks_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[int, str]] = []
     recognize, hear = _Running._recognize, _Running._hear
 

@@ -72,21 +72,21 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("read", [(), (0,), (1,)])
-def test_one_that_gloo_aborted_had_no_room_for_what_another_sent(world: World, read: tuple[int, ...]) -> None:
+def test_abort_by_gloo_is_explained_by_mismatched_sizes(world: World, read: tuple[int, ...]) -> None:
     world.come(0, 4)
     world.come(1, 4000)
     world.processes[0].code = ABORTED
     assert world.judged(*read).id == "different-collectives"
 
 
-def test_one_that_raised_had_lost_a_rank_that_gloo_aborted(world: World) -> None:
+def test_connection_error_after_an_abort_is_explained_by_mismatched_sizes(world: World) -> None:
     world.come(0, 4)
     world.fail(0, "RuntimeError")
     world.come(1, 4000)
     assert world.judged(0).id == "different-collectives"
 
 
-def test_one_that_crashed_by_itself_has_crashed_also_where_another_raised(world: World) -> None:
+def test_crashed_rank_is_named_even_if_another_rank_raised(world: World) -> None:
     world.come(0, 4)
     world.come(1, 4)
     world.fail(0, "RuntimeError")
@@ -94,20 +94,20 @@ def test_one_that_crashed_by_itself_has_crashed_also_where_another_raised(world:
     assert world.judged(0).id == "crashed"
 
 
-def test_of_two_that_raised_the_first_is_named(world: World) -> None:
+def test_first_of_two_ranks_that_raised_is_named(world: World) -> None:
     world.fail(0, "KeyError")
     world.fail(1, "ValueError")
     assert world.judged(1).observed.startswith("rank 1 raised ValueError")
 
 
-def test_one_that_had_returned_has_not_crashed(world: World) -> None:
+def test_rank_that_had_returned_is_not_reported_as_crashed(world: World) -> None:
     world.lines[0].send({"type": "result", "value": 1})
     world.fail(1, "KeyError")
     world.processes[0].code = ABORTED
     assert world.judged().observed.startswith("rank 1 raised KeyError")
 
 
-def test_nobody_waits_for_a_rank_that_has_returned(tmp_path: Path) -> None:
+def test_judge_does_not_wait_for_a_rank_that_has_returned(tmp_path: Path) -> None:
     nobody = (1 << 22) + 1  # above the highest process number
     watch = Watch([nobody, nobody], 60, tmp_path, {0: 0.0, 1: 0.0}, stirred=-math.inf)
     breach = watch.look(set(), {0})

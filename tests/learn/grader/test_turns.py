@@ -47,14 +47,14 @@ def order_of(seed: int, **order: int | None) -> list[int]:
     return came
 
 
-def test_a_seed_decides_the_order() -> None:
+def test_seed_determines_the_order_of_turns() -> None:
     assert order_of(1) == order_of(1)
     assert len({tuple(order_of(seed)) for seed in range(8)}) > 4
     assert order_of(1, quick=2)[:3] == [2, 2, 2]
     assert order_of(1, slow=2)[-3:] == [2, 2, 2]
 
 
-def test_nobody_is_left_who_could_write() -> None:
+def test_world_in_which_every_rank_waits_is_stopped() -> None:
     def wait_for_each_other(rank: int, store: TurnStore) -> None:
         store.wait([f"done/{1 - rank}"])
         store.set(f"done/{rank}", "")
@@ -65,7 +65,7 @@ def test_nobody_is_left_who_could_write() -> None:
     assert turns.does == {0: "wait(done/1)", 1: "wait(done/0)"}
 
 
-def test_asking_again_ends_and_so_does_writing_for_ever() -> None:
+def test_endless_polling_and_endless_writing_are_stopped() -> None:
     def ask(rank: int, store: TurnStore) -> None:
         while not store.check(["never"]):
             time.sleep(0.005)
@@ -79,7 +79,7 @@ def test_asking_again_ends_and_so_does_writing_for_ever() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.0001, 0.5, 3.0])
-def test_a_deadline_of_ones_own_passes_on_the_pretended_clock(pause_s: float) -> None:
+def test_deadline_loop_ends_on_the_simulated_clock(pause_s: float) -> None:
     took_s = []
 
     def ask_until(rank: int, store: TurnStore) -> None:
@@ -93,7 +93,7 @@ def test_a_deadline_of_ones_own_passes_on_the_pretended_clock(pause_s: float) ->
     assert all(10.0 <= each <= 10.5 + pause_s for each in took_s)
 
 
-def test_a_time_out_comes_when_nobody_else_can_go_on() -> None:
+def test_wait_times_out_when_no_other_rank_can_run() -> None:
     def wait(rank: int, store: TurnStore) -> None:
         if rank == 0:
             time.sleep(5.0)
@@ -108,7 +108,7 @@ def test_a_time_out_comes_when_nobody_else_can_go_on() -> None:
     assert run(wait).stopped is None
 
 
-def test_a_key_that_is_taken_away_while_one_asks_again() -> None:
+def test_get_waits_again_if_its_key_is_deleted_while_polling() -> None:
     def read_twice(rank: int, store: TurnStore) -> None:
         if rank == 0:
             store.set("key", "1")

@@ -13,7 +13,7 @@ from frog.learn.grader.words import apart, count
     ("number", "nouns", "text"),
     [(1, ("byte",), "1 byte"), (0, ("batch", "batches"), "0 batches"), (2048, ("byte",), "2,048 bytes")],
 )
-def test_a_noun_agrees_with_its_number(number: int, nouns: tuple[str, ...], text: str) -> None:
+def test_noun_agrees_with_its_number(number: int, nouns: tuple[str, ...], text: str) -> None:
     assert count(number, *nouns) == text
 
 
@@ -26,12 +26,12 @@ def test_a_noun_agrees_with_its_number(number: int, nouns: tuple[str, ...], text
         (3.0, 3.0, ("3", "3")),
     ],
 )
-def test_two_different_numbers_are_printed_differently(found: float, expected: float, texts: tuple[str, str]) -> None:
+def test_different_numbers_get_different_texts(found: float, expected: float, texts: tuple[str, str]) -> None:
     assert apart(found, expected) == texts
 
 
 @pytest.mark.parametrize("wrap", [float, lambda x: torch.tensor([0.0, x], dtype=torch.float64)])
-def test_a_comparison_prints_numbers_that_differ(wrap: object) -> None:
+def test_comparison_prints_distinguishable_numbers(wrap: object) -> None:
     text = difference_of(wrap(1.2345678), wrap(1.2345679), "the loss", 1e-12, 0.0)  # type: ignore[operator]
     assert text is not None
     assert "1.2345678," in text
