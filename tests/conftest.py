@@ -1,4 +1,4 @@
-"""Fixtures for all tests; how tests are shared out to workers; and where their time went."""
+"""Fixtures for all tests, their distribution over workers, and a report of their times."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from xdist.scheduler import LoadScopeScheduling
 
 
 def pytest_configure() -> None:
-    """What the tests, and all they start, have of their surroundings: they hear Ctrl-C, and share the cores.
+    """Prepare the environment of the tests and their processes: they receive Ctrl-C, and share the cores.
 
-    A shell that starts the tests in the background makes them deaf to it.
+    A shell that starts the tests in the background makes them ignore Ctrl-C.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "PYTEST_XDIST_WORKER" in os.environ:  # else threads wait for each other's cores, ten times as long
+    if "PYTEST_XDIST_WORKER" in os.environ:  # otherwise threads compete for cores, which takes ten times as long
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 _APART = ("e2e/", "test_zoo", "test_benchmarks")
 _LONG = ("worlds/", "prove/", "launchers/", "slurm/", "demo/", "site/", "test_notebooks", *_APART)
-"""What takes minutes: first the files, then what is shared out by the test. The rest fills up."""
+"""Slow tests in order: first whole files, then files whose tests are distributed one by one. The others follow."""
 
 
 class _Scheduling(LoadScopeScheduling):
-    """The tests of a file run in one worker, since they share worlds; those of some files share none."""
+    """Runs a file's tests in one worker, because they share worlds, except for files that share none."""
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid if any(part in nodeid for part in _APART) else nodeid.partition("::")[0]
@@ -46,12 +46,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no worker waits for the other at the end."""
+    """Run the longest tests first, so that no worker waits for another at the end."""
     items.sort(key=lambda item: next((i for i, part in enumerate(_LONG) if part in item.nodeid), len(_LONG)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Seconds by folder of tests, set-up and tear-down included, over all workers."""
+    """Print the seconds per test folder, including set-up and tear-down, over all workers."""
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -64,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="module")
 def harness(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    """A file's own folder: what the tests of another file have left there would be met as a run of the same name."""
+    """Return a separate folder per file: another file's runs could have the same names."""
     root = tmp_path_factory.mktemp("harness") / "here"
     shutil.copytree(prepared, root)
     return Harness(root)
@@ -72,13 +72,13 @@ def harness(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Harness
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the harness of every file of tests begins with."""
+    """Return the folder that every file's harness starts from."""
     return _made_once(tmp_path_factory, "prepared", _prepare_rhymes)
 
 
 @pytest.fixture(scope="session")
 def default_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project's folder `data` with the default data set in it."""
+    """Return a project's `data` folder with the default data set."""
     root = _made_once(
         tmp_path_factory, "default", lambda root: Harness(root).run("frog", "data", "prepare", timeout=240)
     )
@@ -96,14 +96,14 @@ def _prepare_rhymes(root: Path) -> None:
 
 
 def _made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that the first worker that asks for it makes, for all of them."""
+    """Return a folder shared by all workers; the first worker that needs it creates it."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder, whole = base / name, base / f"{name}.whole"
     with (base / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not whole.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed at it
+            shutil.rmtree(folder, ignore_errors=True)  # left by a worker that failed to create it
             folder.mkdir()
             make(folder)
             whole.touch()

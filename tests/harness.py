@@ -1,4 +1,4 @@
-"""The harness of tests: a folder with a tiny model, a tiny prepared data set, and the `frog` command to use there."""
+"""The test harness: a folder with a tiny model and a tiny prepared data set, and ways to run `frog` there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["MODEL", "RUN_FILE", "Harness", "all_gone", "kill_tree", "run_to_end"
 
 BIN = Path(sys.executable).parent
 PATIENCE = 3
-"""Deadlines are what a slow machine takes at rest; under load it takes longer. Only what hangs waits for either."""
+"""Factor for all deadlines, which are set for a slow idle machine. Only a hanging test ever waits this long."""
 
 RUN_FILE = """
 name = "tiny"
@@ -48,14 +48,14 @@ keep_last = 9
 
 
 def set_words(*settings: str) -> list[str]:
-    """The words that make settings of a run: --set KEY=VALUE, for each."""
+    """Return the words `--set KEY=VALUE` for each setting."""
     return [word for setting in settings for word in ("--set", setting)]
 
 
 def run_to_end(process: subprocess.Popen[str], timeout_s: float) -> tuple[str, str]:
-    """What a process with pipes writes on stdout and stderr until it ends.
+    """Return the stdout and stderr of a process with pipes, once it has ended.
 
-    Raises:  AssertionError, with what it has written, if it does not end in time. Then all of it is killed.
+    Raises:  AssertionError with the output if the process does not end in time, after killing it and its descendants.
     """
     try:
         return process.communicate(timeout=PATIENCE * timeout_s)
@@ -68,9 +68,9 @@ def run_to_end(process: subprocess.Popen[str], timeout_s: float) -> tuple[str, s
 def wait_until(
     true: Callable[[], bool], timeout_s: float, what: str, process: subprocess.Popen[str] | None = None
 ) -> None:
-    """Return when something is true.
+    """Wait until a condition is true.
 
-    Raises:  AssertionError at the deadline, or if the process that should bring it about has ended.
+    Raises:  AssertionError at the deadline, or if the process that should cause it has ended.
     """
     deadline = time.monotonic() + PATIENCE * timeout_s
     while not true():
@@ -83,14 +83,14 @@ def wait_until(
 
 
 def all_gone(family: Sequence[psutil.Process]) -> bool:
-    """Whether none of these processes runs any more."""
+    """Return True if none of these processes is still running."""
     return not any(map(_runs, family))
 
 
 def _runs(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:  # it was waited for between the two questions
+    except psutil.NoSuchProcess:  # another thread waited for it in the meantime
         return False
 
 
@@ -100,12 +100,12 @@ def _name(process: subprocess.Popen[Any]) -> str:
 
 @dataclass
 class Harness:
-    """Where tests run commands as a user types them."""
+    """A folder in which tests run commands as a user types them."""
 
     root: Path
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
-        """Begin a command; words are `frog ...` or any other program of the environment."""
+        """Start a command: `frog ...` or any other program of the environment."""
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         own = {"PATH": path, "FROG_START": "fork", "FROG_CACHE_DIR": str(self.root / ".cache")}
         env = {**os.environ, **own, **options.pop("env", {})}
@@ -114,7 +114,7 @@ class Harness:
         )
 
     def run(self, *words: str, code: int = 0, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end, which must have the exit code `code`, within a deadline that ends its world too."""
+        """Run a command, which must end with exit code `code`; at the deadline, kill it and its descendants."""
         process = self.start(*words, **options)
         out, err = run_to_end(process, timeout)
         done = subprocess.CompletedProcess(words, process.returncode, out, err)
@@ -133,7 +133,7 @@ class Harness:
         return RunFolder(self.root / "runs" / name)
 
     def record(self, name: str) -> dict[str, Any]:
-        """How the last start of a run ended."""
+        """Return the record of a run's last start."""
         folder = self.folder(name)
         path = folder.attempt_json if folder.attempt_json.exists() else folder.record_json
         record: dict[str, Any] = json.loads(path.read_text())
@@ -143,7 +143,7 @@ class Harness:
         return read_run(self.folder(name))
 
     def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str], timeout: float = 60) -> None:
-        """Return when rank 0 has taken a step."""
+        """Wait until rank 0 has completed a step."""
 
         def taken() -> bool:
             folder = self.folder(name)

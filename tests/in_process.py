@@ -1,4 +1,4 @@
-"""Training and fine-tuning in the process of the tests, as a world of one: what a rank does, without starting one."""
+"""Training and fine-tuning in the test process, as a world of one: a rank's work without starting a process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from frog.train.finetune.arguments import add_finetune_arguments
 
 
 def train(here: Harness, *words: str) -> int:
-    """`frog train`; return its exit code."""
+    """Run `frog train`; return its exit code."""
     parser = argparse.ArgumentParser()
     add_train_arguments(parser)
     with _as_a_program(here):
@@ -32,7 +32,7 @@ def train(here: Harness, *words: str) -> int:
 
 
 def tune(here: Harness, *words: str) -> int:
-    """`frog finetune`; return its exit code."""
+    """Run `frog finetune`; return its exit code."""
     parser = argparse.ArgumentParser()
     add_finetune_arguments(parser)
     with _as_a_program(here):
@@ -40,20 +40,20 @@ def tune(here: Harness, *words: str) -> int:
 
 
 def write_faults(path: Path, *faults: dict[str, Any]) -> Path:
-    """A list of faults, for the environment of a rank to name."""
+    """Write a list of faults to a file, for a rank's environment to refer to."""
     lines = [line for fault in faults for line in ("[[fault]]", *(f"{k} = {json.dumps(v)}" for k, v in fault.items()))]
     path.write_text("\n".join(lines))
     return path
 
 
 def meet_faults(patch: pytest.MonkeyPatch, path: Path) -> None:
-    """Let ranks of this process, and of those that it starts, meet the faults of that list."""
+    """Inject the faults of this list into the ranks of this process and of its children."""
     for name, value in faults_env(path).items():
         patch.setenv(name, value)
 
 
 def write_run(folder: RunFolder, starts: int, data_sha256: str = "") -> None:
-    """The run.json of a run that was started so many times."""
+    """Write the run.json of a run with this number of starts."""
     segment = {"mesh": {}, "num_nodes": 1, "device": "cpu", "threads": 1, "from_step": 0, "host": "", "started": ""}
     data = {"name": "rhymes", "data_sha256": data_sha256, "vocab_size": 1, "train_tokens": 1, "heldout_tokens": 1}
     run = {"format": FORMAT, "name": "a", "created": "", "argv": [], "config": {}, "num_parameters": 1, "data": data}
@@ -62,7 +62,7 @@ def write_run(folder: RunFolder, starts: int, data_sha256: str = "") -> None:
 
 @contextlib.contextmanager
 def _as_a_program(here: Harness) -> Iterator[None]:
-    """In the harness's folder; SIGINT and SIGTERM, which a rank takes over, are given back."""
+    """Run in the harness's folder; afterwards restore SIGINT and SIGTERM, which a rank handles itself."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with contextlib.chdir(here.root):

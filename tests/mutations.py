@@ -1,10 +1,10 @@
-"""Files that went wrong: every key gone, null, of another type, huge, NaN; and bytes that are no such file at all.
+"""Damaged files: every key missing, null, of another type, huge or NaN; and bytes that are not such a file at all.
 
     held_to_its_schema(path, lambda: load_cluster(path.parent))
 
-writes each of them where a good file lies, reads it, and puts the good one back. A reader may take what it is given or
-raise a FrogError that names the file. Anything else (a traceback, an error that says no file) fails the test, all of it
-listed at once.
+replaces a good file by each of them, reads it, and restores the good one. A reader may accept the file or raise a
+FrogError that names it. Any other result (a traceback, an error without the file's name) fails the test, which lists
+all of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _OTHERS: tuple[Any, ...] = (
     None, True, 0, -1, 1.5, 10**9, 10**30, 1e308, NAN, float("inf"), "", "x", "../../etc/passwd", "\0",
     "x" * 100_000, [], [None], [[]], {}, {"x": {}},
 )  # fmt: skip
-"""What a value may be replaced by."""
+"""Replacements for a value."""
 
 
 def mutations(value: Any, place: str = "$") -> Iterator[tuple[str, Any]]:
-    """Copies of a JSON value with one thing wrong, and what that is; of a list its first and last items are changed."""
+    """Yield copies of a JSON value with one error each and its description; lists get their ends changed."""
     for other in _OTHERS:
         if other != value or type(other) is not type(value):
             yield f"{place} = {_short(other)}", other
@@ -47,7 +47,7 @@ def mutations(value: Any, place: str = "$") -> Iterator[tuple[str, Any]]:
 
 
 def damages(good: bytes) -> Iterator[tuple[str, bytes]]:
-    """Bytes that are no longer the file they were, and why."""
+    """Yield damaged copies of a file's bytes, and a description of each."""
     yield "empty", b""
     yield "cut in half", good[: len(good) // 2]
     yield "not UTF-8", b"\xff\xfe" + good
@@ -67,9 +67,9 @@ def held_to_its_schema(
     dump: Callable[[Any], bytes] | None = None,
     error: type[Exception] = FrogError,
 ) -> None:
-    """Read `path` in every wrong form: success, or an error whose text has `names` (unless told, the file's name).
+    """Read `path` in every damaged form: expect success, or an error that contains `names` (default: the file's name).
 
-    `dump` writes a changed table as the file's bytes; unless told, JSON, or TOML for a file that ends so.
+    `dump` converts a changed table to the file's bytes (default: JSON, or TOML for a .toml file).
     """
     good = path.read_bytes()
     names = path.name if names is None else names
@@ -99,7 +99,7 @@ def held_to_its_schema(
 
 
 def table_held_to_its_schema(table: Any, read: Callable[[Any], object], names: str) -> None:
-    """As `held_to_its_schema`, of a table that is part of a file: `read` takes it, and errors have `names`."""
+    """Do the same as `held_to_its_schema` for a table inside a file: `read` takes it, and errors contain `names`."""
     read(table)
     tried = _Tried(names, FrogError)
     for what, changed in mutations(table):
@@ -108,7 +108,7 @@ def table_held_to_its_schema(table: Any, read: Callable[[Any], object], names: s
 
 
 class _Tried:
-    """What was tried, and which answers were neither success nor an error as Frog's are."""
+    """Collects results that are neither success nor a proper Frog error."""
 
     def __init__(self, names: str, error: type[Exception]) -> None:
         self._names, self._error = names, error
@@ -131,7 +131,7 @@ class _Tried:
 
 
 def to_toml(table: dict[str, Any]) -> bytes:
-    """A table as TOML, sections written inline."""
+    """Return a table as TOML with inline sections."""
     return "".join(f"{json.dumps(key)} = {_toml_value(value)}\n" for key, value in table.items()).encode()
 
 

@@ -1,4 +1,4 @@
-"""What a run's folder holds, whole and of the right form, for tests that change a field or two of it."""
+"""Complete, valid files of a run folder, for tests that change a few fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from frog.runs.record import FORMAT
 
 
 def run_json(**changes: Any) -> dict[str, Any]:
-    """run.json of a run that has not started."""
+    """Return the run.json of a run that has not started."""
     content = {
         "format": FORMAT, "name": "run", "created": "2026-11-21T04:12:00+00:00", "argv": ["frog", "train"],
         "config": {}, "num_parameters": 1000, "data": None, "versions": {}, "segments": [],
@@ -17,7 +17,7 @@ def run_json(**changes: Any) -> dict[str, Any]:
 
 
 def segment(**changes: Any) -> dict[str, Any]:
-    """One of run.json's segments."""
+    """Return one of run.json's segments."""
     content = {
         "world_size": 1, "mesh": {}, "num_nodes": 1, "device": "cpu", "threads": 1, "from_step": 0, "host": "pond",
         "started": "2026-11-21T04:12:00+00:00",
@@ -26,7 +26,7 @@ def segment(**changes: Any) -> dict[str, Any]:
 
 
 def record_json(**changes: Any) -> dict[str, Any]:
-    """record.json of a run that completed."""
+    """Return the record.json of a completed run."""
     content = {
         "format": FORMAT, "status": "completed", "step": 8, "error": None, "ended": "2026-11-21T04:13:10+00:00",
     }  # fmt: skip
@@ -34,7 +34,7 @@ def record_json(**changes: Any) -> dict[str, Any]:
 
 
 def beat(**changes: Any) -> dict[str, Any]:
-    """A heartbeat."""
+    """Return a heartbeat."""
     content = {
         "rank": 1, "pid": 2**22 + 1, "node_rank": 0, "host": "pond", "attempt": 0, "world_size": 2, "timeout_s": 0.0,
         "status": "running", "step": 3, "phase": "reduce", "micro": 0, "phase_ns": 0, "num_collectives": 0, "open": [],
@@ -67,5 +67,5 @@ _EVENTS: dict[str, dict[str, Any]] = {
 
 
 def event(kind: str, **changes: Any) -> dict[str, Any]:
-    """An event of a rank, or of the launcher."""
+    """Return an event of a rank or of the launcher."""
     return {"event": kind} | _EVENTS[kind] | changes

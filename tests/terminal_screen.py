@@ -1,4 +1,4 @@
-"""A terminal emulator for tests: what a program writes, as a person sees it."""
+"""A terminal emulator for tests: it shows a program's output as a user sees it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pyte
 
 FROG = (sys.executable, "-c", "import sys; from frog.cli import main; sys.exit(main())")
-"""Words of a command follow."""
+"""Prefix of a frog command line."""
 DEADLINE_S = 120
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -42,20 +42,20 @@ class TerminalScreen(pyte.Screen):
 
 
 def shown_by(output: str, columns: int = 80, rows: int = 24) -> list[str]:
-    """The rows of a terminal of this size to which `output` was written."""
+    """Return the rows that a terminal of this size shows for `output`."""
     screen = TerminalScreen(columns, rows)
     pyte.Stream(screen).feed(output)
     return screen.rows
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's environment, without what a terminal is said to be."""
+    """Return this process's environment without the variables that describe a terminal."""
     left_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM")
     return {name: value for name, value in os.environ.items() if name not in left_out} | {"TERM": "xterm", **changes}
 
 
 def output_in_terminal(command: Sequence[str], columns: int, env: Mapping[str, str], folder: Path) -> str:
-    """What a program writes to a terminal of 24 rows. One that waits for a key is killed after DEADLINE_S."""
+    """Return a program's output on a terminal with 24 rows. Kills a program that still waits after DEADLINE_S."""
     keyboard, screen = pty.openpty()
     termios.tcsetwinsize(keyboard, (24, columns))
     with subprocess.Popen(command, stdin=screen, stdout=screen, stderr=screen, env=env, cwd=folder) as process:
@@ -76,12 +76,12 @@ def output_in_terminal(command: Sequence[str], columns: int, env: Mapping[str, s
 
 
 def output_in_pipe(command: Sequence[str], env: Mapping[str, str], folder: Path) -> str:
-    """What a program writes to a pipe."""
+    """Return a program's output to a pipe."""
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=folder
     ).stdout.decode()
 
 
 def lines_of(output: str) -> list[str]:
-    """The lines of an output, without escape sequences."""
+    """Return the lines of an output without escape sequences."""
     return _ESCAPES.sub("", output).split("\n")

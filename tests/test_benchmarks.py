@@ -1,4 +1,4 @@
-"""Every benchmark runs: in miniature here, so that its figures can be taken again on any day."""
+"""Every benchmark runs in miniature, so that its numbers can be reproduced at any time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py") if "def main(" in pa
 
 @functools.cache
 def listed() -> dict[str, str]:
-    """The benchmarks that `run.py` has, each with its program."""
+    """Return the benchmarks listed in `run.py`, each with its program."""
     done = subprocess.run([*RUN, "--list"], capture_output=True, text=True, check=True, timeout=120)
     return dict(line.split() for line in done.stdout.splitlines())
 
@@ -48,7 +48,7 @@ def test_benchmark_processes_end_with_the_runner(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(60) == 128 + signal.SIGTERM
     pids = [int(word) for word in line.split()[:2]]
-    wait_until(lambda: not any(map(is_alive, pids)), 60, "what the benchmark has started to end")
+    wait_until(lambda: not any(map(is_alive, pids)), 60, "the end of the benchmark's processes")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The coverage table: each sentence that the course was asked for has a place, and the claim about it is true there."""
+"""The coverage table: each sentence of the brief has a place in the course, and its evidence is really there."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ EVIDENCE = re.compile(r"`([^`]+)`")
 
 
 def anchor_of(heading: str) -> str:
-    """The anchor of a heading, as GitHub and the site make it."""
+    """Return the anchor that GitHub and the site make from a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, and those that it sets itself."""
+    """Return the anchors of a page's headings and its explicit ones."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     made = {anchor_of(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
     return made | set(re.findall(r'<a id="([^"]+)"', text))
 
 
 def section(page: Path, anchor: str) -> str:
-    """The text under the heading with this anchor, its subsections included; without an anchor the whole page."""
+    """Return the text under the heading with this anchor, including subsections; without an anchor, the full page."""
     if not anchor:
         return page.read_text()
     kept, level, fenced = [], 0, False
@@ -52,13 +52,13 @@ def section(page: Path, anchor: str) -> str:
 
 
 def commands(text: str) -> str:
-    """The commands of a text's console blocks; a line that ends in a backslash goes on in the next."""
+    """Return the commands of a text's console blocks; join lines that end in a backslash."""
     lines = "\n".join(CONSOLE.findall(text)).replace("\\\n", " ").splitlines()
     return "\n".join(line for line in lines if line.startswith("$ "))
 
 
 def graded_by(path: Path) -> str:
-    """What an exercise judges by, or the ids of a quiz; nothing for other files."""
+    """Return the check and manifest of an exercise, or the ids of a quiz; empty for other files."""
     if path.name == "quiz.toml":
         return "\n".join(question["id"] for question in tomllib.loads(path.read_text())["questions"])
     if path.name == "README.md" and path.parents[2] == LABS:
@@ -71,14 +71,14 @@ def graded_by(path: Path) -> str:
 
 
 def played_by(path: Path) -> str:
-    """The commands of a demo; nothing for other files."""
+    """Return the commands of a demo; empty for other files."""
     if path.parent.name != "sessions":
         return ""
     return "\n".join(step["run"] for step in tomllib.loads(path.read_text())["steps"])
 
 
 def held_at(how: str, path: Path, anchor: str) -> str:
-    """What a link offers as evidence for a claim of this kind. The table itself is evidence of nothing."""
+    """Return the text that a link offers as evidence for this kind of claim. The table itself is never evidence."""
     if path == TABLE or not path.is_file():
         return ""
     if how == "graded":
@@ -91,7 +91,7 @@ def held_at(how: str, path: Path, anchor: str) -> str:
 
 
 def not_found(row: list[str]) -> list[str]:
-    """Of a row's evidence, what none of its links has."""
+    """Return the parts of a row's evidence that none of its links contains."""
     _, how, where, evidence = row
     links = [((TABLE.parent / target).resolve() if target else TABLE, anchor) for target, anchor in LINK.findall(where)]
     held = "\n".join(held_at(how, path, anchor) for path, anchor in links).lower()
@@ -99,7 +99,7 @@ def not_found(row: list[str]) -> list[str]:
 
 
 def test_coverage_table_is_complete() -> None:
-    assert len(ROWS) == 224, "every sentence and bullet of the five documents, headings left out"
+    assert len(ROWS) == 224, "every sentence and bullet of the five documents, without headings"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])

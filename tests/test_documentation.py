@@ -1,4 +1,4 @@
-"""Pages name what is there: files of the project, and targets of its Makefile."""
+"""Files, Makefile targets and links named in the documentation exist."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".g
 NAMED = re.compile(r"`((?:src|tests|benchmarks|scripts|docs|config|\.github)/[\w./-]*)`")
 IN_GLOSSARY = re.compile(r"`((?:[a-z_]+/)+(?:\w+\.py)?)`")
 HISTORY = {"docs/development/log.md", "CHANGELOG.md"}
-"""Pages that may name what is no more."""
+"""Pages that may refer to files that no longer exist."""
 
 
 def is_there(name: str) -> bool:
-    """In the project, or, as the map and the glossary write it, in src/frog."""
+    """Return True if a file exists in the project or, as some pages write it, in src/frog."""
     return any((folder / name).exists() for folder in (ROOT, ROOT / "src" / "frog"))
 
 
@@ -38,7 +38,7 @@ def test_linked_pages_exist(page: Path) -> None:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The names that a link can lead to: of headings as the forge writes them, and those that the page gives itself."""
+    """Return a page's link targets: the anchors that GitHub makes from headings, and explicit ones."""
     text = page.read_text()
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     plain = [re.sub(r"<[^>]+>|\]\([^)]*\)", "", heading) for heading in headings]

@@ -1,4 +1,4 @@
-"""The glossary: its terms can be linked to, and the site links each where a page uses it first."""
+"""The glossary: its terms can be linked to, and the site links each term's first use on a page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_glossary_term_is_a_heading_with_an_anchor() -> None:
     assert len(anchors) > 150
     assert sorted({anchor for anchor in anchors if anchors.count(anchor) > 1}) == []
     headings = [line for line in GLOSSARY.splitlines() if line.startswith("###")]
-    assert [line for line in headings if not TERM.match(line)] == [], "a link could not lead to it"
+    assert [line for line in headings if not TERM.match(line)] == [], "a link could not lead to this heading"
     assert [line for line in GLOSSARY.splitlines() if line.startswith("|")] == [], "search finds headings, not rows"
 
 
@@ -42,7 +42,7 @@ def test_every_glossary_term_has_one_paragraph_of_full_sentences() -> None:
 
 
 def built(page: str) -> str:
-    """A page's text with the links that the site makes."""
+    """Return a page's text with the links that the site adds."""
     return link_terms(page, (ROOT / page).read_text(), TERMS)
 
 

@@ -1,4 +1,4 @@
-"""The house holds: floors, one reader of the environment, no torch where there must be none."""
+"""Architecture rules: layers, one reader of the environment, no torch in packages that must not load it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "frog"
-FLOORS = {
+LAYERS = {
     **dict.fromkeys(("core", "commands"), 0),
     "runs": 1,
     "config": 2,
@@ -23,10 +23,10 @@ FLOORS = {
     "peers": 8,
     "cli": 9,
 }
-"""As docs/architecture.md has them."""
+"""Layers of the packages, as in docs/architecture.md."""
 
 WITH_TORCH = ("data", "model", "comm", "parallel", "checkpoint", "optim", "train", "learn/grader", "launch/torchrun")
-"""Packages that may import torch. Elsewhere only `rank.py` may, the side that runs on every rank."""
+"""Packages that may import torch. In other packages only `rank.py` may, the part that runs on every rank."""
 
 
 def module_of(path: Path) -> str:
@@ -34,7 +34,7 @@ def module_of(path: Path) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Modules that a file imports, anywhere in it: `from frog.comm import world` is the module frog.comm.world."""
+    """Return the modules that a file imports anywhere: `from frog.comm import world` means frog.comm.world."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -45,12 +45,12 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def circle_in(graph: dict[str, set[str]]) -> list[str] | None:
-    """Nodes that lead back to the first of them, if there are such."""
+def cycle_in(graph: dict[str, set[str]]) -> list[str] | None:
+    """Return a cycle as nodes that lead back to the first one, or None."""
     done: set[str] = set()
 
     def visit(node: str, trail: list[str]) -> list[str] | None:
@@ -59,15 +59,15 @@ def circle_in(graph: dict[str, set[str]]) -> list[str] | None:
         if node in done:
             return None
         found = (visit(target, [*trail, node]) for target in sorted(graph.get(node, ())))
-        circle = next((circle for circle in found if circle), None)
+        cycle = next((cycle for cycle in found if cycle), None)
         done.add(node)
-        return circle
+        return cycle
 
-    return next((circle for node in sorted(graph) if (circle := visit(node, []))), None)
+    return next((cycle for node in sorted(graph) if (cycle := visit(node, []))), None)
 
 
 CONTENT = {SOURCE / "peers" / "examples"}
-"""What users copy is no part of the house."""
+"""Files that users copy; the rules do not apply to them."""
 
 FILES = [
     path
@@ -82,35 +82,37 @@ PAGES = sorted((SOURCE.parents[1] / "scripts").glob("*.py"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_packages_import_only_lower_layers(path: Path) -> None:
-    room = room_of(path)
+    package = package_of(path)
     for name in imports_of(path):
         parts = name.split(".")
         if parts[0] == "torch":
             may = path.name == "rank.py" or path.relative_to(SOURCE).as_posix().startswith(WITH_TORCH)
-            assert may, f"{room} may not import torch"
-        if parts[0] != "frog" or len(parts) == 1 or parts[1] == room:
+            assert may, f"{package} may not import torch"
+        if parts[0] != "frog" or len(parts) == 1 or parts[1] == package:
             continue
-        assert FLOORS[parts[1]] < FLOORS[room], f"{room} (floor {FLOORS[room]}) imports {name}"
+        assert LAYERS[parts[1]] < LAYERS[package], f"{package} (layer {LAYERS[package]}) imports {name}"
 
 
 def test_modules_have_no_import_cycles() -> None:
     graph = {name: imports_of(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
-    assert circle_in(graph) is None
+    assert cycle_in(graph) is None
 
 
 def test_packages_have_no_import_cycles() -> None:
-    """Nor do sub-packages of a package. A package's own files, above or below those, count one by one."""
+    """The same holds for subpackages. A package's own files, which may be above or below those, count separately."""
 
     def node_of(path: Path) -> str:
         inner = path.relative_to(SOURCE).parent
-        alone = len(inner.parts) < 2 or path.name == "commands.py"  # the way in to a sub-package stands above others
+        alone = (
+            len(inner.parts) < 2 or path.name == "commands.py"
+        )  # a subpackage's command line is above its other files
         return str(path if alone else SOURCE / inner)
 
     graph: dict[str, set[str]] = {}
     for path in FILES:
         targets = {node_of(MODULES[name]) for name in imports_of(path) & MODULES.keys()} - {node_of(path)}
         graph.setdefault(node_of(path), set()).update(targets)
-    assert circle_in(graph) is None
+    assert cycle_in(graph) is None
 
 
 def test_every_package_has_a_docstring() -> None:
@@ -150,7 +152,7 @@ def test_architecture_page_lists_the_same_layers() -> None:
     rows = re.findall(
         r"^\| (\d) \| ([a-z, ]+) \|", (SOURCE.parents[1] / "docs" / "architecture.md").read_text(), re.MULTILINE
     )
-    assert {room: int(floor) for floor, rooms in rows for room in rooms.split(", ")} == FLOORS
+    assert {package: int(layer) for layer, packages in rows for package in packages.split(", ")} == LAYERS
 
 
 def test_no_source_file_is_too_long() -> None:

@@ -1,4 +1,4 @@
-"""The notebooks: they are text that can be opened, their links hold, and each runs from its first cell to its last."""
+"""The notebooks: they are valid text notebooks, their links exist, and each runs from the first to the last cell."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAYS = {
         "rank 2 fails in step 5",
     ],
 }
-"""What must come out, whatever the machine."""
+"""Output that must appear on every machine."""
 
 
 def cells(path: Path, kind: str) -> list[str]:
@@ -74,7 +74,7 @@ def test_notebooks_are_committed_without_output() -> None:
 
 @pytest.fixture(scope="module")
 def project(default_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what a notebook uses of the project, with the default data set prepared."""
+    """Copy the parts of the project that notebooks use, with the default data set prepared."""
     root = tmp_path_factory.mktemp("project")
     for name in ("config", "notebooks", "scripts"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("*.ipynb", "__pycache__"))
@@ -88,7 +88,7 @@ def project(default_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_notebook_runs_from_first_to_last_cell(name: str, project: Path) -> None:
     folder = project / "notebooks"
     notebook = jupytext.read(folder / f"{name}.py")
-    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # in place of ports; the path of a socket must be short
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # instead of ports; a socket's path must be short
         config = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
         place = {"metadata": {"path": str(folder)}}
         patience = {"timeout": PATIENCE * 240, "startup_timeout": PATIENCE * 120}

@@ -1,4 +1,4 @@
-"""What pages claim in passing is so: quoted lines of code, commands named in a sentence, behaviour of torch."""
+"""Incidental claims in the documentation are true: quoted code, commands in sentences, behaviour of torch."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ def test_quoted_code_line_exists_in_its_file(page: Path) -> None:
 def test_command_quoted_in_a_sentence_is_valid(page: Path) -> None:
     for command in COMMAND.findall(FENCE.sub("", page.read_text())):
         words = [re.sub(r"\bN\b", "1", word) for word in shlex.split(command)[1:]]
-        if all(re.fullmatch("[a-z-]+", word) and word[0] != "-" for word in words):  # named alone: `frog slurm explain`
+        if all(
+            re.fullmatch("[a-z-]+", word) and word[0] != "-" for word in words
+        ):  # without arguments: `frog slurm explain`
             assert re.search(rf"^ +{words[0]}\b", _parser().format_help(), re.MULTILINE), command
         else:
             _parser().parse_args(words)
 
 
 def launcher_columns() -> dict[str, list[str]]:
-    """Of lab 3's table of variables: the names in each launcher's column."""
+    """Return the names in each launcher's column of lab 3's table of variables."""
     lines = (DOCS / "labs/lab3.md").read_text().splitlines()
     header = next(index for index, line in enumerate(lines) if "`torchrun` sets" in line)
     rows = [line.split("|")[3:6] for line in lines[header + 2 : header + 8]]
@@ -60,7 +62,7 @@ def launcher_columns() -> dict[str, list[str]]:
 
 
 def printed_by(command: list[str]) -> set[str]:
-    """Names of the variables that a process has when the command starts it; this process's own are left out."""
+    """Return the names of variables that the command adds to a process's environment."""
     known = ("RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_")
     environ = {name: value for name, value in os.environ.items() if not any(part in name for part in known)}
     program = "import os; print(*os.environ)"
@@ -110,7 +112,7 @@ dist.all_reduce(torch.ones(1))
 
 
 def test_gloo_waits_for_a_living_peer_and_reports_one_that_ended(tmp_path: Path) -> None:
-    """Lab 2's theory and its question `one-batch-less`."""
+    """Lab 2's theory and its question `one-batch-less` claim this."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-c", ONE_LEAVES, str(tmp_path / "store")]
     ranks = [subprocess.Popen([*command, str(rank)], text=True, **pipes) for rank in range(2)]
@@ -125,7 +127,7 @@ def test_gloo_waits_for_a_living_peer_and_reports_one_that_ended(tmp_path: Path)
 
 
 def test_autocast_on_a_cpu_keeps_sums_of_bf16_numbers_in_bf16() -> None:
-    """Lab 2's theory and the glossary name the loss, the weights and the gradients alone as float32."""
+    """Lab 2's theory and the glossary list only the loss, the weights and the gradients as float32."""
     weight = torch.ones(8, 8, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         product = torch.ones(8, 8) @ weight

@@ -1,4 +1,4 @@
-"""The run sheets hold the minutes of their sources: the decks' notes, the demos' steps, the labs' tables."""
+"""The run sheets' minutes match their sources: the decks' notes, the demos' steps, the labs' tables."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def sheet(name: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of each line of a page's tables."""
+    """Return the cells of each row of a page's tables."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
 def plan(name: str) -> list[tuple[int, int, str]]:
-    """A session's plan: minute, how many minutes, what."""
+    """Return a session's plan: start minute, duration, activity."""
     found = [row for row in rows(sheet(name)) if re.fullmatch(r"\d:\d\d", row[0])]
     return [(60 * int(row[0][0]) + int(row[0][2:]), int(row[1] or 0), row[2].strip("*")) for row in found]
 
 
 def lab(name: str) -> list[tuple[int, int, str]]:
-    """The plan of a session's lab: minute, how many minutes, what."""
+    """Return the plan of a session's lab: start minute, duration, activity."""
     _, _, text = sheet(name).partition("\n## The lab, ")
     found = [row for row in rows(text.partition("\n## ")[0]) if row[0].isdecimal()]
     return [(int(row[0]), int(row[1]), row[2]) for row in found]
 
 
 def slides(name: str) -> list[tuple[str, int]]:
-    """Each slide of a deck: its text, and the minutes of its note."""
+    """Return each slide's text and the minutes in its note."""
     _, _, body = (ROOT / f"tools/slides/session-{name}.md").read_text().partition("\n---\n")
     return [(text, int(note[1]) if (note := NOTE.search(text)) else 0) for text in body.split("\n---\n")]
 

@@ -1,4 +1,4 @@
-"""The troubleshooting page: what one process can bring about is brought about, and says what the page says."""
+"""The troubleshooting page: tests cause each error that one process can cause, and compare its text."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def port_taken(tmp_path: Path) -> None:
 
 
 def nobody_listens(tmp_path: Path) -> None:
-    with socket.socket() as bound:  # has the port, and does not listen
+    with socket.socket() as bound:  # occupies the port without listening
         bound.bind(("127.0.0.1", 0))
         store(bound.getsockname()[1], is_master=False)
 
@@ -210,7 +210,7 @@ dist.destroy_process_group()
 def test_debug_level_detail_crashes_ddp_on_gloo(level: str, code: int, tmp_path: Path) -> None:
     env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": level}
     done = subprocess.run([sys.executable, "-c", WRAPS_A_MODEL], env=env, cwd=tmp_path, timeout=60, **TO_TEXT)
-    assert done.returncode == code, "torch has changed: entry 25 of docs/troubleshooting.md must change too"
+    assert done.returncode == code, "torch has changed: update entry 25 of docs/troubleshooting.md"
     assert "segmentation fault" in ENTRIES[25][1]
 
 

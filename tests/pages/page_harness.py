@@ -1,4 +1,4 @@
-"""Pages run as a learner runs them: from some folder, with a small prepared text and a tiny model."""
+"""Run the tutorial scripts as a learner does: from any folder, with a small prepared text and a tiny model."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _LAUNCH_VARIABLES = re.compile(r"(NODE_|LOCAL_|GROUP_|ROLE_)?RANK|N(NODES|PROC_P
 
 
 class PageHarness(Harness):
-    """A folder of its own for one test. Pages are started by their full path."""
+    """A separate folder for one test. Starts scripts by their full path."""
 
     def start_page(self, name: str, *words: str, nproc: int | None = None, **options: Any) -> subprocess.Popen[str]:
-        """Begin a page, with plain `python` or, if `nproc` is given, under torchrun."""
+        """Start a script with plain `python` or, if `nproc` is given, under torchrun."""
         begin = (sys.executable,) if nproc is None else ("torchrun", f"--nproc_per_node={nproc}", *_MEET)
         env = {"OMP_NUM_THREADS": "1", **options.pop("env", {})}
         return self.start(*begin, str(SCRIPTS / name), *words, env=env, **options)
 
     def page(self, name: str, *words: str, code: int = 0, timeout: float = 90, **options: Any) -> tuple[str, str]:
-        """Run a page to its end; what it wrote on stdout and stderr."""
+        """Run a script until it ends; return its stdout and stderr."""
         process = self.start_page(name, *words, **options)
         return finish(process, code, timeout)
 
 
 def finish(process: subprocess.Popen[str], code: int, timeout: float = 60) -> tuple[str, str]:
-    """Wait for a process, which must end with this exit code in time; what it wrote."""
+    """Wait for a process, which must end in time with this exit code; return its output."""
     out, err = run_to_end(process, timeout)
     assert process.returncode == code, f"exit code {process.returncode}, not {code}\n{out}\n{err}"
     return out, err
 
 
 def make_page_harness(harness: Harness, folder: Path) -> PageHarness:
-    """`folder` with a copy of the prepared text and the files of `harness`; no launcher's variables are set there."""
+    """Fill `folder` with the prepared text and the files of `harness`; unset all launcher variables."""
     for name in [name for name in os.environ if _LAUNCH_VARIABLES.fullmatch(name)]:
         del os.environ[name]
     shutil.copytree(harness.root / "data", folder / "data")

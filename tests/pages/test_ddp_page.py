@@ -1,4 +1,4 @@
-"""Page 2: what its logs claim is proved here once more, from the logs alone and by one process."""
+"""Tutorial script 2: verify its logs' claims, from the logs alone and with one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pages(harness: Harness, tmp_path: Path) -> PageHarness:
 
 
 class Log:
-    """One rank's log, read back."""
+    """One rank's parsed log."""
 
     def __init__(self, pages: PageHarness, rank: int, run: str = "ddp_simulation") -> None:
         self.text = RunFolder(pages.root / "runs" / run).rank_log(rank).read_text()
@@ -64,7 +64,7 @@ def test_two_ddp_ranks_share_the_samples_and_have_equal_weights(pages: PageHarne
 
 
 def compare_with_one_process(pages: PageHarness, logs: list[Log]) -> None:
-    """The first step's numbers, computed anew: each rank's own gradient, and the mean of them."""
+    """Recompute the first step's numbers: each rank's own gradient, and their mean."""
     torch.manual_seed(1337)
     model = TinyTransformer(load_model_config(pages.root / "config.json"))
     windows = Windows(open_prepared("rhymes", pages.root / "data").split("train"), 16)
@@ -120,8 +120,8 @@ def test_failing_ddp_rank_ends_the_world(pages: PageHarness) -> None:
     texts = [Log(pages, rank).text for rank in range(3)]
     assert "Traceback" in texts[2]
     assert "FAILED: RuntimeError: rank 2 fails in step 3" in texts[2]
-    for text in texts[:2]:  # torchrun may end them before they can say what they saw
-        assert "step 1 | weights" in text  # rank 2 has met them in step 2
+    for text in texts[:2]:  # torchrun may end them before they can report an error
+        assert "step 1 | weights" in text  # rank 2 took part in step 2
         assert "step 3 | weights" not in text
         assert "rank 2 fails" not in text
 

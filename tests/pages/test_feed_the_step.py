@@ -1,4 +1,4 @@
-"""The page about a loader that starves the step."""
+"""The tutorial script about a data loader that starves the training step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_without_workers_a_step_waits_for_every_read_of_its_batch() -> None:
     done = feed("--workers", "0", "--read-ms", "2", "--batch-size", "5", "--steps", "3")
     waited = re.search(r"waits ([\d.]+) ms", done.stdout)
     assert waited, done.stderr
-    assert float(waited[1]) >= 10, "five reads of 2 ms, one after the other: a sleep takes no less"
+    assert float(waited[1]) >= 10, "five sequential reads of 2 ms: a sleep never takes less"
 
 
 def test_empty_batch_is_refused_before_anything_starts() -> None:

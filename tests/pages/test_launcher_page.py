@@ -1,4 +1,4 @@
-"""Page 3: pretended nodes really meet, really run a world, and nothing is left of them."""
+"""Tutorial script 3: simulated nodes form a world, run it, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from frog.runs.schema import StartEvent
 PAGE = "fake_multi_node_launcher.py"
 HELLO = str(SCRIPTS / "say_hello.py")
 PATIENT = ("--timeout-s", "600")
-"""Of a node that waits while the test starts others, one after the other."""
+"""Time-out of a node that waits while the test starts the others one by one."""
 
 
 @pytest.fixture
@@ -30,22 +30,24 @@ def pages(harness: Harness, tmp_path: Path) -> PageHarness:
 
 
 def by_hand(port: int, node_rank: int, nnodes: int = 2) -> dict[str, str]:
-    """The variables that a person exports to be one node."""
+    """Return the variables that a user exports for one node."""
     values = {"NODE_RANK": node_rank, "NNODES": nnodes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {name: str(value) for name, value in values.items()}
 
 
 def wait_for_line(process: subprocess.Popen[str], words: str) -> None:
-    """Return when it has said that."""
+    """Wait until the process prints these words."""
     assert process.stdout is not None
     assert any(words in line for line in iter(process.stdout.readline, ""))
 
 
 def prove_barrier(out: str, world_size: int) -> None:
-    """All ranks spoke, nobody left the barrier before the last came, and the sum is right."""
+    """Check that all ranks reported, none left the barrier before the last arrival, and the sum is right."""
     rows = re.findall(r"rank (\d+) came to the barrier after ([\d.]+) s, left it after ([\d.]+) s", out)
     assert sorted(int(rank) for rank, _, _ in rows) == list(range(world_size))
-    assert min(float(left) for _, _, left in rows) > max(float(came) for _, came, _ in rows) - 0.015, "but for rounding"
+    assert min(float(left) for _, _, left in rows) > max(float(came) for _, came, _ in rows) - 0.015, (
+        "except for rounding"
+    )
     assert f"= {world_size * (world_size - 1) // 2}, on every rank" in out
 
 

@@ -1,4 +1,4 @@
-"""Page 1: its class is the library's, its runs resume exactly, its mistakes are told."""
+"""Tutorial script 1: its model equals the library's, its runs resume exactly, and it reports usage errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_model_class_equals_transformers(page: ModuleType, name: str) -> None:
     shapes = {key: value.shape for key, value in ours.state_dict().items()}
     assert shapes == {key: value.shape for key, value in theirs.state_dict().items()}
     assert {key for key, _ in ours.named_parameters()} == {key for key, _ in theirs.named_parameters()}
-    for weight in ours.parameters():  # as drawn at first, they are so small that a mistake would hide
+    for weight in ours.parameters():  # the initial weights are so small that an error would not show
         torch.nn.init.normal_(weight, std=0.3)
     theirs.load_state_dict(ours.state_dict())
     tokens = torch.randint(300, (3, 32))
@@ -92,7 +92,7 @@ def test_train_script_resumes_exactly(pages: PageHarness, how: signal.Signals) -
     wait_until(lambda: len(checkpoints(pages, other)) > 2, 60, "three checkpoints", process)
     process.send_signal(how)
     out, _ = finish(process, -9 if how == signal.SIGKILL else 130)
-    assert len(checkpoints(pages, other)) < len(checkpoints(pages)), "it was to be interrupted, and had come to its end"
+    assert len(checkpoints(pages, other)) < len(checkpoints(pages)), "the run completed before it was interrupted"
     assert ("--resume runs/train_tiny_transformer-2" in out) == (how != signal.SIGKILL)
     pages.page(PAGE, "--resume", "train_tiny_transformer-2")
     whole, resumed = (load_file(checkpoints(pages, run)[-1]) for run in ("train_tiny_transformer", other))
