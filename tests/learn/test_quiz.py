@@ -218,7 +218,7 @@ def test_fewer_than_two_of_three_right_answers_end_the_quiz(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "exercises").mkdir()
-    begin_progress(tmp_path, "somebody")
+    begin_progress(tmp_path, "Ada")
     monkeypatch.chdir(tmp_path / "exercises")
     drawn = draw_round(POOLS, 0, 5, 9).questions
     wrong = [next(letter for letter in "abcd" if not judge_answer(q, letter).right) for q in drawn[1:3]]
@@ -243,7 +243,7 @@ def test_quitting_a_quiz_records_the_answers_so_far(
     last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "exercises").mkdir()
-    begin_progress(tmp_path, "somebody")
+    begin_progress(tmp_path, "Ada")
     monkeypatch.chdir(tmp_path)
     lines = iter([answer_of(draw_round(POOLS, None, 1, 9).questions[0]), *(["q"] if last == "q" else [])])
 
@@ -260,7 +260,7 @@ def test_quitting_a_quiz_records_the_answers_so_far(
 
 def test_quiz_without_answers_is_not_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "exercises").mkdir()
-    begin_progress(tmp_path, "somebody")
+    begin_progress(tmp_path, "Ada")
     monkeypatch.chdir(tmp_path)
     assert quiz(monkeypatch, "", []) == 0
     assert read_progress(tmp_path).quizzes == ()

@@ -55,8 +55,8 @@ def _begin(path: Path, learner: str) -> int:
     print("  exercises/     read and complete these; README.md explains how")
     print("  progress.json  your progress")
     folder = create_folder(path, learner=learner)
-    git = ", in a git repository" if (folder.path / ".git").exists() else ""
-    print(f"Created, with {len(folder.exercises())} exercises{git}.")
+    git = " in a git repository" if (folder.path / ".git").exists() else ""
+    print(f"Created {len(folder.exercises())} exercises{git}.")
     print(f"Your name on your instructor's page: {learner}. `frog learn name NAME` changes it.\n")
     lab0 = "Lab 0 begins by checking which labs this machine can run, and what to use instead of anything missing."
     print(wrapped_lines(lab0, terminal_columns(), hang=0))

@@ -48,7 +48,7 @@ def _next_lines(verdict: Verdict, exercise: Exercise, args: argparse.Namespace, 
     if verdict.status != "passed":
         return []
     if args.seed is not None:
-        return ["  A check with your own seed is not recorded. Without --seed, frog draws a new one."]
+        return ["  A check with your own seed is not recorded. Without --seed, frog draws a new seed."]
     quiz = quiz_lines(standing, exercise.lab)
     if (then := standing.next) is None:
         return [*quiz, "  You passed every exercise: frog learn progress"]

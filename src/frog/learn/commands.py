@@ -53,7 +53,7 @@ def add_learn_parser(commands: _Parsers) -> None:
     _add(
         actions,
         "progress",
-        "show your progress and the accuracy of your predictions, and write a page",
+        "show your progress and the accuracy of your predictions; also write an HTML page",
         "show_progress",
     )
     named = _add(actions, "name", "print or change your name", "name")
@@ -87,7 +87,7 @@ def _add_dev(actions: _Parsers) -> None:
         "--only", default="", metavar="WORD", help="check only solutions with this word in their name, such as wrong/"
     )
     check.add_argument(
-        "--workers", type=at_least(1), default=2, metavar="N", help="number of checks at a time (default: 2)"
+        "--workers", type=at_least(1), default=2, metavar="N", help="number of concurrent checks (default: 2)"
     )
 
 

@@ -21,7 +21,7 @@ class Need:
     labs: tuple[int, ...] = ()
     """The labs that use it; empty if it is only helpful, or for later."""
     without: str | None = None
-    """The substitute if it is missing or wrong; None if there is no substitute."""
+    """The substitute if it is missing or wrong; None if it cannot be substituted."""
     macos: str | None = None
     """The command that installs it on macOS."""
     debian: str | None = None

@@ -11,7 +11,7 @@ from frog.core.errors import FrogError
 from frog.core.schema import Typed, decode
 
 SCRATCH = ".frog-doctor-"
-"""Prefix of the folders that probes create as tests; whoever ends a probe removes its leftovers."""
+"""Prefix of the folders that probes create as tests; the parent removes the leftovers of a killed probe."""
 _MARK = "frog-doctor: "
 
 

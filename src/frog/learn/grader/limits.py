@@ -32,7 +32,7 @@ IDLE_S = 5.0
 _STIR_S = 0.25
 """CPU time that counts as activity. Waiting threads use a little too: gloo's wake up a hundred times a second."""
 _STARVED_LOOKS = 10
-"""Surplus of runnable over sleeping looks after which a thread counts as waiting for a core."""
+"""A thread found runnable this many times more often than asleep counts as waiting for a core."""
 MOST_REST_S = 90.0
 """Limit on the total time in which no process computes or waits for a core; independent of the machine's speed."""
 _LOADING_S = 1.7
