@@ -1,11 +1,11 @@
-"""How long a training step is held up by a checkpoint, beside one memcpy of the same bytes.
+"""How long a checkpoint blocks a training step, compared with one memcpy of the same bytes.
 
     python benchmarks/checkpoint.py [--sizes 128 1536] [--rounds 5]
 
-One rank holds weights and two AdamW moments, as views of flat buffers as in training. In turn, round by round: a memcpy
-of the state into memory that is already mapped (the least that keeps the state as it is), Frog's `Saver.save` (which
-returns when training may go on), and `torch.distributed.checkpoint.async_save`. Each writer is waited for between
-turns, so that no turn pays for another's disk. Times are medians; ratios are of the medians.
+One rank has weights and two AdamW moments, as views of flat buffers, as in training. Each round times: a memcpy of the
+state into mapped memory (the least work that preserves the state), Frog's `Saver.save` (which returns when training can
+continue), and `torch.distributed.checkpoint.async_save`. Between turns the benchmark waits for each writer, so that no
+turn pays for another's disk. Times are medians; ratios are ratios of medians.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from frog.comm.local_shard import LocalShard
 from frog.runs.folder import RunFolder
 
 NUM_TENSORS = 36
-"""Per moment: as a model of four layers has."""
+"""Per moment: the number in a model with four layers."""
 
 
 def make_state(num_bytes: int) -> dict[str, Tensor]:
-    """Three flat float32 buffers, cut into views of one size."""
+    """Create three flat float32 buffers, split into views of one size."""
     count = num_bytes // 4 // 3 // NUM_TENSORS
     state = {}
     for part in ("model", "optimizer/exp_avg", "optimizer/exp_avg_sq"):

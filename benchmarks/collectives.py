@@ -1,10 +1,10 @@
-"""Our collectives, through memory and over TCP, beside gloo, and beside Open MPI where it is installed.
+"""Frog's collectives, through memory and over TCP, compared with gloo, and with Open MPI where it is installed.
 
     python benchmarks/collectives.py [--tiny]
 
-Contenders have their turns in the same rounds of one world: see `frog collectives bench`. A target is how many times as
-fast as gloo an all-reduce is to be; the other operations are to be no slower than gloo. How near each comes to what the
-machine itself does, memory copied or bytes through plain sockets, is measured in the same run.
+All contenders take turns in the same rounds of one world: see `frog collectives bench`. A target is the speed of an
+all-reduce relative to gloo; the other operations must not be slower than gloo. The same run measures the limits of the
+machine itself: memory copies, and bytes through plain sockets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TARGETS = {
     (2, "tcp"): (20, 4.5, 1.8, 1.2),
     (4, "tcp"): (10, 4, 1.0, 1.0),
 }
-"""Of all-reduce, at each of SIZES."""
+"""Targets of all-reduce, at each of SIZES."""
 FROG = str(Path(sys.executable).parent / "frog")
 
 
@@ -39,7 +39,7 @@ def measured(num_ranks: int, tiny: bool) -> Result:
 
 
 def verdicts(result: Result) -> list[str]:
-    """A line for each target, and for each case in which gloo was faster."""
+    """Return a line for each target, and for each case in which gloo was faster."""
     lines = []
     for row in result.rows:
         ratio = result.times_gloo(row)
@@ -60,7 +60,7 @@ def verdicts(result: Result) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     args = parser.parse_args()
     for num_ranks in (2,) if args.tiny else (2, 4):
         result = measured(num_ranks, args.tiny)

@@ -1,4 +1,4 @@
-"""The sizes that training is measured at, and two ways to take a step: a plain loop, and Frog's."""
+"""The model sizes of the training benchmarks, and two ways to run a step: a plain loop, and Frog's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_NORM = 1.0
 
 @dataclass(frozen=True)
 class Size:
-    """One row of the comparison; the FFN width makes Frog's parameters as many as the plain GPT's."""
+    """A row of the comparison; the FFN width gives Frog's model as many parameters as the plain GPT."""
 
     name: str
     num_layers: int
@@ -47,7 +47,7 @@ class Size:
         )
 
     def batches(self, vocab_size: int, count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Random tokens, and the token after each."""
+        """Return random tokens, and the next token of each."""
         shape = (self.batch_size, self.sequence_length + 1)
         generator = torch.Generator().manual_seed(seed)
         drawn = (torch.randint(0, vocab_size, shape, generator=generator) for _ in range(count))
@@ -63,13 +63,13 @@ class Size:
 SMALL = Size("small", 4, 128, 4, 64, 12, 344)
 LARGER = Size("larger", 6, 384, 6, 256, 8, 1024)
 TINY = Size("tiny", 2, 32, 2, 16, 4, 64)
-"""To see that a benchmark runs."""
+"""A size for checking that a benchmark runs."""
 
 
 class PlainLoop:
-    """A step as a loop written by hand takes it: AdamW in two groups, gradients clipped, then set to None.
+    """A step of a hand-written loop: AdamW in two groups, clipped gradients, gradients set to None.
 
-    With `fused` None, AdamW is what torch chooses by itself, and nanoGPT has on a CPU.
+    With `fused` None, AdamW uses torch's default, like nanoGPT on a CPU.
     """
 
     def __init__(self, model: nn.Module, fused: bool | None = None) -> None:
@@ -93,7 +93,7 @@ class PlainLoop:
 
 
 class FrogLoop:
-    """A step as `frog.train.loop` takes it, without its events, under any strategy."""
+    """A step of `frog.train.loop`, without its events, with any strategy."""
 
     def __init__(
         self, model: TinyTransformer, world: World, strategy: StrategyConfig | None = None, precision: str = "fp32"
@@ -114,7 +114,7 @@ class FrogLoop:
 
 
 def run_block(loop: PlainLoop | FrogLoop, batches: list[tuple[Tensor, Tensor]]) -> tuple[float, list[float]]:
-    """Milliseconds a step on the slowest rank, and this rank's losses."""
+    """Return the milliseconds per step on the slowest rank, and this rank's losses."""
     dist.barrier()
     start = time.perf_counter()
     losses = [loop.step(*batch) for batch in batches]

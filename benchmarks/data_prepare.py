@@ -1,12 +1,12 @@
-"""How long `frog data prepare` takes for a large text, and how much memory it needs.
+"""Time and memory of `frog data prepare` for a large text.
 
     python benchmarks/data_prepare.py            1 GB of text, generated under the system's temporary folder
     python benchmarks/data_prepare.py --mb 100
 
-The text is the embedded corpus over and over, its lines shuffled and every tenth word replaced by a random one, so
-that neither the tokenizer's cache nor its table of words has it easy. Memory is the largest resident set of the
-process that prepares; the claim is 1 GB of text within 1.5 GB. Beside it stands what the tokenizer library does when it
-is only fed: the same pieces of the text's first 100 MB, all in memory, with nothing done to the tokens.
+The text repeats the embedded corpus, with its lines shuffled and every tenth word replaced by a random one, so that
+neither the tokenizer's cache nor its word table makes the task easy. Memory is the largest resident set of the
+preparing process; the claim is 1 GB of text within 1.5 GB. For comparison, the tokenizer library alone encodes the same
+pieces of the text's first 100 MB, all in memory, without processing the tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def write_text(path: Path, num_bytes: int) -> None:
 
 
 def max_resident_bytes(usage: resource.struct_rusage) -> int:
-    """Largest resident set; Linux tells KiB, macOS bytes."""
+    """Return the largest resident set; Linux reports KiB, macOS bytes."""
     return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

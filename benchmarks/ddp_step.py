@@ -1,9 +1,9 @@
-"""A DDP step at world 2 through gloo, frog, and frog over TCP, as a multiple of the step without communication.
+"""The time of a DDP step at world 2 with gloo, frog, and frog over TCP, relative to a step without communication.
 
-Without communication two ranks end when each is done; with it, when the slower one is. So each step's time is taken of
-rank 0, and of the slower rank; and beside it the processor's time of both, which other programs disturb least. "buckets
-alone" fills DDP's buckets and sends nothing. Buckets are DDP's own, of 25 MB, which hold all of this model but what DDP
-sends first; those of 1 MB are sent while the backward pass goes on.
+Without communication each of two ranks ends when it is done; with it, both end with the slower one. So the benchmark
+reports each step's time on rank 0 and on the slower rank, and the processor time of both, which other programs disturb
+least. "buckets alone" fills DDP's buckets and sends nothing. DDP's default buckets, of 25 MB, contain almost the whole
+model, except the part that DDP sends first; buckets of 1 MB are sent while the backward pass continues.
 
 torchrun --nproc_per_node=2 benchmarks/ddp_step.py [--tiny]
 """
@@ -46,7 +46,7 @@ def send_nothing(state, bucket):  # type: ignore[no-untyped-def]  # torch looks 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
     world = join_world(world_env(), torch.device("cpu"), 300, "gloo")

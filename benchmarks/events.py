@@ -1,10 +1,10 @@
-"""What writing events costs: the time of a step's events, beside the time of the step.
+"""The cost of writing events: the time of a step's events, compared with the time of the step.
 
     python benchmarks/events.py [--steps 1000]
 
-One process of one thread trains the demo's model on random tokens, by turns a step with a span around each phase and
-the step's line and one without; which of a pair comes first changes. Printed are the median of the pairs' differences
-in processor time, which other programs disturb little, with its 95 % interval, and the cost of the writes alone.
+One process with one thread trains the demo's model on random tokens, alternating between a step with spans and the
+step's line, and one without; the order within a pair alternates too. Prints the median difference of the pairs in
+processor time, which other programs disturb little, with its 95 % interval, and the cost of the writes alone.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, between the two values that hold it with a probability of 95 %."""
+    """Return the median, and the two values between which it is with a probability of 95 %."""
     ordered = sorted(values)
     middle, reach = len(ordered) / 2, 0.98 * math.sqrt(len(ordered))  # ranks: binomial, 1.96 standard deviations
     low, high = max(0, math.floor(middle - reach)), min(len(ordered) - 1, math.ceil(middle + reach))

@@ -1,10 +1,10 @@
 """Wrong inputs for every reader of files: `benchmarks/fuzz.py --cases 10000 --seed 1`. Prints each broken promise.
 
-    python benchmarks/fuzz.py --seed 7 --only 4711      one case again
+    python benchmarks/fuzz.py --seed 7 --only 4711      repeat one case
 
-Files that cannot be read are tried by a user whom permissions hold for: as root, `setpriv` makes one.
+Unreadable files need a user to whom permissions apply: for root, `setpriv` drops the overriding capabilities.
 
-One case more in a hundred runs as a process of its own, as a user starts them; `--processes N` sets how many.
+One percent of additional cases run as separate processes, as a user starts them; `--processes N` sets their number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from material import make_material  # noqa: E402
 
 
 def _obey_permissions() -> None:
-    """Root reads everything: begin again as a root that does not, where that can be had."""
+    """Restart root without the capabilities that override permissions, if possible."""
     with tempfile.NamedTemporaryFile() as locked:
         os.chmod(locked.name, 0)
         reads = os.access(locked.name, os.R_OK)
@@ -35,15 +35,15 @@ def _obey_permissions() -> None:
 
 
 def main() -> int:
-    """Returns 1 if a promise was broken."""
+    """Return 1 if a promise was broken."""
     _obey_permissions()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--processes", type=int, help="further cases, each in a process of its own; default: 1 %%")
-    parser.add_argument("--seed", type=int, action="append", help="may be repeated; default: 1")
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="this case alone")
-    parser.add_argument("--own", action="store_true", help="with --only: of those in a process of their own")
-    parser.add_argument("--material", type=Path, help="kept there, and used again")
+    parser.add_argument("--processes", type=int, help="additional cases, each in its own process; default: 1 %%")
+    parser.add_argument("--seed", type=int, action="append", help="repeatable; default: 1")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="run only this case")
+    parser.add_argument("--own", action="store_true", help="with --only: a case in its own process")
+    parser.add_argument("--material", type=Path, help="folder for the material, kept and reused")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         material = args.material or Path(scratch) / "material"

@@ -1,13 +1,14 @@
-"""How fast one GPU trains a model of about a billion parameters: Frog beside two plain loops, in turn, in one run.
+"""Training speed of a model with about a billion parameters on one GPU: Frog and two plain loops, in one run.
 
     python benchmarks/gpu.py [--batch 8] [--sequence 2048] [--rounds 5]
-    python benchmarks/gpu.py --tiny      the same program in miniature, on any device, to see that it runs
+    python benchmarks/gpu.py --tiny      the same program with small sizes, on any device, to check that it runs
 
-All three in bf16 autocast over float32 weights, compiled, fused AdamW, clipped at norm 1: Frog's strategy with its
-model; a plain GPT in a loop by hand; transformers' LlamaForCausalLM of Frog's very sizes in a loop by hand (left out if
-transformers is not installed). Attention is `scaled_dot_product_attention`, which takes the flash kernel on a GPU.
-Printed are tokens a second and MFU: the model's own operations (6 a parameter and token, and the attention scores, by
-`ModelConfig.flops_per_token`, for the plain GPT by the same rule) over the card's dense bf16 peak.
+All three use bf16 autocast over float32 weights, compilation, fused AdamW, and clipping at norm 1: Frog's strategy with
+its model; a plain GPT in a hand-written loop; transformers' LlamaForCausalLM with exactly Frog's sizes in a
+hand-written loop (omitted if transformers is not installed). Attention is `scaled_dot_product_attention`, which uses
+the flash kernel on a GPU. Prints tokens per second and MFU: the model's own operations (6 per parameter and token, plus
+the attention scores, from `ModelConfig.flops_per_token`; for the plain GPT by the same rule) over the card's dense bf16
+peak.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Step = Callable[[Tensor, Tensor], None]
 
 @dataclass
 class Contender:
-    """Something that takes a training step."""
+    """A way to run a training step."""
 
     name: str
     make: Callable[[], Step]
@@ -104,7 +105,7 @@ def plain_step(model: nn.Module, loss_of: Callable[[nn.Module, Tensor, Tensor], 
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss.item()  # Frog's step knows its loss at the end, too
+        loss.item()  # Frog's step also knows its loss at the end
 
     return step
 
@@ -165,11 +166,11 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="in a round")
-    parser.add_argument("--tiny", action="store_true", help="in miniature, uncompiled, on any device")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, uncompiled, on any device")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type != "cuda" and not args.tiny:
-        parser.error("there is no GPU here; --tiny runs the program in miniature")
+        parser.error("no GPU found; use --tiny to check that the program runs")
     config, batch, sequence = (TINY, 2, 64) if args.tiny else (BILLION, args.batch, args.sequence)
     torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -177,7 +178,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {name}, bf16, {size}", flush=True)
     peak = peak_flops(device, "bf16")
     rates: dict[str, list[float]] = {}
-    # Three such models do not fit together: one round is all contenders, each built anew, its warm-up not counted.
+    # Three such models do not fit in memory: each round rebuilds every contender, and excludes its warm-up.
     for _ in range(1 if args.tiny else args.rounds):
         for contender in contenders(config, sequence, device, compiled=not args.tiny):
             torch.manual_seed(0)
@@ -198,7 +199,7 @@ def main() -> None:
         rate = statistics.median(rates[contender.name])
         mfu = f"  MFU {100 * contender.flops_per_token * rate / peak:5.1f} %" if peak else ""
         print(f"  {contender.name:20}{rate:12,.0f} tokens/s{mfu}")
-    print(f"  most memory held: {peak_memory_bytes(device) / 2**30:.1f} GiB")
+    print(f"  peak memory: {peak_memory_bytes(device) / 2**30:.1f} GiB")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What the guard model is worth: held-out accuracy beside simpler ways to tell safe from unsafe prompts.
+"""Accuracy of the guard model on held-out prompts, compared with simpler ways to tell safe from unsafe prompts.
 
     python benchmarks/guard.py [--steps 1 600 3000] [--seeds 1 2 3] [--epochs 10] [--ways WAY ...]
 
-Bases for `frog finetune` are trained first, config/demo.toml for so many steps each; every way is asked about the same
-held-out prompts. `commonest` calls all of them what most of them are. `words` is a naive Bayes classifier on which
-words a prompt holds: no order, no model. `head alone` is a fine-tuning whose adapters count for nothing, with a rank of
-1 and an alpha near zero.
+First trains base models for `frog finetune`, config/demo.toml for each number of steps; then tests every way on the
+same held-out prompts. `commonest` always predicts the most frequent class. `words` is a naive Bayes classifier on the
+words of a prompt: no order, no model. `head alone` is a fine-tuning with negligible adapters: a rank of 1 and an alpha
+near zero.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def words(text: str) -> set[str]:
 
 
 def naive_bayes(data: LabelledSet) -> float:
-    """Accuracy of: the class under which the prompt's known words are likeliest, half a text added to every count."""
+    """Return the accuracy of naive Bayes on the prompt's known words, with half a text added to every count."""
     texts = Counter(example.label for example in data.train)
     counts = {label: Counter() for label in texts}
     for example in data.train:
@@ -55,7 +55,7 @@ def naive_bayes(data: LabelledSet) -> float:
 
 
 def trained(folder: Path, steps: int) -> str:
-    """Name of a run of the demo for so many steps."""
+    """Train the demo for this many steps; return the run's name."""
     name = f"steps-{steps}"
     words = ("train", str(DEMO), "--set", f"name={name}", "--set", f"train.steps={steps}")
     subprocess.run((*FROG, *words), cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -63,7 +63,7 @@ def trained(folder: Path, steps: int) -> str:
 
 
 def fine_tuned(folder: Path, base: str, options: list[str], seed: int) -> dict[str, float]:
-    """Accuracy on all held-out prompts, and time of the steps."""
+    """Return the accuracy on all held-out prompts, and the time of the steps."""
     name = f"way-{time.monotonic_ns()}"
     command = (*FROG, "finetune", base, "--seed", str(seed), "--name", name, *options)
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -73,9 +73,9 @@ def fine_tuned(folder: Path, base: str, options: list[str], seed: int) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, nargs="+", default=[1, 600, 3000], help="of each base")
+    parser.add_argument("--steps", type=int, nargs="+", default=[1, 600, 3000], help="steps of each base model")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--epochs", type=int, default=10, help="of each fine-tuning")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs of each fine-tuning")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     args = parser.parse_args()
     data = read_labelled("guard", 0.25)

@@ -1,11 +1,11 @@
-"""How long a learner waits: from a saved file to the verdict, and until the grader is ready.
+"""How long a learner waits: from saving a file to the verdict, and until the grader is ready.
 
     python benchmarks/learn.py [--rounds 5] [--zoo] [--only EXERCISE]
 
-Round after round each exercise's reference solution is checked, in turn, by a grader that has torch loaded and waits,
-as in `frog learn watch`; the reference takes the longest of all solutions but those that never end. Then `frog learn
-check` is run once a round, a command that has to load torch first. Printed are medians with the fastest and slowest.
-With --zoo every solution of every exercise is checked once, two at a time.
+Each round checks every exercise's reference solution with a waiting grader that has torch loaded, as in `frog learn
+watch`; the reference takes longest of all solutions except those that never end. `frog learn check`, a command that
+must first load torch, runs once per round. Prints medians with the fastest and slowest times. With --zoo, every
+solution of every exercise is checked once, two at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def line(name: str, seconds: Sequence[float], note: str = "") -> str:
 
 
 def watched(exercises: Sequence[Exercise], rounds: int) -> list[str]:
-    """From a saved file to its verdict, with a grader in reserve."""
+    """Time from saving a file to its verdict, with a waiting grader."""
     start = time.perf_counter()
     with Grader() as grader:
         grader.wait()
@@ -50,7 +50,7 @@ def watched(exercises: Sequence[Exercise], rounds: int) -> list[str]:
 
 
 def cold(rounds: int) -> list[str]:
-    """`frog learn check` from Enter to its end, torch not loaded."""
+    """Time `frog learn check` from Enter to its end, with torch not loaded."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "frog.cli", "learn"]
@@ -64,7 +64,7 @@ def cold(rounds: int) -> list[str]:
 
 
 def zoo(exercises: Sequence[Exercise]) -> list[str]:
-    """Every solution of every exercise, two at a time."""
+    """Check every solution of every exercise, two at a time."""
     found = [one for exercise in exercises for one in specimens(exercise)]
     start = time.perf_counter()
     wrong = [problem for one, verdict in prove(found) if (problem := one.problem(verdict))]
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--zoo", action="store_true")
-    parser.add_argument("--only", metavar="EXERCISE", default="", help="those whose name begins so")
+    parser.add_argument("--only", metavar="EXERCISE", default="", help="only exercises whose name starts with this")
     args = parser.parse_args()
     exercises = [exercise for exercise in find_exercises() if exercise.id.startswith(args.only)]
     print(f"medians of {args.rounds} rounds (fastest to slowest)")

@@ -1,9 +1,9 @@
-"""How many tokens a second the loader alone delivers: what a training step must not be able to outrun.
+"""Tokens per second of the data loader alone, which must exceed those of any training step.
 
     python benchmarks/loader.py
 
-`loader` asks for batches as fast as it can, so it shows the background thread's own rate; `gather` reads the windows
-of random samples without the loader. The text is the embedded corpus, tokens repeated to a set that fits no cache.
+`loader` requests batches as fast as possible, so it shows the rate of the background thread; `gather` reads the windows
+of random samples without the loader. The text is the embedded corpus, repeated until no cache can hold its tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOKENS_A_RUN = 4_000_000
 
 
 def prepared_windows(root: Path, num_repeats: int) -> dict[int, Windows]:
-    """The embedded corpus so many times, cut at each sequence length."""
+    """Prepare the embedded corpus, repeated, and cut it at each sequence length."""
 
     def documents() -> list[Document]:
         return [
@@ -40,7 +40,7 @@ def prepared_windows(root: Path, num_repeats: int) -> dict[int, Windows]:
 
 
 def loader_rate(windows: Windows, batch_size: int) -> float:
-    """Tokens a second through `Loader`."""
+    """Return the tokens per second through `Loader`."""
     num_steps = _TOKENS_A_RUN // (batch_size * windows.sequence_length)
     with Loader(windows, seed=1, global_batch_size=batch_size, dp_rank=0, dp_size=1, grad_accum=1) as loader:
         next(loader)
@@ -51,7 +51,7 @@ def loader_rate(windows: Windows, batch_size: int) -> float:
 
 
 def gather_rate(windows: Windows, batch_size: int) -> float:
-    """Tokens a second through `Windows.gather`, with the samples drawn beforehand."""
+    """Return the tokens per second through `Windows.gather`, with the samples drawn in advance."""
     num_steps = _TOKENS_A_RUN // (batch_size * windows.sequence_length)
     ids = [sample_ids(1, step, batch_size, len(windows)) for step in range(1, num_steps + 1)]
     start_s = time.perf_counter()
@@ -62,8 +62,8 @@ def gather_rate(windows: Windows, batch_size: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=7, help="runs of each, of which the median is told")
-    parser.add_argument("--repeats", type=int, default=64, help="of the corpus: 64 are about 40 million tokens")
+    parser.add_argument("--runs", type=int, default=7, help="number of runs for each median")
+    parser.add_argument("--repeats", type=int, default=64, help="copies of the corpus: 64 are about 40 million tokens")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         windows = prepared_windows(Path(folder), args.repeats)

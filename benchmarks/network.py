@@ -1,15 +1,15 @@
-"""What a pretended network does, beside what was asked of it and beside the alpha-beta formula.
+"""Performance of a simulated network, compared with its settings and with the alpha-beta formula.
 
     python benchmarks/network.py [--rounds 15] [--tiny]
 
-1. A link: the round trip of a datagram beside twice the delay; one TCP stream beside the rate; the greatest flow that
-   the switch passes on, between 2 and 4 nodes that all send at once, with no rate to hold it back.
-2. Collectives of gloo, as torch calls them, over links of several rates and delays. A time is from when the last rank
-   began to when the last one had its result (one machine has one clock). Beside it the formula as gloo's ring is
-   (frog.plan.network: two delays a step) and as textbooks have it (one).
+1. A link: the round trip of a datagram, against twice the delay; one TCP stream, against the rate; the highest
+   throughput of the switch between 2 and 4 nodes that all send at the same time, without a rate limit.
+2. Collectives of gloo, as torch calls them, over links of several rates and delays. A time is measured from the last
+   rank's start to the last rank's result (one machine has one clock). The formula is given for gloo's ring
+   (frog.plan.network: two delays per step) and for the textbook ring (one).
 
-The constants are not fitted: alpha is the delay that was asked for, beta is the rate less the headers. What is left at
-4 KiB and no delay is the time of the programs themselves.
+The constants are not fitted: alpha is the configured delay, beta is the rate minus the headers. The remaining time at
+4 KiB without delay is that of the programs themselves.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from frog.plan.network import collective_cost, payload_rate
 SIZES = (4096, 65536, 1 << 20, 4 << 20, 16 << 20)
 WORLDS = (([0, 1], "2 nodes"), ([0, 1, 2], "3 nodes"), ([0, 0, 1, 1], "2 nodes x 2 ranks"))
 TINY = slice(1)
-"""Of the links, worlds and sizes: the first of each, to see that it runs."""
+"""The first of the links, worlds and sizes, to check that it runs."""
 LINKS = ("rate=100mbit", "rate=100mbit delay=20ms", "rate=1gbit delay=1ms", "rate=10mbit delay=5ms")
 
 
 def rank_main(settings: dict[str, object]) -> None:
-    """One rank: every collective in turn; tells its times on stdout."""
+    """Run every collective on one rank; print the times on stdout."""
     import torch
     import torch.distributed as dist
 
@@ -66,7 +66,7 @@ def rank_main(settings: dict[str, object]) -> None:
 def measure(
     link: Link, nodes: list[int], ops: list[str], sizes: list[int], rounds: int
 ) -> dict[tuple[str, int], float]:
-    """Median seconds of each collective and size."""
+    """Return the median seconds of each collective and size."""
     settings = {"world": len(nodes), "ops": ops, "sizes": sizes, "rounds": rounds, "pause_s": 3 * link.delay_s}
     with Network(max(nodes) + 1, link) as network:
         env = {**os.environ, "GLOO_SOCKET_IFNAME": network.interface, "OMP_NUM_THREADS": "1"}
@@ -86,7 +86,7 @@ def measure(
         spans = zip(*(row["times"] for row in rows), strict=True)
         times = [max(end for _, end in span) - max(start for start, _ in span) for span in spans]
         found[rows[0]["op"], rows[0]["size"]] = statistics.median(times[1:]) / 1e9  # the first warms up
-    print(f"  (the switch was {1e3 * late_s:.2f} ms late on the mean)")
+    print(f"  (the switch was {1e3 * late_s:.2f} ms late on average)")
     return found
 
 
@@ -96,7 +96,7 @@ def collectives(rounds: int, part: slice) -> None:
         beta = payload_rate(link.rate_bits_per_s, link.mtu)
         for nodes, name in WORLDS[part]:
             ops = ["all_reduce"] if len(nodes) != 3 else ["all_reduce", "all_gather", "all_to_all"]
-            # What would take minutes at 10 Mbit/s is left out.
+            # Omit combinations that would take minutes at 10 Mbit/s.
             sizes = [size for size in SIZES[part] if size / beta < 2]
             print(f"{text}, {name}: beta {8e-6 * beta:.1f} Mbit/s of payload")
             for (op, size), measured_s in measure(link, nodes, ops, sizes, rounds).items():
@@ -163,7 +163,7 @@ def wait_for(server: subprocess.Popen[str]) -> None:
 
 
 def flows(network: Network, pairs: list[tuple[int, int]]) -> list[float]:
-    """Mbit/s of TCP streams from one node to another that all run at once."""
+    """Measure concurrent TCP streams between nodes, in Mbit/s."""
     sinks = [inside(network, target, SINK) for _, target in pairs]
     for sink in sinks:
         wait_for(sink)
@@ -194,14 +194,14 @@ def links(part: slice) -> None:
         with Network(num_nodes, Link(rate_bits_per_s=1e11)) as network:
             rates = flows(network, [(node, (node + 1) % num_nodes) for node in range(num_nodes)])
         each = ", ".join(f"{rate:.0f}" for rate in rates)
-        print(f"no rate, {num_nodes} nodes in a ring: {each}; {sum(rates):.0f} Mbit/s in all", flush=True)
+        print(f"no rate, {num_nodes} nodes in a ring: {each}; {sum(rates):.0f} Mbit/s in total", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     args = parser.parse_args()
     if args.rank:
         rank_main(args.rank)

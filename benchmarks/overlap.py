@@ -1,14 +1,14 @@
-"""How much of the gradients' way hides behind the backward pass where the link is what a step waits for.
+"""How much of the gradient communication the backward pass hides when the link limits the step.
 
     python benchmarks/overlap.py [--rounds 5] [--network "rate=500mbit delay=1ms"] [--tiny]
 
-Two nodes of one rank train the demo's model with its gradients sent after the backward pass (bucketed) and during it
-(overlapped), over gloo and over our own collectives, in turn. Printed for each way, from the steps of all its runs but
-the first two of each: the median step; how long its collectives of more than 4 KiB were under way, added up; and how
-long the rank's own thread waited for them. What is under way and not waited for is hidden.
+Two nodes of one rank train the demo's model and send its gradients after the backward pass (bucketed) or during it
+(overlapped), over gloo and over Frog's collectives, in turn. For each variant it prints, from all steps except the
+first two of each run: the median step; the total time during which collectives of more than 4 KiB were running; and the
+time that the rank's own thread waited for them. Communication without waiting is hidden.
 
-Our collectives move bytes in Python threads, which hold the interpreter's lock against the thread that computes: if
-that cost more than it gains, overlapped would be no faster than bucketed.
+Frog's collectives move bytes in Python threads, which compete with the computing thread for the interpreter lock: if
+that cost more than it gains, overlapped would not be faster than bucketed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEADLINE_S = 600.0
 
 
 def train(folder: Path, name: str, way: tuple[str, str], steps: int, network: str) -> RankEvents:
-    """One run; what rank 0 tells of it. Raises SystemExit if it fails."""
+    """Run one training; return the events of rank 0. Raises SystemExit if it fails."""
     backend, reduction = way
     settings = [
         f"name={name}", f"train.steps={steps}", f"eval.every={steps}", f"checkpoint.every={steps}",
@@ -52,7 +52,8 @@ def train(folder: Path, name: str, way: tuple[str, str], steps: int, network: st
 
 
 def per_step(events: RankEvents) -> list[tuple[float, float, float]]:
-    """Of each step but the first ones, in ms: its length, its collectives under way, waited for."""
+    """Return, for each step except the first ones, in ms: its length, the time of its collectives, and the waiting
+    time."""
     ends = sorted((step, event.end_ns) for step, event in events.by_step(StepEvent).items())
     under_way, waited = defaultdict[int, int](int), defaultdict[int, int](int)
     for call in events.of(CollectiveEvent):
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--network", default="rate=500mbit delay=1ms")
-    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     args = parser.parse_args()
     rounds, steps = (1, 6) if args.tiny else (args.rounds, args.steps)
     ways = WAYS[-1:] if args.tiny else WAYS

@@ -1,4 +1,4 @@
-"""A plain GPT, as nanoGPT lays one out: what Frog's speed is measured against.
+"""A plain GPT with nanoGPT's architecture: the baseline for Frog's speed.
 
 Learned positions, LayerNorm without bias, one matrix for queries, keys and values, a GELU FFN four times as wide, a
 tied embedding, attention through `scaled_dot_product_attention`.
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """Tokens and labels to the mean cross-entropy."""
+    """Compute the mean cross-entropy of tokens and labels."""
 
     def __init__(self, vocab_size: int, width: int, num_layers: int, num_heads: int, num_positions: int) -> None:
         super().__init__()

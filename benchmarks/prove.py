@@ -1,8 +1,8 @@
-"""Every strategy held against one process, over gloo and over our own collectives: what `frog prove` says of each.
+"""Every strategy compared with one process, over gloo and over Frog's collectives: the results of `frog prove`.
 
     python benchmarks/prove.py [ARGUMENT of frog prove ...]     minutes, on two cores
 
-Prints both tables, and ends with 1 if anything differs from one process.
+Prints both tables; the exit code is 1 if any result differs from one process.
 """
 
 from __future__ import annotations

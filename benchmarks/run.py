@@ -1,11 +1,11 @@
-"""Run benchmarks and keep what they print, each with the commit and the machine it was measured on.
+"""Run benchmarks and save their output, with the commit and the machine on which they were measured.
 
     python benchmarks/run.py [NAME ...]           all, or some, into benchmarks/results/NAME.txt
-    python benchmarks/run.py start -- --rounds 9  one, with more arguments
-    python benchmarks/run.py --tiny [NAME ...]    in miniature, to see that they run; nothing is kept
+    python benchmarks/run.py start -- --rounds 9  one, with additional arguments
+    python benchmarks/run.py --tiny [NAME ...]    with small sizes, to check that they run; nothing is saved
     python benchmarks/run.py --list
 
-A result is replaced when its benchmark has come to a good end. Figures are told as what was seen on that machine.
+A result is replaced when its benchmark succeeds. Figures are valid for the machine that the result names.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ FUZZ = ("--processes", "30")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A program of this folder: its arguments, and those that make it end within seconds."""
+    """A program in this folder: its arguments, and arguments with which it ends within seconds."""
 
     script: str
     words: tuple[str, ...] = ()
     tiny: tuple[str, ...] = ()
     nproc: int = 1
     needs: str = ""
-    """What it needs that is not everywhere."""
+    """A requirement that some machines do not meet."""
 
     def command(self, words: tuple[str, ...]) -> list[str]:
-        """What is typed after `python`."""
+        """Return the arguments of `python`."""
         launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={self.nproc}"] if self.nproc > 1 else []
         return [*launcher, str(HERE / self.script), *words]
 
@@ -88,15 +88,15 @@ BENCHMARKS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], metavar="NAME")
-    parser.add_argument("--tiny", action="store_true", help="in miniature; nothing is kept")
-    parser.add_argument("--list", action="store_true", help="the benchmarks' names and programs")
+    parser.add_argument("--tiny", action="store_true", help="small sizes; nothing is saved")
+    parser.add_argument("--list", action="store_true", help="list the names and programs")
     own, _, more = split_at("--", sys.argv[1:])
     args = parser.parse_args(own)
     if args.list:
         print("\n".join(f"{name:18} {benchmark.script}" for name, benchmark in BENCHMARKS.items()))
         return 0
     if more and len(args.names) != 1:
-        parser.error("arguments after -- are for one benchmark: name it")
+        parser.error("arguments after -- need exactly one benchmark name")
     signal.signal(signal.SIGTERM, _end)
     worst = 0
     for name in args.names or BENCHMARKS:
@@ -109,19 +109,19 @@ def _end(number: int, frame: object) -> None:
 
 
 def split_at(mark: str, words: list[str]) -> tuple[list[str], str, list[str]]:
-    """As `str.partition`, of words."""
+    """Split a list of words, like `str.partition`."""
     place = words.index(mark) if mark in words else len(words)
     return words[:place], mark, words[place + 1 :]
 
 
 def run(name: str, more: tuple[str, ...], tiny: bool) -> int:
-    """One benchmark; what it prints is shown as it comes, and kept if it ends well.
+    """Run one benchmark; show its output as it arrives, and save it if the benchmark succeeds.
 
-    Returns: its exit code.
+    Returns: the exit code.
     """
     benchmark = BENCHMARKS[name]
     if benchmark.needs and not (tiny or more or has_gpu()):
-        print(f"{name}: left out: it needs {benchmark.needs}")
+        print(f"{name}: skipped: it needs {benchmark.needs}")
         return 0
     command = benchmark.command((*(benchmark.tiny if tiny else benchmark.words), *more))
     head = header(command)
@@ -136,11 +136,11 @@ def run(name: str, more: tuple[str, ...], tiny: bool) -> int:
             for line in process.stdout:
                 print(line, end="", flush=True)
                 lines.append(line)
-        except BaseException:  # Ctrl-C, or what `_end` raises
+        except BaseException:  # Ctrl-C, or an error of `_end`
             end_group(process)
             raise
     if process.returncode:
-        print(f"{name} ended with exit code {process.returncode}: nothing is kept")
+        print(f"{name} ended with exit code {process.returncode}: result not saved")
     elif not tiny and not {"-h", "--help"} & {*more}:
         took = f"\n(took {time.monotonic() - start:.0f} s)\n"
         write_atomic(RESULTS / f"{name}.txt", head + "\n" + "".join(lines) + took)
@@ -148,7 +148,7 @@ def run(name: str, more: tuple[str, ...], tiny: bool) -> int:
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
-    """End a program and those that it has started: it is asked to, and after a while made to."""
+    """End a program and its children: first ask, then kill them."""
     os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(15)
@@ -157,7 +157,7 @@ def end_group(process: subprocess.Popen[str]) -> None:
 
 
 def header(command: list[str]) -> str:
-    """What was typed; then commit, day, machine with the load that was on it, and versions."""
+    """Return the command; then commit, day, machine with its load, and versions."""
     words = [os.path.relpath(word, HERE.parent) if word.startswith(str(HERE)) else word for word in command]
     machine = f"{platform.system()} {platform.machine()}, {processor()}, {os.cpu_count()} cores"
     load = f"load {os.getloadavg()[0]:.1f} before"
@@ -167,7 +167,7 @@ def header(command: list[str]) -> str:
 
 
 def commit() -> str:
-    """The commit that this folder is at, and whether anything but results was changed since."""
+    """Return the commit of this folder, and whether anything except results has changed since."""
     git = ["git", "-C", str(HERE)]
     done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ":/", ":!results"]).returncode == 1
@@ -175,13 +175,13 @@ def commit() -> str:
 
 
 def has_gpu() -> bool:
-    import torch  # it takes seconds, and --list is to take none
+    import torch  # takes seconds, which --list should not need
 
     return torch.cuda.is_available()
 
 
 def processor() -> str:
-    """Its name and, on Linux, the numbers that tell those of one name apart: a ratio belongs to one of them."""
+    """Return the processor's name and, on Linux, its model numbers: processors of one name differ, and so do ratios."""
     said = CPUINFO.read_text() if CPUINFO.exists() else ""
     facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", said, re.MULTILINE))
     name = facts.pop("model name", platform.processor() or "unknown processor")

@@ -1,16 +1,16 @@
-"""Training over a slow link: ddp, ddp in 8 bits and DiLoCo beside the same run without the link.
+"""Training over a slow link: ddp, ddp in 8 bits and DiLoCo, compared with the same run without the link.
 
     python benchmarks/slow_links.py [--steps 200] [--network "rate=100mbit delay=50ms"] [--tiny]
 
-Two nodes of one rank each train the same model on the same samples, as many of them in every run. Printed are for each:
-tokens/s, from the end of step 10 to the end of the last; of a step, on the mean, the time in which rank 0 waited for
-collectives, what the link takes for them by the alpha-beta formula (frog.plan.network), and the bytes that left the
-rank; and the held-out loss at the end. Formula, bytes and losses are the same on every day, on a busy machine too.
+Two nodes of one rank each train the same model on the same number of samples in every run. For each run it prints:
+tokens/s, from the end of step 10 to the end of the last; per step, on average, the time in which rank 0 waited for
+collectives, their time according to the alpha-beta formula (frog.plan.network), and the bytes that the rank sent; and
+the held-out loss at the end. Formula, bytes and losses are reproducible, even on a busy machine.
 
-"plain" is DiLoCo with an outer learning rate of 0.7, or 1, and no momentum; "frog" goes through our own collectives.
+"plain" is DiLoCo with an outer learning rate of 0.7, or 1, and no momentum; "frog" uses Frog's own collectives.
 
-Without the link two runs are taken, first and last, so that a machine that has become slower meanwhile shows. `--only`
-takes some of the ways beside them: what is fast enough can be tried in a minute or two, with fewer steps.
+Two runs without the link, the first and the last, show whether the machine has become slower meanwhile. `--only`
+selects some of the variants: to see which are fast enough takes a minute or two, with fewer steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AIM_SPEED, AIM_LOSS = 0.90, 1.02
 
 @dataclass(frozen=True)
 class Way:
-    """A run: what is set, and whether its nodes are far apart."""
+    """A run: its settings, and True if a slow link separates its nodes."""
 
     name: str
     settings: tuple[str, ...] = ()
@@ -48,13 +48,13 @@ class Way:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of one."""
+    """The result of a run."""
 
     tokens_per_s: float
     waited_s: float
-    """In a step, for collectives."""
+    """Waiting time for collectives, per step."""
     link_s: float
-    """By the formula; 0 without a link."""
+    """Time according to the formula; 0 without a link."""
     bytes_a_step: float
     heldout_loss: float
 
@@ -65,9 +65,9 @@ def diloco(inner_steps: int, *more: str) -> tuple[str, ...]:
 
 INT8 = "strategy.compression=int8"
 FROG = "comm.backend=frog"
-"""Our collectives send at once; gloo's ask first, which is one delay more for each message."""
+"""Frog's collectives send immediately; gloo's ask first, which adds one delay to each message."""
 PLAIN = "strategy.outer_momentum=0"
-"""The published outer optimizer, 0.7 with a momentum of 0.9, is for many rounds; here there are 20 at most."""
+"""The published outer optimizer, 0.7 with a momentum of 0.9, needs many rounds; here there are 20 at most."""
 NEAR = Way("ddp, no link", far=False)
 WAYS = [
     NEAR,
@@ -85,7 +85,7 @@ TINY = [NEAR, Way("diloco, H=2, int8", (*diloco(2, INT8), "eval.tokens=1024"))]
 
 
 def train(folder: Path, number: int, way: Way, steps: int, network: str, size: list[str]) -> Found:
-    """One run, to its end. Raises SystemExit if it fails."""
+    """Run one training to its end. Raises SystemExit if it fails."""
     settings = [
         f"name=way-{number}", f"train.steps={steps}", f"eval.every={steps}", f"checkpoint.every={steps}",
         "eval.sample_tokens=0", *size, *way.settings,
@@ -104,7 +104,7 @@ def train(folder: Path, number: int, way: Way, steps: int, network: str, size: l
 
 
 def measure(main: RankEvents, first: int, last: int, link: Link | None, asks: bool) -> Found:
-    """What rank 0 tells of its steps first + 1 to last."""
+    """Summarize rank 0's steps first + 1 to last."""
     steps = main.by_step(StepEvent)
     start_ns, end_ns = steps[first].end_ns, steps[last].end_ns
     sent = [one for one in main.of(CollectiveEvent) if start_ns <= one.start_ns <= end_ns]
@@ -120,7 +120,8 @@ def measure(main: RankEvents, first: int, last: int, link: Link | None, asks: bo
 
 
 def on_the_link(one: CollectiveEvent, link: Link, asks: bool) -> float:
-    """Seconds by the formula. Few numbers take the delays of an all-reduce and no time beside; ours, doubling, one."""
+    """Return the seconds according to the formula. For a few numbers, only the delays of an all-reduce count; Frog's
+    doubling has one."""
     nodes = [list(range(WORLD_SIZE))]
     beta = payload_rate(link.rate_bits_per_s, link.mtu)
     few = collective_cost("all_reduce" if asks else "all_to_all", 64, nodes, asks=asks)
@@ -148,9 +149,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--network", default=NETWORK)
-    parser.add_argument("--batch", type=int, default=64, help="sequences in a step, of 64 tokens")
-    parser.add_argument("--only", action="append", metavar="NAME", help="this way alone; may be repeated")
-    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--batch", type=int, default=64, help="sequences per step, of 64 tokens each")
+    parser.add_argument("--only", action="append", metavar="NAME", help="run only this variant; repeatable")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     args = parser.parse_args()
     steps, network = (4, "rate=1gbit delay=1ms") if args.tiny else (args.steps, args.network)
     size = [f"train.global_batch_size={args.batch}"]

@@ -1,13 +1,13 @@
-"""How long a world takes to start, and to start again after one of its ranks was killed.
+"""How long a world takes to start, and to restart after one of its ranks was killed.
 
     python benchmarks/start.py [--rounds 5] [--against FOLDER]
 
-Measured are, in turn, round after round: ranks forked from a process that has torch loaded; ranks each started as a new
-program (FROG_START=spawn); and with --against the code of another checkout. Each way works in a folder of its own with
-a tiny model and text. Printed are the medians with the fastest and the slowest round, and the ratio to the slowest way.
+It compares, in alternating rounds: ranks forked from a process that has torch loaded; ranks started as new programs
+(FROG_START=spawn); and with --against the code of another checkout. Each variant has its own folder with a tiny model
+and text. Prints the medians with the fastest and the slowest round, and the ratio to the slowest variant.
 
 - one step: from Enter to the end of `frog run --nproc 4 -- train` of one step
-- again: at world 2 under --restarts, from SIGKILL of rank 1 to the end of the next step that rank 0 takes
+- again: at world 2 with --restarts, from SIGKILL of rank 1 to the end of the next step of rank 0
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEADLINE_S = 300.0
 
 @dataclass
 class Way:
-    """A way to start ranks, and the seconds that it took."""
+    """A way to start ranks, and its times in seconds."""
 
     name: str
     source: Path
@@ -74,13 +74,13 @@ class Way:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of an event file, which somebody may be writing."""
+    """Return the complete lines of an event file, which another process may be writing."""
     text = path.read_bytes() if path.exists() else b""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def wait_for(path: Path, kind: str, after: str | None = None) -> None:
-    """Return as soon as the file has such an event; with `after`, one that follows the second event of that kind."""
+    """Wait until the file has such an event; with `after`, one that follows the second event of that kind."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         kinds = [event["event"] for event in read(path)]
@@ -92,7 +92,7 @@ def wait_for(path: Path, kind: str, after: str | None = None) -> None:
 
 
 def prepare(way: Way) -> None:
-    """The tiny text and model of `frog chaos`, its tokens prepared by the code that will read them."""
+    """Create the tiny text and model of `frog chaos`; the code that will read the tokens prepares them."""
     way.folder.mkdir()
     tiny = "from frog.chaos.SANDBOX import tiny_program; tiny_program()"
     module = "sandbox" if (way.source / "frog" / "chaos" / "sandbox.py").exists() else "stage"
@@ -116,8 +116,8 @@ def table(ways: list[Way]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--against", type=Path, metavar="FOLDER", help="a checkout of the code before, to compare with")
-    parser.add_argument("--tiny", action="store_true", help="one round, forked only, to see that it runs")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="a checkout of earlier code, for comparison")
+    parser.add_argument("--tiny", action="store_true", help="one round, forked only, to check that it runs")
     args = parser.parse_args()
     scratch, rounds = Path(tempfile.mkdtemp(prefix="frog-start-")), 1 if args.tiny else args.rounds
     ways = [

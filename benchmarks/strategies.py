@@ -1,11 +1,11 @@
-"""How fast the strategies from scratch are beside torch's own: the same model, tokens and world, in turn.
+"""Speed of the strategies from scratch, compared with torch's own: the same model, tokens and world, in turn.
 
     torchrun --nproc_per_node=2 benchmarks/strategies.py [--rounds-scale 1.0] [--only zero3] [--tiny]
     torchrun --nproc_per_node=4 benchmarks/strategies.py
 
-Both sides of a pair are driven through the same interface, with the same optimizer and clipping; only what spreads the
-work differs. One thread a rank. A block of steps each in turn; the time of a block is the slowest rank's. Printed are
-medians, the ratio native / ours (above 1: ours is faster), and how far the losses are apart.
+Both sides of a pair run through the same interface, with the same optimizer and clipping; they differ only in how they
+distribute the work. One thread per rank. The sides alternate in blocks of steps; the time of a block is the slowest
+rank's. Prints medians, the ratio native / ours (above 1: ours is faster), and the largest difference of the losses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TARGETS = {"ddp, overlapped": 0.95, "zero2": None, "zero3": 0.9, "tp + sp": 0.95
 
 
 def pair(name: str, world_size: int) -> tuple[StrategyConfig, StrategyConfig]:
-    """A strategy from scratch, and the native one beside it."""
+    """Return a strategy from scratch, and the corresponding native one."""
     fields = {
         "ddp, overlapped": ({"reduction": "overlapped"}, {}),
         "zero2": ({"name": "zero2"}, {"name": "zero2"}),
@@ -78,9 +78,9 @@ def verdict(name: str, ratio: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds-scale", type=float, default=1.0, help="more or fewer rounds than usual")
-    parser.add_argument("--only", choices=list(TARGETS), help="one pair alone")
-    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--rounds-scale", type=float, default=1.0, help="factor for the number of rounds")
+    parser.add_argument("--only", choices=list(TARGETS), help="run only this pair")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
     env = world_env()

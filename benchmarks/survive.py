@@ -1,21 +1,21 @@
-"""How long a run stands still when one of its ranks is killed, and how soon another takes part.
+"""How long a run stops when one of its ranks is killed, and how soon a replacement takes part.
 
     python benchmarks/survive.py [--rounds 2] [--tiny]
 
-Measured are, on the demo's model, in worlds of 2 and 4, in turn, round after round; printed are medians with the
-fastest and the slowest round:
+It measures the demo's model in worlds of 2 and 4, in alternating rounds; it prints medians with the fastest and the
+slowest round:
 
-- shrink: comm.on_loss=shrink; from SIGKILL of the last rank to the end of the next step that the others take
-- restart: `frog run --restarts 1`; the same, of the world that starts again from its last checkpoint, and how many
-  steps it must take again
-- torchrun: the same of torchrun itself, `torchrun --max-restarts 1 train.py RUN.toml --continue`; ranks import torch
-- replace: shrink with `--replace 1`; from SIGKILL to the end of the first step that the new rank takes part in, and how
-  many the others took meanwhile
-- join: the same of a `frog join`, which imports torch, from where it is typed
-- torchft: as shrink, in a world of torchft (torchft_world.py), where that can be imported; its lighthouse may hear
-  nothing of a replica for 5 s, its own default, or 1 s
+- shrink: comm.on_loss=shrink; from SIGKILL of the last rank to the end of the next step of the other ranks
+- restart: `frog run --restarts 1`; the same, for the world that restarts from its last checkpoint, and the number of
+  steps that it repeats
+- torchrun: the same with torchrun itself, `torchrun --max-restarts 1 train.py RUN.toml --continue`; ranks import torch
+- replace: shrink with `--replace 1`; from SIGKILL to the end of the new rank's first step, and the number of steps that
+  the others took meanwhile
+- join: the same for a `frog join`, which imports torch, from the time when it is entered
+- torchft: like shrink, in a world of torchft (torchft_world.py), if it can be imported; its lighthouse considers a
+  replica lost after 5 s, its default, or after 1 s
 
-Beside each stands a step as long as nothing happens.
+For comparison, each line has the time of an undisturbed step.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ DEMO_MODEL = ROOT / "config" / "config.json"
 SETTINGS = ("train.steps=100000", "train.global_batch_size=32", "eval.every=100000", "checkpoint.every=25",
             "train.timeout_s=60")  # fmt: skip
 STEPS = 40
-"""Taken before anything happens."""
+"""Steps before the kill."""
 
 
 class World:
-    """A run under way, and what it said."""
+    """A run in progress, and its events."""
 
     def __init__(self, name: str, size: int, launcher: list[str], settings: list[str]) -> None:
-        """launcher: the module that starts ranks, and its words up to the run file."""
+        """launcher: the module that starts ranks, and its arguments up to the run file."""
         self.name, self.size, self.events = name, size, Path("runs") / name / "events"
         words = [word for one in (f"name={name}", *SETTINGS, *settings) for word in ("--set", one)]
         self.process = popen(*launcher, "chaos/demo.toml", *words)
@@ -69,7 +69,7 @@ class World:
         return [event for event in self.said(rank, "step") if event["end_ns"] > after_ns]
 
     def step_s(self) -> float:
-        """A step as long as nothing happens."""
+        """Return the time of an undisturbed step."""
         ends = [event["end_ns"] for event in self.steps(0)[STEPS // 2 : STEPS]]
         return statistics.median(after - before for before, after in itertools.pairwise(ends)) / 1e9
 
@@ -78,7 +78,7 @@ class World:
         while not done():
             if time.monotonic() > deadline_s or self.process.poll() is not None:
                 self.process.kill()
-                raise SystemExit(f"{self.name}: ended, or not so far within {DEADLINE_S:g} s")
+                raise SystemExit(f"{self.name}: ended, or incomplete after {DEADLINE_S:g} s")
             time.sleep(0.02)
 
     def end(self) -> None:
@@ -97,14 +97,14 @@ def frog_run(size: int, *options: str) -> list[str]:
 
 
 def torchrun(size: int) -> list[str]:
-    """As docs/launchers.md has it, with a restart."""
+    """Return the command of docs/launchers.md, with a restart."""
     rendezvous = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
     options = (f"--nproc_per_node={size}", *rendezvous, "--max-restarts=1")
     return ["torch.distributed.run", *options, str(ROOT / "train.py"), "--continue"]
 
 
 def kill_last(world: World) -> int:
-    """When it was killed, on the clock of the events."""
+    """Kill the last rank; return the time on the clock of the events."""
     (start,) = world.said(world.size - 1, "start")
     now_ns = time.monotonic_ns()
     os.kill(start["pid"], signal.SIGKILL)
@@ -146,17 +146,17 @@ def measure_replace(name: str, size: int) -> dict[str, float]:
 
 
 def measure_join(name: str, size: int) -> dict[str, float]:
-    """Into a world of that size."""
+    """Measure `frog join` into a world of that size."""
     world = World(name, size, frog_run(size), ["comm.on_loss=shrink"])
     typed_ns = time.monotonic_ns()
-    newcomer = popen("frog.cli", "join", name)
+    joining = popen("frog.cli", "join", name)
     found = until_first_step(world, size, typed_ns)
-    newcomer.wait(DEADLINE_S)
+    joining.wait(DEADLINE_S)
     return found
 
 
 def until_first_step(world: World, rank: int, since_ns: int) -> dict[str, float]:
-    """Of one that comes in as that rank."""
+    """Measure the first step of a rank that joins as that rank."""
 
     def taken() -> list[dict[str, Any]]:
         return world.steps(rank, world.said(rank, "start")[-1]["mono_ns"]) if world.said(rank, "membership") else []
@@ -181,7 +181,7 @@ if torchft_world is not None:
 
 
 def prepare(tiny: bool) -> None:
-    """The demo's model on the tiny text of `frog chaos`."""
+    """Create the demo's model and the tiny text of `frog chaos`."""
     tiny_program()
     run_file = Path("chaos/tiny.toml").read_text()
     if not tiny:

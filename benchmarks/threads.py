@@ -1,15 +1,15 @@
-"""How steady training steps are under thread settings, on idle cores and on cores that other programs keep busy.
+"""How steady training steps are with different thread settings, on idle cores and on cores that other programs use.
 
     python benchmarks/threads.py [--rounds 15] [--steps 3] [--seconds 25] [--tiny]
 
-For each setting one process trains the demo's model. The processes take turns of a few steps, first alone, then next to
-a busy loop per core. A setting that has used up its seconds takes no more turns under that load.
+For each setting one process trains the demo's model. The processes alternate in turns of a few steps, first alone, then
+next to a busy loop per core. A setting that has used its time takes no more turns under that load.
 
-The threads of a process meet at a barrier in each operation. By default the first one there spins: it keeps a core from
-the thread that it waits for. With OMP_WAIT_POLICY=passive it sleeps.
+The threads of a process meet at a barrier in each operation. By default the first one there spins: it occupies the core
+of the thread that it waits for. With OMP_WAIT_POLICY=passive it sleeps.
 
-Printed for each load and setting: how many turns it took, the median turn and the slowest, as the time of a step, and
-both as multiples of the median of one thread under the same load. Other programs that run meanwhile add to the load.
+For each load and setting it prints: the number of turns, the median and the slowest turn, as the time of a step, and
+both as multiples of the median of one thread under the same load. Other running programs add to the load.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 class Trainer:
-    """A process that trains with one setting, a few steps whenever it is asked."""
+    """A process that trains with one setting, a few steps per request."""
 
     def __init__(self, settings: dict[str, str], steps: int) -> None:
         env = {name: value for name, value in os.environ.items() if name not in VARIABLES} | settings
@@ -45,7 +45,7 @@ class Trainer:
         self.turn_s()
 
     def turn_s(self) -> float:
-        """Seconds that its next steps take."""
+        """Return the seconds of its next steps."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
@@ -62,8 +62,8 @@ class Trainer:
 
 
 def serve_turns(steps: int) -> None:
-    """The trainer's side: train on random tokens for each line of standard input, and print the seconds it took."""
-    import torch  # before the script, which would choose how threads wait
+    """Train on random tokens for each line of standard input, and print the seconds: the trainer's side."""
+    import torch  # here, since it would determine how threads wait
 
     sys.path.insert(0, str(SCRIPTS))
     from train_tiny_transformer import CONFIG, TinyTransformer, loss_of
@@ -84,7 +84,7 @@ def serve_turns(steps: int) -> None:
 
 @contextlib.contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Programs that keep cores busy meanwhile."""
+    """Keep the cores busy with other programs."""
     endless = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
     loops = [subprocess.Popen([sys.executable, "-c", endless]) for _ in range(count)]
     try:
@@ -96,7 +96,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def take_turns(trainers: dict[str, Trainer], rounds: int, limit_s: float) -> dict[str, list[float]]:
-    """The seconds of each trainer's turns."""
+    """Return the seconds of each trainer's turns."""
     times: dict[str, list[float]] = {name: [] for name in trainers}
     for _ in range(rounds):
         for name, trainer in trainers.items():
@@ -118,8 +118,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=3, help="of a turn")
-    parser.add_argument("--seconds", type=float, default=25.0, help="for each setting under each load")
-    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--seconds", type=float, default=25.0, help="time for each setting under each load")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument("--trainer", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.trainer:
@@ -127,7 +127,8 @@ def main() -> None:
         return
     rounds, steps = (1, 1) if args.tiny else (args.rounds, args.steps)
     print(
-        f"{NUM_CORES} cores; {rounds} rounds, {steps} steps a turn; a step's time, and as multiple of 1 thread's median"
+        f"{NUM_CORES} cores; {rounds} rounds, {steps} steps per turn; "
+        "time per step, and as a multiple of 1 thread's median"
     )
     with contextlib.ExitStack() as stack:
         trainers = {name: Trainer(settings, steps) for name, settings in SETTINGS.items()}

@@ -1,7 +1,7 @@
-"""A world under torchft, for survive.py to compare with; and as a program one replica of it.
+"""A world of torchft, which survive.py measures for comparison; run as a program, this is one replica of it.
 
-Its manager makes the quorum of each step, reduces the gradient over gloo in one piece, and commits the step. In torchft
-0.2.0 a DistributedDataParallel would end with the peer: its hook asserts that a failed all-reduce has a future.
+Its manager agrees on the quorum of each step, reduces the gradient over gloo in one piece, and commits the step. In
+torchft 0.2.0 a DistributedDataParallel would end with the peer: its hook asserts that a failed all-reduce has a future.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from frog.model import TinyTransformer
 
 
 def measure(name: str, size: int, shape: tuple[str, int, int], num_steps: int, heartbeat_s: float) -> dict[str, float]:
-    """From SIGKILL of the last replica to the end of the next step that was committed without it.
+    """Measure from SIGKILL of the last replica to the end of the next step committed without it.
 
-    shape: the model's file, the sequences of a batch, and their length. num_steps: before that. heartbeat_s: so long
-    after it was last heard the lighthouse takes a replica for lost.
+    shape: the model file, the sequences per batch, and their length. num_steps: steps before the kill. heartbeat_s: the
+    silence after which the lighthouse considers a replica lost.
     """
     lighthouse = LighthouseServer("127.0.0.1:0", min_replicas=1, heartbeat_timeout_ms=int(1000 * heartbeat_s))
     out, env = Path(f"{name}.jsonl"), {**os.environ, "OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
@@ -44,7 +44,7 @@ def measure(name: str, size: int, shape: tuple[str, int, int], num_steps: int, h
         deadline_s = time.monotonic() + DEADLINE_S
         while len(found := [step["end_ns"] for step in read(out) if wanted(step)]) < count:
             if time.monotonic() > deadline_s or replicas[0].poll() is not None:
-                raise SystemExit(f"{name}: ended, or not so far within {DEADLINE_S:g} s")
+                raise SystemExit(f"{name}: ended, or incomplete after {DEADLINE_S:g} s")
             time.sleep(0.02)
         return found
 
@@ -63,7 +63,7 @@ def measure(name: str, size: int, shape: tuple[str, int, int], num_steps: int, h
 
 
 def train(config_file: Path, batch_size: int, sequence_length: int, lighthouse: str, rank: str, size: int) -> None:
-    """Be one replica. Prints a line of JSON for each step committed: who took it, when it ended (monotonic clock)."""
+    """Run one replica. Prints a line of JSON per committed step: the participants, and its end (monotonic clock)."""
     torch.manual_seed(0)
     config = load_model_config(config_file)
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)

@@ -1,13 +1,13 @@
-"""How fast Frog trains on a CPU, beside a plain GPT loop as nanoGPT writes it and beside `transformers`' Llama.
+"""Frog's training speed on a CPU, compared with a plain nanoGPT-style GPT loop and with `transformers`' Llama.
 
     python benchmarks/train_cpu.py [--threads 2] [--rounds-scale 1.0] [--tiny]
 
-Each contender has a process of its own, as a user's run has, and all have the same allocator settings. They take a
-block of steps each in turn, on the same tokens with the same number of threads, round after round, so that whatever
-else the machine does falls on all. A row shows the median block; ratios are medians of the rounds' ratios. `products`
-does nothing but a step's matrix products, each by the library and orientation that was fastest for it here: no step
-that multiplies in float32 can be faster. Frog and Llama start from the same weights: that their losses agree step by
-step shows that both do the same mathematics.
+Each contender has its own process, like a user's run, and all have the same allocator settings. They alternate in
+blocks of steps, on the same tokens with the same number of threads, so that other load on the machine affects all of
+them. A row shows the median block; ratios are medians of the rounds' ratios. `products` computes only the matrix
+products of a step, each with the library and orientation that was fastest here: no step that multiplies in float32 can
+be faster. Frog and Llama start from the same weights: the agreement of their losses, step by step, shows that both
+compute the same function.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ GPT_BF16, FROG_BF16 = "plain GPT loop, bf16", "Frog, bf16"
 WARMUP_STEPS = 3
 LOSS_RTOL = 1e-4
 COMPARED_STEPS = 50
-"""Over hundreds of steps at a constant rate the last bits of any two float32 programs grow to visible differences."""
+"""Over hundreds of steps at a constant rate, the last bits of two float32 programs grow to visible differences."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is measured: a size at a vocabulary, and how fast Frog should be there."""
+    """A measurement: a size, a vocabulary, and the speed that Frog should reach."""
 
     size: Size
     vocab_size: int
     rounds: int
     steps_a_block: int
     targets: dict[str, float]
-    """By baseline, how many times as fast; by `products`, what part of a step they take."""
+    """Target per baseline: the relative speed; for `products`, the fraction of a step."""
 
 
 CLAIMS = (
@@ -66,7 +66,7 @@ TINY_CLAIM = Claim(TINY, 65, 3, 1, {})
 
 
 class Llama(nn.Module):
-    """transformers' Llama with Frog's sizes and weights, and the plainest loss."""
+    """transformers' Llama with Frog's sizes and weights, and the simplest loss."""
 
     def __init__(self, frog: TinyTransformer) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -84,7 +84,7 @@ class Llama(nn.Module):
 
 
 class Bf16(nn.Module):
-    """The model, its forward pass under autocast."""
+    """The model, with its forward pass under autocast."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Bf16(nn.Module):
 
 
 class Products:
-    """The matrix products of a step of Frog's model, forward and both gradients, and nothing else."""
+    """Only the matrix products of a step of Frog's model: forward, and both gradients."""
 
     def __init__(self, size: Size, vocab_size: int) -> None:
         rows, width = size.batch_size * size.sequence_length, size.width
@@ -116,7 +116,7 @@ class Products:
 
 
 def ways() -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
-    """The ways to `a @ b.T`: either library, and either factor to the left."""
+    """Yield the ways to compute `a @ b.T`: with either library, and with either factor on the left."""
     yield lambda a, b: a @ b.t()
     yield lambda a, b: (b @ a.t()).t()
     if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -126,7 +126,7 @@ def ways() -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
 
 
 def seconds(way: Callable[[Tensor, Tensor], Tensor], a_MK: Tensor, b_NK: Tensor) -> float:
-    """The fastest of some calls."""
+    """Return the time of the fastest of several calls."""
     found = []
     for _ in range(5):
         start = time.perf_counter()
@@ -136,7 +136,7 @@ def seconds(way: Callable[[Tensor, Tensor], Tensor], a_MK: Tensor, b_NK: Tensor)
 
 
 def build(name: str, size: Size, vocab_size: int) -> PlainLoop | FrogLoop | Products:
-    """A contender; Frog and Llama with the same weights."""
+    """Create a contender; Frog and Llama have the same weights."""
     torch.manual_seed(0)
     if name == PRODUCTS:
         return Products(size, vocab_size)
@@ -159,11 +159,11 @@ CONTENDERS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     GPT_BF16: nullcontext,
     FROG_BF16: nullcontext,
 }
-"""What each runs in."""
+"""The context in which each contender runs."""
 
 
 def serve(name: str, claim: Claim, threads: int) -> None:
-    """A contender's process: for each seed on stdin a block of steps; ms a step and losses on stdout."""
+    """Run a block of steps for each seed on stdin; print ms per step and losses: a contender's process."""
     keep_freed_memory()
     torch.set_num_threads(threads)
     with CONTENDERS[name]():
@@ -180,7 +180,7 @@ def serve(name: str, claim: Claim, threads: int) -> None:
 
 @dataclass
 class Contender:
-    """A contender's process, seen from here."""
+    """A contender's process, seen from the main process."""
 
     process: subprocess.Popen[str]
     ms: list[float] = field(default_factory=list)
@@ -192,14 +192,14 @@ class Contender:
         print(seed, file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit("a contender's process has ended")
+            raise SystemExit("a contender's process ended")
         found: dict[str, Any] = json.loads(line)
         return found
 
 
 @contextmanager
 def contenders(number: int, words: list[str]) -> Iterator[dict[str, Contender]]:
-    """All contenders' processes; they end with this."""
+    """Start all contenders' processes, and end them with this block."""
     found = {}
     try:
         for name in CONTENDERS:
@@ -214,7 +214,7 @@ def contenders(number: int, words: list[str]) -> Iterator[dict[str, Contender]]:
 
 
 def measure(claim: Claim, rounds: int, found: dict[str, Contender]) -> None:
-    """Blocks of steps in turn; who begins moves on by one each round."""
+    """Run blocks of steps in turn; another contender begins in each round."""
     names = list(found)
     for name in names:
         found[name].losses += found[name].block(0)["losses"]
@@ -227,7 +227,7 @@ def measure(claim: Claim, rounds: int, found: dict[str, Contender]) -> None:
 
 
 def ratio(one: Contender, other: Contender) -> tuple[float, float, float]:
-    """How many times as long a step of `one` took as one of `other`: the middle half of the rounds."""
+    """Return how many times as long a step of `one` takes as one of `other`: median and middle half of the rounds."""
     low, middle, high = statistics.quantiles((a / b for a, b in zip(one.ms, other.ms, strict=True)), n=4)
     return low, middle, high
 
@@ -256,21 +256,21 @@ def report(claim: Claim, found: dict[str, Contender]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds-scale", type=float, default=1.0, help="more or fewer rounds than usual")
-    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--rounds-scale", type=float, default=1.0, help="factor for the number of rounds")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument("--serve", nargs=2, metavar=("NAME", "CLAIM"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     claims = (TINY_CLAIM,) if args.tiny else CLAIMS
     if args.serve:
         serve(args.serve[0], claims[int(args.serve[1])], args.threads)
         return
-    print(f"{args.threads} threads, {torch.backends.cpu.get_cpu_capability()}; float32 where nothing else is said")
+    print(f"{args.threads} threads, {torch.backends.cpu.get_cpu_capability()}; float32 unless stated otherwise")
     words = ["--threads", str(args.threads), *(["--tiny"] if args.tiny else [])]
     for number, claim in enumerate(claims):
         with contenders(number, words) as found:
             measure(claim, max(3, round(claim.rounds * args.rounds_scale)), found)
             report(claim, found)
-    print("\nThe claim is made at vocabulary 2048, Frog's own.")
+    print("\nThe claim refers to vocabulary 2048, Frog's own.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How fast a world of two trains on a CPU: Frog's step beside torch's DistributedDataParallel written by hand.
+"""Training speed of a world of two on a CPU: Frog's step, compared with a hand-written DistributedDataParallel loop.
 
     torchrun --nproc_per_node=2 benchmarks/train_ddp.py [--rounds-scale 1.0] [--tiny]
 
-The same model, weights and tokens, one thread a rank, a block of steps each in turn. The time of a block is the slowest
-rank's. That the losses agree step by step shows that both average the same gradients.
+The same model, weights and tokens, one thread per rank, alternating blocks of steps. The time of a block is the slowest
+rank's. The agreement of the losses, step by step, shows that both average the same gradients.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def report(size: Size, medians: dict[str, float], rounds: int, steps_a_block: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds-scale", type=float, default=1.0, help="more or fewer rounds than usual")
-    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--rounds-scale", type=float, default=1.0, help="factor for the number of rounds")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
     env = world_env()

@@ -1,10 +1,10 @@
-"""How often `frog slurm explain` is right about job files that people have published: precision by weight.
+"""The precision of `frog slurm explain` on published job files, by severity.
 
     python benchmarks/wild_jobfiles.py FOLDER
 
-The folder holds the files of tests/cluster/jobfile/wild.toml under any names: each is found by its sha256. A finding
-that nobody has judged is counted apart; so is a judged one that is no longer told. A file of which lines were not
-understood must never be called free of traps: it is named if it is.
+The folder contains the files of tests/cluster/jobfile/wild.toml under any names: they are identified by sha256.
+Findings without a verdict are counted separately, and so are verdicts whose finding is no longer reported. A file with
+lines that Frog did not understand must never be called free of traps: if it is, it is named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
         item["sha256"]: item for item in tomllib.loads((ROOT / "tests/cluster/jobfile/wild.toml").read_text())["file"]
     }
     folder = folder.resolve()
-    os.chdir(folder)  # what lies where this is called from is no part of it
+    os.chdir(folder)  # the caller's current folder must not affect the result
     found = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(folder.iterdir())}
     told: Counter[tuple[str, str]] = Counter()
     silent = lost = missed = wrongly = 0
@@ -37,19 +37,21 @@ def main(folder: Path) -> None:
         for finding in explanation.findings:
             told[finding.kind, verdicts.pop(f"{finding.line}:{finding.code}", "not judged")] += 1
         for key in verdicts:
-            print(f"no longer told: {item['repository']} {item['path']} {key}")
+            print(f"no longer reported: {item['repository']} {item['path']} {key}")
         silent += not explanation.findings
         lost += loses_the_thread(explanation)
         if loses_the_thread(explanation) and says_no_traps(explanation):
             wrongly += 1
-            print(f"no traps, though lines were not understood: {item['repository']} {item['path']}")
+            print(f"no traps, although lines were not understood: {item['repository']} {item['path']}")
         missed += len(item.get("missed", ()))
     files = judged.keys() & found.keys()
     repositories = len({judged[digest]["repository"] for digest in files})
     print(f"{len(files)} of {len(judged)} files from {repositories} repositories")
-    print(f"{silent} of them silent, {lost} with lines that were not understood; {missed} true traps missed")
-    print(f"{wrongly} said to be free of traps though lines of them were not understood")
-    print(f"{'':20}{'told':>6}{'true':>6}{'debatable':>11}{'false':>7}{'not judged':>12}{'precision':>11}{'strict':>8}")
+    print(f"{silent} without findings, {lost} with lines that were not understood; {missed} true traps missed")
+    print(f"{wrongly} called free of traps although some lines were not understood")
+    print(
+        f"{'':20}{'found':>6}{'true':>6}{'debatable':>11}{'false':>7}{'not judged':>12}{'precision':>11}{'strict':>8}"
+    )
     for kind in (*KINDS, "all"):
         row = {verdict: sum(told[each, verdict] for each in KINDS if kind in (each, "all"))
                for verdict in ("true", "debatable", "false", "not judged")}  # fmt: skip
