@@ -137,7 +137,7 @@ def _peer_result(path: Path, text: str) -> None:
 
 
 def _door(path: Path, text: str) -> None:
-    """Nobody is behind it."""
+    """Try to join at an endpoint where no process listens."""
     import torch
 
     from frog.comm.collectives.errors import CollectiveError

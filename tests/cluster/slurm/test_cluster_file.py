@@ -55,7 +55,7 @@ def test_folder_without_cluster_mark_is_not_removed(real: Path, scratch: str) ->
 def test_down_clears_only_its_own_folder(real: Path, tmp_path: Path) -> None:
     table, other = json.loads(real.read_text()), tmp_path / "other"
     other.mkdir()
-    (other / "slurm.conf").write_text("somebody's")
+    (other / "slurm.conf").write_text("another program's")
     real.write_text(json.dumps({**table, "site": {**table["site"], "folder": str(other)}}))
     with pytest.raises(UsageError, match=r"\$\.site\.folder: found .*, which is another folder"):
         cluster.down(real.parent)

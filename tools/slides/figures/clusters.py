@@ -1,4 +1,4 @@
-"""Figures of session C: how machines find each other, what a scheduler does, and what is left when one fails."""
+"""Figures of session C: how machines find each other, what a scheduler does, and what survives a failure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _NAMES = (
     ("srun", "SLURM_NTASKS", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID"),
     ("mpirun", "*SIZE", "none", "*LOCAL_RANK", "*RANK"),
 )
-"""What each launcher calls the four numbers."""
+"""Each launcher's names for the four numbers."""
 
 
 def _kib(num_bytes: int) -> str:
@@ -75,7 +75,7 @@ def _kib(num_bytes: int) -> str:
 
 
 def alpha_beta() -> Figure:
-    """Time of an all-reduce of two nodes by its size: measured, and by formula, with one of rate and delay changed."""
+    """Time of a two-node all-reduce by size: measured and computed, with only rate or only delay changed."""
     figure = Figure()
     found = load("links")["ms"]
     plot = Plot(figure, 110, 44, 1020, 396, (3500, 20e6), (5, 2500), "xy")
@@ -95,7 +95,7 @@ def alpha_beta() -> Figure:
 
 
 def _formula_ms(text: str, num_bytes: int) -> float:
-    """An all-reduce of two nodes as gloo's ring does it."""
+    """Compute the time of a two-node all-reduce by gloo's ring."""
     link = parse_network(text)
     assert link.rate_bits_per_s, text
     cost = collective_cost("all_reduce", num_bytes, [[0, 1]])
@@ -104,7 +104,7 @@ def _formula_ms(text: str, num_bytes: int) -> float:
 
 
 def slurm() -> Figure:
-    """A job's way: sbatch, allocation, srun's workers, cleanup; and who does it."""
+    """Stages of a job (sbatch, allocation, srun's workers, cleanup), and the program behind each."""
     figure = Figure()
     stages = [
         ("sbatch", "you, once", "data", "the file goes\ninto the queue"),
@@ -133,7 +133,7 @@ def slurm() -> Figure:
 
 
 def pods() -> Figure:
-    """A pod asks for GPUs; the device plugin counts them, the scheduler places, the kubelet gives them."""
+    """A pod requests GPUs: the device plugin counts them, the scheduler places the pod, the kubelet assigns them."""
     figure = Figure()
     figure.box(0, 40, 262, 130, "pod asks for\nnvidia.com/gpu: 4", "forward", size=29)
     figure.text(131, 214, "whole GPUs", "quiet", "middle", 28)
@@ -159,7 +159,7 @@ def pods() -> Figure:
 
 
 def commit() -> Figure:
-    """Four moments of a checkpoint, and what a kill at each leaves."""
+    """Four stages of a checkpoint, and the files that remain after a kill in each."""
     figure = Figure()
     moments = [
         ("1 write", "each rank its part,\nin a staging folder", "the one before\ncounts"),
@@ -187,7 +187,7 @@ def commit() -> Figure:
 
 
 def _campaign() -> tuple[int, int]:
-    """Of the campaign of all faults: how many were met, how many ended with the undisturbed weights."""
+    """Results of the campaign of all faults: faults that struck, and runs that ended with the undisturbed weights."""
     words = (_RESULTS / "chaos_two-ranks.txt").read_text()
     met = re.search(r"of (\d+) faults met", words)
     good = re.search(r"undisturbed run's weights: (\d+) of", words)
@@ -210,12 +210,12 @@ def reduce_ms(nodes: int, delay_ms: float, bytes_per_ms: float) -> float:
 
 
 def step_ms(nodes: int, delay_ms: float, bytes_per_ms: float) -> float:
-    """A step whose computing is shared out evenly and whose all-reduce follows it."""
+    """Compute the time of a step with evenly divided computation, followed by the all-reduce."""
     return COMPUTE_MS / nodes + reduce_ms(nodes, delay_ms, bytes_per_ms)
 
 
 def scaling() -> Figure:
-    """Computed: a step of 200 ms shared by 1 to 32 nodes, and the all-reduce that each world adds."""
+    """Computed times of a step of 200 ms divided among 1 to 32 nodes, and of the all-reduce of each world."""
     figure = Figure()
     plot = Plot(figure, 70, 88, 560, 322, (0, 6), (0, 235))
     plot.axes([(i + 0.5, str(n)) for i, n in enumerate(NODES)], [(v, str(v)) for v in (0, 100, 200)], "nodes", "ms")
@@ -245,7 +245,7 @@ def scaling() -> Figure:
 
 
 def barrier() -> Figure:
-    """Four real ranks come to a barrier at different times and leave it together."""
+    """Four real ranks arrive at a barrier at different times and leave it together."""
     waited = [
         _seconds(words) for words in re.findall(r"^rank \d .*waited (.*)$", load("barrier")["said"], re.MULTILINE)
     ]

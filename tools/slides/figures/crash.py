@@ -1,4 +1,4 @@
-"""Figures of the crash courses: training as turning knobs, too big for one GPU, gradients that meet, TCP."""
+"""Figures of the crash courses: training as turning knobs, models too big for one GPU, the sum of gradients, TCP."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def formula() -> Figure:
 
 
 def too_big() -> Figure:
-    """What 1.8 trillion parameters take, compared with the memory of one GPU."""
+    """Memory of 1.8 trillion parameters, compared with that of one GPU."""
     figure = Figure()
     rows = [("memory of one GPU", 0.08, "80 GB", "data"), ("weights, bf16", 3.6, "3.6 TB = 45 GPUs", "forward")]
     rows.append(("weights, gradients and Adam, 16 bytes each", 28.8, "28.8 TB = 360 GPUs", "optimize"))

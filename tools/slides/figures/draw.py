@@ -1,4 +1,4 @@
-"""An SVG of 1160 x 520 units, the room under a slide's headline, in the report's colours, light and dark.
+"""Draw an SVG of 1160 x 520 units, the space below a slide's headline, in the report's colours, light and dark.
 
 No text is under 24 units.
 """
@@ -42,7 +42,7 @@ TEXT_ON: Final = {  # the text that can be read on a colour
 
 
 def _style() -> str:
-    """The same for all figures, which an HTML page that holds several needs only once."""
+    """Style shared by all figures; an HTML page with several figures needs it only once."""
     colors = "".join(
         f".f-{name}{{fill:light-dark({light},{dark})}}.s-{name}{{stroke:light-dark({light},{dark})}}"
         for name, (light, dark) in COLORS.items()
@@ -57,7 +57,7 @@ def _style() -> str:
 
 
 def load(name: str) -> dict[str, Any]:
-    """What `measure.py` has kept of a measurement."""
+    """Read the recorded results of a measurement by `measure.py`."""
     found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
     return {key: value for key, value in found.items() if key not in ("machine", "commands")}
 
@@ -80,7 +80,7 @@ class Figure:
     def text(
         self, x: float, y: float, words: str, color: str = "ink", at: str = "start", size: int = 26, style: str = ""
     ) -> None:
-        """Words with their baseline at y; `at` is start, middle or end; `style` bold or mono."""
+        """Draw text with its baseline at y; `at` is start, middle or end; `style` bold or mono."""
         assert size >= SMALLEST, words
         if not any(letter.isalpha() for letter in words):
             style = f"{style} digits".strip()
@@ -100,7 +100,7 @@ class Figure:
         edge: str = "",
         size: int = 26,
     ) -> None:
-        """A rectangle with words in its middle, one line each."""
+        """Draw a rectangle with centred text, one line each."""
         self.rect(x, y, w, h, fill, edge)
         lines = words.split("\n") if words else []
         top = y + h / 2 - (len(lines) - 1) * size * 0.62 + size * 0.36
@@ -131,7 +131,7 @@ class Figure:
         self._parts.append(f'<circle cx="{x:.5g}" cy="{y:.5g}" r="{r}" class="f-{color}"/>')
 
     def legend(self, x: float, y: float, entries: Sequence[tuple[str, str]], size: int = 28) -> None:
-        """Coloured squares with their words, in a row; y is the baseline."""
+        """Draw coloured squares with labels in a row; y is the baseline."""
         for color, words in entries:
             self.rect(x, y - 0.85 * size, size, size, color)
             self.text(x + 1.4 * size, y, words, size=size)
@@ -147,7 +147,7 @@ class Figure:
 
 
 def _share(value: float, ends: tuple[float, float], logarithmic: bool) -> float:
-    """Where a value lies between two ends, from 0 to 1."""
+    """Return the position of a value between two ends, from 0 to 1."""
     low, high = ends
     if logarithmic:
         return math.log(value / low) / math.log(high / low)

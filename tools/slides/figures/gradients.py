@@ -1,4 +1,4 @@
-"""Figures of session B: how gradients meet, and what a rank has to hold."""
+"""Figures of session B: how gradients are summed, and what a rank must store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORLD = 4
 
 
 def ring_states() -> list[list[list[set[int]]]]:
-    """A ring all-reduce, carried out: after each message, whose parts are in each piece of each rank."""
+    """Simulate a ring all-reduce: after each message, the ranks whose parts are in each piece of each rank."""
     holds = [[{rank} for _ in range(WORLD)] for rank in range(WORLD)]
     states = [[[set(piece) for piece in rank] for rank in holds]]
     for step in range(2 * (WORLD - 1)):
@@ -49,17 +49,17 @@ def _ring(first: int, last: int, names: list[str]) -> Figure:
 
 
 def ring_reduce_scatter() -> Figure:
-    """The first half of a ring all-reduce of four ranks: after three messages each rank has one whole sum."""
+    """The first half of a ring all-reduce of four ranks: after three messages each rank has one complete sum."""
     return _ring(0, 3, ["before", "message 1", "message 2", "message 3"])
 
 
 def ring_all_gather() -> Figure:
-    """The second half of a ring all-reduce of four ranks: after three more messages all have all sums."""
+    """The second half of a ring all-reduce of four ranks: after three more messages all ranks have all sums."""
     return _ring(3, 6, ["half way", "message 4", "message 5", "message 6"])
 
 
 def ring_bytes() -> Figure:
-    """What the kernel counted on each rank's sockets, on the textbook's curve."""
+    """Bytes that the kernel counted on each rank's sockets, on the textbook's curve."""
     found = load("ring")
     payload = found["payload_bytes"]
     figure = Figure()
@@ -85,7 +85,7 @@ def ring_bytes() -> Figure:
 
 
 def tree() -> Figure:
-    """Eight ranks in a tree, and how many messages one after the other a ring and a tree need."""
+    """Eight ranks in a tree, and the numbers of sequential messages that a ring and a tree need."""
     figure = Figure()
     places = {
         0: (260, 20),
@@ -119,7 +119,7 @@ NAMES = {"naive": "each alone", "bucketed": "buckets", "overlapped": "overlapped
 
 
 def overlap() -> Figure:
-    """The median step of two nodes on a slow link, with the gradient sent in three ways, each from its own start."""
+    """The median step of two nodes on a slow link, with the gradient sent in three ways, each from its start."""
     found = load("overlap")
     figure = Figure()
     lanes = {way: found[way]["step"][0] for way in NAMES}
@@ -171,7 +171,7 @@ def kernels() -> Figure:
 
 
 def roofline() -> Figure:
-    """What an H100 reaches at most, by how much a kernel computes for each byte."""
+    """Greatest throughput of an H100, by the number of operations per byte."""
     figure = Figure()
     peak, bandwidth = 989.4e12, 3.35e12
     plot = Plot(figure, 150, 44, 984, 396, (0.05, 4096), (0.1, 5000), "xy")
@@ -197,11 +197,11 @@ def roofline() -> Figure:
 
 
 _ADAMW_OPS, _ADAMW_BYTES = 14, 28
-"""Of one weight in float32, fused: about this many operations; four numbers read and three written."""
+"""Operations (about) and bytes per float32 weight of the fused update: four numbers read and three written."""
 
 
 def loss_scaling() -> Figure:
-    """The gradients of the trained demo model by size, and what fp16 makes of them, before and after scaling."""
+    """Gradients of the trained demo model by size, and their fp16 values before and after scaling."""
     found = load("gradients")
     total = found["total"]
     figure = Figure()
@@ -231,7 +231,7 @@ def loss_scaling() -> Figure:
 
 
 def scaler() -> Figure:
-    """The loss scale of a real fp16 run that began too high: halved until nothing overflows."""
+    """Loss scale of a real fp16 run that started too high and was halved until nothing overflowed."""
     found = load("scaler")
     powers = [math.log2(scale) for scale in found["scale"]]
     figure = Figure()
@@ -287,7 +287,7 @@ def zero_stages() -> Figure:
 
 
 def global_batch() -> Figure:
-    """Three ways to a global batch of 32: ranks, micro-batches, samples at once."""
+    """Three ways to a global batch of 32: ranks, micro-batches, samples per pass."""
     figure = Figure()
     figure.legend(0, 32, [(f"r{rank}", f"rank {rank}") for rank in range(4)], 30)
     for i, (ranks, pieces) in enumerate(((1, 4), (2, 2), (4, 1))):

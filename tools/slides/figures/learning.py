@@ -11,7 +11,7 @@ from frog.runs.vocabulary import STEP_PHASES
 
 
 def one_or_four() -> Figure:
-    """The losses of one process and of four ranks, step by step: one line upon the other."""
+    """The losses of one process and of four ranks, step by step: the lines coincide."""
     found = load("mean_gradient")
     alone, four = found["losses_alone"], found["losses_four"]
     figure = Figure()
@@ -37,7 +37,7 @@ _PARTS = (
 
 
 def memory_of_a_rank() -> Figure:
-    """Bytes of each weight in training, and what 7 billion weights come to."""
+    """Bytes per weight in training, and the total for 7 billion weights."""
     figure = Figure()
     figure.text(0, 34, "one weight, in float32", "quiet", size=28)
     figure.text(1160, 34, "= 16 bytes", "ink", "end", 34, "bold")
@@ -58,7 +58,7 @@ def memory_of_a_rank() -> Figure:
 
 
 def measured_memory() -> Figure:
-    """What the demo's rank held, measured: its activations are the largest part."""
+    """Measured memory of the demo's rank: activations are the largest part."""
     found = load("curve")["memory"]
     figure = Figure()
     colors = {"parameters": "forward", "gradients": "backward", "optimizer": "optimize", "activations": "reduce"}
@@ -76,7 +76,7 @@ def measured_memory() -> Figure:
 
 
 def three_splits() -> Figure:
-    """The same model and batch, cut in three ways for two ranks."""
+    """The same model and batch, split in three ways for two ranks."""
     figure = Figure()
     figure.legend(0, 30, [("r0", "rank 0"), ("r1", "rank 1")])
     cuts = (
@@ -159,7 +159,7 @@ def pipeline() -> Figure:
 
 
 def _neuron() -> tuple[list[str], list[float], list[float], list[float], float]:
-    """Of one neuron and its squared error: autograd's nodes, their values and gradients, and those of w and b."""
+    """Return autograd's nodes of one neuron and its squared error, with values and gradients, and those of w and b."""
     x, w = torch.ones(3), torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
     b = torch.tensor(0.25, requires_grad=True)
     dot = x @ w
@@ -179,7 +179,7 @@ def _neuron() -> tuple[list[str], list[float], list[float], list[float], float]:
 
 
 def autograd() -> Figure:
-    """The graph that autograd wrote for one neuron and its loss, with each node's value and gradient."""
+    """The graph that autograd recorded for one neuron and its loss, with each node's value and gradient."""
     names, values, slopes, w_grad, b_grad = _neuron()
     figure = Figure()
     figure.arrow(0, 28, 70, 28, "forward", 6)
@@ -209,7 +209,7 @@ def autograd() -> Figure:
 
 
 def step_phases() -> Figure:
-    """Where a step of one real process goes."""
+    """Time of a step in one real process, by phase."""
     found = load("curve")["phase_ms"]
     phases = [phase for phase in STEP_PHASES if phase in found]
     total = sum(found[phase] for phase in phases)
@@ -253,7 +253,7 @@ def loss_curve() -> Figure:
 
 
 def recovery() -> Figure:
-    """A rank killed in step 45, the restart from step 40, and the losses upon those of a run never disturbed."""
+    """A rank killed in step 45, the restart from step 40, and the losses on top of those of an undisturbed run."""
     found = load("recovery")
     calm, again = found["losses"]["calm"], found["losses"]["again"]
     figure = Figure()

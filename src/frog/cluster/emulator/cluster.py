@@ -96,7 +96,7 @@ def _write_shim(folder: Path, name: str) -> None:
 
 
 def down(folder: Path) -> None:
-    """End all jobs and the daemon, and remove their files. Raises UsageError if there is no emulator."""
+    """End all jobs and the daemon, and remove their files. Raises UsageError if the folder has none."""
     folder = folder.resolve()
     found = _read(folder)
     if found is None:
@@ -157,7 +157,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def status_text(folder: Path) -> str:
-    """Format daemon, nodes and jobs as tables. Raises UsageError if there is no emulator."""
+    """Format daemon, nodes and jobs as tables. Raises UsageError if the folder has none."""
     from frog.cluster.slurm.status import format_table
 
     own = _read(folder)

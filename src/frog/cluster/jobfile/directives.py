@@ -1,4 +1,4 @@
-"""How sbatch and srun read their options, and the `#SBATCH` lines of a job file."""
+"""Options of sbatch and srun as they parse them, and the `#SBATCH` lines of a job file."""
 
 from __future__ import annotations
 

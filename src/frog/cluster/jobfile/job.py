@@ -1,4 +1,4 @@
-"""What a job file would do: the resources it asks for, its steps, and the variables that reach them."""
+"""Effects of a job file: its requested resources, its steps, and the variables that reach them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Manifest:
     claims: dict[str, Claim] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     text: str = ""
-    """Content of the file, which may be a pipe and thus readable only once."""
+    """Content of the file; if it is a pipe, it can be read only once."""
 
     @property
     def job(self) -> KubernetesJob:

@@ -41,7 +41,7 @@ _PASSED_OVER = ("comment", "heredoc_body", "heredoc_content", "heredoc_end")
 
 @dataclass(frozen=True)
 class Way:
-    """How a command is run."""
+    """Circumstances in which a command runs."""
 
     maybe: bool = False
     """In a branch, after `||`, or in a loop that may not run."""
