@@ -112,9 +112,9 @@ def test_message_larger_than_its_buffer_is_detected_before_sending(sender_first:
         for rank, operation in ends if sender_first else ends[::-1]:
             gate.enter(rank, operation)
         assert bool(gate.problem()) == is_clash
-        if gate.clash is not None:
-            assert gate.clash.id == "different-collectives"
-            assert gate.clash.observed == (
+        if gate.mismatch is not None:
+            assert gate.mismatch.id == "different-collectives"
+            assert gate.mismatch.observed == (
                 "rank 0 sent 4 x float32 (isend, ring.py:7) to rank 1, tag 0, "
                 "whose buffer holds only 3 x float32 (recv, ring.py:9)."
             )

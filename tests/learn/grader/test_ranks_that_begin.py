@@ -21,7 +21,7 @@ LATE_S = 0.5
 @pytest.mark.slow
 def test_rank_runs_learner_code_only_after_all_ranks_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[int, str]] = []
-    recognize, hear = _Running._recognize, _Running._hear
+    recognize, handle_message = _Running._recognize, _Running._handle_message
 
     def stop_the_first(running: _Running, connection: Any, number: int, kind: str) -> None:
         if number == 0 and kind != "output":
@@ -32,10 +32,10 @@ def test_rank_runs_learner_code_only_after_all_ranks_are_ready(tmp_path: Path, m
         heard.append((number, said["type"]))
         if heard == [(1, "ready")]:
             threading.Timer(LATE_S, os.kill, (running._ranks[0].process.pid, signal.SIGCONT)).start()
-        hear(running, number, said)
+        handle_message(running, number, said)
 
     monkeypatch.setattr(_Running, "_recognize", stop_the_first)
-    monkeypatch.setattr(_Running, "_hear", listen)
+    monkeypatch.setattr(_Running, "_handle_message", listen)
     scratch, labs = tmp_path / "scratch", tmp_path / "labs"
     scratch.mkdir()
     labs.mkdir()

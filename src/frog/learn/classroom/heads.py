@@ -45,14 +45,14 @@ def compare_with_heads(
         if name not in names
     ]
     missing = [(head, name) for _, head, name in heads if not any(_has(report, head, name) for report in reports)]
-    return [_held(report, missing) for report in reports], unknown
+    return [_with_missing_heads(report, missing) for report in reports], unknown
 
 
 def _has(report: Report, head: str, name: str) -> bool:
     return name in report.names and any(known.startswith(head) for known in report.hashes)
 
 
-def _held(report: Report, missing: Sequence[tuple[str, str]]) -> Report:
+def _with_missing_heads(report: Report, missing: Sequence[tuple[str, str]]) -> Report:
     """Add an edit to the report for each head under its learner's name that no journal of that name contains."""
     edits = [
         f"head {head[:12]}, written down earlier, is not in this journal: the journal was rewritten"

@@ -71,7 +71,7 @@ class _Rank:
     """How the rank ended; empty while it runs."""
 
     @property
-    def stands(self) -> bool:
+    def is_stopped(self) -> bool:
         return bool(self.finished) or self.waits_for is not None
 
 
@@ -80,7 +80,7 @@ class Gate:
 
     def __init__(self, size: int) -> None:
         self.ranks = [_Rank() for _ in range(size)]
-        self.clash: Problem | None = None
+        self.mismatch: Problem | None = None
         """Two ranks whose operations should match but differ: in a group, or as the two ends of a message."""
 
     def enter(self, rank: int, operation: Operation) -> None:
@@ -97,7 +97,7 @@ class Gate:
             mine = state.in_group.setdefault(operation.group, [])
             state.places.append(len(mine))
             mine.append(number)
-            self.clash = self.clash or self._compare(rank, number)
+            self.mismatch = self.mismatch or self._compare(rank, number)
 
     def wait(self, rank: int, number: int) -> None:
         """Record that a rank waits for its asynchronous operation with this number, from 0."""
@@ -118,13 +118,13 @@ class Gate:
         return free
 
     @property
-    def all_stand(self) -> bool:
+    def all_stopped(self) -> bool:
         """True if every rank waits or has ended."""
-        return all(state.stands for state in self.ranks)
+        return all(state.is_stopped for state in self.ranks)
 
     def problem(self) -> Problem | None:
         """Return operations that can no longer match, whatever the running ranks do. Call after `release`."""
-        return self.clash or self._deadlock()
+        return self.mismatch or self._deadlock()
 
     # ---- matching ----------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Gate:
                 if (found := self._sent(other, rank, mine.tag)) is not None
             ]
             if sent and all(
-                self.ranks[other].stands or any(other == one for one, _ in sent) for other in self._others(rank)
+                self.ranks[other].is_stopped or any(other == one for one, _ in sent) for other in self._others(rank)
             ):
                 self._join(rank, number, *sent[0])
 
@@ -193,7 +193,9 @@ class Gate:
         ends = [(rank, self.ranks[rank].operations[number]), (other, self.ranks[other].operations[other_number])]
         sent, taken = sorted(ends, key=lambda end: not end[1].sends)
         if sent[1].num_bytes > taken[1].num_bytes:
-            self.clash = self.clash or Problem("different-collectives", _no_room(sent, taken), (sent[0], taken[0]))
+            self.mismatch = self.mismatch or Problem(
+                "different-collectives", _overflow_text(sent, taken), (sent[0], taken[0])
+            )
 
     # ---- mismatches --------------------------------------------------------------------------------------------------
 
@@ -206,7 +208,7 @@ class Gate:
                 operation
             ):
                 first, second = sorted([(rank, operation), (other, theirs)], key=lambda came: came[0])
-                text = _clash(self._ordinal(rank, number), first, second)
+                text = _mismatch_text(self._ordinal(rank, number), first, second)
                 return Problem("different-collectives", text, (first[0], second[0]))
         return None
 
@@ -226,7 +228,7 @@ class Gate:
             needs_all = (
                 state.operations[state.waits_for].peer is not None or not state.operations[state.waits_for].is_message
             )
-            if missing and (self.all_stand or (ended if needs_all else len(ended) == len(missing))):
+            if missing and (self.all_stopped or (ended if needs_all else len(ended) == len(missing))):
                 return Problem("one-rank-waits", self._waiting_text(rank, missing), (rank, *missing))
         return None
 
@@ -270,13 +272,13 @@ def _at(operation: Operation) -> str:
     return f", {operation.line}" if operation.line else ""
 
 
-def _clash(ordinal: int, first: tuple[int, Operation], other: tuple[int, Operation]) -> str:
+def _mismatch_text(ordinal: int, first: tuple[int, Operation], other: tuple[int, Operation]) -> str:
     """Return "For collective 3 of their group, rank 0 called all_reduce (…) and rank 1 called broadcast …"."""
     said = [f"rank {rank} called {op.op} ({_name(op)}{_at(op)})" for rank, op in (first, other)]
     return f"For collective {ordinal} of their group, {' and '.join(said)}. They would wait forever or mix up data."
 
 
-def _no_room(sent: tuple[int, Operation], taken: tuple[int, Operation]) -> str:
+def _overflow_text(sent: tuple[int, Operation], taken: tuple[int, Operation]) -> str:
     """Return "rank 0 sent 12 x float32 (send, ring.py:7) to rank 1, tag 0, whose buffer holds only 4 …"."""
     (sender, send), (receiver, recv) = sent, taken
     what, room = (f"{_sizes(end)} ({end.op}{_at(end)})" for end in (send, recv))

@@ -121,8 +121,8 @@ def main(place: Path, request: dict[str, Any]) -> None:
         numbers = {name: on[name].submit(name) for name in request["names"]}
         started = {name: number for name, number in numbers.items() if isinstance(number, int)}
         jobs = _wait(started, on, near_limit, request["most_s"])
-        told = {name: _told(name, on[name].name, number, jobs) for name, number in numbers.items()}
-    Path("jobs.json").write_text(json.dumps(told))
+        results = {name: _result_of(name, on[name].name, number, jobs) for name, number in numbers.items()}
+    Path("jobs.json").write_text(json.dumps(results))
 
 
 def _wait(
@@ -156,7 +156,7 @@ def _move_limit(emulator: EmulatedSlurm, number: int, left: list[str], near_limi
         left.pop(0)
 
 
-def _told(name: str, slurm: str, number: int | str, jobs: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+def _result_of(name: str, slurm: str, number: int | str, jobs: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     if isinstance(number, str):
         refused = {"file": name, "slurm": slurm, "state": "REFUSED", "exit": "", "restarts": 0}
         return {**refused, "limit_min": None, "said": number}

@@ -101,16 +101,16 @@ class _Running:
         """Time since which a rank is known to wait forever; the other ranks may run until they stop."""
         self._selector = selectors.DefaultSelector()
         self._token = secrets.token_hex(16)
-        self._meeting = scratch.with_name(f"{scratch.name}-door")
+        self._meeting = scratch.with_name(f"{scratch.name}-meet")
 
     def run(self) -> World:
         self._meeting.mkdir()
         try:
-            with socket.socket(socket.AF_UNIX) as door:
-                door.bind(str(self._meeting / "door"))
-                door.listen()
-                self._selector.register(door, selectors.EVENT_READ, self._welcome)
-                self._start(str(self._meeting / "door"))
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(self._meeting / "sock"))
+                listener.listen()
+                self._selector.register(listener, selectors.EVENT_READ, self._accept)
+                self._start(str(self._meeting / "sock"))
                 self._watch()
         finally:
             self._end()
@@ -170,7 +170,7 @@ class _Running:
                     return
             self._judge_ends()
             if self._doomed < math.inf:
-                self._go_on()
+                self._release()
             if self._failure is None and time.monotonic() - looked > LOOK_S:
                 looked = time.monotonic()
                 ended = {number for number, rank in enumerate(self._ranks) if rank.process.poll() is not None}
@@ -189,7 +189,7 @@ class _Running:
                 self._drain(number)
         for number in gone:
             if not self._ranks[number].ended and self._failure is None:
-                self._gone(number)
+                self._handle_exit(number)
         for number, failure in self._errors.items():
             if self._failure is None:
                 self._gate.finish(number, self._ranks[number].ended)
@@ -208,9 +208,9 @@ class _Running:
                 return
             self._feed(number, data)
 
-    def _welcome(self, door: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         """Accept a connection; its first frame identifies the rank."""
-        connection, _ = door.accept()
+        connection, _ = listener.accept()
         connection.setblocking(False)
         frames = Frames()
 
@@ -299,7 +299,7 @@ class _Running:
         try:
             for said in self._ranks[number].frames.feed(data):
                 if self._failure is None:
-                    self._hear(number, said)
+                    self._handle_message(number, said)
         except (NotPlain, msgspec.ValidationError, KeyError, TypeError, ValueError, AttributeError):
             self._fail("patched", f"rank {number} sent the grader an unexpected message.", number)
 
@@ -313,10 +313,10 @@ class _Running:
 
     # ---- messages from ranks -----------------------------------------------------------------------------------------
 
-    def _hear(self, number: int, said: dict[str, Any]) -> None:
+    def _handle_message(self, number: int, said: dict[str, Any]) -> None:
         rank, kind = self._ranks[number], said["type"]
         if kind == "ready":
-            _must(not rank.is_ready)
+            _require(not rank.is_ready)
             rank.is_ready = True
             self._limits.began[number] = float(said["seconds"])
             if all(other.is_ready for other in self._ranks):
@@ -324,38 +324,38 @@ class _Running:
                     self._say(other, {})
         elif kind == "enter":
             operation = msgspec.convert(said["operation"], Operation)
-            _must(operation.is_message or set(operation.group) <= set(range(self._task.size)))
+            _require(operation.is_message or set(operation.group) <= set(range(self._task.size)))
             self._gate.enter(number, operation)
             if len(self._gate.ranks[number].operations) > _MOST_OPERATIONS:
                 self._fail("never-ends", f"rank {number} called {_MOST_OPERATIONS} operations.", number)
         elif kind == "wait":
-            _must(said["number"] in range(len(self._gate.ranks[number].operations)))
+            _require(said["number"] in range(len(self._gate.ranks[number].operations)))
             rank.waited.add(said["number"])
             rank.overwritten |= {said["number"]} if said.get("overwritten") is True else set()
             self._gate.wait(number, said["number"])
         elif kind == "violation":
-            _must(said["id"] in _VIOLATIONS)
+            _require(said["id"] in _VIOLATIONS)
             self._fail(said["id"], f"On rank {number}: {said['seen']}", number)
         elif kind == "error":
             rank.ended, self._errors[number] = f"failed with {said['name']}", _raised(number, said)
         elif kind == "result":
             rank.value, rank.ended = said["value"], "returned"
             self._gate.finish(number, "returned")
-        self._go_on()
+        self._release()
 
-    def _go_on(self) -> None:
+    def _release(self) -> None:
         """Release ranks whose partners have arrived, the delayed one last; detect operations that can never match."""
         if self._failure is not None:
             return
-        free = [] if self._gate.clash else self._gate.release()
+        free = [] if self._gate.mismatch else self._gate.release()
         for number, sender in sorted(free, key=lambda one: one[0] == self._task.held):
             self._say(number, {"from": sender})
         problem = self._gate.problem()
         self._doomed = min(self._doomed, time.monotonic()) if problem else math.inf
-        if problem and (self._gate.clash or self._gate.all_stand or time.monotonic() > self._doomed + _GRACE_S):
+        if problem and (self._gate.mismatch or self._gate.all_stopped or time.monotonic() > self._doomed + _GRACE_S):
             self._fail(problem.id, problem.observed, problem.ranks[0], drawing=draw(self._gate))
 
-    def _gone(self, number: int) -> None:
+    def _handle_exit(self, number: int) -> None:
         """Handle a process that ended without reporting a result."""
         rank = self._ranks[number]
         code = rank.process.poll()
@@ -394,7 +394,7 @@ def _raised(number: int, said: dict[str, Any]) -> Failure:
     return Failure(kind, observed, number, where, is_unsolved=is_unsolved)
 
 
-def _must(true: bool) -> None:
+def _require(true: bool) -> None:
     """Raise ValueError unless true: only a process of the learner's making sends such a message."""
     if not true:
         raise ValueError
