@@ -324,7 +324,7 @@ def test_long_lists_of_problems_are_shortened(here: Path, capsys: pytest.Capture
     Path("heads.txt").write_text("".join(lines))
     assert main(["class", "ada.json", "--heads", "heads.txt"]) == 1
     out = capsys.readouterr().out
-    assert "edited: Ada Lovelace: and in 2992 more places: see the page" in out
+    assert "edited: Ada Lovelace: 2992 more places, listed on the page" in out
     assert "... and 2970 more skipped files" in out
     assert len(out) < 10_000
 

@@ -201,7 +201,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as problem:
         raise UsageError(
             f"{folder / NAME}: cannot write: {problem.strerror}",
-            "free some space there, or make yourself the owner of the folder's files (chown)",
+            "free some space there, or take ownership of the folder's files (chown)",
         ) from None
 
 

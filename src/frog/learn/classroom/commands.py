@@ -56,7 +56,7 @@ def _make_page(args: argparse.Namespace) -> int:
         for edit in report.edits[:_MOST_EDITS]:
             print(printable(shortened(f"edited: {who}{report.path}: {edit}", 500)))
         if len(report.edits) > _MOST_EDITS:
-            print(printable(f"edited: {who}and in {len(report.edits) - _MOST_EDITS} more places: see the page"))
+            print(printable(f"edited: {who}{len(report.edits) - _MOST_EDITS} more places, listed on the page"))
         if args.pseudonyms and not report.edits:
             print(printable(f"{who}{report.path}"))
     if not reports:

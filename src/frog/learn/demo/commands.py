@@ -15,7 +15,7 @@ def add_demo_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
         "demo",
         help="play the demo of session A, B or C on real runs",
         description="Play a session's demo step by step: print what to say, the command, and the question for the "
-        "class; wait for Enter; run the command; then print the answer. Its folder keeps all outputs and reports. "
+        "class; wait for Enter; run the command; then print the answer. The demo folder keeps all outputs and reports. "
         "If a step fails, the demo can continue with the next one.",
     )
     parser.add_argument("session", choices=NAMES)

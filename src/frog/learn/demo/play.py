@@ -195,7 +195,9 @@ class _Stop:
     def _end(self) -> None:
         assert self._process is not None
         if self._asked > 2:
-            raise LaunchError("a step left processes that still have its output open", "find them with ps and end them")
+            raise LaunchError(
+                "a step left processes that still have its output open", "find them with ps and kill them"
+            )
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGINT if self._asked == 1 else signal.SIGKILL)
         signal.alarm(_GRACE_S)

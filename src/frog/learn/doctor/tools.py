@@ -94,7 +94,7 @@ def _jupyter() -> str:
 
 def _vs_code() -> str:
     if variable("TERM_PROGRAM") == "vscode":
-        return "this terminal runs in it"
+        return "this terminal runs in VS Code"
     return str(_VS_CODE) if _VS_CODE.exists() else run("code", "--version")
 
 

@@ -23,7 +23,7 @@ from frog.core.env import child_env, replace_env, variable
 
 NODES = ("node1", "node2")
 FINISHED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"}
-EMULATOR = "the emulator of Slurm"
+EMULATOR = "the Slurm emulator"
 _ANSWER_S = 5.0
 _GONE_S = 15.0
 

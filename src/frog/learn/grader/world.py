@@ -327,7 +327,7 @@ class _Running:
             _require(operation.is_message or set(operation.group) <= set(range(self._task.size)))
             self._gate.enter(number, operation)
             if len(self._gate.ranks[number].operations) > _MOST_OPERATIONS:
-                self._fail("never-ends", f"rank {number} called {_MOST_OPERATIONS} operations.", number)
+                self._fail("never-ends", f"rank {number} called more than {_MOST_OPERATIONS} operations.", number)
         elif kind == "wait":
             _require(said["number"] in range(len(self._gate.ranks[number].operations)))
             rank.waited.add(said["number"])
@@ -395,6 +395,6 @@ def _raised(number: int, said: dict[str, Any]) -> Failure:
 
 
 def _require(true: bool) -> None:
-    """Raise ValueError unless true: only a process of the learner's making sends such a message."""
+    """Raise ValueError unless true: only a forged message violates these conditions."""
     if not true:
         raise ValueError
