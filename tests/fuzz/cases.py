@@ -189,7 +189,7 @@ def _judge(case: Case, data: bytes) -> tuple[str | None, str]:
 
 
 def _answers(case: Case) -> bytes:
-    """Input for a command that asks."""
+    """Return the input for a command that asks."""
     return f"1\n{case.text[:20_000]}\nb\n\n2\nreduce\nq\n".encode(errors="surrogatepass")
 
 

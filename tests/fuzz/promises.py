@@ -104,7 +104,7 @@ _WRITES = {
 
 
 def hear(event: str, args: tuple[Any, ...]) -> None:
-    """Audit hook that fills `written`."""
+    """Record an event in `written`, as an audit hook."""
     if event == "open" and isinstance(args[0], str | bytes):
         mode, flags = args[1], args[2]
         if (isinstance(mode, str) and set(mode) & set("wax+")) or (mode is None and flags & (os.O_WRONLY | os.O_RDWR)):

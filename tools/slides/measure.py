@@ -45,7 +45,7 @@ def curve(at: Commands) -> Found:
 
 
 def mean_gradient(at: Commands) -> Found:
-    """Four ranks: losses and norms differ before the reduction, norms agree after it; the run equals one process."""
+    """Run four ranks: losses and norms differ before the reduction, norms agree after it; equal to one process."""
     run = at.train("four", "run --nproc 4 --", train__steps=40, eval__every=40)
     alone = at.train("alone", "", train__steps=40, eval__every=40)
     first = {rank: events.by_step(StepEvent)[1] for rank, events in sorted(run.ranks.items())}
@@ -79,7 +79,7 @@ def recovery(at: Commands) -> Found:
 
 
 def ring(at: Commands) -> Found:
-    """Bytes that each rank's sockets sent in an all-reduce of 1 MiB, counted by the kernel, by world size."""
+    """Count the bytes that each rank's sockets sent in an all-reduce of 1 MiB, as seen by the kernel, by world size."""
     found = {}
     for size in (2, 3, 4, 6, 8):
         said = at.frog(f"explain all-reduce --nproc {size}")
@@ -93,7 +93,7 @@ LINK = '--nodes 2x1 --network "rate=500mbit delay=1ms" --'
 
 
 def overlap(at: Commands) -> Found:
-    """Two nodes on a link of 500 Mbit/s, with the gradient sent in three ways: medians, and the median step."""
+    """Run two nodes on a link of 500 Mbit/s, with the gradient sent in three ways: medians, and the median step."""
     found: Found = {}
     wide = {"train__steps": 40, "eval__every": 40, "strategy__bucket_mb": 0.5}
     for way in ("naive", "bucketed", "overlapped"):
@@ -104,7 +104,7 @@ def overlap(at: Commands) -> Found:
 
 
 def zero(at: Commands) -> Found:
-    """Measured memory of one of four ranks under each strategy."""
+    """Measure the memory of one of four ranks under each strategy."""
     found: Found = {}
     for name in ("ddp", "zero1", "zero2", "zero3"):
         run = at.train(name, "run --nproc 4 --", train__steps=5, eval__every=5, strategy__name=name)
@@ -126,7 +126,7 @@ def accumulation(at: Commands) -> Found:
 
 
 def scaler(at: Commands) -> Found:
-    """fp16 with a scale that is much too high, which is halved until the gradients are finite."""
+    """Train in fp16 with a scale that is much too high, which is halved until the gradients are finite."""
     run = at.train(
         "half", "", train__steps=40, eval__every=40, train__precision="fp16", train__initial_loss_scale=float(2**36)
     )
@@ -134,7 +134,7 @@ def scaler(at: Commands) -> Found:
 
 
 def world(at: Commands) -> Found:
-    """Two nodes of two ranks: variables set by the agents, and identities reported by the ranks."""
+    """Run two nodes of two ranks: variables set by the agents, and identities reported by the ranks."""
     said = at.train(
         "pond",
         'run --nodes 2x2 --network "rate=1gbit delay=1ms" --',
@@ -167,7 +167,7 @@ def world(at: Commands) -> Found:
 
 
 def links(at: Commands) -> Found:
-    """An all-reduce of two nodes by size, on three links that differ from the first only in rate or delay."""
+    """Measure an all-reduce of two nodes by size, on three links that differ from the first only in rate or delay."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import network
 
@@ -181,7 +181,7 @@ def links(at: Commands) -> Found:
 
 
 def pipeline(at: Commands) -> Found:
-    """The program of each schedule, timed by the simulator that tests compare with real runs."""
+    """Return the program of each schedule, timed by the simulator that tests compare with real runs."""
     from frog.parallel.schedules.schedule import make_schedule
     from frog.parallel.schedules.simulation import simulate
 
@@ -201,7 +201,7 @@ def pipeline(at: Commands) -> Found:
 
 
 def kernels(at: Commands) -> Found:
-    """AdamW on the demo's weights, as separate operations and fused: passes over memory, and time."""
+    """Measure AdamW on the demo's weights, as separate operations and fused: passes over memory, and time."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -229,7 +229,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def gradients(at: Commands) -> Found:
-    """Sizes of the trained demo model's gradients, by powers of two, to show which ones fp16 cannot represent.
+    """Count the trained demo model's gradients by power of two, to show which ones fp16 cannot represent.
 
     Needs the run of `curve`.
     """
@@ -250,7 +250,7 @@ def gradients(at: Commands) -> Found:
 
 
 def autocast(at: Commands) -> Found:
-    """Data type of each tensor of a training step under autocast."""
+    """Return the data type of each tensor of a training step under autocast."""
     import torch
     from torch.nn import functional
 

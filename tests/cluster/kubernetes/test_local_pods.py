@@ -33,7 +33,7 @@ spec: {accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}
 
 
 def job(script: str, **changes: Any) -> dict[str, Any]:
-    """A Job whose pods run a bash script with the volume at /disk. Keys of `changes` are paths: spec__completions=2."""
+    """Return a Job whose pods run a bash script with the volume at /disk. Keys of `changes`: spec__completions=2."""
     value: dict[str, Any] = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -190,7 +190,7 @@ WHO = [
 
 
 def counted(**changes: Any) -> dict[str, Any]:
-    """A Job whose pod fails twice with exit code 7 and then succeeds."""
+    """Return a Job whose pod fails twice with exit code 7 and then succeeds."""
     value = job(COUNTED.replace("$(wc", "$$(wc"), **changes)
     value["spec"]["template"]["spec"]["containers"][0]["env"] = WHO
     return value

@@ -205,7 +205,7 @@ LINKS = {  # delay in ms, bytes in a ms
 
 
 def reduce_ms(nodes: int, delay_ms: float, bytes_per_ms: float) -> float:
-    """The alpha-beta formula of a ring all-reduce of the gradient."""
+    """Return the alpha-beta formula of a ring all-reduce of the gradient."""
     return 2 * (nodes - 1) * delay_ms + 2 * (nodes - 1) / nodes * GRADIENT_BYTES / bytes_per_ms
 
 

@@ -14,7 +14,7 @@ _OWN = {"Demo": "reduce", "Lab": "optimize"}
 
 
 def parts(deck: str) -> list[tuple[str, int]]:
-    """The parts of a deck, in order, with their minutes. A slide whose notes say `Part: name` begins one."""
+    """Return the parts of a deck, in order, with their minutes. A slide whose notes say `Part: name` begins one."""
     found: list[tuple[str, int]] = []
     for slide in (SLIDES / f"{deck}.md").read_text().split("\n---\n")[1:]:
         begins = re.search(r"^Part: (.*)$", slide, re.MULTILINE)

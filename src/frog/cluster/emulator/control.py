@@ -72,7 +72,7 @@ def _is_chosen(job: Mapping[str, Any], options: Mapping[str, str | None], names:
 
 
 def scontrol(client: Client, words: Sequence[str]) -> int:
-    """show, requeue, hold, release, ping; update JobId=... with EndTime=... or TimeLimit=..."""
+    """Run show, requeue, hold, release, ping, or update JobId=... with EndTime=... or TimeLimit=..."""
     given = parse_command_line("scontrol", words, {"oneliner": "o-"})
     acts: dict[str, Callable[[Client, list[str]], None]] = {
         "requeue": lambda client, rest: _each(client, rest, "requeue"),

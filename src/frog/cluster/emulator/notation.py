@@ -193,7 +193,7 @@ def write_elapsed(seconds: float) -> str:
 
 
 def write_moment(unix_s: float | None) -> str:
-    """2026-01-31T12:34:56."""
+    """Format a time as 2026-01-31T12:34:56."""
     return "Unknown" if unix_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(unix_s))
 
 

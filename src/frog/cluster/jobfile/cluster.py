@@ -80,7 +80,7 @@ class ClusterProfile:
     """True if compute nodes reach the internet."""
 
     def problems(self) -> list[str]:
-        """Every rule that this profile violates."""
+        """Return every rule that this profile violates."""
         found = [
             f"{name}={value}: must be at least {least}"
             for name, value, least in (
@@ -109,7 +109,7 @@ class ClusterProfile:
         )
 
     def _text_problems(self) -> list[str]:
-        """Values that would add a line or a command to a job file."""
+        """Return the values that would add a line or a command to a job file."""
         texts = [(f"environment.{name}", text) for name, text in self.environment.items()]
         for name in _IN_JOB_FILES:
             value = getattr(self, name)
@@ -128,13 +128,13 @@ class ClusterProfile:
         ]
 
     def max_time_s(self, qos: str | None) -> int | None:
-        """Longest time in seconds that a job may ask for under that QOS; None if the profile does not set it."""
+        """Return the longest time in seconds that a job may request under that QOS; None if the profile has none."""
         limits = self.limits.get(qos or self.qos or "")
         text = limits.max_time if limits and limits.max_time else self.max_time
         return time_limit_s(text) if text else None
 
     def max_nodes_of(self, qos: str | None) -> int | None:
-        """Largest number of nodes that a job may ask for under that QOS; None if the profile does not set it."""
+        """Return the largest number of nodes that a job may request under that QOS; None if the profile has none."""
         limits = self.limits.get(qos or self.qos or "")
         return limits.max_nodes if limits and limits.max_nodes else self.max_nodes
 
@@ -158,7 +158,7 @@ def load_profile(name: str, clusters: Path = CLUSTERS) -> ClusterProfile:
 
 
 def profile_path(name: str, clusters: Path = CLUSTERS) -> Path:
-    """Path of a profile."""
+    """Return the path of a profile."""
     return Path(name) if name.endswith(".toml") else clusters / f"{name}.toml"
 
 
@@ -203,7 +203,7 @@ def _limits(value: object, problems: list[str]) -> dict[str, Limits]:
 
 
 def profile_names(clusters: Path = CLUSTERS) -> list[str]:
-    """Names of the profiles in config/clusters/."""
+    """Return the names of the profiles in config/clusters/."""
     return sorted(path.stem for path in clusters.glob("*.toml"))
 
 

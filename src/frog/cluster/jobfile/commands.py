@@ -99,7 +99,7 @@ def _version(text: str | None) -> tuple[int, int] | None:
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:
-    """Findings for a program; severities are "will fail", "may hang or waste" and "advice"."""
+    """Return the findings for a program; severities are "will fail", "may hang or waste" and "advice"."""
     from frog.cluster.jobfile.lines import summary
 
     job = explanation.job
@@ -137,7 +137,7 @@ def _page(explanation: Explanation) -> list[str]:
 
 
 def _fitting(texts: Iterable[str], most_bytes: int) -> list[str]:
-    """The first of these texts, as many as fit."""
+    """Return the first of these texts, as many as fit."""
     found = []
     for text in texts:
         most_bytes -= len(text.encode(errors="replace")) + 1
@@ -148,7 +148,7 @@ def _fitting(texts: Iterable[str], most_bytes: int) -> list[str]:
 
 
 def _numbered(texts: Sequence[str], said: dict[int, list[str]], findings: Sequence[Finding]) -> Iterator[str]:
-    """Each line with its meaning and its findings."""
+    """Yield each line with its meaning and its findings."""
     width = len(str(len(texts)))
     found_in: dict[int, list[Finding]] = {}
     for finding in findings:
@@ -168,7 +168,7 @@ def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def format_findings(explanation: Explanation) -> list[str]:
-    """Findings, most severe first, with reason and correction; their number, and the number that did not fit."""
+    """Return the findings, most severe first, with reason and correction, and their number and that of omitted ones."""
     path = explanation.job.path
     texts = ("\n".join(_format_finding(finding, path)) for finding in _gravest_first(explanation.findings))
     shown = _fitting(texts, _FINDINGS_BYTES)

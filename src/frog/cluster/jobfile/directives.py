@@ -70,7 +70,7 @@ def _long(text: str, line: int, following: str | None, table: Mapping[str, Optio
 
 
 def _short(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[list[GivenOption], int]:
-    """Options of one word: those without a value may be combined, as in -ln2."""
+    """Return the options of one word: those without a value may be combined, as in -ln2."""
     name, equals, _ = text[1:].partition("=")
     if equals and name and name[0] not in _TAKES_ANY_TEXT and _ALIASES.get(name, name) in table:
         what = "with one dash only the first letter is the option"
@@ -88,7 +88,7 @@ def _short(text: str, line: int, following: str | None, table: Mapping[str, Opti
 def _last_short(
     written: str, rest: str, option: Option | None, line: int, following: str | None
 ) -> tuple[GivenOption, int]:
-    """The last option of a word of short options: the rest of the word is its value."""
+    """Return the last option of a word of short options: the rest of the word is its value."""
     if option is None:
         return GivenOption(line, written, None, rest or None, "no such option"), 1
     if option.takes == "-":
@@ -112,7 +112,7 @@ def _separate(line: int, written: str, option: Option, following: str | None) ->
 
 
 def find_option(name: str, table: Mapping[str, Option]) -> Option | None:
-    """The option of that long name, or with that unambiguous prefix, as for getopt."""
+    """Return the option of that long name, or with that unambiguous prefix, as for getopt."""
     name = _ALIASES.get(name, name)
     if name in table:
         return table[name]
@@ -151,7 +151,7 @@ class DirectiveLine:
 
 
 def read_directives(lines: Iterable[str], first_line: int = 1) -> list[DirectiveLine]:
-    """The `#SBATCH` lines of a job file, in order. Slurm reads them up to the first line that is not a comment.
+    """Return the `#SBATCH` lines of a job file, in order. Slurm reads them up to the first line that is not a comment.
 
     Slurm needs no space after the word: it reads `#SBATCH--nodes=2`, and reports a mistake in `#SBATCHES`.
     """
@@ -180,7 +180,7 @@ def _directive(number: int, line: str, read: bool) -> DirectiveLine:
 
 
 def _words(text: str) -> list[str]:
-    """Words as sbatch reads them, up to a `#` that is not in quotes. Raises ValueError if a quote is not closed.
+    """Return the words as sbatch reads them, up to a `#` outside quotes. Raises ValueError if a quote is not closed.
 
     Inside quotes, the other kind of quote is an ordinary character; a backslash makes any next character except a blank
     ordinary.
@@ -210,7 +210,7 @@ def _words(text: str) -> list[str]:
 
 
 def time_limit_s(text: str) -> int | None:
-    """Seconds of a time limit as Slurm writes it: `90` (minutes), `90:30`, `2:30:00`, `1-12`, `1-12:30:00`.
+    """Return the seconds of a time limit as Slurm writes it: `90` (minutes), `90:30`, `2:30:00`, `1-12`, `1-12:30:00`.
 
     None if it means no limit. Raises ValueError if it is not one of these.
     """
@@ -230,7 +230,7 @@ def time_limit_s(text: str) -> int | None:
 
 
 def write_time(seconds: int) -> str:
-    """5400 -> '01:30:00', 100000 -> '1-03:46:40'."""
+    """Format seconds: 5400 -> '01:30:00', 100000 -> '1-03:46:40'."""
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

@@ -141,7 +141,7 @@ def _of_world(job: JobFile) -> Iterator[Finding]:
 
 
 def _ignored(lines: list[str]) -> dict[int, set[str]]:
-    """Codes that comments disable: after a command for that line, on a line of their own (0) for the whole file."""
+    """Return codes that comments disable: after a command for its line, on a separate line (0) for the whole file."""
     found: dict[int, set[str]] = {}
     for number, line in enumerate(lines, 1):
         if match := _IGNORE.search(line):

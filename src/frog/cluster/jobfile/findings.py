@@ -51,7 +51,7 @@ class Trap:
 
 
 def _filled(text: str, values: dict[str, object]) -> str:
-    """`text` with `{name}` replaced, leaving the shell's own braces alone."""
+    """Return `text` with `{name}` replaced, and the shell's own braces unchanged."""
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", str(value))
     return text

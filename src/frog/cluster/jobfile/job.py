@@ -112,7 +112,7 @@ class JobFile:
         return {item.name: item for item in self.asked}
 
     def asks(self, name: str) -> GivenOption | None:
-        """The last occurrence of an option, which is the one that applies."""
+        """Return the last occurrence of an option, which is the one that applies."""
         return self._last_asked.get(name)
 
     def text(self, name: str) -> str | None:
@@ -203,7 +203,7 @@ class JobFile:
             return None
 
     def step_tasks_per_node(self, step: SrunStep) -> int | None:
-        """Tasks per node that this srun starts, by its own options or the job's."""
+        """Return the tasks per node that this srun starts, by its own options or the job's."""
         total = step.asks("ntasks")
         if (own := step.asks("ntasks-per-node")) and own.value:
             return 1 if total and total.value == "1" else self.resolve_int(own.value)
@@ -213,12 +213,12 @@ class JobFile:
         return self.tasks_per_node
 
     def step_nodes(self, step: SrunStep) -> int | None:
-        """Number of nodes that this srun uses."""
+        """Return the number of nodes that this srun uses."""
         own = step.asks("nodes")
         return self.resolve_int(own.value) if own and own.value else self.nodes
 
     def slurm_variables(self) -> dict[str, tuple[str, str]]:
-        """Variables that Slurm sets with a value known from the file: the value, and its origin."""
+        """Return the variables that Slurm sets with a value known from the file: the value, and its origin."""
         found: dict[str, tuple[str, str]] = {}
         for names, value, option in (
             (("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), self.nodes, "nodes"),
@@ -301,14 +301,14 @@ def read_job_file(text: str, path: Path, given: Sequence[GivenOption] = (), firs
 
 
 def language(lines: Sequence[str]) -> str | None:
-    """Interpreter in the first line if it is not a POSIX shell."""
+    """Return the interpreter in the first line if it is not a POSIX shell."""
     words = [word for word in lines[0].removeprefix("#!").split() if word[:1] != "-"] if lines[0][:2] == "#!" else []
     names = [word.rpartition("/")[2] for word in words if not word.endswith("/env")]
     return names[0] if names and _NO_SH.fullmatch(names[0]) else None
 
 
 def _of_other_language(lines: Sequence[str], first_line: int) -> Shell:
-    """A script whose first command ends the directives and whose text Frog did not understand."""
+    """Return a script whose first command ends the directives and whose text Frog did not understand."""
     begins = next((place for place, line in enumerate(lines) if line.strip() and line.lstrip()[0] != "#"), len(lines))
     shell = parse("\n" * begins + ":", first_line)
     shell.unread = list(range(first_line + begins, first_line + len(lines)))
@@ -316,7 +316,7 @@ def _of_other_language(lines: Sequence[str], first_line: int) -> Shell:
 
 
 def _read_in(command: Command) -> list[Assignment]:
-    """Variables that `read`, `mapfile` and `: ${NAME:=value}` set."""
+    """Return the variables that `read`, `mapfile` and `: ${NAME:=value}` set."""
     if command.name in ("read", "mapfile", "readarray", "getopts", "printf"):
         names = [word.text for word in command.words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word.text)]
         return [Assignment(name, "$(read)", command.line, maybe=True) for name in names]
@@ -325,7 +325,7 @@ def _read_in(command: Command) -> list[Assignment]:
 
 
 def _read_command(command: Command, job: JobFile) -> None:
-    """Steps and launchers of a command."""
+    """Return the steps and launchers of a command."""
     words = job.values.split(command.words)
     whole = Command(words, command.assignments, command.line, command.last_line, command.way)
     place = program_at(words)
@@ -367,7 +367,7 @@ def _step(command: Command, job: JobFile) -> SrunStep:
 
 
 def _with_launchers(script: Word, job: JobFile) -> tuple[str, str]:
-    """Text of a task's script, with variables replaced that hold a command of the batch script.
+    """Return the text of a task's script, with variables replaced that hold a command of the batch script.
 
     Also returns the variables in them that the batch script's shell has already expanded.
     """

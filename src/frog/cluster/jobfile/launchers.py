@@ -129,7 +129,7 @@ class SrunStep:
 
 
 def program_at(words: tuple[Word, ...]) -> int:
-    """Index of the program after words such as `exec`, `time` and `env NAME=value`."""
+    """Return the index of the program after words such as `exec`, `time` and `env NAME=value`."""
     place = 0
     while place < len(words):
         text = words[place].base
@@ -141,7 +141,7 @@ def program_at(words: tuple[Word, ...]) -> int:
 
 
 def read_launch(command: Command, step: SrunStep | None) -> Launch | None:
-    """The launcher that a command starts, also after `exec`, in a container, or as `python -m`."""
+    """Return the launcher that a command starts, also after `exec`, in a container, or as `python -m`."""
     words, begins = command.words, program_at(command.words)
     for place, word in enumerate(words[:200]):
         kind = _MODULES.get(word.text) if place and words[place - 1].text == "-m" else None
@@ -162,7 +162,7 @@ def read_launch(command: Command, step: SrunStep | None) -> Launch | None:
 
 
 def _options(kind: str, rest: list[Word]) -> dict[str, Word]:
-    """The launcher's options, which are removed from `rest`."""
+    """Return the launcher's options, which are removed from `rest`."""
     options: dict[str, Word] = {}
     while rest and rest[0].text.startswith("-"):
         written = rest.pop(0)
@@ -179,7 +179,7 @@ def _options(kind: str, rest: list[Word]) -> dict[str, Word]:
 
 
 def inner_script(program: tuple[Word, ...]) -> Word | None:
-    """The text after `bash -c`, also if a container starts the shell."""
+    """Return the text after `bash -c`, also if a container starts the shell."""
     for place, word in enumerate(program[:-1]):
         if word.base in SHELLS:
             for behind, option in enumerate(program[place + 1 : place + 5], place + 1):

@@ -24,7 +24,7 @@ _SIGNAL = re.compile(r"(?:([BR]+):)?(\w+)(?:@(\d+))?")
 
 
 def say_lines(job: JobFile) -> dict[int, list[str]]:
-    """Explanations of each line, by line number."""
+    """Return the explanations of each line, by line number."""
     said: dict[int, list[str]] = defaultdict(list)
     if job.lines and job.lines[0].startswith("#!"):
         said[1].append("the shell that runs this file: once, on the first node of the allocation")
@@ -70,7 +70,7 @@ def _limit(value: str) -> str:
 
 
 def _command(command: Command, job: JobFile, said: dict[int, list[str]], step: SrunStep | None = None) -> None:
-    """`step`: the srun whose tasks run it; None: the batch script runs it."""
+    """Describe a command. `step` is the srun whose tasks run it, or None if the batch script runs it."""
     for assignment in command.assignments:
         in_task = step is not None and step.in_task(Word(assignment.raw, assignment.line))
         said[assignment.line].append(_assignment(assignment, job, in_task))
@@ -79,7 +79,7 @@ def _command(command: Command, job: JobFile, said: dict[int, list[str]], step: S
 
 
 def _command_text(command: Command, job: JobFile) -> str | None:
-    """Explanation of a command; None if another part explains it (assignments, srun)."""
+    """Return the explanation of a command; None if another part explains it (assignments, srun)."""
     name, words = command.name, [word.text for word in command.words[1:]]
     functions = job.shell.lines_of_functions
     if not name or any(word.text == "srun" for word in command.words):
@@ -128,7 +128,7 @@ def _assignment(assignment: Assignment, job: JobFile, in_task: bool) -> str:
 
 
 def _sources(word: Word, job: JobFile, in_task: bool) -> list[str]:
-    """Origin of each variable in a word, as read by a task's shell or by the batch shell on the first node."""
+    """Return the origin of each variable in a word, read by a task's shell or by the batch shell on the first node."""
     names = set(word.expansions()) | (set(re.findall(r"\bSLURM_\w+", word.raw)) if "$((" in word.raw else set())
     known = job.slurm_variables()
     found = []
@@ -182,7 +182,7 @@ def _launch(run: Launch, job: JobFile, said: dict[int, list[str]]) -> None:
 
 
 def summary(job: JobFile) -> list[str]:
-    """Summary of the resources that the file asks for and the ranks that it starts."""
+    """Return the summary of the resources that the file asks for and the ranks that it starts."""
     if not job.is_job:
         return ["submits other jobs; it is not a job file itself"]
     nodes, gpus, cpus = job.nodes, job.gpus_per_node, job.number("cpus-per-task")

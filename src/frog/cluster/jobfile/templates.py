@@ -68,7 +68,7 @@ class InnerJob:
 
 
 def inner_jobs(commands: list[tuple[str, int, bool]]) -> list[InnerJob]:
-    """Job files in here-documents: text, line, and True if the outer shell does not expand it."""
+    """Return the job files in here-documents: text, line, and True if the outer shell does not expand it."""
     found = []
     for text, line, quoted in commands:
         if re.search(r"^#SBATCH\b", text, re.MULTILINE):
@@ -77,7 +77,7 @@ def inner_jobs(commands: list[tuple[str, int, bool]]) -> list[InnerJob]:
 
 
 def _put_in_outside(text: str) -> str:
-    """Text that sbatch gets, with the outer shell's variables replaced by unknown values."""
+    """Return the text that sbatch gets, with the outer shell's variables replaced by unknown values."""
     text = re.sub(
         r"(?<!\\)\$\((?:[^()]|\([^()]*\))*\)|(?<!\\)\$\{[^}]*\}|(?<!\\)\$[A-Za-z_]\w*|(?<!\\)\$[\d@*#?!]", GAP, text
     )
@@ -86,7 +86,7 @@ def _put_in_outside(text: str) -> str:
 
 
 def echoed_texts(commands: Iterable[Command]) -> list[tuple[str, int, bool]]:
-    """Text that `echo` commands write to each file, as if it came from an unquoted here-document."""
+    """Return the text that `echo` commands write to each file, as if it came from an unquoted here-document."""
     files: dict[str, list[list[Command]]] = {}
     for command in commands:
         if command.name == "echo" and command.writes is not None:

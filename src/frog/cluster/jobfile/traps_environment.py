@@ -45,7 +45,7 @@ def _spans(job: JobFile, step: SrunStep) -> bool:
 
 
 def _unread(job: JobFile) -> set[str]:
-    """Names of variables in a --node-rank that no launcher reads."""
+    """Return the names of variables in a --node-rank that no launcher reads."""
     return {name for run in job.launches if not run.numbers_nodes and (word := run.option("node-rank"))
             for name in word.expansions()}  # fmt: skip
 

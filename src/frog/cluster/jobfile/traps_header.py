@@ -76,7 +76,7 @@ def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
 
 
 def _weight(lost: Sequence[GivenOption], job: JobFile) -> Kind | None:
-    """Severity of options that Slurm ignores: only advice if they set a name or repeat a default."""
+    """Return the severity of options that Slurm ignores: only advice if they set a name or repeat a default."""
     gpus = job.gpu_directive is not None
     holds = [item.name in _NAMES or (item.name in _AT_LEAST_ONE and item.value == "1")
              or (gpus and item.name in ("gpus-per-task", "gpus-per-node", "gpus")) for item in lost]  # fmt: skip

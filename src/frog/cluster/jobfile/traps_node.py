@@ -58,7 +58,7 @@ def _builds(words: tuple[Word, ...]) -> bool:
 
 
 def _local_target(job: JobFile, words: tuple[Word, ...]) -> str | None:
-    """Path in a node-local folder that a command writes to, or None."""
+    """Return the path in a node-local folder that a command writes to, or None."""
     name, target = words[0].base, None
     if name in _TO_LAST:
         target = words[-1]
@@ -74,5 +74,5 @@ def _local_target(job: JobFile, words: tuple[Word, ...]) -> str | None:
 
 
 def _text(job: JobFile, raw: str) -> str:
-    """Words with their variables resolved, and `${NAME}` written as `$NAME`."""
+    """Return the words with their variables resolved, and `${NAME}` written as `$NAME`."""
     return re.sub(r"\$\{(\w+)\}", r"$\1", job.with_definitions(raw))

@@ -190,7 +190,7 @@ def _address(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Findi
 
 
 def _followed(job: JobFile, raw: str) -> str:
-    """Text of the variable that a word consists of."""
+    """Return the text of the variable that a word consists of."""
     for _ in range(3):
         match = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", raw)
         item = job.assigned(match[1]) if match else None
@@ -230,5 +230,5 @@ def _port(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]
 
 
 def _words(text: str) -> set[str]:
-    """Names in an arithmetic expression, where no dollar is needed."""
+    """Return the names in an arithmetic expression, where no dollar is needed."""
     return set(re.findall(r"[A-Za-z_]\w*", text))

@@ -221,7 +221,7 @@ def _words(job: JobFile) -> Iterator[Finding]:
 
 
 def _slip(job: JobFile, name: str) -> str | None:
-    """Function whose name differs from `name` by one letter, or None."""
+    """Return a function whose name differs from `name` by one letter, or None."""
     if len(name) < 6 or not name.isidentifier() or name in job.shell.functions:
         return None
     return next((other for other in job.shell.functions if len(other) > 5 and one_letter_apart(name, other)), None)

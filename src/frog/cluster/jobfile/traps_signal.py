@@ -141,7 +141,7 @@ def handles(command: Command, name: str) -> bool:
 
 
 def _said_by_handlers(job: JobFile) -> str:
-    """Commands that the file's traps run, including those of their functions."""
+    """Return the commands that the file's traps run, including those of their functions."""
     said = [word.text for command in job.shell.everything if command.name == "trap" for word in command.words[1:2]]
     called = [
         item.text for text in said for name in re.findall(r"\w+", text) for item in job.shell.functions.get(name, [])

@@ -155,7 +155,7 @@ def _put_in(job: JobFile) -> Iterator[Finding]:
 
 
 def _tested(job: JobFile) -> set[str]:
-    """Names of variables that the script tests before it reads them."""
+    """Return the names of variables that the script tests before it reads them."""
     asks = [
         word.raw for command in job.shell.everything if command.name in ("[[", "[", "test") for word in command.words
     ]
@@ -163,7 +163,7 @@ def _tested(job: JobFile) -> set[str]:
 
 
 def _read(job: JobFile) -> dict[str, Word]:
-    """Every variable that is read without a default, with the word that reads it first."""
+    """Return every variable that is read without a default, with the word that reads it first."""
     found: dict[str, Word] = {}
     words = [word for command in job.shell.commands if command.name not in _LETS_BE for word in command.words]
     words += [item.word for command in job.shell.commands for item in command.assignments]
@@ -181,7 +181,7 @@ def _read(job: JobFile) -> dict[str, Word]:
 
 
 def _meant(name: str, known: set[str], is_list: bool) -> str | None:
-    """Variable whose name differs from `name` by one letter and is long enough to be the intended one."""
+    """Return a variable whose name differs from `name` by one letter and is long enough to be the intended one."""
     if re.search(r"\d$", name):
         return None
     if len(name) < 6:  # two letters swapped
@@ -230,7 +230,7 @@ def _beyond_lists(job: JobFile) -> Iterator[Finding]:
 
 
 def _array_tasks(text: str) -> list[int]:
-    """Numbers in `0-7:2%4` or `1,3,5`; empty if one cannot be read or there are too many."""
+    """Return the numbers in `0-7:2%4` or `1,3,5`; empty if one cannot be read or there are too many."""
     found: list[int] = []
     for part in text.partition("%")[0].split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?(?::(\d{1,5}))?", part.strip())
@@ -243,7 +243,7 @@ def _array_tasks(text: str) -> list[int]:
 
 
 def _length(job: JobFile, name: str) -> int | None:
-    """Number of items that a list certainly has, or None."""
+    """Return the number of items that a list certainly has, or None."""
     found = [item for item in job.assignments if item.name == name]
     if len(found) != 1 or found[0].items is None or found[0].maybe or found[0].adds:
         return None
@@ -255,7 +255,7 @@ _QUOTES = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def _place(job: JobFile, index: str, task: int) -> int | None:
-    """Index of the item that one task of the array reads."""
+    """Return the index of the item that one task of the array reads."""
     known = job.values.known
     job.values.known = known | {"SLURM_ARRAY_TASK_ID": (str(task), "")}
     place = job.values.calculate(index)

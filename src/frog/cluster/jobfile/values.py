@@ -41,7 +41,7 @@ class Values:
     _steps: int = 0
 
     def assigned(self, name: str) -> Assignment | None:
-        """The last assignment of a variable: in the task's own commands, otherwise in the batch script."""
+        """Return the last assignment of a variable: in the task's own commands, otherwise in the batch script."""
         return next((item for item in reversed(self._all(name)) if not item.adds), None)
 
     def _all(self, name: str) -> list[Assignment]:
@@ -53,7 +53,7 @@ class Values:
         return self._by_name.get(name, [])
 
     def resolve(self, raw: str, seen: frozenset[str] = frozenset()) -> str | None:
-        """Text of a word with its known variables replaced; None if one is unknown."""
+        """Return the text of a word with its known variables replaced; None if one is unknown."""
         text = Word(raw, 0).text if len(raw) <= 2 * _LONGEST else raw
         self._steps = self._steps + 1 if seen else 0
         if len(text) > _LONGEST or self._steps > _MOST_STEPS or re.search(r"\\\$|^'.*\$.*'$", raw, re.DOTALL):
@@ -80,7 +80,7 @@ class Values:
         return int(text) if text is not None and re.fullmatch(r"\d{1,9}", text) else None
 
     def _value(self, name: str, seen: frozenset[str]) -> str | None:
-        """None if uncertain: the value depends on itself, on a branch, or on another command's output."""
+        """Return a value; None if uncertain: it depends on itself, on a branch, or on another command's output."""
         found = self._all(name)
         if name in seen or any(item.adds for item in found) or (len(found) > 1 and any(item.maybe for item in found)):
             return None
@@ -92,7 +92,7 @@ class Values:
         return known[0] if known else None
 
     def calculate(self, text: str) -> int | None:
-        """Result of `$((text))`; None if one of its variables is unknown."""
+        """Return the result of `$((text))`; None if one of its variables is unknown."""
         inner = re.sub(r"\$\(\(|\)\)", lambda match: match[0][-1], text)
         try:
             return self._arithmetic(inner, frozenset())
@@ -115,7 +115,7 @@ class Values:
         return value(ast.parse(plain, mode="eval").body)
 
     def with_definitions(self, raw: str) -> str:
-        """A word as written, followed by the definitions of its variables, recursively.
+        """Return a word as written, followed by the definitions of its variables, recursively.
 
         Long results are truncated.
         """
@@ -134,7 +134,7 @@ class Values:
         return tuple(found)
 
     def _words_of(self, word: Word) -> tuple[Word, ...] | None:
-        """The words that a variable holds; None if it stays one word, as in quotes, or is unknown."""
+        """Return the words that a variable holds; None if it stays one word, as in quotes, or is unknown."""
         if match := _LIST.fullmatch(word.raw):
             return self._items(match[1])
         match = _SCALAR.fullmatch(word.raw)

@@ -130,7 +130,7 @@ class JobController:
                 _say(f"pod {completion.pod.name} started: {completion.pod.address}")
 
     def _gpus(self, index: int) -> str | None:
-        """GPUs that a pod sees: its own, or none if this machine has too few for all pods that run in parallel."""
+        """Return the GPUs that a pod sees: its own, or none if this machine has too few for all parallel pods."""
         wanted = self.job.template.container.gpus
         return visible_gpus(wanted, index % self.job.parallelism, self.job.parallelism, count_gpus())
 
@@ -189,7 +189,7 @@ class JobController:
 
 
 def visible_gpus(per_pod: int, index: int, num_pods: int, available: int) -> str | None:
-    """CUDA_VISIBLE_DEVICES of a pod; None to leave it unset, if neither the pod nor the machine has GPUs."""
+    """Return CUDA_VISIBLE_DEVICES of a pod; None to leave it unset, if neither the pod nor the machine has GPUs."""
     if per_pod == 0 and available == 0:
         return None
     if per_pod * num_pods > available:
@@ -198,7 +198,7 @@ def visible_gpus(per_pod: int, index: int, num_pods: int, available: int) -> str
 
 
 def count_gpus() -> int:
-    """Number of NVIDIA GPUs of this machine."""
+    """Return the number of NVIDIA GPUs of this machine."""
     return sum(1 for path in Path("/dev").glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit())
 
 

@@ -118,7 +118,7 @@ def _in_child(become: Callable[[], NoReturn], pid_file: Path | None) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`start SPEC.json`, or `join PID SPEC.json COMMAND...`"""
+    """Run `start SPEC.json` or `join PID SPEC.json COMMAND...`."""
     is_start = arguments[0] == "start"
     try:
         spec = PodSpec.read(Path(arguments[1 if is_start else 2]))

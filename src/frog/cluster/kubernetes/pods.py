@@ -264,7 +264,7 @@ class Pod:
             self._process.kill()
 
     def poll(self) -> int | None:
-        """Exit code of the pod; None while it runs."""
+        """Return the exit code of the pod; None while it runs."""
         code = self._process.poll()
         if code is None:
             return None

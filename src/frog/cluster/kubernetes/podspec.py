@@ -84,7 +84,7 @@ class PodTemplate:
 
 
 def read_template(template: Fields, notes: list[str]) -> PodTemplate:
-    """A Job's `spec.template`."""
+    """Return a Job's `spec.template`."""
     meta = template.object("metadata")
     labels, annotations = meta.text_map("labels"), meta.text_map("annotations")
     meta.done()

@@ -53,7 +53,7 @@ class Cluster:
         return environment(self.site.folder)
 
     def ask(self, *command: str, timeout_s: float = 15.0) -> str:
-        """Output of one of Slurm's commands; "" if it fails."""
+        """Return the output of one of Slurm's commands; "" if it fails."""
         try:
             done = subprocess.run(
                 [find_program(command[0]), *command[1:]],
@@ -68,7 +68,7 @@ class Cluster:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Environment variables with which a shell's Slurm commands find the cluster."""
+    """Return the environment variables with which a shell's Slurm commands find the cluster."""
     path = path_without_emulators()
     # The simulated nodes claim more CPUs than exist: that many threads would only compete.
     found = {"SLURM_CONF": str(folder.resolve() / "slurm.conf"), "OMP_NUM_THREADS": "1"}
@@ -110,7 +110,7 @@ def down(folder: Path, *, keep_logs: bool = False) -> None:
 
 
 def read_cluster(folder: Path) -> Cluster:
-    """The cluster of a folder. Raises UsageError if there is none."""
+    """Return the cluster of a folder. Raises UsageError if there is none."""
     try:
         kind = read_cluster_file(folder, ClusterKind).kind
         if kind != KIND:
@@ -133,7 +133,7 @@ def read_cluster(folder: Path) -> Cluster:
 
 
 def daemons(cluster: Cluster) -> dict[str, int | None]:
-    """Pid of each daemon by name; None for a daemon that does not run."""
+    """Return the pid of each daemon by name; None for a daemon that does not run."""
     running: dict[str, int] = {}
     for process in find_processes(cluster.site.name):
         running.setdefault(_daemon_name(process.command), process.pid)  # a fork of it comes later
@@ -221,7 +221,7 @@ def _choose_site(folder: Path, shape: Shape) -> Site:
 
 
 def _free_ports(address: str, count: int) -> tuple[int, ...]:
-    """Free ports, all different: above those of runs, below the ephemeral range."""
+    """Return the free ports, all different: above those of runs, below the ephemeral range."""
     found: set[int] = set()
     while len(found) < count:
         found.add(free_port(address, range(30_000, 32_700)))
@@ -229,7 +229,7 @@ def _free_ports(address: str, count: int) -> tuple[int, ...]:
 
 
 def _commands(site: Site, shape: Shape) -> dict[str, list[str]]:
-    """Command line of each daemon, in starting order."""
+    """Return the command line of each daemon, in starting order."""
     munged = [find_program("munged"), "--foreground", "--socket", str(site.munge_socket)]
     munged += ["--key-file", str(site.munge_key), "--pid-file", str(site.scratch / "munged.pid")]
     munged += ["--log-file", str(site.folder / "logs" / "munged.log"), "--seed-file", str(site.scratch / "seed")]
@@ -256,7 +256,7 @@ def _all_idle(cluster: Cluster) -> bool:
 
 
 def _tails(site: Site, num_lines: int = 4) -> str:
-    """The end of each daemon's log."""
+    """Return the end of each daemon's log."""
     found = []
     for log in sorted(site.logs.glob("*.out")):
         lines = log.read_text(errors="replace").splitlines()[-num_lines:]

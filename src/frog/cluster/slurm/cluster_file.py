@@ -69,5 +69,5 @@ T = TypeVar("T", bound=ClusterKind)
 
 
 def read_cluster_file(folder: Path, kind: type[T], error: type[FrogError] = UsageError) -> T:
-    """The cluster of a folder. Raises FileNotFoundError if there is none, `error` if the file is invalid."""
+    """Return the cluster of a folder. Raises FileNotFoundError if there is none, `error` if the file is invalid."""
     return read_typed(folder / CLUSTER_FILE, kind, _REMOVE, error)

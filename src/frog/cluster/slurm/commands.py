@@ -103,7 +103,7 @@ def _env(args: argparse.Namespace) -> int:
 
 
 def _is_emulator(folder: Path) -> bool:
-    """Kind of the cluster in the folder. Raises UsageError if it has none."""
+    """Return the kind of the cluster in the folder. Raises UsageError if it has none."""
     from frog.cluster.slurm.cluster_file import ClusterKind, read_cluster_file
 
     try:

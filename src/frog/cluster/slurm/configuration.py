@@ -87,13 +87,13 @@ class Site:
         return self.home.is_symlink() and self.home.readlink() == self.folder
 
     def fields(self) -> SiteFields:
-        """The fields in cluster.json."""
+        """Return the fields in cluster.json."""
         paths = {"folder": str(self.folder), "scratch": str(self.scratch)}
         return SiteFields(**{**asdict(self), **paths, "ports": list(self.ports)})
 
     @classmethod
     def of(cls, fields: SiteFields) -> Site:
-        """The inverse of `fields`."""
+        """Return the inverse of `fields`."""
         paths = {"folder": Path(fields.folder), "scratch": Path(fields.scratch)}
         return cls(**{**msgspec.structs.asdict(fields), **paths, "ports": tuple(fields.ports)})
 

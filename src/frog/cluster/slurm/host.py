@@ -38,7 +38,7 @@ def choose_host() -> tuple[str, str]:
 
 
 def own_name() -> str:
-    """Name of the current user. Raises LaunchError if there is none: Slurm identifies users by name."""
+    """Return the name of the current user. Raises LaunchError if there is none: Slurm identifies users by name."""
     uid = os.getuid()
     try:
         return pwd.getpwuid(uid).pw_name
@@ -50,7 +50,7 @@ def own_name() -> str:
 
 
 def _resolve(name: str) -> str | None:
-    """The IPv4 address of a host's name, or None."""
+    """Return the IPv4 address of a host's name, or None."""
     try:
         return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
     except OSError:

@@ -65,7 +65,7 @@ def go_by_name(host: str) -> None:
 
 
 def find_processes(cluster: str) -> list[ClusterProcess]:
-    """All live processes of a cluster, except this process and its ancestors."""
+    """Return all live processes of a cluster, except this process and its ancestors."""
     wanted = f"{_MARK}={cluster}".encode(), f"SLURM_CLUSTER_NAME={cluster}".encode()
     own = _ancestors()
     found = []
@@ -112,7 +112,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _ancestors() -> set[int]:
-    """This process and its ancestors."""
+    """Return this process and its ancestors."""
     pids, pid = set(), os.getpid()
     while pid > 0:
         pids.add(pid)

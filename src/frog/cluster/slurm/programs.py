@@ -17,13 +17,13 @@ NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel"
 
 
 def find_program(name: str) -> str:
-    """Path of one of Slurm's programs, never of an emulator's; the bare name if it is not installed."""
+    """Return the path of one of Slurm's programs, never of an emulator's; the bare name if it is not installed."""
     path = os.pathsep.join([path_without_emulators(), *SYSTEM_FOLDERS])
     return shutil.which(name, path=path) or name
 
 
 def path_without_emulators() -> str:
-    """PATH without the emulator's commands, which `frog slurm env` puts first."""
+    """Return PATH without the emulator's commands, which `frog slurm env` puts first."""
     parts = (variable("PATH") or os.defpath).split(os.pathsep)
     return os.pathsep.join(part for part in parts if not _is_emulators(Path(part)))
 
@@ -38,7 +38,7 @@ def _is_emulators(folder: Path) -> bool:
 
 
 def missing_programs() -> list[str]:
-    """Programs that a cluster needs and that are not installed."""
+    """Return the programs that a cluster needs and that are not installed."""
     return [name for name in NEEDED if not os.path.isabs(find_program(name))]
 
 

@@ -9,7 +9,7 @@ from frog.cluster.slurm.cluster import Cluster, daemons, is_answering, read_clus
 
 
 def status_text(folder: Path) -> str:
-    """The state of a cluster, as tables. Raises UsageError if there is none."""
+    """Return the state of a cluster, as tables. Raises UsageError if there is none."""
     cluster = read_cluster(folder)
     tables = [_daemons(cluster)]
     if is_answering(cluster):
@@ -20,7 +20,7 @@ def status_text(folder: Path) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns of even width; the first row is the header."""
+    """Return the rows in columns of even width; the first row is the header."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -48,7 +48,7 @@ def _nodes(cluster: Cluster) -> str:
 
 
 def _count(gres: str) -> int:
-    """The number in gpu:4, gpu:(null):2(IDX:0-1) or (null)."""
+    """Return the number in gpu:4, gpu:(null):2(IDX:0-1) or (null)."""
     for part in gres.replace("(", ":").split(":"):
         if part.isdigit():
             return int(part)

@@ -112,7 +112,7 @@ def _make_request(args: argparse.Namespace) -> KubernetesRequest:
 
 
 def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
-    """Raises UsageError for an option that the requested manifests do not use."""
+    """Raise UsageError for an option that the requested manifests do not use."""
     reasons = {}
     if args.kind == "trainjob":
         reasons["restarts"] = "the runtime of a TrainJob sets the number of restarts"
@@ -132,12 +132,12 @@ def _ranks_per_node(args: argparse.Namespace) -> int:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """Options that were given on the command line."""
+    """Return the options that were given on the command line."""
     return {option: value for option in _OPTIONS if (value := getattr(args, option)) is not None}
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The equivalent command line without default values, as one printable line."""
+    """Return the equivalent command line without default values, as one printable line."""
     words = ["frog", "submit", str(args.run_file), "--to", "kubernetes"]
     words += ["--nodes", str(args.nodes), "--ranks-per-node", str(_ranks_per_node(args))]
     if args.kind != "job":
@@ -167,7 +167,7 @@ def _apply(text: str) -> str:
 
 
 def _hint(words: str) -> str:
-    """Hint for an error of kubectl."""
+    """Return a hint for an error of kubectl."""
     if "immutable" in words:
         return "a Job of that name exists and cannot be changed: `kubectl delete job NAME`, or another --name"
     if "no matches for kind" in words:

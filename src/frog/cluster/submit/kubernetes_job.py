@@ -26,7 +26,7 @@ _IMAGE = re.compile(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{6
 
 
 def render(request: KubernetesRequest, kind: Kind) -> str:
-    """The manifests as readable YAML.
+    """Return the manifests as readable YAML.
 
     Raises:  UsageError if Kubernetes does not accept a name or a number; ConfigError if the run does not fit that
     world or its files are too large.
@@ -122,6 +122,6 @@ def read_files(run_file: Path, config: RunConfig) -> tuple[dict[str, str], list[
 
 
 def with_settings(first: Sequence[str], then: Sequence[str]) -> tuple[str, ...]:
-    """Settings in order, the user's first; later ones override paths that differ in a pod."""
+    """Return the settings in order, the user's first; later ones override paths that differ in a pod."""
     ours = {text.partition("=")[0] for text in then}
     return (*(text for text in first if text.partition("=")[0].strip() not in ours), *then)

@@ -10,7 +10,7 @@ from frog.core.errors import ConfigError
 
 
 def named_files(run_file: Path, config: RunConfig) -> dict[str, Path]:
-    """The model file and DeepSpeed's, by the setting that names each.
+    """Return the model file and DeepSpeed's, by the setting that names each.
 
     Raises:  ConfigError if two of them, or one and the run file, have the same name: they will share a folder.
     """

@@ -48,7 +48,7 @@ def submit_to_slurm(args: argparse.Namespace) -> int:
 
 
 def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
-    """The checked request of the arguments.
+    """Return the checked request of the arguments.
 
     A bundle's run file is the one in its folder. The bundle's profile and request fill in missing arguments; with
     another --profile, which is another cluster, only the arguments count.
@@ -75,7 +75,7 @@ def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
 
 
 def _bundle_facts(args: argparse.Namespace) -> BundleFacts:
-    """Facts about the bundle, and how it was made."""
+    """Return the facts about the bundle, and how it was made."""
     try:
         facts = read_typed(args.bundle / BUNDLE_JSON, BundleFacts, f"frog bundle {args.run_file} --to {args.bundle}")
     except FileNotFoundError:
@@ -93,7 +93,7 @@ def _bundle_facts(args: argparse.Namespace) -> BundleFacts:
 
 
 def command_line(args: argparse.Namespace, command: str = "submit") -> str:
-    """The command that repeats the request, as a one-line comment."""
+    """Return the command that repeats the request, as a one-line comment."""
     words = ["frog", command, str(args.run_file)]
     for option in ("to", "profile", *REQUEST_OPTIONS, "bundle", "platform", "python_version", "no_wheels"):
         value = getattr(args, option, None)
@@ -104,7 +104,7 @@ def command_line(args: argparse.Namespace, command: str = "submit") -> str:
 
 
 def render_checked(request: SlurmRequest, folder: Path) -> str:
-    """The job file, which must have no traps: a profile can add options that cause some."""
+    """Return the job file, which must have no traps: a profile can add options that cause some."""
     text = render_job(request)
     explanation = explain(text, request.job_file, request.profile, (folder,))
     traps = [trap for trap in explanation.traps if trap.code != "no-output-folder"]

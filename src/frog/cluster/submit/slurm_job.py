@@ -47,7 +47,7 @@ class SlurmRequest:
 
     @classmethod
     def asked_for(cls, args: argparse.Namespace, made_with: Mapping[str, Any], **further: Any) -> SlurmRequest:
-        """The request of the arguments; missing ones come from `made_with`; and `further` fields."""
+        """Return the request of the arguments; missing ones come from `made_with`; and `further` fields."""
         said = {name: value for name in REQUEST_OPTIONS if (value := getattr(args, name)) is not None}
         return cls(**{**made_with, **said}, **further)
 
@@ -132,7 +132,7 @@ def _time_problems(request: SlurmRequest) -> list[str]:
 
 
 def render_job(request: SlurmRequest) -> str:
-    """The job file. Assumes that `check_request` found no mistakes."""
+    """Return the job file. Assumes that `check_request` found no mistakes."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -172,7 +172,7 @@ def _gaps(request: SlurmRequest) -> dict[str, Any]:
 
 
 def _signal_s(request: SlurmRequest) -> int:
-    """Seconds between the warning signal and the time limit: two minutes, or a quarter of a short job."""
+    """Return the seconds between the warning signal and the time limit: two minutes, or a quarter of a short job."""
     limit_s = time_limit_s(request.time_text) or 0
     return min(_SIGNAL_S, max(_LEAST_SIGNAL_S, limit_s // 4))
 
@@ -208,5 +208,5 @@ def _container(profile: ClusterProfile) -> str:
 
 
 def _for_single_quotes(text: str) -> str:
-    """A shell word inside single-quoted text."""
+    """Return a shell word inside single-quoted text."""
     return '"' + re.sub(r'([\\"`])', r"\\\1", text).replace("'", "'\\''") + '"'

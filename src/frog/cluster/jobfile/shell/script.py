@@ -129,7 +129,7 @@ def parse(text: str, first_line: int = 1) -> Shell:
 
 
 def _open_block(root: Node, text: str, lost: set[int]) -> int | None:
-    """Line of an `if`, `case` or loop that is never closed, if the tree and the plain words agree.
+    """Return the line of an `if`, `case` or loop that is never closed, if the tree and the plain words agree.
 
     `lost` are the lines that the parser did not understand.
     """
@@ -269,7 +269,7 @@ class _Reader:
         return self.sequence(node, replace(way, checked=checked), depth)
 
     def branches(self, node: Node, way: Way, depth: int) -> None:
-        """if, case, for and while: their body may run, and may run several times."""
+        """Walk if, case, for and while: their body may run, and may run several times."""
         loop = node.type in ("for_statement", "while_statement", "c_style_for_statement")
         text = _text(node)
         if loop and way.certain and _FOREVER.match(text) and not _LEAVES.search(text):
@@ -308,7 +308,7 @@ class _Reader:
             self.out[before] = replace(self.out[before], heredoc=Word(found[0], found[1]))
 
     def heredocs(self, root: Node) -> Iterator[tuple[str, int, bool]]:
-        """Commands below a node, including those of command substitutions."""
+        """Yield the commands below a node, including those of command substitutions."""
         waiting = [root]
         while waiting:
             node = waiting.pop()
@@ -381,5 +381,5 @@ def _text(node: Node) -> str:
 
 
 def commands_of(shell: Shell, name: str) -> Iterator[Command]:
-    """Every command of that program, including those in functions."""
+    """Yield every command of that program, including those in functions."""
     return (command for command in shell.everything if command.name == name)

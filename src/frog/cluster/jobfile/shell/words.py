@@ -33,12 +33,12 @@ class Word:
         return self.line + self.raw.count("\n")
 
     def line_of(self, name: str) -> int:
-        """Line where this word first reads a variable."""
+        """Return the line where this word first reads a variable."""
         match = re.search(rf"\$\{{?{name}\b", self.raw)
         return self.line + (self.raw.count("\n", 0, match.start()) if match else 0)
 
     def expansions(self) -> set[str]:
-        """Variables that the shell expands in this word: not those in single quotes or after a backslash."""
+        """Return the variables that the shell expands in this word: not those in single quotes or after a backslash."""
         return {next(filter(None, match.groups())) for match in _EXPANSION.finditer(live_text(self.raw))}
 
 
@@ -63,7 +63,7 @@ class Assignment:
 
 
 def read_assignment(word: Word, exported: bool = False, maybe: bool = False) -> Assignment | None:
-    """The word as an assignment, or None."""
+    """Return the word as an assignment, or None."""
     match = _ASSIGNMENT.fullmatch(word.raw)
     return Assignment(match[1], match[3], word.line, exported, adds=bool(match[2]), maybe=maybe) if match else None
 
@@ -94,7 +94,7 @@ def unquote(raw: str) -> str:
 
 
 def live_text(raw: str) -> str:
-    """`raw` without the parts that the shell takes literally: single quotes, and characters after a backslash."""
+    """Return `raw` without the parts that the shell takes literally: single quotes and escaped characters."""
     if "'" not in raw and "\\" not in raw:
         return raw
     live, place, in_double = [], 0, False
@@ -113,7 +113,7 @@ def live_text(raw: str) -> str:
 
 
 def _end_of_double(raw: str, place: int) -> int:
-    """Index after the double quote that closes the one at `place`, skipping nested substitutions."""
+    """Return the index after the double quote that closes the one at `place`, skipping nested substitutions."""
     place, depth = place + 1, 0
     while place < len(raw):
         char = raw[place]
@@ -133,7 +133,7 @@ def _end_of_double(raw: str, place: int) -> int:
 
 
 def open_quote(text: str) -> int | None:
-    """Line of a quote that is never closed."""
+    """Return the line of a quote that is never closed."""
     place, opened, ends = 0, 0, []
     while place < len(text):
         char = text[place]

@@ -74,7 +74,7 @@ def make_bundle(args: argparse.Namespace) -> None:
 
 
 def _run_files(run_file: Path, config: RunConfig) -> tuple[dict[str, Path], list[str]]:
-    """Files of the run by their place in the bundle, and the settings with which the run file finds them there."""
+    """Return the run's files by place in the bundle, and the settings with which the run file finds them there."""
     named = named_files(run_file, config)
     files = {f"config/{path.name}": path for path in (run_file, *named.values())}
     model, deepspeed = named["model.file"], named.get("strategy.deepspeed_file")
@@ -106,7 +106,7 @@ def _add_wheels(folder: Path, config: RunConfig, args: argparse.Namespace) -> No
 
 
 def _facts(request: SlurmRequest, args: argparse.Namespace, with_wheels: bool) -> BundleFacts:
-    """Facts about the bundle, for programs."""
+    """Return the facts about the bundle, for programs."""
     return BundleFacts(
         frog=__version__,
         run=request.config.name,
@@ -147,7 +147,7 @@ def _readme(request: SlurmRequest, with_wheels: bool, warnings: list[str], args:
 
 
 def _warnings(request: SlurmRequest, folder: Path) -> list[str]:
-    """Warning for a cluster with GPUs if the bundle's torch has no CUDA."""
+    """Return a warning for a cluster with GPUs if the bundle's torch has no CUDA."""
     wheels = sorted(path.name for path in (folder / "wheels").glob("*.whl"))
     torch = next((name for name in wheels if name.startswith("torch-")), None)
     cuda = any(name.startswith("nvidia_") for name in wheels) or (torch is not None and "+cu" in torch)

@@ -22,7 +22,7 @@ def write_sums(folder: Path) -> int:
 
 
 def check_sums(folder: Path) -> list[str]:
-    """Missing, altered and unlisted files; empty for a complete bundle. Raises UsageError if it is not a bundle."""
+    """Return missing, altered and unlisted files, if any. Raises UsageError if it is not a bundle."""
     hint = "frog bundle RUN.toml --to DIR creates one"
     try:
         lines = read_bounded(folder / SUMS, UsageError, hint).decode(errors="surrogateescape").splitlines()
@@ -55,6 +55,6 @@ def _look(folder: Path, name: str, digest: str) -> list[str]:
 
 
 def _files(folder: Path) -> set[str]:
-    """Names of all files, except those that appear later."""
+    """Return the names of all files, except those that appear later."""
     found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() or path.is_symlink())
     return {path.as_posix() for path in found if path.parts[0] not in _LATER and path.name != SUMS}

@@ -60,7 +60,7 @@ def collect_wheels(folder: Path, extras: tuple[str, ...], platform: str | None, 
 
 
 def own_wheel(folder: Path) -> Path:
-    """Frog's own wheel: built from its sources, or packed again from the installed files."""
+    """Create Frog's wheel: build it from the sources, or repack the installed files."""
     if (PROJECT / "pyproject.toml").is_file() and (PROJECT / "src" / "frog").is_dir():
         return build_wheel(folder)
     return pack_wheel(folder, distribution("frog"))
@@ -94,7 +94,7 @@ def pack_wheel(folder: Path, installed: Distribution) -> Path:
 
 
 def build_wheel(folder: Path, project: Path = PROJECT) -> Path:
-    """Frog's own wheel, built in a copy of its sources, so that the build leaves no files next to them."""
+    """Build Frog's wheel in a copy of its sources, so that the build leaves no files next to them."""
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "frog"
         for name in _FOLDERS:
@@ -107,7 +107,7 @@ def build_wheel(folder: Path, project: Path = PROJECT) -> Path:
 
 
 def download_wheels(folder: Path, own: Path, extras: tuple[str, ...], platform: str | None, python: str | None) -> None:
-    """The dependencies of Frog's wheel, at the versions of constraints.txt."""
+    """Return the dependencies of Frog's wheel, at the versions of constraints.txt."""
     wanted = f"{own.resolve()}[{','.join(extras)}]" if extras else str(own.resolve())
     constraints = PROJECT / CONSTRAINTS
     words = ["-c", str(constraints)] if constraints.is_file() else []
@@ -123,7 +123,7 @@ def download_wheels(folder: Path, own: Path, extras: tuple[str, ...], platform: 
 
 
 def _older(platform: str) -> list[str]:
-    """A manylinux platform accepts the wheels of all older ones; pip needs all their names."""
+    """Return the names of a manylinux platform and all older ones: it accepts their wheels, and pip needs each name."""
     match = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", platform)
     if match is None:
         return []
@@ -133,7 +133,7 @@ def _older(platform: str) -> list[str]:
 
 
 def python_version() -> str:
-    """Version of the running Python, such as `3.11`."""
+    """Return the version of the running Python, such as `3.11`."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
