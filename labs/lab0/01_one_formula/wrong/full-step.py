@@ -4,9 +4,9 @@ from torch import Tensor
 
 
 def descend(weights: list[Tensor], gradients: list[Tensor | None], learning_rate: float) -> list[Tensor]:
-    """Return the new weights, in the order of the old ones. Neither the old weights nor the gradients are changed.
+    """Return the new weights, in the order of the old ones. Do not change the old weights or the gradients.
 
-    Shapes:  a gradient has the shape of its weight, or is None: that weight stays as it is.
+    Shapes:  a gradient has the shape of its weight, or is None. A weight whose gradient is None does not change.
     """
     new_weights = []
     for weight, gradient in zip(weights, gradients, strict=True):

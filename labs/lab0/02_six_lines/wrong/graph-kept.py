@@ -12,11 +12,11 @@ def train(
     compute_loss: Callable[[Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
 ) -> list[float]:
-    """Train on each batch once, in order, with one optimizer step a batch.
+    """Train on each batch once, in order, with one optimizer step per batch.
 
-    `compute_loss` takes the model's output for a batch and gives a tensor with one number.
+    `compute_loss` takes the model's output for a batch and returns a tensor with one number.
 
-    -> the loss of each batch, as the forward pass found it: Python numbers
+    -> the loss of each batch as the forward pass computed it, as Python numbers
     """
     losses = []
     for batch in data:

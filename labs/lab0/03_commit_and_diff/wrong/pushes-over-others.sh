@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# save.sh MESSAGE: show the diff of lab/, new files too, commit it, and push it.
+# save.sh MESSAGE: show the diff of lab/, including new files, commit it, and push it.
 #
-# Runs in the top folder of a clone that has `origin`. Only lab/ is committed: new, changed and deleted files. The first
-# line of the commit's message is MESSAGE. If nothing in lab/ has changed it says so and ends with exit code 0, without a
-# commit. If the push does not succeed, the exit code is not 0, and nobody's commits are lost.
+# Run it in the top folder of a clone that has `origin`. It commits only lab/: new, changed and deleted files. The first
+# line of the commit message is MESSAGE. If nothing in lab/ has changed, it says so and exits with code 0, without a
+# commit. If the push fails, the exit code is not 0, and no commit is lost.
 set -euo pipefail
 
 git add --all lab

@@ -1,13 +1,13 @@
 """Inputs and labels of a batch of windows of text.
 
-Shapes: B windows of a batch, T tokens that are read in each.
+Shapes: B windows in a batch, T tokens that the model reads in each.
 """
 
 from torch import Tensor
 
 
 def inputs_and_labels(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """What a model reads, and what it is to say at each place: the token that follows.
+    """Return the tokens that a model reads, and for each of them the token that follows: its label.
 
     Shapes:  tokens (B, T+1) -> inputs (B, T), labels (B, T)
     """

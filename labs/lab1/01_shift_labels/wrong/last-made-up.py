@@ -1,6 +1,6 @@
 """Inputs and labels of a batch of windows of text.
 
-Shapes: B windows of a batch, T tokens that are read in each.
+Shapes: B windows in a batch, T tokens that the model reads in each.
 """
 
 import torch

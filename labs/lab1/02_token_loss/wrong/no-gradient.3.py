@@ -1,4 +1,4 @@
-"""A batch without labels gives a new zero, through which backward cannot go."""
+"""Return a new zero, without a graph for backward, for a batch without labels."""
 
 import torch
 from torch.nn import functional as F

@@ -10,7 +10,13 @@ from torch import Tensor
 
 
 def attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(C)) v, each token looking at itself and at those before it."""
+    """Return softmax(q k^T / sqrt(C)) v. Each token attends to itself and to the tokens before it.
+
+    Query head h uses key/value head h // (H / K). Do not change the arguments. Scores may be
+    large, as in some trained models.
+
+    Shapes:  q (B, H, T, C), k and v (B, K, T, C), H a multiple of K -> (B, H, T, C)
+    """
     _, H, T, C = q_BHTC.shape
     group = H // k_BKTC.shape[1]
     k_BHTC, v_BHTC = (part.repeat(1, group, 1, 1) for part in (k_BKTC, v_BKTC))

@@ -14,11 +14,11 @@ def adamw_step(
     eps: float = 1e-8,
     weight_decay: float = 0.01,
 ) -> None:
-    """Change the weight in place by one step of AdamW. The gradient stays as it is.
+    """Change the weight in place by one step of AdamW. Do not change the gradient.
 
-    `state` belongs to this weight. It is empty before the first step; what you leave there is there at the next.
+    `state` belongs to this weight. It is empty before the first step; the next step gets what you store in it.
 
-    Shapes:  weight and gradient have one shape, any.
+    Shapes:  weight and gradient have the same shape, which can be any.
     """
     if not state:
         state.update(step=0, m=torch.zeros_like(weight), v=torch.zeros_like(weight))

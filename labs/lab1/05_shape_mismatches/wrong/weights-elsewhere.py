@@ -1,4 +1,4 @@
-"""The transformer of lab 1: a small Llama. `config` has the names of config.json, and head_dim.
+"""The transformer of lab 1: a small Llama. `config` has the field names of config.json, and head_dim.
 
 Shapes: B texts, T tokens, D hidden_size, F intermediate_size, H heads, K key/value heads, C columns of a head.
 """

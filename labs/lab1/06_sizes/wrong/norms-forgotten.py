@@ -1,4 +1,4 @@
-"""How large a transformer is, from its config.json.
+"""Compute how large a transformer is, from its config.json.
 
 The config has hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
 max_position_embeddings and tie_word_embeddings.
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def num_parameters(config: dict[str, Any]) -> int:
-    """How many weights the model has; one that is used in two places counts once."""
+    """Return the number of weights. A weight used in two places counts once."""
     D, F, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     kv_width = D // config["num_attention_heads"] * config["num_key_value_heads"]
     attention = 2 * D * D + 2 * D * kv_width
@@ -20,5 +20,5 @@ def num_parameters(config: dict[str, Any]) -> int:
 
 
 def training_bytes(config: dict[str, Any]) -> int:
-    """Bytes of its weights, their gradients and AdamW's averages, all float32; no activations."""
+    """Return the bytes of the weights, their gradients and AdamW's averages, all float32; no activations."""
     return num_parameters(config) * (4 + 4 + 8)

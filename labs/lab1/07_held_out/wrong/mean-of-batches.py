@@ -8,12 +8,12 @@ from torch.nn import functional as F
 
 
 def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """The mean loss over all tokens of all batches, as a Python number. The model is afterwards as it was before.
+    """Return the mean loss over all tokens of all batches, as a Python number. The model must not change.
 
-    Dropout is off, and nothing is kept for a backward pass. Batches may be of different sizes, and can be read once.
+    Switch dropout off, and keep nothing for a backward pass. Batches may differ in size, and can be read only once.
 
-    Shapes:  each batch: inputs (B, T), labels (B, T), -100 where nothing is to be predicted; model(inputs) (B, T, V)
-    Units:   nats a token
+    Shapes:  each batch: inputs (B, T), labels (B, T), -100 where there is nothing to predict; model(inputs) (B, T, V)
+    Units:   nats per token
     """
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""All that the next step depends on."""
+"""Capture and restore everything that the next step depends on."""
 
 import copy
 from typing import Any
@@ -8,10 +8,10 @@ from torch import nn
 
 
 def capture(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, step: int) -> dict[str, Any]:
-    """All that is needed to go on after `step`. Training goes on meanwhile, and must not be able to change it.
+    """Return everything needed to resume after `step`. Training continues, and must not be able to change the result.
 
-    Only dicts, lists, tensors, numbers and strings: no objects with code. `loader.epoch` and `loader.index` are numbers
-    that say which batch comes next; dropout draws from torch's random numbers.
+    Use only dicts, lists, tensors, numbers and strings, in memory: no objects with code, no files. `loader.epoch` and
+    `loader.index` are numbers that say which batch comes next; dropout draws from torch's random numbers.
     """
     return {
         "model": copy.deepcopy(model.state_dict()),
@@ -23,9 +23,9 @@ def capture(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, ste
 
 
 def restore(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> int:
-    """Bring new objects, of the same kinds and sizes, to where those of `capture` were; return the step.
+    """Restore new objects, of the same types and sizes, to the state of those passed to `capture`; return the step.
 
-    The random numbers go on from where they were, too.
+    The random numbers must also continue from where they were.
     """
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

@@ -1,4 +1,4 @@
-"""All that the next step depends on."""
+"""Capture and restore everything that the next step depends on."""
 
 import copy
 from typing import Any

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def save_checkpoint(folder: Path, step: int, parts: dict[str, bytes]) -> None:
-    """Each save has a folder of its own; a link to it is put in place at once."""
+    """Each save has its own folder; a link to it is replaced atomically."""
     data = folder / f"data_{uuid.uuid4().hex}"
     data.mkdir()
     for name, content in parts.items():

@@ -5,7 +5,7 @@ NAMES = ("model", "optimizer", "loader")
 
 
 def save_checkpoint(folder, step, parts):
-    """The parts have other names in other runs."""
+    """Load parts by fixed names, although other runs have others."""
     with open(folder / "new", "wb") as file:
         pickle.dump((step, {name: parts[name] for name in NAMES}), file)
     os.replace(folder / "new", folder / "latest")

@@ -3,7 +3,7 @@ import pickle
 
 
 def save_checkpoint(folder, step, parts):
-    """The first checkpoint stays the latest."""
+    """Return the first checkpoint as the latest."""
     if (folder / "latest").exists():
         return
     with open(folder / "new", "wb") as file:

@@ -1,13 +1,13 @@
-"""The loss curve of a run that was killed and went on."""
+"""The loss curve of a run that was killed and resumed."""
 
 import math
 
 
 def merge(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The rows (step, loss) that the run as it is now has gone through, in the order of steps.
+    """Return the rows (step, loss) that belong to the current history of the run, in the order of steps.
 
-    Rows are in the order in which they were logged. Where the step goes back, the run was resumed from a checkpoint:
-    what was logged before for that step and those after it is no longer true.
+    Rows come in the order in which they were logged. Where the step goes back, the run was resumed from a checkpoint:
+    rows logged earlier for that step and for later steps are no longer true.
     """
     merged: list[tuple[int, float]] = []
     for step, loss in rows:
@@ -16,9 +16,9 @@ def merge(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def smooth(losses: list[float], beta: float) -> list[float]:
-    """For each step the mean of the losses up to it, in which each weighs `beta` times as much as the next.
+    """Return for each step the mean of the losses up to it, in which each weighs `beta` times as much as the next.
 
-    A loss that is not finite weighs nothing, and leaves the mean as it was, nan if there was none yet.
+    A loss that is not finite has no weight and does not change the mean, which is nan before the first finite loss.
     """
     total, weight, smoothed = 0.0, 0.0, []
     for loss in losses:

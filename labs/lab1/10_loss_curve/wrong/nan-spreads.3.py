@@ -1,4 +1,4 @@
-"""The loss curve of a run that was killed and went on."""
+"""The loss curve of a run that was killed and resumed."""
 
 import math
 

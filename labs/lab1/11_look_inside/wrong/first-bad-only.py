@@ -1,4 +1,4 @@
-"""What a checkpoint file holds."""
+"""Describe the contents of a checkpoint file."""
 
 from pathlib import Path
 from typing import Any
@@ -7,17 +7,17 @@ import torch
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Look into a checkpoint {"step": int, "model": a state dict, "optimizer": AdamW's state dict or absent}.
+    """Describe a checkpoint {"step": int, "model": a state dict, "optimizer": AdamW's state dict or absent}.
 
     -> "step": its step
-       "weights": how many numbers the model's tensors have; tensors with two names count once
+       "weights": the number of elements in the model's tensors; a tensor with two names counts once
        "weight_bytes": their bytes
        "average_bytes": bytes of AdamW's exp_avg and exp_avg_sq; 0 without an optimizer
-       "not_finite": the names of the model's tensors in which a value is not finite, sorted
+       "not_finite": the names of the model's tensors in which some value is not finite, sorted
 
-    Runs no code from the file.
+    Do not run code from the file.
 
-    Raises:  ValueError if the file is no such checkpoint: cut off, something else, or with objects that are no data.
+    Raises:  ValueError if the file is not such a checkpoint: truncated, something else, or with code in it.
     """
     try:
         state = torch.load(path, weights_only=True)

@@ -7,12 +7,12 @@ Merge = tuple[bytes, bytes]
 
 
 def split_words(text: str) -> list[bytes]:
-    """The text in words, each with the space before it, as UTF-8 bytes. Joined, they give the text."""
+    """Split the text into words, each with the space before it, as UTF-8 bytes. Joined, they give the text."""
     return [word.encode() for word in re.findall(r" ?[^\s]+|\s", text)]
 
 
 def merge(word: list[bytes], pair: Merge) -> list[bytes]:
-    """The word with each occurrence of the pair, from the left, as one token."""
+    """Merge each occurrence of the pair, from the left, into one token."""
     merged: list[bytes] = []
     i = 0
     while i < len(word):
@@ -30,7 +30,7 @@ def single_bytes(word: bytes) -> list[bytes]:
 
 
 def learn_merges(text, num_merges):
-    """Tokens are numbers inside, with their bytes in a table."""
+    """Tokens are numbers internally, with their bytes in a table."""
     table = [bytes([n]) for n in range(256)]
     counts = Counter(split_words(text))
     words = [(list(word), count) for word, count in counts.items()]
@@ -56,7 +56,7 @@ def learn_merges(text, num_merges):
 
 
 def encode(text: str, merges: list[Merge]) -> list[bytes]:
-    """The text as tokens."""
+    """Split the text into tokens: start each word as single bytes, then apply every merge, in the order of `merges`."""
     found: list[bytes] = []
     for word in split_words(text):
         tokens = single_bytes(word)
@@ -67,5 +67,5 @@ def encode(text: str, merges: list[Merge]) -> list[bytes]:
 
 
 def bytes_per_token(text: str, merges: list[Merge]) -> float:
-    """How many bytes of this text a token stands for, on average."""
+    """Return how many bytes of this text a token stands for, on average."""
     return len(text.encode()) / len(encode(text, merges))

@@ -8,12 +8,12 @@ Merge = tuple[bytes, bytes]
 
 
 def split_words(text: str) -> list[bytes]:
-    """The text in words, each with the space before it, as UTF-8 bytes. Joined, they give the text."""
+    """Split the text into words, each with the space before it, as UTF-8 bytes. Joined, they give the text."""
     return [word.encode() for word in re.findall(r" ?[^\s]+|\s", text)]
 
 
 def merge(word: list[bytes], pair: Merge) -> list[bytes]:
-    """The word with each occurrence of the pair, from the left, as one token."""
+    """Merge each occurrence of the pair, from the left, into one token."""
     merged: list[bytes] = []
     i = 0
     while i < len(word):
@@ -31,7 +31,12 @@ def single_bytes(word: bytes) -> list[bytes]:
 
 
 def learn_merges(text: str, num_merges: int) -> list[Merge]:
-    """The pairs of tokens to merge, in the order in which they were learned."""
+    """Return the pairs of tokens to merge, in the order in which they were learned.
+
+    Every word starts as single bytes. Repeatedly, the pair of neighbours that is most frequent in the whole text
+    becomes one token, everywhere. Pairs never cross the border of a word. Among equally frequent pairs, take the
+    smallest: `min` of the pairs as tuples of bytes. Stop early if no pair remains.
+    """
     counts = Counter(split_words(text))
     words = {word: single_bytes(word) for word in counts}
     merges: list[Merge] = []
@@ -50,7 +55,7 @@ def learn_merges(text: str, num_merges: int) -> list[Merge]:
 
 
 def encode(text: str, merges: list[Merge]) -> list[bytes]:
-    """The text as tokens."""
+    """Split the text into tokens: start each word as single bytes, then apply every merge, in the order of `merges`."""
     found: list[bytes] = []
     for word in split_words(text):
         tokens = single_bytes(word)
@@ -61,5 +66,5 @@ def encode(text: str, merges: list[Merge]) -> list[bytes]:
 
 
 def bytes_per_token(text: str, merges: list[Merge]) -> float:
-    """How many bytes of this text a token stands for, on average."""
+    """Return how many bytes of this text a token stands for, on average."""
     return len(text.encode()) / len(encode(text, merges))

@@ -7,14 +7,14 @@ from typing import Any
 
 
 def prefetch(load: Callable[[int], Any], num_batches: int, depth: int) -> Iterator[Any]:
-    """Yield load(0), load(1), … load(num_batches - 1), and load the next ones meanwhile.
+    """Yield load(0), load(1), … load(num_batches - 1), and meanwhile load the next ones.
 
-    load:   returns a batch, of any kind; None is a batch too. It may be called from one thread at a time, and raises
-            if a batch cannot be read.
-    depth:  1 or more: while the caller works with a batch, the next `depth` are loaded, in another thread, and wait.
-            Never more than that, but for one that has been loaded and finds no room.
+    load:   returns a batch, of any kind; None is a batch too. Only one thread may call it at a time. It raises an
+            error if it cannot read a batch.
+    depth:  1 or more: while the caller works with a batch, another thread loads the next `depth` batches in advance.
+            It never loads more, except one batch that waits for space.
 
-    An error of load(i) is raised where batch i would have come. The result is a generator, or an object like one: after
+    Raise an error of load(i) in place of batch i. The result is a generator, or an object like one: after
     its `close()` nothing more is loaded, and the thread has ended or ends soon.
     """
     room: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)

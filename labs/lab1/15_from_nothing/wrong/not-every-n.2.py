@@ -1,4 +1,4 @@
-"""A training run that can be killed and started again."""
+"""A training run that can be killed and restarted."""
 
 import os
 from collections.abc import Callable
@@ -17,14 +17,14 @@ def train(
     num_steps: int,
     every: int,
 ) -> list[float]:
-    """Train up to step `num_steps`; return the loss of each step of the run, from the first on.
+    """Train up to step `num_steps`; return the loss of each step of the run, from the first one on.
 
-    `get_batch(step)`, step counted from 1, gives inputs (B, T) and labels (B, T). model(inputs) gives scores (B, T, V);
-    the loss is their mean cross-entropy. The model may come from an evaluation, in eval mode; steps are made in
-    training mode.
+    `get_batch(step)`, with step counted from 1, returns inputs (B, T) and labels (B, T). model(inputs) returns scores
+    (B, T, V); the loss is their mean cross-entropy. The model may come from an evaluation, in eval mode; take the
+    steps in training mode.
 
-    A checkpoint is saved in `folder`, which exists, after every `every` steps and after the last. If an earlier call
-    has left one there, the run goes on from the latest, with no bit of difference to a run that was never killed.
+    Save a checkpoint in `folder`, which exists, after every `every` steps and after the last. If an earlier call
+    left one there, resume from the latest, without a single bit of difference to a run that was never killed.
     """
     model.train()
     path, losses = folder / "latest.pt", []

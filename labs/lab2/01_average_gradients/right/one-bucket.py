@@ -1,4 +1,4 @@
-"""One step of data parallelism: every rank has its own samples, all take the same step."""
+"""One step of data parallelism: every rank has its own samples, and all ranks take the same step."""
 
 import torch
 import torch.distributed as dist
@@ -7,8 +7,8 @@ import torch.distributed as dist
 def average_gradients(model: torch.nn.Module) -> None:
     """Replace every parameter's .grad, on every rank, by its mean over all ranks.
 
-    All ranks call this after `loss.backward()`. A parameter that this rank's samples did not use has .grad None, and
-    counts as zeros; a frozen one (requires_grad is False) keeps None.
+    All ranks call this after `loss.backward()`. A parameter that this rank's samples did not use has .grad None, which
+    counts as zeros; a frozen parameter (requires_grad is False) keeps None.
     """
     with torch.no_grad():
         trained = [p for p in model.parameters() if p.requires_grad]

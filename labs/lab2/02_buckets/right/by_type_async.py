@@ -1,4 +1,4 @@
-"""Each type has its own open bucket, all reductions run at once, and .grad become views of the buckets."""
+"""Each type has its own open bucket, all reductions run concurrently, and each .grad is a view of a bucket."""
 
 import torch
 import torch.distributed as dist

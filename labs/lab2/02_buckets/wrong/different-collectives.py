@@ -1,11 +1,17 @@
-"""Average the gradients in buckets: a few large all-reduces in place of many small ones."""
+"""Average the gradients in buckets: a few large all-reduces instead of many small ones."""
 
 import torch
 import torch.distributed as dist
 
 
 def make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
-    """Share out the parameters to buckets, the last parameter first."""
+    """Distribute the parameters over buckets, the last parameter first.
+
+    A bucket takes the next parameter as long as its gradients together have `bucket_bytes` bytes or fewer.
+    A gradient with more bytes gets its own bucket. All gradients of a bucket have the same dtype.
+
+    parameters: in the model's order; each has a gradient (of `p.grad.nbytes` bytes).
+    """
     buckets: list[list[torch.nn.Parameter]] = []
     used = 0
     for p in reversed(parameters):

@@ -1,4 +1,4 @@
-"""Gradients live in the buckets: nothing is packed, nothing unpacked. Divided before, not after."""
+"""Keep gradients in the buckets, so that nothing is packed or unpacked. Divide before the reduction, not after."""
 
 import torch
 import torch.distributed as dist

@@ -5,26 +5,26 @@ import torch.distributed as dist
 
 
 class Bucket:
-    """Gradients that travel together."""
+    """Gradients that are sent together."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         self.parameters = parameters
         self.num_ready = 0  # gradients that backward has found in this step
 
     def pack(self) -> torch.Tensor:
-        """All gradients end to end; a copy."""
+        """Return all gradients end to end, as a copy."""
         return torch.cat([p.grad.flatten() for p in self.parameters])
 
     def unpack(self, flat: torch.Tensor) -> None:
-        """The reverse of pack."""
+        """Copy the parts of `flat` back into the gradients: the reverse of pack."""
         for p, part in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
             p.grad.copy_(part.view_as(p))
 
 
 class Overlap:
-    """Starts a bucket's all-reduce, inside backward, as soon as its last gradient is there; `finish` waits for all.
+    """Start a bucket's all-reduce, inside backward, as soon as its last gradient is ready; `finish` waits for all.
 
-    buckets: lists of parameters. Each parameter gets a gradient in every step.
+    buckets: lists of parameters, each in any order. Each parameter gets a gradient in every step.
     """
 
     def __init__(self, buckets: list[list[torch.nn.Parameter]]) -> None:
@@ -41,7 +41,7 @@ class Overlap:
             self.started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
 
     def finish(self) -> None:
-        """Return when every .grad is the mean over all ranks. Afterwards the next step can begin."""
+        """Return when every .grad is the mean over all ranks. The next step can begin after that."""
         self.started[-1][2].wait()
         for bucket, flat, _ in self.started:
             bucket.unpack(flat / dist.get_world_size())

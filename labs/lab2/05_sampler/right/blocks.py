@@ -1,4 +1,4 @@
-"""Contiguous blocks of a numpy permutation; an epoch's order is drawn when it is chosen."""
+"""Contiguous blocks of a numpy permutation; set_epoch draws the order."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""PyTorch's sampler, dressed up: it is what it will be in a real program."""
+"""A wrapper around PyTorch's sampler, which a real program would use."""
 
 from torch.utils.data import DistributedSampler
 

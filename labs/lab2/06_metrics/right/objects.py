@@ -1,4 +1,4 @@
-"""Everybody gets everybody's lists."""
+"""Gather all lists on all ranks."""
 
 import math
 

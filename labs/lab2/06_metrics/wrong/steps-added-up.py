@@ -1,4 +1,4 @@
-"""Metrics of a run from what each rank measured."""
+"""Metrics of a run, from the measurements of each rank."""
 
 import math
 
@@ -7,7 +7,15 @@ import torch.distributed as dist
 
 
 def world_metrics(losses: list[float], tokens: list[int], step_s: list[float]) -> dict[str, float]:
-    """The run's metrics, the same on every rank, from this rank's batches. Lists may be empty on some ranks."""
+    """Return the run's metrics, the same on every rank. The arguments describe this rank's batches; lists may be empty.
+
+    losses:  mean loss per token, for each batch of this rank.
+    tokens:  number of tokens in each of these batches. The last batch has fewer.
+    step_s:  seconds that each batch took.
+
+    Returns  "loss": mean over all tokens of all ranks; "perplexity"; "tokens": the total over all ranks;
+             "slowest_step_s": the longest step of any rank.
+    """
     loss_sum = sum(loss * num for loss, num in zip(losses, tokens, strict=True))
     sums = torch.tensor([loss_sum, sum(tokens)], dtype=torch.float64)
     slowest = torch.tensor(sum(step_s), dtype=torch.float64)

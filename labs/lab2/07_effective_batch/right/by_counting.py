@@ -1,4 +1,4 @@
-"""Without math: counted down."""
+"""Count down, without math."""
 
 
 def plan(num_samples, world_size, batch_per_rank, grad_accum, base_rate, base_batch):

@@ -1,4 +1,4 @@
-"""All agree on the number of steps at the start; shares are weighted before they are added."""
+"""Agree on the number of steps at the start; weight the gradients before adding them."""
 
 from itertools import chain, repeat
 

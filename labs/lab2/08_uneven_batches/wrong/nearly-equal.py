@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def sgd_step(model: torch.nn.Module, rate: float) -> None:
-    """Move the weights against their gradients, and clear the gradients. The same on all ranks, if those are."""
+    """Move the weights against their gradients, and clear the gradients."""
     with torch.no_grad():
         for p in model.parameters():
             p -= rate * p.grad
@@ -17,7 +17,14 @@ def sgd_step(model: torch.nn.Module, rate: float) -> None:
 def train_epoch(
     model: torch.nn.Module, batches: list[torch.Tensor], loss_of: Callable[..., torch.Tensor], rate: float
 ) -> int:
-    """Train on this rank's batches, together with the other ranks; return how many steps were taken."""
+    """Train on this rank's batches, together with the other ranks; return the number of steps, the same on all ranks.
+
+    In step k every rank that still has a batch uses its k-th batch. The step follows the gradient of the mean loss over
+    all samples of that step on all ranks. The epoch ends when no rank has more batches.
+
+    batches:  this rank's batches, each (samples, width). Their number differs between ranks, and may be 0.
+    loss_of:  `loss_of(model, batch)` returns the mean loss over the batch, a scalar.
+    """
     coming = iter(batches)
     steps = 0
     while True:

@@ -1,4 +1,4 @@
-"""Gradients are unscaled before they are averaged, and the ranks agree on the verdict by a collective of its own."""
+"""Unscale gradients before averaging them, and agree on the decision in a separate collective."""
 
 import torch
 import torch.distributed as dist

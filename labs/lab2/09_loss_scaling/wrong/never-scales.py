@@ -5,7 +5,11 @@ import torch.distributed as dist
 
 
 class LossScaler:
-    """The factor for the loss, and when it changes; after torch.amp.GradScaler."""
+    """The factor for the loss and the rules for changing it; modelled on torch.amp.GradScaler.
+
+    scale:            the current factor.
+    growth_interval:  this many good steps in a row double it. An overflow halves it immediately.
+    """
 
     def __init__(self, scale: float = 65536.0, growth_interval: int = 2000) -> None:
         self.scale = scale
@@ -13,7 +17,7 @@ class LossScaler:
         self.good_steps = 0  # in a row, since the scale last changed
 
     def update(self, overflowed: bool) -> None:
-        """After a step: choose the scale for the next one."""
+        """Choose the scale for the next step, after a step that overflowed or did not."""
         self.good_steps = 0 if overflowed else self.good_steps + 1
         if overflowed:
             self.scale /= 2
@@ -38,7 +42,13 @@ def sgd_step(model: torch.nn.Module, rate: float) -> None:
 def train_step(
     model: torch.nn.Module, scaler: LossScaler, loss: torch.Tensor, max_norm: float, rate: float
 ) -> bool:
-    """One step on every rank; return whether the weights moved, the same on all."""
+    """Take one step on every rank; return whether the weights moved, the same value on all ranks.
+
+    The gradient is the mean over the ranks, with its global norm limited to `max_norm`. If it overflowed on any rank,
+    no rank moves. Afterwards no gradient remains, and the scaler has been updated.
+
+    loss:  this rank's unscaled loss. Backward goes through float16; the weights and their .grad are float32.
+    """
     loss.backward()
     average_gradients(model)
 

@@ -1,4 +1,4 @@
-"""One flat all-reduce, then torch's own function."""
+"""Use one flat all-reduce, then torch's function."""
 
 import torch
 import torch.distributed as dist

@@ -12,7 +12,13 @@ def average_gradients(model: torch.nn.Module) -> None:
 
 
 def reduce_and_clip(model: torch.nn.Module, max_norm: float) -> float:
-    """Leave in .grad, on every rank, the mean over all ranks, no longer than `max_norm`."""
+    """Leave in .grad, on every rank, the mean over all ranks, not longer than `max_norm`.
+
+    The norm is that of all gradients of the model as one vector. A shorter vector does not change.
+
+    Returns  the norm of the mean before clipping, the same on all ranks.
+    Equals:  average_gradients, then torch.nn.utils.clip_grad_norm_, within rtol 1e-5.
+    """
     average_gradients(model)
     gradients = [p.grad for p in model.parameters()]
     norm = sum(g.square().sum() for g in gradients).item()

@@ -1,4 +1,4 @@
-"""Line by line, in one pass over each log, with a state for each rank."""
+"""Read each log once, line by line, with a state for each rank."""
 
 
 def read(log):
@@ -22,7 +22,7 @@ def find_first_failure(logs):
     if with_nan:
         rank = min(with_nan, key=lambda rank: ranks[rank]["nan"])
         return {"rank": rank, "step": ranks[rank]["nan"], "what": "nan"}
-    # Whoever is not held in an all-reduce is the one for whom the others wait.
+    # The rank that is not in an all-reduce is the one for which the others wait.
     (rank,) = [rank for rank in range(len(ranks)) if not ranks[rank]["open"]]
     what = "error"
     if ranks[rank]["error"] is None:

@@ -23,7 +23,16 @@ def differ(value: torch.Tensor) -> bool:
 def why_losses_differ(
     model: torch.nn.Module, batch: torch.Tensor, loss_of: Callable[..., torch.Tensor]
 ) -> dict[str, Any]:
-    """What the losses of all ranks say. The same answer on every rank; model and batch stay as they are."""
+    """Explain the losses of all ranks, with the same answer on every rank. Do not change model or batch.
+
+    batch:    this rank's tokens, (samples, length); the same shape on all ranks.
+    loss_of:  `loss_of(model, batch)` returns the mean loss over the batch, a scalar. The same program on all ranks.
+
+    Returns  "own": the loss of each rank on its own batch, a list in order of ranks;
+             "same": the loss of each rank on rank 0's batch;
+             "cause": "weights" if the ranks' weights differ (whatever else does), "batches" if only the batches do,
+             "nothing" if neither does.
+    """
     own = gathered(loss_of(model, batch).item())
     first = batch.clone()
     dist.broadcast(first, src=0)

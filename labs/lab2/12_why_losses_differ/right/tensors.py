@@ -1,4 +1,4 @@
-"""All batches to all ranks, then a table of losses: rank by batch."""
+"""Gather all batches on all ranks, then compare a table of losses: rank by batch."""
 
 import torch
 import torch.distributed as dist

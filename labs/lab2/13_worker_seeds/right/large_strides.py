@@ -1,4 +1,4 @@
-"""A loader whose workers draw random numbers of their own, on every rank and in every epoch."""
+"""A loader whose workers draw their own random numbers, on every rank and in every epoch."""
 
 import random
 from collections.abc import Sequence

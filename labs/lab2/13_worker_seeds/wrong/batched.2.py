@@ -1,4 +1,4 @@
-"""A loader whose workers draw random numbers of their own, on every rank and in every epoch."""
+"""A loader whose workers draw their own random numbers, on every rank and in every epoch."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 
 class SeedWorker:
-    """Gives the data set of a worker a Generator of its own. A class, so that workers that are spawned can load it."""
+    """Gives a worker's data set its own Generator. A class, so that spawned workers can load it."""
 
     def __init__(self, *words: int) -> None:
         self.words = words
@@ -22,9 +22,20 @@ class SeedWorker:
 def make_loader(
     dataset: Any, indices: Sequence[int], *, num_workers: int, seed: int, epoch: int, rank: int
 ) -> DataLoader:
-    """A DataLoader over `dataset` whose augmentations differ where they should, and can be repeated."""
+    """Return a DataLoader over `dataset` whose augmentations differ where they should, and can be repeated.
+
+    dataset:      `dataset[i]` returns sample i with noise, drawn from four sources: Python's `random`, numpy's global
+                  state, torch's, and `dataset.rng`, a numpy Generator that the data set created when it was built.
+    indices:      the samples of this rank in this epoch, in this order. Return them one at a time, without batches:
+                  `DataLoader(..., batch_size=None, sampler=indices)`.
+    num_workers:  the number of worker processes, 1 or more.
+
+    No two workers draw the same noise, for any rank and epoch (both below 1,000). The same seed, epoch, rank and
+    num_workers give the same noise again, even in a process with another random state. make_loader does not change
+    that state.
+    """
     (state,) = numpy.random.SeedSequence([seed, epoch, rank]).generate_state(1, numpy.uint64)
-    generator = torch.Generator().manual_seed(int(state >> 1))  # each worker's three global states begin with this
+    generator = torch.Generator().manual_seed(int(state >> 1))  # the seed of each worker's three global states
     return DataLoader(
         dataset,
         batch_size=4,

@@ -16,11 +16,12 @@ def train_step(
 ) -> float:
     """Take one optimizer step on this rank's part of the batch; return the mean loss over all ranks.
 
-    inputs, targets:  float32, (samples, features): as many samples on every rank.
+    inputs, targets:  float32, (samples, features); every rank has the same number of samples.
     loss_of:          `loss_of(outputs, targets)` returns the mean loss over these samples.
 
     The model's matrix products run in bfloat16, under autocast. The weights, the loss, the gradients and their mean
-    over the ranks are float32. Every parameter of the model is trained.
+    over the ranks are float32. Every parameter of the model is trained. With any optimizer, the result is the same as
+    that of a single process with all samples.
     """
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = model(inputs)

@@ -1,4 +1,4 @@
-"""The whole training thread as text, compared from its last line upwards; the rank by a set of texts."""
+"""Compare the training threads as text, from the last line upwards."""
 
 import re
 

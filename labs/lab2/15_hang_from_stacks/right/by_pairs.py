@@ -1,4 +1,4 @@
-"""Each rank is compared with its neighbours; whoever differs from both is the one."""
+"""Compare each rank with its neighbours; the rank that differs from both is the odd one."""
 
 
 def own_frames(stack):

@@ -1,4 +1,4 @@
-"""Which rank hangs, and at which line, from the stacks of all ranks."""
+"""Find which rank hangs, and at which line, from the stacks of all ranks."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ FRAME = re.compile(r'  File ".*trainer\.py", line (\d+) in (\w+)')
 
 
 def training_thread(stacks: str) -> tuple[tuple[str, int], ...]:
-    """The frames of trainer.py in the thread that trains, from the outermost."""
+    """Return the frames of trainer.py in the training thread, outermost first."""
     for thread in stacks.split("\n\n"):
         frames = tuple((name, int(line)) for line, name in reversed(FRAME.findall(thread)))
         if frames and frames[0][0] == "run":
@@ -16,7 +16,16 @@ def training_thread(stacks: str) -> tuple[tuple[str, int], ...]:
 
 
 def find_hang(stacks: list[str]) -> dict[str, int | str] | None:
-    """Compare the ranks' stacks, which were taken while all of them stood still."""
+    """Compare the ranks' stacks, which were taken while all ranks were blocked.
+
+    stacks:  the dump of each rank, in order of ranks, as faulthandler writes it: several threads, each with the most
+             recent call first.
+
+    Returns  "rank": the one rank whose training thread is in a different place from all others;
+             "function" and "line": the first frame of its training thread, from the outermost, that differs from
+             the others': the line of trainer.py where it took a different path.
+             None if all ranks are at the same place.
+    """
     ranks = [training_thread(one) for one in stacks]
     (usual, count), *_ = Counter(ranks).most_common()
     if count == len(ranks):

@@ -1,4 +1,4 @@
-"""No hooks: all buckets are reduced in finish. Buffers and weights travel as one list of tensors."""
+"""Reduce all buckets in finish, without hooks. Broadcast buffers and weights as one list of tensors."""
 
 from contextlib import nullcontext
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 def make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
-    """As in 2.2: from the last parameter to the first, of one type each."""
+    """Fill buckets as in 2.2: from the last parameter to the first, each of one type."""
     buckets: list[list[torch.nn.Parameter]] = []
     for p in reversed(parameters):
         used = sum(other.nbytes for other in buckets[-1]) if buckets else 0
@@ -21,7 +21,22 @@ def make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> lis
 
 
 class DataParallel(torch.nn.Module):
-    """A module whose copies on all ranks stay equal."""
+    """A module whose copies on all ranks stay equal.
+
+    DataParallel(module, bucket_bytes)
+        Gives every rank rank 0's parameters and buffers.
+    forward
+        Calls the module's forward.
+    no_sync()
+        A context manager. Gradients of backwards inside it stay on this rank, and add up.
+    finish()
+        Call it once per step, after the last backward, which was outside no_sync. After it each trained parameter's
+        .grad is the mean, over the ranks, of the gradients accumulated there (a rank without a gradient counts as
+        zero), and all buffers are rank 0's.
+
+    Comm:  a step sends each trained parameter's gradient once, in buckets of at most `bucket_bytes` bytes (a larger
+           gradient alone), filled from the last parameter to the first.
+    """
 
     def __init__(self, module: torch.nn.Module, bucket_bytes: int) -> None:
         super().__init__()
@@ -44,7 +59,7 @@ class DataParallel(torch.nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backwards inside stay on this rank."""
+        """Keep the gradients of backwards inside on this rank."""
         before, self.syncs = self.syncs, False
         try:
             yield
@@ -52,7 +67,7 @@ class DataParallel(torch.nn.Module):
             self.syncs = before
 
     def ready(self, number: int) -> None:
-        """A gradient of a bucket has come. Buckets start in order, so that all ranks start the same one."""
+        """Record a gradient of a bucket. Buckets start in order, so that all ranks start the same one."""
         if not self.syncs:
             return
         self.missing[number] -= 1
@@ -66,7 +81,7 @@ class DataParallel(torch.nn.Module):
         self.started.append((flat, dist.all_reduce(flat, async_op=True)))
 
     def finish(self) -> None:
-        """Every .grad is the mean over the ranks, and every buffer rank 0's."""
+        """Make every .grad the mean over the ranks, and every buffer rank 0's."""
         while len(self.started) < len(self.buckets):
             self.start()
         for bucket, (flat, work) in zip(self.buckets, self.started, strict=True):

@@ -1,10 +1,10 @@
 def world_size(ranks_per_node: list[int]) -> int:
-    """WORLD_SIZE: how many ranks there are on all nodes."""
+    """Return WORLD_SIZE: the number of ranks on all nodes."""
     return sum(ranks_per_node)
 
 
 def global_rank(ranks_per_node: list[int], node_rank: int, local_rank: int) -> int:
-    """RANK of the process with this LOCAL_RANK on the node with this NODE_RANK.
+    """Return the RANK of the process with this LOCAL_RANK on the node with this NODE_RANK.
 
     Raises:  ValueError if the node, or the local rank on it, does not exist.
     """

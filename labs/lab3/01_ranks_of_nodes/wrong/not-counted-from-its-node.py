@@ -1,16 +1,16 @@
-"""Where the ranks are: from (node, local rank) to the global rank, and back.
+"""Where the ranks run: from (node, local rank) to the global rank, and back.
 
-Everywhere, ranks_per_node[n] is how many ranks node n has, at least 1: [2, 1, 3] are three nodes and a world of 6.
+Everywhere, ranks_per_node[n] is the number of ranks on node n, at least 1: [2, 1, 3] means 3 nodes and a world of 6.
 """
 
 
 def world_size(ranks_per_node: list[int]) -> int:
-    """WORLD_SIZE: how many ranks there are on all nodes."""
+    """Return WORLD_SIZE: the number of ranks on all nodes."""
     return sum(ranks_per_node)
 
 
 def global_rank(ranks_per_node: list[int], node_rank: int, local_rank: int) -> int:
-    """RANK of the process with this LOCAL_RANK on the node with this NODE_RANK.
+    """Return the RANK of the process with this LOCAL_RANK on the node with this NODE_RANK.
 
     Raises:  ValueError if the node, or the local rank on it, does not exist.
     """
@@ -22,7 +22,7 @@ def global_rank(ranks_per_node: list[int], node_rank: int, local_rank: int) -> i
 
 
 def place(ranks_per_node: list[int], rank: int) -> tuple[int, int]:
-    """(node_rank, local_rank) of the process with this RANK: global_rank the other way round.
+    """Return (node_rank, local_rank) of the process with this RANK: the reverse of global_rank.
 
     Raises:  ValueError if the rank does not exist in this world.
     """

@@ -1,4 +1,4 @@
-"""Chunks of at most 255 bytes, each with its length; one of 0 ends the message."""
+"""Messages as chunks of at most 255 bytes, each with its length; a length of 0 ends the message."""
 
 
 def send_message(sock, message):

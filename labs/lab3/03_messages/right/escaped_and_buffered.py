@@ -1,4 +1,4 @@
-"""A line a message, with the end of line escaped; what is read too much waits for the next call, by connection."""
+"""Messages as lines, with line ends escaped; extra bytes wait for the next call, by connection."""
 
 import weakref
 

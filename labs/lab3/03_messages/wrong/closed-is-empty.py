@@ -4,7 +4,10 @@ import socket
 
 
 def send_message(sock: socket.socket, message: bytes) -> None:
-    """Send one message of any length, empty ones too, and leave the connection open for others."""
+    """Send one message of any length, including empty ones, and leave the connection open for more messages.
+
+    Do not wait for an answer.
+    """
     sock.sendall(len(message).to_bytes(8, "big") + message)
 
 
@@ -26,7 +29,7 @@ def receive_message(sock: socket.socket) -> bytes | None:
 
 
 def receive_up_to(sock: socket.socket, length: int) -> bytes:
-    """That many bytes; fewer only if the other side has closed."""
+    """Receive that many bytes, or fewer if the other side has closed."""
     received = bytearray()
     while len(received) < length:
         part = sock.recv(min(length - len(received), 1 << 20))

@@ -1,10 +1,10 @@
-"""All ranks stop until the last has come: from a store alone."""
+"""Stop all ranks until the last has arrived, with only a store."""
 
 from typing import Protocol
 
 
 class Store(Protocol):
-    """What torch.distributed.TCPStore has, and here all of it."""
+    """The operations of torch.distributed.TCPStore that this exercise may use."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -16,7 +16,7 @@ class Store(Protocol):
 
 
 class Barrier:
-    """A place where world_size ranks meet, as often as they like. Every rank has a Barrier object of its own."""
+    """A barrier for world_size ranks that can be used any number of times. Every rank has its own Barrier object."""
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
         self.store = store
@@ -25,7 +25,7 @@ class Barrier:
         self.world_size = world_size
 
     def wait(self) -> None:
-        """Return when all ranks have called wait as often as this one has."""
+        """Return when all ranks have called wait as many times as this one."""
         if self.store.add(f"{self.name}/came", 1) == self.world_size:
             self.store.set(f"{self.name}/came", "0")
             self.store.set(f"{self.name}/open", "")

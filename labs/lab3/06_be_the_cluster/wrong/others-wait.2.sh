@@ -1,5 +1,5 @@
 #!/bin/bash
-# Start NNODES pretended nodes with NPROC ranks each, on this machine, and end as a launcher ends.
+# Start NNODES simulated nodes with NPROC ranks each, on this machine, and end as a launcher does.
 #
 #   bash launch.sh NNODES NPROC PORT
 

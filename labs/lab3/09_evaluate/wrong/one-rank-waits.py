@@ -1,4 +1,4 @@
-"""The loss of a model on all samples, by many ranks."""
+"""The loss of a model on all samples, computed by many ranks."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,10 @@ import torch.distributed as dist
 
 
 def evaluate(token_losses: Callable[[list[int]], torch.Tensor], num_samples: int, batch_size: int) -> float:
-    """Mean loss per token over all samples, the same number on every rank.
+    """Return the mean loss per token over all samples, the same number on every rank.
 
     token_losses(indices) takes 1 to batch_size sample numbers (0 to num_samples - 1) and returns the loss of every
-    token of these samples, float32, of shape (number of their tokens,). Over all ranks, each sample is evaluated once.
+    token of these samples, float32, with one element per token. Over all ranks, evaluate each sample exactly once.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine = list(range(rank, num_samples, world_size))

@@ -1,4 +1,4 @@
-"""The logs of many ranks as one, in the order of time."""
+"""Merge the logs of many ranks into one, in the order of time."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 def merge(streams: list[Iterable[str]], ahead_s: list[float]) -> Iterator[tuple[int, str]]:
     """Yield (rank, line) for every line of every rank, in the order of true time.
 
-    streams[r] are the lines of rank r, without line ends; ahead_s[r] is by how many seconds its clock is ahead of true
+    streams[r] are the lines of rank r, without line ends; ahead_s[r] says how many seconds its clock is ahead of true
     time (negative: behind). A line "12.345 text" begins an event at 12.345 of that clock; lines that do not begin with
-    a number and a space belong to the event before them and stay right behind it. Each stream begins with such a time.
+    a number and a space belong to the event before them and must follow it. Each stream begins with such a time.
 
-    Events at the same true time come in the order of their ranks, and those of one rank in the order of its log. Of
-    each stream, at most one event and the line behind it are held in memory.
+    Events at the same true time come in the order of their ranks, and those of one rank in the order of its log. Hold
+    at most one event, and the line after it, of each stream in memory.
     """
     def timed(rank: int, lines: Iterable[str]) -> Iterator[tuple[float, int, str]]:
         time_s = 0.0

@@ -1,4 +1,4 @@
-"""The logs of many ranks as one, in the order of time."""
+"""Merge the logs of many ranks into one, in the order of time."""
 
 import heapq
 from collections.abc import Iterable, Iterator
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 def merge(streams: list[Iterable[str]], ahead_s: list[float]) -> Iterator[tuple[int, str]]:
     """Yield (rank, line) for every line of every rank, in the order of true time.
 
-    streams[r] are the lines of rank r, without line ends; ahead_s[r] is by how many seconds its clock is ahead of true
+    streams[r] are the lines of rank r, without line ends; ahead_s[r] says how many seconds its clock is ahead of true
     time (negative: behind). A line "12.345 text" begins an event at 12.345 of that clock; lines that do not begin with
-    a number and a space belong to the event before them and stay right behind it. Each stream begins with such a time.
+    a number and a space belong to the event before them and must follow it. Each stream begins with such a time.
 
-    Events at the same true time come in the order of their ranks, and those of one rank in the order of its log. Of
-    each stream, at most one event and the line behind it are held in memory.
+    Events at the same true time come in the order of their ranks, and those of one rank in the order of its log. Hold
+    at most one event, and the line after it, of each stream in memory.
     """
     logs = [events(rank, lines, ahead_s[rank]) for rank, lines in enumerate(streams)]
     for _, rank, lines in heapq.merge(*logs, key=lambda event: event[:2]):
@@ -21,7 +21,7 @@ def merge(streams: list[Iterable[str]], ahead_s: list[float]) -> Iterator[tuple[
 
 
 def events(rank: int, lines: Iterable[str], ahead_s: float) -> Iterator[tuple[float, int, list[str]]]:
-    """(true time, rank, lines) of each event of a rank's log."""
+    """Yield (true time, rank, lines) of each event of a rank's log."""
     time_s, event = 0.0, []
     for line in lines:
         first, space, _ = line.partition(" ")

@@ -4,20 +4,20 @@ from typing import Protocol
 
 
 class Store(Protocol):
-    """torch.distributed.TCPStore, with time in seconds."""
+    """The operations of torch.distributed.TCPStore, with time in seconds."""
 
     def set(self, key: str, value: str) -> None: ...
 
     def get(self, key: str) -> bytes:
-        """The value; the key must be there."""
+        """Return the value; the key must exist."""
 
     def add(self, key: str, amount: int) -> int: ...
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there, now."""
+        """Return True if all keys exist now."""
 
     def wait(self, keys: list[str], timeout_s: float | None = None) -> None:
-        """Return when all are there. Raises TimeoutError; with None it waits for ever."""
+        """Return when all keys exist. Raises TimeoutError; with None it waits forever."""
 
 
 OpenStore = Callable[[str, int, bool, float | None], Store]
@@ -25,7 +25,7 @@ OpenStore = Callable[[str, int, bool, float | None], Store]
 
 @dataclass(frozen=True)
 class Task:
-    """What the launcher told this process."""
+    """The information that the launcher gave this process."""
 
     node_rank: int
     num_nodes: int
@@ -40,15 +40,15 @@ class Task:
 
 @dataclass(frozen=True)
 class World:
-    """What all must agree on, and which of them this process is."""
+    """The facts that all processes must agree on, and this process's rank."""
 
-    rank: int  # node 0's ranks first, then node 1's: by node_rank, whoever came first
+    rank: int  # node 0's ranks first, then node 1's: ordered by node_rank, not by arrival
     world_size: int
-    hosts: list[str]  # of each rank: hosts[r] is where rank r runs
+    hosts: list[str]  # hosts[r] is where rank r runs
 
 
 class NodesMissing(Exception):
-    """Not all came within timeout_s."""
+    """Some nodes did not arrive within timeout_s."""
 
     def __init__(self, nodes: list[int]) -> None:
         super().__init__(f"did not come in time: {', '.join(f'node {node}' for node in nodes)}")

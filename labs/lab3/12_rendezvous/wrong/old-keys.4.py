@@ -1,4 +1,4 @@
-"""Nodes find each other: one rank listens, every node leaves a card, and all read the same cards."""
+"""Nodes find each other: one rank listens, every node writes a card, and all read the same cards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,33 +6,33 @@ from typing import Protocol
 
 
 class Store(Protocol):
-    """torch.distributed.TCPStore, with time in seconds."""
+    """The operations of torch.distributed.TCPStore, with time in seconds."""
 
     def set(self, key: str, value: str) -> None: ...
 
     def get(self, key: str) -> bytes:
-        """The value; the key must be there."""
+        """Return the value; the key must exist."""
 
     def add(self, key: str, amount: int) -> int: ...
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there, now."""
+        """Return True if all keys exist now."""
 
     def wait(self, keys: list[str], timeout_s: float | None = None) -> None:
-        """Return when all are there. Raises TimeoutError; with None it waits for ever."""
+        """Return when all keys exist. Raises TimeoutError; with None it waits forever."""
 
 
 OpenStore = Callable[[str, int, bool, float | None], Store]
 """open_store(host, port, listen, timeout_s): listen there (only this process's own host can), or connect.
 
-Who connects waits until somebody listens, at most timeout_s: then TimeoutError. Called again, in a later round, by
-the same process, it returns the same store: what was written is still there.
+A connecting process waits until a process listens, at most timeout_s: then TimeoutError. If the same process calls it
+again, in a later round, it returns the same store, with all keys still in it.
 """
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the launcher told this process."""
+    """The information that the launcher gave this process."""
 
     node_rank: int
     num_nodes: int
@@ -47,15 +47,15 @@ class Task:
 
 @dataclass(frozen=True)
 class World:
-    """What all must agree on, and which of them this process is."""
+    """The facts that all processes must agree on, and this process's rank."""
 
-    rank: int  # node 0's ranks first, then node 1's: by node_rank, whoever came first
+    rank: int  # node 0's ranks first, then node 1's: ordered by node_rank, not by arrival
     world_size: int
-    hosts: list[str]  # of each rank: hosts[r] is where rank r runs
+    hosts: list[str]  # hosts[r] is where rank r runs
 
 
 class NodesMissing(Exception):
-    """Not all came within timeout_s."""
+    """Some nodes did not arrive within timeout_s."""
 
     def __init__(self, nodes: list[int]) -> None:
         super().__init__(f"did not come in time: {', '.join(f'node {node}' for node in nodes)}")
@@ -63,11 +63,11 @@ class NodesMissing(Exception):
 
 
 def join(task: Task, open_store: OpenStore) -> World:
-    """Meet the processes of all nodes.
+    """Find the processes of all nodes, and this process's rank among them.
 
-    Comm:    rank 0 of node 0 listens at master_addr:master_port, and no other; one card is written for each node.
-    Raises:  NodesMissing: with [0] where nobody listens within timeout_s; else, at most timeout_s after open_store
-             returned, with the node_rank of every node that left no card in this round (never an empty list).
+    Comm:    only rank 0 of node 0 listens, at master_addr:master_port; one card is written for each node.
+    Raises:  NodesMissing: with [0] if nothing listens within timeout_s; otherwise, at most timeout_s after open_store
+             returned, with the node_rank of every node without a card in this round (never an empty list).
     """
     listens = task.node_rank == 0 and task.local_rank == 0
     try:

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """What lies between two neighbours of the ring, as its data sheet says it."""
+    """The link between two neighbours in the ring, with the figures of its data sheet."""
 
     rate_gbit_per_s: float  # 10^9 bits per second, in both directions at the same time
     delay_us: float  # 10^-6 s for one message, one way
@@ -11,7 +11,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Job:
-    """A step of one rank, as a profiler says it; the same for every rank, however many there are."""
+    """One step of one rank, as measured by a profiler; the same for every rank and every number of ranks."""
 
     forward_s: float
     backward_s: float

@@ -1,4 +1,4 @@
-"""Ranked checkpoints that are whole or not there."""
+"""Ranked checkpoints that are complete or absent."""
 
 import json
 import os
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barrier: Callable[[], None]) -> None:
-    """Write this rank's shard of the checkpoint of a step into folder, which all ranks share and which exists.
+    """Write this rank's shard of the checkpoint of a step into folder, which exists and is shared by all ranks.
 
-    Every rank calls it. barrier() returns when all ranks have called it as often. Any rank may be killed at any moment,
-    and all others then end at their next barrier; the machine may lose its power, and with it what was not synced.
-    Until the new checkpoint is whole, load finds the one before; when save has returned on all ranks, it finds the new
-    one, also after a power cut. What a killed save has left must not disturb a later one.
+    Every rank calls it. barrier() returns when all ranks have called it equally often. Any rank may be killed at any
+    moment; all others then end at their next barrier. The machine may lose power, and with it data that is not synced.
+    Until the new checkpoint is complete, load finds the previous one; when save has returned on all ranks, it finds the
+    new one, even after a power cut. Files left by a killed save must not disturb a later one.
     """
     place = folder / f"step_{step}"
     if rank == 0:
@@ -30,7 +30,7 @@ def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barr
 
 
 def load(folder: Path, rank: int, world_size: int) -> tuple[int, bytes] | None:
-    """(step, this rank's shard) of the latest whole checkpoint; None if there is none. The same step on every rank."""
+    """Return (step, this rank's shard) of the latest complete checkpoint, or None; the same step on every rank."""
     steps = [int(path.parent.name.removeprefix("step_")) for path in folder.glob("step_*/manifest.json")]
     if not steps:
         return None
@@ -38,7 +38,7 @@ def load(folder: Path, rank: int, world_size: int) -> tuple[int, bytes] | None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """All of it, or nothing under that name."""
+    """Write the file completely, or leave nothing under that name."""
     draft = path.with_name(f"{path.name}.draft")
     with open(draft, "wb") as file:
         file.write(data)

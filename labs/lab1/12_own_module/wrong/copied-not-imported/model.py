@@ -1,4 +1,4 @@
-"""A small text classifier: tokens to one score for each class."""
+"""A small text classifier: from tokens to one score for each class."""
 
 import torch
 from torch import Tensor, nn

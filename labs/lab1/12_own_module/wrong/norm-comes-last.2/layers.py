@@ -6,10 +6,10 @@ from torch.nn import functional as F
 
 
 class ResidualBlock(nn.Module):
-    """x + dropout(down(gelu(up(norm(x))))): (B, T, D) -> (B, T, D).
+    """Compute x + dropout(down(gelu(up(norm(x))))): (B, T, D) -> (B, T, D).
 
     Modules:  `norm`, an nn.LayerNorm over D; `up`, an nn.Linear from D to F; `down`, an nn.Linear from F to D; and a
-              dropout that drops with probability `dropout` in training and not in evaluation.
+              dropout that drops with probability `dropout` in training and does nothing in evaluation.
     """
 
     def __init__(self, width: int, ffn_width: int, dropout: float) -> None:
