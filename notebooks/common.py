@@ -1,4 +1,4 @@
-"""What the notebooks share: the project's folder to work in, commands as a user types them, the report's colours."""
+"""Shared by the notebooks: the project's folder, commands as a user types them, and the report's colours."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from frog.runs.folder import RunFolder
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
 
 ROOT = Path(__file__).resolve().parents[1]
-os.chdir(ROOT)  # data/ and runs/ are the project's, wherever the kernel was started
-sys.path.insert(1, str(ROOT / "scripts"))  # the pages of the labs are imported as they are
+os.chdir(ROOT)  # use the project's data/ and runs/, wherever the kernel was started
+sys.path.insert(1, str(ROOT / "scripts"))  # import the labs' scripts unchanged
 
 PHASES = {phase: light for phase, (light, _) in PHASE_COLORS.items()}
 RANKS = [light for light, _ in RANK_COLORS]
@@ -37,9 +37,9 @@ plt.rcParams |= {
 
 
 def frog(*words: str, fails: bool = False) -> None:
-    """Run a command of Frog as a process of its own; show it, and what it prints.
+    """Run a command of Frog in a separate process; show the command and its output.
 
-    Raises:  RuntimeError if it fails, or if it was to fail and does not.
+    Raises:  RuntimeError if it fails, or if it should fail and does not.
     """
     print("$ frog", shlex.join(words))
     command = [sys.executable, "-m", "frog.cli", *words]
@@ -51,7 +51,7 @@ def frog(*words: str, fails: bool = False) -> None:
 
 
 def train(name: str, *settings: str, nproc: int) -> RecordedRun:
-    """Train config/demo.toml in a world of `nproc` ranks, in place of an earlier run of that name; read its events."""
+    """Train config/demo.toml in a world of `nproc` ranks, replacing an earlier run of that name; read its events."""
     folder = RunFolder(Path("runs") / name)
     shutil.rmtree(folder.path, ignore_errors=True)
     given = [word for setting in (f"name={name}", *settings) for word in ("--set", setting)]

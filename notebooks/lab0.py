@@ -13,9 +13,10 @@
 # %% [markdown]
 # # Lab 0 in a notebook: ready?
 #
-# The walk of [lab 0](../docs/labs/lab0.md), done: knobs, the one formula, why several devices, and two sockets. Where
-# a cell says `predicted`, write your own number before you run it; the next cell shows it beside what was measured.
-# The exercises that judge your own code are in the course: `frog learn check lab0/01_one_formula` and on.
+# The walkthrough of [lab 0](../docs/labs/lab0.md), completed: the one formula, knobs, why several devices, and two
+# sockets. Where a cell says `predicted`, write your own number before you run it; the next cell compares it with the
+# measurement. The exercises that check your own code are in the course, starting with
+# `frog learn check lab0/01_one_formula`.
 
 # %%
 import errno
@@ -36,8 +37,8 @@ print(f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, MPS {torch.
 #
 # `new_weights = old_weights - learning_rate x gradient`. The gradient says where the loss *grows*, hence the minus.
 #
-# One weight, w = 5, with loss w x w. Its gradient is 2w. **Predict** the weight after one step of learning rate 0.2.
-# Of the learning rates 0.05, 0.2, 0.9 and 1.1, with which does the loss grow?
+# One weight, w = 5, with loss w x w. Its gradient is 2w. **Predict** the weight after one step with learning rate 0.2.
+# With which of the learning rates 0.05, 0.2, 0.9 and 1.1 does the loss grow?
 
 # %%
 predicted_weight = 3.0
@@ -45,7 +46,7 @@ predicted_growing = [1.1]
 
 
 def descend(learning_rate, num_steps=12):
-    """The weight before and after each step."""
+    """Return the weight before and after each step."""
     weight = torch.tensor(5.0, requires_grad=True)
     seen = [weight.item()]
     for _ in range(num_steps):
@@ -79,13 +80,13 @@ right.legend(title="learning rate", ncols=2, loc="lower left")
 plt.show()
 
 # %% [markdown]
-# 0.9 overshoots in every step and still arrives, since each jump ends nearer than it began: the factor from one
+# 0.9 overshoots in every step and still converges, since each jump ends nearer to 0 than it began: the factor from one
 # weight to the next is 1 - 2 x 0.9 = -0.8. With 1.1 it is -1.2.
 #
 # ## Knobs
 #
-# A mixing board of 8 knobs and a sound that somebody else mixed. The gradient says for each knob how the loss changes
-# if it is turned up. Is that so? Turn one by a little and listen.
+# A mixing board has 8 knobs, and you want to match a given sound. The gradient says for each knob how the loss changes
+# if you turn it up. Is that so? Turn one knob a little and listen.
 
 # %%
 hidden = torch.randn(8)
@@ -109,14 +110,14 @@ for number in range(3):
 # %% [markdown]
 # ## The loop
 #
-# Forward, backward, optimize, gradient zero. **Predict**: if the last line is left out, does the loss still fall to
-# zero in the end, and how does the way there look?
+# Forward, backward, optimize, gradient zero. **Predict**: if you leave out the last line, does the loss still fall to
+# zero in the end, and what does the curve look like?
 
 # %%
 
 
 def mix(num_steps=60, forget_zero=False):
-    """The loss of each step."""
+    """Return the loss of each step."""
     knobs = torch.zeros(8, requires_grad=True)
     optimizer = torch.optim.SGD([knobs], lr=0.05)
     seen = []
@@ -125,7 +126,7 @@ def mix(num_steps=60, forget_zero=False):
         loss.backward()  #                         backward: which way?
         optimizer.step()  #                        optimize: turn the knobs
         if not forget_zero:
-            optimizer.zero_grad()  #               gradient zero: forget this batch's recipe
+            optimizer.zero_grad()  #               gradient zero: forget this batch's gradient
         seen.append(loss.item())
     return seen
 
@@ -134,7 +135,7 @@ whole, forgetful = mix(), mix(forget_zero=True)
 print(f"loss after 60 steps: {whole[-1]:.4f}; without zero_grad: {forgetful[-1]:.4f}")
 plt.plot(whole, label="six lines")
 plt.plot(forgetful, label="without zero_grad: each step uses the sum of all gradients so far")
-plt.title("Backward adds to .grad: what is not zeroed is used again")
+plt.title("Backward adds to .grad: a gradient that is not zeroed is used again")
 plt.xlabel("step")
 plt.ylabel("loss")
 plt.ylim(-0.5, 13)
@@ -143,12 +144,12 @@ plt.show()
 
 # %% [markdown]
 # The sum of all gradients so far acts like momentum without friction: the knobs swing past the answer and back. No
-# error tells.
+# error tells you.
 #
 # ## Why not one device?
 #
-# **Predict** how many bytes a training step with AdamW in float32 holds for each weight, activations apart. Then
-# measure it on a small layer: the weights, their gradients, and what the optimizer keeps.
+# **Predict** how many bytes a training step with AdamW in float32 needs for each weight, without activations. Then
+# measure it on a small layer: the weights, their gradients, and the optimizer's averages.
 
 # %%
 predicted_bytes = 16
@@ -166,8 +167,8 @@ measured = {
 }
 bytes_a_weight = sum(measured.values()) / weight.numel()
 for name, num_bytes in measured.items():
-    print(f"{name:18} {num_bytes / weight.numel():.0f} bytes a weight")
-print(f"together: predicted {predicted_bytes}, measured {bytes_a_weight:.0f}")
+    print(f"{name:18} {num_bytes / weight.numel():.0f} bytes per weight")
+print(f"in total: predicted {predicted_bytes}, measured {bytes_a_weight:.0f}")
 
 # %%
 GPU_BYTES = 80e9
@@ -181,7 +182,7 @@ axes.axhline(1, color="#444444", linestyle="--", linewidth=1)
 axes.text(-0.58, 1.15, "one GPU")
 axes.set_xticks(range(len(sizes)), sizes)
 axes.set(yscale="log", ylim=(0.1, 2000), xlim=(-0.6, 2.6), ylabel="GPUs of 80 GB")
-axes.set_title("Memory for weights, gradients and averages alone, activations apart")
+axes.set_title("Memory for weights, gradients and averages, without activations")
 axes.grid(False, axis="x")
 axes.legend(loc="upper left")
 plt.show()
@@ -190,16 +191,16 @@ plt.show()
 # ## Two devices, two halves of the data
 #
 # Give each of two copies of the board its own half of the samples. **Predict**: after 40 steps, are the copies equal
-# if each steps on its own? And if they average their gradients first, an **all-reduce**, what is that average the
-# gradient of?
+# if each steps on its own? And if they first average their gradients (an **all-reduce**), which loss has that average
+# as its gradient?
 
 # %%
 
 
 def two_copies(average, num_steps=40):
-    """How far apart the two copies' knobs are after each step."""
+    """Return the distance between the two copies' knobs after each step."""
     copies = [torch.zeros(8, requires_grad=True) for _ in range(2)]
-    heard = target + torch.randn(64)  # with noise: the halves do not have the same best knobs
+    heard = target + torch.randn(64)  # noise, so that the halves have different best knobs
     halves = list(zip(sound_in.chunk(2), heard.chunk(2), strict=True))
     apart = []
     for _ in range(num_steps):
@@ -221,22 +222,22 @@ knobs = torch.zeros(8, requires_grad=True)
 batches = [(sound_in[:32], target[:32]), (sound_in[32:], target[32:]), (sound_in, target)]
 first, second, both = (torch.autograd.grad(loss_of(knobs, *batch), knobs)[0] for batch in batches)
 difference = ((first + second) / 2 - both).abs().max().item()
-print(f"mean of the halves' gradients against the whole batch's: {difference:.1e} apart at most")
+print(f"mean of the halves' gradients and the whole batch's: at most {difference:.1e} apart")
 plt.plot(alone, label="each steps on its own")
 plt.plot(together, label="gradients averaged first")
-plt.title("Without the average there are soon two models")
+plt.title("Without the average there are soon two different models")
 plt.xlabel("step")
 plt.ylabel("distance between the copies")
 plt.legend()
 plt.show()
 
 # %% [markdown]
-# The devices must talk. How, is lab 2; over what, comes now.
+# The devices must communicate. Lab 2 shows how; the next section shows over what.
 #
 # ## TCP: two real sockets
 #
-# A port is a door of this machine, `127.0.0.1`; port 0 asks the system for a free one. **Predict**: the client sends
-# 100 messages of 1,000 bytes. With how many `recv(4096)` does the server get them?
+# A port is a numbered endpoint of this machine, `127.0.0.1`; port 0 asks the system for a free one. **Predict**: the
+# client sends 100 messages of 1,000 bytes. How many `recv(4096)` calls does the server need for them?
 
 # %%
 predicted_recvs = 100
@@ -250,7 +251,7 @@ except OSError as error:
 
 client = socket.create_connection(("127.0.0.1", port))
 line, peer = server.accept()
-print("the client's own port is another one than the server's:", peer[1] != port)
+print("the client's port differs from the server's:", peer[1] != port)
 
 
 def send(num_messages=100, num_bytes=1000):
@@ -276,20 +277,20 @@ axes.eventplot(
 )
 axes.set_yticks([1, 0], ["a message ends", "a recv ends"])
 axes.set(xlim=(0, 25_000), xlabel="bytes of the stream")
-axes.set_title("One stream: what one recv returns is not what one send gave (the first 25,000 bytes)")
+axes.set_title("One stream: one recv does not return the bytes of one send (the first 25,000 bytes)")
 axes.grid(False)
 plt.show()
 
 # %% [markdown]
-# TCP guarantees the bytes, their order, and that each comes once. It does not guarantee when, and it knows no
-# messages. Who needs messages says how long each is, and reads until it has that many. `None` is for a stream that
-# ends between two messages.
+# TCP guarantees the bytes, their order, and that each arrives once. It does not guarantee when, and it has no
+# messages. A program that needs messages sends the length of each first, and reads until it has that many bytes.
+# `None` means that the stream ended between two messages.
 
 # %%
 
 
 def read_exactly(line, num_bytes):
-    """That many bytes, or None if the stream has ended before the first of them."""
+    """Return that many bytes, or None if the stream has ended before the first of them."""
     got = b""
     while len(got) < num_bytes:
         piece = line.recv(num_bytes - len(got))
@@ -315,8 +316,8 @@ client.close()
 received = list(messages(line))
 line.close()
 server.close()
-print([len(message) for message in received], "the same:", received == sent)
+print([len(message) for message in received], "the same messages:", received == sent)
 
 # %% [markdown]
-# Now without looking: `frog learn check lab0/02_six_lines` (the loop), then `frog quiz 0`. Lab 3 returns to messages,
-# with the cases that this notebook omits: `frog learn check lab3/03_messages`. On to [lab 1](lab1.py).
+# Now from memory: `frog learn check lab0/02_six_lines` (the loop), then `frog quiz 0`. Lab 3 returns to messages, with
+# the cases that this notebook omits: `frog learn check lab3/03_messages`. Continue with [lab 1](lab1.py).

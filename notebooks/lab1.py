@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Lab 1 in a notebook: the foundation
 #
-# The walk of [lab 1](../docs/labs/lab1.md), done, on one process. The model, its checkpoint and its data are those of
-# the page [`scripts/train_tiny_transformer.py`](../scripts/train_tiny_transformer.py), imported as they stand there.
+# The walkthrough of [lab 1](../docs/labs/lab1.md), completed, in one process. The model, its checkpoint and its data
+# come from the script [`scripts/train_tiny_transformer.py`](../scripts/train_tiny_transformer.py), imported unchanged.
 # Where a cell says `predicted`, write your own number before you run it.
 
 # %%
@@ -44,8 +44,8 @@ from frog.core.errors import FrogError
 from frog.data import Windows, ensure_prepared, load_tokenizer
 from frog.runs.folder import RunFolder
 
-torch.set_num_threads(1)  # so small a model gains nothing from more
-device = torch.device("cpu")  # the page itself takes a GPU or MPS where there is one
+torch.set_num_threads(1)  # a model this small gains nothing from more
+device = torch.device("cpu")  # the script itself uses a GPU or MPS if available
 settings = {"steps_per_epoch": 200, "batch_size": 8, "seed": 1337}
 data = ensure_prepared("python-docs")
 train_text, heldout_text = (Windows(data.split(name), 64) for name in ("train", "heldout"))
@@ -54,7 +54,7 @@ config = model_config(CONFIG, {})
 print(config)
 
 # %% [markdown]
-# ## What is predicted
+# ## Labels
 #
 # The label of a token is the token that follows it: a window of 65 tokens gives 64 inputs and 64 labels. **Predict**
 # the label of the last input of a window.
@@ -69,8 +69,8 @@ print("the labels are the inputs, one later:", torch.equal(inputs[:, 1:], labels
 # %% [markdown]
 # ## Shapes
 #
-# B = 8 windows, T = 64 tokens, D = 128 columns, V = 2,048 kinds of token. **Predict** the shape of the model's
-# output. Then follow a batch through the first layer: a hook on each part notes what came out.
+# B = 8 windows, T = 64 tokens, D = 128 columns, V = 2,048 tokens in the vocabulary. **Predict** the shape of the
+# model's output. Then follow a batch through the first layer: a hook on each part records the shape of its output.
 
 # %%
 predicted_shape = (8, 64, 2048)
@@ -94,8 +94,8 @@ for name, shape in shapes.items():
 print("predicted", predicted_shape, "measured", tuple(logits.shape))
 
 # %% [markdown]
-# The most common mistake is a shape that does not fit. Three heads cannot share 128 columns: Frog says so before
-# anything is built, PyTorch when it comes to it. Its message names both sides.
+# The most common mistake is a shape that does not fit. Three heads cannot share 128 columns: Frog reports this before
+# it builds anything, PyTorch when it reaches the operation. PyTorch's message names both shapes.
 
 # %%
 try:
@@ -111,7 +111,7 @@ except RuntimeError as error:
 # ## The loop in six lines
 #
 # **Predict** the loss before the first step. A model that knows nothing gives each of V tokens the same probability,
-# 1/V, and cross-entropy is minus the logarithm of what the right one was given.
+# 1/V, and cross-entropy is minus the logarithm of the probability of the right token.
 
 # %%
 predicted_loss = math.log(config.vocab_size)
@@ -119,14 +119,14 @@ print(f"predicted ln {config.vocab_size} = {predicted_loss:.4f}, measured {loss_
 
 
 def new_model(config):
-    """A model and its optimizer, the same at each call."""
+    """Create a model and its optimizer, the same in each call."""
     torch.manual_seed(settings["seed"])
     model = TinyTransformer(config)
     return model, torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
 
 
 def take_steps(model, optimizer, first, last):
-    """The losses of steps `first` to `last`, counted from 0, `last` left out."""
+    """Take steps `first` to `last - 1`, counted from 0; return their losses."""
     losses = []
     for step in range(first, last):
         inputs, labels = read_batch(train_text, samples_of(step, settings), device)
@@ -151,7 +151,7 @@ print(f"after {len(curve)} steps: loss {curve[-1]:.4f}, held-out loss {heldout[1
 plt.axhline(predicted_loss, color="#888888", linestyle="--", label=f"a blind guess, ln {config.vocab_size}")
 plt.plot(curve, linewidth=1, label="loss of each step's batch")
 plt.plot(heldout.keys(), heldout.values(), "o-", label="held-out text")
-plt.title("First it learns which tokens are frequent, then what follows what")
+plt.title("First it learns which tokens are frequent, then which token follows which")
 plt.xlabel("steps taken")
 plt.ylabel("cross-entropy")
 plt.legend()
@@ -161,8 +161,8 @@ plt.show()
 # ## What a size costs
 #
 # Every layer has four matrices of attention, three of its FFN and two norms; the embedding is used twice, to read
-# tokens and to write them. That is a formula. **Predict** with it which of these changes leaves the number of weights
-# alone, and which costs most time.
+# tokens and to write them. That gives a formula. Use it to **predict** which of these changes keeps the number of
+# weights, and which costs the most time.
 
 
 # %%
@@ -172,7 +172,7 @@ def predicted_weights(config):
 
 
 changes = {
-    "as it is": {},
+    "unchanged": {},
     "width 64": {"hidden_size": 64},
     "FFN 704": {"intermediate_size": 704},
     "8 heads": {"num_attention_heads": 8},
@@ -204,18 +204,18 @@ left.invert_yaxis()
 left.margins(x=0.45)
 left.set(title="Fastest step, and number of weights", xlabel="ms")
 left.grid(False, axis="y")
-right.set(title="Loss by step, from the tenth on", xlabel="step", ylabel="loss", xticks=range(10, 31, 5))
+right.set(title="Loss by step, from step 10 on", xlabel="step", ylabel="loss", xticks=range(10, 31, 5))
 right.legend(fontsize=9)
 plt.show()
 
 # %% [markdown]
-# The number of heads changes no matrix: more heads are narrower strips of the same columns. And deeper is not better
-# at once: judge at the same step *and* after the same time, as the lab's challenge asks.
+# The number of heads changes no matrix: more heads are narrower slices of the same columns. And a deeper model is not
+# better from the start: compare at the same step *and* after the same time, as the lab's challenge asks.
 #
-# ## A checkpoint, and going on exactly
+# ## A checkpoint, and an exact resume
 #
-# Take 40 steps without a break. Then again: 20 steps, save, forget everything, read, 20 more. **Predict**: are the
-# weights equal in the end, bit for bit? And if only the weights are kept, and AdamW's averages begin anew?
+# Take 40 steps without a break. Then again: 20 steps, save, discard everything, load, 20 more. **Predict**: are the
+# weights equal in the end, bit for bit? And if you keep only the weights, and AdamW's averages start from zero?
 
 # %%
 predicted_equal = True
@@ -236,13 +236,14 @@ model, optimizer = new_model(config)
 restore(model, optimizer, tensors)
 resumed = take_steps(model, optimizer, about["step"], 40)
 equal = fingerprint(dict(model.named_parameters())) == straight_weights
-print(f"resumed from all that was saved: equal bit for bit: predicted {predicted_equal}, measured {equal}")
+print(f"resumed from the complete checkpoint: equal bit for bit: predicted {predicted_equal}, measured {equal}")
 
 model, optimizer = new_model(config)
 restore(model, optimizer, tensors)
 optimizer.state.clear()
 weights_only = take_steps(model, optimizer, about["step"], 40)
-print("resumed from the weights alone: equal:", fingerprint(dict(model.named_parameters())) == straight_weights)
+equal = fingerprint(dict(model.named_parameters())) == straight_weights
+print("resumed from the weights alone: equal bit for bit:", equal)
 
 # %%
 plt.plot(range(10, 40), straight[10:], color="#888888", linewidth=5, alpha=0.5, label="never stopped")
@@ -256,11 +257,11 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
-# The position in the data is kept too: it is the step, since `samples_of` is a function of the step alone.
+# The checkpoint also has the position in the data: it is the step, since `samples_of` depends on the step alone.
 #
-# ## What is in it
+# ## The contents of a checkpoint
 #
-# **Predict** the size of the file: float32 weights, and two averages of each.
+# **Predict** the size of the file: float32 weights, and two averages for each.
 
 # %%
 num_weights = config.num_parameters()
@@ -279,7 +280,7 @@ axes.grid(False, axis="y")
 plt.show()
 
 # %% [markdown]
-# A tensor that had not moved at all would be frozen, or not connected.
+# A tensor that had not moved at all would be frozen, or not connected to the loss.
 #
 # A checkpoint that cannot be trusted is worse than none. Turn one bit of the copy on disk:
 
@@ -294,6 +295,6 @@ except FrogError as error:
     print(error)
 
 # %% [markdown]
-# Now your own: `frog learn check lab1/01_shift_labels` (labels), `lab1/05_shape_mismatches` (two of which give no
-# error), `lab1/06_sizes` (the formula), `lab1/08_exact_resume` and `lab1/11_look_inside` (a checkpoint of somebody
-# else); then `frog quiz 1`. On to [lab 2](lab2.py).
+# Now write your own: `frog learn check lab1/01_shift_labels` (labels), `lab1/05_shape_mismatches` (two of them raise no
+# error), `lab1/06_sizes` (the formula), `lab1/08_exact_resume` and `lab1/11_look_inside` (someone else's checkpoint);
+# then `frog quiz 1`. Continue with [lab 2](lab2.py).

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Lab 2 in a notebook: the distributed shift
 #
-# The walk of [lab 2](../docs/labs/lab2.md), done. A notebook is one process, so each world here is started beside it,
-# by `frog run`, and read back from its [run folder](../docs/run-folder.md). Where a cell says `predicted`, write your
-# own number before you run it.
+# The walkthrough of [lab 2](../docs/labs/lab2.md), completed. A notebook is one process, so `frog run` starts each
+# world outside it, and the notebook reads its [run folder](../docs/run-folder.md). Where a cell says `predicted`, write
+# your own number before you run it.
 
 # %%
 import itertools
@@ -39,9 +39,9 @@ data = ensure_prepared("python-docs")
 # ## Ranks
 #
 # The same script, four times: [`scripts/ddp_simulation_train.py`](../scripts/ddp_simulation_train.py). Each process
-# learns from its environment who it is. In the fifth step rank 2 is going to fail, as the lab asks; look first at the
-# steps before. **Predict** which of these are equal on two ranks: the samples, the loss, the norm of the gradient
-# before the reduction, the norm after it, the weights.
+# reads its rank from its environment. Rank 2 fails in the fifth step, as the lab requests; look at the earlier steps
+# first. **Predict** which of these are equal on two ranks: the samples, the loss, the norm of the gradient before the
+# reduction, the norm after it, the weights.
 
 # %%
 frog("run", "--nproc", "4", "--", "scripts/ddp_simulation_train.py", "--fail-rank", "2", "--fail-step", "5", fails=True)
@@ -50,13 +50,13 @@ for log in page_logs[:2]:
     print("\n".join(log.splitlines()[:5]), end="\n\n")
 
 # %% [markdown]
-# Other samples, other losses, other gradients. One norm after the reduction, and one hash of the weights: not nearly
-# equal, equal bit for bit. The page compares them over all ranks in every step, and would have stopped.
+# Samples, losses and gradients differ. The norm after the reduction and the hash of the weights are equal, bit for bit.
+# The script compares them over all ranks in every step, and stops if they differ.
 #
 # ## Gradients, averaged
 #
-# Now the program. It keeps the global batch whatever the world, here 16 sequences, so a world of 4 computes what one
-# process computes. **Predict** how many bytes of gradient a step reduces: 664,192 weights in float32.
+# Now `frog.train`. It keeps the global batch for any world size, here 16 sequences, so a world of 4 computes the same
+# as one process. **Predict** how many bytes of gradient a step reduces: 664,192 weights in float32.
 
 # %%
 SHORT = ("train.device=cpu", "train.global_batch_size=16", "eval.tokens=2048", "eval.sample_tokens=0")
@@ -73,7 +73,7 @@ def steps_of(run, rank):
 
 
 def gradient_calls(run, rank, step):
-    """The all-reduces of a step that carry gradients: not those of a few numbers, such as the loss."""
+    """Return a step's all-reduces that carry gradients, not those of a few numbers, such as the loss."""
     calls = run.ranks[rank].of(CollectiveEvent)
     return [call for call in calls if call.step == step and call.op == "all_reduce" and call.payload_bytes > 400]
 
@@ -85,10 +85,10 @@ for rank, steps in enumerate(ranks):
         f"rank {rank}, step 5: loss {step.loss:.4f}, norm before {step.grad_norm_local:.4f}, after {step.grad_norm:.4f}"
     )
 same = all(len({step.grad_norm for step in steps}) == 1 for steps in zip(*ranks, strict=True))
-print("the norm after is one number on all ranks, bit for bit, in all steps:", same)
+print("the norm after the reduction is equal on all ranks, bit for bit, in all steps:", same)
 measured_bytes = sum(call.payload_bytes for call in gradient_calls(four, 0, 5))
 print(f"bytes reduced in a step: predicted {predicted_bytes:,}, measured {measured_bytes:,}")
-print(f"each rank of a ring of 4 sends 2 x 3/4 of them: {2 * 3 / 4 * measured_bytes:,.0f}")
+print(f"each rank in a ring of 4 sends 2 x 3/4 of them: {2 * 3 / 4 * measured_bytes:,.0f}")
 
 # %%
 _, (left, right) = plt.subplots(1, 2)
@@ -99,30 +99,30 @@ for rank, steps in enumerate(ranks):
 right.plot(numbers, [step.grad_norm for step in ranks[0]], color="black", label="after, on every rank")
 for axes in (left, right):
     axes.set_xticks(range(0, 21, 5))
-left.set(title="Losses: of each rank's own samples", xlabel="step", ylabel="loss")
+left.set(title="Loss of each rank's own samples", xlabel="step", ylabel="loss")
 right.set(title="Norm of the gradient, before and after", xlabel="step", ylabel="norm", ylim=(0, None))
 left.legend()
 right.legend()
 plt.show()
 
 # %% [markdown]
-# A few bytes more than predicted were reduced: the numbers that the ranks report, such as the loss, ride on the last
-# bucket. The mean of four gradients is shorter than each: what they do not have in common cancels.
+# The ranks reduced a few more bytes than predicted: the last bucket also carries the numbers that they report, such as
+# the loss. The mean of four gradients is shorter than each: the parts that they do not share cancel.
 #
-# And the whole: is a world of 4 one process? **Predict** what `frog compare` says: bitwise equal, within tolerance,
-# or different.
+# And the whole run: does a world of 4 equal one process? **Predict** the answer of `frog compare`: bitwise equal,
+# within tolerance, or different.
 
 # %%
 frog("compare", "notebook-lab2-one", "notebook-lab2-four")
 
 # %% [markdown]
-# The sums are taken in another order, so the last bits differ, and nothing else.
+# The sums are computed in a different order, so only the last bits differ.
 #
-# ## Why the losses differ, and look alike
+# ## Why the losses are different, but close
 #
-# All ranks have the same weights; what differs is which 4 windows of text each was given. If that is all, the losses
-# of the ranks scatter like means of 4 windows: by the scatter of single windows, divided by the root of 4.
-# **Predict** it from the trained model, one window at a time, then look at the run.
+# All ranks have the same weights; each has 4 different windows of text. If that is the only difference, the ranks'
+# losses scatter like means of 4 windows: by the standard deviation of single windows, divided by the root of 4.
+# **Predict** it from the trained model, one window at a time, then measure it in the run.
 
 # %%
 model, _, step = load_trained(RunFolder(Path("runs/notebook-lab2-four")))
@@ -136,21 +136,21 @@ single = token_losses.mean(1).std().item()
 predicted_scatter = single / 4**0.5
 late = list(zip(*(steps[10:] for steps in ranks), strict=True))
 measured_scatter = statistics.mean(statistics.variance(step.loss for step in steps) for steps in late) ** 0.5
-print(f"single windows scatter by {single:.3f}")
-print(f"losses of ranks: predicted {predicted_scatter:.3f}, measured {measured_scatter:.3f}")
+print(f"standard deviation of single windows: {single:.3f}")
+print(f"of the ranks' losses: predicted {predicted_scatter:.3f}, measured {measured_scatter:.3f}")
 
 # %% [markdown]
-# Near, not equal: ten steps of four ranks are a small sample, and the run's model was still learning.
+# They are close, not equal: ten steps of four ranks are a small sample, and the run's model was still learning.
 #
 # ## The sampler
 #
 # 18 samples, 4 ranks. `DistributedSampler` shuffles all numbers with a seed that every rank knows, and deals them out
-# like cards. **Predict** how many samples each rank takes, and what happens in epoch 2 if nobody calls `set_epoch`.
+# like cards. **Predict** how many samples each rank takes, and what happens in epoch 2 without `set_epoch`.
 
 
 # %%
 def deal(epoch):
-    """What each of four ranks takes in an epoch; None: set_epoch was forgotten."""
+    """Return the samples that each of four ranks takes in an epoch (None: set_epoch was forgotten)."""
     taken = []
     for rank in range(4):
         sampler = DistributedSampler(range(18), num_replicas=4, rank=rank, seed=1337)
@@ -178,15 +178,15 @@ for rank in range(4):
 axes.set_yticks([0, -1, -2], rows)
 axes.set_xticks([])
 axes.tick_params(length=0)
-axes.set_title("Dealt like cards; the last two places repeat the first two samples, so that all have as many")
+axes.set_title("Dealt like cards; the last two repeat the first two samples, so that all shares are equally long")
 axes.grid(False)
 axes.spines[:].set_visible(False)
 axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, 0))
 plt.show()
 
 # %% [markdown]
-# Without `set_epoch` nothing fails, and epoch 2 is epoch 1 again. In the run above, the program's own order did the
-# same work:
+# Without `set_epoch` nothing fails, and epoch 2 repeats epoch 1. In the run above, Frog's own order has the same
+# properties:
 
 # %%
 ids_by_step = [[step.sample_ids for step in steps] for steps in zip(*ranks, strict=True)]
@@ -203,9 +203,9 @@ print(
 # %% [markdown]
 # ## Buckets and overlap
 #
-# Backward finds the gradient of the last layer first. `naive` reduces one parameter after the other when backward is
-# over; `overlapped` packs gradients into buckets, here of 0.5 MB, and reduces each as soon as it is full. **Predict**
-# the number of all-reduces of each: the model has 20 tensors of weights.
+# Backward finds the gradient of the last layer first. `naive` reduces one parameter after another once backward has
+# ended; `overlapped` packs gradients into buckets, here of 0.5 MB, and reduces each as soon as it is full. **Predict**
+# the number of all-reduces for each: the model has 20 weight tensors.
 
 # %%
 predicted_calls = {"naive": 20, "overlapped": 6}
@@ -217,13 +217,13 @@ for way in predicted_calls:
 for way, run in ways.items():
     calls = gradient_calls(run, 0, 5)
     total = sum(call.payload_bytes for call in calls)
-    print(f"{way:10} all-reduces: predicted {predicted_calls[way]}, measured {len(calls)}; {total:,} bytes together")
+    print(f"{way:10} all-reduces: predicted {predicted_calls[way]}, measured {len(calls)}; {total:,} bytes in total")
 
 # %%
 
 
 def fastest_step(run):
-    """The one that others on this machine disturbed least."""
+    """Return the step that other programs on this machine disturbed least."""
     steps = steps_of(run, 0)
     return min(itertools.pairwise(steps), key=lambda pair: pair[1].end_ns - pair[0].end_ns)[1].step
 
@@ -262,13 +262,13 @@ rows[1].set_xlabel("ms from the beginning of the step")
 plt.show()
 
 # %% [markdown]
-# Overlapped all-reduces run under backward; only what is left when backward ends is waited for. Between two ranks of
-# one machine there is little to win; on a slow link there is: [network](../docs/network.md).
+# Overlapped all-reduces run during backward; the step waits only for those that have not finished when backward ends.
+# Two ranks on one machine gain little; on a slow link they gain more: [network](../docs/network.md).
 #
 # ## Mixed precision
 #
-# Autocast runs matrix products in 16 bits and keeps the rest in 32. float16 has a narrow range: below 2^-24 there is
-# nothing but zero. **Predict** which part of the gradients of the model would round to zero.
+# Autocast runs matrix products in 16 bits and keeps the rest in 32. float16 has a narrow range: below 2^-24 it has only
+# zero. **Predict** what share of the model's gradients would round to zero.
 
 # %%
 predicted_lost = 0.1
@@ -295,7 +295,7 @@ lost = (gradient.half() == 0).float().mean().item()
 scaled = (gradient * 2.0**16).half()
 lost_scaled, overflow = (scaled == 0).float().mean().item(), scaled.isinf().sum().item()
 print(f"rounded to zero in float16: predicted {predicted_lost:.1%}, measured {lost:.1%}")
-print(f"multiplied by 2^16 first: {lost_scaled:.2%} to zero, {overflow} too large")
+print(f"multiplied by 2^16 first: {lost_scaled:.2%} rounded to zero, {overflow} too large")
 
 # %%
 powers = gradient.abs().log2()
@@ -307,13 +307,13 @@ for edge, text in ((-24, "smallest float16"), (16, "largest")):
     plt.text(edge - 0.4, plt.ylim()[1] * 0.98, text, rotation=90, ha="right", va="top")
 plt.title("Scaling the loss moves all gradients into the range of float16")
 plt.xlabel("power of two")
-plt.ylabel("how many weights")
+plt.ylabel("number of weights")
 plt.legend(loc="upper left")
 plt.show()
 
 # %% [markdown]
-# A scale that is too large overflows; the step is left out and the scale halved, until it fits. **Predict**: begin at
-# 2^24, and say whether the ranks can disagree on which steps are left out.
+# A scale that is too large overflows; training skips the step and halves the scale, until it fits. **Predict**: with a
+# scale that starts at 2^24, can the ranks disagree on which steps to skip?
 
 # %%
 half = train(
@@ -327,11 +327,11 @@ half = train(
 )
 scales = [step.loss_scale for step in steps_of(half, 0)]
 skipped = [[step.step for step in steps_of(half, rank) if step.skipped] for rank in range(2)]
-print("left out by rank 0:", skipped[0])
+print("steps skipped by rank 0:", skipped[0])
 print("the same on rank 1:", skipped[0] == skipped[1])
 plt.step(range(1, len(scales) + 1), scales, where="mid", color=RANKS[0])
 plt.plot(
-    skipped[0], [scales[step - 1] for step in skipped[0]], "x", color=RANKS[1], label="step left out, on both ranks"
+    skipped[0], [scales[step - 1] for step in skipped[0]], "x", color=RANKS[1], label="step skipped, on both ranks"
 )
 plt.yscale("log", base=2)
 plt.title("The scale halves until the gradient is finite")
@@ -341,25 +341,25 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
-# Had one rank stepped and the other not, the copies would differ from then on. So one verdict goes to all.
+# If one rank stepped and the other did not, the copies would differ from then on. So all ranks share one decision.
 #
 # ## Rank 2 fails
 #
-# Back to the first world. Here is what each log says at its end. **Predict** from these lines alone who failed first,
-# and why the others' errors do not tell.
+# Back to the first world. Here are the last lines of each log. **Predict** from these lines alone which rank failed
+# first, and why the others' errors do not show the cause.
 
 # %%
 for rank, log in enumerate(page_logs):
     lines = log.splitlines()
     failed = [line for line in lines if "FAILED" in line]
     last = next(line for line in reversed(lines) if "weights" in line and "FAILED" not in line)
-    print(f"{last}\n{failed[0].split('. ')[0] if failed else f'rank {rank} | (nothing: ended from outside)'}\n")
+    print(f"{last}\n{failed[0].split('. ')[0] if failed else f'rank {rank} | (no error: ended from outside)'}\n")
 
 # %% [markdown]
-# All had taken four steps. One rank speaks of itself; the others speak of a connection that somebody closed, or were
-# ended before they could speak. The rank to look at is the one whose error is not about communication.
+# All ranks had taken four steps. One rank reports its own error; the others report a closed connection, or ended before
+# they could report anything. The rank to look at is the one whose error is not about communication.
 #
-# Now your own: `frog learn check lab2/01_average_gradients`, `lab2/03_overlap`, `lab2/05_sampler`,
-# `lab2/09_loss_scaling`, `lab2/11_find_rank_2` (real logs, and nobody says which rank) and
-# `lab2/12_why_losses_differ`; then `frog quiz 2`. Lab 3 is not a notebook: its worlds have terminals of their own,
+# Now write your own: `frog learn check lab2/01_average_gradients`, `lab2/03_overlap`, `lab2/05_sampler`,
+# `lab2/09_loss_scaling`, `lab2/11_find_rank_2` (real logs, from which you find the rank) and
+# `lab2/12_why_losses_differ`; then `frog quiz 2`. Lab 3 has no notebook, since its worlds run in separate terminals:
 # [lab 3](../docs/labs/lab3.md).

@@ -21,10 +21,10 @@ LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 EXERCISE = re.compile(r"\blab\d/\d\d_\w+")
 ABSOLUTE = re.compile(r"(?<![\w.<])/(?:home|Users|root|tmp|work|private|var)\b|[A-Z]:\\")
 SAYS = {
-    "lab0": ["together: predicted 16, measured 16", "100,000 bytes arrived", "[7, 4, 10000] the same: True"],
-    "lab1": ["predicted   664,192, measured   664,192", "predicted True, measured True", "alone: equal: False"],
+    "lab0": ["in total: predicted 16, measured 16", "100,000 bytes arrived", "[7, 4, 10000] the same messages: True"],
+    "lab1": ["predicted   664,192, measured   664,192", "predicted True, measured True", "alone: equal bit for bit: False"],
     "lab2": [
-        "one number on all ranks, bit for bit, in all steps: True",
+        "equal on all ranks, bit for bit, in all steps: True",
         "within tolerance",
         "no sample on two ranks in any step: True",
         "the same samples as one process in every step: True",
