@@ -22,7 +22,11 @@ EXERCISE = re.compile(r"\blab\d/\d\d_\w+")
 ABSOLUTE = re.compile(r"(?<![\w.<])/(?:home|Users|root|tmp|work|private|var)\b|[A-Z]:\\")
 SAYS = {
     "lab0": ["in total: predicted 16, measured 16", "100,000 bytes arrived", "[7, 4, 10000] the same messages: True"],
-    "lab1": ["predicted   664,192, measured   664,192", "predicted True, measured True", "alone: equal bit for bit: False"],
+    "lab1": [
+        "predicted   664,192, measured   664,192",
+        "predicted True, measured True",
+        "alone: equal bit for bit: False",
+    ],
     "lab2": [
         "equal on all ranks, bit for bit, in all steps: True",
         "within tolerance",
