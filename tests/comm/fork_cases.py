@@ -1,4 +1,4 @@
-"""What is asked of a fork server, in a process that may fork: `python -u -m fork_cases FOLDER` prints its findings."""
+"""Cases for a fork server, in a process that may fork: `python -u -m fork_cases FOLDER` prints the results."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ ENDS = {
 
 
 def spawn(command: Sequence[str], env: dict[str, str]) -> Any:
-    """Start a rank as torchrun's own handler does."""
+    """Start a rank like torchrun's own handler."""
     return subprocess.Popen(command, env=env, start_new_session=True)
 
 
 def looks(start: Any, folder: Path) -> list[dict[str, Any]]:
-    """How a script and a module find themselves, if they are started so."""
+    """Return the environment that a script and a module see when they are started this way."""
     found = []
     for number, words in enumerate(([LOOK], [LOOK], ["-m", "fork_look"])):
         path = folder / f"look_{number}.json"
@@ -59,7 +59,7 @@ def codes(start: Any, folder: Path) -> dict[str, int]:
 
 
 def refusals(server: ForkServer, folder: Path) -> dict[str, bool]:
-    """Whether ranks were refused that must be new programs."""
+    """Test that the server refuses ranks that must be new programs."""
     sleeper = [*PYTHON, LOOK, str(folder / "refused.json")]
     (folder / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()"
@@ -78,7 +78,7 @@ def refusals(server: ForkServer, folder: Path) -> dict[str, bool]:
 
 
 def interrupted(server: ForkServer, folder: Path) -> list[int]:
-    """A request whose answer nobody took, then another: whether the second gets its own answer."""
+    """Send a request whose answer is not read, then another; return whether the second gets its own answer."""
     command = [*PYTHON, LOOK, str(folder / "left.json")]
     server._requests.send(json.dumps({"number": 0, "command": command, "env": ENV}).encode())
     (folder / "own.py").write_text("import sys; sys.exit(9)")
@@ -88,12 +88,12 @@ def interrupted(server: ForkServer, folder: Path) -> list[int]:
 
 
 def without_server(server: ForkServer, folder: Path) -> dict[str, Any]:
-    """A rank that is there when its server is killed, and one that is asked for afterwards."""
+    """Kill the server of a running rank, then request another rank."""
     begun = folder / "begun.txt"
     (folder / "sleep.py").write_text(f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)")
     rank = server.fork([*PYTHON, str(folder / "sleep.py")], ENV)
     assert rank is not None
-    while not begun.exists():  # a rank whose server is killed before it has begun ends itself
+    while not begun.exists():  # a rank that has not begun when its server is killed ends itself
         time.sleep(0.01)
     for child in psutil.Process().children():
         if child.pid != rank.pid:
@@ -110,7 +110,7 @@ def without_server(server: ForkServer, folder: Path) -> dict[str, Any]:
 
 
 def silent(folder: Path) -> dict[str, Any]:
-    """A server that is stopped is asked twice."""
+    """Send two requests to a stopped server."""
     with mock.patch.object(forkserver, "_ANSWER_S", 0.2):
         server = start_fork_server(None)
     assert server is not None
@@ -120,7 +120,7 @@ def silent(folder: Path) -> dict[str, Any]:
 
 
 def unnamed(folder: Path) -> bool:
-    """Whether a rank that was forked as nobody listened any more has begun."""
+    """Return True if a rank began although its requester no longer listened."""
     before = psutil.Process().children()
     server = start_fork_server(None)
     assert server is not None
@@ -150,7 +150,7 @@ def main(folder: Path) -> None:
 
 
 def stay(folder: Path) -> None:
-    """Fork a rank that leaves with its parent, say its number, and stay."""
+    """Fork a rank that ends with its parent, print its pid, and stay."""
     server = start_fork_server(None)
     assert server is not None
     script = folder / "stays.py"

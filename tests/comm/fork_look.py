@@ -1,4 +1,4 @@
-"""A rank that writes down, in the file that its first argument names, how it finds itself."""
+"""A rank that writes its environment to the file named by its first argument."""
 
 import json
 import os

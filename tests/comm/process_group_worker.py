@@ -1,4 +1,4 @@
-"""A rank that asks torch.distributed for everything, of backend frog and of gloo, and compares.
+"""A rank that makes every call of torch.distributed with backend frog and with gloo, and compares the results.
 
 frog run --nproc 2 -- process_group_worker.py
 """
@@ -110,7 +110,7 @@ def trained(net: nn.Module, step: Callable[[Tensor], Tensor], rank: int) -> None
 
 
 def wrappers(rank: int, size: int) -> None:
-    """DDP and FSDP2 over frog end with the weights that DDP over gloo ends with."""
+    """Check that DDP and FSDP2 over frog reach the same weights as DDP over gloo."""
     gloo = dist.new_group(list(range(size)), backend="gloo")
     oracle = model()
     trained(oracle, DistributedDataParallel(oracle, process_group=gloo, bucket_cap_mb=0.05), rank)

@@ -1,4 +1,4 @@
-"""What a node's agent does at its start, and of ranks that end while the others go on. Nothing is started."""
+"""A node's agent at its start, and when some of its ranks end while others continue. No process is started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frog.launch.torchrun import agent as torchrun
 from frog.launch.torchrun import elastic
 
 TORCHS = RunResult(state=WorkerState.FAILED)
-"""What torch says, if it is asked."""
+"""The result of torch's own check."""
 GROUP: Any = SimpleNamespace(
     group_rank=0,
     group_world_size=1,
@@ -31,7 +31,7 @@ MakeAgent = Callable[..., Any]
 
 @pytest.fixture
 def make_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeAgent:
-    """An agent whose ranks have ended with these codes; None: they run."""
+    """Return an agent whose ranks have ended with these codes; None: still running."""
     monkeypatch.setenv("FROG_LAUNCH_DIR", str(tmp_path))
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", lambda *_: TORCHS)
     monkeypatch.setattr(torchrun._ReportingAgent, "reports", tmp_path / "reports", raising=False)
@@ -59,8 +59,8 @@ def reported(folder: Path) -> list[tuple[str, int]]:
     return [(line["event"], line["rank"]) for line in lines]
 
 
-def test_while_some_run_torch_is_not_asked(make_agent: MakeAgent, tmp_path: Path) -> None:
-    """It would end all of them, if one had failed since."""
+def test_agent_does_not_ask_torch_while_ranks_run(make_agent: MakeAgent, tmp_path: Path) -> None:
+    """torch would end all of them if another had failed in between."""
     agent = make_agent(-9, None, None)
     assert agent._monitor_workers(GROUP).state is WorkerState.HEALTHY
     assert reported(tmp_path) == [("exit", 0)]
@@ -70,7 +70,7 @@ def test_while_some_run_torch_is_not_asked(make_agent: MakeAgent, tmp_path: Path
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Who is started in place of lost ones; an OSError in it is raised."""
+    """Return the list of replacements that the agent starts; an OSError in it is raised."""
     found: list[Any] = [SimpleNamespace(proc=SimpleNamespace(pid=2**22 + 10, poll=lambda: None))]
 
     def handler(
@@ -85,7 +85,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_a_killed_rank_is_replaced(make_agent: MakeAgent, start: list[Any], tmp_path: Path) -> None:
+def test_killed_rank_is_replaced(make_agent: MakeAgent, start: list[Any], tmp_path: Path) -> None:
     agent = make_agent(None, -9)
     assert agent._monitor_workers(GROUP).state is WorkerState.HEALTHY
     assert reported(tmp_path) == [("exit", 1), ("replace", 1)]
@@ -93,12 +93,12 @@ def test_a_killed_rank_is_replaced(make_agent: MakeAgent, start: list[Any], tmp_
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
-def test_one_that_was_asked_to_stop_is_not(asked: int, make_agent: MakeAgent, start: list[Any], tmp_path: Path) -> None:
+def test_stopped_rank_is_not_replaced(asked: int, make_agent: MakeAgent, start: list[Any], tmp_path: Path) -> None:
     assert make_agent(None, 128 + asked)._monitor_workers(GROUP).state is WorkerState.HEALTHY
     assert reported(tmp_path) == [("exit", 1)]
 
 
-def test_where_nothing_can_be_started_the_others_go_on(
+def test_other_ranks_continue_if_no_replacement_can_start(
     make_agent: MakeAgent, start: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start[0] = BlockingIOError(11, "Resource temporarily unavailable")
@@ -107,7 +107,7 @@ def test_where_nothing_can_be_started_the_others_go_on(
     assert "Resource temporarily unavailable" in capsys.readouterr().err
 
 
-def test_what_a_world_said_of_losses_does_not_hold_for_the_next(
+def test_losses_of_one_world_do_not_affect_the_next(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def start_workers(*_: Any) -> Any:
@@ -119,7 +119,7 @@ def test_what_a_world_said_of_losses_does_not_hold_for_the_next(
         make_agent(None)._start_workers(GROUP)
 
 
-def test_an_agent_that_is_up_says_so_and_waits_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_announces_itself_and_waits_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = []
 
     def sleep(_: float) -> None:

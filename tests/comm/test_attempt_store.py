@@ -1,4 +1,4 @@
-"""Ranks that are started again find each other, in a store that still holds what those before them wrote."""
+"""Restarted ranks find each other in a store that still contains entries of earlier ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore
 from frog.comm.attempt_store import attempt_name
 
 
-def test_each_attempt_has_a_name_of_its_own_whoever_comes_first() -> None:
+def test_each_attempt_has_its_own_name_in_any_order_of_arrival() -> None:
     store, names = HashStore(), set()
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         with ThreadPoolExecutor(3) as ranks:
@@ -20,7 +20,7 @@ def test_each_attempt_has_a_name_of_its_own_whoever_comes_first() -> None:
     assert len(names) == 3
 
 
-def test_who_is_missing_is_counted() -> None:
+def test_missing_ranks_are_counted() -> None:
     store = HashStore()
     store.set("asks 1", "of an attempt before")
     with pytest.raises(RuntimeError, match=r"2 of 3 ranks did not arrive within 0\.1 s"):

@@ -1,4 +1,4 @@
-"""What is known of each backend: what its errors mean, and for whom it is."""
+"""The properties of each backend: the meaning of its errors, and its devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 GLOO, NCCL = BACKENDS["gloo"], BACKENDS["nccl"]
 
 
-def test_a_run_file_may_name_every_backend() -> None:
+def test_run_file_can_name_every_backend() -> None:
     (names,) = [hint for name, hint in typing.get_type_hints(CommConfig).items() if name == "backend"]
     assert set(typing.get_args(names)) == {"auto", *BACKENDS}
 
@@ -25,20 +25,20 @@ def test_auto_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FROG_BACKEND", raising=False)
     assert choose_backend("auto", CPU) is GLOO
     assert choose_backend("auto", torch.device("cuda", 0)) is NCCL
-    assert choose_backend("auto", torch.device("mps")) is GLOO  # alone in its world
+    assert choose_backend("auto", torch.device("mps")) is GLOO  # a world of one
 
 
-def test_the_environment_says_which_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_selects_the_backend_of_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROG_BACKEND", "frog")
     assert choose_backend("auto", CPU) is BACKENDS["frog"]
-    assert choose_backend("auto", torch.device("cuda", 0)) is NCCL  # it does not fit there
+    assert choose_backend("auto", torch.device("cuda", 0)) is NCCL  # the selected one does not support CUDA
     assert choose_backend("gloo", CPU) is GLOO
     monkeypatch.setenv("FROG_BACKEND", "toad")
     with pytest.raises(UsageError, match="FROG_BACKEND=toad: choose from gloo, nccl, frog"):
         choose_backend("auto", CPU)
 
 
-def test_a_backend_that_does_not_fit_the_device_is_refused() -> None:
+def test_backend_that_does_not_support_the_device_is_rejected() -> None:
     assert choose_backend("gloo", CPU) is GLOO
     with pytest.raises(UsageError, match=r"comm\.backend=nccl supports cuda, but this rank computes on cpu"):
         choose_backend("nccl", CPU)
@@ -58,11 +58,11 @@ def test_a_backend_that_does_not_fit_the_device_is_refused() -> None:
         (NCCL, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", "timed_out"),
     ],
 )
-def test_what_torch_says_is_classified_once(backend: Backend, words: str, cause: Cause | None) -> None:
+def test_errors_of_torch_are_classified(backend: Backend, words: str, cause: Cause | None) -> None:
     assert backend.cause_of(RuntimeError(words)) == cause
 
 
-def test_gloos_own_noise_is_left_out() -> None:
+def test_gloo_errors_are_shortened() -> None:
     words = "[/g/pair.cc:1] Connection closed by peer [127.0.0.1]:4. This is typically caused by it"
     assert GLOO.shorten(RuntimeError(words)) == "Connection closed by peer [127.0.0.1]:4."
     assert GLOO.shorten(RuntimeError("")) == "RuntimeError"

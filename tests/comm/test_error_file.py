@@ -1,4 +1,4 @@
-"""What a rank leaves of its error for its agent."""
+"""The error file that a rank leaves for its agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frog.core.schema import convert
 from frog.runs.schema import ReportedError
 
 
-def test_an_agent_reads_what_its_rank_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_reads_the_facts_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
     facts = ErrorFacts(cause="closed", op="all_reduce", axis="dp", seq=7, waited_s=0.5)
@@ -36,7 +36,7 @@ def test_an_agent_reads_what_its_rank_knew(tmp_path: Path, monkeypatch: pytest.M
         ("killed by itself", "Error", "killed by itself"),
     ],
 )
-def test_of_another_program_torchs_own_words_are_kept(message: object, kind: str, words: str, tmp_path: Path) -> None:
+def test_error_of_another_program_keeps_torchs_text(message: object, kind: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": message}))
     report, _ = read_error(str(path), 2.0)
@@ -45,14 +45,14 @@ def test_of_another_program_torchs_own_words_are_kept(message: object, kind: str
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}"])
-def test_who_was_killed_has_left_nothing(content: str | None, tmp_path: Path) -> None:
+def test_killed_rank_leaves_no_error(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     if content is not None:
         path.write_text(content)
     assert read_error(str(path), 1.0) == (None, None)
 
 
-def test_a_file_with_every_key_wrong_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_error_file_with_wrong_values_is_read_as_far_as_possible(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     frog = {"type": "ValueError"}
     own = {"message": "ValueError: no frogs", "extraInfo": {"py_callstack": "Traceback"}, "frog": frog}

@@ -1,4 +1,4 @@
-"""A forked rank finds itself as one that torchrun starts as a new program, and ends like one."""
+"""A forked rank has the same environment as a rank that torchrun starts as a new program, and ends the same way."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import psutil
 import pytest
 from harness import all_gone, wait_until
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked on Linux alone")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked only on Linux")
 CASES = [sys.executable, "-u", "-m", "fork_cases"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "2"}
-"""With which numpy, as it is loaded, starts a thread."""
+"""With this value, numpy starts a thread when it is loaded."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", [0, 2], ids=["script", "module"])
-def test_it_finds_itself_as_a_new_program_would(findings: dict[str, Any], number: int) -> None:
+def test_forked_rank_has_the_environment_of_a_new_program(findings: dict[str, Any], number: int) -> None:
     spawned, forked = (findings[how]["looks"][number]["look"] for how in ("spawned", "forked"))
     assert forked == spawned
     assert forked["parent"] == findings["agent"]
@@ -37,12 +37,12 @@ def test_it_finds_itself_as_a_new_program_would(findings: dict[str, Any], number
     assert forked["environ"]["TORCHELASTIC_RUN_ID"] == "x y='\udc80"
 
 
-def test_it_draws_numbers_of_its_own(findings: dict[str, Any]) -> None:
+def test_forked_ranks_draw_different_random_numbers(findings: dict[str, Any]) -> None:
     one, other, _ = (look["drawn"] for look in findings["forked"]["looks"])
     assert (one[0] != other[0], one[1] != other[1]) == (True, True)
 
 
-def test_it_ends_as_a_new_program_would(findings: dict[str, Any]) -> None:
+def test_forked_rank_ends_like_a_new_program(findings: dict[str, Any]) -> None:
     assert findings["forked"]["codes"] == findings["spawned"]["codes"]
     assert findings["forked"]["codes"] == {
         "falls off its end": 0,
@@ -55,27 +55,27 @@ def test_it_ends_as_a_new_program_would(findings: dict[str, Any]) -> None:
     }
 
 
-def test_what_must_be_a_new_program_is_refused(findings: dict[str, Any]) -> None:
+def test_fork_server_refuses_ranks_that_must_be_new_programs(findings: dict[str, Any]) -> None:
     assert set(findings["refusals"].values()) == {True}, findings["refusals"]
 
 
-def test_an_answer_that_nobody_took_is_not_the_next_one_s(findings: dict[str, Any]) -> None:
+def test_unread_answer_is_not_given_to_the_next_request(findings: dict[str, Any]) -> None:
     assert findings["interrupted"] == [9]
 
 
-def test_ranks_outlive_their_server(findings: dict[str, Any]) -> None:
+def test_ranks_outlive_their_fork_server(findings: dict[str, Any]) -> None:
     assert findings["without_server"] == {"alive": True, "late": True, "code": -15, "timed_out": True}
 
 
-def test_a_server_that_does_not_answer_is_ended_and_asked_no_more(findings: dict[str, Any]) -> None:
+def test_unresponsive_fork_server_is_ended_and_not_used_again(findings: dict[str, Any]) -> None:
     assert findings["silent"] == {"ranks": [None, None], "server": -9}
 
 
-def test_what_was_forked_as_nobody_listened_is_no_rank(findings: dict[str, Any]) -> None:
+def test_rank_forked_without_a_listener_does_not_begin(findings: dict[str, Any]) -> None:
     assert findings["unnamed"] is False
 
 
-def test_nothing_outlives_the_agent(tmp_path: Path) -> None:
+def test_fork_server_and_ranks_end_with_the_agent(tmp_path: Path) -> None:
     command = [*CASES, str(tmp_path), "stay"]
     with subprocess.Popen(command, cwd=Path(__file__).parent, env=ENV, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None

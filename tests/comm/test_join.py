@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("on_loss", ["fail", "shrink"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(harness: Harness, rank: int, on_loss: str) -> None:
+def test_rank_gives_up_at_its_deadline_if_peers_never_come(harness: Harness, rank: int, on_loss: str) -> None:
     told = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     done = harness.run(
         *("frog", "train", "run.toml", *set_words("train.timeout_s=3", f"comm.on_loss={on_loss}")),
@@ -34,7 +34,7 @@ def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(harness: Harness
     assert "Traceback" not in done.stderr
 
 
-def test_two_first_nodes_on_one_port_are_told_in_words(tmp_path: Path) -> None:
+def test_two_first_nodes_on_one_port_are_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = ["--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={taken.getsockname()[1]}"]
         agent = [sys.executable, "-m", "frog.launch.torchrun.agent", str(tmp_path / "reports"), "--nnodes=2", *place]
@@ -44,7 +44,7 @@ def test_two_first_nodes_on_one_port_are_told_in_words(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_rank_that_hangs_ends_the_world_at_the_deadline(harness: Harness) -> None:
+def test_hanging_rank_ends_the_world_at_the_deadline(harness: Harness) -> None:
     settings = ("name=hung", "train.steps=5000", "checkpoint.every=1000", "train.timeout_s=8")
     words = [word for text in settings for word in ("--set", text)]
     process = harness.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *words)
@@ -54,7 +54,7 @@ def test_a_rank_that_hangs_ends_the_world_at_the_deadline(harness: Harness) -> N
     try:
         _, err = run_to_end(process, 90)
     finally:
-        with contextlib.suppress(ProcessLookupError):  # torchrun has ended it by now
+        with contextlib.suppress(ProcessLookupError):  # torchrun has already ended it
             os.kill(pid, signal.SIGKILL)
     assert process.returncode == 1
     last = err[err.rindex("error:") :]

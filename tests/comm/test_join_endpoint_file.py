@@ -41,9 +41,7 @@ def test_endpoint_file_with_an_invalid_address_is_refused(field: str, value: Any
         join_membership(world_env(), torch.device("cpu"), 1.0, path)
 
 
-def test_joining_rank_listens_on_the_interface_towards_the_endpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joining_rank_listens_on_the_route_to_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "door.json", list[Any]()
     path.write_text(json.dumps({**GOOD, "host": "192.0.2.1"}))
     monkeypatch.setattr(membership, "own_host", {"192.0.2.1": "192.0.2.7"}.__getitem__)

@@ -1,4 +1,4 @@
-"""Backend frog as torch sees it: every call of torch.distributed, DDP, FSDP2; a run, and one whose rank is killed."""
+"""Backend frog as used by torch: every call of torch.distributed, DDP, FSDP2; a run, and a run with a killed rank."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WORKER = str(Path(__file__).parent / "process_group_worker.py")
     [("--nproc", "2"), pytest.param(("--nodes", "2x2"), marks=pytest.mark.slow)],
     ids=["one machine", "two nodes"],
 )
-def test_torch_gets_what_it_asks_for(world: tuple[str, ...], harness: Harness) -> None:
+def test_backend_frog_supports_every_torch_call(world: tuple[str, ...], harness: Harness) -> None:
     done = harness.run("frog", "run", *world, "--threads", "1", "--", WORKER)
     assert done.stdout.count("all as expected, through frog") == (2 if "--nproc" in world else 4)
 
 
 @pytest.mark.slow
-def test_a_run_trains_as_through_gloo_and_says_so(harness: Harness) -> None:
+def test_run_over_frog_matches_a_run_over_gloo(harness: Harness) -> None:
     for backend in ("gloo", "frog"):
         harness.train(2, f"through-{backend}", f"comm.backend={backend}", "strategy.reduction=overlapped")
     runs = [read_run(harness.folder(f"through-{backend}")) for backend in ("gloo", "frog")]

@@ -1,4 +1,4 @@
-"""Ranks that die here: each can speak only so often."""
+"""Ranks with a limited number of signs of life, after which they die."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from frog.comm.elastic.survivors import Survivors
 from frog.runs.observer import Observer
 
 limits = threading.local()
-"""`left`: how often the rank of this thread can still speak; None for ever."""
+"""`left`: how many signs of life this thread's rank has left; None: unlimited."""
 
 
 class Killed(Exception):
-    """Of a rank that is to die here."""
+    """Raised in a rank that dies here."""
 
 
 class Mortal(Observer):
-    """Ends ranks as `limits` says."""
+    """Ends ranks according to `limits`."""
 
     def message_leaves(self, *message: object) -> None:
         self.count()
@@ -36,7 +36,7 @@ class Mortal(Observer):
 
 
 def die(world: Survivors) -> None:
-    """As the system does it: every connection is closed, whatever was on its way."""
+    """Close every connection, including bytes in transit, as the operating system would."""
     world.group.messages.close()
     for connection in (*world.group.mesh.connections.values(), *world._lines.values()):
         connection.socket.close()

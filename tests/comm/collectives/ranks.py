@@ -1,4 +1,4 @@
-"""Groups whose ranks are threads of the test: real sockets and real shared memory, no process to start."""
+"""Groups whose ranks are threads of the test: real sockets and shared memory, without processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOUBLING = Costs(alpha_s=1e9)
 
 
 def be_all(be: Callable[[int], None], size: int) -> None:
-    """Call `be` with each rank's number, in a thread of its own, until all have returned."""
+    """Call `be` with each rank's number, each in its own thread, until all have returned."""
     threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
@@ -36,7 +36,7 @@ def together(
     costs: Costs | None = None,
     timeout_s: float = 20.0,
 ) -> list[T]:
-    """What `act` gives for each rank of a group. Raises the first error of a rank."""
+    """Return the result of `act` for each rank of a group. Raises the first error of a rank."""
     folder.mkdir(exist_ok=True)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Which algorithm: by a line that is measured, kept, and read again."""
+"""The choice of algorithm: from a fitted line that is measured, saved, and read again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frog.core.errors import UsageError
 SIZES = (64, 4096, 1 << 20)
 
 
-def test_a_line_is_found_again() -> None:
+def test_fit_recovers_a_line() -> None:
     times_s = [5e-5 + size * 7e-10 for size in SIZES]
     found = Costs.fit(SIZES, times_s, gamma_s_per_byte=2e-10)
     assert found.alpha_s == pytest.approx(5e-5)
@@ -21,7 +21,7 @@ def test_a_line_is_found_again() -> None:
         Costs.fit([64, 64], [1e-5, 2e-5], 2e-10)
 
 
-def test_few_steps_for_small_ones_few_bytes_for_large_ones() -> None:
+def test_small_messages_use_few_steps_and_large_ones_few_bytes() -> None:
     costs = Costs()
     for num_ranks in (2, 3, 4, 8):
         assert not costs.takes_ring(4 << 10, num_ranks)
@@ -29,7 +29,7 @@ def test_few_steps_for_small_ones_few_bytes_for_large_ones() -> None:
     assert Costs.from_text(costs.to_text()) == costs
 
 
-def test_what_was_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_costs_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROG_CACHE_DIR", str(tmp_path))
     assert kept() == Costs()
     costs = Costs(1e-4, 2e-9, 3e-10)
@@ -45,7 +45,7 @@ def test_what_was_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("[]", "collectives.json"),
     ],
 )
-def test_what_cannot_be_is_an_error(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_costs_are_rejected(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROG_CACHE_DIR", str(tmp_path))
     cost_file().write_text(text)
     with pytest.raises(UsageError, match=words) as caught:

@@ -1,8 +1,8 @@
-"""A rank is lost at a byte of every collective, over both transports: the others are told of it, and all the same.
+"""A rank is lost at any byte of every collective, over both transports: the others get the same report of the loss.
 
-What others can see of a rank are the bytes that it sends and the numbers that it writes into shared memory, of eight
-bytes each. A rank that is to die here has only so many of them left; the first call, in which nobody dies, counts how
-many a whole collective takes.
+Other ranks see only the bytes that a rank sends and the numbers, of eight bytes each, that it writes into shared
+memory. A rank that dies here has a limited number of them; the first call, without a loss, counts how many a complete
+collective needs.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from frog.comm.elastic.entrance import meet_survivors
 from frog.comm.elastic.survivors import Survivors
 
 ELEMENTS = 150_000
-"""More than a slice of shared memory, and than a piece of a ring."""
+"""More than a slice of shared memory, and more than a piece of a ring."""
 NUMBER_BYTES = 8
 LITTLE_BYTES = 1 << 16
-"""What lies between two ends of a connection at most, or twice that."""
+"""Most bytes in transit between the two ends of a connection, or half of that."""
 LOST = 1
 NEVER_S = 600.0
-"""Later than a rank is said to hang: nobody is to find out by waiting for its deadline."""
+"""Longer than the hang detection: no rank may detect the loss by waiting for its deadline."""
 Array = NDArray[np.float64]
 
 seen = threading.local()
-"""`bytes`: how many the rank of this thread has sent or written; `left`: how many more it can, None for ever."""
+"""`bytes`: number of bytes sent or written by this thread's rank; `left`: bytes left to it; None: unlimited."""
 
 
 def spend(most: int) -> int:
-    """How many of so many bytes this rank can still send or write."""
+    """Return how many of `most` bytes this rank may still send or write."""
     left = getattr(seen, "left", None)
     can = most if left is None else min(most, left)
     seen.bytes = getattr(seen, "bytes", 0) + can
@@ -85,7 +85,7 @@ def _mortal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own(identity: int, slot: int = 0) -> Array:
-    """What a rank has, for a slot where it has something for each."""
+    """Return a rank's data, optionally for one of several slots."""
     return np.arange(ELEMENTS) % 7 + 10.0**identity + 1000 * slot
 
 
@@ -94,7 +94,7 @@ def rows(world: Survivors, like: Callable[[int, int], Array]) -> list[Array]:
 
 
 class Case:
-    """A collective: its call, with the buffers that it changes, and what must come out in a world."""
+    """A collective: its call, the buffers that it changes, and the expected result in a world."""
 
     def __init__(
         self,
@@ -114,12 +114,12 @@ def total(world: Survivors, slot: int = 0) -> Array:
 
 
 def each(world: Survivors) -> list[Array]:
-    """What this rank has for each rank."""
+    """Return this rank's data for each rank."""
     return [own(world.identity, slot) for slot in range(world.size)]
 
 
 def rooted(world: Survivors, root: int) -> int:
-    """The rank of that identity; of another where it is lost."""
+    """Return the rank of that identity, or of another one if it is lost."""
     return world.members.index(root) if root in world.members else 0
 
 
@@ -206,7 +206,7 @@ CUTS: dict[str, Callable[[int], int]] = {
 
 
 def told_of(call: Callable[[], None]) -> WorldChanged | None:
-    """What was told of a change as it was called."""
+    """Return the membership change that the call reported, if any."""
     try:
         call()
     except WorldChanged as changed:
@@ -214,14 +214,14 @@ def told_of(call: Callable[[], None]) -> WorldChanged | None:
     return None
 
 
-def test_every_collective_is_here() -> None:
+def test_cases_cover_every_collective() -> None:
     assert {name.split()[0] for name in CASES} == {*OPERATIONS}
 
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(("name", "way"), ALGORITHMS)
-def test_the_others_are_told_who_is_lost_and_go_on(name: str, way: str, cut: str, tmp_path: Path) -> None:
-    """A first call is whole; in the second one rank is lost: it ends well on both others, or on neither."""
+def test_survivors_learn_of_a_loss_at_any_byte_and_continue(name: str, way: str, cut: str, tmp_path: Path) -> None:
+    """The first call is complete; in the second a rank is lost: it succeeds on both others, or on neither."""
     case, ready, ends = CASES[name], threading.Barrier(3), threading.Barrier(2)
     completed: dict[int, bool] = {}
 
@@ -260,12 +260,12 @@ def test_the_others_are_told_who_is_lost_and_go_on(name: str, way: str, cut: str
             die(world)
 
     be_all(be, 3)
-    assert completed in ({0: False, 2: False}, {0: True, 2: True}), "it ended otherwise on one than on the other"
+    assert completed in ({0: False, 2: False}, {0: True, 2: True}), "the survivors disagree on the outcome"
 
 
 @pytest.fixture
 def line() -> Iterator[tuple[Messages, socket.socket, Sealer]]:
-    """The messages of a rank, the other end of its connection to rank 1, and what seals the frames of that."""
+    """Yield the messages of a rank, the other end of its connection to rank 1, and the sealer of that end's frames."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE_BYTES)
         here = socket.create_connection(door.getsockname())
@@ -277,8 +277,8 @@ def line() -> Iterator[tuple[Messages, socket.socket, Sealer]]:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_who_waits_for_a_message_is_told_who_is_lost(cut: str, line: tuple[Messages, socket.socket, Sealer]) -> None:
-    """Send and receive are of a group that does not shrink: what is broken off is an error that names the rank."""
+def test_receiver_of_a_message_learns_who_is_lost(cut: str, line: tuple[Messages, socket.socket, Sealer]) -> None:
+    """Send and receive belong to a group that does not shrink: an interrupted one is an error that names the rank."""
     messages, there, sealer = line
     payload, room = own(1).tobytes(), np.empty(ELEMENTS)
     frame = sealer.header(MESSAGE, 0, payload, 5) + payload
@@ -292,8 +292,8 @@ def test_who_waits_for_a_message_is_told_who_is_lost(cut: str, line: tuple[Messa
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_who_sends_a_message_is_told_who_is_lost(cut: str, line: tuple[Messages, socket.socket, Sealer]) -> None:
-    """Of one that is larger than what lies between the two: a smaller one has left, whoever reads it."""
+def test_sender_of_a_message_learns_who_is_lost(cut: str, line: tuple[Messages, socket.socket, Sealer]) -> None:
+    """The message is larger than the buffers between the two: a smaller one counts as sent, even if it is not read."""
     messages, there, _ = line
     x = own(0)
     transfer = messages.send(1, 5, bytes_of(x))
@@ -301,7 +301,7 @@ def test_who_sends_a_message_is_told_who_is_lost(cut: str, line: tuple[Messages,
     while left:
         left -= len(there.recv(min(left, 1 << 20)))
     there.close()
-    if cut != "all but a byte":  # which the system has taken
+    if cut != "all but a byte":  # the system's buffers have accepted that much
         with pytest.raises(PeerClosed) as caught:
             transfer.wait()
         assert caught.value.peer == 1

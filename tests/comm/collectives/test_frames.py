@@ -1,4 +1,5 @@
-"""A frame is believed if its seal is right: nothing damaged, repeated, reordered, foreign or of another version is."""
+"""A frame is accepted if its seal is valid: not if it is damaged, repeated, reordered, foreign or of another
+version."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ KEY = b"k" * 32
 PAYLOAD = bytes(range(200))
 
 
-def test_what_a_peer_said_before_it_left_is_heard() -> None:
-    """It left with something unread, so that the system tells the next who sends that the connection is reset."""
+def test_frames_sent_before_a_peer_left_are_received() -> None:
+    """It leaves with unread data, so the system reports a connection reset to the next sender."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         ours = socket.create_connection(door.getsockname())
         theirs, _ = door.accept()
@@ -34,7 +35,7 @@ def test_what_a_peer_said_before_it_left_is_heard() -> None:
     here.receive(DATA, 1, memoryview(bytearray(1)))
     poll = select.poll()
     poll.register(ours, 0)
-    poll.poll()  # for the reset
+    poll.poll()  # wait for the reset
     here.send(DATA, 1, memoryview(PAYLOAD))
     with pytest.raises(PeerClosed):
         here.move()
@@ -47,7 +48,7 @@ def frames(count: int = 3, key: bytes = KEY) -> list[bytes]:
     return [sealer.header(DATA, number, PAYLOAD) for number in range(count)]
 
 
-def test_what_was_sealed_opens() -> None:
+def test_sealed_frame_opens() -> None:
     opener = Sealer(KEY, checks_payload=True)
     for number, header in enumerate(frames()):
         seen = opener.open(header)
@@ -58,14 +59,14 @@ def test_what_was_sealed_opens() -> None:
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ([frames()[1]], "wrong seal"),  # the first was left out
-        ([frames()[0], frames()[0]], "wrong seal"),  # it comes twice
+        ([frames()[1]], "wrong seal"),  # the first frame is missing
+        ([frames()[0], frames()[0]], "wrong seal"),  # a repeated frame
         ([frames(key=b"x" * 32)[0]], "wrong seal"),  # of another group
         ([b"GET / HTTP/1.1\r\nHost: a\r\n\r\n123456"], "not a frame"),
         ([MAGIC.to_bytes(2, "big") + bytes([VERSION + 1]) + bytes(HEADER_BYTES - 3)], "a frame of version 2"),
     ],
 )
-def test_others_are_refused(headers: list[bytes], words: str) -> None:
+def test_invalid_headers_are_refused(headers: list[bytes], words: str) -> None:
     opener = Sealer(KEY, checks_payload=True)
     for header in headers[:-1]:
         with contextlib.suppress(Refused):
@@ -74,15 +75,15 @@ def test_others_are_refused(headers: list[bytes], words: str) -> None:
         opener.open(headers[-1][:HEADER_BYTES])
 
 
-def test_a_damaged_payload_is_refused() -> None:
+def test_damaged_payload_is_refused() -> None:
     opener = Sealer(KEY, checks_payload=True)
     seen = opener.open(frames()[0])
     with pytest.raises(Refused, match="checksum"):
         opener.check(seen, PAYLOAD[:-1] + b"!")
 
 
-def test_ten_thousand_damaged_streams() -> None:
-    """Bytes changed, left out, added, repeated, cut off: an error or the very payload, never a hang or another one."""
+def test_ten_thousand_damaged_streams_never_hang_or_change_a_payload() -> None:
+    """Bytes are changed, removed, added, repeated or cut off: the result is an error, or the original payload."""
     draw = random.Random(14)
     sealer = Sealer(KEY, checks_payload=True)
     whole = b"".join(sealer.header(DATA, number, PAYLOAD) + PAYLOAD for number in range(2))
@@ -130,7 +131,7 @@ def read(stream: bytes, whole: bytes) -> str:
 
 
 class _Plain:
-    """A socket without TCP's options."""
+    """A socket without TCP options."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

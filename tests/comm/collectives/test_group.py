@@ -1,4 +1,4 @@
-"""Every collective, transport, algorithm and type against numpy; bit for bit alike on all ranks."""
+"""Every collective, transport, algorithm and type, compared with numpy; bit for bit equal on all ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def float32(x: Buffer) -> NDArray[Any]:
 
 
 def small_numbers(rank: int, size: int, dtype: np.dtype[Any]) -> Buffer:
-    """Whole numbers whose sums and products are exact in every type and order."""
+    """Return small integers whose sums and products are exact in every type and order."""
     values = np.random.default_rng([rank, size]).integers(0, 3, size)
     return bfloat16(values.astype(np.float32)) if dtype == BFLOAT16 else values.astype(dtype)
 
@@ -68,7 +68,7 @@ def every_reduction(group: Group) -> list[Buffer]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_all_reduce(way: str, tmp_path: Path) -> None:
+def test_all_reduce_matches_numpy(way: str, tmp_path: Path) -> None:
     found = together(tmp_path, act=every_reduction, **WAYS[way])
     for number, (dtype, size, op) in enumerate(CASES):
         want = expected(op, [small_numbers(rank, size, dtype) for rank in range(WAYS[way]["size"])])
@@ -80,7 +80,7 @@ def test_all_reduce(way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_random_sums_are_alike_on_all_ranks(way: str, tmp_path: Path) -> None:
+def test_random_sums_are_equal_on_all_ranks(way: str, tmp_path: Path) -> None:
     def inputs(rank: int, size: int) -> NDArray[np.float32]:
         return np.random.default_rng([7, rank, size]).normal(size=size).astype(np.float32)
 
@@ -100,7 +100,7 @@ def test_random_sums_are_alike_on_all_ranks(way: str, tmp_path: Path) -> None:
 
 
 def every_other(group: Group) -> None:
-    """Each collective but all_reduce, held against what all ranks would have."""
+    """Run each collective except all_reduce, and compare with the inputs of all ranks."""
     rank, size = group.rank, group.size
     for dtype, length in itertools.product((np.dtype("f4"), BFLOAT16), (1, 7, 300_000)):
         rows = [small_numbers(one, length, dtype) for one in range(size)]
@@ -135,12 +135,12 @@ def every_other(group: Group) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_other_collectives(way: str, tmp_path: Path) -> None:
+def test_other_collectives_match_numpy(way: str, tmp_path: Path) -> None:
     together(tmp_path, act=every_other, **WAYS[way])
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_a_ring_sends_no_byte_more_than_it_must(size: int, tmp_path: Path) -> None:
+def test_ring_sends_the_minimum_number_of_bytes(size: int, tmp_path: Path) -> None:
     elements = 500_000
 
     def act(group: Group) -> list[int]:
@@ -154,7 +154,7 @@ def test_a_ring_sends_no_byte_more_than_it_must(size: int, tmp_path: Path) -> No
         assert sent[after] == sum(sent), "all of it goes to the next rank"
 
 
-def test_nodes_send_one_buffer_however_many_ranks_they_have(tmp_path: Path) -> None:
+def test_node_sends_one_buffer_regardless_of_its_ranks(tmp_path: Path) -> None:
     def act(group: Group) -> int:
         def sent() -> int:
             return sum(connection.sent_bytes for connection in group.mesh.connections.values())
@@ -168,12 +168,12 @@ def test_nodes_send_one_buffer_however_many_ranks_they_have(tmp_path: Path) -> N
     assert 400_000 <= sent[0] < 404_000
 
 
-def test_a_mean_of_whole_numbers_is_refused(tmp_path: Path) -> None:
+def test_mean_of_integers_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="avg of int32"):
         together(tmp_path, 2, lambda group: group.all_reduce(np.ones(3, np.int32), "avg"))
 
 
-def test_several_groups_at_once(tmp_path: Path) -> None:
+def test_several_groups_work_concurrently(tmp_path: Path) -> None:
     (tmp_path / "pairs").mkdir()
 
     def act(group: Group) -> list[float]:
@@ -193,7 +193,7 @@ def test_several_groups_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("system", "processor", "shares"), [
     ("linux", "x86_64", True), ("linux", "aarch64", False), ("darwin", "x86_64", False), ("darwin", "arm64", False),
 ])  # fmt: skip
-def test_memory_is_for_linux_on_a_processor_that_keeps_the_order_of_writes(
+def test_shared_memory_needs_linux_and_ordered_writes(
     monkeypatch: pytest.MonkeyPatch, system: str, processor: str, shares: bool
 ) -> None:
     monkeypatch.setattr("sys.platform", system)

@@ -1,4 +1,4 @@
-"""What an observer sees of our own collectives: operations inside operations, messages and counters."""
+"""An observer's view of Frog's collectives: nested operations, messages and counters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CALLS: dict[str, Callable[[Any], None]] = {
 
 
 class Seen(Observer):
-    """Notes what the thread that made it does."""
+    """Records the actions of the thread that created it."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -60,7 +60,7 @@ class Seen(Observer):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_observer_sees_which_operation_of_a_changing_world_is_under_way(name: str, tmp_path: Path) -> None:
+def test_observer_sees_the_operations_of_an_elastic_world(name: str, tmp_path: Path) -> None:
     with observing(seen := Seen()):
         world = meet_survivors(FolderBook(tmp_path, 5), 0, 1, b"secret")
         CALLS[name](world)
@@ -72,7 +72,7 @@ def test_an_observer_sees_which_operation_of_a_changing_world_is_under_way(name:
 @pytest.mark.parametrize(
     "memory", [False, pytest.param(True, marks=pytest.mark.skipif(not usable(), reason="no room"))]
 )
-def test_an_observer_sees_what_a_rank_tells_its_peers(memory: bool, tmp_path: Path) -> None:
+def test_observer_sees_messages_and_counters(memory: bool, tmp_path: Path) -> None:
     def act(group: Group) -> list[str]:
         with observing(seen := Seen()):
             group.all_reduce(X.copy())

@@ -1,4 +1,4 @@
-"""Ranks are lost in the middle of collectives: the others agree on a verdict, and go on."""
+"""Ranks are lost in the middle of collectives: the others agree on the outcome, and continue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from frog.comm.elastic.survivors import Survivors
 from frog.runs.observer import observing
 
 STEPS = 6
-"""More than any rank that is to die here lives to take."""
+"""More steps than any dying rank completes."""
 ELEMENTS = 150_000
 WAYS: dict[str, dict[str, Any]] = {
     "memory": {},
@@ -48,14 +48,14 @@ def gift(rank: int, step: int) -> np.ndarray[Any, Any]:
 
 
 def steps_of(world: Survivors, changes: list[tuple[int, ...]]) -> list[float]:
-    """Take every step, again if the world changed in it. What came out of each."""
+    """Run every step, again if the world changed in it. Return the results."""
     sums = []
     while len(sums) < STEPS:
         x = gift(world.identity, len(sums))
         try:
             world.all_reduce(x)
         except WorldChanged as changed:
-            assert np.array_equal(x, gift(world.identity, len(sums))), "the buffer is not as it was"
+            assert np.array_equal(x, gift(world.identity, len(sums))), "the buffer has changed"
             changes.append(changed.members)
             continue
         assert (x == x[0]).all()
@@ -66,7 +66,7 @@ def steps_of(world: Survivors, changes: list[tuple[int, ...]]) -> list[float]:
 def live(
     folder: Path, size: int, deaths: dict[int, int], nodes: tuple[str, ...] = (), **options: Any
 ) -> dict[int, Any]:
-    """Take the steps in a world whose ranks die after so many signs of life. What each survivor saw."""
+    """Run the steps in a world whose ranks die after a number of signs of life. Return each survivor's results."""
     folder.mkdir(exist_ok=True)
     seen: dict[int, Any] = {}
     ready = threading.Barrier(size)
@@ -102,8 +102,8 @@ def check(seen: dict[int, Any], size: int, deaths: dict[int, int]) -> None:
     sums, changes = seen[survivors[0]]
     assert not changes or changes[-1] == tuple(survivors)
     for rank in survivors:
-        assert seen[rank][0] == sums, "survivors hold different sums"
-        assert seen[rank][1][-1:] == changes[-1:], "survivors believe in different worlds"
+        assert seen[rank][0] == sums, "survivors have different sums"
+        assert seen[rank][1][-1:] == changes[-1:], "survivors are in different worlds"
     worlds = [tuple(range(size)), *(world for rank in survivors for world in seen[rank][1])]
     for step, value in enumerate(sums):
         allowed = [sum(10**rank * (step + 1) for rank in world) for world in worlds]
@@ -112,33 +112,33 @@ def check(seen: dict[int, Any], size: int, deaths: dict[int, int]) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 11, 17, 25])
-def test_one_is_lost_anywhere(way: str, after: int, tmp_path: Path) -> None:
+def test_survivors_agree_if_a_rank_is_lost_anywhere(way: str, after: int, tmp_path: Path) -> None:
     deaths = {after % 4: after}
     seen = live(tmp_path, 4, deaths, **WAYS[way])
     check(seen, 4, deaths)
-    assert next(iter(seen.values()))[1], "nobody was lost"
+    assert next(iter(seen.values()))[1], "no rank was lost"
 
 
 @pytest.mark.parametrize("way", ["memory", "ring"])
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (3, 4), (2, 12), (7, 9)])
-def test_two_are_lost(way: str, first: int, second: int, tmp_path: Path) -> None:
+def test_survivors_agree_if_two_ranks_are_lost(way: str, first: int, second: int, tmp_path: Path) -> None:
     deaths = {0: first, 2: second}
     check(live(tmp_path, 4, deaths, **WAYS[way]), 4, deaths)
 
 
-def test_a_world_of_two_goes_on_without_either(tmp_path: Path) -> None:
+def test_world_of_two_survives_the_loss_of_either_rank(tmp_path: Path) -> None:
     for rank in (0, 1):
         deaths = {rank: 4}
         check(live(tmp_path / str(rank), 2, deaths), 2, deaths)
 
 
-def test_nothing_is_lost_and_nothing_changes(tmp_path: Path) -> None:
+def test_world_without_losses_does_not_change(tmp_path: Path) -> None:
     seen = live(tmp_path, 3, {})
     assert seen[0] == ([111.0 * (step + 1) for step in range(STEPS)], [])
     check(seen, 3, {})
 
 
-def test_who_is_silent_is_left_out_and_told_when_it_wakes(tmp_path: Path) -> None:
+def test_silent_rank_is_excluded_and_notified_when_it_wakes(tmp_path: Path) -> None:
     verdicts: dict[int, Any] = {}
     asleep = threading.Event()
 
@@ -166,14 +166,14 @@ def test_who_is_silent_is_left_out_and_told_when_it_wakes(tmp_path: Path) -> Non
 
 
 def quarrel(folder: Path, way: str, odd: Callable[[Survivors], None]) -> dict[int, CollectiveError]:
-    """What ends a world of four in which rank 2 calls `odd` where the others sum a gradient, however often."""
+    """Return the errors of a world of four in which rank 2 calls `odd` while the others sum a gradient."""
     ends: dict[int, CollectiveError] = {}
     options = {"timeout_s": 20, "patience_s": 20.0, **WAYS[way]}
     nodes, ready = options.pop("nodes", ("one",) * 4), threading.Barrier(4)
 
     def be(rank: int) -> None:
         world = meet_survivors(FolderBook(folder, 20), rank, 4, b"secret", node=nodes[rank], **options)
-        world.group.mesh.timeout_s = 1  # some wait for what does not come
+        world.group.mesh.timeout_s = 1  # some ranks wait for bytes that never arrive
         ready.wait(20)
         for _ in range(5):
             try:
@@ -198,7 +198,7 @@ def quarrel(folder: Path, way: str, odd: Callable[[Survivors], None]) -> dict[in
     ],
     ids=["size", "kind"],
 )
-def test_ranks_that_disagree_on_a_collective_all_end(
+def test_ranks_that_call_different_collectives_all_fail(
     way: str, odd: Callable[[Survivors], None], called: str, tmp_path: Path
 ) -> None:
     ends = quarrel(tmp_path, way, odd)
@@ -208,8 +208,8 @@ def test_ranks_that_disagree_on_a_collective_all_end(
         assert called in str(error), ends
 
 
-def test_one_that_is_not_so_far_yet_ends_with_those_that_disagree(tmp_path: Path) -> None:
-    """Rank 1 is in the barrier behind a sum that the others are through with, when they have fallen out and left."""
+def test_rank_that_is_one_collective_behind_also_fails_on_disagreement(tmp_path: Path) -> None:
+    """Rank 1 is in the barrier after a sum that the others have left; these have disagreed meanwhile and ended."""
     ends: dict[int, CollectiveError] = {}
     quarrelled = threading.Barrier(3)
 
@@ -237,7 +237,7 @@ def test_one_that_is_not_so_far_yet_ends_with_those_that_disagree(tmp_path: Path
     assert {rank: type(error) for rank, error in ends.items()} == dict.fromkeys(range(3), Mismatch), ends
 
 
-def test_half_that_hears_nobody_does_not_go_on_without_the_lowest() -> None:
+def test_isolated_half_without_the_lowest_rank_does_not_continue() -> None:
     def is_quorum(alive: set[int], dead: tuple[int, ...] = ()) -> bool:
         own = Proposal(False, 1, frozenset(), 0, 0, 1, (0, 0), "")
         world = Consensus(1, range(4), (), dead, own, patience_s=1, quorum_patience_s=1, now_s=0)
@@ -250,8 +250,8 @@ def test_half_that_hears_nobody_does_not_go_on_without_the_lowest() -> None:
     assert is_quorum({1, 2}, dead=(0,))
 
 
-def test_a_rank_that_wakes_late_takes_the_verdict_of_the_others() -> None:
-    """Rank 0 is silent. When rank 2 looks up, its patience is over, and the others have left rank 0 out already."""
+def test_rank_that_wakes_late_accepts_the_decision_of_the_others() -> None:
+    """Rank 0 is silent. When rank 2 wakes, its patience is over, and the others have already excluded rank 0."""
     late = Survivors.__new__(Survivors)
     late.identity, late.members, late.epoch = 2, (0, 1, 2, 3), 0
     late.left_out = set()
@@ -273,7 +273,7 @@ def test_a_rank_that_wakes_late_takes_the_verdict_of_the_others() -> None:
 
 
 def pipes_and_sockets() -> set[str]:
-    """Those that this process has open."""
+    """Return the pipes and sockets that this process has open."""
     names = set()
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -281,8 +281,8 @@ def pipes_and_sockets() -> set[str]:
     return {name for name in names if name.startswith(("pipe:", "socket:"))}
 
 
-def test_a_group_that_does_not_come_about_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank is lost as the others connect, and again: a process may open only so many files."""
+def test_group_that_fails_to_form_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are lost repeatedly while the others connect: a process may open only a limited number of files."""
     before = pipes_and_sockets()
     world = meet_survivors(FolderBook(tmp_path, 20), 0, 1, b"secret")
     failures = [PeerClosed(1), PeerClosed(1)]

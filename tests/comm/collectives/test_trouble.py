@@ -1,4 +1,4 @@
-"""Peers that leave, hang, disagree or do not belong: an error with its facts, in time, on every rank that is left."""
+"""Peers that leave, hang, disagree or do not belong: every remaining rank gets an error with its facts, in time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from frog.comm.collectives.worker import Worker
 
 
 @pytest.mark.parametrize(("memory", "costs"), [(True, None), (False, RING), (False, DOUBLING)])
-def test_a_peer_that_leaves_ends_the_collective(memory: bool, costs: Costs | None, tmp_path: Path) -> None:
+def test_collective_fails_if_a_peer_leaves(memory: bool, costs: Costs | None, tmp_path: Path) -> None:
     def act(group: Group) -> tuple[str | None, int | None]:
         group.barrier()
         if group.rank == 1:
@@ -44,7 +44,7 @@ def test_a_peer_that_leaves_ends_the_collective(memory: bool, costs: Costs | Non
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_a_peer_that_never_comes_is_waited_for_so_long(memory: bool, tmp_path: Path) -> None:
+def test_collective_times_out_if_a_peer_never_comes(memory: bool, tmp_path: Path) -> None:
     over = threading.Event()
 
     def act(group: Group) -> int | None:
@@ -62,7 +62,7 @@ def test_a_peer_that_never_comes_is_waited_for_so_long(memory: bool, tmp_path: P
     assert together(tmp_path, 2, act, memory=memory)[0] == 1
 
 
-def test_ranks_in_different_collectives_are_told_so(tmp_path: Path) -> None:
+def test_different_collectives_over_tcp_are_reported(tmp_path: Path) -> None:
     both = threading.Barrier(2)
 
     def act(group: Group) -> str:
@@ -111,7 +111,7 @@ def _all_to_all(group: Group, count: int) -> None:
         ((_all_gather, 10), (_all_reduce, 20), "an all-reduce of 80 bytes; this rank is in an all-gather of 40 bytes"),
     ],
 )
-def test_so_they_are_in_memory(first: Any, second: Any, said: str, tmp_path: Path) -> None:
+def test_different_collectives_in_memory_are_reported(first: Any, second: Any, said: str, tmp_path: Path) -> None:
     both = threading.Barrier(2)
 
     def act(group: Group) -> str:
@@ -126,8 +126,8 @@ def test_so_they_are_in_memory(first: Any, second: Any, said: str, tmp_path: Pat
     assert said in together(tmp_path, 2, act, memory=True)[0]
 
 
-def test_a_peer_that_leaves_once_it_has_come_is_waited_for_no_more() -> None:
-    """It may lay out its last word and leave just while somebody looks whether it is there."""
+def test_collective_does_not_wait_for_a_peer_that_arrived_and_left() -> None:
+    """The peer may write its last data and leave just while another rank checks for it."""
 
     def look(rank: int) -> None:
         other.say(0, 1)
@@ -140,7 +140,7 @@ def test_a_peer_that_leaves_once_it_has_come_is_waited_for_no_more() -> None:
         Waiter(memory, 128, 0, 2, 20, look).until(0, 2)
 
 
-def test_messages_find_their_tags(tmp_path: Path) -> None:
+def test_messages_are_matched_by_tag(tmp_path: Path) -> None:
     def act(group: Group) -> list[float]:
         peer = 1 - group.rank
         large, small = np.full(1 << 20, group.rank + 0.5), np.full(1, group.rank + 0.25)
@@ -159,7 +159,7 @@ def test_messages_find_their_tags(tmp_path: Path) -> None:
     assert together(tmp_path, 2, act) == [[1.25, 1.25], [0.25, 0.25]]
 
 
-def test_a_message_of_another_size_is_an_error(tmp_path: Path) -> None:
+def test_message_of_another_size_is_an_error(tmp_path: Path) -> None:
     def act(group: Group) -> str | None:
         if group.rank == 0:
             group.messages.send(1, 0, bytes_of(np.ones(3))).wait()
@@ -173,7 +173,7 @@ def test_a_message_of_another_size_is_an_error(tmp_path: Path) -> None:
     assert together(tmp_path, 2, act) == [None, "told"]
 
 
-def test_a_receive_from_a_peer_that_left(tmp_path: Path) -> None:
+def test_receive_fails_if_the_peer_left(tmp_path: Path) -> None:
     def act(group: Group) -> str | None:
         group.barrier()
         if group.rank == 1:
@@ -185,7 +185,7 @@ def test_a_receive_from_a_peer_that_left(tmp_path: Path) -> None:
     assert together(tmp_path, 2, act) == ["closed", None]
 
 
-def test_strangers_are_turned_away_and_named(tmp_path: Path) -> None:
+def test_strangers_are_refused_and_reported(tmp_path: Path) -> None:
     book = FolderBook(tmp_path, 10)
     places = [Place(rank, 2, "world", b"secret", "127.0.0.1", "one") for rank in (0, 1)]
     spy = Place(1, 2, "world", b"guess!", "127.0.0.1", "one")
@@ -198,7 +198,7 @@ def test_strangers_are_turned_away_and_named(tmp_path: Path) -> None:
     with socket.create_connection(address) as browser:
         browser.sendall(b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n" * 3)
         assert browser.recv(16)
-        with contextlib.suppress(ConnectionResetError):  # or the end: it was hung up on
+        with contextlib.suppress(ConnectionResetError):  # or the end of the stream
             assert browser.recv(1) == b""
     with socket.create_connection(address) as guesser:
         nonces = guesser.recv(16) + bytes(16)
@@ -218,7 +218,7 @@ def test_strangers_are_turned_away_and_named(tmp_path: Path) -> None:
         one.close()
 
 
-def test_asynchronous_ones_run_in_order_and_after_an_error_nothing_does() -> None:
+def test_asynchronous_collectives_run_in_order_and_stop_after_an_error() -> None:
     worker, order = Worker("test"), []
     first = threading.Event()
     handles = [worker.start(lambda: order.append(0 if first.wait(10) else -1))]
@@ -233,7 +233,7 @@ def test_asynchronous_ones_run_in_order_and_after_an_error_nothing_does() -> Non
 
     with pytest.raises(ValueError, match="no such"):
         worker.run(lambda: (_ for _ in ()).throw(ValueError("no such")))
-    worker.run(lambda: order.append(4))  # what was refused before a byte was sent breaks nothing
+    worker.run(lambda: order.append(4))  # a request rejected before any byte was sent does no damage
     with pytest.raises(TimedOut):
         worker.start(fail).wait()
     with pytest.raises(TimedOut):
@@ -242,8 +242,8 @@ def test_asynchronous_ones_run_in_order_and_after_an_error_nothing_does() -> Non
     worker.close()
 
 
-def test_whoever_is_called_at_the_end_may_ask_for_another_and_wait_for_it() -> None:
-    """As PowerSGD does, by a future of torch, which cannot help."""
+def test_callback_may_start_another_collective_and_wait_for_it() -> None:
+    """PowerSGD does this with a future of torch, which cannot help to run it."""
     worker, done = Worker("test"), threading.Event()
 
     def ask(depth: int) -> None:
@@ -261,7 +261,7 @@ def test_whoever_is_called_at_the_end_may_ask_for_another_and_wait_for_it() -> N
     worker.close()
 
 
-def test_whoever_is_called_at_the_end_may_wait_for_the_next() -> None:
+def test_callback_may_wait_for_the_next_collective() -> None:
     worker, done = Worker("test"), threading.Event()
     late = threading.Event()
     first = worker.start(lambda: late.wait(10), lambda: (second.wait(), done.set()))
@@ -273,7 +273,7 @@ def test_whoever_is_called_at_the_end_may_wait_for_the_next() -> None:
 
 
 class Clock:
-    """A clock that stands until it is moved. Stands in for the module `time`."""
+    """A clock that moves only on request. Replaces the module `time`."""
 
     def __init__(self) -> None:
         self.now_s, self.num_looks = 0.0, 0
@@ -283,7 +283,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_message_has_its_whole_time_also_after_a_long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_has_its_full_timeout_after_a_long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, one = Clock(), bytearray(1)
     monkeypatch.setattr(messages, "time", clock)
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -298,7 +298,7 @@ def test_a_message_has_its_whole_time_also_after_a_long_silence(monkeypatch: pyt
         clock.now_s += 60
         looks = clock.num_looks
         waiting = ours.receive(1, 0, memoryview(one))
-        wait_until(lambda: clock.num_looks > looks, 60, "a look at what is waited for")
+        wait_until(lambda: clock.num_looks > looks, 60, "a check of the message")
         theirs.send(0, 0, memoryview(b"b"))
         waiting.wait()
     assert one == b"b"

@@ -1,4 +1,4 @@
-"""The agreement of survivors, by messages alone: in any order, with losses at any moment, and with silent ranks."""
+"""The agreement of survivors, from messages alone: in any order, with losses at any time, and with silent ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 1.0
 SETTLED = 5
 
 Message = Proposal | None
-"""What travels on a line; None: its end was closed."""
+"""The content of a line; None: its end was closed."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Rank:
 
 
 class World:
-    """Ranks and the lines between them. Whoever drives it chooses what happens next."""
+    """Ranks and the lines between them. The driver chooses each next event."""
 
     def __init__(self, completed: list[int]) -> None:
         members = tuple(range(len(completed)))
@@ -49,17 +49,17 @@ class World:
         }
         self.silent: set[int] = set()
         self.cut: set[tuple[int, int]] = set()
-        """Lines that deliver nothing for now."""
+        """Lines that currently deliver nothing."""
         self.now_s = 0.0
 
     def actions(self) -> list[tuple[str, int, int]]:
-        """What may happen next: a rank sends its next message, or a line delivers one."""
+        """Return the possible next events: a rank sends its next message, or a line delivers one."""
         sends = [("send", rank.identity, 0) for rank in self.ranks if rank.sends and rank.identity not in self.silent]
         arrive = [("deliver", a, b) for (a, b), line in self.lines.items() if line and self.delivers(a, b)]
         return sends + arrive
 
     def delivers(self, a: int, b: int) -> bool:
-        """Whether b reads what a has sent to it."""
+        """True if b receives messages of a."""
         reader = self.ranks[b]
         return (a, b) not in self.cut and b not in self.silent and not reader.sends and reader.status != "crashed"
 
@@ -80,7 +80,7 @@ class World:
         self.run(rank)
 
     def crash(self, identity: int, lost: int) -> None:
-        """End a rank; of what is on its way from it the last `lost` messages on each line are lost."""
+        """End a rank; on each line, the last `lost` messages in transit from it are lost."""
         rank = self.ranks[identity]
         rank.status, rank.consensus = "crashed", None
         rank.sends.clear()
@@ -91,7 +91,7 @@ class World:
                 line.append(None)
 
     def begin(self, rank: Rank) -> None:
-        """Agree on the next epoch."""
+        """Start the agreement on the next epoch."""
         rank.status = "agreeing"
         own = Proposal(
             False, rank.epoch + 1, frozenset(), rank.completed, rank.settled, 1000 + rank.identity, (0, 6), "barrier"
@@ -102,7 +102,7 @@ class World:
         )  # fmt: skip
 
     def run(self, rank: Rank) -> None:
-        """Let a rank go on until it waits, or has messages to send."""
+        """Run a rank until it waits, or has messages to send."""
         while rank.consensus is not None and not rank.sends:
             try:
                 self._pass_on(rank, rank.consensus)
@@ -149,7 +149,7 @@ class World:
         rank.sends.extend((peer, None) for peer in range(len(self.ranks)) if peer != rank.identity)
 
     def wait(self) -> bool:
-        """Nothing is on its way: let time pass for those who wait. Whether anybody does."""
+        """Let time pass for the waiting ranks if no message is in transit. Return True if any rank waits."""
         waiting = [rank for rank in self.ranks if rank.consensus is not None and rank.identity not in self.silent]
         self.now_s += 2 * PATIENCE_S
         for rank in waiting:
@@ -158,7 +158,7 @@ class World:
 
 
 def drive(world: World, data: st.DataObject, crashes: list[int], most_steps: int = 5000) -> None:
-    """Let things happen in an order that hypothesis chooses, with these crashes among them, until all is quiet."""
+    """Let hypothesis choose the order of events, including these crashes, until no event is left."""
     for _ in range(most_steps):
         actions = world.actions()
         if crashes and (not actions or data.draw(st.integers(0, 9)) == 0):
@@ -167,7 +167,7 @@ def drive(world: World, data: st.DataObject, crashes: list[int], most_steps: int
             world.act(data.draw(st.sampled_from(actions)))
         elif not world.wait():
             return
-    raise AssertionError("the ranks do not come to an end")
+    raise AssertionError("the ranks do not finish")
 
 
 def alive(world: World) -> list[Rank]:
@@ -175,7 +175,7 @@ def alive(world: World) -> list[Rank]:
 
 
 def check_one_world(world: World) -> None:
-    """All who continue are in one world, with the same verdict. Who decided otherwise could not connect, and is out."""
+    """Check that all continuing ranks share one world and outcome. A rank with another decision could not connect."""
     continuing = [rank for rank in alive(world) if rank.epoch > 0]
     assert len({(rank.epoch, rank.members, rank.completed) for rank in continuing}) <= 1
     assert all(rank.identity in rank.members for rank in continuing)
@@ -186,7 +186,7 @@ sizes = st.integers(2, 5)
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), size=sizes)
-def test_all_who_survive_crashes_continue_together(data: st.DataObject, size: int) -> None:
+def test_all_survivors_of_crashes_continue_together(data: st.DataObject, size: int) -> None:
     completed = data.draw(st.lists(st.sampled_from([5, 6]), min_size=size, max_size=size))
     crashes = data.draw(st.lists(st.sampled_from(range(size)), unique=True, min_size=1, max_size=size - 1))
     world = World(completed)
@@ -201,14 +201,14 @@ def test_all_who_survive_crashes_continue_together(data: st.DataObject, size: in
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), size=sizes)
 def test_with_silent_ranks_at_most_one_world_continues(data: st.DataObject, size: int) -> None:
-    """They are stopped while the others agree, and wake when these have decided or given up."""
+    """Some ranks are stopped while the others agree, and wake when these have decided or given up."""
     completed = data.draw(st.lists(st.sampled_from([5, 6]), min_size=size, max_size=size))
     silent = data.draw(st.lists(st.sampled_from(range(size)), unique=True, min_size=1, max_size=size - 1))
     awake = sorted(set(range(size)) - set(silent))
     crashes = data.draw(st.lists(st.sampled_from(range(size)), unique=True, max_size=1))
     world = World(completed)
     world.silent = set(silent)
-    for rank in awake:  # a collective did not end in time
+    for rank in awake:  # a collective timed out
         world.begin(world.ranks[rank])
         world.run(world.ranks[rank])
     drive(world, data, list(crashes))
@@ -224,7 +224,7 @@ def test_with_silent_ranks_at_most_one_world_continues(data: st.DataObject, size
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), size=sizes)
-def test_of_two_halves_that_cannot_hear_each_other_at_most_one_continues(data: st.DataObject, size: int) -> None:
+def test_at_most_one_of_two_isolated_halves_continues(data: st.DataObject, size: int) -> None:
     half = set(data.draw(st.lists(st.sampled_from(range(size)), unique=True, min_size=1, max_size=size - 1)))
     world = World([5] * size)
     world.cut = {(a, b) for a, b in world.lines if (a in half) != (b in half)}
@@ -240,7 +240,7 @@ def test_of_two_halves_that_cannot_hear_each_other_at_most_one_continues(data: s
     check_one_world(world)
 
 
-def test_a_majority_leaves_a_silent_rank_out_and_tells_it() -> None:
+def test_majority_excludes_a_silent_rank_and_notifies_it() -> None:
     world = World([5, 5, 5])
     world.silent = {2}
     for rank in world.ranks[:2]:
@@ -273,12 +273,12 @@ def test_ranks_that_called_different_collectives_do_not_continue() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"is_last_word": True}, {"alive": frozenset({1})}])
-def test_who_is_told_that_it_is_left_out_ends(changes: dict[str, Any]) -> None:
+def test_rank_notified_of_its_exclusion_ends(changes: dict[str, Any]) -> None:
     with pytest.raises(LeftOut):
         consensus().hear(1, said(**changes))
 
 
-def test_a_peer_that_has_decided_decides_for_this_rank_too() -> None:
+def test_decision_of_a_peer_counts_for_this_rank_too() -> None:
     with pytest.raises(Ahead) as ahead:
         consensus().hear(1, said(epoch=2, settled=6))
     assert ahead.value.settled == 6
