@@ -53,7 +53,7 @@ def test_defaults_and_overrides(run_file: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", ["strategy.name='zero1'", "strategy.name='zero3'", "strategy.tp=2"])
-def test_an_optimizer_of_whole_matrices_refuses_strategies_that_cut_them(
+def test_whole_matrix_optimizer_rejects_strategies_that_split_matrices(
     run_file: Path, monkeypatch: pytest.MonkeyPatch, cut: str
 ) -> None:
     whole = replace(OPTIMIZERS["sgd"], needs_whole_matrices=True)
@@ -65,14 +65,14 @@ def test_an_optimizer_of_whole_matrices_refuses_strategies_that_cut_them(
         load_run_config(run_file, ["optimizer.name=whole", f"strategy.{strategy}"])
 
 
-def test_experts_in_a_llama_are_refused_with_the_setting_that_allows_them() -> None:
+def test_llama_with_experts_is_rejected_with_a_hint_to_set_mixtral() -> None:
     demo = ROOT / "config" / "demo.toml"
     assert "add --set model.model_type=mixtral" in problems_of(demo, "model.num_local_experts=4")
     config = load_run_config(demo, ["model.num_local_experts=4", "model.model_type=mixtral"])
     assert config.model.num_local_experts == 4
 
 
-def test_qk_norm_needs_a_model_type_that_has_it() -> None:
+def test_qk_norm_requires_model_type_qwen3() -> None:
     demo = ROOT / "config" / "demo.toml"
     assert "add --set model.model_type=qwen3" in problems_of(demo, "model.qk_norm=true")
     assert load_run_config(demo, ["model.model_type=qwen3"]).model.qk_norm
@@ -80,7 +80,7 @@ def test_qk_norm_needs_a_model_type_that_has_it() -> None:
     assert "qk_norm=true with num_local_experts=4" in both
 
 
-def test_all_mistakes_are_told_at_once_with_the_nearest_name(run_file: Path) -> None:
+def test_all_mistakes_are_reported_together_with_suggestions(run_file: Path) -> None:
     text = problems_of(
         run_file, "train.stps=3", "train.precision=fp8", "datta.name=x", "optimizer.beta1=true", "nonsense"
     )
@@ -112,12 +112,14 @@ def test_all_mistakes_are_told_at_once_with_the_nearest_name(run_file: Path) -> 
         ("model.head_dim=16", ("head_dim=16", "hidden_size=32")),
     ],
 )
-def test_shape_mistakes_name_both_numbers_and_the_rule(run_file: Path, override: str, numbers: tuple[str, ...]) -> None:
+def test_invalid_sizes_are_reported_with_numbers_and_rule(
+    run_file: Path, override: str, numbers: tuple[str, ...]
+) -> None:
     text = problems_of(run_file, override)
     assert all(number in text for number in numbers), text
 
 
-def test_batch_must_share_out_evenly(run_file: Path) -> None:
+def test_global_batch_must_divide_evenly(run_file: Path) -> None:
     config = load_run_config(run_file, ["train.global_batch_size=12", "train.grad_accum=2"])
     assert config.world_problems(3) == []
     assert config.micro_batch_size(3) == 2
@@ -126,14 +128,14 @@ def test_batch_must_share_out_evenly(run_file: Path) -> None:
     assert "world size 4 x train.grad_accum 2 = 8" in problem
 
 
-def test_unless_the_run_goes_on_when_ranks_are_lost(run_file: Path) -> None:
+def test_elastic_run_allows_uneven_global_batch(run_file: Path) -> None:
     config = load_run_config(run_file, ["comm.on_loss=shrink", "train.global_batch_size=12", "train.grad_accum=2"])
     assert config.world_problems(5) == config.world_problems(6) == []
     (problem,) = config.world_problems(7)
     assert "global_batch_size=12 is less than world size 7 x train.grad_accum 2 = 14" in problem
 
 
-def test_no_more_ranks_go_on_without_lost_ones_than_can_agree(run_file: Path) -> None:
+def test_elastic_run_is_limited_to_64_ranks(run_file: Path) -> None:
     config = load_run_config(run_file, ["train.global_batch_size=8320", "comm.on_loss=shrink"])
     assert config.world_problems(64) == []
     (problem,) = config.world_problems(65)
@@ -151,17 +153,17 @@ def test_no_more_ranks_go_on_without_lost_ones_than_can_agree(run_file: Path) ->
         ("config.json", '{"vocab_size": 8}', "hidden_size: missing"),
     ],
 )
-def test_broken_files(run_file: Path, name: str, content: str, words: str) -> None:
+def test_malformed_run_and_model_files_are_reported(run_file: Path, name: str, content: str, words: str) -> None:
     (run_file.parent / name).write_text(content)
     assert words in problems_of(run_file)
 
 
-def test_absent_files(run_file: Path) -> None:
+def test_missing_run_and_model_files_are_reported(run_file: Path) -> None:
     assert "run.toml" in problems_of(run_file.parent / "absent.toml")
     assert "no such file" in problems_of(run_file, "model.file=absent.json")
 
 
-def test_round_trip_through_run_json(run_file: Path) -> None:
+def test_config_round_trips_through_run_json(run_file: Path) -> None:
     config = load_run_config(run_file, ["train.precision=bf16"])
     table = json.loads(json.dumps(to_dict(config)))
     assert from_dict(table) == config
@@ -172,7 +174,7 @@ def test_round_trip_through_run_json(run_file: Path) -> None:
         from_dict(override_dict(table, ["train.steps=0"]))
 
 
-def test_num_parameters_and_flops() -> None:
+def test_num_parameters_and_flops_match_hand_computed_values() -> None:
     model = load_model_config(ROOT / "config" / "config.json")
     hidden, ffn, vocab = model.hidden_size, model.intermediate_size, model.vocab_size
     layer = 4 * hidden**2 + 3 * hidden * ffn + 2 * hidden
@@ -203,32 +205,30 @@ def test_num_parameters_and_flops() -> None:
         ),
     ],
 )
-def test_the_effective_batch_is_explained(
-    run_file: Path, settings: tuple[str, ...], world_size: int, words: str
-) -> None:
+def test_effective_batch_is_explained(run_file: Path, settings: tuple[str, ...], world_size: int, words: str) -> None:
     config = load_run_config(run_file, settings)
     config.check_world(world_size)
     assert config.explain_batch(world_size) == words
 
 
-def test_a_world_that_cannot_be_is_one_error(run_file: Path) -> None:
+def test_world_size_that_does_not_divide_batch_is_rejected(run_file: Path) -> None:
     with pytest.raises(ConfigError, match="global_batch_size=16 is not a multiple of world size 3"):
         load_run_config(run_file).check_world(3)
 
 
-def test_a_value_nested_deep_by_its_key_is_refused(run_file: Path) -> None:
+def test_deeply_nested_key_is_rejected(run_file: Path) -> None:
     run_file.write_text("seed" + ".a" * 3000 + " = 1\n" + run_file.read_text())
     with pytest.raises(ConfigError, match="a key with more than 32 parts"):
         load_run_config(run_file)
 
 
-def test_an_override_of_many_parts_is_refused(run_file: Path) -> None:
+def test_override_with_too_many_parts_is_rejected(run_file: Path) -> None:
     for text in ("seed" + ".a" * 3000 + "=1", "seed={a" + ".a" * 3000 + "=1}"):
         with pytest.raises(ConfigError, match="seed"):
             load_run_config(run_file, [text])
 
 
-def test_not_every_one_of_many_unknown_keys_is_looked_up(run_file: Path) -> None:
+def test_only_first_hundred_unknown_keys_are_reported(run_file: Path) -> None:
     model = run_file.with_name("config.json")
     model.write_text(json.dumps({**json.loads(model.read_text()), **{f"hidden_siz{n}": 1 for n in range(3000)}}))
     with pytest.raises(ConfigError, match=": 100 mistakes"):

@@ -35,7 +35,7 @@ def fill(table: dict[str, Any], run: RunConfig = RUN) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name, entry in DATA_STRATEGIES.items() if "deepspeed" in entry.modules])
-def test_own_files_leave_to_the_run_what_the_run_decides(name: str) -> None:
+def test_shipped_deepspeed_files_use_auto_for_run_settings(name: str) -> None:
     run = replace(RUN, strategy=replace(RUN.strategy, name=name))
     filled = fill(read_deepspeed(CONFIG / f"deepspeed_{name}.json"), run)
     assert filled["zero_optimization"]["stage"] == int(name[-1])
@@ -47,21 +47,21 @@ def test_own_files_leave_to_the_run_what_the_run_decides(name: str) -> None:
     assert '"auto"' not in json.dumps(filled)
 
 
-def test_what_the_file_leaves_out_is_filled_in_too() -> None:
+def test_missing_deepspeed_keys_are_filled_in() -> None:
     filled = fill({"zero_optimization": {"overlap_comm": False}})
     assert filled["zero_optimization"] == {"overlap_comm": False, "stage": 2}
     assert filled["train_batch_size"] == 32
     assert "optimizer" not in filled
 
 
-def test_the_run_decides_precision_and_clipping() -> None:
+def test_run_file_sets_deepspeed_precision_and_clipping() -> None:
     run = replace(RUN, train=replace(RUN.train, precision="bf16"), optimizer=OptimizerConfig(grad_clip="off"))
     filled = fill({"bf16": {"enabled": True}}, run)
     assert filled["bf16"] == {"enabled": True}
     assert filled["gradient_clipping"] == 0.0
 
 
-def test_a_file_that_agrees_is_taken_as_it_is() -> None:
+def test_consistent_deepspeed_file_is_used_unchanged() -> None:
     table = {"train_batch_size": 32, "optimizer": {"type": "AdamW", "params": {"lr": 0.003, "betas": [0.9, 0.95]}}}
     assert fill(table)["optimizer"]["params"]["eps"] == 1e-8
 
@@ -85,13 +85,13 @@ def test_a_file_that_agrees_is_taken_as_it_is() -> None:
         ({"zero_optimization": 2}, "zero_optimization=2: must be an object"),
     ],
 )
-def test_a_contradiction_names_both_values(table: dict[str, Any], said: str) -> None:
+def test_deepspeed_contradiction_reports_both_values(table: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=r"ds\.json contradicts the run") as caught:
         fill(table)
     assert said in str(caught.value)
 
 
-def test_all_contradictions_are_told_at_once() -> None:
+def test_all_deepspeed_contradictions_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         fill({"train_batch_size": 64, "gradient_clipping": 0.5})
     assert str(caught.value).count("the run has") == 2
@@ -101,11 +101,11 @@ def test_all_contradictions_are_told_at_once() -> None:
     "section",
     [{"scheduler": None}, {"fp16": {"enabled": False}}, {"zero_optimization": {"offload_param": {"device": "none"}}}],
 )
-def test_what_is_switched_off_does_not_matter(section: dict[str, Any]) -> None:
+def test_disabled_deepspeed_sections_are_accepted(section: dict[str, Any]) -> None:
     fill(section)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_deepspeed_files_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no such DeepSpeed file"):
         read_deepspeed(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")
@@ -123,7 +123,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert deepspeed_path(named) == Path("own.json")
 
 
-def test_without_deepspeed_one_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_deepspeed_package_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     world = World(world_env(), torch.device("cpu"), timeout_s=1)
@@ -132,7 +132,7 @@ def test_without_deepspeed_one_error_names_the_extra(monkeypatch: pytest.MonkeyP
     assert "pip install 'frog[deepspeed]'" in str(caught.value)
 
 
-def test_what_the_engine_cannot_do_here_is_an_error_before_anything_starts() -> None:
+def test_deepspeed_rejects_fp16_before_start() -> None:
     run = replace(RUN, train=replace(RUN.train, precision="fp16"))
     with pytest.raises(ConfigError, match=r"train\.precision='fp16' with strategy\.implementation='deepspeed'"):
         DeepSpeed(run, None, None, None)  # type: ignore[arg-type]

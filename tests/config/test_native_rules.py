@@ -48,12 +48,12 @@ def problems(grad_accum: int = 4, model: ModelConfig = MODEL, **strategy: Any) -
         ({"implementation": "deepspeed", "name": "zero3", "shard": 2}, "strategy.shard=2 with"),
     ],
 )
-def test_what_cannot_be_is_said_with_both_fields(strategy: dict[str, Any], said: str) -> None:
+def test_unsupported_combination_is_reported_with_both_fields(strategy: dict[str, Any], said: str) -> None:
     (problem,) = problems(**strategy)
     assert said in problem
 
 
-def test_torchs_zero_bubble_wants_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_zero_bubble_requires_complete_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frog.config.strategy.version", lambda package: "2.13.0")
     strategy = {"implementation": "torch", "pp": 2, "schedule": "zero_bubble"}
     assert problems(4, **strategy) == []
@@ -80,7 +80,7 @@ def test_ddp_by_torch_2_9_over_tensor_or_pipeline_parallelism_is_refused(
 
 
 @pytest.mark.parametrize("old", ["2.9.1", "2.10.0a0+b4e4ee8", "2.12.0+cpu"])
-def test_zero_bubble_by_torch_before_2_13_is_refused(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_zero_bubble_is_rejected_before_2_13(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frog.config.strategy.version", lambda package: old)
     strategy = {"implementation": "torch", "pp": 4, "schedule": "zero_bubble"}
     (problem,) = problems(4, **strategy)
@@ -89,7 +89,7 @@ def test_zero_bubble_by_torch_before_2_13_is_refused(old: str, monkeypatch: pyte
     assert problems(4, **{**strategy, "schedule": "1f1b"}) == []
 
 
-def test_torchs_pipeline_passes_no_routers_loss() -> None:
+def test_torch_pipeline_rejects_mixture_of_experts() -> None:
     mixture = replace(MODEL, num_local_experts=4)
     (problem,) = problems(model=mixture, implementation="torch", pp=2)
     assert "strategy.pp=2 with num_local_experts=4" in problem
@@ -105,5 +105,5 @@ def test_torchs_pipeline_passes_no_routers_loss() -> None:
         {"compression": "powersgd"},
     ],
 )
-def test_what_torch_has(strategy: dict[str, Any]) -> None:
+def test_torch_strategies_are_accepted(strategy: dict[str, Any]) -> None:
     assert problems(implementation="torch", **strategy) == []

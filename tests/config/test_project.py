@@ -13,7 +13,7 @@ from frog.config.project import FILES
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_new_project_has_the_files_of_the_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_project_has_the_repository_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "mine"
     assert main(["init", str(folder)]) == 0
     assert f"cd {folder}" in capsys.readouterr().out
@@ -22,7 +22,7 @@ def test_a_new_project_has_the_files_of_the_repository(tmp_path: Path, capsys: p
     assert load_run_config(folder / "config" / "demo.toml", []).name == "demo"
 
 
-def test_commands_find_their_files_there(
+def test_commands_find_files_in_new_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -33,7 +33,9 @@ def test_commands_find_their_files_there(
 
 
 @pytest.mark.parametrize("there", ["a file", "a folder with something"])
-def test_what_is_there_stays(there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_rejects_nonempty_target_and_keeps_it(
+    there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = tmp_path / "mine"
     kept = place if there == "a file" else place / "notes.txt"
     kept.parent.mkdir(exist_ok=True)

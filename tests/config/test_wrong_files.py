@@ -25,29 +25,29 @@ def run_file(tmp_path: Path) -> Path:
     return tmp_path / "demo.toml"
 
 
-def test_run_files(run_file: Path) -> None:
+def test_run_files_with_wrong_values_are_rejected_by_name(run_file: Path) -> None:
     held_to_its_schema(run_file, lambda: load_run_config(run_file))
 
 
-def test_model_files(run_file: Path) -> None:
+def test_model_files_with_wrong_values_are_rejected_by_name(run_file: Path) -> None:
     path = run_file.with_name("config.json")
     held_to_its_schema(path, lambda: load_model_config(path))
     held_to_its_schema(path, lambda: load_run_config(run_file), names="demo.toml")
 
 
-def test_overrides_of_every_kind(run_file: Path) -> None:
+def test_overrides_of_every_type_are_checked(run_file: Path) -> None:
     def read(value: Any) -> None:
         load_run_config(run_file, [f"train.steps={json.dumps(value)}"])
 
     table_held_to_its_schema(1, read, "train.steps")
 
 
-def test_configurations_that_come_back(run_file: Path) -> None:
+def test_stored_configs_with_wrong_values_are_rejected(run_file: Path) -> None:
     good = json.loads(json.dumps(to_dict(load_run_config(run_file))))
     table_held_to_its_schema(good, lambda table: from_dict(table, Path("here/run.json")), "here/run.json")
 
 
-def test_fine_tunings_that_come_back() -> None:
+def test_stored_finetune_configs_with_wrong_values_are_rejected() -> None:
     tuned = FinetuneConfig("runs/one", 4, "0" * 64, "guard", "1" * 64, "classification", ("a", "b"), 3, 0.25)
     good = json.loads(json.dumps(asdict(tuned)))
     assert finetune_from_dict(good) == tuned
@@ -72,13 +72,13 @@ def test_fine_tunings_that_come_back() -> None:
         ("strategy.bucket_mb=1e300", "must be at most 1000000000"),
     ],
 )
-def test_numbers_that_no_run_can_mean(run_file: Path, setting: str, said: str) -> None:
+def test_numbers_outside_limits_are_rejected(run_file: Path, setting: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_run_config(run_file, [setting])
 
 
 @pytest.mark.parametrize("name", ["deepspeed_zero1.json", "deepspeed_zero3.json"])
-def test_files_of_deepspeed(run_file: Path, name: str) -> None:
+def test_deepspeed_files_with_wrong_values_are_rejected(run_file: Path, name: str) -> None:
     path = run_file.with_name(name)
     config = load_run_config(run_file, [f"strategy.name={name[10:15]}", "strategy.implementation=deepspeed"])
     optimizer = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}

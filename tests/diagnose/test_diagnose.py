@@ -78,7 +78,7 @@ OTHERS = (0, 1, 3)
 # ---- one rank --------------------------------------------------------------------------------------------------------
 
 
-def test_raise(run: FailedRun) -> None:
+def test_rank_that_raises_is_diagnosed(run: FailedRun) -> None:
     run.fail(2, KeyError("pond"))
     run.lose(*OTHERS)
     result = found(run)
@@ -91,7 +91,7 @@ def test_raise(run: FailedRun) -> None:
     assert result.evidence[0].startswith(clock(failed_ns))
 
 
-def test_a_users_mistake_is_not_a_fault_of_a_rank(tmp_path: Path) -> None:
+def test_config_error_on_all_ranks_is_a_usage_error(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
     for rank in run.ranks:
@@ -102,7 +102,7 @@ def test_a_users_mistake_is_not_a_fault_of_a_rank(tmp_path: Path) -> None:
     assert result.advice == "--set train.steps=8"
 
 
-def test_out_of_memory(run: FailedRun) -> None:
+def test_out_of_memory_is_diagnosed(run: FailedRun) -> None:
     run.fail(2, MemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     run.lose(*OTHERS)
     result = found(run)
@@ -110,7 +110,7 @@ def test_out_of_memory(run: FailedRun) -> None:
     assert result.collective == "all_reduce of 4012 bytes over dp"
 
 
-def test_kill(run: FailedRun) -> None:
+def test_killed_rank_is_diagnosed(run: FailedRun) -> None:
     run.lose(*OTHERS)
     run.exit(2, -9)
     result = found(run)
@@ -120,7 +120,7 @@ def test_kill(run: FailedRun) -> None:
     assert "oom" in result.advice
 
 
-def test_crash(run: FailedRun) -> None:
+def test_crashed_rank_is_diagnosed(run: FailedRun) -> None:
     run.lose(*OTHERS)
     run.exit(2, -11)
     result = found(run)
@@ -128,7 +128,7 @@ def test_crash(run: FailedRun) -> None:
     assert "SIGSEGV" in result.finding
 
 
-def test_stop(run: FailedRun) -> None:
+def test_stopped_rank_is_diagnosed(run: FailedRun) -> None:
     """The watchdog saw no heartbeat and killed it; only then did the others lose it."""
     run.hang(2, "silent", 15)
     run.exit(2, -9)
@@ -138,7 +138,7 @@ def test_stop(run: FailedRun) -> None:
     assert result.certain
 
 
-def test_a_rank_that_was_dead_before_the_watchdog_looked(run: FailedRun) -> None:
+def test_rank_dead_before_watchdog_check_was_killed(run: FailedRun) -> None:
     """Its peers' connections closed at once: it was killed, not stopped."""
     run.hang(2, "silent", 15)
     run.lose(*OTHERS, after_s=0.3)
@@ -147,7 +147,7 @@ def test_a_rank_that_was_dead_before_the_watchdog_looked(run: FailedRun) -> None
     assert not result.certain
 
 
-def test_kill_whose_peers_told_late(run: FailedRun) -> None:
+def test_killed_rank_is_diagnosed_although_peers_report_late(run: FailedRun) -> None:
     """They finished a checkpoint before they gave up: its heartbeat is old by then, but its connection had closed."""
     run.exit(2, -9)
     for rank in OTHERS:
@@ -180,13 +180,13 @@ def test_stop_whose_peers_gave_up_all_at_once(run: FailedRun) -> None:
     assert result.certain
 
 
-def test_stop_without_a_watchdog(tmp_path: Path) -> None:
+def test_stopped_rank_is_diagnosed_without_watchdog(tmp_path: Path) -> None:
     run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
     run.lose(*OTHERS, after_s=60, cause="timed_out")
     assert place(found(run)) == ("stop", 2, 5, "forward")
 
 
-def test_kill_without_a_launcher(tmp_path: Path) -> None:
+def test_killed_rank_is_diagnosed_without_launcher(tmp_path: Path) -> None:
     run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
     run.lose(*OTHERS, after_s=0.3)
     result = found(run)
@@ -194,14 +194,14 @@ def test_kill_without_a_launcher(tmp_path: Path) -> None:
     assert not result.certain
 
 
-def test_all_gone_at_once(run: FailedRun) -> None:
+def test_all_ranks_gone_together_is_diagnosed(run: FailedRun) -> None:
     run.launcher = False  # it was killed too: no end
     result = found(run)
     assert result.fault == "gone"
     assert not result.certain
 
 
-def test_one_that_never_comes(run: FailedRun) -> None:
+def test_rank_that_never_enters_collective_is_diagnosed(run: FailedRun) -> None:
     """It beats on, in forward, while the others' collective times out."""
     run.lose(*OTHERS, after_s=60, cause="timed_out")
     run.ranks[2].now_ns = run.ranks[0].now_ns
@@ -221,7 +221,9 @@ def test_one_that_never_comes(run: FailedRun) -> None:
         ([], (None, "backward")),
     ],
 )
-def test_nan(run: FailedRun, culprits: list[NotFinite], expected: tuple[int | None, str]) -> None:
+def test_non_finite_loss_names_first_rank(
+    run: FailedRun, culprits: list[NotFinite], expected: tuple[int | None, str]
+) -> None:
     known = ErrorFacts(cause="not_finite", not_finite=tuple(culprits))
     for rank in run.ranks:
         run.enter(rank, 5, "optimize")
@@ -231,7 +233,7 @@ def test_nan(run: FailedRun, culprits: list[NotFinite], expected: tuple[int | No
     assert (result.rank, result.phase) == expected
 
 
-def test_full_disk(run: FailedRun) -> None:
+def test_full_disk_is_diagnosed(run: FailedRun) -> None:
     """Rank 0 met an error too, because rank 2 had given up; the one that says so comes first."""
     words = "checkpoint of step 4 could not be written to runs/run/checkpoints"
     run.fail(0, CheckpointError(words, facts=ErrorFacts(step=4)))
@@ -260,7 +262,7 @@ def unlike(
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("odd", [0, 1])
-def test_wrong_shape(tmp_path: Path, num_ranks: int, odd: int) -> None:
+def test_wrong_collective_size_is_diagnosed(tmp_path: Path, num_ranks: int, odd: int) -> None:
     """Of two ranks neither is in the majority: the steps before tell."""
     run = until_step_5(FailedRun(tmp_path / "run", num_ranks), odd)
     run.up_to(odd, 5, "reduce")
@@ -271,7 +273,7 @@ def test_wrong_shape(tmp_path: Path, num_ranks: int, odd: int) -> None:
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-def test_wrong_shape_in_the_first_step(tmp_path: Path, odd: int) -> None:
+def test_wrong_collective_size_in_first_step_is_diagnosed(tmp_path: Path, odd: int) -> None:
     """No step before: the size of the model tells."""
     run = FailedRun(tmp_path / "run", 2)
     run.start()
@@ -281,7 +283,7 @@ def test_wrong_shape_in_the_first_step(tmp_path: Path, odd: int) -> None:
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-def test_the_last_collective_left_out(tmp_path: Path, odd: int) -> None:
+def test_skipped_last_collective_is_diagnosed(tmp_path: Path, odd: int) -> None:
     """The other rank has come to the meeting at the end."""
     run = FailedRun(tmp_path / "run", 2)
     run.start()
@@ -300,7 +302,7 @@ def test_the_last_collective_left_out(tmp_path: Path, odd: int) -> None:
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-def test_wrong_shape_in_a_checkpoint(tmp_path: Path, odd: int) -> None:
+def test_wrong_collective_size_in_checkpoint_is_diagnosed(tmp_path: Path, odd: int) -> None:
     """Two steps of sixteen samples, eight bytes each, or half of that; the first one has none before it."""
     run = FailedRun(tmp_path / "run", 2)
     run.start()
@@ -312,7 +314,7 @@ def test_wrong_shape_in_a_checkpoint(tmp_path: Path, odd: int) -> None:
     assert result.certain
 
 
-def test_most_are_right(tmp_path: Path) -> None:
+def test_majority_of_ranks_is_taken_as_right(tmp_path: Path) -> None:
     """Also where what one of four calls looks more usual."""
     run = FailedRun(tmp_path / "run")
     run.start()
@@ -325,7 +327,7 @@ def test_most_are_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", ["data", "forward", "reduce", "zero"])
 @pytest.mark.parametrize("odd", [0, 1])
-def test_extra_collective(tmp_path: Path, phase: str, odd: int) -> None:
+def test_extra_collective_is_diagnosed(tmp_path: Path, phase: str, odd: int) -> None:
     run = until_step_5(FailedRun(tmp_path / "run", 2), odd)
     if phase == "zero":
         run.up_to(1 - odd, 5, None)
@@ -342,7 +344,7 @@ def test_extra_collective(tmp_path: Path, phase: str, odd: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_missing_collective(tmp_path: Path, num_ranks: int) -> None:
+def test_missing_collective_is_diagnosed(tmp_path: Path, num_ranks: int) -> None:
     """Rank 1 leaves the reduction of step 5 out; its next, of step 6, is taken for it, and so on to the end."""
     run = FailedRun(tmp_path / "run", num_ranks)
     run.start()
@@ -361,7 +363,7 @@ def test_missing_collective(tmp_path: Path, num_ranks: int) -> None:
     assert result.certain
 
 
-def test_missing_collective_before_one_that_is_due_too(tmp_path: Path) -> None:
+def test_missing_collective_before_another_due_one_is_diagnosed(tmp_path: Path) -> None:
     """Both calls are such as come in every run: the rank that has come further has left one out."""
     run = FailedRun(tmp_path / "run", 2)
     run.start()
@@ -398,7 +400,7 @@ def pipeline(path: Path, steps: int, pp: int = 2, **strategy: str) -> FailedRun:
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("odd", [0, 1])
-def test_wrong_shape_of_a_tied_embedding(tmp_path: Path, steps: int, odd: int) -> None:
+def test_wrong_size_of_tied_embedding_is_diagnosed(tmp_path: Path, steps: int, odd: int) -> None:
     run = pipeline(tmp_path / "run", steps)
     result = unlike(run, odd, ("reduce", "all_reduce", "tied", TIED[3] // 2), TIED)
     assert place(result) == ("shape", odd, steps + 1, "reduce")
@@ -408,7 +410,7 @@ def test_wrong_shape_of_a_tied_embedding(tmp_path: Path, steps: int, odd: int) -
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("odd", [0, 1])
-def test_a_tied_embedding_left_out(tmp_path: Path, steps: int, odd: int) -> None:
+def test_skipped_tied_embedding_is_diagnosed(tmp_path: Path, steps: int, odd: int) -> None:
     """Also in the first step: what comes behind it in the reduction is known."""
     result = unlike(pipeline(tmp_path / "run", steps), odd, AGREED, TIED)
     assert place(result) == ("missing", odd, steps + 1, "reduce")
@@ -416,13 +418,13 @@ def test_a_tied_embedding_left_out(tmp_path: Path, steps: int, odd: int) -> None
     assert result.collective == "all_reduce of 320 bytes over tied"
 
 
-def test_a_tied_embedding_comes_last_where_gradients_go_early(tmp_path: Path) -> None:
+def test_tied_embedding_follows_overlapped_reduction(tmp_path: Path) -> None:
     result = unlike(pipeline(tmp_path / "run", 0, name="ddp", reduction="overlapped"), 1, TIED, AGREED)
     assert place(result) == ("missing", 1, 1, "reduce")
     assert result.collective == "all_reduce of 8 bytes over world"
 
 
-def test_a_collective_left_out_before_one_as_large_over_another_axis(tmp_path: Path) -> None:
+def test_skipped_collective_is_told_from_same_size_on_other_axis(tmp_path: Path) -> None:
     """The norm's eight bytes over the pipeline, where the other rank's losses go over the world."""
     run = pipeline(tmp_path / "run", 0)
     for rank in run.ranks:
@@ -433,7 +435,7 @@ def test_a_collective_left_out_before_one_as_large_over_another_axis(tmp_path: P
 
 
 @pytest.mark.parametrize("odd", [0, 3])
-def test_only_the_ends_of_a_pipeline_have_the_tied_embedding(tmp_path: Path, odd: int) -> None:
+def test_only_pipeline_ends_have_tied_embedding(tmp_path: Path, odd: int) -> None:
     run = pipeline(tmp_path / "run", 2, pp=4)
     half = ("reduce", "all_reduce", "tied", TIED[3] // 2)
     for rank in run.ranks:
@@ -445,7 +447,7 @@ def test_only_the_ends_of_a_pipeline_have_the_tied_embedding(tmp_path: Path, odd
     assert place(found(run)) == ("shape", odd, 3, "reduce")
 
 
-def test_sizes_of_an_all_to_all_may_differ(run: FailedRun) -> None:
+def test_all_to_all_sizes_may_differ(run: FailedRun) -> None:
     for rank in run.ranks:
         run.call(rank, ("", "all_to_all", "dp", 100 + rank))
     run.lose(*OTHERS)
@@ -453,7 +455,7 @@ def test_sizes_of_an_all_to_all_may_differ(run: FailedRun) -> None:
     assert found(run).fault == "kill"
 
 
-def test_what_left_no_trace_is_not_compared(run: FailedRun) -> None:
+def test_calls_after_a_gap_are_not_compared(run: FailedRun) -> None:
     """A collective of rank 0 that began and whose end was not told: what comes behind it is out of step."""
     run.ranks[0].seq += 1
     run.call(0, SCORE)
@@ -474,7 +476,7 @@ def two_nodes(path: Path) -> FailedRun:
     return run
 
 
-def test_node_gone(tmp_path: Path) -> None:
+def test_lost_node_is_diagnosed(tmp_path: Path) -> None:
     run = two_nodes(tmp_path / "run")
     run.tell("node", run.ranks[2].now_ns + 100_000_000, node=1, host="node1", code=-9)
     run.lose(0, 1)
@@ -483,7 +485,7 @@ def test_node_gone(tmp_path: Path) -> None:
     assert "ranks 2 and 3" in result.finding
 
 
-def test_a_node_that_went_before_its_first_rank_had_said_anything(tmp_path: Path) -> None:
+def test_lost_node_with_one_silent_rank_uses_the_other_ranks_position(tmp_path: Path) -> None:
     """The other rank of the node, which had, is told of: that of which nobody knows where it was tells nothing."""
     run = FailedRun(tmp_path / "run", num_ranks=2)
     run.start()
@@ -495,7 +497,7 @@ def test_a_node_that_went_before_its_first_rank_had_said_anything(tmp_path: Path
     assert (*place(result), result.node_rank) == ("node", 1, 0, "evaluate", 0)
 
 
-def test_a_node_that_went_before_its_first_event(tmp_path: Path) -> None:
+def test_lost_node_before_first_event_is_diagnosed(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run", num_ranks=2)
     run.start()
     for rank in run.ranks:
@@ -507,7 +509,7 @@ def test_a_node_that_went_before_its_first_event(tmp_path: Path) -> None:
     assert "was lost before its first step, and ranks 0 and 1 with it" in result.finding
 
 
-def test_a_node_that_was_ended_with_the_rest_is_not_the_fault(tmp_path: Path) -> None:
+def test_node_ended_with_the_world_is_not_the_fault(tmp_path: Path) -> None:
     run = two_nodes(tmp_path / "run")
     run.exit(3, -9)
     run.lose(0, 1)
@@ -515,7 +517,7 @@ def test_a_node_that_was_ended_with_the_rest_is_not_the_fault(tmp_path: Path) ->
     assert place(found(run)) == ("kill", 3, 5, "reduce")
 
 
-def test_a_node_whose_agent_ended_by_itself_is_not_the_fault(tmp_path: Path) -> None:
+def test_node_whose_agent_exited_is_not_the_fault(tmp_path: Path) -> None:
     run = two_nodes(tmp_path / "run")
     run.fail(3, KeyError("pond"))
     run.tell("node", run.ranks[3].now_ns + 1_000_000_000, node=1, host="node1", code=1)
@@ -523,7 +525,7 @@ def test_a_node_whose_agent_ended_by_itself_is_not_the_fault(tmp_path: Path) -> 
     assert place(found(run)) == ("raise", 3, 5, "reduce")
 
 
-def test_node_gone_without_a_launcher(tmp_path: Path) -> None:
+def test_lost_node_is_diagnosed_without_launcher(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run", num_nodes=2, launcher=False)
     run.start()
     run.steps(1, 4)
@@ -534,7 +536,7 @@ def test_node_gone_without_a_launcher(tmp_path: Path) -> None:
     assert (result.fault, result.node_rank) == ("node", 1)
 
 
-def test_network_cut_between_two(tmp_path: Path) -> None:
+def test_network_cut_between_two_nodes_is_diagnosed(tmp_path: Path) -> None:
     run = two_nodes(tmp_path / "run")
     run.lose(0, 1, after_s=10, cause="timed_out")
     for rank in (2, 3):
@@ -547,7 +549,9 @@ def test_network_cut_between_two(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cut", "told"), [(1, (0, 2, 3)), (0, (0,))])
-def test_network_cut_names_the_node_that_could_not_tell(tmp_path: Path, cut: int, told: tuple[int, ...]) -> None:
+def test_network_cut_names_the_node_whose_agent_could_not_report(
+    tmp_path: Path, cut: int, told: tuple[int, ...]
+) -> None:
     """The agents meet on node 0: cut off itself, it is the only one that tells."""
     run = FailedRun(tmp_path / "run", num_nodes=4)
     run.start()
@@ -561,7 +565,7 @@ def test_network_cut_names_the_node_that_could_not_tell(tmp_path: Path, cut: int
 
 
 @pytest.mark.parametrize(("on_loss", "fault"), [("fail", "cut"), ("shrink", "slow")])
-def test_who_waited_least_was_late_where_the_step_is_taken_again(tmp_path: Path, on_loss: str, fault: str) -> None:
+def test_rank_with_shortest_wait_was_late_if_step_is_repeated(tmp_path: Path, on_loss: str, fault: str) -> None:
     """Inside of a ring that is cut each rank waits from when its own last bytes came."""
     run = FailedRun(tmp_path / "run", num_nodes=4, config={"comm": {"on_loss": on_loss}})
     run.start()
@@ -574,7 +578,7 @@ def test_who_waited_least_was_late_where_the_step_is_taken_again(tmp_path: Path,
     assert found(run).fault == fault
 
 
-def test_closed_connections_of_a_living_rank(run: FailedRun) -> None:
+def test_closed_connections_of_living_rank_are_diagnosed(run: FailedRun) -> None:
     """Its neighbours on the ring fail with it, rank 0 when they have gone."""
     run.up_to(2, 5, "reduce")
     run.lose(1, 2, 3, after_s=0.1)
@@ -585,7 +589,7 @@ def test_closed_connections_of_a_living_rank(run: FailedRun) -> None:
     assert not result.certain
 
 
-def test_closed_connections_where_all_had_failed_within_a_second(run: FailedRun) -> None:
+def test_closed_connections_are_diagnosed_when_all_fail_within_a_second(run: FailedRun) -> None:
     """Rank 0 had waited when its neighbours left: none of them is the one between those that failed at once."""
     for rank in run.ranks:
         run.up_to(rank, 5, "reduce")
@@ -596,7 +600,7 @@ def test_closed_connections_where_all_had_failed_within_a_second(run: FailedRun)
     assert "look alike" not in result.finding
 
 
-def test_a_world_that_never_met(tmp_path: Path) -> None:
+def test_failed_rendezvous_is_diagnosed(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run", num_nodes=2)
     run.folder.run_json.unlink()
     run.tell("end", code=1)
@@ -624,22 +628,22 @@ def slow(run: FailedRun, rank: int, phase: str, extra_ms: dict[int, int]) -> Dia
 
 @pytest.mark.parametrize("phase", ["data", "backward", "reduce", "zero"])
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_straggler(tmp_path: Path, phase: str, num_ranks: int) -> None:
+def test_straggler_is_diagnosed(tmp_path: Path, phase: str, num_ranks: int) -> None:
     result = slow(FailedRun(tmp_path / "run", num_ranks), num_ranks - 1, phase, dict.fromkeys(range(4, 9), 200))
     assert place(result) == ("slow", num_ranks - 1, 4, phase)
     assert (result.outcome, result.certain) == ("completed", True)
 
 
-def test_straggler_after_a_hiccup(tmp_path: Path) -> None:
+def test_straggler_after_a_hiccup_is_diagnosed(tmp_path: Path) -> None:
     result = slow(FailedRun(tmp_path / "run"), 1, "forward", {3: 80} | dict.fromkeys(range(4, 9), 400))
     assert place(result) == ("slow", 1, 4, "forward")
 
 
-def test_a_hiccup_is_no_straggler(tmp_path: Path) -> None:
+def test_hiccup_is_not_a_straggler(tmp_path: Path) -> None:
     assert slow(FailedRun(tmp_path / "run"), 1, "forward", {3: 300, 8: 80}).fault == "none"
 
 
-def test_late_in_the_last_step_alone(tmp_path: Path) -> None:
+def test_rank_late_only_in_last_step_is_reported_as_extra_finding(tmp_path: Path) -> None:
     """A machine with a hiccup looks alike: the run was healthy, and it is told beside."""
     result = slow(FailedRun(tmp_path / "run", 2), 1, "forward", {8: 500})
     assert result.fault == "none"
@@ -648,13 +652,13 @@ def test_late_in_the_last_step_alone(tmp_path: Path) -> None:
     assert not beside.certain
 
 
-def test_late_in_the_last_two_steps(tmp_path: Path) -> None:
+def test_rank_late_in_last_two_steps_is_a_straggler(tmp_path: Path) -> None:
     result = slow(FailedRun(tmp_path / "run", 2), 1, "forward", {7: 500, 8: 500})
     assert place(result) == ("slow", 1, 7, "forward")
     assert not result.certain
 
 
-def test_stages_of_a_pipeline_have_different_work(tmp_path: Path) -> None:
+def test_pipeline_stages_may_differ_in_work(tmp_path: Path) -> None:
     """The last one has the head and the loss; within a stage a straggler is seen."""
     extra_ms = dict.fromkeys(range(1, 9), 200)
     assert slow(FailedRun(tmp_path / "even", 2, mesh={"pp": 2, "dp": 1}), 1, "forward", extra_ms).fault == "none"
@@ -666,7 +670,7 @@ def test_stages_of_a_pipeline_have_different_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(DamageCause))
-def test_damaged_checkpoint_of_a_rank_that_died_over_it(run: FailedRun, kind: str) -> None:
+def test_checkpoint_damaged_by_dying_rank_is_diagnosed(run: FailedRun, kind: str) -> None:
     path = run.save(4) / "rank_2.safetensors"
     data = path.read_bytes()
     path.unlink()
@@ -680,7 +684,7 @@ def test_damaged_checkpoint_of_a_rank_that_died_over_it(run: FailedRun, kind: st
     assert "rank_2.safetensors" in result.finding
 
 
-def test_damaged_checkpoint_of_before(run: FailedRun) -> None:
+def test_earlier_damaged_checkpoint_is_reported_as_extra_finding(run: FailedRun) -> None:
     """A kill in step 5 has nothing to do with it; it is told beside."""
     path = run.save(2) / "rank_1.safetensors"
     path.unlink()
@@ -692,14 +696,14 @@ def test_damaged_checkpoint_of_before(run: FailedRun) -> None:
     assert place(beside) == ("absent", 1, 2, "checkpoint")
 
 
-def test_a_fine_tuning_is_resumed_as_one(run: FailedRun) -> None:
+def test_finetune_run_advice_is_frog_finetune_resume(run: FailedRun) -> None:
     run.lose(*OTHERS)
     run.exit(2, -9)
     write_json(run.folder.run_json, json.loads(run.folder.run_json.read_text()) | {"finetune": {"epochs": 1}})
     assert f"`frog finetune --resume {run.folder.path}`" in found(run).advice
 
 
-def test_damage_that_was_passed_over_and_replaced(tmp_path: Path) -> None:
+def test_skipped_and_replaced_damage_is_reported(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
     run.steps(1, 3)
@@ -719,7 +723,7 @@ def test_damage_that_was_passed_over_and_replaced(tmp_path: Path) -> None:
     assert (result.fault, result.rank, result.outcome) == ("torn", 2, "recovered")
 
 
-def test_no_checkpoint_can_be_trusted(tmp_path: Path) -> None:
+def test_run_without_good_checkpoint_is_diagnosed(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
     damage = Damage(cause="corrupt", step=4, rank=1, what="rank_1.safetensors: its SHA-256 is 1…")
@@ -730,7 +734,7 @@ def test_no_checkpoint_can_be_trusted(tmp_path: Path) -> None:
     assert (result.fault, result.rank) == ("corrupt", 1)
 
 
-def test_a_good_run_with_a_damaged_checkpoint(tmp_path: Path) -> None:
+def test_completed_run_with_damaged_checkpoint_is_reported(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
     run.steps(1, 8)
@@ -744,7 +748,7 @@ def test_a_good_run_with_a_damaged_checkpoint(tmp_path: Path) -> None:
 # ---- several starts, and good ends -----------------------------------------------------------------------------------
 
 
-def test_recovered(run: FailedRun) -> None:
+def test_recovered_run_names_first_failure(run: FailedRun) -> None:
     """The heartbeats are of the second world: the events of the first say where rank 2 was."""
     run.lose(*OTHERS)
     run.exit(2, -9)
@@ -776,7 +780,7 @@ def test_only_the_last_failure_says_how_the_run_continued(run: FailedRun) -> Non
 @pytest.mark.parametrize(
     ("done", "expected"), [("data", (5, "forward")), ("reduce", (5, "optimize")), ("zero", (6, "data"))]
 )
-def test_where_a_rank_was_when_only_events_are_left(tmp_path: Path, done: str, expected: tuple[int, str]) -> None:
+def test_rank_position_is_inferred_from_events(tmp_path: Path, done: str, expected: tuple[int, str]) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
     run.steps(1, 4)
@@ -792,7 +796,7 @@ def test_where_a_rank_was_when_only_events_are_left(tmp_path: Path, done: str, e
 
 
 @pytest.mark.parametrize(("score", "save", "expected"), [(False, False, "evaluate"), (True, False, "checkpoint")])
-def test_where_a_rank_was_after_a_step(tmp_path: Path, score: bool, save: bool, expected: str) -> None:
+def test_rank_position_after_a_step_is_next_phase(tmp_path: Path, score: bool, save: bool, expected: str) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
     run.steps(1, 3)
@@ -806,7 +810,7 @@ def test_where_a_rank_was_after_a_step(tmp_path: Path, score: bool, save: bool, 
     assert place(found(run)) == ("kill", 2, 4, expected)
 
 
-def test_the_last_failure_counts_and_the_earlier_are_told_beside(run: FailedRun) -> None:
+def test_last_failure_counts_and_earlier_ones_are_listed(run: FailedRun) -> None:
     run.lose(*OTHERS)
     run.exit(2, -9)
     run.start(from_step=4)
@@ -817,7 +821,7 @@ def test_the_last_failure_counts_and_the_earlier_are_told_beside(run: FailedRun)
     assert [other.fault for other in result.also] == ["kill"]
 
 
-def test_runs_resumed_by_hand_are_worlds_of_their_own(tmp_path: Path) -> None:
+def test_manually_resumed_worlds_are_separate_attempts(tmp_path: Path) -> None:
     run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
     run.lose(*OTHERS)
     run.start(from_step=4)
@@ -828,7 +832,7 @@ def test_runs_resumed_by_hand_are_worlds_of_their_own(tmp_path: Path) -> None:
     assert all(isinstance(worker.events[0], CollectiveEvent) for worker in attempts[1].workers.values())
 
 
-def test_the_last_words_of_ranks_that_a_smaller_world_left_out(tmp_path: Path) -> None:
+def test_heartbeats_of_removed_ranks_belong_to_earlier_attempt(tmp_path: Path) -> None:
     run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
     run.num_ranks, run.ranks = 2, {rank: run.ranks[rank] for rank in (0, 1)}
     run.start(from_step=4)
@@ -839,7 +843,7 @@ REFUSAL = "model.init_from=nowhere: no run folder here"
 
 
 @pytest.mark.parametrize("launcher", [True, False])
-def test_a_start_that_failed_long_ago_is_not_the_last(tmp_path: Path, launcher: bool) -> None:
+def test_old_failed_start_is_not_the_last(tmp_path: Path, launcher: bool) -> None:
     run = FailedRun(tmp_path / "run", launcher=launcher)
     run.start(refusal=REFUSAL)
     run = until_step_5(run)
@@ -851,7 +855,7 @@ def test_a_start_that_failed_long_ago_is_not_the_last(tmp_path: Path, launcher: 
     assert [other.fault for other in result.also] == ["usage"]
 
 
-def test_a_start_that_failed_at_last_is_the_last(run: FailedRun) -> None:
+def test_latest_failed_start_is_the_last(run: FailedRun) -> None:
     run.lose(*OTHERS)
     run.exit(2, -9)
     run.start(refusal=REFUSAL)
@@ -860,7 +864,7 @@ def test_a_start_that_failed_at_last_is_the_last(run: FailedRun) -> None:
     assert [other.fault for other in result.also] == ["kill"]
 
 
-def test_starts_that_failed_lie_where_their_ranks_say(tmp_path: Path) -> None:
+def test_failed_starts_are_ordered_by_their_ranks(tmp_path: Path) -> None:
     """Of a smaller world, then twice of a larger one, then that trained: four worlds in that order."""
     run = until_step_5(FailedRun(tmp_path / "run", 2, launcher=False), odd=1)
     run.fail(0, KeyError("pond"))
@@ -873,7 +877,7 @@ def test_starts_that_failed_lie_where_their_ranks_say(tmp_path: Path) -> None:
     assert [bool(attempt.workers[0].start) for attempt in attempts] == [True, False, False, True]
 
 
-def test_healthy(tmp_path: Path) -> None:
+def test_healthy_run_is_diagnosed(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
     run.steps(1, 8)
@@ -882,7 +886,7 @@ def test_healthy(tmp_path: Path) -> None:
     assert (result.fault, result.outcome, result.certain) == ("none", "completed", True)
 
 
-def test_interrupted(tmp_path: Path) -> None:
+def test_interrupted_run_is_diagnosed(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
     run.steps(1, 4)
@@ -894,7 +898,7 @@ def test_interrupted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "saved"), [(130, True), (143, False)])
-def test_ctrl_c_twice_is_no_lost_node(run: FailedRun, code: int, saved: bool) -> None:
+def test_second_ctrl_c_is_not_a_lost_node(run: FailedRun, code: int, saved: bool) -> None:
     """The launcher killed its only agent, and the ranks with it."""
     if saved:
         run.save(4)
@@ -905,7 +909,7 @@ def test_ctrl_c_twice_is_no_lost_node(run: FailedRun, code: int, saved: bool) ->
     assert ("step 4" in result.finding) == saved
 
 
-def test_a_rank_that_failed_before_ctrl_c_is_the_fault(run: FailedRun) -> None:
+def test_rank_that_failed_before_ctrl_c_is_the_fault(run: FailedRun) -> None:
     run.fail(2, KeyError("pond"))
     run.tell("node", run.ranks[2].now_ns + 100_000_000, node=0, host="node0", code=-9)
     assert found(run, 130).fault == "raise"
@@ -920,7 +924,7 @@ def now(run: FailedRun, seconds_ago: float) -> None:
 
 
 @pytest.mark.parametrize(("seconds_ago", "goes_on"), [(20, True), (600, False)])
-def test_a_launchers_process_id_may_be_anothers_by_now(run: FailedRun, seconds_ago: float, goes_on: bool) -> None:
+def test_reused_launcher_pid_does_not_mean_running(run: FailedRun, seconds_ago: float, goes_on: bool) -> None:
     """It was killed, so it told no end; its id was given to another, or the folder copied to another machine."""
     now(run, seconds_ago)
     assert is_active(run.folder) == goes_on
@@ -930,7 +934,7 @@ def test_a_launchers_process_id_may_be_anothers_by_now(run: FailedRun, seconds_a
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_whatever_is_torn_or_missing_there_is_an_answer(run: FailedRun, number: int) -> None:
+def test_torn_or_missing_files_still_give_a_diagnosis(run: FailedRun, number: int) -> None:
     run.save(2)
     run.save(4)
     run.log(0, "skipped checkpoint: \xff")
@@ -958,12 +962,12 @@ def test_whatever_is_torn_or_missing_there_is_an_answer(run: FailedRun, number: 
     "make",
     [lambda path: None, lambda path: (path / "events").mkdir(), lambda path: (path / "run.json").write_text("[]")],
 )
-def test_next_to_nothing(tmp_path: Path, make: Callable[[Path], object]) -> None:
+def test_nearly_empty_folder_gives_a_diagnosis(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path)
     assert diagnose(RunFolder(tmp_path)).fault in ("unknown", "none")
 
 
-def test_a_torn_line_is_told(run: FailedRun) -> None:
+def test_torn_line_is_reported(run: FailedRun) -> None:
     run.lose(*OTHERS)
     run.exit(2, -9)
     with run.folder.rank_events(1).open("a") as file:
@@ -971,14 +975,14 @@ def test_a_torn_line_is_told(run: FailedRun) -> None:
     assert any("1 damaged or torn line" in line for line in found(run).evidence)
 
 
-def test_a_run_of_an_older_frog_is_named(run: FailedRun) -> None:
+def test_run_format_of_older_frog_is_reported(run: FailedRun) -> None:
     run.lose(*OTHERS)
     run.end(1)
     write_json(run.folder.run_json, run_json(format=1))
     assert "found 1, expected 2: a run's run.json of an older Frog" in diagnose(run.folder).evidence[-1]
 
 
-def test_of_a_run_of_an_older_frog_less_is_said(run: FailedRun) -> None:
+def test_errors_without_facts_of_older_frog_are_noted(run: FailedRun) -> None:
     """Its errors have words and no facts, and words are not read; that is said."""
     run.fail(2, KeyError("pond"))
     run.lose(*OTHERS)
@@ -997,7 +1001,7 @@ def test_of_a_run_of_an_older_frog_less_is_said(run: FailedRun) -> None:
     assert sum("as another Frog writes them" in line for line in result.evidence) == 5
 
 
-def test_of_thousands_of_starts_the_first_and_the_last_are_shown() -> None:
+def test_diagnosis_of_thousands_of_starts_is_shortened() -> None:
     lines = tuple(map(str, range(5000)))
     also = tuple(Diagnosis("kill", f"start {number}", evidence=lines) for number in range(5000))
     shown = Diagnosis("kill", "the last", evidence=lines, also=also).shortened()

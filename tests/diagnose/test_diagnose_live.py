@@ -17,7 +17,7 @@ NAME = "live-diagnosis"
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_and_then_killed(harness: Harness) -> None:
+def test_live_run_is_diagnosed_when_stopped_and_when_killed(harness: Harness) -> None:
     settings = ["--set", f"name={NAME}", "--set", "train.steps=5000", "--set", "eval.every=5000"]
     world = harness.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
     folder, follower = harness.folder(NAME), None
@@ -52,7 +52,7 @@ def test_a_run_that_is_stopped_and_then_killed(harness: Harness) -> None:
                 process.communicate()
 
 
-def test_no_run(harness: Harness) -> None:
+def test_diagnose_without_run_is_an_error(harness: Harness) -> None:
     done = harness.run("frog", "diagnose", "nowhere", code=2)
     assert "Traceback" not in done.stderr
     assert "nowhere" in done.stderr

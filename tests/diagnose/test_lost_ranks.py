@@ -40,7 +40,7 @@ def ended(run: FailedRun, code: int = 0) -> Diagnosis:
     return found
 
 
-def test_two_are_lost_and_one_comes(run: FailedRun) -> None:
+def test_two_lost_ranks_and_one_new_rank_are_reported(run: FailedRun) -> None:
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3])
     run.steps(3, 3)
@@ -68,7 +68,7 @@ def test_two_are_lost_and_one_comes(run: FailedRun) -> None:
     ]
 
 
-def test_a_rank_that_has_moved_up_goes_by_its_number_for_life(run: FailedRun) -> None:
+def test_renumbered_rank_is_reported_by_permanent_number(run: FailedRun) -> None:
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3])
     stand(run, 3, "forward", 2)
@@ -82,7 +82,7 @@ def test_a_rank_that_has_moved_up_goes_by_its_number_for_life(run: FailedRun) ->
 
 
 @pytest.mark.parametrize("who", ["others", "watchdog"])
-def test_a_stopped_rank_is_told_from_a_killed_one(who: str, run: FailedRun) -> None:
+def test_stopped_rank_is_distinguished_from_killed_one(who: str, run: FailedRun) -> None:
     for rank in (0, 1, 3):
         run.ranks[rank].now_ns += 5_000 * MS
     if who == "others":
@@ -96,7 +96,7 @@ def test_a_stopped_rank_is_told_from_a_killed_one(who: str, run: FailedRun) -> N
     assert place(ended(run)) == ("stop", 2, 3, "backward")
 
 
-def test_one_whose_agent_was_late_to_see_its_end_was_killed(run: FailedRun) -> None:
+def test_rank_whose_agent_noticed_late_was_killed(run: FailedRun) -> None:
     """On a loaded machine. A process that is stopped is still there, and has to be ended."""
     for rank in (0, 1, 3):
         run.ranks[rank].now_ns += 5_000 * MS
@@ -107,7 +107,7 @@ def test_one_whose_agent_was_late_to_see_its_end_was_killed(run: FailedRun) -> N
     assert place(ended(run)) == ("kill", 2, 3, "backward")
 
 
-def test_one_that_wrote_heartbeats_until_it_was_left_out_was_cut_off(run: FailedRun) -> None:
+def test_rank_with_heartbeats_until_left_out_was_cut_off(run: FailedRun) -> None:
     run.left_out(2, 0.3)
     run.change(2, kept=[0, 1, 3])
     run.steps(3, 8)
@@ -115,7 +115,7 @@ def test_one_that_wrote_heartbeats_until_it_was_left_out_was_cut_off(run: Failed
     assert place(ended(run)) == ("cut", 2, 3, "backward")
 
 
-def test_one_that_was_left_out_was_cut_off(run: FailedRun) -> None:
+def test_rank_that_was_left_out_was_cut_off(run: FailedRun) -> None:
     left = run.ranks[2]
     left.writer.emit(
         "error", step=3, phase="reduce", type="CommError", message="m", hint=None,
@@ -128,9 +128,7 @@ def test_one_that_was_left_out_was_cut_off(run: FailedRun) -> None:
 
 
 @pytest.mark.parametrize("noticed_s", [0, 20])
-def test_ranks_that_went_with_their_node_are_told_from_those_that_ended_without_a_word(
-    noticed_s: int, tmp_path: Path
-) -> None:
+def test_ranks_lost_with_their_node_are_distinguished_from_silent_exits(noticed_s: int, tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run", num_nodes=2)
     run.start()
     run.steps(1, 2)
@@ -148,7 +146,7 @@ def test_ranks_that_went_with_their_node_are_told_from_those_that_ended_without_
     assert found.certain
 
 
-def test_without_a_launcher_nobody_knows_how(tmp_path: Path) -> None:
+def test_cause_of_loss_is_unknown_without_launcher(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run", launcher=False)
     run.start()
     run.steps(1, 2)
@@ -160,7 +158,7 @@ def test_without_a_launcher_nobody_knows_how(tmp_path: Path) -> None:
     assert (place(found), found.certain) == (("kill", 2, 3, "backward"), False)
 
 
-def test_a_run_under_way_tells_them_too(run: FailedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_run_reports_losses_too(run: FailedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3], joined=1)
     run.steps(3, 4)
@@ -172,7 +170,7 @@ def test_a_run_under_way_tells_them_too(run: FailedRun, monkeypatch: pytest.Monk
     assert any("rank 4    joined after step 2" in line for line in found.evidence)
 
 
-def test_all_are_lost_in_the_end(run: FailedRun) -> None:
+def test_run_that_loses_all_ranks_reports_each(run: FailedRun) -> None:
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3])
     stand(run, 3, "forward", 1)
@@ -185,7 +183,7 @@ def test_all_are_lost_in_the_end(run: FailedRun) -> None:
     assert [place(other) for other in found.also] == [("kill", 2, 3, "backward")]
 
 
-def test_who_only_comes_is_no_fault(run: FailedRun) -> None:
+def test_joining_rank_is_not_a_fault(run: FailedRun) -> None:
     run.up_to(2, 3, None)
     run.change(2, kept=[0, 1, 2, 3], joined=1)
     run.steps(3, 8)
@@ -195,7 +193,7 @@ def test_who_only_comes_is_no_fault(run: FailedRun) -> None:
     assert any("rank 4    joined after step 2" in line for line in found.evidence)
 
 
-def test_a_change_that_another_overtook_is_told_with_it(run: FailedRun) -> None:
+def test_overtaken_membership_change_is_reported_with_the_next(run: FailedRun) -> None:
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3])
     events = run.folder.events
@@ -210,14 +208,14 @@ def test_a_change_that_another_overtook_is_told_with_it(run: FailedRun) -> None:
     assert [one.rank for one in (*found.also, found)] == [1, 2]
 
 
-def test_a_restart_in_other_processes_is_no_change(run: FailedRun) -> None:
+def test_restart_in_new_processes_is_not_a_membership_change(run: FailedRun) -> None:
     run.exit(2, -9)
     run.lose(0, 1, 3)
     run.start(2)
     assert find_changes(read_run(run.folder).attempts) == []
 
 
-def test_one_that_is_killed_before_it_says_who_it_is_stays_who_it_was(run: FailedRun) -> None:
+def test_rank_killed_before_reporting_keeps_its_permanent_number(run: FailedRun) -> None:
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3])
     run.exit(0, -9)
@@ -235,7 +233,7 @@ def test_one_that_is_killed_before_it_says_who_it_is_stays_who_it_was(run: Faile
     assert identities_of(read_run(run.folder).attempts)[pids] == 3
 
 
-def test_who_has_not_come_in_is_told_by_the_identity_of_the_lost_one(run: FailedRun) -> None:
+def test_missing_replacement_is_named_by_lost_ranks_permanent_number(run: FailedRun) -> None:
     def replace(lost: int, pid: int, number: int) -> None:
         run.tell("replace", attempt=0, rank=2, node=0, node_rank=0, lost=lost, pid=pid, number=number)
 

@@ -45,7 +45,9 @@ DEVIATIONS = [
 
 
 @pytest.mark.parametrize(("messages", "kind", "phase", "call"), DEVIATIONS)
-def test_a_step_that_differs(run: FailedRun, messages: list, kind: str, phase: str, call: str) -> None:  # type: ignore[type-arg]
+def test_step_with_different_messages_is_diagnosed(
+    run: FailedRun, messages: list, kind: str, phase: str, call: str
+) -> None:  # type: ignore[type-arg]
     take(run, 3, messages)
     run.lose(0, 1, cause="timed_out", after_s=10)
     result = found(run)
@@ -53,14 +55,14 @@ def test_a_step_that_differs(run: FailedRun, messages: list, kind: str, phase: s
     assert result.certain
 
 
-def test_a_message_of_the_wrong_size_may_fail_nowhere(run: FailedRun) -> None:
+def test_wrong_message_size_is_found_without_failure(run: FailedRun) -> None:
     take(run, 3, [("forward", [SHORT]), *STEP[1:]])
     run.complete(step=3)
     result = found(run, 0)
     assert (*place(result), result.outcome) == ("shape", 0, 3, "forward", "completed")
 
 
-def test_a_step_that_was_broken_off_is_no_deviation(run: FailedRun) -> None:
+def test_interrupted_step_is_not_a_deviation(run: FailedRun) -> None:
     run.do(0, 3, "data")
     run.do(0, 3, "forward")
     run.call(0, SENT)
@@ -69,7 +71,7 @@ def test_a_step_that_was_broken_off_is_no_deviation(run: FailedRun) -> None:
     assert place(found(run))[0] == "raise"
 
 
-def test_evaluation_has_messages_of_its_own(run: FailedRun) -> None:
+def test_evaluation_messages_are_compared_separately(run: FailedRun) -> None:
     for step in (3, 4):
         take(run, step, STEP)
         run.do(0, step, "evaluate", SENT, SENT)
@@ -80,7 +82,7 @@ def test_evaluation_has_messages_of_its_own(run: FailedRun) -> None:
     assert place(found(run))[0] == "raise"
 
 
-def test_a_ring_that_turns_once_too_few(tmp_path: Path) -> None:
+def test_missing_ring_shift_is_diagnosed(tmp_path: Path) -> None:
     """All shifts are alike: the phase says which one was left out."""
     run = FailedRun(tmp_path / "run", 2, mesh={"dp": 1, "cp": 2})
     run.start()
@@ -93,7 +95,7 @@ def test_a_ring_that_turns_once_too_few(tmp_path: Path) -> None:
     assert place(found(run)) == ("missing", 1, 3, "forward")
 
 
-def test_without_a_step_before_the_rank_that_was_waited_for_is_named(tmp_path: Path) -> None:
+def test_awaited_rank_is_named_without_an_earlier_step(tmp_path: Path) -> None:
     """The other one lost its connection only as the first gave up."""
     run = FailedRun(tmp_path / "run", 2, mesh={"pp": 2, "dp": 1})
     run.start()

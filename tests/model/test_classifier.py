@@ -87,7 +87,7 @@ def assert_close(actual: Tensor, expected: Tensor, name: str = "logits") -> None
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=atol, msg=lambda text: f"{name}: {text}")
 
 
-def test_outputs_and_gradients_are_those_of_transformers(ours: Classifier) -> None:
+def test_classifier_outputs_and_gradients_match_transformers(ours: Classifier) -> None:
     theirs = in_transformers(ours)
     tokens, last = batch()
     logits = theirs(input_ids=tokens).logits
@@ -102,7 +102,7 @@ def test_outputs_and_gradients_are_those_of_transformers(ours: Classifier) -> No
         assert_close(parameter.grad, names[name if name == "score.weight" else f"model.{name}"].grad, name)
 
 
-def test_a_saved_classifier_gives_the_same_under_peft(ours: Classifier, tmp_path: Path) -> None:
+def test_saved_classifier_gives_the_same_outputs_with_peft(ours: Classifier, tmp_path: Path) -> None:
     theirs = in_transformers(ours)
     plain = copy.deepcopy(ours)
     add_lora(ours, LORA)
@@ -124,7 +124,7 @@ def test_a_saved_classifier_gives_the_same_under_peft(ours: Classifier, tmp_path
         assert json.loads(file.metadata()["labels"]) == labels
 
 
-def test_a_merged_classifier_for_transformers(ours: Classifier, tmp_path: Path) -> None:
+def test_merged_classifier_loads_in_transformers(ours: Classifier, tmp_path: Path) -> None:
     add_lora(ours, LORA)
     with torch.no_grad():
         for parameter in trained_parameters(ours).values():
@@ -141,7 +141,7 @@ def test_a_merged_classifier_for_transformers(ours: Classifier, tmp_path: Path) 
     assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
 
 
-def test_a_mixture_of_experts_is_saved_as_mixtral(tmp_path: Path) -> None:
+def test_classifier_with_experts_is_saved_as_mixtral(tmp_path: Path) -> None:
     config = ModelConfig(97, 48, 40, 2, 4, 2, 24, num_local_experts=4, tie_word_embeddings=False)
     torch.manual_seed(3)
     ours = Classifier(config, 3)
@@ -159,7 +159,7 @@ def test_a_mixture_of_experts_is_saved_as_mixtral(tmp_path: Path) -> None:
         assert_close(theirs.eval()(input_ids=tokens).logits, ours.classify(tokens, last))
 
 
-def test_padding_changes_nothing(ours: Classifier) -> None:
+def test_padding_does_not_change_scores(ours: Classifier) -> None:
     tokens, last = batch()
     with torch.no_grad():
         scores = ours.classify(tokens, last)
@@ -167,7 +167,7 @@ def test_padding_changes_nothing(ours: Classifier) -> None:
             assert_close(ours.classify(tokens[row : row + 1, :length], last[row : row + 1])[0], scores[row])
 
 
-def test_the_base_is_copied(ours: Classifier) -> None:
+def test_classifier_copies_base_weights(ours: Classifier) -> None:
     base = TinyTransformer(ours.config)
     classifier = Classifier.from_base(base, 2)
     assert "lm_head.weight" not in classifier.state_dict()
@@ -176,13 +176,13 @@ def test_the_base_is_copied(ours: Classifier) -> None:
     assert base.embed_tokens.weight.abs().sum() > 0
 
 
-def test_one_class_is_none() -> None:
+def test_classifier_with_one_class_is_rejected() -> None:
     with pytest.raises(ConfigError, match="classifier of 1 classes"):
         Classifier(CONFIGS["tied"], 1)
 
 
 @pytest.mark.parametrize("kept", ["some", "all"])
-def test_labelled_loss_is_cross_entropy(kept: str) -> None:
+def test_labelled_loss_equals_cross_entropy(kept: str) -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(3, 11, 16, generator=generator, requires_grad=True)
     w = torch.randn(29, 16, generator=generator, requires_grad=True)
@@ -199,7 +199,7 @@ def test_labelled_loss_is_cross_entropy(kept: str) -> None:
         assert_close(one, other, name)
 
 
-def test_no_label_at_all_is_no_gradient() -> None:
+def test_batch_without_labels_has_zero_gradient() -> None:
     x, w = torch.randn(2, 5, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
     loss = labelled_loss(x, w, torch.full((2, 5), IGNORED_LABEL))
     loss.backward()

@@ -50,7 +50,7 @@ def test_rms_norm_of_zeros_is_zero_with_finite_gradients() -> None:
 
 
 @pytest.mark.parametrize("reduce", [Tensor.sum, lambda y: (y * y).mean(), lambda y: y[..., ::2].sum()])
-def test_linear_is_the_plain_formula(reduce: Callable[[Tensor], Tensor]) -> None:
+def test_linear_equals_plain_formula(reduce: Callable[[Tensor], Tensor]) -> None:
     x, weight = random(6, 40, 96), random(130, 96)
     actual, expected = linear(x, weight), F.linear(x, weight)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-4)
@@ -60,7 +60,7 @@ def test_linear_is_the_plain_formula(reduce: Callable[[Tensor], Tensor]) -> None
 
 
 @pytest.mark.skipif(not matmul._onednn_is_faster(), reason="MKL is the faster library on this processor")
-def test_products_by_onednn_are_chosen_and_can_be_switched_off() -> None:
+def test_onednn_products_are_selected_and_can_be_disabled() -> None:
     x, weight = random(128, 8), random(5, 8)
     assert matmul.uses_onednn(x, weight)
     assert "_Linear" in type(linear(x, weight).grad_fn).__name__
@@ -70,7 +70,7 @@ def test_products_by_onednn_are_chosen_and_can_be_switched_off() -> None:
         assert "_Linear" not in type(linear(x, weight).grad_fn).__name__
 
 
-def test_without_onednn_leaves_the_switch_as_it_was() -> None:
+def test_without_onednn_restores_the_setting() -> None:
     before = torch.backends.mkldnn.enabled
     with matmul.without_onednn():
         with matmul.without_onednn():
@@ -87,7 +87,7 @@ def test_both_libraries_agree_on_transposed_views() -> None:
 
 
 @pytest.mark.parametrize(("in_width", "out_width"), [(96, 130), (130, 96), (40, 130)])
-def test_weight_gradient_is_one_product_to_the_bit(in_width: int, out_width: int) -> None:
+def test_weight_gradient_equals_product_bitwise(in_width: int, out_width: int) -> None:
     grad, x = torch.randn(200, out_width), torch.randn(200, in_width)
     gradient = matmul.weight_gradient(grad, x)
     assert gradient.is_contiguous()
@@ -95,7 +95,7 @@ def test_weight_gradient_is_one_product_to_the_bit(in_width: int, out_width: int
 
 
 @pytest.mark.parametrize("spread", [1.0, 60.0])
-def test_linear_cross_entropy_is_the_plain_formula(small_chunks: None, spread: float) -> None:
+def test_linear_cross_entropy_equals_plain_formula(small_chunks: None, spread: float) -> None:
     """With a spread of 60 the probability of most labels underflows to zero, their loss must not."""
     x, weight = random(20, 16), random(33, 16)
     labels = torch.arange(20) % 33
@@ -107,14 +107,14 @@ def test_linear_cross_entropy_is_the_plain_formula(small_chunks: None, spread: f
     )
 
 
-def test_linear_cross_entropy_leaves_out_ignored_labels() -> None:
+def test_linear_cross_entropy_skips_ignored_labels() -> None:
     x, weight = random(6, 4), random(5, 4)
     labels = torch.tensor([0, -100, 2, -100, 4, 1])
     actual, expected = linear_cross_entropy(x, weight, labels), F.cross_entropy(F.linear(x, weight), labels)
     assert torch.equal(actual, expected)
 
 
-def test_linear_cross_entropy_without_gradients() -> None:
+def test_linear_cross_entropy_works_without_gradients() -> None:
     x, weight, labels = random(6, 4), random(5, 4), torch.tensor([0, 3, 2, 1, 4, 1])
     expected = linear_cross_entropy(x, weight, labels)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_backward_twice_gives_the_same_gradient() -> None:
     assert all(map(torch.equal, first, gradients(loss, x, weight)))
 
 
-def test_plain_formulas_elsewhere() -> None:
+def test_plain_formulas_are_used_outside_plain_float32_cpu() -> None:
     """Autocast, reduced precision, tensor subclasses and torch.compile do not meet the functions made for float32."""
 
     class Subclass(Tensor):
@@ -149,7 +149,7 @@ def test_plain_formulas_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
-def test_attention_by_scores_is_the_fused_kernel(num_kv_heads: int) -> None:
+def test_attention_by_scores_equals_fused_kernel(num_kv_heads: int) -> None:
     q, k, v = (random(2, heads, 9, 8, seed=heads + n) for n, heads in enumerate((6, num_kv_heads, num_kv_heads)))
     actual = functions.attention_by_scores(q, k, v)
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -157,7 +157,7 @@ def test_attention_by_scores_is_the_fused_kernel(num_kv_heads: int) -> None:
     torch.testing.assert_close(gradients(actual.square().sum(), q, k, v), gradients(expected.square().sum(), q, k, v))
 
 
-def test_scores_are_written_out_in_bfloat16_of_short_sequences() -> None:
+def test_attention_by_scores_is_used_for_short_bfloat16_sequences() -> None:
     short, long = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 513, 4)
     assert not functions.writes_scores_out(short, short, short)
     with torch.autocast("cpu", torch.bfloat16):

@@ -72,7 +72,7 @@ def built(config: ModelConfig, weights: dict[str, Tensor]) -> TinyTransformer:
     return model
 
 
-def test_transformers_loads_what_frog_saved(config: ModelConfig, tokenizer_json: Path, tmp_path: Path) -> None:
+def test_transformers_loads_saved_model(config: ModelConfig, tokenizer_json: Path, tmp_path: Path) -> None:
     torch.manual_seed(4)
     ours = TinyTransformer(config)
     save_hf(ours, tmp_path / "out", tokenizer_json)
@@ -88,12 +88,12 @@ def test_transformers_loads_what_frog_saved(config: ModelConfig, tokenizer_json:
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|end|>", theirs.config.eos_token_id)
 
 
-def test_a_folder_without_tokenizer(config: ModelConfig, tmp_path: Path) -> None:
+def test_folder_without_tokenizer_is_saved(config: ModelConfig, tmp_path: Path) -> None:
     save_hf(TinyTransformer(config), tmp_path / "out", None)
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_frog_reads_what_frog_saved(config: ModelConfig, tmp_path: Path) -> None:
+def test_saved_model_loads_back(config: ModelConfig, tmp_path: Path) -> None:
     ours = TinyTransformer(config)
     save_hf(ours, tmp_path, None)
     read_config, weights = load_hf(tmp_path)
@@ -101,20 +101,20 @@ def test_frog_reads_what_frog_saved(config: ModelConfig, tmp_path: Path) -> None
     assert all(torch.equal(weights[name], tensor) for name, tensor in ours.state_dict().items())
 
 
-def test_frog_reads_what_transformers_saved(config: ModelConfig, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_model_saved_by_transformers_loads(config: ModelConfig, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     read_config, weights = load_hf(tmp_path)
     assert read_config == config
     assert_same_logits(built(read_config, weights), theirs)
 
 
-def test_a_folder_in_several_files(config: ModelConfig, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_model_in_several_files_loads(config: ModelConfig, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert_same_logits(built(*load_hf(tmp_path)), theirs)
 
 
-def test_bfloat16_weights_come_as_float32(theirs: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_bfloat16_weights_load_as_float32(theirs: LlamaForCausalLM, tmp_path: Path) -> None:
     theirs.to(torch.bfloat16).save_pretrained(tmp_path)
     config, weights = load_hf(tmp_path)
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
@@ -144,26 +144,26 @@ def failure(folder: Path, error: type[FrogError]) -> str:
     return str(caught.value)
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_missing_folder_is_reported(tmp_path: Path) -> None:
     assert "no config.json there" in failure(tmp_path / "nowhere", RunError)
 
 
-def test_another_model_type(folder: Path) -> None:
+def test_other_model_type_is_rejected(folder: Path) -> None:
     rewrite_config(folder, model_type="gpt2")
     assert "model_type='gpt2'" in failure(folder, ConfigError)
 
 
-def test_scaled_positions(folder: Path) -> None:
+def test_scaled_rope_is_rejected(folder: Path) -> None:
     rewrite_config(folder, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0})
     assert "rope_type='linear'" in failure(folder, ConfigError)
 
 
-def test_no_weights(folder: Path) -> None:
+def test_missing_weights_are_reported(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "model.safetensors: missing" in failure(folder, RunError)
 
 
-def test_a_missing_shard(theirs: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_missing_weight_file_is_reported(theirs: LlamaForCausalLM, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path, max_shard_size="100KB")
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
     shard.unlink()
@@ -171,18 +171,18 @@ def test_a_missing_shard(theirs: LlamaForCausalLM, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"metadata": {}}', '{"weight_map": ["model.safetensors"]}'])
-def test_an_index_that_is_none(folder: Path, text: str) -> None:
+def test_malformed_weight_index_is_rejected(folder: Path, text: str) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
     assert "model.safetensors.index.json" in failure(folder, RunError)
 
 
-def test_an_index_that_leaves_the_folder(folder: Path) -> None:
+def test_weight_index_outside_folder_is_rejected(folder: Path) -> None:
     (folder.parent / "elsewhere").write_bytes((folder / "model.safetensors").read_bytes())
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "../elsewhere"}}')
     assert "'../elsewhere', which is not a file in the same folder" in failure(folder, RunError)
 
 
-def test_torn_weights(folder: Path) -> None:
+def test_truncated_weights_are_reported(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:5000])
     assert "model.safetensors: cannot be read" in failure(folder, RunError)
@@ -195,6 +195,6 @@ def test_missing_and_unexpected_tensors_are_named(folder: Path) -> None:
     assert "unexpected: extra.bias" in text
 
 
-def test_a_tensor_of_another_shape(folder: Path) -> None:
+def test_tensor_with_wrong_shape_is_rejected(folder: Path) -> None:
     rewrite_weights(folder, model__norm__weight=torch.ones(63))
     assert "norm.weight has shape (63,), config.json says (64,)" in failure(folder, ShapeError)

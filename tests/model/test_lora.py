@@ -88,7 +88,7 @@ def assert_close(actual: Tensor, expected: Tensor, name: str = "logits") -> None
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=atol, msg=lambda text: f"{name}: {text}")
 
 
-def test_peft_computes_the_same_outputs_and_gradients(base: TinyTransformer, lora: LoraConfig, tmp_path: Path) -> None:
+def test_lora_outputs_and_gradients_match_peft(base: TinyTransformer, lora: LoraConfig, tmp_path: Path) -> None:
     ours = adapted(base, lora)
     save(ours, lora, tmp_path / "adapter")
     theirs = PeftModel.from_pretrained(
@@ -109,7 +109,7 @@ def test_peft_computes_the_same_outputs_and_gradients(base: TinyTransformer, lor
     assert all(p.grad is None for p in ours.parameters() if not p.requires_grad)
 
 
-def test_frog_reads_what_peft_saved(base: TinyTransformer, lora: LoraConfig, tmp_path: Path) -> None:
+def test_adapter_saved_by_peft_loads(base: TinyTransformer, lora: LoraConfig, tmp_path: Path) -> None:
     targets = list(ALL) if lora.targets == ("all",) else list(lora.targets)
     peft_config = PeftConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
     theirs = get_peft_model(in_transformers(base, tmp_path / "base"), peft_config)
@@ -125,7 +125,7 @@ def test_frog_reads_what_peft_saved(base: TinyTransformer, lora: LoraConfig, tmp
         assert_close(ours(TOKENS), theirs.eval()(TOKENS).logits)
 
 
-def test_the_saved_adapter_is_all_that_was_trained(base: TinyTransformer, tmp_path: Path) -> None:
+def test_saved_adapter_contains_only_trained_parameters(base: TinyTransformer, tmp_path: Path) -> None:
     lora = LORAS["query and value"]
     ours = adapted(base, lora)
     folder = save(ours, lora, tmp_path / "adapter")
@@ -140,9 +140,7 @@ def test_the_saved_adapter_is_all_that_was_trained(base: TinyTransformer, tmp_pa
         assert torch.equal(again(TOKENS), ours(TOKENS))
 
 
-def test_a_save_that_fails_leaves_nothing(
-    base: TinyTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_save_leaves_no_files(base: TinyTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lora = LORAS["query and value"]
 
     def full(*_: Any) -> None:
@@ -154,7 +152,7 @@ def test_a_save_that_fails_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_at_first_nothing_is_changed(base: TinyTransformer, lora: LoraConfig) -> None:
+def test_new_adapter_does_not_change_outputs(base: TinyTransformer, lora: LoraConfig) -> None:
     model = copy.deepcopy(base)
     add_lora(model, lora)
     with torch.no_grad():
@@ -174,7 +172,7 @@ def test_only_adapters_are_trained(base: TinyTransformer, lora: LoraConfig) -> N
     assert all(torch.equal(frozen[name], parameter) for name, parameter in base.named_parameters())
 
 
-def test_merge_and_unmerge(base: TinyTransformer, lora: LoraConfig) -> None:
+def test_merge_and_unmerge_restore_weights(base: TinyTransformer, lora: LoraConfig) -> None:
     model = adapted(base, lora)
     with torch.no_grad():
         expected = model(TOKENS)
@@ -190,7 +188,7 @@ def test_merge_and_unmerge(base: TinyTransformer, lora: LoraConfig) -> None:
         torch.testing.assert_close(parameters[name], weight, rtol=1e-5, atol=1e-6)
 
 
-def test_a_merged_model_is_a_model_like_any_other(base: TinyTransformer, lora: LoraConfig, tmp_path: Path) -> None:
+def test_merged_model_loads_as_plain_model(base: TinyTransformer, lora: LoraConfig, tmp_path: Path) -> None:
     model = adapted(base, lora)
     theirs = PeftModel.from_pretrained(
         in_transformers(base, tmp_path / "base"), save(model, lora, tmp_path / "adapter")
@@ -209,7 +207,7 @@ def test_a_merged_model_is_a_model_like_any_other(base: TinyTransformer, lora: L
     assert all(torch.equal(weights[name], parameter) for name, parameter in model.named_parameters())
 
 
-def test_training_in_float64_is_training_the_merged_matrix() -> None:
+def test_lora_gradients_in_float64_match_merged_matrix() -> None:
     """The gradient of A and B is that of the matrix, by the chain rule: B^T dW and dW A^T, times the scaling."""
     torch.manual_seed(0)
     model = adapted(TinyTransformer(TIED), LoraConfig(4, 8, ("up_proj",))).double()
@@ -228,7 +226,7 @@ def test_training_in_float64_is_training_the_merged_matrix() -> None:
 
 
 @pytest.mark.parametrize("mutant", ["no scaling", "A and B swapped", "base forgotten"])
-def test_the_oracle_sees_mutants(mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_detects_planted_lora_mistakes(mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(layer: LoraLinear, x: Tensor) -> Tensor:
         y = F.linear(x, layer.weight)
         if mutant == "no scaling":
@@ -239,19 +237,19 @@ def test_the_oracle_sees_mutants(mutant: str, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(LoraLinear, "forward", forward)
     with pytest.raises(AssertionError):
-        test_peft_computes_the_same_outputs_and_gradients(
+        test_lora_outputs_and_gradients_match_peft(
             TinyTransformer(TIED), LoraConfig(4, 8, ("q_proj", "v_proj")), tmp_path
         )
 
 
-def test_targets_by_the_end_of_their_name() -> None:
+def test_targets_match_name_suffixes() -> None:
     model = TinyTransformer(TIED)
     assert target_names(model, LoraConfig(4, 8, ("v_proj",))) == [f"layers.{n}.self_attn.v_proj" for n in (0, 1)]
     assert target_names(model, LoraConfig(4, 8, ("layers.1.mlp.up_proj",))) == ["layers.1.mlp.up_proj"]
     assert len(target_names(model, LoraConfig())) == 14
 
 
-def test_targets_that_are_none() -> None:
+def test_unknown_targets_are_rejected() -> None:
     with pytest.raises(ConfigError) as caught:
         add_lora(TinyTransformer(TIED), LoraConfig(4, 8, ("query", "lm_head", "v_proj")))
     text = str(caught.value)
@@ -261,7 +259,7 @@ def test_targets_that_are_none() -> None:
     assert all(name in text for name in ALL)
 
 
-def test_a_rank_that_cannot_be() -> None:
+def test_invalid_rank_is_rejected() -> None:
     with pytest.raises(ConfigError, match="rank=49 is above the maximum of 48 for q_proj"):
         add_lora(TinyTransformer(TIED), LoraConfig(49, 8, ("q_proj",)))
     with pytest.raises(ConfigError, match="rank=0: must be at least 1"):
@@ -278,7 +276,7 @@ def test_a_rank_that_cannot_be() -> None:
         ("r=8,lora_alpha=0.5,target_modules=all-linear", LoraConfig(8, 0.5, ("all",))),
     ],
 )
-def test_the_option(text: str, expected: LoraConfig) -> None:
+def test_lora_option_is_parsed(text: str, expected: LoraConfig) -> None:
     assert parse_lora(text) == expected
 
 
@@ -293,7 +291,7 @@ def test_the_option(text: str, expected: LoraConfig) -> None:
         ("targets=", "targets: names no projection"),
     ],
 )
-def test_an_option_that_is_none(text: str, message: str) -> None:
+def test_invalid_lora_option_is_rejected(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_lora(text)
     assert message in str(caught.value)
@@ -311,14 +309,14 @@ def failure(folder: Path, error: type[FrogError]) -> str:
     return str(caught.value)
 
 
-def test_an_adapter_of_another_model(folder: Path) -> None:
+def test_adapter_for_another_model_is_rejected(folder: Path) -> None:
     with pytest.raises(ShapeError, match=r"\(4, 48\) in the file, \(4, 96\) in this model"):
         load_adapter(TinyTransformer(ModelConfig(97, 96, 80, 2, 4, 4, 24)), folder)
     with pytest.raises(ShapeError, match=r"missing: layers\.2\.self_attn"):
         load_adapter(TinyTransformer(ModelConfig(97, 48, 80, 3, 4, 4, 24)), folder)
 
 
-def test_no_adapter(tmp_path: Path, folder: Path) -> None:
+def test_missing_or_damaged_adapter_is_reported(tmp_path: Path, folder: Path) -> None:
     assert "adapter_config.json is missing" in failure(tmp_path / "nowhere", RunError)
     (folder / WEIGHTS_FILE).write_bytes(b"torn")
     assert "cannot be read" in failure(folder, RunError)
@@ -339,19 +337,19 @@ def test_no_adapter(tmp_path: Path, folder: Path) -> None:
         ({"modules_to_save": ["embed_tokens"]}, "supports only a head called 'score'"),
     ],
 )
-def test_an_adapter_that_is_not_plain(folder: Path, change: dict[str, Any], message: str) -> None:
+def test_adapter_other_than_plain_lora_is_rejected(folder: Path, change: dict[str, Any], message: str) -> None:
     path = folder / CONFIG_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert message in failure(folder, ConfigError)
 
 
-def test_a_folder_is_not_written_over(folder: Path) -> None:
+def test_save_does_not_overwrite_existing_folder(folder: Path) -> None:
     lora = LoraConfig(4, 8, ("q_proj",))
     with pytest.raises(RunError, match="already exists"):
         save(adapted(TinyTransformer(TIED), lora), lora, folder)
 
 
-def test_a_tensor_too_many(folder: Path) -> None:
+def test_unexpected_tensor_is_rejected(folder: Path) -> None:
     weights = load_file(folder / WEIGHTS_FILE)
     save_file({**weights, "base_model.model.model.norm.weight": torch.ones(48)}, folder / WEIGHTS_FILE)
     assert "unexpected: norm.weight" in failure(folder, ShapeError)

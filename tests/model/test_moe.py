@@ -89,7 +89,7 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
     return request.param
 
 
-def test_logits_loss_and_gradients_are_those_of_transformers(config: ModelConfig) -> None:
+def test_moe_logits_loss_and_gradients_match_transformers(config: ModelConfig) -> None:
     ours, theirs = twins(config)
     expected, logits = theirs_loss(theirs, config)
     expected.backward()
@@ -103,7 +103,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(config: ModelConfig
         assert_equal(parameter.grad, names[theirs_name(name)].grad, name)
 
 
-def test_one_layer_has_the_whole_loss_of_transformers() -> None:
+def test_one_layer_has_the_full_loss_of_transformers() -> None:
     config = CONFIGS["3 of 8, one layer"]
     ours, theirs = twins(config)
     tokens_BT, labels_BT = batch(config)
@@ -123,7 +123,7 @@ def not_made_to_sum_to_one(mixture: moe.MixtureOfExperts, x_ND: Tensor) -> tuple
 
 
 @pytest.mark.parametrize("mutant", [without_gate_weight, not_made_to_sum_to_one])
-def test_the_oracle_sees_a_wrong_router(mutant: object) -> None:
+def test_oracle_detects_wrong_router(mutant: object) -> None:
     config = CONFIGS["2 of 4"]
     ours, theirs = twins(config)
     for layer in ours.layers:
@@ -132,7 +132,7 @@ def test_the_oracle_sees_a_wrong_router(mutant: object) -> None:
         assert_equal(ours(batch(config)[0]), theirs_loss(theirs, config)[1])
 
 
-def test_the_load_balancing_loss_is_of_training_alone() -> None:
+def test_load_balancing_loss_applies_only_in_training() -> None:
     config = CONFIGS["2 of 4"]
     ours, _ = twins(config)
     tokens_BT, labels_BT = batch(config)
@@ -142,13 +142,13 @@ def test_the_load_balancing_loss_is_of_training_alone() -> None:
     assert trained > ours(tokens_BT, labels_BT) + 0.1
 
 
-def test_load_balancing_loss_by_hand() -> None:
+def test_load_balancing_loss_matches_hand_computed_value() -> None:
     even, sure = torch.full((4,), 0.5), torch.tensor([1.0, 1.0, 0.0, 0.0])
     assert moe.load_balancing_loss(even, torch.full((9, 4), 0.25)).item() == 2.0
     assert moe.load_balancing_loss(sure, torch.tensor([[0.5, 0.5, 0.0, 0.0]] * 9)).item() == 4.0
 
 
-def test_an_expert_that_nobody_chose_has_a_gradient_of_zero() -> None:
+def test_unused_expert_has_zero_gradient() -> None:
     model = TinyTransformer(CONFIGS["1 of 3, untied"])
     model.layers[0].mlp.gate.weight.data.zero_()  # a tie: the first of them takes all
     model(*batch(model.config)).backward()
@@ -157,7 +157,7 @@ def test_an_expert_that_nobody_chose_has_a_gradient_of_zero() -> None:
     assert sum(used) == 1
 
 
-def test_activation_checkpointing_changes_no_bit_and_keeps_nothing(config: ModelConfig) -> None:
+def test_activation_checkpointing_is_bitwise_equal_and_keeps_no_losses(config: ModelConfig) -> None:
     plain, _ = twins(config)
     thrifty = TinyTransformer(config, activation_checkpointing=True)
     thrifty.load_state_dict(plain.state_dict())
@@ -186,7 +186,7 @@ def test_autocast_routes_in_float32(dtype: torch.dtype) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_counts(config: ModelConfig) -> None:
+def test_moe_parameter_and_flop_counts_are_correct(config: ModelConfig) -> None:
     model = TinyTransformer(config)
     assert sum(p.numel() for p in model.parameters()) == config.num_parameters()
     idle = (config.num_local_experts - config.num_experts_per_tok) * 3 * config.hidden_size * config.intermediate_size
@@ -202,7 +202,7 @@ def test_counts(config: ModelConfig) -> None:
     assert extra == 6 * config.num_hidden_layers * (router + ffn)
 
 
-def test_sizes_that_cannot_be() -> None:
+def test_invalid_moe_sizes_are_rejected() -> None:
     few = dataclasses.replace(CONFIGS["2 of 4"], num_local_experts=1)
     with pytest.raises(ConfigError, match="num_experts_per_tok=2 of num_local_experts=1"):
         TinyTransformer(few)
@@ -212,7 +212,7 @@ def test_sizes_that_cannot_be() -> None:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_transformers_loads_what_frog_saved(config: ModelConfig, tmp_path: Path) -> None:
+def test_transformers_loads_saved_mixtral(config: ModelConfig, tmp_path: Path) -> None:
     ours, _ = twins(config)
     save_hf(ours, tmp_path, None)
     theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
@@ -224,7 +224,7 @@ def test_transformers_loads_what_frog_saved(config: ModelConfig, tmp_path: Path)
     assert_equal(ours(batch(config)[0]), theirs(input_ids=batch(config)[0]).logits)
 
 
-def test_frog_reads_what_transformers_saved(config: ModelConfig, tmp_path: Path) -> None:
+def test_mixtral_saved_by_transformers_loads(config: ModelConfig, tmp_path: Path) -> None:
     ours, theirs = twins(config)
     theirs.save_pretrained(tmp_path)
     read, weights = load_hf(tmp_path)
@@ -232,7 +232,7 @@ def test_frog_reads_what_transformers_saved(config: ModelConfig, tmp_path: Path)
     assert all(torch.equal(weights[name], tensor) for name, tensor in ours.state_dict().items())
 
 
-def test_frog_reads_what_frog_saved(config: ModelConfig, tmp_path: Path) -> None:
+def test_saved_mixtral_loads_back(config: ModelConfig, tmp_path: Path) -> None:
     ours, _ = twins(config)
     save_hf(ours, tmp_path, None)
     read, weights = load_hf(tmp_path)
@@ -240,7 +240,7 @@ def test_frog_reads_what_frog_saved(config: ModelConfig, tmp_path: Path) -> None
     assert all(torch.equal(weights[name], tensor) for name, tensor in ours.state_dict().items())
 
 
-def test_files_with_an_expert_missing_or_misshapen(tmp_path: Path) -> None:
+def test_missing_or_misshapen_expert_is_rejected(tmp_path: Path) -> None:
     save_hf(TinyTransformer(CONFIGS["2 of 4"]), tmp_path, None)
     path = tmp_path / "model.safetensors"
     weights, name = load_file(path), "model.layers.0.block_sparse_moe.experts.3.w2.weight"
@@ -255,7 +255,7 @@ def test_files_with_an_expert_missing_or_misshapen(tmp_path: Path) -> None:
         load_hf(tmp_path)
 
 
-def test_config_files(tmp_path: Path) -> None:
+def test_mixtral_config_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     sizes = {name: value for name, value in vars(CONFIGS["2 of 4"]).items() if name != "num_local_experts"}
     path.write_text(json.dumps(sizes | {"model_type": "mixtral", "num_local_experts": 4}))

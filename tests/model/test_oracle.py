@@ -66,7 +66,7 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
     return request.param
 
 
-def test_logits_and_gradients_are_those_of_transformers(config: ModelConfig) -> None:
+def test_logits_and_gradients_match_transformers(config: ModelConfig) -> None:
     ours, theirs = twins(config)
     tokens_BT, labels_BT = batch(config)
     logits = theirs(input_ids=tokens_BT).logits
@@ -82,7 +82,7 @@ def test_logits_and_gradients_are_those_of_transformers(config: ModelConfig) -> 
         assert_equal(parameter.grad, names[name if name == "lm_head.weight" else f"model.{name}"].grad, name)
 
 
-def test_loss_from_labels_is_the_loss_of_the_logits(config: ModelConfig) -> None:
+def test_loss_from_labels_equals_loss_of_logits(config: ModelConfig) -> None:
     model, _ = twins(config)
     tokens_BT, labels_BT = batch(config)
     F.cross_entropy(model(tokens_BT).flatten(0, 1), labels_BT.flatten()).backward()
@@ -93,16 +93,16 @@ def test_loss_from_labels_is_the_loss_of_the_logits(config: ModelConfig) -> None
         assert_equal(parameter.grad, expected[name], name)
 
 
-def test_state_dict_has_the_names_of_transformers(config: ModelConfig) -> None:
+def test_state_dict_has_transformers_names(config: ModelConfig) -> None:
     theirs = {name.removeprefix("model.") for name in hugging_face(config).state_dict()}
     assert set(TinyTransformer(config).state_dict()) == theirs
 
 
-def test_number_of_parameters(config: ModelConfig) -> None:
+def test_num_parameters_matches_model(config: ModelConfig) -> None:
     assert sum(p.numel() for p in TinyTransformer(config).parameters()) == config.num_parameters()
 
 
-def test_activation_checkpointing_changes_no_bit(config: ModelConfig) -> None:
+def test_activation_checkpointing_is_bitwise_equal(config: ModelConfig) -> None:
     plain, _ = twins(config)
     thrifty = TinyTransformer(config, activation_checkpointing=True)
     thrifty.load_state_dict(plain.state_dict())
@@ -123,7 +123,7 @@ def test_activation_checkpointing_runs_each_layer_twice() -> None:
     assert len(calls) == 2
 
 
-def test_no_logit_sees_a_later_token(config: ModelConfig) -> None:
+def test_logits_do_not_depend_on_later_tokens(config: ModelConfig) -> None:
     model, _ = twins(config)
     tokens_BT, _ = batch(config)
     T = tokens_BT.shape[1]
@@ -137,7 +137,7 @@ def test_no_logit_sees_a_later_token(config: ModelConfig) -> None:
             assert not torch.allclose(after[:, t], before[:, t])
 
 
-def test_weights_follow_from_the_seed() -> None:
+def test_weights_are_determined_by_seed() -> None:
     config = CONFIGS["grouped"]
     torch.manual_seed(1)
     one = TinyTransformer(config).state_dict()
@@ -173,12 +173,12 @@ def test_autocast_keeps_the_loss_in_float32(dtype: torch.dtype) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_sequence_longer_than_positions() -> None:
+def test_sequence_longer_than_max_positions_is_rejected() -> None:
     model = TinyTransformer(CONFIGS["odd sizes"])
     with pytest.raises(ShapeError, match="sequence of 20 tokens, but max_position_embeddings=19"):
         model(torch.zeros(1, 20, dtype=torch.long))
 
 
-def test_sizes_that_cannot_be() -> None:
+def test_invalid_sizes_are_rejected() -> None:
     with pytest.raises(ConfigError, match="hidden_size=42 is not a multiple of num_attention_heads=4"):
         TinyTransformer(ModelConfig(31, 42, 53, 1, 4, 4, 19))

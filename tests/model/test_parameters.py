@@ -21,19 +21,19 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_table_has_names_shapes_and_order_of_the_model(name: str) -> None:
+def test_parameter_table_matches_model_names_shapes_and_order(name: str) -> None:
     state = TinyTransformer(MODELS[name]).state_dict()
     assert list(MODELS[name].shapes().items()) == [(name, tuple(tensor.shape)) for name, tensor in state.items()]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_table_counts_what_the_model_has(name: str) -> None:
+def test_parameter_table_counts_match_model(name: str) -> None:
     model = TinyTransformer(MODELS[name])
     assert MODELS[name].num_parameters() == sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_norms_are_the_only_vectors_and_are_not_split(name: str) -> None:
+def test_only_norms_are_vectors_and_are_not_split(name: str) -> None:
     for parameter in (*ROOT, *MODELS[name].layer_parameters()):
         is_norm = parameter.kind in ("norm", "head norm")
         assert is_norm == (len(parameter.dims) == 1)

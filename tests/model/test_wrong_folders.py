@@ -35,16 +35,16 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_configurations_of_adapters(adapter: Path) -> None:
+def test_adapter_configs_with_wrong_values_are_rejected(adapter: Path) -> None:
     held_to_its_schema(adapter / CONFIG_FILE, lambda: read_config(adapter))
     held_to_its_schema(adapter / CONFIG_FILE, lambda: load_adapter(TinyTransformer(SIZES), adapter), names=str(adapter))
 
 
-def test_sizes_in_a_folder_of_hugging_face(saved: Path) -> None:
+def test_hugging_face_configs_with_wrong_values_are_rejected(saved: Path) -> None:
     held_to_its_schema(saved / "config.json", lambda: load_hf(saved), names=str(saved))
 
 
-def test_an_index_of_weights(saved: Path) -> None:
+def test_weight_indices_with_wrong_values_are_rejected(saved: Path) -> None:
     index = saved / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "model.safetensors"}}))
     held_to_its_schema(index, lambda: load_hf(saved), names=str(saved))
@@ -53,7 +53,7 @@ def test_an_index_of_weights(saved: Path) -> None:
         load_hf(saved)
 
 
-def test_a_tokenizer_whose_end_is_not_where_it_was(tmp_path: Path) -> None:
+def test_tokenizer_with_wrong_end_token_is_handled(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"added_tokens": [{"id": 0, "content": "<|endoftext|>"}]}))
     model = TinyTransformer(SIZES)
@@ -61,7 +61,7 @@ def test_a_tokenizer_whose_end_is_not_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x08\0\0\0\0\0\0\0{}      "])
-def test_weights_that_are_none(adapter: Path, saved: Path, content: bytes) -> None:
+def test_malformed_weights_are_rejected(adapter: Path, saved: Path, content: bytes) -> None:
     (adapter / WEIGHTS_FILE).write_bytes(content)
     (saved / "model.safetensors").write_bytes(content)
     with pytest.raises(Exception, match=str(adapter)) as caught:
@@ -71,7 +71,7 @@ def test_weights_that_are_none(adapter: Path, saved: Path, content: bytes) -> No
         load_hf(saved)
 
 
-def test_pipes_are_not_waited_for(adapter: Path, saved: Path) -> None:
+def test_named_pipes_are_rejected_without_waiting(adapter: Path, saved: Path) -> None:
     for path, read in ((adapter / WEIGHTS_FILE, lambda: load_adapter(TinyTransformer(SIZES), adapter)),
                        (saved / "model.safetensors", lambda: load_hf(saved))):  # fmt: skip
         path.unlink()
@@ -80,7 +80,7 @@ def test_pipes_are_not_waited_for(adapter: Path, saved: Path) -> None:
             read()
 
 
-def test_weights_of_another_size_are_not_read(saved: Path) -> None:
+def test_oversized_weights_are_rejected_before_reading(saved: Path) -> None:
     with (saved / "model.safetensors").open("r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(

@@ -68,21 +68,21 @@ def means(size: int, inputs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_rank_gets_the_bits_that_numpy_gets(size: int) -> None:
+def test_int8_mean_matches_numpy_bitwise_on_every_rank(size: int) -> None:
     inputs = [vectors(rank, calls=4) for rank in range(size)]
     expected = means_by_numpy(inputs)
     for found in means(size, inputs):
         assert np.array_equal(found.view(np.int32), expected.view(np.int32))
 
 
-def test_what_is_rounded_off_arrives_later() -> None:
+def test_rounding_errors_are_added_to_later_means() -> None:
     inputs = [vectors(rank, calls=40) for rank in range(2)]
     found, true = means(2, inputs)[0].sum(0), np.mean(inputs, axis=0).sum(0)
     one = np.abs(means(2, [rows[:1] for rows in inputs])[0] - np.mean(inputs, axis=0)[:1]).max()
     assert np.abs(found - true).max() < 3 * one, "40 means together are as far off as one"
 
 
-def test_the_tail_is_summed_exactly() -> None:
+def test_tail_is_summed_exactly() -> None:
     def work(axis: Any) -> list[float]:
         tail = torch.tensor([1.0, 1e-8, 3.7]) * (axis.rank + 1)
         Int8Mean(axis, SIZE, torch.device("cpu")).average(torch.zeros(SIZE), tail)
@@ -92,13 +92,13 @@ def test_the_tail_is_summed_exactly() -> None:
     assert on_every_rank(2, work) == [expected, expected]
 
 
-def test_alone_nothing_is_rounded() -> None:
+def test_single_rank_rounds_nothing() -> None:
     ((row,),) = means(1, [vectors(0, calls=1)])
     assert np.array_equal(row, vectors(0, calls=1)[0])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_stays_so(bad: float) -> None:
+def test_non_finite_values_become_nan(bad: float) -> None:
     x = torch.ones(2 * BLOCK)
     x[7] = bad
     back = dequantise(quantise(x))
@@ -106,7 +106,7 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
     assert torch.equal(back[BLOCK:], torch.ones(BLOCK))
 
 
-def test_zeros_and_the_largest_value_come_back_as_they_were() -> None:
+def test_zeros_and_largest_value_are_exact() -> None:
     x = torch.zeros(2 * BLOCK)
     x[BLOCK + 5] = -3e-30
     assert torch.equal(dequantise(quantise(x)), x)

@@ -27,18 +27,18 @@ def test_each_position_has_one_rank_and_all_have_the_same_work(size: int) -> Non
     assert len(set(seen)) == 1
 
 
-def test_zigzag_by_hand() -> None:
+def test_zigzag_matches_hand_computed_positions() -> None:
     assert [zigzag(8, 2, rank).tolist() for rank in range(2)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
     assert zigzag(5, 1, 0).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_sequence_that_cannot_be_cut() -> None:
+def test_indivisible_sequence_is_rejected() -> None:
     with pytest.raises(ShapeError, match="sequence of 10 tokens is not a multiple of 2 x cp 2 = 4"):
         zigzag(10, 2, 0)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_visible_is_what_the_causal_mask_leaves(size: int) -> None:
+def test_visible_keys_match_causal_mask(size: int) -> None:
     T = 4 * size
     for rank in range(size):
         for owner in set(range(size)) - {rank}:
@@ -61,14 +61,14 @@ def test_parts_merge_into_attention_to_all_keys() -> None:
     torch.testing.assert_close(log_sum, log_whole, rtol=1e-5, atol=1e-5)
 
 
-def test_alone_the_ring_is_causal_attention() -> None:
+def test_ring_of_one_rank_equals_causal_attention() -> None:
     torch.manual_seed(1)
     inputs = [torch.randn(2, heads, 6, 4, dtype=torch.float64, requires_grad=True) for heads in (6, 2, 2)]
     torch.testing.assert_close(RingAttention(ALONE)(*inputs), causal_attention(*inputs))
     assert torch.autograd.gradcheck(RingAttention(ALONE), inputs)
 
 
-def test_a_model_takes_the_ring() -> None:
+def test_model_uses_ring_attention() -> None:
     model = TinyTransformer(ModelConfig(50, 16, 24, 2, 2, 1, 16))
     tokens = torch.randint(0, 50, (3, 2, 8))
     inputs, labels, positions = local_part(tokens, tokens.flip(-1), ALONE)

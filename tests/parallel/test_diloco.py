@@ -44,7 +44,7 @@ def change(rank: int, number: int) -> Tensor:
     return torch.randn(2, 3, generator=torch.Generator().manual_seed(1000 * rank + number)) / 10
 
 
-def test_with_rate_one_and_no_momentum_it_is_the_mean_of_the_weights() -> None:
+def test_outer_step_with_rate_one_and_no_momentum_averages_weights() -> None:
     weights = torch.arange(6.0).view(2, 3)
     found = rounds(3, 2, outer_learning_rate=1.0, outer_momentum=0.0)
     for number in range(2):
@@ -55,13 +55,13 @@ def test_with_rate_one_and_no_momentum_it_is_the_mean_of_the_weights() -> None:
 
 
 @pytest.mark.parametrize("compression", ["off", "int8"])
-def test_every_rank_ends_a_round_with_the_same_bits(compression: str) -> None:
+def test_ranks_end_a_round_bitwise_equal(compression: str) -> None:
     first, *others = rounds(3, 4, compression=compression)
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_the_outer_weights_are_those_that_are_scored() -> None:
+def test_evaluation_uses_outer_weights() -> None:
     weight = nn.Parameter(torch.ones(2, 3))
     axis: Any = SimpleNamespace(size=1, rank=0)
     diloco = DiLoCo({"w": weight}, axis, StrategyConfig(name="diloco"))
@@ -74,7 +74,7 @@ def test_the_outer_weights_are_those_that_are_scored() -> None:
     assert torch.equal(weight, 2 * torch.ones(2, 3))
 
 
-def test_a_gradient_that_one_rank_alone_knows_is_told_without_the_others() -> None:
+def test_non_finite_local_gradient_raises_without_communication() -> None:
     """At a round's end the loss is agreed on and the norm is not: who asked the others would wait for ever."""
     run: Any = SimpleNamespace(world=SimpleNamespace(rank=1), mesh=SimpleNamespace(readers=[0, 1]))
     tokens = torch.zeros(1, 1, 2, dtype=torch.long)
@@ -106,13 +106,13 @@ MODEL = ModelConfig(64, 32, 64, 4, 4, 4, 32)
         ({"outer_learning_rate": 0.0}, "fp32", "strategy.outer_learning_rate=0.0: must be above 0"),
     ],
 )
-def test_what_cannot_be_says_why(strategy: dict[str, Any], precision: Any, said: str) -> None:
+def test_unsupported_diloco_settings_are_rejected(strategy: dict[str, Any], precision: Any, said: str) -> None:
     train = TrainConfig(precision=precision, grad_accum=2)
     config = RunConfig(model=MODEL, train=train, strategy=StrategyConfig(**{"name": "diloco", **strategy}))
     assert any(said in problem for problem in config.problems() + config.world_problems(4))
 
 
-def test_the_ranks_meet_at_the_end_of_a_round_and_of_the_run() -> None:
+def test_ranks_synchronize_at_end_of_round_and_run() -> None:
     strategy = StrategyConfig(name="diloco", inner_steps=3)
     config = RunConfig(model=MODEL, train=TrainConfig(steps=8), strategy=strategy)
     assert [step for step in range(1, 9) if config.meets(step)] == [3, 6, 8]

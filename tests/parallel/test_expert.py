@@ -17,14 +17,14 @@ from frog.parallel.model.expert import by_expert, expert_names, shard_experts
 MIXTURE = ModelConfig(50, 16, 24, 2, 2, 1, 16, num_local_experts=6)
 
 
-def test_rows_by_expert_and_then_by_sender() -> None:
+def test_rows_are_sorted_by_expert_then_sender() -> None:
     counts_ne = torch.tensor([[1, 2], [0, 1], [3, 0]])
     rows = ["0a", "0b", "0b'", "1b", "2a", "2a'", "2a''"]
     assert [rows[i] for i in by_expert(counts_ne)] == ["0a", "2a", "2a'", "2a''", "0b", "0b'", "1b"]
     assert by_expert(torch.zeros(2, 3, dtype=torch.long)).tolist() == []
 
 
-def test_a_rank_keeps_its_experts_and_the_mean_of_their_gradients() -> None:
+def test_rank_keeps_its_experts_and_averages_their_gradients() -> None:
     model = TinyTransformer(MIXTURE)
     names = expert_names(model)
     assert names == [f"layers.{i}.mlp.experts.{stack}" for i in range(2) for stack in ("gate_up_proj", "down_proj")]
@@ -37,7 +37,7 @@ def test_a_rank_keeps_its_experts_and_the_mean_of_their_gradients() -> None:
         assert set(parameter.grad.unique().tolist()) == {torch.tensor(1 / 3).item() if name in names else 1.0}
 
 
-def test_without_an_axis_nothing_changes() -> None:
+def test_expert_parallelism_over_one_rank_changes_nothing() -> None:
     model = TinyTransformer(MIXTURE)
     shard_experts(model, Axis("ep", [0], 0, torch.device("cpu"), None, [Silent()]))
     assert all("run_experts" not in vars(layer.mlp) for layer in model.layers)
@@ -47,7 +47,7 @@ def problems(model: ModelConfig, world_size: int, **strategy: object) -> str:
     return "\n".join(strategy_problems(StrategyConfig(**strategy), model, 16, 1, world_size))  # type: ignore[arg-type]
 
 
-def test_spreads_that_cannot_be() -> None:
+def test_invalid_expert_layouts_are_rejected() -> None:
     dense = ModelConfig(50, 16, 24, 2, 2, 1, 16)
     assert problems(MIXTURE, 4, ep=2) == problems(dense, 4) == ""
     assert "strategy.ep=2: this model has no experts" in problems(dense, 4, ep=2)
@@ -57,7 +57,7 @@ def test_spreads_that_cannot_be() -> None:
     assert "strategy.ep=2 with strategy.implementation='torch'" in problems(MIXTURE, 2, ep=2, implementation="torch")
 
 
-def test_ranks_that_hold_the_same_experts() -> None:
+def test_expert_data_axis_has_ranks_with_the_same_experts() -> None:
     sizes = {"pp": 1, "row": 2, "ep": 2, "cp": 2, "tp": 1}
     assert groups(sizes, ("ep",)) == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert groups(sizes, ("row", "cp")) == [[0, 1, 4, 5], [2, 3, 6, 7]]

@@ -44,12 +44,12 @@ def test_parameters_and_gradients_are_views_and_keep_their_values() -> None:
     assert square_sum(grad).item() == pytest.approx(torch.stack(squares).sum().item(), rel=1e-6)
 
 
-def test_the_norm_of_a_long_gradient_is_exact() -> None:
+def test_norm_of_long_gradient_is_exact() -> None:
     x = torch.randn(3000 * 7001)
     assert square_sum(x).item() == pytest.approx(x.double().square().sum().item(), rel=1e-6)
 
 
-def test_a_tied_weight_is_there_once_and_a_frozen_one_not_at_all() -> None:
+def test_tied_weight_is_stored_once_and_frozen_one_omitted() -> None:
     model, _, _ = model_and_batch()
     model.norm.weight.requires_grad_(False)
     flat = flat_of(model)
@@ -66,7 +66,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 
 
 @pytest.mark.parametrize("num_shares", [1, 3, 8])
-def test_shares_cover_every_element_once_and_keep_decay_apart(num_shares: int) -> None:
+def test_partitions_cover_every_element_once_and_separate_decay(num_shares: int) -> None:
     model, _, _ = model_and_batch()
     flat = flat_of(model, num_shares)
     length = flat.size // num_shares

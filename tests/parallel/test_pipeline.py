@@ -81,7 +81,7 @@ class CallRecorder:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("schedule", "virtual"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)])
-def test_one_rank_equals_the_plain_loop(schedule: str, virtual: int, checkpointing: bool) -> None:
+def test_pipeline_on_one_rank_equals_plain_loop(schedule: str, virtual: int, checkpointing: bool) -> None:
     batch, axis = batch_of(3), axis_of_one()
     model = build_stages(small_model(checkpointing=checkpointing), axis, virtual)
     line = Pipeline(Stages(model, axis, virtual), axis, make_schedule(schedule, 1, 3, virtual))
@@ -100,7 +100,7 @@ def test_one_rank_equals_the_plain_loop(schedule: str, virtual: int, checkpointi
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
-def test_data_parallelism_hears_each_gradient_once(schedule: str) -> None:
+def test_data_parallelism_is_notified_of_each_gradient_once(schedule: str) -> None:
     """What comes after `last` is the parameter's last gradient; a deferred weight's hook runs in W alone."""
     axis = axis_of_one()
     model = build_stages(small_model(), axis)
@@ -135,7 +135,7 @@ class Identity(torch.autograd.Function):
 
 
 @pytest.mark.parametrize(("schedule", "peak"), [("gpipe", 4), ("1f1b", 1), ("zero_bubble", 1)])
-def test_activations_are_let_go(schedule: str, peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_are_freed_after_last_use(schedule: str, peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of gpipe all graphs are held at once, of 1f1b one."""
     axis = axis_of_one()
     line = Pipeline(Stages(build_stages(small_model(), axis), axis), axis, make_schedule(schedule, 1, 4))
@@ -163,7 +163,7 @@ def test_activations_are_let_go(schedule: str, peak: int, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("rows", [5, 100])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("frozen_input", [False, True])
-def test_deferred_weight_gradients_are_bitwise_the_same(rows: int, autocast: bool, frozen_input: bool) -> None:
+def test_deferred_weight_gradients_are_bitwise_equal(rows: int, autocast: bool, frozen_input: bool) -> None:
     torch.manual_seed(0)
     plain, deferred = Linear(48, 80), Linear(48, 80)
     deferred.load_state_dict(plain.state_dict())
@@ -194,7 +194,7 @@ def test_frozen_weights_are_not_deferred() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_stages_keep_names_and_share_the_model_out(tied: bool) -> None:
+def test_stages_keep_names_and_divide_the_model(tied: bool) -> None:
     whole = [name for name, _ in small_model(5, tied).named_parameters()]
     held: list[str] = []
     for rank in range(2):
@@ -209,7 +209,7 @@ def test_stages_keep_names_and_share_the_model_out(tied: bool) -> None:
         build_stages(small_model(2), cast(Axis, SimpleNamespace(rank=0, size=2)), virtual_stages=2)
 
 
-def test_stage_of_routers_has_a_loss_of_its_own() -> None:
+def test_stage_with_routers_has_its_own_loss() -> None:
     axis = axis_of_one()
     mixture = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.1}
     model = build_stages(small_model(tied=False, **mixture), axis, 2)

@@ -43,7 +43,7 @@ def test_every_schedule_is_valid() -> None:
         assert problems(schedule) == [], schedule.name
 
 
-def test_micro_batches_come_in_order() -> None:
+def test_micro_batches_run_in_ascending_order() -> None:
     """So that every gradient is the same sum as one process makes."""
     for schedule in ALL:
         for actions in schedule.ranks:
@@ -53,7 +53,7 @@ def test_micro_batches_come_in_order() -> None:
             assert all(micros == list(range(schedule.num_micro)) for micros in seen.values())
 
 
-def test_problems_are_found() -> None:
+def test_invalid_schedules_are_reported() -> None:
     good = make_schedule("1f1b", 2, 2)  # rank 0: F0 F1 B0 B1; rank 1: F0 B0 F1 B1
     assert "F0@0 occurs twice" in problems(replace(good, ranks=((Action("F", 0, 0), *good.ranks[0]), good.ranks[1])))
     assert problems(replace(good, ranks=(good.ranks[0][:-1], good.ranks[1]))) == ["B1@0 is missing"]
@@ -74,21 +74,21 @@ def test_problems_are_found() -> None:
 
 
 @pytest.mark.parametrize("times", [(1.0, 1.0, 1.0), (1.0, 1.3, 0.7), (2.0, 2.5, 2.0), (1.0, 1.0, 0.0)])
-def test_the_bubble_is_the_textbook_s(times: tuple[float, float, float]) -> None:
+def test_simulated_bubble_equals_textbook_formula(times: tuple[float, float, float]) -> None:
     for schedule in ALL:
         sizes = (len(schedule.ranks), schedule.num_micro, schedule.virtual_stages)
         expected = bubble_formula(schedule.name, *sizes, *times)
         assert simulate(schedule, *times).bubble == pytest.approx(expected, abs=1e-9), (schedule.name, sizes)
 
 
-def test_the_formulas() -> None:
+def test_bubble_formulas_match_hand_computed_values() -> None:
     assert bubble_formula("gpipe", 4, 8) == bubble_formula("1f1b", 4, 8) == pytest.approx(3 / 11)
     assert bubble_formula("interleaved", 4, 8, 2) == pytest.approx(3 / 19)
     assert bubble_formula("zero_bubble", 4, 8) == pytest.approx(3 / 27)
     assert all(bubble_formula(name, 1, 4) == 0 for name in NAMES)
 
 
-def test_memory() -> None:
+def test_peak_in_flight_matches_schedule() -> None:
     """GPipe holds every micro-batch; 1F1B what fills the pipeline; ZB-H1 no more than 1F1B's first rank."""
     assert simulate(make_schedule("gpipe", 4, 8)).peak_in_flight == (8, 8, 8, 8)
     assert simulate(make_schedule("1f1b", 4, 8)).peak_in_flight == (4, 3, 2, 1)
@@ -97,7 +97,7 @@ def test_memory() -> None:
     assert simulate(make_schedule("interleaved", 4, 64, 2)).peak_in_flight == (11, 9, 7, 5)
 
 
-def test_sending_takes_time() -> None:
+def test_send_time_is_added_at_each_stage_border() -> None:
     """A micro-batch alone: through all stages and back, with a message at each border."""
     alone = make_schedule("gpipe", 1, 1)
     assert simulate(alone, send_time=5).makespan == 3
@@ -105,7 +105,7 @@ def test_sending_takes_time() -> None:
     assert simulate(two, send_time=5).makespan == simulate(two).makespan + 10
 
 
-def test_layers_are_shared_out() -> None:
+def test_layers_are_divided_among_stages() -> None:
     assert stage_layers(5, 2) == [range(3), range(3, 5)]
     assert stage_layers(4, 4) == [range(n, n + 1) for n in range(4)]
     with pytest.raises(ConfigError, match="3 layers for 4 stages"):
@@ -121,7 +121,7 @@ def test_layers_are_shared_out() -> None:
         ("gpipes", 2, 4, 1, "no schedule 'gpipes'"),
     ],
 )
-def test_what_cannot_be(name: str, ranks: int, micros: int, virtual: int, words: str) -> None:
+def test_invalid_schedule_settings_are_rejected(name: str, ranks: int, micros: int, virtual: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_schedule(name, ranks, micros, virtual)
 
@@ -180,7 +180,7 @@ def test_programs_end_and_move_every_message() -> None:
             assert tuple(instruction.action for instruction in instructions if instruction.op == "run") == actions
 
 
-def test_a_send_before_its_turn_is_seen() -> None:
+def test_program_check_detects_early_send() -> None:
     """The check of the programs can fail: a rank that sends before it posts what comes first blocks the pair."""
     schedule = make_schedule("1f1b", 2, 4)
     programs = [program(schedule, rank) for rank in range(2)]
@@ -211,7 +211,7 @@ def test_receives_are_posted_ahead() -> None:
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 
-def test_drawing() -> None:
+def test_schedules_are_drawn_along_time() -> None:
     assert draw(simulate(make_schedule("1f1b", 2, 3))).splitlines() == [
         "rank  0  F0 F1 ......B0--- F2 B1--- ...B2---",
         "rank  1  ...F0 B0--- F1 B1--- F2 B2--- ......",
@@ -223,13 +223,13 @@ def test_drawing() -> None:
     assert "F0b" in table(make_schedule("interleaved", 2, 2, 2))
 
 
-def test_uneven_times_keep_labels_whole() -> None:
+def test_labels_are_complete_with_uneven_times() -> None:
     for schedule in ALL:
         text = draw(simulate(schedule, 1.0, 1.3, 0.7, 0.45)) if schedule.num_micro < 9 else ""
         assert "F " not in text.replace("rank", "")
 
 
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_schedule_command_prints_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", "--schedule", "1f1b", "--stages", "2", "--micro-batches", "3"]) == 0
     out = capsys.readouterr().out
     assert "rank  0  F0 F1 ......B0--- F2 B1--- ...B2---" in out
@@ -252,12 +252,12 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
         ["--stages", "8", "--micro-batches", "512"],
     ],
 )
-def test_command_refuses(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_schedule_command_rejects_invalid_arguments(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", *words]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_no_torch() -> None:
+def test_schedule_command_does_not_import_torch() -> None:
     code = "import sys; from frog.cli import main; main(['schedule']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()

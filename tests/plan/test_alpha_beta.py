@@ -28,7 +28,7 @@ def cost(op: str, groups: list[list[int]], asks: bool = True, payload_bytes: flo
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 16])
-def test_one_rank_a_node_is_the_textbooks_formula(n: int) -> None:
+def test_one_rank_per_node_equals_textbook_formula(n: int) -> None:
     found = cost("all_reduce", [list(range(n))], asks=False)
     assert found.seconds(0.02, 1e7) == pytest.approx(ring_all_reduce_s(n, MIB, 0.02, 1e7))
     assert found == Cost(2 * (n - 1), pytest.approx(2 * (n - 1) / n * MIB))  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ def test_one_rank_a_node_is_the_textbooks_formula(n: int) -> None:
     assert cost("all_gather", [list(range(n))], asks=False) == Cost(n - 1, pytest.approx((n - 1) / n * MIB))  # type: ignore[arg-type]
 
 
-def test_the_textbook_by_hand() -> None:
+def test_textbook_formula_matches_hand_computed_time() -> None:
     """Two nodes, 4 MB, 20 ms, 12.5 MB/s: two messages of 2 MB each way, 40 ms + 320 ms."""
     assert ring_all_reduce_s(2, 4e6, 0.02, 12.5e6) == pytest.approx(0.36)
     assert cost("all_reduce", [[0, 1]], payload_bytes=4e6).seconds(0.02, 12.5e6) == pytest.approx(0.40)
@@ -53,29 +53,29 @@ def test_a_ring_over_two_nodes_crosses_twice() -> None:
     assert cost("all_reduce", [[0, 1, 0, 1]]).link_bytes == pytest.approx(3 * MIB)
 
 
-def test_inside_a_node_nothing_is_slow() -> None:
+def test_communication_within_a_node_costs_nothing() -> None:
     for op in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
         assert cost(op, [[0, 0], [1, 1]]) == Cost(0, 0.0)
 
 
-def test_everyone_to_everyone() -> None:
+def test_all_to_all_loads_links_with_all_pairs() -> None:
     """Each of two ranks sends its quarter to each of the two of the other node: half of both payloads, B in all."""
     assert cost("all_to_all", [[0, 0, 1, 1]]) == Cost(2, MIB)
     assert cost("reduce_scatter", [[0, 1, 2]], asks=False) == Cost(1, pytest.approx(2 / 3 * MIB))  # type: ignore[arg-type]
 
 
-def test_the_busiest_link_counts_not_the_mean() -> None:
+def test_busiest_link_determines_the_cost() -> None:
     assert cost("all_to_all", [[0, 0, 0, 1]]).link_bytes == pytest.approx(0.75 * MIB)
     assert cost("all_to_all", [[0, 0, 1, 2]]).link_bytes == pytest.approx(MIB)
 
 
-def test_what_has_no_formula() -> None:
+def test_operation_without_formula_returns_none() -> None:
     assert collective_cost("broadcast", MIB, [[0, 1]]) is None
     assert collective_cost("all_reduce", 24, [[0, 0, 1, 1]]) is None
     assert collective_cost("all_reduce", 32, [[0, 0, 1, 1]]) is not None
 
 
-def test_beta_is_what_is_left_of_the_rate() -> None:
+def test_beta_excludes_packet_headers() -> None:
     """Of 9014 bytes of a frame 8948 are payload; of 1514, 1448."""
     assert payload_rate(1e8, 9000) == pytest.approx(12.5e6 * 8948 / 9014)
     assert payload_rate(1e7, 1500) == pytest.approx(1.25e6 * 1448 / 1514)
@@ -85,7 +85,7 @@ def test_beta_is_what_is_left_of_the_rate() -> None:
     "nodes", [[0, 1], [0, 1, 2], [0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1, 1, 1], [0, 1, 2, 3], [0, 1, 1, 2], [0, 0, 1]]
 )
 @pytest.mark.parametrize("asks", [True, False])
-def test_delays_are_those_of_messages_one_by_one(nodes: list[int], asks: bool) -> None:
+def test_delays_match_simulated_messages(nodes: list[int], asks: bool) -> None:
     """The same ring as programs that send each other messages, in a simulation of events."""
     for rounds, op in ((2, "all_reduce"), (1, "all_gather")):
         assert cost(op, [nodes], asks).num_delays == simulate(nodes, rounds * (len(nodes) - 1), asks)

@@ -41,7 +41,7 @@ STEP = [
 ]
 
 
-def test_a_step_of_zero1_is_as_planned() -> None:
+def test_zero1_step_matches_plan() -> None:
     assert traffic_problems(CONFIG, 4, RankEvents(STEP, rank=1), 3) == []
     compared = {
         (one.axis, one.op): one for one in compare_step(CONFIG, 4, 1, step_collectives(RankEvents(STEP, rank=1), 3))
@@ -52,7 +52,7 @@ def test_a_step_of_zero1_is_as_planned() -> None:
     assert ("world", "all_reduce") not in compared
 
 
-def test_what_belongs_to_another_step_or_an_evaluation_does_not_count() -> None:
+def test_collectives_of_other_steps_and_evaluations_are_excluded() -> None:
     more = [
         collective("all_gather", P, 150, step=2),
         span("evaluate", 310, 400),
@@ -63,7 +63,7 @@ def test_what_belongs_to_another_step_or_an_evaluation_does_not_count() -> None:
     assert step_collectives(RankEvents(STEP, rank=1), 4) == []
 
 
-def test_more_and_less_than_planned_is_told_with_both_numbers() -> None:
+def test_deviations_from_plan_are_reported_with_both_numbers() -> None:
     again = [*STEP, collective("all_gather", P, 270)]
     assert traffic_problems(CONFIG, 4, RankEvents(again, rank=1), 3) == [
         f"all_gather over dp: {2 * P} bytes in 2 messages, {P} expected"

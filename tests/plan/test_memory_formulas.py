@@ -35,23 +35,25 @@ def run(*, accum: int = 1, batch: int = 8, checkpointing: bool = False, **strate
         ("zero3", P / 4, P / 4, P / 2, 2 * (ROOT + 2 * LAYER)),
     ],
 )
-def test_what_zero_shares_out(name: str, parameters: float, gradients: float, optimizer: float, passing: float) -> None:
+def test_zero_shards_parameters_gradients_and_optimizer_by_stage(
+    name: str, parameters: float, gradients: float, optimizer: float, passing: float
+) -> None:
     memory = step_memory(run(name=name), 4)
     assert (memory.parameters, memory.gradients, memory.optimizer) == (parameters, gradients, optimizer)
     assert memory.passing == passing
     assert memory.total == parameters + gradients + optimizer + passing + memory.activations
 
 
-def test_alone_nothing_is_shared_out() -> None:
+def test_single_rank_shards_nothing() -> None:
     memories = [step_memory(run(name=name), 1) for name in ("ddp", "zero1", "zero2", "zero3")]
     assert memories == [memories[0]] * 4
 
 
-def test_hybrid_sharding_shares_out_less() -> None:
+def test_hybrid_sharding_shards_over_fewer_ranks() -> None:
     assert step_memory(run(name="zero3", shard=2), 4).parameters == P / 2
 
 
-def test_activations_by_hand() -> None:
+def test_activations_match_hand_computed_values() -> None:
     assert activation_bytes(Layout(run(), 4)) == 4 * (3 * ONE_LAYER + HEAD)
     checkpointed = Layout(run(checkpointing=True), 4)
     assert activation_bytes(checkpointed) == 4 * (3 * N * 8 + HEAD)
@@ -63,7 +65,7 @@ def test_activations_by_hand() -> None:
     ("schedule", "held"),
     [("gpipe", (4, 4)), ("1f1b", (2, 1)), ("zero_bubble", (2, 1))],
 )
-def test_a_schedule_says_how_many_micro_batches_are_held(schedule: str, held: tuple[int, int]) -> None:
+def test_schedule_determines_number_of_held_micro_batches(schedule: str, held: tuple[int, int]) -> None:
     """Two stages of two layers and one, four micro-batches of two sequences."""
     config = run(accum=4, pp=2, schedule=schedule)
     first, last = (activation_bytes(Layout(config, 2, rank)) for rank in (0, 1))
@@ -71,7 +73,7 @@ def test_a_schedule_says_how_many_micro_batches_are_held(schedule: str, held: tu
     assert last == 4 * held[1] * (ONE_LAYER + HEAD)
 
 
-def test_weight_gradients_that_are_put_off_take_room() -> None:
+def test_deferred_weight_gradients_take_memory() -> None:
     """The last stage of two puts its weight gradients off by one micro-batch; the first by none."""
     config = run(accum=4, pp=2, schedule="zero_bubble")
     first, last = (step_memory(config, 2, rank) for rank in (0, 1))

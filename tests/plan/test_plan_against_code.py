@@ -60,14 +60,14 @@ RECOMPUTED = ("ddp", "zero3", "tp", "tp, whole stream", "cp", "pp, 1f1b")
         *(pytest.param(case, True, marks=pytest.mark.slow) for case in RECOMPUTED),
     ],
 )
-def test_a_step_sends_and_holds_what_the_formulas_say(case: str, checkpointing: bool) -> None:
+def test_step_traffic_and_memory_match_formulas(case: str, checkpointing: bool) -> None:
     world, strategy = CASES[case]
     hold_against_formulas(config(checkpointing, MODEL, **strategy), world)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("case", ["ddp", "zero1"])
-def test_sgd_keeps_a_momentum_or_nothing(case: str, momentum: float) -> None:
+def test_sgd_optimizer_state_matches_formulas(case: str, momentum: float) -> None:
     world, strategy = CASES[case]
     run = replace(config(False, MODEL, **strategy), optimizer=OptimizerConfig("sgd", momentum=momentum))
     _, held = take_step(run, world, 0)
@@ -77,7 +77,7 @@ def test_sgd_keeps_a_momentum_or_nothing(case: str, momentum: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, entry in DATA_STRATEGIES.items() if not entry.apart])
-def test_experts_that_are_shared_out(name: str) -> None:
+def test_expert_parallelism_matches_formulas(name: str) -> None:
     hold_against_formulas(config(False, replace(MODEL, num_local_experts=4), name=name, ep=2), 4)
 
 
@@ -97,7 +97,7 @@ def hold_against_formulas(run: RunConfig, world: int) -> None:
 
 @pytest.mark.parametrize("case", ["zero1", "tp", "tp, whole stream", "pp, zero bubble"])
 @pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_qk_norm(case: str, checkpointing: bool) -> None:
+def test_qk_norm_matches_formulas(case: str, checkpointing: bool) -> None:
     world, strategy = CASES[case]
     hold_against_formulas(config(checkpointing, replace(MODEL, qk_norm=True), **strategy), world)
 
@@ -113,7 +113,7 @@ def test_qk_norm(case: str, checkpointing: bool) -> None:
     ids=["QK norm", "every head its own keys", "one key head, untied", "experts"],
 )
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-def test_memory_of_one_process(model: ModelConfig, checkpointing: bool) -> None:
+def test_memory_of_one_process_matches_formulas(model: ModelConfig, checkpointing: bool) -> None:
     run = config(checkpointing, model)
     _, held = take_step(run, 1, 0)
     memory = step_memory(run, 1)
@@ -121,7 +121,7 @@ def test_memory_of_one_process(model: ModelConfig, checkpointing: bool) -> None:
         assert held[part] == pytest.approx(getattr(memory, part), rel=0.01), part
 
 
-def test_within_a_round_nothing_is_expected() -> None:
+def test_diloco_expects_no_traffic_within_a_round() -> None:
     run = config(False, MODEL, name="diloco", inner_steps=4)
     recorded, _ = take_step(run, 2, 1)
     assert problems(compare_step(run, 2, 1, recorded, step=4), 2) == []
@@ -130,7 +130,7 @@ def test_within_a_round_nothing_is_expected() -> None:
     assert problems(compare_step(run, 2, 1, recorded, step=5), 2)
 
 
-def test_a_forgotten_collective_is_told() -> None:
+def test_missing_collective_is_reported() -> None:
     run = config(False, MODEL, name="zero3")
     recorded, _ = take_step(run, 4, 1)
     found = problems(compare_step(run, 4, 1, [one for one in recorded if one.op != "reduce_scatter"]), 4)

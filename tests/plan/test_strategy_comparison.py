@@ -31,7 +31,7 @@ def compare(world: int, model: dict[str, int] = MODEL, batch: int = 32) -> dict[
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 8, 12, 64])
-def test_every_row_has_numbers_or_says_why_not(world: int) -> None:
+def test_every_row_has_numbers_or_reasons(world: int) -> None:
     for row in compare(world, batch=world * 2).values():
         assert (row.memory is None) == bool(row.problems)
         assert row.use
@@ -40,7 +40,7 @@ def test_every_row_has_numbers_or_says_why_not(world: int) -> None:
             assert (row.sent_bytes > 0) == (world > 1)
 
 
-def test_zero_holds_less_and_less() -> None:
+def test_higher_zero_stages_take_less_memory() -> None:
     rows = compare(8)
     totals = [rows[name].memory for name in ("ddp", "zero1", "zero2", "zero3")]
     states = [memory.parameters + memory.gradients + memory.optimizer for memory in totals if memory]
@@ -50,7 +50,7 @@ def test_zero_holds_less_and_less() -> None:
     assert 1 < rows["zero3"].sent_bytes / rows["ddp"].sent_bytes < 1.5
 
 
-def test_a_pipeline_gets_micro_batches_and_has_its_bubble() -> None:
+def test_pipeline_row_gets_micro_batches_and_bubble() -> None:
     rows = compare(4)
     assert rows["pipeline, 1f1b"].num_micro == 16
     assert rows["pipeline, 1f1b"].bubble == rows["pipeline, gpipe"].bubble == pytest.approx(3 / 19)
@@ -59,7 +59,7 @@ def test_a_pipeline_gets_micro_batches_and_has_its_bubble() -> None:
     assert rows["ddp"].bubble is None
 
 
-def test_what_cannot_be_says_why() -> None:
+def test_impossible_rows_state_reasons() -> None:
     rows = compare(8)
     assert rows["tensor"].problems == [
         "num_key_value_heads=4 is not a multiple of strategy.tp=8: each rank takes whole key/value heads"
@@ -68,7 +68,7 @@ def test_what_cannot_be_says_why() -> None:
     assert compare(8, batch=1)["ddp"].problems
 
 
-def test_experts_bring_their_own_row() -> None:
+def test_mixture_of_experts_adds_its_row() -> None:
     assert "expert" not in compare(4)
     rows = compare(4, {**MODEL, "num_local_experts": 4})
     memory, alone = rows["expert"].memory, rows["ddp"].memory
@@ -77,7 +77,7 @@ def test_experts_bring_their_own_row() -> None:
     assert memory.parameters < alone.parameters / 2
 
 
-def test_bubble_and_words_of_a_run() -> None:
+def test_bubble_and_description_of_a_run() -> None:
     config = RunConfig(model=ModelConfig(**MODEL), train=TrainConfig(grad_accum=4), strategy=StrategyConfig(pp=2))
     assert expected_bubble(config) == pytest.approx(1 / 5)
     assert len(describe(config.strategy, 2)) == 1
@@ -90,7 +90,7 @@ def run_command(folder: Path, *words: str) -> int:
     return main(["strategies", "--model", str(folder / "config.json"), *words])
 
 
-def test_the_command_prints_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strategies_command_prints_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(tmp_path, "--world", "8") == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
@@ -104,7 +104,7 @@ def test_the_command_prints_the_comparison(tmp_path: Path, capsys: pytest.Captur
     assert max(map(len, lines[:25])) <= 160
 
 
-def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strategies_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(tmp_path, "--world", "2", "--json", "--global-batch", "6", "--sequence-length", "32") == 0
     printed: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (printed["world_size"], printed["global_batch_size"], printed["sequence_length"]) == (2, 6, 32)
@@ -114,7 +114,7 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert first["memory"]["optimizer"] == 8 * printed["num_parameters"]
 
 
-def test_a_run_file_brings_its_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_file_sets_the_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     (tmp_path / "run.toml").write_text("[data]\nsequence_length = 16\n[train]\nglobal_batch_size = 12\n")
     assert main(["strategies", "--model", str(tmp_path / "run.toml"), "--world", "2"]) == 0
@@ -130,14 +130,14 @@ def test_a_run_file_brings_its_batch(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--global-batch", "0"], "train.global_batch_size=0"),
     ],
 )
-def test_a_mistake_is_told_without_a_traceback(
+def test_strategies_command_reports_mistakes_without_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
 ) -> None:
     assert run_command(tmp_path, *words) == 2
     assert complaint in capsys.readouterr().err
 
 
-def test_it_needs_no_torch(tmp_path: Path) -> None:
+def test_strategies_command_does_not_import_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     code = (
         "import sys\nfrom frog.cli import main\n"

@@ -33,7 +33,7 @@ def flows(config: RunConfig, world: int = 4, rank: int = 0) -> dict[tuple[str, s
     return {(f.axis, f.op): (f.payload_bytes, f.num_messages) for f in step_traffic(config, world, rank)}
 
 
-def test_parameters_are_counted_as_the_model_does() -> None:
+def test_parameter_counts_match_model() -> None:
     for model in (MODEL, replace(MODEL, tie_word_embeddings=False), replace(MODEL, num_local_experts=4)):
         assert Layout(run(model=model), 1).parameter_bytes == 4 * model.num_parameters()
     assert layer_unit(MODEL).numel == 592
@@ -50,12 +50,12 @@ def test_parameters_are_counted_as_the_model_does() -> None:
         ("recv", 0),
     ],
 )
-def test_what_leaves_a_rank_of_four(op: str, share: float) -> None:
+def test_wire_bytes_match_ring_algorithms(op: str, share: float) -> None:
     assert wire_bytes(op, 1000, 4) == 1000 * share
     assert wire_bytes(op, 1000, 1) == 0
 
 
-def test_ddp_sends_the_gradient_once_whatever_the_micro_batches() -> None:
+def test_ddp_sends_gradient_once_for_any_number_of_micro_batches() -> None:
     assert flows(run(accum=1)) == flows(run(accum=2)) == {("dp", "all_reduce"): (P, 1)}
     (flow,) = step_traffic(run(), 4)
     assert flow.wire_bytes == 11664 == 2 * 3 / 4 * P
@@ -69,7 +69,7 @@ def test_buckets_fill_from_the_last_matrix_to_the_first() -> None:
     assert num_buckets(unit, 4 * 1) == 5
 
 
-def test_zero1_sends_as_much_as_ddp_in_two_halves() -> None:
+def test_zero1_sends_as_much_as_ddp_in_two_collectives() -> None:
     assert flows(run(name="zero1")) == {("dp", "reduce_scatter"): (P, 1), ("dp", "all_gather"): (P, 1)}
     halves = step_traffic(run(name="zero1"), 4)
     assert sum(flow.wire_bytes for flow in halves) == sum(flow.wire_bytes for flow in step_traffic(run(), 4))
@@ -79,14 +79,14 @@ def test_zero2_reduces_every_micro_batch() -> None:
     assert flows(run(name="zero2")) == {("dp", "reduce_scatter"): (2 * P, 8), ("dp", "all_gather"): (P, 4)}
 
 
-def test_zero3_gathers_twice_but_for_the_root_and_the_last_layer() -> None:
+def test_zero3_gathers_twice_except_root_and_last_layer() -> None:
     assert flows(run(name="zero3")) == {
         ("dp", "all_gather"): (2 * (P + 2 * LAYER), 2 * 6),
         ("dp", "reduce_scatter"): (2 * P, 2 * 4),
     }
 
 
-def test_hybrid_sharding_reduces_the_share_over_the_copies() -> None:
+def test_hybrid_sharding_reduces_shard_over_replicas() -> None:
     assert flows(run(name="zero1", shard=2)) == {
         ("shard", "reduce_scatter"): (P, 1),
         ("shard", "all_gather"): (P, 1),
@@ -103,7 +103,7 @@ def test_tensor_parallelism_exchanges_the_stream_around_each_block() -> None:
     assert sent["dp", "all_reduce"] == (4 * (3 * (576 // 2 + 16) + 160 // 2 + 8), 1)
 
 
-def test_without_sequence_parallelism_the_halves_are_one_all_reduce() -> None:
+def test_tensor_parallelism_without_sequence_parallelism_uses_all_reduce() -> None:
     whole, halves = run(tp=2, sequence_parallel=False), run(tp=2)
     assert flows(whole)["tp", "all_reduce"] == (2 * 14 * X + 2 * 3 * 16 * 4, 2 * 16)
     norms = wire_bytes("all_reduce", 7 * 8 * 4, 2)
@@ -111,19 +111,19 @@ def test_without_sequence_parallelism_the_halves_are_one_all_reduce() -> None:
     assert sent["whole"] == sent["halves"] - norms
 
 
-def test_checkpointing_runs_a_layer_forward_again_up_to_its_last_sum() -> None:
+def test_checkpointing_repeats_forward_traffic_except_last_sum() -> None:
     sent = flows(run(tp=2, checkpointing=True))
     assert (sent["tp", "all_gather"][1], sent["tp", "reduce_scatter"][1]) == (2 * (14 + 6), 2 * (14 + 3))
 
 
-def test_context_parallelism_sends_keys_and_values_round_the_ring() -> None:
+def test_context_parallelism_sends_keys_and_values_around_the_ring() -> None:
     # k and v of 2 sequences of 4 tokens, 4 wide: 64 numbers. Twice, and their gradients, in 3 layers, 2 micro-batches.
     assert flows(run(cp=2)) == {("data", "all_reduce"): (P, 1), ("cp", "send_recv"): (2 * 3 * 3 * 64 * 4, 18)}
     # On four ranks the sequences are half as long, four to a micro-batch, and three shifts go round.
     assert flows(run(cp=4))["cp", "send_recv"] == (2 * 3 * 3 * 3 * 64 * 4, 54)
 
 
-def test_a_pipeline_sends_the_stream_between_stages() -> None:
+def test_pipeline_sends_residual_stream_between_stages() -> None:
     first, last = flows(run(pp=2), rank=0), flows(run(pp=2), rank=3)
     assert first["pp", "send"] == first["pp", "recv"] == last["pp", "send"] == (2 * X, 2)
     assert first["tied", "all_reduce"] == last["tied", "all_reduce"] == (4 * 160, 1)
@@ -140,11 +140,11 @@ def test_virtual_stages_send_more_and_middle_stages_both_ways() -> None:
     assert flows(run(pp=4, model=model, accum=4), rank=1)["pp", "send"] == (4 * 2 * X, 8)
 
 
-def test_sequence_parallelism_splits_what_a_pipeline_sends() -> None:
+def test_sequence_parallelism_splits_pipeline_messages() -> None:
     assert flows(run(pp=2, tp=2))["pp", "send"] == (2 * X, 2), "four sequences in a micro-batch, half of each"
 
 
-def test_experts_are_sent_their_tokens_and_averaged_by_fewer() -> None:
+def test_expert_parallelism_sends_tokens_and_averages_over_fewer_ranks() -> None:
     model = replace(MODEL, num_local_experts=4)
     sent = flows(run(ep=2, model=model))
     # 8 tokens a micro-batch go to two experts each, 8 wide; there and back, forward and backward; and 4 counts.
@@ -153,19 +153,19 @@ def test_experts_are_sent_their_tokens_and_averaged_by_fewer() -> None:
     assert sent["expert_data", "all_reduce"][0] == 4 * 3 * (2 * 3 * 128)
 
 
-def test_an_axis_of_one_rank_sends_nothing() -> None:
+def test_axis_of_one_rank_sends_nothing() -> None:
     for name in ("ddp", "zero1", "zero2", "zero3"):
         assert step_traffic(run(name=name), 1) == []
 
 
-def test_flows_of_one_axis_and_operation_are_one() -> None:
+def test_flows_of_same_axis_and_operation_are_merged() -> None:
     merged = merge(
         [Flow("tp", "send", 2, 10, 1, "a"), Flow("tp", "send", 2, 5, 2, "b"), Flow("tp", "send", 2, 1, 1, "a")]
     )
     assert merged == [Flow("tp", "send", 2, 16, 4, "a, b")]
 
 
-def test_the_vectors_of_all_shares_are_all_vectors() -> None:
+def test_vectors_of_all_partitions_sum_to_all_vectors() -> None:
     for name in ("zero1", "zero2", "zero3"):
         shares = [partition_vectors(Layout(run(name=name), 4, rank)) for rank in range(4)]
         assert sum(map(sum, shares)) == 7 * 8

@@ -62,7 +62,7 @@ def test_each_rank_leaves_a_chrome_trace(profiled: tuple[str, RunFolder, str]) -
         assert all(event["pid"] == rank for event in events)
 
 
-def test_all_ranks_lie_on_one_clock_in_one_trace(profiled: tuple[str, RunFolder, str]) -> None:
+def test_merged_trace_has_all_ranks_on_one_clock(profiled: tuple[str, RunFolder, str]) -> None:
     strategy, folder, _ = profiled
     events = json.loads(gzip.decompress((folder.profile / "trace.json.gz").read_bytes()))["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
@@ -84,7 +84,7 @@ def test_all_ranks_lie_on_one_clock_in_one_trace(profiled: tuple[str, RunFolder,
 
 
 @pytest.mark.slow
-def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
+def test_profile_parts_add_up(profiled: tuple[str, RunFolder, str]) -> None:
     strategy, folder, _ = profiled
     profile: Profile = read_profile(folder)
     assert [rank.rank for rank in profile.ranks] == [0, 1]
@@ -121,7 +121,7 @@ def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
         assert rank.peak_bytes > 2**20
 
 
-def test_what_is_known_of_a_trace_must_fit_the_run(profiled: tuple[str, RunFolder, str]) -> None:
+def test_trace_metadata_must_match_the_run(profiled: tuple[str, RunFolder, str]) -> None:
     _, folder, _ = profiled
     path = folder.profile / "rank_0.json"
     good = path.read_text()
@@ -135,7 +135,7 @@ def test_what_is_known_of_a_trace_must_fit_the_run(profiled: tuple[str, RunFolde
         path.write_text(good)
 
 
-def test_the_summary_is_one_page(profiled: tuple[str, RunFolder, str]) -> None:
+def test_summary_fits_one_page(profiled: tuple[str, RunFolder, str]) -> None:
     _, folder, printed = profiled
     page = (folder.profile / "summary.md").read_text()
     assert printed.endswith(page)
@@ -154,7 +154,7 @@ def test_the_summary_is_one_page(profiled: tuple[str, RunFolder, str]) -> None:
     assert sum(line.startswith("|    1 |") for line in tables) == 4
 
 
-def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], harness: Harness) -> None:
+def test_profiled_run_has_the_same_losses(profiled: tuple[str, RunFolder, str], harness: Harness) -> None:
     """The same losses as without the profiler, and no checkpoint or last evaluation."""
     strategy, folder, _ = profiled
     num_steps = FIRST_RECORDED + STEPS - 1
@@ -181,7 +181,7 @@ def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], harn
         (("run.toml", "--name", "a/b"), "name='a/b'"),
     ],
 )
-def test_mistakes_are_reported_before_anything_starts(harness: Harness, words: tuple[str, ...], expected: str) -> None:
+def test_profile_mistakes_are_reported_before_start(harness: Harness, words: tuple[str, ...], expected: str) -> None:
     before = {entry.name for entry in (harness.root / "runs").glob("*")}
     done = harness.run("frog", "profile", *words, code=2)
     assert expected in done.stderr

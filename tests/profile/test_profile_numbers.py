@@ -41,7 +41,7 @@ def mark(name: str, start: float, end: float, thread: int = MAIN) -> dict[str, A
 STEP = [mark("frog::step 6", 0, 100), mark("frog::forward", 0, 40), mark("frog::backward", 40, 90)]
 
 
-def test_every_moment_belongs_to_the_innermost_operator() -> None:
+def test_self_time_belongs_to_innermost_operator() -> None:
     calls = understand(
         [
             *STEP,
@@ -65,7 +65,7 @@ def test_every_moment_belongs_to_the_innermost_operator() -> None:
     assert [call.name for call in calls if call.is_work] == ["aten::linear", "aten::mm", "aten::empty", "aten::mul"]
 
 
-def test_an_operator_that_communicates_is_no_work() -> None:
+def test_communicating_operator_is_not_work() -> None:
     trace = understand(
         [
             *STEP,
@@ -83,12 +83,12 @@ def test_an_operator_that_communicates_is_no_work() -> None:
     assert length(trace.work) == 10
 
 
-def test_a_compiled_graph_is_an_operator() -> None:
+def test_compiled_graph_counts_as_operator() -> None:
     trace = understand([*STEP, mark("## Call CompiledFxGraph fabc", 5, 25), event("aten::mm", 10, 20)])
     assert {call.name: call.self_us for call in trace.calls if call.is_work} == {"compiled::graph": 10, "aten::mm": 10}
 
 
-def test_parts_add_up_where_a_native_implementation_communicates() -> None:
+def test_parts_add_up_with_native_communication() -> None:
     trace = understand(
         [
             *STEP,
@@ -100,7 +100,7 @@ def test_parts_add_up_where_a_native_implementation_communicates() -> None:
     assert _parts(trace, 100.0, None) == {OPERATORS: 30, EXPOSED: 60, PYTHON: 10}
 
 
-def test_parts_of_a_gpu_are_its_kernels() -> None:
+def test_gpu_parts_are_kernels() -> None:
     trace = understand(
         [
             *STEP,
@@ -118,7 +118,7 @@ def call(start: int, end: int, wait: int, op: str = "all_reduce", axis: str = "d
     return CollectiveEvent(step=6, op=op, axis=axis, payload_bytes=4, seq=0, **times)
 
 
-def test_waiting_for_a_rank_is_kept_apart_from_transfer() -> None:
+def test_waiting_is_separated_from_transfer() -> None:
     axes = {"dp": [0, 1]}
     reported = {
         0: {6: [call(0, 50, 50), call(60, 90, 10), call(100, 110, 10, "recv", "pp")]},
@@ -129,13 +129,13 @@ def test_waiting_for_a_rank_is_kept_apart_from_transfer() -> None:
     assert _blocked(1, axes, reported) == (29, 0 + 0 + 4)
 
 
-def test_nobody_waits_longer_than_it_was_blocked() -> None:
+def test_waiting_never_exceeds_blocked_time() -> None:
     """A rank may be done before another begins, as the source of a broadcast."""
     reported = {0: {6: [call(0, 10, 10, "broadcast")]}, 1: {6: [call(30, 40, 10, "broadcast")]}}
     assert _blocked(0, {"dp": [0, 1]}, reported) == (10, 10)
 
 
-def test_ranks_that_reported_other_collectives_are_not_compared() -> None:
+def test_ranks_with_different_collectives_are_not_compared() -> None:
     reported = {0: {6: [call(0, 50, 50)]}, 1: {6: [call(30, 50, 20), call(60, 70, 10)]}}
     assert _blocked(0, {"dp": [0, 1]}, reported) == (50, 0)
 
@@ -149,20 +149,20 @@ def test_ranks_that_reported_other_collectives_are_not_compared() -> None:
         ("mkldnn::_linear_pointwise", [[5, 2, 3], [4, 3], [], []], 5 * 2 * 2 * 3 * 4),
     ],
 )
-def test_products_know_their_flops(name: str, shapes: list[list[int]], flops: float) -> None:
+def test_product_flops_are_counted(name: str, shapes: list[list[int]], flops: float) -> None:
     (one,) = understand([*STEP, event(name, 0, 5, **{"Input Dims": shapes, "Input type": ["float"]})]).calls
     assert one.is_product
     assert one.flops == flops
 
 
-def test_stretches_of_time() -> None:
+def test_interval_operations() -> None:
     a, b = [(0.0, 10.0), (5.0, 12.0), (20.0, 30.0)], [(8.0, 22.0), (29.0, 40.0)]
     assert union(a) == [(0, 12), (20, 30)]
     assert common(a, b) == [(8, 12), (20, 22), (29, 30)]
     assert (length(a), without(a, b), without(b, a)) == (22, 15, 18)
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_invalid_trace_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "rank_0.trace.json"
     for text in ("", "[]", '{"traceEvents": 1', "{}"):
         path.write_text(text)
@@ -176,7 +176,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     assert read_trace_file(zipped).base_ns == 5
 
 
-def test_traces_with_every_key_wrong(tmp_path: Path) -> None:
+def test_traces_with_wrong_values_are_rejected(tmp_path: Path) -> None:
     """An event that cannot be read is refused, one that means nothing is left out."""
     call = event("aten::mm", 10, 30) | {"args": {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float"]}}
     plain, zipped = tmp_path / "rank_0.trace.json", tmp_path / "rank_1.trace.json.gz"
@@ -197,7 +197,7 @@ def test_traces_with_every_key_wrong(tmp_path: Path) -> None:
         read_trace_file(zipped)
 
 
-def test_a_small_file_that_holds_a_large_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bomb_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frog.profile.trace._MOST_BYTES", 1 << 20)
     path = tmp_path / "rank_0.trace.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 24)))
@@ -205,7 +205,7 @@ def test_a_small_file_that_holds_a_large_one(tmp_path: Path, monkeypatch: pytest
         read_trace_file(path)
 
 
-def test_a_link_to_nowhere_is_no_trace(tmp_path: Path) -> None:
+def test_dangling_link_is_not_a_trace(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.profile.mkdir()
     (folder.profile / "rank_0.json").symlink_to("nowhere")

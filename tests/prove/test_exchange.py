@@ -13,14 +13,14 @@ from frog.prove.matrix import DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells
 from frog.prove.rank import Case, _finite
 
 
-def test_cases(tmp_path: Path) -> None:
+def test_case_files_with_wrong_values_are_rejected(tmp_path: Path) -> None:
     cell = next(one for one in cells(SMALL_MODEL, [2], ["frog"], DEFAULT_VARIANTS[:1]) if isinstance(one, Cell))
     path = tmp_path / "cases.json"
     path.write_text(json.dumps([msgspec.structs.asdict(cell.fields(0))]))
     held_to_its_schema(path, lambda: [Case.of(fields, path) for fields in read_cases(path)])
 
 
-def test_results(tmp_path: Path) -> None:
+def test_result_files_with_wrong_values_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     result = {"name": "0", "equal": False, "bitwise": False, "loss": float("inf"), "norm": 0.0, "first": "the loss"}
     path.write_text(json.dumps([_finite(result)]))

@@ -62,7 +62,7 @@ def proved(request: pytest.FixtureRequest) -> dict[int, ProofResult]:
         for cell in CELLS
     ],
 )
-def test_equals_one_process(proved: dict[int, ProofResult], cell: Cell) -> None:
+def test_strategy_equals_one_process(proved: dict[int, ProofResult], cell: Cell) -> None:
     result = proved[id(cell)]
     assert result.equal, result.first
 
@@ -72,7 +72,7 @@ def test_every_strategy_is_in_the_matrix() -> None:
     assert missing == {"dp x tp x pp"}, "needs a world of 8"
 
 
-def test_every_strategy_and_every_optimizer_has_a_fast_proof() -> None:
+def test_every_strategy_and_optimizer_has_a_fast_proof() -> None:
     fast = [cell for cell in CELLS if is_fast(cell)]
     assert {cell.strategy for cell in fast} == {cell.strategy for cell in CELLS}
     assert {cell.variant.optimizer for cell in fast} == set(OPTIMIZERS)
@@ -92,19 +92,19 @@ def seen(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.mark.slow
 @pytest.mark.timeout(2100)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.strategy}: {mutant.name}")
-def test_every_planted_mistake_is_seen(seen: dict[str, dict[str, Any]], mutant: Mutant) -> None:
+def test_every_planted_mistake_is_detected(seen: dict[str, dict[str, Any]], mutant: Mutant) -> None:
     assert not seen[f"{mutant.strategy}: {mutant.name}, {mutant.world_size}"]["equal"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_a_new_strategy_is_proved_by_its_entry_alone(seen: dict[str, dict[str, Any]], world_size: int) -> None:
+def test_new_strategy_is_proved_by_its_entry_alone(seen: dict[str, dict[str, Any]], world_size: int) -> None:
     result = seen[f"two-halves: nothing planted, {world_size}"]
     assert result["equal"], result["first"]
 
 
 @pytest.mark.slow
-def test_a_world_of_eight() -> None:
+def test_product_of_three_strategies_is_proved_on_8_ranks() -> None:
     (cell,) = (
         cell
         for cell in cells(SMALL_MODEL, [8], ["frog"], ALL_VARIANTS[1:2], ["dp x tp x pp"])

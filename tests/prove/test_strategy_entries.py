@@ -54,19 +54,19 @@ def unproved(entry: StrategyEntry) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_every_strategy_is_on_its_page(name: str) -> None:
+def test_every_strategy_is_documented(name: str) -> None:
     assert undocumented(ENTRIES[name]) == []
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_every_strategy_is_proved_in_all_that_carry_it_out(name: str) -> None:
+def test_every_strategy_is_proved_in_every_implementation(name: str) -> None:
     assert unproved(ENTRIES[name]) == []
     assert set(ENTRIES[name].modules) <= set(IMPLEMENTATIONS)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in an import
 @pytest.mark.parametrize("name", ENTRIES)
-def test_every_entry_leads_to_a_file(name: str) -> None:
+def test_every_entry_names_an_existing_module(name: str) -> None:
     for implementation, module in ENTRIES[name].modules.items():
         if implementation != "frog" or name in DATA_STRATEGIES:
             assert callable(import_module(module).build), module
@@ -75,12 +75,12 @@ def test_every_entry_leads_to_a_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DATA_STRATEGIES)
-def test_every_file_of_deepspeed_is_there(name: str) -> None:
+def test_every_deepspeed_file_exists(name: str) -> None:
     is_there = (CONFIG / f"deepspeed_{name}.json").exists()
     assert is_there == ("deepspeed" in DATA_STRATEGIES[name].modules)
 
 
-def test_names_are_their_own() -> None:
+def test_strategy_names_are_unique() -> None:
     assert all(find_strategy(name) is entry and entry.name == name for name, entry in ENTRIES.items())
     assert not set(DATA_STRATEGIES) & set(AXES)
 
@@ -100,13 +100,13 @@ def added(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     )
 
 
-def test_without_its_entry_a_name_is_a_mistake() -> None:
+def test_strategy_without_entry_is_rejected() -> None:
     (problem,) = StrategyConfig(name=ENTRY.name).problems()
     *names, last = map(repr, DATA_STRATEGIES)
     assert problem == f"strategy.name='two-halves': must be {', '.join(names)} or {last}"
 
 
-def test_the_run_file_takes_it_and_knows_its_limits(added: RunConfig) -> None:
+def test_run_file_accepts_new_strategy_and_checks_its_limits(added: RunConfig) -> None:
     assert added.problems() + added.world_problems(4) == []
     (problem,) = StrategyConfig(name="zorro").problems()
     assert "'two-halves'" in problem
@@ -116,7 +116,7 @@ def test_the_run_file_takes_it_and_knows_its_limits(added: RunConfig) -> None:
         assert said in problem
 
 
-def test_it_is_planned(added: RunConfig) -> None:
+def test_new_strategy_is_in_the_comparison(added: RunConfig) -> None:
     plain = RunConfig(model=MODEL, data=added.data, train=added.train)
     sent, same = (sum(flow.wire_bytes for flow in step_traffic(run, 4)) for run in (added, plain))
     assert sent == same
@@ -126,14 +126,14 @@ def test_it_is_planned(added: RunConfig) -> None:
     assert describe(added.strategy, 4) == [ENTRY.summary]
 
 
-def test_the_proof_has_it_in_every_world(added: RunConfig) -> None:
+def test_new_strategy_is_in_every_proof_world(added: RunConfig) -> None:
     assert "two-halves" in proofs()
     found = list(cells(SMALL_MODEL, [1, 2, 4], ["frog"], DEFAULT_VARIANTS, [ENTRY.name]))
     assert [cell.world_size for cell in found if isinstance(cell, Cell)] == [1, 1, 2, 2, 4, 4]
     assert unproved(ENTRY) == []
 
 
-def test_it_may_leave_the_ranks_to_themselves_in_some_steps(added: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_strategy_may_skip_reduction_in_some_steps(added: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TwoHalves, "reduces", lambda self, step: step % 3 == 0)
     run = replace(added, model=SMALL_MODEL)
     world = join_world(world_env(), torch.device("cpu"), timeout_s=1)
@@ -143,11 +143,11 @@ def test_it_may_leave_the_ranks_to_themselves_in_some_steps(added: RunConfig, mo
     assert [strategy.reduces(step) for step in range(1, 7)] == [False, False, True, False, False, True]
 
 
-def test_what_is_missing_is_named(added: RunConfig) -> None:
+def test_missing_documentation_is_named(added: RunConfig) -> None:
     assert undocumented(ENTRY) == ["docs/strategies.md has no row for `two-halves`"]
 
 
-def test_none_of_this_needs_torch() -> None:
+def test_strategy_entries_do_not_import_torch() -> None:
     code = (
         "import sys, frog.config.strategies, frog.plan.strategies, frog.prove.matrix; assert 'torch' not in sys.modules"
     )

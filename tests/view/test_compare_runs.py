@@ -30,14 +30,14 @@ def change_step(folder: RunFolder, rank: int, step: int, **fields: object) -> No
     path.write_text("".join(json.dumps(event) + "\n" for event in lines))
 
 
-def test_the_same_run_twice_is_bitwise_equal(tmp_path: Path) -> None:
+def test_identical_runs_are_bitwise_equal(tmp_path: Path) -> None:
     comparison = compare_runs(make_run(tmp_path / "a"), make_run(tmp_path / "b"), 1e-5)
     assert {finding.outcome for finding in comparison.findings} == {"equal"}
     assert comparison.verdict == "bitwise equal"
     assert comparison.exit_code == 0
 
 
-def test_a_killed_and_resumed_run_equals_one_never_interrupted(tmp_path: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     """Steps taken twice count once, and the worlds agree though the run was started twice."""
     resumed = dataclasses.replace(Synthetic(), segments=[(4, 0, 45), (4, 40, 60)])
     comparison = compare_runs(make_run(tmp_path / "a"), make_run(tmp_path / "b", resumed), 1e-5)
@@ -45,7 +45,7 @@ def test_a_killed_and_resumed_run_equals_one_never_interrupted(tmp_path: Path) -
     assert "bit for bit over 60 steps" in findings(comparison)["loss of each rank"].detail
 
 
-def test_another_world_is_compared_by_mean_losses(tmp_path: Path) -> None:
+def test_different_worlds_are_compared_by_mean_loss(tmp_path: Path) -> None:
     comparison = compare_runs(
         make_run(tmp_path / "a"), make_run(tmp_path / "b", Synthetic(segments=[(2, 0, 60)])), 1e-5
     )
@@ -54,7 +54,7 @@ def test_another_world_is_compared_by_mean_losses(tmp_path: Path) -> None:
     assert comparison.exit_code == 0
 
 
-def test_one_rank_that_parts_is_named_with_its_step(tmp_path: Path) -> None:
+def test_diverging_rank_is_named_with_its_step(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     change_step(b, rank=0, step=40, loss=9.0)
     change_step(b, rank=2, step=37, loss=8.0)
@@ -67,7 +67,7 @@ def test_one_rank_that_parts_is_named_with_its_step(tmp_path: Path) -> None:
     assert comparison.exit_code == 1
 
 
-def test_a_small_difference_is_within_tolerance_and_rtol_draws_the_line(tmp_path: Path) -> None:
+def test_small_difference_is_within_tolerance_set_by_rtol(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", Synthetic(loss_noise=1e-6, noise_from_step=30))
     comparison = compare_runs(a, b, 1e-5)
     finding = findings(comparison)["loss of each rank"]
@@ -80,14 +80,14 @@ def test_a_small_difference_is_within_tolerance_and_rtol_draws_the_line(tmp_path
     assert compare_runs(a, b, 1e-8).exit_code == 1
 
 
-def test_nan_in_one_run_alone_is_different(tmp_path: Path) -> None:
+def test_nan_in_only_one_run_is_different(tmp_path: Path) -> None:
     kind = Synthetic(loss_noise=float("nan"), noise_from_step=50)
     a, b, c = make_run(tmp_path / "a"), make_run(tmp_path / "b", kind), make_run(tmp_path / "c", kind)
     assert "diverges at step 50, rank 0" in findings(compare_runs(a, b, 1e-5))["loss of each rank"].detail
     assert compare_runs(b, c, 1e-5).verdict == "bitwise equal"
 
 
-def test_other_samples_are_different_though_the_losses_agree(tmp_path: Path) -> None:
+def test_different_samples_are_different_although_losses_agree(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     change_step(b, rank=1, step=12, sample_ids=[1, 2, 3, 4, 5, 6, 7, 999])
     finding = findings(compare_runs(a, b, 1e-5))["sample order"]
@@ -95,7 +95,7 @@ def test_other_samples_are_different_though_the_losses_agree(tmp_path: Path) -> 
     assert finding.detail.startswith("diverges at step 12")
 
 
-def test_a_step_that_not_all_ranks_reported_has_no_sample_order(tmp_path: Path) -> None:
+def test_step_not_reported_by_all_ranks_is_not_compared_by_samples(tmp_path: Path) -> None:
     """A kill between two ranks' words: the step's samples are not known, which is no difference."""
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     path = b.rank_events(1)
@@ -105,7 +105,7 @@ def test_a_step_that_not_all_ranks_reported_has_no_sample_order(tmp_path: Path) 
     assert (finding.outcome, finding.detail) == ("equal", "same samples in each of 59 steps")
 
 
-def test_the_first_tensor_that_differs_is_named(tmp_path: Path) -> None:
+def test_first_different_tensor_is_named(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", Synthetic(checkpoint_every=None))
     name = "model/model.layers.1.mlp.up_proj.weight"
     for step, change in ((20, 0.0), (40, 1e-9), (60, 0.5)):
@@ -121,7 +121,7 @@ def test_the_first_tensor_that_differs_is_named(tmp_path: Path) -> None:
     assert f"first at step 40, {name}" in findings(compare_runs(a, b, 1e6))["checkpoints"].detail
 
 
-def test_means_of_squares_are_compared_by_their_roots(tmp_path: Path) -> None:
+def test_second_moments_are_compared_by_square_roots(tmp_path: Path) -> None:
     a, b, negative = (make_run(tmp_path / name, Synthetic(checkpoint_every=None)) for name in ("a", "b", "negative"))
     squares = np.linspace(1e-8, 1e-2, 97, dtype=np.float32)
     name = "optimizer/exp_avg_sq/model.norm.weight"
@@ -133,7 +133,7 @@ def test_means_of_squares_are_compared_by_their_roots(tmp_path: Path) -> None:
     assert "NaN or infinite" in findings(compare_runs(a, negative, 1.0))["checkpoints"].detail
 
 
-def test_a_tensor_that_one_lacks_is_different(tmp_path: Path) -> None:
+def test_tensor_missing_in_one_run_is_different(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", Synthetic(checkpoint_every=None))
     tensors = weights(20, Synthetic())
     del tensors["model/model.norm.weight"]
@@ -141,7 +141,7 @@ def test_a_tensor_that_one_lacks_is_different(tmp_path: Path) -> None:
     assert "model/model.norm.weight: only in A" in findings(compare_runs(a, b, 1.0))["checkpoints"].detail
 
 
-def test_a_broken_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_skipped_and_named(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     (b.checkpoint(40) / "manifest.json").unlink()
     comparison = compare_runs(a, b, 1e-5)
@@ -158,26 +158,26 @@ def test_runs_of_different_length_are_compared_over_common_steps(tmp_path: Path)
     assert findings(comparison)["final weights"].outcome == "not compared"
 
 
-def test_equality_of_losses_alone_does_not_claim_equal_weights(tmp_path: Path) -> None:
+def test_equal_losses_without_weights_do_not_claim_equal_weights(tmp_path: Path) -> None:
     kind = Synthetic(checkpoint_every=None, status=None)
     comparison = compare_runs(make_run(tmp_path / "a", kind), make_run(tmp_path / "b", kind), 1e-5)
     assert comparison.verdict == "bitwise equal; weights were not compared"
 
 
-def test_other_final_weights_after_equal_losses_are_not_bitwise_equal(tmp_path: Path) -> None:
+def test_different_final_weights_are_not_bitwise_equal(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     record = json.loads(b.record_json.read_text())
     write_json(b.record_json, {**record, "weights_sha256": "0" * 64})
     assert compare_runs(a, b, 1e-5).outcome == "close"
 
 
-def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
+def test_runs_without_common_steps_are_an_error(tmp_path: Path) -> None:
     kind = Synthetic(segments=[(1, 0, 0)], checkpoint_every=None, eval_every=None)
     with pytest.raises(RunError, match="no step and no checkpoint in common"):
         compare_runs(make_run(tmp_path / "a"), make_run(tmp_path / "b", kind), 1e-5)
 
 
-def test_settings_that_differ_are_told_in_few_words(tmp_path: Path) -> None:
+def test_different_settings_are_listed_briefly(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a", Synthetic()), make_run(tmp_path / "b", Synthetic())
     found = json.loads(a.run_json.read_text())
     found["config"] |= {"long": "x" * 100_000} | {f"key{number}": number for number in range(5000)}

@@ -72,7 +72,7 @@ def read_by_all(what: str, capsys: pytest.CaptureFixture[str], wrong: list[str])
     return captured.out + captured.err
 
 
-def test_the_run_can_be_read(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undamaged_run_is_readable(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     wrong: list[str] = []
     said = read_by_all("whole", capsys, wrong)
     assert wrong == []
@@ -126,7 +126,7 @@ def fits(table: Any, kind: Any) -> bool:
     return True
 
 
-def test_a_world_of_two_hundred_million_ranks(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absurd_world_size_is_rejected(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """A size that no world has is no event's: each rank that should be there is listed, in gigabytes of lists."""
     for path in (run.heartbeat(1), run.rank_events(0), run.launcher_events):
         good = path.read_text()
@@ -145,7 +145,9 @@ def test_a_world_of_two_hundred_million_ranks(run: RunFolder, capsys: pytest.Cap
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("rank_0", RankEvent), ("launcher", AnyLauncherEvent)])
-def test_events(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, kind: Any) -> None:
+def test_events_with_wrong_values_are_reported(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, kind: Any
+) -> None:
     """What the schema refuses is counted as a torn line is; what it lets in hurts nobody."""
     path, wrong = run.events / f"{name}.jsonl", list[str]()
     good = path.read_bytes()
@@ -177,7 +179,9 @@ def test_events(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, k
         pytest.param("heartbeats/rank_1.json", Beat, marks=pytest.mark.slow),
     ],
 )
-def test_files(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, kind: Any) -> None:
+def test_files_with_wrong_values_are_reported(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, kind: Any
+) -> None:
     """A damaged file is named, in one form of error; a good run next to it is listed all the same."""
     path, wrong = run.path / name, list[str]()
     make_run(run.path.with_name("good"), Synthetic([(1, 0, 1)], eval_every=None, checkpoint_every=None))
@@ -198,7 +202,9 @@ def test_files(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, ki
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_settings_of_another_kind(run: RunFolder, capsys: pytest.CaptureFixture[str], value: Any) -> None:
+def test_settings_of_wrong_type_do_not_break_commands(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], value: Any
+) -> None:
     found = json.loads(run.run_json.read_text())
     for section, key in (
         ("train", "steps"),

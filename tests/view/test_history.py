@@ -13,7 +13,7 @@ from frog.runs.history import read_history
 from frog.view.timeline import phase_fractions, windows
 
 
-def test_steps_of_a_dead_world_that_were_taken_again_drop_out_on_every_rank(tmp_path: Path) -> None:
+def test_repeated_steps_of_dead_world_are_dropped_on_every_rank(tmp_path: Path) -> None:
     history = read_history(make_run(tmp_path / "r", Synthetic(segments=[(4, 0, 75), (2, 50, 120)])))
     assert [rank.steps[-1] for rank in history.ranks.values()] == [120, 120, 50, 50]
     for rank in (0, 1):
@@ -27,7 +27,7 @@ def test_steps_of_a_dead_world_that_were_taken_again_drop_out_on_every_rank(tmp_
     ]
 
 
-def test_resumed_from_an_older_checkpoint_than_the_one_before(tmp_path: Path) -> None:
+def test_resume_from_older_checkpoint_drops_later_steps(tmp_path: Path) -> None:
     """The third start goes back behind the second: of the second nothing may count past it."""
     history = read_history(make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 40), (2, 30, 60), (1, 20, 50)])))
     main = history.main
@@ -37,7 +37,7 @@ def test_resumed_from_an_older_checkpoint_than_the_one_before(tmp_path: Path) ->
     assert history.ranks[1].steps[-1] == 20
 
 
-def test_a_torn_last_line_is_counted_and_passed_over(tmp_path: Path) -> None:
+def test_torn_last_line_is_counted_and_skipped(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 10)]))
     path = folder.rank_events(1)
     whole = path.read_text().splitlines()
@@ -50,7 +50,7 @@ def test_a_torn_last_line_is_counted_and_passed_over(tmp_path: Path) -> None:
     assert history.ranks[0].steps[-1] == 10
 
 
-def test_a_step_that_rank_0_could_not_tell_is_told_by_another(tmp_path: Path) -> None:
+def test_step_missing_on_rank_0_is_taken_from_another_rank(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(3, 0, 10), (2, 10, 20)]))
     path = folder.rank_events(0)
     lines = [
@@ -65,13 +65,13 @@ def test_a_step_that_rank_0_could_not_tell_is_told_by_another(tmp_path: Path) ->
     assert 10 not in history.ranks[0].steps
 
 
-def test_a_value_that_is_no_number_is_nan(tmp_path: Path) -> None:
+def test_non_numeric_value_is_nan(tmp_path: Path) -> None:
     history = read_history(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 3)])))
     assert np.isnan(history.ranks[0].scalars["mfu"]).all()
 
 
 @pytest.mark.parametrize(("shift_ns", "expected_ns"), [(4_000_000, 0), (7_000_000_000, 7_000_000_000)])
-def test_ranks_of_one_machine_share_its_clock(tmp_path: Path, shift_ns: int, expected_ns: int) -> None:
+def test_ranks_of_one_machine_share_a_clock(tmp_path: Path, shift_ns: int, expected_ns: int) -> None:
     """Milliseconds apart is one machine whose rank was slow to look at the clock; seconds apart are two machines."""
     folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 3)]))
     path = folder.rank_events(1)
@@ -83,7 +83,7 @@ def test_ranks_of_one_machine_share_its_clock(tmp_path: Path, shift_ns: int, exp
     assert offset_ns == START_UNIX_NS - START_MONO_NS + expected_ns
 
 
-def test_shares_cover_the_whole_time_of_each_rank(tmp_path: Path) -> None:
+def test_phase_fractions_cover_each_ranks_total_time(tmp_path: Path) -> None:
     fractions = phase_fractions(read_history(make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 40), (4, 30, 60)]))))
     assert [share.rank for share in fractions] == [0, 1, 2, 3]
     for share in fractions:
@@ -95,7 +95,7 @@ def test_shares_cover_the_whole_time_of_each_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_typical_steps_are_plain_ones_if_there_are_any(tmp_path: Path, seed: int) -> None:
+def test_typical_steps_have_no_evaluation_or_checkpoint_if_possible(tmp_path: Path, seed: int) -> None:
     kind = Synthetic(segments=[(1, 0, 30)], eval_every=3, checkpoint_every=None, seed=seed)
     assert "evaluate" not in windows(read_history(make_run(tmp_path / "r", kind)))[0].phases
 

@@ -57,7 +57,7 @@ def shown(folder: RunFolder, choice: Choice | None = None) -> list[str]:
     return [format_entry(entry, 0, colour=False).replace(DAY + " ", "") for entry in entries]
 
 
-def test_one_stream_in_order_of_time(folder: RunFolder) -> None:
+def test_logs_are_merged_in_order_of_time(folder: RunFolder) -> None:
     text = shown(folder)
     assert [entry.splitlines()[0] for entry in text] == [
         "10:00:00.100 [rank 0] begins",
@@ -83,17 +83,17 @@ def test_one_stream_in_order_of_time(folder: RunFolder) -> None:
         (Choice(pattern=re.compile("raise Run|waits")), {"[rank 0]", "[rank 1]"}),
     ],
 )
-def test_choices(folder: RunFolder, choice: Choice, sources: set[str]) -> None:
+def test_log_selection_by_rank_node_pattern_and_time(folder: RunFolder, choice: Choice, sources: set[str]) -> None:
     text = shown(folder, choice)
     assert {found for entry in text for found in re.findall(r"\[\w+ \d+\]", entry)} == sources
 
 
-def test_grep_shows_the_whole_entry(folder: RunFolder) -> None:
+def test_grep_shows_complete_entry(folder: RunFolder) -> None:
     (entry,) = shown(folder, Choice(pattern=re.compile("raise Run")))
     assert len(entry.splitlines()) == 4
 
 
-def test_an_agents_traceback_stays_together(folder: RunFolder) -> None:
+def test_agent_traceback_is_one_entry(folder: RunFolder) -> None:
     lines = ["Traceback (most recent call last):", '  File "x.py"', "    x()", "KeyError: 3"]
     write(
         folder.node_log(0), *(f"{DAY} 10:00:00.15{n} {line}" for n, line in enumerate(lines)), f"{DAY} 10:00:00.158 on"
@@ -107,7 +107,7 @@ def test_an_agents_traceback_stays_together(folder: RunFolder) -> None:
     assert text[1].splitlines()[-1].endswith("[node 0] KeyError: 3")
 
 
-def test_what_a_rank_writes_is_read_back(tmp_path: Path) -> None:
+def test_rank_log_round_trips(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     before_s = time.time()
     with RankLog(folder.rank_log(2), 2, show=False) as log:
@@ -121,7 +121,7 @@ def test_what_a_rank_writes_is_read_back(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} rank 2 \| the mesh:", line)
 
 
-def test_logs_from_before_lines_had_a_date(tmp_path: Path) -> None:
+def test_older_logs_without_dates_are_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write(folder.rank_log(0), "23:59:58 rank 0 | late", "00:00:03 rank 0 | past midnight")
     made = dt.datetime(2026, 3, 1, 23, 59, 57).timestamp()
@@ -132,7 +132,7 @@ def test_logs_from_before_lines_had_a_date(tmp_path: Path) -> None:
     assert dt.datetime.fromtimestamp(past.time_s) == dt.datetime(2026, 3, 2, 0, 0, 3)
 
 
-def test_logs_without_any_time_keep_their_order(tmp_path: Path) -> None:
+def test_logs_without_times_keep_their_order(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write(folder.rank_log(0), "rank 0 | one", "rank 0 | two", "  and more")
     assert [line.strip() for line in "\n".join(shown(folder)).splitlines()] == [
@@ -140,13 +140,13 @@ def test_logs_without_any_time_keep_their_order(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_clock_that_was_set_back_does_not_shuffle_a_log(tmp_path: Path) -> None:
+def test_clock_set_back_does_not_reorder_a_log(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write(folder.rank_log(0), f"{DAY} 10:00:05.000 rank 0 | first", f"{DAY} 10:00:01.000 rank 0 | second")
     assert [entry.split("] ")[1] for entry in shown(folder)] == ["first", "second"]
 
 
-def test_bytes_that_are_no_text_and_half_a_line(tmp_path: Path) -> None:
+def test_invalid_bytes_and_incomplete_line_are_shown(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.rank_log(0).parent.mkdir(parents=True)
     folder.rank_log(0).write_bytes(f"{DAY} 10:00:05.000 rank 0 | \xff\xfe".encode("latin-1") + b"\nhalf")
@@ -166,12 +166,12 @@ def test_bytes_that_are_no_text_and_half_a_line(tmp_path: Path) -> None:
         (f"{DAY}T10:00:00+01:00", -3600.0),
     ],
 )
-def test_since(text: str, expected: float) -> None:
+def test_since_is_parsed(text: str, expected: float) -> None:
     now_s = dt.datetime.fromisoformat(f"{DAY}T10:00:00+00:00").timestamp()
     assert parse_since(text, now_s) - now_s == pytest.approx(expected)
 
 
-def test_since_that_is_no_time() -> None:
+def test_invalid_since_is_rejected() -> None:
     with pytest.raises(UsageError, match="--since soon"):
         parse_since("soon", 0.0)
 
@@ -182,7 +182,7 @@ def run(folder: RunFolder, *words: str, capsys: pytest.CaptureFixture[str]) -> t
     return code, out, err
 
 
-def test_command(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_command_prints_selected_lines(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(folder, "--tail", "2", capsys=capsys)
     assert (code, err) == (0, "")
     assert out.splitlines() == [f"{DAY} 10:00:02.900 [node 1] rank 1 failed", f"{DAY} 10:00:03.000 [rank 1] ends"]
@@ -198,21 +198,23 @@ def test_command(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
         (["--since", "soon"], "--since soon"),
     ],
 )
-def test_mistakes(folder: RunFolder, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_command_rejects_invalid_arguments(
+    folder: RunFolder, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(folder, *words, capsys=capsys)
     assert (code, out) == (2, "")
     assert expected in err
     assert "Traceback" not in err
 
 
-def test_no_run_and_no_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_run_or_logs_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(tmp_path / "nowhere")]) == 2
     write(tmp_path / "run" / "run.json", "{}")
     assert main(["logs", str(tmp_path / "run")]) == 2
     assert "contains no logs" in capsys.readouterr().err
 
 
-def test_following_sees_new_lines_new_ranks_and_the_end(tmp_path: Path) -> None:
+def test_follow_shows_new_lines_and_new_ranks_until_the_end(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write(folder.run_json, "{}")
     write(folder.launcher_events, json.dumps(event("launch", unix_ns=time.time_ns(), pid=os.getpid())))
@@ -231,13 +233,13 @@ def test_following_sees_new_lines_new_ranks_and_the_end(tmp_path: Path) -> None:
     assert len(batches) == 4
 
 
-def test_following_a_run_that_has_ended_ends(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_of_ended_run_ends(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(folder, "-f", "--tail", "1", capsys=capsys)
     assert code == 0
     assert out.splitlines() == [f"{DAY} 10:00:03.000 [rank 1] ends"]
 
 
-def test_a_reader_that_has_gone(folder: RunFolder) -> None:
+def test_closed_output_pipe_ends_quietly(folder: RunFolder) -> None:
     """`frog logs RUN | head -1`."""
     write(folder.rank_log(0), *(f"{DAY} 10:00:04.000 rank 0 | {'x' * 200}" for _ in range(2000)))
     reading, writing = os.pipe()
@@ -248,12 +250,12 @@ def test_a_reader_that_has_gone(folder: RunFolder) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_day_that_there_is_not(folder: RunFolder) -> None:
+def test_invalid_dates_are_ignored(folder: RunFolder) -> None:
     write(folder.rank_log(0), "2026-02-31 10:00:00.000 rank 0 | a line", "99:99:99 rank 0 | another")
     assert "a line" in "\n".join(line for entry in Logs(folder, Choice()).read(close=True) for line in entry.lines)
 
 
-def test_a_line_is_shown_as_far_as_it_can_be_read(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_line_is_truncated(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     with (folder.logs / "rank_0" / "train.log").open("a") as log:
         log.write("x" * 600_000 + "\nthe next\n")
     assert main(["logs", str(folder.path)]) == 0
@@ -263,9 +265,7 @@ def test_a_line_is_shown_as_far_as_it_can_be_read(folder: RunFolder, capsys: pyt
     assert "the next" in out
 
 
-def test_of_a_long_log_the_last_is_shown_unless_all_is_asked_for(
-    folder: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_log_shows_only_last_part_by_default(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder.rank_log(1), *(f"see{number}" for number in range(5_000)))
     assert main(["logs", str(folder.path), "--rank", "1"]) == 0
     shown, told = capsys.readouterr()
@@ -276,13 +276,13 @@ def test_of_a_long_log_the_last_is_shown_unless_all_is_asked_for(
     assert capsys.readouterr().out.count("\n") == 5_006
 
 
-def test_a_log_cannot_steer_the_terminal(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_escapes_in_logs_are_escaped(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder.rank_log(0), "2026-11-21 10:00:00.000 rank 0 | \x1b[2J\x1b]0;t\x07 \x9b1m \u202e \r over")
     assert main(["logs", str(folder.path)]) == 0
     assert r"\x1b[2J\x1b]0;t\x07 \u009b1m \u202e \x0d over" in capsys.readouterr().out
 
 
-def test_a_long_log_is_read_block_by_block(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_log_is_read_in_blocks(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = shown(folder)
     monkeypatch.setattr("frog.view.logs._BLOCK_BYTES", 80)
     assert shown(folder) == expected

@@ -37,7 +37,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_lines_fit_the_terminal_and_break_between_words(project: Path, tmp_path: Path, words: str) -> None:
+def test_output_fits_terminal_and_wraps_between_words(project: Path, tmp_path: Path, words: str) -> None:
     in_init = words.startswith("learn")
     places = [tmp_path / "terminal", tmp_path / "pipe"] if in_init else [project, project]
     for place in places:
@@ -49,18 +49,18 @@ def test_lines_fit_the_terminal_and_break_between_words(project: Path, tmp_path:
 
 
 @pytest.mark.parametrize("words", COMMANDS[:-1])
-def test_a_pipe_gets_no_padding_and_no_escapes(project: Path, words: str) -> None:
+def test_piped_output_has_no_padding_and_no_escapes(project: Path, words: str) -> None:
     output = output_in_pipe([*FROG, *words.split()], environment(), project)
     assert "\x1b" not in output
     assert [line for line in output.split("\n") if line != line.rstrip()] == []
 
 
 @pytest.mark.parametrize("words", COMMANDS[:-1])
-def test_no_escapes_with_no_color(project: Path, words: str) -> None:
+def test_no_color_removes_escapes(project: Path, words: str) -> None:
     assert "\x1b" not in output_in_terminal([*FROG, *words.split()], 80, environment(NO_COLOR="1"), project)
 
 
-def test_lines_of_a_comparison_stay_whole_in_a_pipe(project: Path) -> None:
+def test_comparison_lines_are_not_wrapped_in_a_pipe(project: Path) -> None:
     lines = output_in_pipe([*FROG, "compare", "pond", "lake"], environment(), project).split("\n")
     assert any(line.startswith("loss of each rank") and "; largest difference at step" in line for line in lines)
 
@@ -74,14 +74,14 @@ with RankLog(None, 0, show=True) as log:
 """
 
 
-def test_what_a_rank_says_breaks_between_words(tmp_path: Path) -> None:
+def test_rank_output_wraps_between_words(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SAYS, SAID]
     assert output_in_pipe(command, environment(), tmp_path) == f"{SAID}\n"
     rows = shown_by(output_in_terminal(command, 80, environment(), tmp_path).replace("\n", "\r\n"))
     assert " ".join(rows[:2]) == SAID
 
 
-def test_a_long_word_stays_whole_on_a_line_of_its_own() -> None:
+def test_long_word_is_not_broken() -> None:
     path = "/scratch/" + "x" * 90
     assert wrapped(f"  the checkpoint {path} is missing", 40) == ["  the checkpoint", f"    {path}", "    is missing"]
     assert wrapped("short", None) == ["short"]

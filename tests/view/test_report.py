@@ -60,7 +60,7 @@ def page_of(folder: RunFolder) -> Page:
     return Page(render_report(folder))
 
 
-def test_the_report_says_how_the_run_went(tmp_path: Path) -> None:
+def test_report_shows_results_of_completed_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "pond")
     path = write_report(folder)
     assert path == folder.report_html
@@ -86,7 +86,7 @@ def test_the_report_says_how_the_run_went(tmp_path: Path) -> None:
         assert words in page.text.replace("\N{EN DASH}", "-")
 
 
-def test_the_report_explains_the_effective_batch(tmp_path: Path) -> None:
+def test_report_explains_effective_batch(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(train=TrainConfig(global_batch_size=32, grad_accum=2)))
     words = "Global batch 32 sequences = dp 4 x grad_accum 2 x micro-batch 4; 2,048 tokens a step"
     assert words in page_of(folder).text
@@ -96,7 +96,7 @@ def test_the_report_explains_the_effective_batch(tmp_path: Path) -> None:
     assert "Global batch" not in page_of(folder).text
 
 
-def test_fp16_shows_its_loss_scale_and_the_steps_left_out(tmp_path: Path) -> None:
+def test_fp16_report_shows_loss_scale_and_skipped_steps(tmp_path: Path) -> None:
     fp16 = TrainConfig(precision="fp16", initial_loss_scale=2.0**20)
     page = page_of(make_run(tmp_path / "r", Synthetic(train=fp16, overflows=(1, 2, 40))))
     chart = page.data["charts"][-1]
@@ -111,11 +111,11 @@ def test_fp16_shows_its_loss_scale_and_the_steps_left_out(tmp_path: Path) -> Non
     assert "Loss scale" not in page_of(make_run(tmp_path / "plain")).text
 
 
-def test_it_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_report_loads_no_external_resources(tmp_path: Path) -> None:
     assert page_of(make_run(tmp_path / "r")).loads == ["data:,"]
 
 
-def test_text_from_the_run_is_only_text(tmp_path: Path) -> None:
+def test_run_text_is_escaped(tmp_path: Path) -> None:
     evil = "{prompt}</script></pre><script>alert(1)</script><img src=x onerror=alert(2)>"
     plain = page_of(make_run(tmp_path / "plain"))
     error = {"type": "CommError", "message": "<script>alert(3)</script> & more", "rank": 1, "step": 60}
@@ -126,14 +126,14 @@ def test_text_from_the_run_is_only_text(tmp_path: Path) -> None:
     assert "<script>alert(3)</script> & more" in page.text
 
 
-def test_json_cannot_end_its_script_element() -> None:
+def test_embedded_json_cannot_close_script_element() -> None:
     value = {"label": "</script><!-- & <b>"}
     text = json_for_script(value)
     assert not set("<>&") & set(text)
     assert json.loads(text) == value
 
 
-def test_a_failed_run_says_so_on_top(tmp_path: Path) -> None:
+def test_failed_run_shows_error_at_top(tmp_path: Path) -> None:
     error = {"type": "NonFiniteError", "message": "loss is NaN\n  try: a lower rate", "rank": 1, "step": 37}
     folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 37)], status="failed", error=error))
     # What the program writes of a failed run is less than of one that ended well.
@@ -145,7 +145,7 @@ def test_a_failed_run_says_so_on_top(tmp_path: Path) -> None:
     assert f"{mean_loss(37, Synthetic()):.3f}" in text
 
 
-def test_a_killed_run_without_a_record_is_kept_apart_from_one_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
+def test_killed_run_without_record_is_distinguished_from_running_one(tmp_path: Path, monkeypatch: Any) -> None:
     text = page_of(make_run(tmp_path / "r", Synthetic(status=None))).text
     assert "died" in text
     assert "The run ended without a record" in text
@@ -155,7 +155,7 @@ def test_a_killed_run_without_a_record_is_kept_apart_from_one_that_runs(tmp_path
     assert "without a record" not in text
 
 
-def test_the_smallest_run(tmp_path: Path) -> None:
+def test_minimal_run_has_a_report(tmp_path: Path) -> None:
     kind = Synthetic(segments=[(1, 0, 1)], eval_every=None, checkpoint_every=None)
     page = page_of(make_run(tmp_path / "r", kind))
     assert [line["label"] for line in page.data["charts"][0]["lines"]] == ["mean"]
@@ -164,7 +164,7 @@ def test_the_smallest_run(tmp_path: Path) -> None:
     assert "Held-out" not in page.text
 
 
-def test_a_run_that_never_took_a_step(tmp_path: Path) -> None:
+def test_run_without_steps_has_a_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 0)]))
     error = {"type": "DataError", "message": "no data", "rank": 0, "step": 0}
     write_json(folder.record_json, {"format": FORMAT, "status": "failed", "step": 0, "error": error, "ended": ""})
@@ -175,7 +175,7 @@ def test_a_run_that_never_took_a_step(tmp_path: Path) -> None:
     assert "The run finished no step" in page_of(folder).text
 
 
-def test_an_imported_model_has_a_report_too(tmp_path: Path) -> None:
+def test_imported_model_has_a_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 20)], status=None))
     run = {**json.loads(folder.run_json.read_text()), "data": None, "segments": []}
     write_json(folder.run_json, run)
@@ -185,7 +185,7 @@ def test_an_imported_model_has_a_report_too(tmp_path: Path) -> None:
     assert "without a record" not in text
 
 
-def test_a_resumed_run_shows_its_two_worlds(tmp_path: Path) -> None:
+def test_resumed_run_shows_both_worlds(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(4, 0, 75), (2, 50, 120)]))
     with open(folder.rank_events(2), "a") as file:
         file.write('{"event":"step","step":76,"lo')
@@ -200,7 +200,7 @@ def test_a_resumed_run_shows_its_two_worlds(tmp_path: Path) -> None:
     assert " 50 2 1 pond cpu 1 25 " in page.text
 
 
-def test_broken_checkpoints_are_named(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     (folder.checkpoint(40) / "rank_2.safetensors").write_bytes(b"")
     text = page_of(folder).text
@@ -209,18 +209,18 @@ def test_broken_checkpoints_are_named(tmp_path: Path) -> None:
     assert "20\N{EN DASH}60" in text
 
 
-def test_a_nan_loss_is_a_gap_and_not_broken_json(tmp_path: Path) -> None:
+def test_nan_loss_is_a_gap_in_valid_json(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 5)], loss_noise=float("nan"), noise_from_step=4))
     mean = page_of(folder).data["charts"][0]["lines"][0]["values"]
     assert [value is None for value in mean] == [False, False, False, True, True]
 
 
-def test_no_run_is_an_error(tmp_path: Path) -> None:
+def test_missing_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"run\.json is missing"):
         render_report(RunFolder(tmp_path))
 
 
-def test_picked_steps_keep_ends_and_spikes() -> None:
+def test_downsampling_keeps_ends_and_spikes() -> None:
     values = np.sin(np.arange(50_000) / 1000)
     values[31_234] = 40.0
     values[100:200] = np.nan
@@ -248,7 +248,7 @@ def _long_history(num_steps: int, num_ranks: int) -> History:
     return history
 
 
-def test_fifty_thousand_steps_of_64_ranks_stay_below_five_megabytes() -> None:
+def test_report_of_50000_steps_and_64_ranks_is_below_5_mb() -> None:
     drawn = charts(_long_history(50_000, 64))
     assert len(json.dumps(drawn)) < 4_500_000
     assert all(len(chart["steps"]) <= MAX_POINTS for chart in drawn)
@@ -256,7 +256,7 @@ def test_fifty_thousand_steps_of_64_ranks_stay_below_five_megabytes() -> None:
     assert len(drawn[0]["lines"]) == 17
 
 
-def test_rank_losses_in_the_chart_are_those_of_the_events(tmp_path: Path) -> None:
+def test_chart_rank_losses_match_events(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     history = read_history(folder)
     chart = charts(history)[0]

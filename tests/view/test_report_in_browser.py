@@ -65,7 +65,7 @@ def dump(page: Path, profile: Path, width: int) -> str:
 
 @pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on the PATH")
 @pytest.mark.parametrize("width", [1200, 500])
-def test_the_charts_are_drawn_and_no_script_fails(tmp_path: Path, width: int) -> None:
+def test_charts_are_drawn_without_script_errors(tmp_path: Path, width: int) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(4, 0, 75), (2, 50, 120)]))
     html = render_report(folder).replace("<head>", ERRORS, 1)
     page = tmp_path / "page.html"

@@ -14,7 +14,9 @@ from frog.runs.schema import FIELDS
 PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
 
 
-def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documented_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "runs" / "demo", Synthetic([(2, 0, 4), (1, 2, 4)], eval_every=None, checkpoint_every=None))
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -28,7 +30,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.parametrize(("title", "fields"), [("Rank events", FIELDS), ("Launcher events", LAUNCHER_FIELDS)])
-def test_the_tables_have_the_fields_of_the_schema(title: str, fields: dict[str, frozenset[str]]) -> None:
+def test_documented_tables_match_schema_fields(title: str, fields: dict[str, frozenset[str]]) -> None:
     _, _, rest = PAGE.partition(f"### {title}\n")
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", rest.partition("\n#")[0], re.MULTILINE)
     assert {name: frozenset(re.findall(r"`(\w+)`", words)) for name, words in rows} == fields

@@ -38,7 +38,7 @@ def change_events(folder: RunFolder, change: Callable[[dict[str, Any]], dict[str
         path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def test_bytes_of_ddp_are_those_of_the_formula(tmp_path: Path) -> None:
+def test_ddp_bytes_match_formula(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     section = section_of(folder)
     assert [one["rank"] for one in section["traffic"]] == [0, 1, 2, 3]
@@ -52,13 +52,13 @@ def test_bytes_of_ddp_are_those_of_the_formula(tmp_path: Path) -> None:
     assert 'class="off"' not in render_report(folder)
 
 
-def test_what_is_sent_beyond_the_formula_stands_out(tmp_path: Path) -> None:
+def test_excess_traffic_is_highlighted(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(collectives=[("all_reduce", "dp", 2 * GRADIENT_BYTES)]))
     assert section_of(folder)["detail"]["ratio"] == 2.0
     assert '<span class="off">2.000</span>' in render_report(folder)
 
 
-def test_what_no_formula_knows_is_named_if_it_is_much(tmp_path: Path) -> None:
+def test_large_traffic_without_formula_is_named(tmp_path: Path) -> None:
     known = ("all_reduce", "dp", GRADIENT_BYTES)
     little = make_run(tmp_path / "a", Synthetic(collectives=[known, ("all_gather", "dp", 48)]))
     much = make_run(tmp_path / "b", Synthetic(collectives=[known, ("all_gather", "dp", 10**6)]))
@@ -66,7 +66,7 @@ def test_what_no_formula_knows_is_named_if_it_is_much(tmp_path: Path) -> None:
     assert "dp 4 all_gather no formula 1 976.6 KiB 732.4 KiB" in text_of(much)
 
 
-def test_the_world_axis_and_evaluations_do_not_count(tmp_path: Path) -> None:
+def test_world_axis_and_evaluations_are_excluded(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(collectives=[("all_reduce", "world", 24)]))
     assert section_of(folder)["detail"]["sent_bytes"] == 0
     folder = make_run(tmp_path / "s")
@@ -79,7 +79,7 @@ def test_the_world_axis_and_evaluations_do_not_count(tmp_path: Path) -> None:
     assert section_of(folder)["detail"]["num_messages"] == 1
 
 
-def test_memory_is_held_against_the_formula(tmp_path: Path) -> None:
+def test_memory_is_compared_with_formula(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(train=TrainConfig(precision="bf16")))
     (first, *_) = section_of(folder)["memory"]["rows"]
     assert [part["ratio"] for part in first["parts"]] == [1.0, 1.0, 1.0, None]
@@ -88,20 +88,20 @@ def test_memory_is_held_against_the_formula(tmp_path: Path) -> None:
     assert [part["ratio"] for part in section_of(half)["memory"]["rows"][0]["parts"]][:3] == [4.0, 4.0, 4.0]
 
 
-def test_what_has_no_formula_is_shown_without(tmp_path: Path) -> None:
+def test_traffic_without_formula_is_shown(tmp_path: Path) -> None:
     kind = Synthetic(strategy=StrategyConfig(tp=2), train=TrainConfig(precision="bf16"))
     detail = section_of(make_run(tmp_path / "r", kind))["detail"]
     assert (detail["ratio"], detail["sent_bytes"]) == (None, GRADIENT_BYTES)
     assert "dp 2 all_reduce no formula" in text_of(make_run(tmp_path / "s", kind))
 
 
-def test_overlap_is_what_was_not_waited_for(tmp_path: Path) -> None:
+def test_overlap_is_time_without_waiting(tmp_path: Path) -> None:
     assert [row["fraction"] for row in section_of(make_run(tmp_path / "a"))["overlap"]] == [0.0] * 4
     rows = section_of(make_run(tmp_path / "b", Synthetic(wait_share=0.3)))["overlap"]
     assert [row["fraction"] for row in rows] == pytest.approx([0.7] * 4, abs=1e-6)
 
 
-def test_the_bubble_is_that_of_the_spans(tmp_path: Path) -> None:
+def test_bubble_is_computed_from_spans(tmp_path: Path) -> None:
     """GPipe on two ranks with two micro-batches, forward 1 ms, backward 2 ms: 3 of 9 ms idle, (p-1)/(m+p-1) = 1/3."""
     kind = Synthetic(
         segments=[(2, 0, 4)],
@@ -129,7 +129,7 @@ def test_the_bubble_is_that_of_the_spans(tmp_path: Path) -> None:
     assert "The formula of gpipe with 2 ranks and 2 micro-batches, (p-1)/(m+p-1), says 33 %" in text_of(folder)
 
 
-def test_the_mesh_is_drawn_as_a_table(tmp_path: Path) -> None:
+def test_mesh_is_shown_as_table(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(strategy=StrategyConfig(tp=2)))
     mesh = section_of(folder)["mesh"]
     assert mesh["axes"] == {"dp": 2, "tp": 2}
@@ -137,7 +137,7 @@ def test_the_mesh_is_drawn_as_a_table(tmp_path: Path) -> None:
     assert "dp 2 x tp 2" in text_of(folder)
 
 
-def test_a_run_that_names_no_strategy_and_measured_no_memory(tmp_path: Path) -> None:
+def test_run_without_strategy_and_memory_has_a_section(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(memory=None))
     run = json.loads(folder.run_json.read_text())
     del run["config"]["strategy"]
@@ -149,7 +149,7 @@ def test_a_run_that_names_no_strategy_and_measured_no_memory(tmp_path: Path) -> 
     assert "What a step sends" in text_of(folder)
 
 
-def test_a_configuration_of_another_version_has_no_section(tmp_path: Path) -> None:
+def test_config_of_another_version_has_no_section(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     run = json.loads(folder.run_json.read_text())
     run["config"]["strategy"]["wormholes"] = 3
@@ -157,7 +157,7 @@ def test_a_configuration_of_another_version_has_no_section(tmp_path: Path) -> No
     assert text_of(folder) == ""
 
 
-def test_of_a_resumed_run_the_last_world_counts(tmp_path: Path) -> None:
+def test_resumed_run_shows_last_world(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(4, 0, 75), (2, 50, 120)]))
     section = section_of(folder)
     assert [one["rank"] for one in section["traffic"]] == [0, 1]
@@ -165,7 +165,7 @@ def test_of_a_resumed_run_the_last_world_counts(tmp_path: Path) -> None:
     assert section["step"] == 120
 
 
-def test_one_rank_has_memory_and_nothing_else(tmp_path: Path) -> None:
+def test_single_rank_shows_only_memory(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 5)]))
     section = section_of(folder)
     assert (section["traffic"], section["mesh"], section["overlap"]) == ([], None, [])
@@ -173,17 +173,17 @@ def test_one_rank_has_memory_and_nothing_else(tmp_path: Path) -> None:
     assert "nothing is sent" in text_of(folder)
 
 
-def test_an_implementation_that_sends_by_itself(tmp_path: Path) -> None:
+def test_native_implementation_has_no_traffic_events(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(collectives=[], strategy=StrategyConfig(implementation="torch")))
     assert "torch records no events for what it sends" in text_of(folder)
 
 
-def test_a_gradient_that_was_reduced_as_it_came_has_no_local_norm(tmp_path: Path) -> None:
+def test_overlapped_reduction_has_no_local_norm(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     change_events(folder, lambda e: {**e, "grad_norm_local": None} if e["event"] == "step" else e)
     assert "Strategy" in text_of(folder)
 
 
-def test_no_step_no_section(tmp_path: Path) -> None:
+def test_run_without_steps_has_no_section(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 0)]))
     assert text_of(folder) == ""

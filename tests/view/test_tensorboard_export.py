@@ -23,7 +23,7 @@ def read_back(folder: Path) -> Any:
     return accumulator
 
 
-def test_scalars_come_back(tmp_path: Path) -> None:
+def test_exported_scalars_read_back(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(4, 0, 45), (2, 40, 60)]))
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     target = export_tensorboard(folder)
@@ -42,7 +42,7 @@ def test_scalars_come_back(tmp_path: Path) -> None:
     assert "memory_bytes" in read_back(target / "rank_1").Tags()["scalars"]
 
 
-def test_held_out_scores_and_samples_come_back(tmp_path: Path) -> None:
+def test_exported_scores_and_samples_read_back(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(sample_text="{prompt}# one\n<b>two</b>"))
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     reported = read_back(export_tensorboard(folder, tmp_path / "out") / "held_out")
@@ -52,7 +52,7 @@ def test_held_out_scores_and_samples_come_back(tmp_path: Path) -> None:
     assert reported.SummaryMetadata("sample").plugin_data.plugin_name == "text"
 
 
-def test_a_second_export_replaces_the_first(tmp_path: Path) -> None:
+def test_second_export_replaces_the_first(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 10)]))
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     export_tensorboard(folder)
@@ -61,7 +61,7 @@ def test_a_second_export_replaces_the_first(tmp_path: Path) -> None:
     assert len(read_back(target / "rank_0").Scalars("loss")) == 10
 
 
-def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorboard_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(UsageError, match="not installed") as caught:
         export_tensorboard(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 1)])))
@@ -69,7 +69,7 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkey
     assert "pip install 'frog[tensorboard]'" in caught.value.hint
 
 
-def test_a_folder_that_tensorboard_cannot_name(tmp_path: Path) -> None:
+def test_non_utf8_folder_is_rejected(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     with pytest.raises(UsageError, match="accepts only names in UTF-8"):
         export_tensorboard(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 1)])), tmp_path / "\udcff")

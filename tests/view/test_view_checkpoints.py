@@ -17,7 +17,7 @@ from frog.view.weights import weight_movement
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_pieces_make_the_tensor_again(tmp_path: Path, world: int) -> None:
+def test_tensor_is_assembled_from_shards(tmp_path: Path, world: int) -> None:
     kind = Synthetic()
     path = write_checkpoint(RunFolder(tmp_path), 20, world, weights(20, kind))
     checkpoint = open_checkpoint(path)
@@ -25,7 +25,7 @@ def test_pieces_make_the_tensor_again(tmp_path: Path, world: int) -> None:
         assert np.array_equal(checkpoint.tensor(name), value)
 
 
-def test_pieces_along_the_second_dim_and_of_other_types(tmp_path: Path) -> None:
+def test_shards_along_second_dim_and_of_other_dtypes_are_assembled(tmp_path: Path) -> None:
     """What a strategy that splits columns would write, which `write_checkpoint` does not."""
     path = write_checkpoint(RunFolder(tmp_path), 1, 2, {"model/a": np.arange(6, dtype=np.int64).reshape(2, 3)})
     manifest = json.loads((path / "manifest.json").read_text())
@@ -53,7 +53,7 @@ def flip_bit(path: Path) -> None:
         (lambda path: (path / "manifest.json").write_text("[1]"), r"found a list, expected object"),
     ],
 )
-def test_a_broken_checkpoint_is_named_and_passed_over(tmp_path: Path, damage: object, complaint: str) -> None:
+def test_damaged_checkpoint_is_named_and_skipped(tmp_path: Path, damage: object, complaint: str) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 60)]))
     damage(folder.checkpoint(40))  # type: ignore[operator]
     good, problems = open_checkpoints(folder)
@@ -81,7 +81,7 @@ def test_movement_is_the_relative_distance_of_each_tensor(tmp_path: Path) -> Non
         assert movement.values[row, 1] == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-12)
 
 
-def test_movement_of_a_large_model_is_by_layer(tmp_path: Path) -> None:
+def test_movement_of_large_model_is_by_layer(tmp_path: Path) -> None:
     kind = Synthetic(segments=[(1, 0, 40)], num_layers=11)
     good, _ = open_checkpoints(make_run(tmp_path / "r", kind))
     movement = weight_movement(good)
@@ -97,7 +97,7 @@ def test_movement_of_a_large_model_is_by_layer(tmp_path: Path) -> None:
     assert movement.values[11, 0] == pytest.approx(expected, rel=1e-12)
 
 
-def test_one_checkpoint_has_not_moved(tmp_path: Path) -> None:
+def test_single_checkpoint_has_no_movement(tmp_path: Path) -> None:
     good, _ = open_checkpoints(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 20)])))
     assert len(good) == 1
     assert weight_movement(good) is None

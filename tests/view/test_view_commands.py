@@ -30,7 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_report_by_name_by_folder_and_to_another_file(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_accepts_name_folder_and_output_file(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "pond"]) == 0
     assert "report: runs/pond/report.html" in capsys.readouterr().out
     assert main(["report", "runs/pond", "-o", "out/page.html"]) == 0
@@ -51,7 +51,7 @@ def test_report_by_name_by_folder_and_to_another_file(project: Path, capsys: pyt
         "export pond --to hf link",
     ],
 )
-def test_what_is_written_needs_a_place_for_it(project: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+def test_invalid_output_path_is_rejected(project: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
     """A folder where a file is to be, a file where a folder is: in words, and what was there stays."""
     (project / "file").write_text("kept")
     (project / "link").symlink_to("nowhere")
@@ -64,24 +64,24 @@ def test_what_is_written_needs_a_place_for_it(project: Path, capsys: pytest.Capt
     assert (project / "file").read_text() == "kept"
 
 
-def test_a_run_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_run_is_reported(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["report", "puddle"], ["compare", "pond", "puddle"], ["tensorboard", "puddle"]):
         assert main(command) == 2
         assert "puddle: no run folder here" in capsys.readouterr().err
 
 
-def test_a_long_word_is_not_said_again_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_argument_is_shortened_in_errors(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["sample", "one", "--tokens", "3" + "x" * 100_000])
     assert 1000 < len(capsys.readouterr().err) < 20_000
 
 
-def test_a_prompt_that_is_no_text(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_non_utf8_prompt_is_rejected(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "one", "--prompt", "caf\udce9"]) == 2
     assert "--prompt: not UTF-8: 'caf\\udce9', character 3" in capsys.readouterr().err
 
 
-def test_compare_says_it_and_exits_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_result_and_sets_exit_code(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "pond", "pond"]) == 0
     assert capsys.readouterr().out.strip().endswith("bitwise equal")
     assert main(["compare", "pond", "lake"]) == 1
@@ -92,7 +92,7 @@ def test_compare_says_it_and_exits_so(project: Path, capsys: pytest.CaptureFixtu
     assert main(["compare", "pond", "lake", "--rtol", "nan"]) == 2
 
 
-def test_runs_are_listed_with_what_is_known_of_each(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_command_lists_known_values(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "runs" / "broken").mkdir()
     (project / "runs" / "broken" / "run.json").write_text("{")
     (project / "runs" / "strange").mkdir()
@@ -115,7 +115,7 @@ def test_runs_are_listed_with_what_is_known_of_each(project: Path, capsys: pytes
     assert "passed over runs/strange" in out
 
 
-def test_a_heartbeat_that_cannot_be_read_is_told_in_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_heartbeat_is_reported_in_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder(project / "runs" / "killed")
     write_json(folder.heartbeat(0), beat(unix_ns=1))
     assert main(["runs"]) == 0
@@ -128,13 +128,15 @@ def test_a_heartbeat_that_cannot_be_read_is_told_in_one_line(project: Path, caps
     assert capsys.readouterr().out.count("heartbeats/rank_0.json: not valid JSON") == 1
 
 
-def test_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_command_without_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["runs"]) == 0
     assert "no runs under runs/" in capsys.readouterr().out
 
 
-def test_a_run_of_another_machine_is_judged_by_when_it_was_last_heard(project: Path) -> None:
+def test_run_of_another_machine_is_judged_by_last_heartbeat(project: Path) -> None:
     statuses = []
     for age_s in (1, 600):
         folder = RunFolder(project / "runs" / "killed")
@@ -144,14 +146,14 @@ def test_a_run_of_another_machine_is_judged_by_when_it_was_last_heard(project: P
 
 
 @pytest.mark.parametrize("command", ["report pond", "compare pond lake", "checkpoints pond", "tensorboard pond"])
-def test_views_do_without_torch(project: Path, command: str) -> None:
+def test_view_commands_do_not_import_torch(project: Path, command: str) -> None:
     code = "import sys\nfrom frog.cli import main\nmain(sys.argv[1:])\nsys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=project, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.mark.parametrize("words", [["runs"], ["report", "latest"], ["data", "list"]])
-def test_a_folder_of_all_that_cannot_be_looked_into_is_told(
+def test_unreadable_parent_folder_is_reported(
     words: list[str], project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(path: object) -> list[str]:

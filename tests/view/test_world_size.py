@@ -31,7 +31,7 @@ def chart(folder: RunFolder, name: str) -> dict[str, Any]:
     return {one["name"]: one for one in charts(read_history(folder))}[name]
 
 
-def test_the_size_is_drawn_over_the_steps(run: RunFolder) -> None:
+def test_world_size_is_charted_over_steps(run: RunFolder) -> None:
     world = chart(run, "world")
     assert world["steps"] == [0, 9, 19, 40, 60]
     assert [(line["role"], line["values"], line.get("text")) for line in world["lines"]] == [
@@ -46,14 +46,14 @@ def test_the_size_is_drawn_over_the_steps(run: RunFolder) -> None:
     ]
 
 
-def test_the_page_lists_who_went_and_who_came(run: RunFolder) -> None:
+def test_report_lists_lost_and_joined_ranks(run: RunFolder) -> None:
     page = " ".join(render_report(run).split())
     assert "Ranks that were lost or joined" in page
     row = '<td class="num">19</td><td>0</td><td><span class="none">–</span></td><td class="num">2</td><td class="num">0.25 s</td>'  # noqa: RUF001, E501
     assert row in page
 
 
-def test_it_is_told_for_whom_somebody_came(run: RunFolder) -> None:
+def test_report_shows_which_rank_was_replaced(run: RunFolder) -> None:
     """A process was started to replace rank 2 and ended before it came in; then the one that is rank 4."""
     own = 4_000_000
     launch = {"pid": 1, "nodes": [], "ranks_per_node": 4, "program": [], "restarts": 0, "network": None}
@@ -75,7 +75,7 @@ def test_it_is_told_for_whom_somebody_came(run: RunFolder) -> None:
     assert f"process {own + 99} was started to replace rank 2, but has not joined" in evidence
 
 
-def test_steps_of_a_lost_world_count_once(run: RunFolder) -> None:
+def test_steps_of_lost_world_count_once(run: RunFolder) -> None:
     history = read_history(run)
     assert chart(run, "loss")["steps"] == list(range(1, 61))
     for number, step in ((0, 10), (1, 20)):
@@ -86,14 +86,14 @@ def test_steps_of_a_lost_world_count_once(run: RunFolder) -> None:
     assert all(len(window.lanes) == 3 for window in windows(history)), "the last world's ranks"
 
 
-def test_runs_are_compared_by_what_their_worlds_were(run: RunFolder, tmp_path: Path) -> None:
+def test_comparison_shows_sequence_of_world_sizes(run: RunFolder, tmp_path: Path) -> None:
     calm = make_run(tmp_path / "calm", Synthetic(segments=[(4, 0, 60)]))
     found = compare_runs(calm, run, 1e-5)
     assert [one.outcome for one in found.findings if one.what == "sample order"] == ["equal"]
     assert "world 4, then 3, then 2, then 3" in "\n".join(map(str, found.titles))
 
 
-def test_a_resume_after_it_begins_anew(tmp_path: Path) -> None:
+def test_resume_after_shrink_starts_new_world(tmp_path: Path) -> None:
     segments = [(4, 0, 30), (3, 29, 50), (4, 40, 60)]
     run = make_run(tmp_path / "run", Synthetic(segments=segments, members=[*MEMBERS[:2], None]))
     world = chart(run, "world")
