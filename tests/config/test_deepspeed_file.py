@@ -1,4 +1,4 @@
-"""DeepSpeed's files: the ones that come with Frog, what the run fills in, and what contradicts it."""
+"""DeepSpeed's files: those that come with Frog, the values that the run fills in, and contradictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which strategies torch and DeepSpeed can carry out here, and what is said of the others."""
+"""The strategies that torch and DeepSpeed implement here, and the errors for the others."""
 
 from __future__ import annotations
 

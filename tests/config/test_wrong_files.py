@@ -1,4 +1,4 @@
-"""Run files, model files and tables of run.json with every key wrong: read, or refused by the file's name."""
+"""Run files, model files and tables of run.json with every key wrong: each is read, or rejected by the file's name."""
 
 from __future__ import annotations
 

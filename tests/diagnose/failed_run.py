@@ -1,4 +1,4 @@
-"""Run folders of runs that failed, made of whole cloth: what ranks, heartbeats and the launcher would have left."""
+"""Synthetic folders of failed runs: the files that ranks, heartbeats and the launcher would have left."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from frog.runs.launcher_schema import LAUNCHER_FIELDS
 from frog.runs.manifest import Manifest, manifest_hash
 
 UNIX_NS = 1_750_000_000_000_000_000
-"""Minus the monotonic clock."""
+"""Time of day when the monotonic clock is 0."""
 MS = 1_000_000
 PARAMETERS = 1000
 GRADIENT = ("reduce", "all_reduce", "dp", 4 * (PARAMETERS + 3))
 SCORE = ("evaluate", "all_reduce", "dp", 24)
 SAMPLES = ("checkpoint", "all_gather", "world", 256)
 Call = tuple[str, str, str, int]
-"""The phase, the operation, the axis, the bytes."""
+"""Phase, operation, axis, bytes."""
 PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
 
 
 def lost(call: Call, rank: int, waited_s: float, cause: Cause = "closed", peer: int | None = None) -> CommError:
-    """What a rank says under which a collective failed."""
+    """Return the error of a rank whose collective failed."""
     _, op, axis, size = call
     return CommError(
         f"{op} of {size} bytes failed after {waited_s:.1f} s [rank {rank}, {axis} {rank} of 4]: {cause}",
@@ -43,7 +43,7 @@ def lost(call: Call, rank: int, waited_s: float, cause: Cause = "closed", peer: 
 
 @dataclass
 class Rank:
-    """A rank in the making: its clock, its events, and what its heartbeat last said."""
+    """A synthetic rank: its clock, its events, and its last heartbeat."""
 
     rank: int
     pid: int
@@ -59,7 +59,7 @@ class Rank:
 
 
 class FailedRun:
-    """A run of eight steps that scores every fourth step and saves every other one."""
+    """A run of eight steps that evaluates every fourth step and saves every other one."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class FailedRun:
         self.attempt = -1
         self.epoch = 0
         self.identities: list[int] = []
-        """By rank, once the world has changed."""
+        """Permanent numbers by rank, once the world has changed."""
         self.known: set[int] = set()
         self.now_ns = 1_000_000 * MS
         train = {"steps": 8, "grad_accum": 1, "global_batch_size": 16}
@@ -100,7 +100,7 @@ class FailedRun:
             file.write(json.dumps({**told, **fields}) + "\n")
 
     def exit(self, rank: int, code: int, error: dict[str, Any] | None = None, late_s: float = 0.9) -> None:
-        """Its agent sees a rank fail, some time after it did. It knows the rank by the number of its start."""
+        """Let the agent report a failed rank, some time after it failed. It uses the rank's number at the start."""
         own = self.ranks[rank]
         started = self.identities[rank] if self.identities else rank
         self.tell(
@@ -109,7 +109,7 @@ class FailedRun:
         )  # fmt: skip
 
     def left_out(self, rank: int, silent_s: float) -> None:
-        """The others went on without a rank that was silent for so long, and had it killed."""
+        """Let the others continue without a rank that was silent for that long, and have it killed."""
         own = self.ranks[rank]
         at_ns, started = own.now_ns + int(silent_s * 1e9), self.identities[rank] if self.identities else rank
         self.tell("left_out", at_ns, attempt=self.attempt, rank=started, pid=own.pid)
@@ -131,13 +131,13 @@ class FailedRun:
     # ---- a world -----------------------------------------------------------------------------------------------------
 
     def start(self, from_step: int = 0, refusal: str | None = None, passed_over: Sequence[Damage] = ()) -> None:
-        """All ranks begin, or begin again; or refuse to."""
+        """Let all ranks begin, or begin again, or refuse to."""
         self.attempt += 1
         if self.ranks:
             self.now_ns = max(self.now_ns, *(own.now_ns for own in self.ranks.values())) + 60_000 * MS
         per_node = self.num_ranks // self.num_nodes
         for rank in range(self.num_ranks):
-            pid = 2**22 + 100 * (self.attempt + 1) + rank  # above what Linux gives out: of no process here
+            pid = 2**22 + 100 * (self.attempt + 1) + rank  # above Linux's maximum, so of no process here
             writer = EventWriter(self.folder.rank_events(rank))
             self.ranks[rank] = Rank(rank, pid, writer, self.now_ns, rank // per_node, step=from_step)
         for node in range(self.num_nodes if self.launcher else 0):
@@ -168,14 +168,14 @@ class FailedRun:
         )  # fmt: skip
 
     def steps(self, first: int, last: int, *ranks: int) -> None:
-        """Ranks, or all, take steps as they should, with what is due after each."""
+        """Let some or all ranks take normal steps, each with its evaluation and checkpoint if due."""
         for step in range(first, last + 1):
             for rank in ranks or self.ranks:
                 self.up_to(rank, step, None)
                 self.after(rank, step)
 
     def up_to(self, rank: int, step: int, phase: str | None) -> None:
-        """A rank goes through a step and enters a phase of it; None: all of the step."""
+        """Run a rank through a step until it enters a phase; None: the full step."""
         for name in PHASES:
             self.enter(rank, step, name)
             if name == phase:
@@ -189,14 +189,14 @@ class FailedRun:
         )  # fmt: skip
 
     def after(self, rank: int, step: int) -> None:
-        """What is due after a step."""
+        """Run the evaluation and checkpoint that are due after a step."""
         if step % 4 == 0:
             self.do(rank, step, "evaluate", SCORE)
         if step % 2 == 0:
             self.do(rank, step, "checkpoint", SAMPLES)
 
     def do(self, rank: int, step: int, phase: str, *calls: Call, took_ms: int = 10, wait_ms: int = 2) -> None:
-        """A phase from beginning to end."""
+        """Run a phase from beginning to end."""
         self.enter(rank, step, phase)
         own = self.ranks[rank]
         own.now_ns += took_ms * MS
@@ -212,7 +212,7 @@ class FailedRun:
         self.beat(rank)
 
     def call(self, rank: int, call: Call, ms: int = 2) -> None:
-        """A collective from beginning to end."""
+        """Run a collective from beginning to end."""
         own = self.ranks[rank]
         start_ns, own.now_ns = own.now_ns, own.now_ns + ms * MS
         own.writer.emit(
@@ -222,7 +222,7 @@ class FailedRun:
         own.seq += 1
 
     def begin(self, rank: int, call: Call) -> None:
-        """A collective begins, and never ends."""
+        """Begin a collective that never ends."""
         own = self.ranks[rank]
         own.open.append(
             {"seq": own.seq, "op": call[1], "axis": call[2], "payload_bytes": call[3], "start_ns": own.now_ns}
@@ -233,7 +233,7 @@ class FailedRun:
     # ---- how ranks end -----------------------------------------------------------------------------------------------
 
     def fail(self, rank: int, error: Exception, after_s: float = 0.0, code: int | None = 1) -> None:
-        """A rank ends with an error of its own."""
+        """End a rank with its own error."""
         own = self.ranks[rank]
         own.now_ns += int(after_s * 1e9)
         report = {**report_error(error), "unix_ns": UNIX_NS + own.now_ns}
@@ -244,13 +244,13 @@ class FailedRun:
             self.exit(rank, code, report)
 
     def lose(self, *ranks: int, call: Call = GRADIENT, after_s: float = 0.5, cause: Cause = "closed") -> None:
-        """Ranks wait in a collective of a step, and it fails under them."""
+        """Let ranks wait in a collective of a step that fails."""
         for rank in ranks:
             self.begin(rank, call)
             self.fail(rank, lost(call, rank, after_s, cause), after_s)
 
     def complete(self, status: str = "completed", step: int = 8) -> None:
-        """All ranks end well."""
+        """End all ranks normally."""
         for rank, own in self.ranks.items():
             own.writer.emit("end", step=step, status=status, weights_sha256=None)
             own.phase = None
@@ -276,7 +276,7 @@ class FailedRun:
     # ---- a world that changes ----------------------------------------------------------------------------------------
 
     def change(self, step: int, kept: Sequence[int], joined: int = 0) -> None:
-        """The ranks `kept` go on, in the files of their new places; others come in."""
+        """Let the ranks `kept` continue, in the files of their new numbers; others join."""
         before, was = self.identities or list(self.ranks), dict(self.ranks)
         self.epoch += 1
         aside = self.folder.heartbeats / f"attempt_{self.epoch}"
@@ -306,7 +306,7 @@ class FailedRun:
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def save(self, step: int) -> Path:
-        """A whole checkpoint, with a part of each rank."""
+        """Write a complete checkpoint, with a file of each rank."""
         path = self.folder.checkpoint(step)
         path.mkdir(parents=True)
         for rank in self.ranks:
@@ -326,7 +326,7 @@ class FailedRun:
             file.write(f"2026-11-21 10:00:00.000 rank {rank} | {text}\n")
 
     def reword(self) -> None:
-        """Put other words in every place where the run says something to people."""
+        """Change the text in every place that is meant for people."""
         for path in self.folder.events.glob("*.jsonl"):
             path.write_text("".join(_reworded_line(line) for line in path.read_text().splitlines(keepends=True)))
         for path in self.folder.logs.rglob("*.log"):

@@ -1,4 +1,4 @@
-"""Faults told apart by what they leave in a run folder."""
+"""Faults are distinguished by the files that they leave in a run folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from frog.runs.schema import CollectiveEvent
 
 @pytest.fixture
 def run(tmp_path: Path) -> FailedRun:
-    """Four ranks that have taken four steps; in the fifth all but rank 2 wait in reduce."""
+    """Return four ranks that have taken four steps; in the fifth, all except rank 2 wait in reduce."""
     return until_step_5(FailedRun(tmp_path / "run"))
 
 
@@ -42,7 +42,7 @@ def until_step_5(run: FailedRun, odd: int = 2) -> FailedRun:
 
 
 def found(run: FailedRun, code: int = 1) -> Diagnosis:
-    """The diagnosis, after the launcher's end; its letter must read well too, and its facts follow from no words."""
+    """Return the diagnosis after the launcher's end; check its letter, and that its facts do not depend on texts."""
     run.end(code)
     result = diagnose(run.folder)
     text = letter("run", result)
@@ -57,12 +57,12 @@ def found(run: FailedRun, code: int = 1) -> Diagnosis:
 
 
 def say_quak(error: FrogError, what: str, hint: str | None = None, facts: ErrorFacts | None = None) -> None:
-    """Every error that the diagnosis itself meets has other words too."""
+    """Change the text of every error that the diagnosis itself raises."""
     error.what, error.hint, error.facts = "quak", "quak", facts or ErrorFacts()
 
 
 def facts(result: Diagnosis) -> tuple[object, ...]:
-    """What a diagnosis says, without its words."""
+    """Return the facts of a diagnosis, without texts."""
     words = ("finding", "evidence", "advice", "also")
     own = {name: value for name, value in result.as_json().items() if name not in words}
     return own, *(facts(other) for other in result.also)
@@ -87,7 +87,7 @@ def test_rank_that_raises_is_diagnosed(run: FailedRun) -> None:
     assert result.collective == "all_reduce of 4012 bytes over dp"
     assert "KeyError" in result.finding
     assert any("CommError" in line and "gloo" not in line for line in result.evidence)
-    failed_ns = UNIX_NS + run.ranks[2].now_ns  # not when its agent came to see it
+    failed_ns = UNIX_NS + run.ranks[2].now_ns  # not when its agent noticed
     assert result.evidence[0].startswith(clock(failed_ns))
 
 
@@ -139,7 +139,7 @@ def test_stopped_rank_is_diagnosed(run: FailedRun) -> None:
 
 
 def test_rank_dead_before_watchdog_check_was_killed(run: FailedRun) -> None:
-    """Its peers' connections closed at once: it was killed, not stopped."""
+    """Its peers' connections closed immediately: it was killed, not stopped."""
     run.hang(2, "silent", 15)
     run.lose(*OTHERS, after_s=0.3)
     result = found(run)
@@ -148,7 +148,7 @@ def test_rank_dead_before_watchdog_check_was_killed(run: FailedRun) -> None:
 
 
 def test_killed_rank_is_diagnosed_although_peers_report_late(run: FailedRun) -> None:
-    """They finished a checkpoint before they gave up: its heartbeat is old by then, but its connection had closed."""
+    """They finished a checkpoint before they timed out: its heartbeat was old then, but its connection had closed."""
     run.exit(2, -9)
     for rank in OTHERS:
         run.ranks[rank].now_ns += 10_000_000_000
@@ -202,7 +202,7 @@ def test_all_ranks_gone_together_is_diagnosed(run: FailedRun) -> None:
 
 
 def test_rank_that_never_enters_collective_is_diagnosed(run: FailedRun) -> None:
-    """It beats on, in forward, while the others' collective times out."""
+    """Its heartbeat continues, in forward, while the others' collective times out."""
     run.lose(*OTHERS, after_s=60, cause="timed_out")
     run.ranks[2].now_ns = run.ranks[0].now_ns
     run.beat(2)
@@ -234,7 +234,7 @@ def test_non_finite_loss_names_first_rank(
 
 
 def test_full_disk_is_diagnosed(run: FailedRun) -> None:
-    """Rank 0 met an error too, because rank 2 had given up; the one that says so comes first."""
+    """Rank 0 failed too, because rank 2 had left; the rank with the full disk comes first."""
     words = "checkpoint of step 4 could not be written to runs/run/checkpoints"
     run.fail(0, CheckpointError(words, facts=ErrorFacts(step=4)))
     full = CheckpointError(words, facts=ErrorFacts(cause="no_space", step=4))
@@ -249,7 +249,7 @@ def test_full_disk_is_diagnosed(run: FailedRun) -> None:
 def unlike(
     run: FailedRun, odd: int, call: tuple[str, str, str, int], right: tuple[str, str, str, int] = GRADIENT
 ) -> Diagnosis:
-    """Rank `odd` calls something else than the others, and gloo ends it."""
+    """Let rank `odd` call a different collective than the others, and gloo end it."""
     for rank in run.ranks:
         run.begin(rank, call if rank == odd else right)
     for rank in run.ranks:
@@ -263,7 +263,7 @@ def unlike(
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("odd", [0, 1])
 def test_wrong_collective_size_is_diagnosed(tmp_path: Path, num_ranks: int, odd: int) -> None:
-    """Of two ranks neither is in the majority: the steps before tell."""
+    """With two ranks there is no majority: earlier steps decide."""
     run = until_step_5(FailedRun(tmp_path / "run", num_ranks), odd)
     run.up_to(odd, 5, "reduce")
     result = unlike(run, odd, ("reduce", "all_reduce", "dp", 2010))
@@ -274,7 +274,7 @@ def test_wrong_collective_size_is_diagnosed(tmp_path: Path, num_ranks: int, odd:
 
 @pytest.mark.parametrize("odd", [0, 1])
 def test_wrong_collective_size_in_first_step_is_diagnosed(tmp_path: Path, odd: int) -> None:
-    """No step before: the size of the model tells."""
+    """There is no earlier step: the size of the model decides."""
     run = FailedRun(tmp_path / "run", 2)
     run.start()
     for rank in run.ranks:
@@ -284,7 +284,7 @@ def test_wrong_collective_size_in_first_step_is_diagnosed(tmp_path: Path, odd: i
 
 @pytest.mark.parametrize("odd", [0, 1])
 def test_skipped_last_collective_is_diagnosed(tmp_path: Path, odd: int) -> None:
-    """The other rank has come to the meeting at the end."""
+    """The other rank has reached the final barrier."""
     run = FailedRun(tmp_path / "run", 2)
     run.start()
     run.steps(1, 7)
@@ -303,7 +303,7 @@ def test_skipped_last_collective_is_diagnosed(tmp_path: Path, odd: int) -> None:
 
 @pytest.mark.parametrize("odd", [0, 1])
 def test_wrong_collective_size_in_checkpoint_is_diagnosed(tmp_path: Path, odd: int) -> None:
-    """Two steps of sixteen samples, eight bytes each, or half of that; the first one has none before it."""
+    """Two steps of sixteen samples, eight bytes each, or half of that; the first checkpoint has none before it."""
     run = FailedRun(tmp_path / "run", 2)
     run.start()
     for rank in run.ranks:
@@ -315,7 +315,7 @@ def test_wrong_collective_size_in_checkpoint_is_diagnosed(tmp_path: Path, odd: i
 
 
 def test_majority_of_ranks_is_taken_as_right(tmp_path: Path) -> None:
-    """Also where what one of four calls looks more usual."""
+    """This holds even if the call of the one rank looks more usual."""
     run = FailedRun(tmp_path / "run")
     run.start()
     for rank in run.ranks:
@@ -345,7 +345,7 @@ def test_extra_collective_is_diagnosed(tmp_path: Path, phase: str, odd: int) -> 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_missing_collective_is_diagnosed(tmp_path: Path, num_ranks: int) -> None:
-    """Rank 1 leaves the reduction of step 5 out; its next, of step 6, is taken for it, and so on to the end."""
+    """Rank 1 skips the reduction of step 5; its next one, of step 6, matches instead, and so on to the end."""
     run = FailedRun(tmp_path / "run", num_ranks)
     run.start()
     run.steps(1, 4)
@@ -364,7 +364,7 @@ def test_missing_collective_is_diagnosed(tmp_path: Path, num_ranks: int) -> None
 
 
 def test_missing_collective_before_another_due_one_is_diagnosed(tmp_path: Path) -> None:
-    """Both calls are such as come in every run: the rank that has come further has left one out."""
+    """Both calls occur in every run: the rank that is further ahead has skipped one."""
     run = FailedRun(tmp_path / "run", 2)
     run.start()
     run.steps(1, 7)
@@ -383,7 +383,7 @@ NORM = ("optimize", "all_reduce", "pp", 8)
 
 
 def pipeline(path: Path, steps: int, pp: int = 2, **strategy: str) -> FailedRun:
-    """Ranks of a pipeline, all in the reduction of the step after so many."""
+    """Return pipeline ranks that are all in the reduction of the step after so many."""
     config = {"model": {"vocab_size": 10, "hidden_size": 8}, "strategy": strategy}
     run = FailedRun(path, pp, mesh={"pp": pp, "dp": 1}, config=config)
     run.start()
@@ -411,7 +411,7 @@ def test_wrong_size_of_tied_embedding_is_diagnosed(tmp_path: Path, steps: int, o
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("odd", [0, 1])
 def test_skipped_tied_embedding_is_diagnosed(tmp_path: Path, steps: int, odd: int) -> None:
-    """Also in the first step: what comes behind it in the reduction is known."""
+    """This also works in the first step: the next call in the reduction is known."""
     result = unlike(pipeline(tmp_path / "run", steps), odd, AGREED, TIED)
     assert place(result) == ("missing", odd, steps + 1, "reduce")
     assert result.certain
@@ -425,7 +425,7 @@ def test_tied_embedding_follows_overlapped_reduction(tmp_path: Path) -> None:
 
 
 def test_skipped_collective_is_told_from_same_size_on_other_axis(tmp_path: Path) -> None:
-    """The norm's eight bytes over the pipeline, where the other rank's losses go over the world."""
+    """One rank sends the norm's eight bytes over the pipeline, the other its losses over the world."""
     run = pipeline(tmp_path / "run", 0)
     for rank in run.ranks:
         run.call(rank, TIED)
@@ -456,7 +456,7 @@ def test_all_to_all_sizes_may_differ(run: FailedRun) -> None:
 
 
 def test_calls_after_a_gap_are_not_compared(run: FailedRun) -> None:
-    """A collective of rank 0 that began and whose end was not told: what comes behind it is out of step."""
+    """Rank 0 began a collective and never reported its end: later calls do not line up."""
     run.ranks[0].seq += 1
     run.call(0, SCORE)
     run.lose(1, 3)
@@ -486,7 +486,7 @@ def test_lost_node_is_diagnosed(tmp_path: Path) -> None:
 
 
 def test_lost_node_with_one_silent_rank_uses_the_other_ranks_position(tmp_path: Path) -> None:
-    """The other rank of the node, which had, is told of: that of which nobody knows where it was tells nothing."""
+    """The report uses the rank of the node whose position is known, not the silent one."""
     run = FailedRun(tmp_path / "run", num_ranks=2)
     run.start()
     run.enter(1, 0, "evaluate")
@@ -552,7 +552,7 @@ def test_network_cut_between_two_nodes_is_diagnosed(tmp_path: Path) -> None:
 def test_network_cut_names_the_node_whose_agent_could_not_report(
     tmp_path: Path, cut: int, told: tuple[int, ...]
 ) -> None:
-    """The agents meet on node 0: cut off itself, it is the only one that tells."""
+    """The agents meet on node 0: if node 0 is cut off, only its own agent reports."""
     run = FailedRun(tmp_path / "run", num_nodes=4)
     run.start()
     run.steps(1, 4)
@@ -566,7 +566,7 @@ def test_network_cut_names_the_node_whose_agent_could_not_report(
 
 @pytest.mark.parametrize(("on_loss", "fault"), [("fail", "cut"), ("shrink", "slow")])
 def test_rank_with_shortest_wait_was_late_if_step_is_repeated(tmp_path: Path, on_loss: str, fault: str) -> None:
-    """Inside of a ring that is cut each rank waits from when its own last bytes came."""
+    """In a ring that is cut, each rank waits from the arrival of its own last bytes."""
     run = FailedRun(tmp_path / "run", num_nodes=4, config={"comm": {"on_loss": on_loss}})
     run.start()
     run.steps(1, 4)
@@ -579,7 +579,7 @@ def test_rank_with_shortest_wait_was_late_if_step_is_repeated(tmp_path: Path, on
 
 
 def test_closed_connections_of_living_rank_are_diagnosed(run: FailedRun) -> None:
-    """Its neighbours on the ring fail with it, rank 0 when they have gone."""
+    """Its neighbours on the ring fail with it, rank 0 after they have left."""
     run.up_to(2, 5, "reduce")
     run.lose(1, 2, 3, after_s=0.1)
     run.lose(0, after_s=4)
@@ -590,7 +590,7 @@ def test_closed_connections_of_living_rank_are_diagnosed(run: FailedRun) -> None
 
 
 def test_closed_connections_are_diagnosed_when_all_fail_within_a_second(run: FailedRun) -> None:
-    """Rank 0 had waited when its neighbours left: none of them is the one between those that failed at once."""
+    """Rank 0 was waiting when its neighbours left, so it is not the rank between the first failures."""
     for rank in run.ranks:
         run.up_to(rank, 5, "reduce")
     run.lose(1, 2, 3, after_s=0.0)
@@ -644,7 +644,7 @@ def test_hiccup_is_not_a_straggler(tmp_path: Path) -> None:
 
 
 def test_rank_late_only_in_last_step_is_reported_as_extra_finding(tmp_path: Path) -> None:
-    """A machine with a hiccup looks alike: the run was healthy, and it is told beside."""
+    """A hiccup of the machine looks the same: the run was healthy, and the delay is an additional finding."""
     result = slow(FailedRun(tmp_path / "run", 2), 1, "forward", {8: 500})
     assert result.fault == "none"
     (beside,) = result.also
@@ -659,7 +659,7 @@ def test_rank_late_in_last_two_steps_is_a_straggler(tmp_path: Path) -> None:
 
 
 def test_pipeline_stages_may_differ_in_work(tmp_path: Path) -> None:
-    """The last one has the head and the loss; within a stage a straggler is seen."""
+    """The last stage has the head and the loss; within a stage, a straggler is found."""
     extra_ms = dict.fromkeys(range(1, 9), 200)
     assert slow(FailedRun(tmp_path / "even", 2, mesh={"pp": 2, "dp": 1}), 1, "forward", extra_ms).fault == "none"
     result = slow(FailedRun(tmp_path / "slow", 4, mesh={"pp": 2, "dp": 2}), 3, "forward", extra_ms)
@@ -685,7 +685,7 @@ def test_checkpoint_damaged_by_dying_rank_is_diagnosed(run: FailedRun, kind: str
 
 
 def test_earlier_damaged_checkpoint_is_reported_as_extra_finding(run: FailedRun) -> None:
-    """A kill in step 5 has nothing to do with it; it is told beside."""
+    """A kill in step 5 is unrelated to it; the damage is an additional finding."""
     path = run.save(2) / "rank_1.safetensors"
     path.unlink()
     run.lose(*OTHERS)
@@ -749,7 +749,7 @@ def test_completed_run_with_damaged_checkpoint_is_reported(tmp_path: Path) -> No
 
 
 def test_recovered_run_names_first_failure(run: FailedRun) -> None:
-    """The heartbeats are of the second world: the events of the first say where rank 2 was."""
+    """The heartbeats are from the second world: the events of the first show where rank 2 was."""
     run.lose(*OTHERS)
     run.exit(2, -9)
     run.start(from_step=4)
@@ -865,7 +865,7 @@ def test_latest_failed_start_is_the_last(run: FailedRun) -> None:
 
 
 def test_failed_starts_are_ordered_by_their_ranks(tmp_path: Path) -> None:
-    """Of a smaller world, then twice of a larger one, then that trained: four worlds in that order."""
+    """A smaller world, two failed starts of a larger one, then one that trained: four worlds in that order."""
     run = until_step_5(FailedRun(tmp_path / "run", 2, launcher=False), odd=1)
     run.fail(0, KeyError("pond"))
     run.num_ranks = 4
@@ -916,7 +916,7 @@ def test_rank_that_failed_before_ctrl_c_is_the_fault(run: FailedRun) -> None:
 
 
 def now(run: FailedRun, seconds_ago: float) -> None:
-    """Move the run to just now, with a launcher of this very process's id."""
+    """Move the run to the present, with the id of this process as its launcher."""
     shift_ns = time.time_ns() - int(seconds_ago * 1e9) - UNIX_NS - max(own.now_ns for own in run.ranks.values())
     for path in (run.folder.launcher_events, *run.folder.heartbeats.iterdir()):
         text = path.read_text().replace(f'"pid": {2**22 + 1}', f'"pid": {os.getpid()}')
@@ -925,7 +925,7 @@ def now(run: FailedRun, seconds_ago: float) -> None:
 
 @pytest.mark.parametrize(("seconds_ago", "goes_on"), [(20, True), (600, False)])
 def test_reused_launcher_pid_does_not_mean_running(run: FailedRun, seconds_ago: float, goes_on: bool) -> None:
-    """It was killed, so it told no end; its id was given to another, or the folder copied to another machine."""
+    """It was killed before it reported its end; its id was reused, or the folder was copied to another machine."""
     now(run, seconds_ago)
     assert is_active(run.folder) == goes_on
 
@@ -983,7 +983,7 @@ def test_run_format_of_older_frog_is_reported(run: FailedRun) -> None:
 
 
 def test_errors_without_facts_of_older_frog_are_noted(run: FailedRun) -> None:
-    """Its errors have words and no facts, and words are not read; that is said."""
+    """Its errors have texts and no facts; Frog does not parse texts, and reports this."""
     run.fail(2, KeyError("pond"))
     run.lose(*OTHERS)
     run.end(1)

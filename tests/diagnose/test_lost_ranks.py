@@ -1,4 +1,4 @@
-"""Ranks that a run lost and went on without, told by what they leave in its folder."""
+"""Ranks that a run lost and continued without are diagnosed from its folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frog.runs.run import read_run
 
 @pytest.fixture
 def run(tmp_path: Path) -> FailedRun:
-    """Four ranks that have taken two steps; in the third rank 2 is in backward, and the others wait."""
+    """Return four ranks that have taken two steps; in the third, rank 2 is in backward, and the others wait."""
     run = FailedRun(tmp_path / "run")
     run.start()
     run.steps(1, 2)
@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> FailedRun:
 
 
 def stand(run: FailedRun, step: int, phase: str, odd: int) -> None:
-    """A rank stands in a phase of a step, all others in its reduction."""
+    """Put a rank into a phase of a step, and all others into its reduction."""
     for rank in run.ranks:
         run.up_to(rank, step, phase if rank == odd else "reduce")
 
@@ -97,7 +97,7 @@ def test_stopped_rank_is_distinguished_from_killed_one(who: str, run: FailedRun)
 
 
 def test_rank_whose_agent_noticed_late_was_killed(run: FailedRun) -> None:
-    """On a loaded machine. A process that is stopped is still there, and has to be ended."""
+    """This happens on a loaded machine. A stopped process still exists, and has to be ended."""
     for rank in (0, 1, 3):
         run.ranks[rank].now_ns += 5_000 * MS
     run.exit(2, -9, late_s=5.2)
@@ -197,7 +197,7 @@ def test_overtaken_membership_change_is_reported_with_the_next(run: FailedRun) -
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3])
     events = run.folder.events
-    for path in events.glob("rank_*.jsonl"):  # this one never came to its end
+    for path in events.glob("rank_*.jsonl"):  # this change never completed
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(line for line in lines if '"membership"' not in line))
     run.exit(1, -9)
@@ -237,7 +237,7 @@ def test_missing_replacement_is_named_by_lost_ranks_permanent_number(run: Failed
     def replace(lost: int, pid: int, number: int) -> None:
         run.tell("replace", attempt=0, rank=2, node=0, node_rank=0, lost=lost, pid=pid, number=number)
 
-    replace(run.ranks[2].pid, 2**22 + 5004, 1)  # who comes in as rank 4
+    replace(run.ranks[2].pid, 2**22 + 5004, 1)  # it joins as rank 4
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3])
     run.change(2, kept=[0, 1, 2], joined=1)

@@ -1,4 +1,4 @@
-"""Sends, receives and shifts: what a rank does otherwise than in its step before."""
+"""Sends, receives and shifts that differ from those of a rank's earlier step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from test_diagnose import found, place
 SENT, RECEIVED, SHIFTED = ("", "send", "pp", 4096), ("", "recv", "pp", 4096), ("", "send_recv", "cp", 8192)
 SHORT = ("", "send", "pp", 2048)
 STEP = [("forward", [SENT]), ("forward", [SENT]), ("backward", [RECEIVED]), ("backward", [RECEIVED])]
-"""The messages of the first of two stages, behind the phases that they belong to."""
+"""Messages of the first of two stages, after the phases to which they belong."""
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> FailedRun:
-    """Two stages, of which only the first one's messages are played."""
+    """Return two stages, of which only the first sends and receives messages."""
     run = FailedRun(tmp_path / "run", 2, mesh={"pp": 2, "dp": 1})
     run.start()
     for step in (1, 2):
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> FailedRun:
 
 
 def take(run: FailedRun, step: int, messages: list[tuple[str, list[tuple[str, str, str, int]]]]) -> None:
-    """A step of rank 0, as far as its messages say; the rest of it if they are all there."""
+    """Run a step of rank 0 up to its last given message, or the full step if all are given."""
     run.do(0, step, "data")
     for phase, calls in messages:
         run.do(0, step, phase)
@@ -83,7 +83,7 @@ def test_evaluation_messages_are_compared_separately(run: FailedRun) -> None:
 
 
 def test_missing_ring_shift_is_diagnosed(tmp_path: Path) -> None:
-    """All shifts are alike: the phase says which one was left out."""
+    """All shifts are equal: the phase shows which one was skipped."""
     run = FailedRun(tmp_path / "run", 2, mesh={"dp": 1, "cp": 2})
     run.start()
     for step, turns in ((1, 2), (2, 2), (3, 1)):
@@ -96,7 +96,7 @@ def test_missing_ring_shift_is_diagnosed(tmp_path: Path) -> None:
 
 
 def test_awaited_rank_is_named_without_an_earlier_step(tmp_path: Path) -> None:
-    """The other one lost its connection only as the first gave up."""
+    """The other rank lost its connection only when the first one timed out."""
     run = FailedRun(tmp_path / "run", 2, mesh={"pp": 2, "dp": 1})
     run.start()
     run.up_to(1, 1, "forward")

@@ -43,7 +43,7 @@ LORA = LoraConfig(4, 8, ("all",))
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """Texts of several lengths, padded on the right; and where each text's last token is."""
+    """Return texts of several lengths, padded on the right, and the position of each text's last token."""
     tokens = torch.randint(1, 97, (4, 20), generator=torch.Generator().manual_seed(2))
     for row, length in enumerate(LENGTHS):
         tokens[row, length:] = PAD

@@ -1,4 +1,4 @@
-"""Gradients written by hand: against finite differences in float64, and against the plain formulas."""
+"""Hand-written gradients, compared with finite differences in float64 and with the plain formulas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rows a chunk, so that a few tokens make several chunks and a last one that is not full."""
+    """Use three rows per chunk, so that a few tokens make several chunks and an incomplete last one."""
     monkeypatch.setattr(functions, "_LEAST_CHUNK_ROWS", 3)
     monkeypatch.setattr(functions, "_CHUNK_ELEMENTS", 1)
 
@@ -96,7 +96,7 @@ def test_weight_gradient_equals_product_bitwise(in_width: int, out_width: int) -
 
 @pytest.mark.parametrize("spread", [1.0, 60.0])
 def test_linear_cross_entropy_equals_plain_formula(small_chunks: None, spread: float) -> None:
-    """With a spread of 60 the probability of most labels underflows to zero, their loss must not."""
+    """With a spread of 60 the probability of most labels underflows to zero; their loss must not."""
     x, weight = random(20, 16), random(33, 16)
     labels = torch.arange(20) % 33
     actual = linear_cross_entropy(x * spread, weight, labels)
@@ -133,7 +133,7 @@ def test_backward_twice_gives_the_same_gradient() -> None:
 
 
 def test_plain_formulas_are_used_outside_plain_float32_cpu() -> None:
-    """Autocast, reduced precision, tensor subclasses and torch.compile do not meet the functions made for float32."""
+    """Autocast, reduced precision, tensor subclasses and torch.compile do not use the functions for float32."""
 
     class Subclass(Tensor):
         pass

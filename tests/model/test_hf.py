@@ -1,4 +1,4 @@
-"""Folders that `transformers` reads from us, and folders that we read from `transformers`."""
+"""Folders that Frog writes for `transformers`, and folders that Frog reads from `transformers`."""
 
 from __future__ import annotations
 

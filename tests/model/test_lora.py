@@ -1,4 +1,4 @@
-"""LoRA against `peft` over the same base weights: outputs, gradients, files, merging; and what it promises itself."""
+"""LoRA compared with `peft` over the same base weights: outputs, gradients, files, merging."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def lora(request: pytest.FixtureRequest) -> LoraConfig:
 
 
 def adapted(base: TinyTransformer, lora: LoraConfig) -> TinyTransformer:
-    """The base with adapters as if trained: neither of their matrices zero."""
+    """Return the base with adapters that look trained: neither of their matrices is zero."""
     model = copy.deepcopy(base)
     torch.manual_seed(8)
     add_lora(model, lora)
@@ -208,7 +208,7 @@ def test_merged_model_loads_as_plain_model(base: TinyTransformer, lora: LoraConf
 
 
 def test_lora_gradients_in_float64_match_merged_matrix() -> None:
-    """The gradient of A and B is that of the matrix, by the chain rule: B^T dW and dW A^T, times the scaling."""
+    """The gradients of A and B follow from the matrix's by the chain rule: B^T dW and dW A^T, times the scaling."""
     torch.manual_seed(0)
     model = adapted(TinyTransformer(TIED), LoraConfig(4, 8, ("up_proj",))).double()
     labels = TOKENS.roll(-1, dims=1)

@@ -1,4 +1,4 @@
-"""The mixture of experts against `transformers`' MixtralForCausalLM with the same weights, and its own promises."""
+"""The mixture of experts compared with `transformers`' MixtralForCausalLM with the same weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def theirs_name(name: str) -> str:
 
 
 def twins(config: ModelConfig) -> tuple[TinyTransformer, MixtralForCausalLM]:
-    """Both models with the same weights, so large that the router is nowhere of two minds and every factor shows."""
+    """Return both models with the same weights, so large that the router is decisive and every factor shows."""
     torch.manual_seed(5)
     ours = TinyTransformer(config)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def assert_equal(actual: Tensor, expected: Tensor, name: str = "") -> None:
 
 
 def theirs_loss(theirs: MixtralForCausalLM, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Cross-entropy plus the coefficient times the mean over layers of their load-balancing loss; and the logits."""
+    """Return cross-entropy plus the coefficient times the layers' mean load-balancing loss, and the logits."""
     tokens_BT, labels_BT = batch(config)
     out = theirs(input_ids=tokens_BT, output_router_logits=True)
     balance = [
@@ -150,7 +150,7 @@ def test_load_balancing_loss_matches_hand_computed_value() -> None:
 
 def test_unused_expert_has_zero_gradient() -> None:
     model = TinyTransformer(CONFIGS["1 of 3, untied"])
-    model.layers[0].mlp.gate.weight.data.zero_()  # a tie: the first of them takes all
+    model.layers[0].mlp.gate.weight.data.zero_()  # a tie: the first expert gets all tokens
     model(*batch(model.config)).backward()
     grad = model.layers[0].mlp.experts.down_proj.grad
     used = [expert.abs().sum().item() > 0 for expert in grad]

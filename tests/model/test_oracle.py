@@ -1,4 +1,4 @@
-"""The model against `transformers`' Llama or Qwen3 with the same weights, and what it promises by itself."""
+"""The model compared with `transformers`' Llama or Qwen3 with the same weights, and its own guarantees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frog.model import TinyTransformer
 
 RTOL = 1e-5
 ATOL_OF_LARGEST = 1e-5
-"""An element near zero is a sum of larger ones that cancel: there the tensor's largest element is the measure."""
+"""Tolerance relative to the tensor's largest element, since an element near zero sums larger ones that cancel."""
 
 CONFIGS = {
     # vocabulary, width, FFN width, layers, heads, key/value heads, positions
@@ -37,7 +37,7 @@ def hugging_face(config: ModelConfig) -> LlamaForCausalLM | Qwen3ForCausalLM:
 
 
 def twins(config: ModelConfig) -> tuple[TinyTransformer, LlamaForCausalLM | Qwen3ForCausalLM]:
-    """Both models with the same weights; norms away from one and large matrices, so that every factor shows."""
+    """Return both models with the same weights; norms away from one and large matrices make every factor visible."""
     torch.manual_seed(5)
     ours = TinyTransformer(config)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Adapters and Hugging Face folders whose files are wrong: read, or refused by name."""
+"""Adapters and Hugging Face folders with wrong files: each file is read, or rejected by name."""
 
 from __future__ import annotations
 

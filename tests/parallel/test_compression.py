@@ -1,4 +1,4 @@
-"""The mean in 8 bits, held against numpy: bit for bit, call after call, with what the roundings leave over."""
+"""The mean in 8 bits, compared with numpy: bit for bit, call after call, with error feedback."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from threads_axis import on_every_rank
 from frog.parallel.data.compression import BLOCK, Int8Mean, dequantise, quantise
 
 SIZE = 5000
-"""No multiple of anything: slices end in padding."""
+"""Not a multiple of the block size or of a number of ranks, so that slices end in padding."""
 
 
 def vectors(rank: int, calls: int) -> np.ndarray:
     values = np.random.default_rng(rank).normal(size=(calls, SIZE)).astype(np.float32)
-    values[:, 1024:2048] *= 1e-4  # a block of its own scale
+    values[:, 1024:2048] *= 1e-4  # a block with its own scale
     return values
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    """To 255 levels in each block, by loops and float32 alone."""
+    """Round to 255 levels in each block, using only loops and float32."""
     out = np.empty_like(x)
     for start in range(0, len(x), BLOCK):
         block = x[start : start + BLOCK]
@@ -55,7 +55,7 @@ def means_by_numpy(inputs: list[np.ndarray]) -> np.ndarray:
 
 
 def means(size: int, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """What every rank gets, call after call."""
+    """Return the result of every rank, call after call."""
 
     def work(axis: Any) -> np.ndarray:
         mean, found = Int8Mean(axis, SIZE, torch.device("cpu")), []

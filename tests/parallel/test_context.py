@@ -1,4 +1,4 @@
-"""The zig-zag, what a rank looks at, and attention by blocks, without a world."""
+"""The zig-zag order, the keys that a rank attends to, and blockwise attention, without a world."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_each_position_has_one_rank_and_all_have_the_same_work(size: int) -> Non
     parts = [zigzag(T, size, rank) for rank in range(size)]
     assert torch.cat(parts).sort().values.tolist() == list(range(T))
     assert all(part.tolist() == sorted(part.tolist()) for part in parts)
-    seen = [int((part + 1).sum()) for part in parts]  # position p looks at p + 1 positions
+    seen = [int((part + 1).sum()) for part in parts]  # position p attends to p + 1 positions
     assert len(set(seen)) == 1
 
 

@@ -1,4 +1,4 @@
-"""The outer step by itself. Whole rounds are held against one process in tests/prove, runs in tests/worlds."""
+"""The outer step alone. tests/prove compares full rounds with one process, tests/worlds covers runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from frog.train.finite import overflowed
 
 
 def rounds(size: int, num_rounds: int, **strategy: Any) -> list[list[Tensor]]:
-    """Weights of each rank after each round; a step of training is a random change, another on each rank."""
+    """Return the weights of each rank after each round; a training step is a random change that differs per rank."""
 
     def work(axis: Any) -> list[Tensor]:
         weight = nn.Parameter(torch.arange(6.0).view(2, 3))
@@ -75,7 +75,7 @@ def test_evaluation_uses_outer_weights() -> None:
 
 
 def test_non_finite_local_gradient_raises_without_communication() -> None:
-    """At a round's end the loss is agreed on and the norm is not: who asked the others would wait for ever."""
+    """At a round's end ranks agree on the loss but not on the norm: a collective here would wait forever."""
     run: Any = SimpleNamespace(world=SimpleNamespace(rank=1), mesh=SimpleNamespace(readers=[0, 1]))
     tokens = torch.zeros(1, 1, 2, dtype=torch.long)
     batch = Batch(4, np.array([17]), tokens, tokens, (1.0,))

@@ -1,4 +1,4 @@
-"""The order of rows, and what one rank keeps of the experts, without a world."""
+"""The order of rows, and the experts that one rank keeps, without a world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native strategies refuse before anything starts, and how they report a failure inside torch."""
+"""Settings that the native strategies reject before the start, and how they report a failure inside torch."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from frog.parallel.torch_impl.pipeline import PipelineStage, SpannedStage
         ({"implementation": "torch", "pp": 2, "schedule": "zero_bubble"}, r"strategy\.schedule='zero_bubble'"),
     ],
 )
-def test_what_does_not_compile(strategy: dict[str, Any], said: str) -> None:
+def test_unsupported_compile_combination_is_rejected(strategy: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.compile=true with " + said):
         check_compile(StrategyConfig(**strategy))
 
 
 @pytest.mark.parametrize("strategy", [{}, {"name": "zero3"}, {"pp": 2}])
-def test_what_does(strategy: dict[str, Any]) -> None:
+def test_supported_compile_combination_is_accepted(strategy: dict[str, Any]) -> None:
     check_compile(StrategyConfig(implementation="torch", **strategy))
 
 
-def test_a_lost_peer_is_told_as_ours_are() -> None:
+def test_lost_peer_inside_torch_raises_comm_error() -> None:
     world = World(world_env(), torch.device("cpu"), timeout_s=1, requested_backend="gloo")
     with (
         pytest.raises(

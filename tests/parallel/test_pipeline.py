@@ -65,7 +65,7 @@ def gradients_of_one(model: TinyTransformer, batch: Batch) -> tuple[Tensor, dict
 
 
 class CallRecorder:
-    """Stands for a data-parallel strategy: writes down which calls it gets, and which gradients came in between."""
+    """A fake data-parallel strategy that records its calls, and the gradients computed between them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.calls: list[Any] = []
@@ -101,7 +101,7 @@ def test_pipeline_on_one_rank_equals_plain_loop(schedule: str, virtual: int, che
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_data_parallelism_is_notified_of_each_gradient_once(schedule: str) -> None:
-    """What comes after `last` is the parameter's last gradient; a deferred weight's hook runs in W alone."""
+    """After `last` comes only the parameter's last gradient; a deferred weight's hook runs only in W."""
     axis = axis_of_one()
     model = build_stages(small_model(), axis)
     recorder = CallRecorder(model)
@@ -118,11 +118,11 @@ def test_data_parallelism_is_notified_of_each_gradient_once(schedule: str) -> No
 
 
 class Sentinel:
-    """Lives as long as the graph that it was put into."""
+    """An object that exists as long as its autograd graph."""
 
 
 class Identity(torch.autograd.Function):
-    """Puts a sentinel into the graph."""
+    """Stores a sentinel in the graph."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sentinel: Sentinel) -> Tensor:
@@ -136,7 +136,7 @@ class Identity(torch.autograd.Function):
 
 @pytest.mark.parametrize(("schedule", "peak"), [("gpipe", 4), ("1f1b", 1), ("zero_bubble", 1)])
 def test_activations_are_freed_after_last_use(schedule: str, peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of gpipe all graphs are held at once, of 1f1b one."""
+    """gpipe holds all graphs at the same time, 1f1b one."""
     axis = axis_of_one()
     line = Pipeline(Stages(build_stages(small_model(), axis), axis), axis, make_schedule(schedule, 1, 4))
     sentinels: list[weakref.ref[Sentinel]] = []

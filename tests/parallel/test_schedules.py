@@ -1,4 +1,4 @@
-"""Schedules are valid, take as long as the textbook says, and their programs run without deadlock."""
+"""Schedules are valid, take the textbook's time, and their programs run without deadlock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = list(schedules())
 
 
 def swapped(schedule: Schedule, rank: int, first: int, second: int) -> Schedule:
-    """The same with two actions of a rank in each other's place."""
+    """Return the schedule with two actions of a rank swapped."""
     actions = list(schedule.ranks[rank])
     actions[first], actions[second] = actions[second], actions[first]
     ranks = [tuple(actions) if number == rank else own for number, own in enumerate(schedule.ranks)]
@@ -44,7 +44,7 @@ def test_every_schedule_is_valid() -> None:
 
 
 def test_micro_batches_run_in_ascending_order() -> None:
-    """So that every gradient is the same sum as one process makes."""
+    """The order makes every gradient the same sum as in one process."""
     for schedule in ALL:
         for actions in schedule.ranks:
             seen = defaultdict(list)
@@ -89,7 +89,7 @@ def test_bubble_formulas_match_hand_computed_values() -> None:
 
 
 def test_peak_in_flight_matches_schedule() -> None:
-    """GPipe holds every micro-batch; 1F1B what fills the pipeline; ZB-H1 no more than 1F1B's first rank."""
+    """GPipe holds every micro-batch; 1F1B those that fill the pipeline; ZB-H1 no more than 1F1B's first rank."""
     assert simulate(make_schedule("gpipe", 4, 8)).peak_in_flight == (8, 8, 8, 8)
     assert simulate(make_schedule("1f1b", 4, 8)).peak_in_flight == (4, 3, 2, 1)
     assert simulate(make_schedule("1f1b", 4, 64)).peak_in_flight == (4, 3, 2, 1)
@@ -98,7 +98,7 @@ def test_peak_in_flight_matches_schedule() -> None:
 
 
 def test_send_time_is_added_at_each_stage_border() -> None:
-    """A micro-batch alone: through all stages and back, with a message at each border."""
+    """A single micro-batch goes through all stages and back, with a message at each border."""
     alone = make_schedule("gpipe", 1, 1)
     assert simulate(alone, send_time=5).makespan == 3
     two = make_schedule("gpipe", 2, 2)
@@ -181,7 +181,7 @@ def test_programs_end_and_move_every_message() -> None:
 
 
 def test_program_check_detects_early_send() -> None:
-    """The check of the programs can fail: a rank that sends before it posts what comes first blocks the pair."""
+    """The check of the programs can fail: a rank that sends before it posts an earlier receive blocks the pair."""
     schedule = make_schedule("1f1b", 2, 4)
     programs = [program(schedule, rank) for rank in range(2)]
     place = next(n for n, instruction in enumerate(programs[1]) if instruction.op == "send")
@@ -201,7 +201,7 @@ def test_sent_tensors_do_not_pile_up(name: str) -> None:
 
 
 def test_receives_are_posted_ahead() -> None:
-    """In the steady state a message travels while the rank computes."""
+    """In the steady state, a message travels while the rank computes."""
     instructions = program(make_schedule("1f1b", 3, 8), 1)
     runs = [n for n, instruction in enumerate(instructions) if instruction.op == "run"]
     posted = {str(instruction.action): n for n, instruction in enumerate(instructions) if instruction.op == "receive"}

@@ -1,4 +1,4 @@
-"""An axis whose ranks are threads of one process: what they send changes hands in a list."""
+"""An axis whose ranks are threads of one process: they exchange tensors through a list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class ThreadsAxis:
-    """The collectives that these tests need, as `frog.comm.Axis` has them."""
+    """The collectives that these tests need, with the interface of `frog.comm.Axis`."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, sent: list[Any]) -> None:
         self.rank, self.size, self._barrier, self._sent = rank, size, barrier, sent
@@ -38,7 +38,7 @@ class ThreadsAxis:
 
 
 def on_every_rank(size: int, work: Callable[[Any], Result]) -> list[Result]:
-    """What `work` returns on each rank of an axis, given that rank's axis."""
+    """Call `work` with the axis of each rank, and return all results."""
     barrier, sent = threading.Barrier(size, timeout=30), [None] * size
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(work, [ThreadsAxis(rank, size, barrier, sent) for rank in range(size)]))

@@ -1,6 +1,6 @@
-"""A world of which only one rank is there: its collectives move nothing, but are recorded as ever.
+"""A world in which only one rank exists: its collectives move no data, but are recorded as usual.
 
-Each gives back what the real one would if all ranks held the same, so that shapes, sizes and finite numbers are right.
+Each returns the result of equal data on all ranks, so that shapes, sizes and finite numbers are correct.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from frog.train.memory import measure_activations, memory_fields
 
 
 class Recorder:
-    """Writes down every collective."""
+    """Records every collective."""
 
     def __init__(self) -> None:
         self.recorded: list[CollectiveEvent] = []
@@ -44,7 +44,7 @@ class Recorder:
 
 
 class PretendAxis(Axis):
-    """Copies what can be copied without other ranks."""
+    """Copies the data that is available without other ranks."""
 
     def _start(self, op: str, payload_bytes: int, *begins: Callable[[], Any]) -> Pending:
         if self.size > 1:
@@ -91,7 +91,7 @@ class PretendWorld(World):
 
 
 def take_step(config: RunConfig, world_size: int, rank: int) -> tuple[list[CollectiveEvent], dict[str, int]]:
-    """One optimizer step of one rank: its collectives, and the fields of a `memory` event."""
+    """Run one optimizer step of one rank; return its collectives, and the fields of a `memory` event."""
     torch.manual_seed(0)
     world, recorder = PretendWorld(rank, world_size), Recorder()
     mesh = build_mesh(config, world)

@@ -1,4 +1,4 @@
-"""The alpha-beta formula: against the textbook's, against a simulation of gloo's ring, and by hand."""
+"""The alpha-beta formula, compared with the textbook's, a simulation of gloo's ring, and hand-computed values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def ring_all_reduce_s(num_nodes: int, payload_bytes: float, alpha_s: float, beta_bytes_per_s: float) -> float:
-    """The textbook's time of an all-reduce over one rank a node: 2(n-1) alpha + 2(n-1)/n B / beta.
+    """Return the textbook's time of an all-reduce over one rank per node: 2(n-1) alpha + 2(n-1)/n B / beta.
 
     Source:  Thakur, Rabenseifner and Gropp 2005, section 4.4; Patarasuk and Yuan 2009.
     """
@@ -48,7 +48,7 @@ def test_two_rings_over_the_same_links_share_them() -> None:
 
 
 def test_a_ring_over_two_nodes_crosses_twice() -> None:
-    """Four ranks: 3/2 of the payload over each link. Interleaved, all four hops of the ring cross: twice as much."""
+    """Four ranks: 3/2 of the payload over each link. If interleaved, all four hops of the ring cross: twice as much."""
     assert cost("all_reduce", [[0, 0, 1, 1]]).link_bytes == pytest.approx(1.5 * MIB)
     assert cost("all_reduce", [[0, 1, 0, 1]]).link_bytes == pytest.approx(3 * MIB)
 
@@ -59,7 +59,7 @@ def test_communication_within_a_node_costs_nothing() -> None:
 
 
 def test_all_to_all_loads_links_with_all_pairs() -> None:
-    """Each of two ranks sends its quarter to each of the two of the other node: half of both payloads, B in all."""
+    """Each of two ranks sends a quarter to each of the two on the other node: half of both payloads, B in total."""
     assert cost("all_to_all", [[0, 0, 1, 1]]) == Cost(2, MIB)
     assert cost("reduce_scatter", [[0, 1, 2]], asks=False) == Cost(1, pytest.approx(2 / 3 * MIB))  # type: ignore[arg-type]
 
@@ -76,7 +76,7 @@ def test_operation_without_formula_returns_none() -> None:
 
 
 def test_beta_excludes_packet_headers() -> None:
-    """Of 9014 bytes of a frame 8948 are payload; of 1514, 1448."""
+    """A frame of 9014 bytes carries 8948 bytes of payload; one of 1514 carries 1448."""
     assert payload_rate(1e8, 9000) == pytest.approx(12.5e6 * 8948 / 9014)
     assert payload_rate(1e7, 1500) == pytest.approx(1.25e6 * 1448 / 1514)
 
@@ -86,18 +86,18 @@ def test_beta_excludes_packet_headers() -> None:
 )
 @pytest.mark.parametrize("asks", [True, False])
 def test_delays_match_simulated_messages(nodes: list[int], asks: bool) -> None:
-    """The same ring as programs that send each other messages, in a simulation of events."""
+    """A discrete-event simulation runs the same ring as programs that exchange messages."""
     for rounds, op in ((2, "all_reduce"), (1, "all_gather")):
         assert cost(op, [nodes], asks).num_delays == simulate(nodes, rounds * (len(nodes) - 1), asks)
 
 
 def simulate(nodes: list[int], num_steps: int, asks: bool) -> int:
-    """Every rank as gloo's: in each step it asks the rank after it, sends to the one before when that has asked, and
-    goes on when it has received and sent."""
+    """Simulate gloo: in each step a rank asks the rank after it, sends to the one before if that has asked, and
+    continues when it has received and sent."""
     n, order = len(nodes), itertools.count()
     step, ready = [0] * n, [[False, False] for _ in range(n)]  # received, sent
-    asked = [0 if asks else num_steps] * n  # how often the one before has asked
-    early = [0] * n  # messages that came before their step
+    asked = [0 if asks else num_steps] * n  # number of requests from the rank before
+    early = [0] * n  # messages that arrived before their step
     sent = [0] * n
     events: list[tuple[int, int, str, int]] = [(0, next(order), "begin", rank) for rank in range(n)]
     heapq.heapify(events)

@@ -1,4 +1,4 @@
-"""Events beside the plan."""
+"""Events compared with the plan."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_deviations_from_plan_are_reported_with_both_numbers() -> None:
     assert traffic_problems(CONFIG, 4, RankEvents(stray, rank=1), 3) == [
         f"broadcast over dp: {P} bytes in 1 messages, 0 expected"
     ]
-    assert traffic_problems(CONFIG, 4, RankEvents([], rank=1), 3), "no events at all are not as planned"
+    assert traffic_problems(CONFIG, 4, RankEvents([], rank=1), 3), "a run without events does not match the plan"
 
 
 def test_every_axis_has_its_size() -> None:

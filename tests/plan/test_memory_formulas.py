@@ -1,4 +1,4 @@
-"""What a rank holds, held against numbers that were worked out by hand."""
+"""The memory of a rank, compared with hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_schedule_determines_number_of_held_micro_batches(schedule: str, held: t
 
 
 def test_deferred_weight_gradients_take_memory() -> None:
-    """The last stage of two puts its weight gradients off by one micro-batch; the first by none."""
+    """The last stage of two defers its weight gradients by one micro-batch; the first defers none."""
     config = run(accum=4, pp=2, schedule="zero_bubble")
     first, last = (step_memory(config, 2, rank) for rank in (0, 1))
     assert first.passing == 0
@@ -91,7 +91,7 @@ def test_tensor_and_context_parallelism_split_activations() -> None:
     whole, by_tp = (Layout(run(batch=2, **axes), world) for axes, world in (({}, 1), ({"tp": 2}, 2)))
     split = run(batch=2, tp=2, sequence_parallel=False)
     assert activation_bytes(by_tp) < activation_bytes(Layout(split, 2)) < activation_bytes(whole)
-    # A ring keeps the attention's output twice, and rotary tables of its positions (2 T C); all else is half as long,
-    # but the head's gradient of the weight.
+    # A ring keeps the attention's output twice, and rotary tables of its positions (2 T C); the rest is half as long,
+    # except the head's gradient of the weight.
     by_cp = activation_bytes(Layout(run(batch=2, cp=2), 2))
     assert by_cp == (activation_bytes(whole) + 4 * (3 * N * 8 + 20 * 8)) / 2 + 4 * 2 * 4 * 2

@@ -1,4 +1,4 @@
-"""The formulas against the strategies' own code: every collective and every byte of one rank's step."""
+"""The formulas compared with the strategies' own code: every collective and every byte of one rank's step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`frog strategies`: the comparison, and that it answers every model and world."""
+"""`frog strategies`: the comparison works for every model and world."""
 
 from __future__ import annotations
 

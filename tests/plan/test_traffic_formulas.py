@@ -1,4 +1,4 @@
-"""What each strategy sends, held against numbers that were worked out by hand."""
+"""The traffic of each strategy, compared with hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_checkpointing_repeats_forward_traffic_except_last_sum() -> None:
 def test_context_parallelism_sends_keys_and_values_around_the_ring() -> None:
     # k and v of 2 sequences of 4 tokens, 4 wide: 64 numbers. Twice, and their gradients, in 3 layers, 2 micro-batches.
     assert flows(run(cp=2)) == {("data", "all_reduce"): (P, 1), ("cp", "send_recv"): (2 * 3 * 3 * 64 * 4, 18)}
-    # On four ranks the sequences are half as long, four to a micro-batch, and three shifts go round.
+    # On four ranks the sequences are half as long, four to a micro-batch, and three shifts go around.
     assert flows(run(cp=4))["cp", "send_recv"] == (2 * 3 * 3 * 3 * 64 * 4, 54)
 
 

@@ -17,7 +17,7 @@ from frog.runs.schema import CollectiveEvent, SpanEvent, StepEvent
 
 STEPS = 5
 FIRST_RECORDED = 2 + STEPS + 1 + 1
-"""After 2 steps to warm up, as many plain ones as are recorded, and one for the profiler to settle."""
+"""After 2 warm-up steps, the same number of plain steps as recorded ones, and one for the profiler to settle."""
 
 PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
 SETTINGS = {
@@ -31,8 +31,8 @@ SETTINGS = {
     scope="module", params=["zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "torch"))]
 )
 def profiled(request: pytest.FixtureRequest, harness: Harness) -> tuple[str, RunFolder, str]:
-    """The strategy, the run folder, and what was printed."""
-    settings = (*SETTINGS[request.param], "comm.backend=gloo")  # whose marks in torch's trace are looked for below
+    """Return the strategy, the run folder, and the printed output."""
+    settings = (*SETTINGS[request.param], "comm.backend=gloo")  # the test looks for gloo's marks in torch's trace
     words = [word for text in settings for word in ("--set", text)]
     name = ("--name", f"prof-{request.param}")
     done = harness.run("frog", "profile", "run.toml", "--steps", str(STEPS), "--nproc", "2", *name, *words)
@@ -155,7 +155,7 @@ def test_summary_fits_one_page(profiled: tuple[str, RunFolder, str]) -> None:
 
 
 def test_profiled_run_has_the_same_losses(profiled: tuple[str, RunFolder, str], harness: Harness) -> None:
-    """The same losses as without the profiler, and no checkpoint or last evaluation."""
+    """The losses equal those without the profiler, and there is no checkpoint or last evaluation."""
     strategy, folder, _ = profiled
     num_steps = FIRST_RECORDED + STEPS - 1
     record = folder.read_record()

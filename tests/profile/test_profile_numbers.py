@@ -1,4 +1,4 @@
-"""Where the time of a profiled run went, on traces made by hand, so that every number is known."""
+"""The parts of a profiled run's time, on hand-made traces, so that every number is known."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_waiting_is_separated_from_transfer() -> None:
     axes = {"dp": [0, 1]}
     reported = {
         0: {6: [call(0, 50, 50), call(60, 90, 10), call(100, 110, 10, "recv", "pp")]},
-        # Rank 1 comes 30 later to the first; to the second at once, and both go on computing until it is nearly done.
+        # Rank 1 arrives 30 later at the first; both arrive at the second together, and compute until it is nearly done.
         1: {6: [call(30, 50, 20), call(60, 90, 5), call(120, 130, 4, "send", "pp")]},
     }
     assert _blocked(0, axes, reported) == (70, 30 + 0 + 10)
@@ -130,7 +130,7 @@ def test_waiting_is_separated_from_transfer() -> None:
 
 
 def test_waiting_never_exceeds_blocked_time() -> None:
-    """A rank may be done before another begins, as the source of a broadcast."""
+    """A rank may finish before another begins, for example the source of a broadcast."""
     reported = {0: {6: [call(0, 10, 10, "broadcast")]}, 1: {6: [call(30, 40, 10, "broadcast")]}}
     assert _blocked(0, {"dp": [0, 1]}, reported) == (10, 10)
 
@@ -177,7 +177,7 @@ def test_invalid_trace_is_rejected(tmp_path: Path) -> None:
 
 
 def test_traces_with_wrong_values_are_rejected(tmp_path: Path) -> None:
-    """An event that cannot be read is refused, one that means nothing is left out."""
+    """An unreadable event is rejected, a meaningless one is skipped."""
     call = event("aten::mm", 10, 30) | {"args": {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float"]}}
     plain, zipped = tmp_path / "rank_0.trace.json", tmp_path / "rank_1.trace.json.gz"
     plain.write_text(json.dumps({"traceEvents": [STEP[0], call], "baseTimeNanoseconds": 1790857026000000000}))

@@ -1,6 +1,6 @@
-"""A rank that plants one mistake after the other, proves, and writes down whether the proof saw it.
+"""A rank that plants one mistake after another, runs the proof, and records whether the proof detected it.
 
-Last it proves a strategy that is new, with an entry and a file of its own and nothing else.
+Finally it proves a new strategy that consists only of an entry and a file.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Mistakes that people make in these strategies, planted by patching: the proof must see every one of them."""
+"""Common mistakes in these strategies, planted by patching: the proof must detect every one of them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Mutant:
 
     name: str
     strategy: str
-    """As `frog prove --strategy` takes it."""
+    """The strategy's name in `frog prove --strategy`."""
     world_size: int
     plant: Patch
     accumulate: bool = False
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
-    """In place of something that is needed."""
+    """Replaces a function that is needed."""
 
 
 def replaced(owner: Any, name: str, value: Any) -> Patch:
@@ -46,7 +46,7 @@ def forgotten(owner: Any, name: str) -> Patch:
 
 
 def summed(kind: type[data.DataParallel]) -> Patch:
-    """The sum over the ranks in place of their mean."""
+    """Use the sum over the ranks instead of their mean."""
     original = kind.finish
 
     def finish(self: Any, tail: Tensor | None = None) -> bool:
@@ -60,13 +60,13 @@ def summed(kind: type[data.DataParallel]) -> Patch:
 
 
 def around(method: str, change: Callable[..., Any]) -> Patch:
-    """`change(original, axis, *args)` in place of a collective of every axis."""
+    """Replace a collective of every axis by `change(original, axis, *args)`."""
     original = getattr(Axis, method)
     return replaced(Axis, method, lambda self, *args, **kwargs: change(original, self, *args, **kwargs))
 
 
 def only_on(name: str, instead: Callable[..., Any]) -> Callable[..., Any]:
-    """`instead` on the axis of that name, the original elsewhere."""
+    """Use `instead` on the axis of that name, the original on others."""
     return lambda original, axis, *args, **kwargs: (
         instead(axis, *args) if axis.name == name else original(axis, *args, **kwargs)
     )
@@ -106,13 +106,13 @@ def rows_come_back_in_another_order(original: Any, axis: Axis, received: Tensor,
 
 
 def always_last() -> Patch:
-    """Every micro-batch is taken for the step's last one."""
+    """Treat every micro-batch as the step's last one."""
     original = ddp.OverlappedDDP.before_backward
     return replaced(ddp.OverlappedDDP, "before_backward", lambda self, last: original(self, True))
 
 
 def one_gradient_early() -> Patch:
-    """A bucket leaves before its last gradient has come."""
+    """Send a bucket before its last gradient has arrived."""
     original = ddp.OverlappedDDP.before_backward
 
     def before_backward(self: Any, last: bool) -> None:
@@ -146,7 +146,7 @@ def a_parameter_left_out() -> Patch:
 
 
 def newest_gradient_only() -> Patch:
-    """A micro-batch's share takes the place of what was there, in place of being added."""
+    """Overwrite the accumulated gradient with a micro-batch's share instead of adding it."""
 
     def receive(self: Any) -> None:
         if self._sent is not None:
@@ -159,7 +159,7 @@ def newest_gradient_only() -> Patch:
 
 
 def never_freed() -> Patch:
-    """Parameters gathered in the first step are still used in the second."""
+    """Reuse the parameters gathered in the first step in the second."""
     original = zero3.ShardedBuffer.free
 
     def free(self: Any) -> None:
@@ -223,7 +223,7 @@ def gradients_averaged_too() -> Patch:
 
 
 def without_nesterov() -> Patch:
-    """The outer weights move by the momentum alone."""
+    """Move the outer weights only by the momentum."""
     original = diloco.DiLoCo.gather
 
     def gather(self: Any) -> None:

@@ -1,4 +1,4 @@
-"""Cases and results with every key wrong."""
+"""Files of cases and results with every key wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matrix: every strategy, in worlds of 1, 2 and 4, equals one process; and every planted mistake is seen."""
+"""The matrix: every strategy, in worlds of 1, 2 and 4, equals one process; every planted mistake is detected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CELLS = [cell for cell in WANTED if isinstance(cell, Cell)]
 def is_fast(cell: Cell) -> bool:
     """Return True for the proofs in `make test`: each strategy in the smallest world that has it, and each optimizer.
 
-    One world of 4 proves products, rows of shards, and the optimizers over parameters that a strategy cuts.
+    One world of 4 proves products, rows of shards, and the optimizers over parameters that a strategy splits.
     """
     if cell.world_size == 2:
         return cell.variant.name == "plain" or (cell.variant in QK_NORM and cell.strategy == "tp")
@@ -44,7 +44,7 @@ NEEDS_FOUR = {cell.strategy for cell in CELLS} - {cell.strategy for cell in CELL
 
 @pytest.fixture(scope="module")
 def proved(request: pytest.FixtureRequest) -> dict[int, ProofResult]:
-    """Of the cells that are asked for: `make test` leaves most to `make test-all`."""
+    """Run the selected cells: `make test` leaves most to `make test-all`."""
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     wanted = {id(found["cell"]) for found in params if "cell" in found}
     return {id(cell): result for cell, result in prove([cell for cell in CELLS if id(cell) in wanted])}

@@ -1,4 +1,4 @@
-"""Every strategy's entry leads to its code, its formulas, its proof and its page, and a new one needs nothing else."""
+"""Every strategy's entry provides its code, formulas, proof and page; a new strategy needs nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODEL = ModelConfig(512, 64, 176, 5, 4, 2, 64)
 
 
 def undocumented(entry: StrategyEntry) -> list[str]:
-    """What the page's first table has no row for: the strategy, or its file in it."""
+    """Return what the page's first table lacks: the strategy's row, or its file in the row."""
     row = re.search(rf"^\|[^|]*\| `{re.escape(entry.name)}` \|.*$", PAGE.read_text(), re.MULTILINE)
     if row is None:
         return [f"docs/strategies.md has no row for `{entry.name}`"]
@@ -42,7 +42,7 @@ def undocumented(entry: StrategyEntry) -> list[str]:
 
 
 def unproved(entry: StrategyEntry) -> list[str]:
-    """Implementations that have the strategy, and no proof of it."""
+    """Return implementations that have the strategy but no proof of it."""
     key, default, name = ("name", "ddp", entry.name) if isinstance(entry, DataStrategyEntry) else (entry.name, 1, None)
     return [
         implementation
@@ -90,7 +90,7 @@ def test_strategy_names_are_unique() -> None:
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """One entry more in the table, and a run that names it. Nothing else is changed."""
+    """Add an entry to the table, and return a run that names it. Nothing else changes."""
     monkeypatch.setitem(DATA_STRATEGIES, ENTRY.name, ENTRY)
     return RunConfig(
         model=MODEL,

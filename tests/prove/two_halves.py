@@ -1,6 +1,6 @@
-"""A data strategy that Frog does not have, added as anybody would add one: an entry, and this file for its code.
+"""A data strategy that Frog does not have, added the usual way: an entry, and this file for its code.
 
-The mean of the gradient in two halves, each visible: a reduce-scatter and an all-gather. Every rank keeps everything.
+It averages the gradient in two visible halves: a reduce-scatter and an all-gather. Every rank keeps everything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENTRY = DataStrategyEntry(
     name="two-halves",
     title="two halves",
     summary="Every data rank has the whole model; gradients are averaged in two halves.",
-    use="to see what an all-reduce is made of",
+    use="to see the parts of an all-reduce",
     modules={"frog": "two_halves"},
     transfers=(
         Transfer("reduce_scatter", "gradients", "step", "one"),

@@ -1,4 +1,4 @@
-"""Run folders made of whole cloth, through the real EventWriter: what a run would leave, without a run."""
+"""Synthetic run folders, written with the real EventWriter, without a run."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ SPAN_MS = {"data": 0.4, "forward": 9.0, "backward": 16.0, "reduce": 6.0, "optimi
 
 
 GRADIENT_BYTES = 4 * 664_192
-"""Of the model below, whose parameters were counted by hand: 2048*128 + 2*(4*128*128 + 3*128*352 + 2*128) + 128."""
+"""Parameters of the model below, counted by hand: 2048*128 + 2*(4*128*128 + 3*128*352 + 2*128) + 128."""
 
 MEMORY = {
     "parameters": GRADIENT_BYTES,
     "gradients": GRADIENT_BYTES,
     "optimizer": 2 * GRADIENT_BYTES,
-    # Of 4 sequences of 64 tokens, N = 256: two layers of 8 N*128 + 4 N*352 + 6 N, the tables, the head.
+    # Activations of 4 sequences of 64 tokens, N = 256: two layers of 8 N*128 + 4 N*352 + 6 N, the tables, the head.
     "activations": 4 * (2 * (8 * 256 * 128 + 4 * 256 * 352 + 6 * 256) + 2 * 64 * 128 + (2 * 256 + 2048) * 128 + 256),
 }
-"""What a rank of a world of four holds of that model under ddp."""
+"""Memory of a rank in a world of four that trains this model with ddp."""
 
 
 @dataclass
 class Synthetic:
-    """What kind of run to make. `segments` are (world size, from step, last step taken)."""
+    """The properties of a synthetic run. `segments` are (world size, from step, last step taken)."""
 
     segments: list[tuple[int, int, int]] = field(default_factory=lambda: [(4, 0, 60)])
     eval_every: int | None = 20
@@ -58,16 +58,16 @@ class Synthetic:
     train: TrainConfig = field(default_factory=TrainConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     collectives: list[tuple[str, str, int]] = field(default_factory=lambda: [("all_reduce", "dp", GRADIENT_BYTES)])
-    """Of each step, one after the other in its reduce phase: operation, axis, payload."""
+    """Collectives of each step, one after the other in its reduce phase: operation, axis, payload."""
     wait_share: float = 1.0
-    """How much of a collective's time its rank waits."""
+    """Fraction of a collective's time in which its rank waits."""
     memory: dict[str, int] | None = field(default_factory=lambda: dict(MEMORY))
     overflows: tuple[int, ...] = ()
-    """fp16: the steps that are left out, each of which halves the loss scale."""
+    """fp16: the skipped steps, each of which halves the loss scale."""
     members: list[list[int] | None] = field(default_factory=list)
-    """Of each segment, who is in it by identity, where the world changes while the processes go on; None: resumed."""
+    """Permanent numbers of each segment's members, if the world changes while processes continue; None: resumed."""
     num_micro: int = 1
-    """Micro-batches: forward and backward spans take turns."""
+    """Number of micro-batches: forward and backward spans alternate."""
 
 
 def make_run(path: Path, kind: Synthetic | None = None) -> RunFolder:
@@ -129,7 +129,7 @@ def mean_loss(step: int, kind: Synthetic) -> float:
 
 
 def weights(step: int, kind: Synthetic) -> dict[str, NDArray[np.float32]]:
-    """Weights that move less and less, layers further back moving more."""
+    """Return weights that move less and less; later layers move more."""
     result: dict[str, NDArray[np.float32]] = {}
     names = ["model.embed_tokens.weight"]
     for layer in range(kind.num_layers):
@@ -146,7 +146,7 @@ def weights(step: int, kind: Synthetic) -> dict[str, NDArray[np.float32]]:
 
 
 def write_checkpoint(folder: RunFolder, step: int, world: int, tensors: dict[str, NDArray[Any]]) -> Path:
-    """Tensors in turn to the ranks, and the first of them in two pieces where there are two ranks."""
+    """Assign tensors to the ranks in turn; with two ranks, split the first tensor into two pieces."""
     path = folder.checkpoint(step)
     path.mkdir(parents=True)
     files: dict[str, dict[str, NDArray[Any]]] = {f"rank_{rank}.safetensors": {} for rank in range(world)}
@@ -284,7 +284,7 @@ def _write_rank(
 
 
 def _sample_ids(step: int, rank: int, world: int) -> list[int]:
-    """A rank's part of 32 samples, filled up with -1 where they do not divide."""
+    """Return a rank's part of 32 samples, padded with -1 if they do not divide."""
     own = [step * 32 + i for i in range(32 * rank // world, 32 * (rank + 1) // world)]
     return own + [-1] * (-(-32 // world) - len(own))
 
@@ -308,7 +308,7 @@ def _loss_scale(step: int, kind: Synthetic) -> float | None:
 
 
 def _phases(kind: Synthetic) -> list[tuple[str, int, float]]:
-    """The phases of a step in order, with their micro-batch and a typical duration."""
+    """Return the phases of a step in order, with their micro-batch and a typical duration."""
     micros = [
         (phase, micro, SPAN_MS[phase] / kind.num_micro)
         for micro in range(kind.num_micro)

@@ -1,4 +1,4 @@
-"""Two runs compared: equal, within tolerance, different; and the place where they part."""
+"""Comparisons of two runs: equal, within tolerance, different; and the first difference."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_identical_runs_are_bitwise_equal(tmp_path: Path) -> None:
 
 
 def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
-    """Steps taken twice count once, and the worlds agree though the run was started twice."""
+    """Repeated steps count once, and the worlds agree although the run was started twice."""
     resumed = dataclasses.replace(Synthetic(), segments=[(4, 0, 45), (4, 40, 60)])
     comparison = compare_runs(make_run(tmp_path / "a"), make_run(tmp_path / "b", resumed), 1e-5)
     assert comparison.verdict == "bitwise equal"
@@ -73,7 +73,7 @@ def test_small_difference_is_within_tolerance_set_by_rtol(tmp_path: Path) -> Non
     finding = findings(comparison)["loss of each rank"]
     assert finding.outcome == "close"
     assert finding.detail.startswith("first differs at step 30, rank 0:")
-    # The hashes are not the same, which is no reason to call runs different whose numbers agree.
+    # Different hashes alone do not make runs different if their numbers agree.
     assert findings(comparison)["final weights"].outcome == "close"
     assert comparison.verdict == "within tolerance (rtol 1e-05)"
     assert comparison.exit_code == 0
@@ -96,7 +96,7 @@ def test_different_samples_are_different_although_losses_agree(tmp_path: Path) -
 
 
 def test_step_not_reported_by_all_ranks_is_not_compared_by_samples(tmp_path: Path) -> None:
-    """A kill between two ranks' words: the step's samples are not known, which is no difference."""
+    """A kill between two ranks' reports leaves the step's samples unknown, which is not a difference."""
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     path = b.rank_events(1)
     lines = path.read_text().splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file of a run's folder, every reader of it answers in words: no traceback, ever."""
+"""Every reader of a damaged run folder reports the problem without a traceback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMANDS = ("runs", "report run", "diagnose run", "compare run run", "logs run",
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """Two ranks that took some steps and failed, with all that a launcher and heartbeats leave."""
+    """Return two ranks that took some steps and failed, with the files of a launcher and heartbeats."""
     monkeypatch.chdir(tmp_path)
     error = {"type": "CommError", "message": "all_reduce failed", "rank": 1, "step": 3}
     kind = Synthetic([(2, 0, 2), (2, 1, 3)], eval_every=2, checkpoint_every=2, status="failed", error=error)
@@ -60,7 +60,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def read_by_all(what: str, capsys: pytest.CaptureFixture[str], wrong: list[str]) -> str:
-    """What all commands print; those that end other than with an exit code are noted."""
+    """Return the output of all commands; note those that do not end with an exit code."""
     for command in COMMANDS:
         try:
             code = main(command.split())
@@ -80,7 +80,7 @@ def test_undamaged_run_is_readable(run: RunFolder, capsys: pytest.CaptureFixture
 
 
 def paths(value: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where each value of a table is, the table's own parts first."""
+    """Yield the path of each value in a table, outer parts first."""
     items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     for key, item in items:
         yield (*prefix, key)
@@ -88,7 +88,7 @@ def paths(value: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def put(table: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """A copy with another value at a place; with none there if the value is `GONE`."""
+    """Return a copy with another value at a path, or without it if the value is `GONE`."""
     if not path or not isinstance(table, dict | list) or (isinstance(table, list) and not table):
         return value if not path else table
     copy = table.copy()
@@ -104,14 +104,14 @@ VALUES = (GONE, None, True, 0, 10**9, 1e308, "", "../\0x", "x" * 10_000, [], {},
 
 
 def spoilt(tables: list[Any], kind: Any) -> Iterator[tuple[str, list[Any]]]:
-    """For each wrong value, the tables with it in all places at once where the schema lets it in."""
+    """Yield for each wrong value the table with it in every place that the schema accepts."""
     for value in VALUES:
         changed = list(tables)
         for number, table in enumerate(tables):
             for path in paths(table):
                 try:
                     candidate = put(changed[number], path, value)
-                except (KeyError, IndexError, TypeError):  # what held it is itself replaced by now
+                except (KeyError, IndexError, TypeError):  # its container has been replaced already
                     continue
                 if fits(candidate, kind):
                     changed[number] = candidate
@@ -127,7 +127,7 @@ def fits(table: Any, kind: Any) -> bool:
 
 
 def test_absurd_world_size_is_rejected(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """A size that no world has is no event's: each rank that should be there is listed, in gigabytes of lists."""
+    """An impossible size must be rejected, because listing each expected rank would take gigabytes."""
     for path in (run.heartbeat(1), run.rank_events(0), run.launcher_events):
         good = path.read_text()
         changed = re.sub(r'"world_size": ?2\b', '"world_size": 200000000', good)
@@ -148,7 +148,7 @@ def test_absurd_world_size_is_rejected(run: RunFolder, capsys: pytest.CaptureFix
 def test_events_with_wrong_values_are_reported(
     run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, kind: Any
 ) -> None:
-    """What the schema refuses is counted as a torn line is; what it lets in hurts nobody."""
+    """A line that the schema rejects counts as a torn line; an accepted one breaks no command."""
     path, wrong = run.events / f"{name}.jsonl", list[str]()
     good = path.read_bytes()
     lines = [json.loads(line) for line in good.splitlines()]
@@ -182,7 +182,7 @@ def test_events_with_wrong_values_are_reported(
 def test_files_with_wrong_values_are_reported(
     run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, kind: Any
 ) -> None:
-    """A damaged file is named, in one form of error; a good run next to it is listed all the same."""
+    """A damaged file is named in a uniform error; a good run next to it is still listed."""
     path, wrong = run.path / name, list[str]()
     make_run(run.path.with_name("good"), Synthetic([(1, 0, 1)], eval_every=None, checkpoint_every=None))
     if name == "attempt.json":  # how a later start ended

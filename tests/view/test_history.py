@@ -1,4 +1,4 @@
-"""What counts of a run that was killed and resumed, and of a file that was cut off."""
+"""The valid part of a run that was killed and resumed, and of a truncated file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_repeated_steps_of_dead_world_are_dropped_on_every_rank(tmp_path: Path) 
 
 
 def test_resume_from_older_checkpoint_drops_later_steps(tmp_path: Path) -> None:
-    """The third start goes back behind the second: of the second nothing may count past it."""
+    """The third start resumes before the second one's end: later steps of the second must not count."""
     history = read_history(make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 40), (2, 30, 60), (1, 20, 50)])))
     main = history.main
     assert main is not None

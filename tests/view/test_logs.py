@@ -1,4 +1,4 @@
-"""`frog logs`: one stream in order of time out of the logs of ranks and nodes."""
+"""`frog logs`: merge the logs of ranks and nodes into one stream, in order of time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(path: Path, *lines: str, end: str = "\n") -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """A run of two nodes with a rank each, of which rank 1 failed."""
+    """Return a run of two nodes with one rank each, of which rank 1 failed."""
     folder = RunFolder(tmp_path / "runs" / "pond")
     write(folder.run_json, "{}")
     write(folder.record_json, json.dumps({"status": "failed"}))
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def shown(folder: RunFolder, choice: Choice | None = None) -> list[str]:
-    """What is shown, without the date."""
+    """Return the shown lines, without the date."""
     logs = Logs(folder, choice or Choice())
     entries = logs.read(close=True)
     return [format_entry(entry, 0, colour=False).replace(DAY + " ", "") for entry in entries]

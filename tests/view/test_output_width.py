@@ -1,4 +1,4 @@
-"""What commands print fits a terminal of 80 columns, breaks between words, and is not padded in a pipe."""
+"""Output of commands fits a terminal of 80 columns, wraps between words, and has no padding in a pipe."""
 
 from __future__ import annotations
 

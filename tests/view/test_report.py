@@ -1,4 +1,4 @@
-"""The report: what it says of every kind of run, and that nothing in a run can break it."""
+"""The report: its contents for every kind of run, and its robustness against a run's data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from frog.view.report import json_for_script, render_report, write_report
 
 
 class Page(HTMLParser):
-    """The text of a page by element, and what it would load."""
+    """The text of a page by element, and the resources that it would load."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def test_report_explains_effective_batch(tmp_path: Path) -> None:
     words = "Global batch 32 sequences = dp 4 x grad_accum 2 x micro-batch 4; 2,048 tokens a step"
     assert words in page_of(folder).text
     run = json.loads(folder.run_json.read_text())
-    run["segments"][-1]["world_size"] = 3  # a world in which this batch cannot be shared out
+    run["segments"][-1]["world_size"] = 3  # a world that does not divide this batch
     write_json(folder.run_json, run)
     assert "Global batch" not in page_of(folder).text
 
@@ -136,7 +136,7 @@ def test_embedded_json_cannot_close_script_element() -> None:
 def test_failed_run_shows_error_at_top(tmp_path: Path) -> None:
     error = {"type": "NonFiniteError", "message": "loss is NaN\n  try: a lower rate", "rank": 1, "step": 37}
     folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 37)], status="failed", error=error))
-    # What the program writes of a failed run is less than of one that ended well.
+    # A failed run's record has fewer fields than that of a completed run.
     write_json(folder.record_json, {"format": FORMAT, "status": "failed", "step": 37, "error": error, "ended": ""})
     text = page_of(folder).text
     assert "NonFiniteError on rank 1 at step 37" in text
@@ -232,7 +232,7 @@ def test_downsampling_keeps_ends_and_spikes() -> None:
 
 
 def _long_history(num_steps: int, num_ranks: int) -> History:
-    """50,000 steps without writing gigabytes of events: what the reader would have made of them."""
+    """Return the history of 50,000 steps without writing gigabytes of events."""
     steps = np.arange(1, num_steps + 1)
     none = [np.zeros(0, np.int64) for _ in range(8)]
     names = ("loss", "loss_mean", "grad_norm", "learning_rate", "tokens_per_s", "memory_bytes")

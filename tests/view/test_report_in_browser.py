@@ -1,4 +1,4 @@
-"""The report in a real browser: the charts are drawn, and no script fails."""
+"""The report in a real browser: it draws the charts, and no script fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/run-folder.md: its example runs, and its tables have the fields that the schema has."""
+"""docs/run-folder.md: its example runs, and its tables list the schema's fields."""
 
 from __future__ import annotations
 

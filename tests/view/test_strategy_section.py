@@ -1,4 +1,4 @@
-"""The report's section on the strategy: measured beside formula, on runs whose numbers are known."""
+"""The report's section on the strategy: measurements and formulas, on runs with known numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was exported, read back by TensorBoard's own reader."""
+"""Exported event files, read back with TensorBoard's own reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints read with numpy: pieces put together, broken ones named, movement by the formula."""
+"""Checkpoints read with numpy: shards are assembled, damaged checkpoints named, movement computed by the formula."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_tensor_is_assembled_from_shards(tmp_path: Path, world: int) -> None:
 
 
 def test_shards_along_second_dim_and_of_other_dtypes_are_assembled(tmp_path: Path) -> None:
-    """What a strategy that splits columns would write, which `write_checkpoint` does not."""
+    """A strategy that splits columns writes such shards, which `write_checkpoint` does not."""
     path = write_checkpoint(RunFolder(tmp_path), 1, 2, {"model/a": np.arange(6, dtype=np.int64).reshape(2, 3)})
     manifest = json.loads((path / "manifest.json").read_text())
     piece, other = manifest["tensors"]["model/a"]["pieces"]

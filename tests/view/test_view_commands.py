@@ -1,4 +1,4 @@
-"""The commands as a user types them, and the list of runs."""
+"""The view commands as a user types them, and the list of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from frog.view.runs import list_runs
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with three runs, in which the commands are typed."""
+    """Return a project with three runs, in which the commands run."""
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "runs" / "pond")
     make_run(tmp_path / "runs" / "lake", Synthetic(loss_noise=0.5, noise_from_step=11))
@@ -52,7 +52,7 @@ def test_report_accepts_name_folder_and_output_file(project: Path, capsys: pytes
     ],
 )
 def test_invalid_output_path_is_rejected(project: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
-    """A folder where a file is to be, a file where a folder is: in words, and what was there stays."""
+    """An existing folder or file at the output path is reported, and stays unchanged."""
     (project / "file").write_text("kept")
     (project / "link").symlink_to("nowhere")
     before = sorted(project.rglob("*"))

@@ -1,4 +1,4 @@
-"""A world that changed under way: its size over the steps, and who was lost and joined, in every view of the run."""
+"""A world that changed during the run: every view shows its size over the steps, and lost and joined ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frog.view.timeline import phase_fractions, windows
 
 MEMBERS: list[list[int] | None] = [[0, 1, 2, 3], [0, 1, 3], [1, 3], [1, 3, 4]]
 SEGMENTS = [(4, 0, 10), (3, 9, 20), (2, 19, 40), (3, 40, 60)]
-"""A step that was under way at a loss may stand in the events of both worlds."""
+"""A step in progress at a loss may be in the events of both worlds."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_report_lists_lost_and_joined_ranks(run: RunFolder) -> None:
 
 
 def test_report_shows_which_rank_was_replaced(run: RunFolder) -> None:
-    """A process was started to replace rank 2 and ended before it came in; then the one that is rank 4."""
+    """A process was started to replace rank 2 and ended before it joined; then another joined as rank 4."""
     own = 4_000_000
     launch = {"pid": 1, "nodes": [], "ranks_per_node": 4, "program": [], "restarts": 0, "network": None}
     where = {"attempt": 0, "node": 0, "node_rank": 0}
