@@ -24,7 +24,7 @@ REPORTED: dict[str, tuple[str, str, str]] = {
         "written-too-early",
         "may hang or waste",
     ),
-    "a count by hand": (
+    "a manually set count": (
         TWO + "srun bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=4 python x.py'\n",
         "world-size",
         "may hang or waste",
@@ -116,7 +116,7 @@ NOT_REPORTED: dict[str, tuple[str, str]] = {
         "many-hosts",
     ),
     "an array by sbatch": (HEAD + "# sbatch --array=1-9 x\n./x $SLURM_ARRAY_TASK_ID\n", "slurm-sets-none"),
-    "a server that is ended": (SERVED + "kill $!\nwait\n", "waits-for-server"),
+    "a server that the script ends": (SERVED + "kill $!\nwait\n", "waits-for-server"),
     "a server alone": (ONE + "vllm serve m --port 80 &\nwait\n", "waits-for-server"),
     "work in the background, and more": (ONE + "python a.py &\npython b.py\n", "no-wait"),
     "a pipe under pipefail": (ONE + "set -o pipefail\npython x.py | tee log\n", "hidden-by-tee"),
@@ -199,7 +199,7 @@ NOT_REPORTED: dict[str, tuple[str, str]] = {
         LIST + "if [ $SLURM_ARRAY_TASK_ID -lt 4 ]; then\n  ./x ${names[$SLURM_ARRAY_TASK_ID]}\nelse\n  ./y\nfi\n",
         "beyond-list",
     ),
-    "a list, and its length is looked at": (
+    "a list whose length is checked": (
         LIST + "n=$SLURM_ARRAY_TASK_ID\n(( n < ${#names[@]} )) || exit 0\n./x ${names[n]}\n",
         "beyond-list",
     ),

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "equals after short": ("not-an-option", 3, (("--nodes=2", "-N=2"),)),
     "spaces around equals": ("not-an-option", 3, (("--nodes=2", "--nodes = 2"),)),
     "no value": ("not-an-option", 2, (("--job-name=tiny", "--job-name"),)),
-    "value where none goes": ("not-an-option", 9, (("--requeue", "--requeue=yes"),)),
+    "value for an option without one": ("not-an-option", 9, (("--requeue", "--requeue=yes"),)),
     "srun misspelt": ("not-an-option", 17, (("--kill-on-bad-exit=1", "--kill-on-bad-exits=1"),)),
     "two memories": (
         "two-memories",

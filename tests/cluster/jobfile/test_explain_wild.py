@@ -19,9 +19,15 @@ REPORTED: dict[str, tuple[str, str]] = {
     "python fails, echo ends well": (HEAD + "python train.py\necho done\n", "goes-on-after-errors"),
     "torchrun in a loop": (GPUS + "for x in 1 2; do\n  torchrun train.py $x\ndone\necho all\n", "goes-on-after-errors"),
     "exit 0 at the end": (HEAD + "python -m train x\nexit 0\n", "goes-on-after-errors"),
-    "purge brings no conda": (GPUS + "module purge\nconda activate x\n./run\n", "conda-not-ready"),
-    "purge by force brings no conda": (GPUS + "module --force purge\nconda activate x\n./run\n", "conda-not-ready"),
-    "cuda brings no conda": (GPUS + "module load cuda/11.4 gcc\nconda activate x\n./run\n", "conda-not-ready"),
+    "module purge does not define conda": (GPUS + "module purge\nconda activate x\n./run\n", "conda-not-ready"),
+    "module purge --force does not define conda": (
+        GPUS + "module --force purge\nconda activate x\n./run\n",
+        "conda-not-ready",
+    ),
+    "module cuda does not define conda": (
+        GPUS + "module load cuda/11.4 gcc\nconda activate x\n./run\n",
+        "conda-not-ready",
+    ),
     "a server in the background, and the end": (GPUS + "vllm serve model &\n", "no-wait"),
     "80 megabytes": (GPUS + "#SBATCH --mem=80\npython train.py\n", "memory-in-megabytes"),
     "your_account": (HEAD + "#SBATCH --account=your_account\nx\n", "template"),
@@ -40,7 +46,7 @@ REPORTED: dict[str, tuple[str, str]] = {
         "read-too-early",
     ),
     "a short sleep does not wait": (TWO + "for x in 1 2; do\n  srun -N1 --exact x &\n  sleep 2\ndone\n", "no-wait"),
-    "another trap, and a file that is read in": (
+    "another trap, and a sourced file": (
         GPUS + "#SBATCH --signal=B:USR1@90\n. ./own.sh\ntrap f USR2\npython x.py &\nwait\n",
         "signal-not-trapped",
     ),
@@ -72,7 +78,7 @@ REPORTED: dict[str, tuple[str, str]] = {
     "a path to be filled in": (HEAD + "#SBATCH --output=OUTPUT_PATH\n./x\n", "template"),
     "a list behind blanks": (HEAD + "nodes =( $(hostname) )\n./x $nodes\n", "blank-behind-equals"),
     "a step on one node of two": (TWO + "SCRIPT=train.sh\nsrun --nodes=1 --ntasks=1 bash $SCRIPT\n", "gpus-idle"),
-    "python alone, and a name asked for": (
+    "python without srun, and a host name query": (
         TWO + "IP=$(srun -N1 -n1 hostname -i)\npython x.py run=pretrain rdzv=$IP\n",
         "first-node-only",
     ),
@@ -121,7 +127,7 @@ NOT_REPORTED: dict[str, tuple[str, str]] = {
         "#!/bin/bash\nA=$(sbatch a.sh)\nsbatch --dependency=afterok:${A##* } b.sh\n",
         "answer-for-number",
     ),
-    "a number cut out of an answer, and kept": (
+    "a number cut out of an answer and stored": (
         "#!/bin/bash\nA=$(sbatch a.sh)\nA=${A##* }\nsbatch --dependency=afterok:$A b.sh\n",
         "answer-for-number",
     ),
@@ -135,9 +141,9 @@ NOT_REPORTED: dict[str, tuple[str, str]] = {
     ),
     "mail types add up": (HEAD + "#SBATCH --mail-type=END\n#SBATCH --mail-type=FAIL\nx\n", "said-twice"),
     "--cluster is --clusters": (HEAD + "#SBATCH --cluster genius\nx\n", "not-an-option"),
-    "a torchrun that hears nothing": (SIGNAL + "torchrun train.py\n", "short-grace"),
+    "a torchrun without the signal": (SIGNAL + "torchrun train.py\n", "short-grace"),
     "a signal without a handler": (SIGNAL + "python train.py\n", "no-requeue"),
-    "asked for its code": (HEAD + "python train.py\ncode=$?\necho $code\n", "goes-on-after-errors"),
+    "the exit code is checked": (HEAD + "python train.py\ncode=$?\necho $code\n", "goes-on-after-errors"),
     "if as a word": (HEAD + "echo if then do case\nx=(\n", "quote-not-closed"),
     "called from a terminal": ("srun -p gpu -N1 --time=12:00 python train.py &\n", "no-shebang"),
     "called from a terminal, a limit": ("#!/bin/bash\nsrun -p gpu -t 9 python train.py\n", "no-time-limit"),
@@ -147,7 +153,7 @@ NOT_REPORTED: dict[str, tuple[str, str]] = {
         TWO + "srun torchrun --nnodes=2 --rdzv-backend=c10d --node-rank=$SLURM_NODEID train.py\n",
         "read-too-early",
     ),
-    "ray that ends at once": (TWO + "srun ray start --block\nsrun python x.py\n", "never-returns"),
+    "ray that ends immediately": (TWO + "srun ray start --block\nsrun python x.py\n", "never-returns"),
     "a partition of whole nodes": (
         HEAD + "#SBATCH -p gpu\nexport CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node=2 x.py\n",
         "no-gpus",
@@ -167,16 +173,16 @@ NOT_REPORTED: dict[str, tuple[str, str]] = {
         GPUS + "#SBATCH --signal=B:USR1@90\ntrap 'touch stop' USR1\ntorchrun x.py &\nwait $!\n",
         "short-grace",
     ),
-    "asked about before it is read": (
+    "tested before it is read": (
         GPUS + '[[ -n "${SLURM_CPUS_PER_TASK:-}" ]] && A+=("n=$SLURM_CPUS_PER_TASK")\npython x.py ${A[@]}\n',
         "slurm-sets-none",
     ),
-    "all is left to the command line": (
+    "all options come from the command line": (
         "#!/bin/bash\n#SBATCH -J x -n 1\npython x.py\n",
         "no-time-limit",
     ),
     "both of its GPUs": (GPUS + "export CUDA_VISIBLE_DEVICES=0,1\npython x.py\n", "gpu-not-there"),
-    "wheels that lie there": (GPUS + "pip install wheels/*\npython x.py\n", "network"),
+    "local wheels": (GPUS + "pip install wheels/*\npython x.py\n", "network"),
     "given by its caller": ("torchrun --nnodes=$NNODES --nproc-per-node=$NGPU x.py\n", "never-set"),
     "one GPU for each": (
         GPUS + "CUDA_VISIBLE_DEVICES=0 python x.py &\nCUDA_VISIBLE_DEVICES=1 python y.py &\nwait\n",
@@ -229,7 +235,7 @@ NOT_REPORTED: dict[str, tuple[str, str]] = {
     ),
     "files for the first node": (TWO + "cp a /tmp/a\n./x /tmp/a\nsrun -N1 -n1 ./y /tmp/a\n", "on-first-node-only"),
     "files that srun copies": (TWO + "srun -K cp a /tmp/a\nsrun -K python x.py /tmp/a\n", "on-first-node-only"),
-    "a module that may bring conda": (GPUS + "module load cuda anaconda3\nconda activate x\n./x\n", "conda-not-ready"),
+    "a module that may define conda": (GPUS + "module load cuda anaconda3\nconda activate x\n./x\n", "conda-not-ready"),
     "a here-document in quotes": ("#!/bin/bash\nsbatch <<'E'\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),
     "a job that submits the next": (HEAD + "sbatch <<E\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),
 }

@@ -49,7 +49,7 @@ def test_interrupted_bundle_leaves_no_files_or_processes(here: Path) -> None:
             process.terminate()
             assert process.wait(timeout=60) == 128 + signal.SIGTERM
             connection.close()
-    wait_until(lambda: all_gone(family), 30, "pip to be gone")
+    wait_until(lambda: all_gone(family), 30, "the end of pip")
     assert os.listdir(here / "out") == []
 
 

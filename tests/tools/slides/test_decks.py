@@ -292,7 +292,7 @@ def test_figure_text_has_enough_contrast_in_both_themes(monkeypatch: pytest.Monk
         f"{one} on {other}: {contrast(draw.COLORS[one][theme], draw.COLORS[other][theme]):.1f}"
         for one, other in sorted(pairs)
         for theme in (0, 1)
-        if contrast(draw.COLORS[one][theme], draw.COLORS[other][theme]) < 3  # what WCAG AA asks of text of 18 pt
+        if contrast(draw.COLORS[one][theme], draw.COLORS[other][theme]) < 3  # the minimum of WCAG AA for text of 18 pt
     ]
     assert faint == []
 

@@ -53,11 +53,11 @@ _FIGURES = """() => [...document.querySelectorAll('svg')].map(figure => {
   const { width, height } = figure.viewBox.baseVal
   boxes.forEach((a, i) => {
     const inside = a.x > -1 && a.y > -1 && a.x + a.width < width + 1 && a.y + a.height < height + 1
-    if (!inside) wrong.push('out of the page: ' + texts[i].textContent)
+    if (!inside) wrong.push('outside the page: ' + texts[i].textContent)
     boxes.slice(0, i).forEach((b, j) => {
       const across = Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x)
       const down = Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y)
-      if (across > 1 && down > 8) wrong.push(`upon each other: ${texts[j].textContent} | ${texts[i].textContent}`)
+      if (across > 1 && down > 8) wrong.push(`overlapping: ${texts[j].textContent} | ${texts[i].textContent}`)
     })
   })
   return { page: figure.id, wrong }

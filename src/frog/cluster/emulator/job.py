@@ -23,7 +23,7 @@ SHORT_STATES = {
 def is_called(text: str, label: str, *numbers: int | None) -> bool:
     """True if `text` names a job: by its label (12 or 12_3), its own number or its array's number.
 
-    A job outside an array has no array number, and a task that has not started has no number of its own.
+    A job outside an array has no array number, and a task that has not started has no job id.
     """
     return text == label or text in [str(number) for number in numbers if number is not None]
 

@@ -137,7 +137,7 @@ def _page(explanation: Explanation) -> list[str]:
 
 
 def _fitting(texts: Iterable[str], most_bytes: int) -> list[str]:
-    """Return the first of these texts, as many as fit."""
+    """Return the first texts that fit."""
     found = []
     for text in texts:
         most_bytes -= len(text.encode(errors="replace")) + 1

@@ -1,4 +1,4 @@
-"""Traps of a job file, and the findings that report them.
+"""Traps in a job file, and the findings that report them.
 
 Each trap is defined above the function that finds it, in a file of similar traps, such as `traps_shell.py`.
 """

@@ -87,7 +87,7 @@ class JobFile:
 
     @property
     def sourced(self) -> bool:
-        """True if it sources files of its own, which may set any variable."""
+        """True if it sources the user's files, which may set any variable."""
         return any(map(runs_own_file, self.shell.everything))
 
     @property

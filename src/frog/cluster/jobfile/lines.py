@@ -1,4 +1,4 @@
-"""Line by line: what each part of a job file does, and where its values come from."""
+"""Explanations line by line: the effect of each part of a job file, and the origin of its values."""
 
 from __future__ import annotations
 

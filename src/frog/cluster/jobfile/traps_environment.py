@@ -1,4 +1,4 @@
-"""Traps of variables that should reach the tasks of a batch script."""
+"""Traps with variables that should reach the tasks of a batch script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traps of a job file's header: its first line, and `#SBATCH` lines that Slurm ignores or refuses."""
+"""Traps in a job file's header: its first line, and `#SBATCH` lines that Slurm ignores or refuses."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ NO_DIRECTIVE = Trap(
 
 
 def _bare_option(job: JobFile) -> Iterator[Finding]:
-    """Find an option on a line of its own, where the file's first command should be."""
+    """Find an option alone on a line, where the file's first command should be."""
     command = min(job.shell.everything, key=lambda command: command.line, default=None)
     line = "" if command is None else job.lines[command.line - job.first_line].strip()
     if command is not None and re.match(r"--[a-z]", line):

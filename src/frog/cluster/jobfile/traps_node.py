@@ -1,4 +1,4 @@
-"""Traps of images and files that the batch script creates on the first node only, but every node needs."""
+"""Traps with images and files that the batch script creates on the first node only, but every node needs."""
 
 from __future__ import annotations
 

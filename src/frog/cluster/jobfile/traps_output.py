@@ -1,4 +1,4 @@
-"""Traps of the files that receive a job's output."""
+"""Traps with the files that receive a job's output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAKES_FOLDERS = (23, 2)
 
 
 def output_findings(job: JobFile, places: Sequence[Path], version: tuple[int, int] | None) -> Iterator[Finding]:
-    """Find traps of --output and --error; `places` are folders where sbatch may be called."""
+    """Find traps in --output and --error; `places` are folders where sbatch may be called."""
     yield from _overwritten(job)
     if version is None or version < _MAKES_FOLDERS:
         yield from _folders(job, places, None if version is None else "may hang or waste")

@@ -1,4 +1,4 @@
-"""Traps of the programs that a script starts or loads: servers, conda, modules, containers."""
+"""Traps with the programs that a script starts or loads: servers, conda, modules, containers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WATCHED = ("echo", "date", "exit", "wait")
 
 
 def program_findings(job: JobFile) -> Iterator[Finding]:
-    """Find traps of servers, conda, modules and containers."""
+    """Find traps with servers, conda, modules and containers."""
     yield from _servers(job)
     yield from _conda(job)
     yield from _modules(job)

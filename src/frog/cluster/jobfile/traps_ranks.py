@@ -1,4 +1,4 @@
-"""Traps of srun and MPI: steps larger than the job, wrong numbers of ranks, Lightning's counts."""
+"""Traps with srun and MPI: steps larger than the job, wrong numbers of ranks, Lightning's counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_TASK = re.compile(r"(?<!\\)\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b"
 
 
 def rank_findings(job: JobFile) -> Iterator[Finding]:
-    """Find traps of the tasks' environment and number."""
+    """Find traps with the tasks' environment and number."""
     for step in job.steps:
         yield from _beyond(job, step)
         yield from _handed_over(step)

@@ -1,4 +1,4 @@
-"""Traps of a file that Frog or Slurm cannot read: an encoding mark, placeholders, broken shell syntax."""
+"""Traps in a file that Frog or Slurm cannot read: an encoding mark, placeholders, broken shell syntax."""
 
 from __future__ import annotations
 

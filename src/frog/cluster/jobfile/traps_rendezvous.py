@@ -1,4 +1,4 @@
-"""Traps of the rendezvous: the address and the port where ranks connect."""
+"""Traps with the rendezvous: the address and the port where ranks connect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PORT_FIXED = Trap(
 
 
 def rendezvous_findings(job: JobFile) -> Iterator[Finding]:
-    """Find traps of the address and the port."""
+    """Find traps with the address and the port."""
     if job.several_nodes:
         for raw, line, in_task in _definitions(job, "MASTER_ADDR", "master-addr"):
             yield from _address(job, raw, line, in_task)

@@ -1,4 +1,4 @@
-"""Traps of what a job asks for: tasks, GPUs, time, memory, and the limits of a cluster."""
+"""Traps in a job's requests: tasks, GPUs, time, memory, and the limits of a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOURS = (24, 36, 48, 72, 96, 168)
 
 
 def resource_findings(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
-    """Find traps of the resources that a job asks for."""
+    """Find traps in the resources that a job requests."""
     yield from _tasks(job)
     yield from _total_gpus(job)
     yield from _gpus_per_node(job, profile)

@@ -1,4 +1,4 @@
-"""Traps of a job file's steps: srun's options, background steps, preparation, network access."""
+"""Traps in a job file's steps: srun's options, background steps, preparation, network access."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SAYS = ("echo", "printf", "date", "exit", "true", ":", "wait", "scontrol", "tra
 def script_findings(
     job: JobFile, profile: ClusterProfile | None, version: tuple[int, int] | None = None
 ) -> Iterator[Finding]:
-    """Find traps of the steps."""
+    """Find traps in the steps."""
     for step in job.steps:
         yield from _step(job, step)
         yield from _cpus(job, step, version)
@@ -142,13 +142,13 @@ def _queue(job: JobFile) -> Iterator[Finding]:
         and max(used, default=has) < has
         and (sum(used) <= has or any(step.command.way.loop for step in greedy))
     ):
-        return  # each step goes to free nodes
+        return  # each step uses free nodes
     if several and (job.number("ntasks") or job.number("ntasks-per-node") or 1) >= 1:
         yield STEPS_QUEUE.at(greedy[-1].line, "several srun in the background without --exact or --overlap")
 
 
 def _shares(job: JobFile, step: SrunStep) -> bool:
-    """True if the step leaves resources to others, or uses nodes of its own."""
+    """True if the step leaves resources to others, or uses separate nodes."""
     names = ("exact", "overlap", "exclusive", "cpus-per-task", "nodelist", "relative", "mem", "mem-per-cpu", "jobid",
              "oversubscribe", "cores-per-socket", "het-group")  # fmt: skip
     set_here = {item.name for item in step.command.assignments} | job.exported
@@ -272,7 +272,9 @@ NOT_ITS_FOLDER = Trap(
 def _copied(job: JobFile) -> Iterator[Finding]:
     """Find uses of the script's own folder: Slurm runs a copy from elsewhere."""
     text = "\n".join(job.lines)
-    if job.inner or not job.directives or "SLURM_SUBMIT_DIR" in text or "scontrol show job" in text:  # it knows
+    if (
+        job.inner or not job.directives or "SLURM_SUBMIT_DIR" in text or "scontrol show job" in text
+    ):  # it uses the submission folder
         return
     for command in job.shell.commands:
         raw = [*(word.raw for word in command.words), *(item.raw for item in command.assignments)]

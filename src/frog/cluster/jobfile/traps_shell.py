@@ -1,4 +1,4 @@
-"""Traps of the shell language: lines that end too early, misplaced spaces and quotes."""
+"""Traps in the shell language: lines that end too early, misplaced spaces and quotes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TYPED = re.compile(r"[\u201c\u201d\u201e\u2018\u2019]|^[-\u2010-\u2015]*[\u2010
 
 
 def shell_findings(job: JobFile) -> Iterator[Finding]:
-    """Find traps of the shell language."""
+    """Find traps in the shell language."""
     yield from _broken_lines(job)
     yield from _blanks(job)
     yield from _words(job)

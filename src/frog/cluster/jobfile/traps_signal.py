@@ -1,4 +1,4 @@
-"""Traps of a job whose time limit is near: signals, shell traps, requeue."""
+"""Traps in a job whose time limit is near: signals, shell traps, requeue."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SIGNAL_KILLS_TORCHRUN = Trap(
 
 
 def signal_findings(job: JobFile) -> Iterator[Finding]:
-    """Find traps of signals and requeue."""
+    """Find traps with signals and requeue."""
     yield from _requeue(job)
     asked = job.asks("signal")
     if asked is None or asked.value is None:

@@ -1,4 +1,4 @@
-"""Traps of variables that are never set, or that Slurm sets only for certain options."""
+"""Traps with variables that are never set, or that Slurm sets only for certain options."""
 
 from __future__ import annotations
 

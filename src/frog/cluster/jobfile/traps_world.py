@@ -1,4 +1,4 @@
-"""Traps of the ranks that a job starts: their number, and the rank of each node."""
+"""Traps with the ranks that a job starts: their number, and the rank of each node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ASKS = re.compile(r"\bsrun\s[^|;)]*\bhostname\b")
 
 
 def world_findings(job: JobFile) -> Iterator[Finding]:
-    """Find traps of ranks and nodes."""
+    """Find traps with ranks and nodes."""
     for run in job.launches:
         nodes = job.step_nodes(run.step) if run.step else job.nodes
         if run.kind == "deepspeed":
@@ -147,7 +147,7 @@ RANKS_DOUBLED = Trap(
 
 
 def _deepspeed(job: JobFile, run: Launch) -> Iterator[Finding]:
-    """Find traps of deepspeed, whose launcher reaches other nodes over ssh or srun if a hostfile names them."""
+    """Find traps with deepspeed, whose launcher reaches other nodes over ssh or srun if a hostfile names them."""
     several = run.step is None and job.several_nodes and run.command.way.certain and run.alone
     asks = run.option("nnodes")
     knows = run.option("hostfile", "launcher", "include", "node-rank", "no-ssh") or "DLTS_HOSTFILE" in job.exported

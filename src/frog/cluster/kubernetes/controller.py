@@ -1,7 +1,7 @@
 """The Job controller, the kubelet and the name server of a cluster on one machine.
 
 `python -m frog.cluster.kubernetes.controller SCRATCH EXTRA...` runs the pods of SCRATCH/manifest.yaml to the end of its
-Job, in namespaces of its own: the system ends all pods when this process ends, however it ends.
+Job, in separate namespaces: the system ends all pods whenever this process ends, for any reason.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class JobController:
         """Apply the Job's rules to a failure; return True if another attempt follows."""
         action = next((rule.action for rule in self.job.rules if rule.matches(code)), "Count")
         if action == "FailJob":
-            self.reason = ("PodFailurePolicy", f"{how}, for which a rule says FailJob")
+            self.reason = ("PodFailurePolicy", f"{how}, for which a rule's action is FailJob")
         elif action == "Ignore":
             _say(f"{how}; this failure does not count")
         else:
@@ -209,8 +209,8 @@ def _say(line: str) -> None:
 def _enter_cluster() -> int | None:
     """Create the cluster's namespaces and fork: return None in the child, and the child's exit code in the parent.
 
-    Process 1 of the cluster does nothing but reap orphaned processes: until that is done, the system does not let
-    their pods end.
+    Process 1 of the cluster only reaps orphaned processes; until it has done so, the system does not let their pods
+    end.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until a child exists that can receive them
     namespaces.die_with_parent()

@@ -1,4 +1,4 @@
-"""YAML that every parser reads alike, and a parser as strict as Kubernetes': duplicate keys are errors."""
+"""YAML that all parsers read in the same way, and a parser as strict as Kubernetes': duplicate keys are errors."""
 
 from __future__ import annotations
 

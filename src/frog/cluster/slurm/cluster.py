@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: slurmctld and one slurmd per simulated node, in a folder of its own."""
+"""A real Slurm on this machine: slurmctld and one slurmd per simulated node, in a separate folder."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def daemons(cluster: Cluster) -> dict[str, int | None]:
     """Return the pid of each daemon by name; None for a daemon that does not run."""
     running: dict[str, int] = {}
     for process in find_processes(cluster.site.name):
-        running.setdefault(_daemon_name(process.command), process.pid)  # a fork of it comes later
+        running.setdefault(_daemon_name(process.command), process.pid)  # its forks have later entries
     names = ["munged", "slurmctld", *(f"slurmd {name}" for name in cluster.shape.node_names)]
     return {name: running.get(name) for name in names}
 

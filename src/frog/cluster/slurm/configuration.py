@@ -106,7 +106,7 @@ def write_configuration(site: Site, shape: Shape) -> None:
         (site.scratch / "spool" / name).mkdir(parents=True)
     (site.scratch / "state").mkdir()
     for number in range(shape.gpus_per_node):
-        # Slurm takes a GPU's number from the end of its device's name, and wants a device there.
+        # Slurm reads a GPU's number from the end of its device's name, and the device must exist.
         (site.scratch / f"gpu{number}").symlink_to("/dev/null")
     prolog = site.scratch / "task_prolog"
     prolog.write_text(_TASK_PROLOG)

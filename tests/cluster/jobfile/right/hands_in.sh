@@ -1,5 +1,5 @@
 #!/bin/bash
-# Hands in a job for each size.
+# Submits a job for each size.
 for size in small large; do
   sbatch <<EOF
 #!/bin/bash

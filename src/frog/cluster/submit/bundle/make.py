@@ -29,7 +29,7 @@ _TEXTS = Path(__file__).parent / "texts"
 
 
 def make_bundle(args: argparse.Namespace) -> None:
-    """Create the folder that the arguments ask for, and print its contents.
+    """Create the requested folder, and print its contents.
 
     Raises:  UsageError, ConfigError, DataError before anything is created; LaunchError if pip fails, after the
              unfinished folder is removed.

@@ -63,7 +63,7 @@ def _settle(old: Path, target: Path) -> None:
 
 
 def _has_runs(folder: Path) -> bool:
-    """True if the bundle was used: it has files besides the folder for jobs."""
+    """True if the bundle was used: it has more than the folder for jobs."""
     return any(path != folder / JOBS for path in (folder / RUNS).rglob("*"))
 
 

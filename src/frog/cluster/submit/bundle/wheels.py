@@ -112,7 +112,7 @@ def download_wheels(folder: Path, own: Path, extras: tuple[str, ...], platform: 
     constraints = PROJECT / CONSTRAINTS
     words = ["-c", str(constraints)] if constraints.is_file() else []
     if platform is None:
-        # `wheel` takes existing wheels and builds one from packages that come only as sources.
+        # `pip wheel` uses existing wheels, and builds one for packages that exist only as sources.
         _pip(["wheel", "--wheel-dir", str(folder), *words, wanted], _DOWNLOAD_TIMEOUT_S)
         return
     tag = (python or python_version()).replace(".", "")
