@@ -38,7 +38,7 @@ def check_pairs(grade: Grade, found: Any, tokens: Tensor, curve: str) -> None:
     if tokens.shape[0] > 1 and torch.equal(inputs, tokens[:-1]) and torch.equal(labels, tokens[1:]):
         grade.reject("across-samples", f"{shapes} Each label comes from the same position of the next window.")
     if torch.equal(inputs, labels):
-        grade.reject("labels-are-inputs", f"{shapes} Each label equals the token that is read.{curve}")
+        grade.reject("labels-are-inputs", f"{shapes} Each label equals its input.{curve}")
     if inputs.dim() == 2 and len(inputs) == len(tokens):
         check_last(grade, inputs, labels, tokens, shapes)
     pairs = list(zip(inputs.flatten().tolist(), labels.flatten().tolist(), strict=True))
@@ -63,7 +63,7 @@ def check_last(grade: Grade, inputs: Tensor, labels: Tensor, tokens: Tensor, sha
         grade.reject("windows-joined", f"{about} the first token of the next window.")
     if width == tokens.shape[1] - 1 and not torch.equal(last, tokens[:, -1]):
         same = torch.equal(last, inputs[:, -1])
-        what = "the token that is read there" if same else f"{', '.join(map(str, last.tolist()))}"
+        what = "the input at that position" if same else f"{', '.join(map(str, last.tolist()))}"
         right = ", ".join(map(str, tokens[:, -1].tolist()))
         grade.reject("last-made-up", f"{about} {what}; in the batch, {right} come next.")
 
@@ -73,7 +73,7 @@ def check_distances(grade: Grade, pairs: list[tuple[int, int]], tokens: Tensor, 
     apart = [distance(tokens, token, label) for token, label in pairs]
     kinds = set(apart)
     if kinds == {-1}:
-        grade.reject("shifted-backwards", f"{shapes} Each label is the token before the one that is read.")
+        grade.reject("shifted-backwards", f"{shapes} Each label is the token before its input.")
     ahead = {steps for steps in kinds if steps is not None and steps > 1}
     if len(ahead) == 1 and kinds <= {None, *ahead, *(steps for steps in kinds if steps is not None and steps <= 0)}:
         steps = ahead.pop()

@@ -90,7 +90,7 @@ def check_stop(grade: Grade, never: dict[str, Any], captured: dict[str, Any], re
 
 def difference(found: dict[str, Tensor], right: dict[str, Tensor]) -> str:
     if not found:
-        return f"none of the {len(right)} were there"
+        return f"none of the {len(right)} existed"
     if missing := sorted(right.keys() - found.keys()):
         return f"{missing[0]} was missing"
     name = next(name for name in right if not torch.equal(found[name], right[name]))

@@ -1,4 +1,4 @@
-"""Run one training that never stops, one that is captured on the way, and one that resumes in new objects."""
+"""Run a training that never stops, another that the learner's code captures, and a third that resumes it."""
 
 import io
 from types import ModuleType

@@ -142,11 +142,11 @@ def explain_repeated(grade: Grade, picture: dict[str, Any]) -> NoReturn:
     text = f"Step {STEPS[1]} had a complete checkpoint. Killed while it was saved again, when the folder held"
     text = f"{text} {picture['files']}: load_latest returned {told(picture['loaded'])}"
     if picture["changed"]:
-        explain_lost(grade, picture, f"{text}. Some files of the first save were no longer there")
+        explain_lost(grade, picture, f"{text}. Some files of the first save were gone")
     if picture["gone"]:
         grade.reject("removed-to-replace", f"{text}. The checkpoint had been complete, but {told_gone(picture)}.")
     half = isinstance(picture["loaded"], list)
-    grade.reject("half-counts-as-whole" if half else "unknown", f"{text}. The files of the first save were all there.")
+    grade.reject("half-counts-as-whole" if half else "unknown", f"{text}. All files of the first save still existed.")
 
 
 def told(loaded: Any) -> str:

@@ -76,7 +76,7 @@ def is_cut_short(taken, loaded: int) -> bool:
 
 def check_threads(grade: Grade, where: str, one) -> None:
     if one["most active"] > 1:
-        grade.reject("several-at-once", f"{where}: load was running in {one['most active']} threads at once.")
+        grade.reject("several-at-once", f"{where}: load ran in {one['most active']} threads at the same time.")
     if len(one["begun"]) != len(set(one["begun"])):
         twice = next(i for i in one["begun"] if one["begun"].count(i) > 1)
         grade.reject("several-at-once", f"{where}: load({twice}) was called {one['begun'].count(twice)} times.")

@@ -48,7 +48,7 @@ def gradient(case, inputs):
 def check_case(grade, case, calls, found):
     size, num = len(found), case["num_micro"]
     own = [torch.stack([gradient(case, part) for part in batches(case, rank)]) for rank in range(size)]
-    mean = torch.stack(own).mean(0)  # of each micro-batch, over the ranks
+    mean = torch.stack(own).mean(0)  # for each micro-batch, over the ranks
     setting = f"World of {size}, {num} micro-batches"
     for rank, value in enumerate(found):
         if any(g is None for g in value["gradients"]):
@@ -113,7 +113,9 @@ def check_kept(grade, setting, kept):
     if any(kept):
         n = next(n for n, num in enumerate(kept) if num)
         text = f"{setting}: when the forward of micro-batch {n + 1} began, {kept[n]} tensors of earlier graphs were"
-        grade.reject("keeps-graphs", f"{text} still in memory, though their backward had ended. The gradient is right.")
+        grade.reject(
+            "keeps-graphs", f"{text} still in memory, although their backward had ended. The gradient is right."
+        )
 
 
 def check_cost(grade, setting, num, num_calls, num_parameters, events):

@@ -179,7 +179,7 @@ def explain(grade, runs, stacks, found, right, wrong):
 
 
 def check_threads(grade, stacks, found, right):
-    """Reject an answer that occurs only in the stack of another thread than the training thread."""
+    """Reject an answer that occurs only in the stacks of threads other than the training thread."""
     for ranks, one, expected in zip(stacks, found, right, strict=True):
         if one is None:
             continue

@@ -35,7 +35,7 @@ def check_answers(grade: Grade, sent: dict[str, Any]) -> None:
     """Check that communication is one-way: send_message reads nothing, and receive_message sends nothing."""
     for said in (case[-1] for case in sent.values() if isinstance(case, list) and case):
         if isinstance(said, str) and said.startswith("AwaitsAnswerError"):
-            grade.reject("acknowledged", "send_message called recv on its socket and waits there for an answer.")
+            grade.reject("acknowledged", "send_message called recv on its socket and waits for an answer.")
     if sent["answers"]:
         text = f"receive_message sent {sent['answers'][:12]!r} back over the connection, but no process reads it."
         grade.reject("acknowledged", text)

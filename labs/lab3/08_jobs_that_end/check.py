@@ -62,7 +62,7 @@ def check_saved(grade: Grade, job: Job) -> None:
     if job.state == "TIMEOUT":
         grade.reject(
             "trap-behind-srun" if waits_in_front(grade, job) else "unknown",
-            f"{job.title}: the warning reached no rank. At the limit {began}: SIGKILL came after 0.5 s.",
+            f"{job.title}: the warning reached no rank. At the limit {began}: SIGKILL followed after 0.5 s.",
         )
     if not stopping:
         lines = [line for line in job.said.strip().splitlines() if line.strip()] or ["nothing"]

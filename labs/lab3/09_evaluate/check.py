@@ -58,7 +58,7 @@ def check_samples(grade: Grade, size: int, asked: Evaluation, found: list[dict[s
         grade.reject(why_twice(shares, total), f"{observed}; {samples(twice)} more than once.")
     largest = max(len(batch) for each in found for batch in each["batches"])
     if largest > asked["batch_size"]:
-        grade.reject("batch-too-large", f"{observed}; {largest} at once, but batch_size is {asked['batch_size']}.")
+        grade.reject("batch-too-large", f"{observed}; {largest} in one call, but batch_size is {asked['batch_size']}.")
 
 
 def why_missing(shares: list[list[int]], missing: int, batch_size: int) -> str:

@@ -98,7 +98,7 @@ def pair_of(grade: Grade, found: Any) -> tuple[int, str]:
 
 
 def check_whole(grade: Grade, runs: list[Run]) -> None:
-    """Reject unless every line of every run came exactly once."""
+    """Reject unless merge yielded every line of every run exactly once."""
     for case, events, came in runs:
         written, left = Counter(expect(case, events)), Counter(came)
         for rank, line in left - written:
@@ -271,8 +271,8 @@ def displaced(case: Case, events: list[Event], came: Lines) -> set[str]:
 def stands(came: Lines, place: int) -> str:
     """Describe the line that is separated from its event."""
     line, *before = (f"'{rank} | {text}'" for rank, text in reversed(came[max(0, place - 1) : place + 1]))
-    comes = f"comes right after {before[0]}" if before else "comes first"
-    return f"{line} {comes} (line {place + 1}): the lines of an event are not together."
+    comes = f"directly follows {before[0]}" if before else "is the first line"
+    return f"{line} {comes} (line {place + 1}): the lines of an event are separated."
 
 
 def times_back(run: Run) -> int:

@@ -206,7 +206,7 @@ def ranks_of_torchrun(grade: Grade, pod: int, words: list[str], env: dict[str, s
         )
     if args.max_restarts:
         text = f"Pod {pod}: torchrun restarts its ranks up to {count(args.max_restarts, 'time')} before the pod fails"
-        grade.reject("torchrun-restarts-too", f"{text}. Both pods should fail at once when a rank dies.")
+        grade.reject("torchrun-restarts-too", f"{text}. Both pods should fail immediately when a rank dies.")
     static = args.rdzv_backend == "static"
     host, port = args.master_addr, str(args.master_port or 29500)
     if args.rdzv_endpoint:
