@@ -35,7 +35,7 @@ def check(grade: Grade) -> None:
 
 def check_run(grade: Grade, run: dict[str, Any], name: str, number: int) -> None:
     if run["error"]:
-        text = f"With {name} the calls were {', '.join(run['events'])}, in this order, then backward, which PyTorch refused"
+        text = f"With {name} the call order was {', '.join(run['events'])}, then backward, which PyTorch refused"
         grade.reject("one-batch-late", f"{text}: {run['error']}.")
     if "returned" in run:
         grade.reject("unknown", f"train should return a list, the loss of each batch; it returned {run['returned']}.")
