@@ -424,7 +424,7 @@ def test_tied_embedding_follows_overlapped_reduction(tmp_path: Path) -> None:
     assert result.collective == "all_reduce of 8 bytes over world"
 
 
-def test_skipped_collective_is_told_from_same_size_on_other_axis(tmp_path: Path) -> None:
+def test_skipped_collective_differs_from_same_size_on_other_axis(tmp_path: Path) -> None:
     """One rank sends the norm's eight bytes over the pipeline, the other its losses over the world."""
     run = pipeline(tmp_path / "run", 0)
     for rank in run.ranks:
@@ -579,7 +579,7 @@ def test_rank_with_shortest_wait_was_late_if_step_is_repeated(tmp_path: Path, on
 
 
 def test_closed_connections_of_living_rank_are_diagnosed(run: FailedRun) -> None:
-    """Its neighbours on the ring fail with it, rank 0 after they have left."""
+    """Its neighbors on the ring fail with it, rank 0 after they have left."""
     run.up_to(2, 5, "reduce")
     run.lose(1, 2, 3, after_s=0.1)
     run.lose(0, after_s=4)
@@ -590,7 +590,7 @@ def test_closed_connections_of_living_rank_are_diagnosed(run: FailedRun) -> None
 
 
 def test_closed_connections_are_diagnosed_when_all_fail_within_a_second(run: FailedRun) -> None:
-    """Rank 0 was waiting when its neighbours left, so it is not the rank between the first failures."""
+    """Rank 0 was waiting when its neighbors left, so it is not the rank between the first failures."""
     for rank in run.ranks:
         run.up_to(rank, 5, "reduce")
     run.lose(1, 2, 3, after_s=0.0)

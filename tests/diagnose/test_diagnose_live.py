@@ -34,7 +34,7 @@ def test_live_run_is_diagnosed_when_stopped_and_when_killed(harness: Harness) ->
         assert any("rank 0" in line and "waiting" in line for line in live.evidence)
 
         os.kill(beat.pid, signal.SIGCONT)
-        wait_until(lambda: diagnose(folder).fault == "running", 60, "a run that goes on", world)
+        wait_until(lambda: diagnose(folder).fault == "running", 60, "a run that continues", world)
         os.kill(beat.pid, signal.SIGKILL)
         run_to_end(world, 100)
         assert world.returncode == 128 + signal.SIGKILL

@@ -10,7 +10,7 @@ import pytest
 import torch
 from threads_axis import on_every_rank
 
-from frog.parallel.data.compression import BLOCK, Int8Mean, dequantise, quantise
+from frog.parallel.data.compression import BLOCK, Int8Mean, dequantize, quantize
 
 SIZE = 5000
 """Not a multiple of the block size or of a number of ranks, so that slices end in padding."""
@@ -101,7 +101,7 @@ def test_single_rank_rounds_nothing() -> None:
 def test_non_finite_values_become_nan(bad: float) -> None:
     x = torch.ones(2 * BLOCK)
     x[7] = bad
-    back = dequantise(quantise(x))
+    back = dequantize(quantize(x))
     assert not back[:BLOCK].isfinite().any()
     assert torch.equal(back[BLOCK:], torch.ones(BLOCK))
 
@@ -109,4 +109,4 @@ def test_non_finite_values_become_nan(bad: float) -> None:
 def test_zeros_and_largest_value_are_exact() -> None:
     x = torch.zeros(2 * BLOCK)
     x[BLOCK + 5] = -3e-30
-    assert torch.equal(dequantise(quantise(x)), x)
+    assert torch.equal(dequantize(quantize(x)), x)

@@ -63,8 +63,8 @@ def test_invalid_schedules_are_reported() -> None:
     assert problems(replace(good, num_micro=1))[0] == "B1@0 belongs to no stage or micro-batch"
     backward_first = swapped(good, 1, 0, 1)
     assert problems(backward_first) == [
-        "rank 0 waits for B0@1 before B0@0, which never comes",
-        "rank 1 waits for F0@1 before B0@1, which never comes",
+        "rank 0 waits for B0@1 before B0@0, which never runs",
+        "rank 1 waits for F0@1 before B0@1, which never runs",
     ]
     with pytest.raises(FrogError, match=r"schedule 1f1b cannot run to its end\n  - rank 0 waits for B0@1 before B0@0"):
         simulate(backward_first)

@@ -51,7 +51,7 @@ def test_self_time_belongs_to_innermost_operator() -> None:
             event("autograd::engine::evaluate_function: X", 40, 80),
             event("aten::mul", 50, 60),
             event("aten::mul", 200, 300),  # after the step
-            event("aten::mul", 20, 25, thread=GLOO),  # not on the thread that takes the steps
+            event("aten::mul", 20, 25, thread=GLOO),  # not on the training thread
         ]
     ).calls
     own = {call.name: call.self_us for call in calls}

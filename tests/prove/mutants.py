@@ -72,7 +72,7 @@ def only_on(name: str, instead: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def neighbours_slice(original: Any, axis: Axis, part: Tensor, whole: Tensor) -> Any:
+def neighbors_slice(original: Any, axis: Axis, part: Tensor, whole: Tensor) -> Any:
     return original(axis, part, whole.view(axis.size, -1).roll(1, dims=0).contiguous().view(-1))
 
 
@@ -249,15 +249,15 @@ MUTANTS = [
     Mutant("reduced in every micro-batch", "ddp-overlapped", 2, always_last(), accumulate=True),
     Mutant("a bucket leaves a gradient early", "ddp-overlapped", 2, one_gradient_early()),
     Mutant("sum for average", "zero1", 2, summed(zero1.Zero1)),
-    Mutant("the neighbour's shard", "zero1", 2, around("start_reduce_scatter", neighbours_slice)),
+    Mutant("the neighbor's shard", "zero1", 2, around("start_reduce_scatter", neighbors_slice)),
     Mutant("parameters not gathered", "zero1", 2, forgotten(zero1.Zero1, "gather")),
     Mutant("sum for average", "zero2", 2, summed(zero2.Zero2)),
     Mutant("newest micro-batch only", "zero2", 2, newest_gradient_only(), accumulate=True),
     Mutant("parameters not gathered", "zero2", 2, forgotten(zero2.Zero2, "gather")),
-    Mutant("the neighbour's shard", "zero2", 2, around("start_reduce_scatter", neighbours_slice)),
+    Mutant("the neighbor's shard", "zero2", 2, around("start_reduce_scatter", neighbors_slice)),
     Mutant("stale parameters", "zero3", 2, never_freed()),
     Mutant("shards in the wrong order", "zero3", 2, around("start_all_gather", slices_swapped)),
-    Mutant("the neighbour's shard", "zero3", 2, around("start_reduce_scatter", neighbours_slice)),
+    Mutant("the neighbor's shard", "zero3", 2, around("start_reduce_scatter", neighbors_slice)),
     Mutant("rank 0's weights not shared", "diloco", 2, NOT_SHARED),
     Mutant("sum for average", "diloco", 2, around("start_all_reduce", only_on("dp", summed_twice))),
     Mutant("differences stay at home", "diloco", 2, forgotten(diloco.DiLoCo, "_average")),

@@ -216,7 +216,7 @@ def _fits(value: Any, option: Any) -> bool:
 def _in_words(option: Any) -> str:
     if typing.get_origin(option) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(option)))
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
+    words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", types.NoneType: "null"}
     return words.get(option, str(option))
 
 

@@ -55,7 +55,7 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     """Use the embedding as the output layer's weight."""
     qk_norm: bool = False
-    """Normalise each head's queries and keys before their rotation, as Qwen3 does."""
+    """Normalize each head's queries and keys before their rotation, as Qwen3 does."""
     num_local_experts: int | None = None
     """Experts in each layer's mixture of experts, each of `intermediate_size`; None: one dense FFN per layer."""
     num_experts_per_tok: int = 2

@@ -2,7 +2,7 @@
 
 The tables hold everything that Frog knows of a strategy without running it, and need no torch. The run file's checks,
 the memory and traffic formulas, `frog strategies`, the report and the proof's matrix read them. To add a strategy, add
-an entry here, a file in `frog/parallel` and a row in docs/strategies.md: tests report what is missing.
+an entry here, a file in `frog/parallel` and a row in docs/strategies.md: tests report missing parts.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ DATA_STRATEGIES = _by_name(
         proofs={"diloco": {"name": "diloco", "inner_steps": 2}},
     ),
 )
-"""The values of `strategy.name`: how the data ranks keep what they train."""
+"""The values of `strategy.name`: how the data ranks keep the trained state."""
 
 AXES = {
     "tp": StrategyEntry(
@@ -191,7 +191,7 @@ AXES = {
     "ep": StrategyEntry(
         name="ep",
         title="expert",
-        summary="Neighbouring data ranks share the experts of each layer; tokens travel to their experts.",
+        summary="Neighboring data ranks share the experts of each layer; tokens are sent to their experts.",
         use="the FFN is a mixture of experts whose weights no longer fit",
         modules={"frog": "frog.parallel.model.expert"},
         proofs={"ep": {"ep": WHOLE_WORLD}},
@@ -202,7 +202,7 @@ AXES = {
 HYBRID = StrategyEntry(
     name="hybrid",
     title="hybrid",
-    summary="Neighbouring data ranks form rows, and each row holds one sharded copy; the rows are replicas.",
+    summary="Neighboring data ranks form rows, and each row holds one sharded copy; the rows are replicas.",
     use="zero3 where links between nodes are slow: shard within a node, replicate across nodes",
     modules={},
 )

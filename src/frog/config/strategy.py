@@ -35,9 +35,9 @@ class StrategyConfig:
     cp: Annotated[int, Unit("ranks")] = 1
     """Context parallelism: number of ranks that split the positions of a sequence."""
     ep: Annotated[int, Unit("ranks")] = 1
-    """Expert parallelism: number of neighbouring dp ranks that share each layer's experts."""
+    """Expert parallelism: number of neighboring dp ranks that share each layer's experts."""
     shard: Annotated[int | None, Unit("ranks")] = None
-    """Hybrid sharding: number of neighbouring data ranks over which zero shards; None means all of them."""
+    """Hybrid sharding: number of neighboring data ranks over which zero shards; None means all of them."""
     reduction: Literal["naive", "bucketed", "overlapped"] = "bucketed"
     """ddp: one all-reduce per parameter; one per bucket after the backward pass; one per bucket during it."""
     bucket_mb: Annotated[float, Unit("MB")] = 25.0
@@ -163,7 +163,7 @@ def _compression_problems(strategy: StrategyConfig) -> list[str]:
     found = []
     if int8 and strategy.name == "ddp" and strategy.reduction != "bucketed":
         found.append(
-            f"{by} with strategy.reduction={strategy.reduction!r}: the whole gradient is quantised together, after the "
+            f"{by} with strategy.reduction={strategy.reduction!r}: the whole gradient is quantized together, after the "
             'backward pass; leave it at "bucketed"'
         )
     found += [

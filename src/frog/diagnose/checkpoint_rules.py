@@ -79,7 +79,7 @@ _WORDS: dict[DamageCause, tuple[str, str]] = {
         "A directory that only one node has (`df .` on each node), a cleanup, or a copy from only some nodes?",
     ),
 }
-"""What is wrong with a checkpoint, and where to look."""
+"""Descriptions of damage to a checkpoint, and advice."""
 
 
 def _died_over(found: Diagnosis, damaged: DamagedCheckpoint) -> Diagnosis:

@@ -48,7 +48,7 @@ class CollectiveCall:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The position in the loop: step and place in it. Before and after the phases lie the start and the end."""
+        """The position in the loop: step and place in it. The start is before all phases, the end after them."""
         if self.phase in PHASES:
             return self.step or 0, PHASES.index(self.phase)
         return (self.step, len(PHASES)) if self.step else (0, -1)

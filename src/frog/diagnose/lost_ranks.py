@@ -9,7 +9,7 @@ from frog.runs.changes import Change, find_changes, places_of
 from frog.runs.launcher_schema import NodeEvent
 
 _SILENT_S = 2.5
-"""A process writes two heartbeats per second; one that is silent for so long while it still exists was stopped."""
+"""A process writes two heartbeats per second; a process that still exists but is silent for so long was stopped."""
 
 _SOON_S = 5.0
 """Largest delay between the others continuing without a node's ranks and the launcher's report of its agent's end."""

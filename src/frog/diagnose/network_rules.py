@@ -209,11 +209,11 @@ def _cut_off(case: Case) -> tuple[int | None, list[str]]:
 def _closed(case: Case, calls: CollectiveCalls, closed: list[int], lines: tuple[str, ...]) -> Diagnosis:
     """Find a rank whose connections closed.
 
-    An all-reduce runs around a ring, so the neighbours of that rank fail first, then the remaining ranks.
+    An all-reduce runs around a ring, so the neighbors of that rank fail first, then the remaining ranks.
     """
     candidates = _centre(case, closed)
     rank = candidates[0]
-    first = f"{'':12}  failed first: {span(_first_of(case, closed))}, the neighbours of {span(candidates)} on the ring"
+    first = f"{'':12}  failed first: {span(_first_of(case, closed))}, the neighbors of {span(candidates)} on the ring"
     either = "" if len(candidates) == 1 else f" ({span(candidates)} fit the evidence equally well)"
     return Diagnosis(
         "port",
@@ -234,10 +234,10 @@ def _first_of(case: Case, closed: list[int], within_ns: int = _FIRST_NS) -> list
 
 
 def _centre(case: Case, closed: list[int]) -> list[int]:
-    """Return the ranks whose two neighbours cover all first failures, and which failed at their first transfer."""
+    """Return the ranks whose two neighbors cover all first failures, and which failed at their first transfer."""
     first, num_ranks = set(_first_of(case, closed)), len(case.ranks)
     at_once = _first_of(case, closed, _AT_ONCE_NS + 1)
-    # A rank that waited until after the first failure had open connections itself: its neighbours left it.
+    # A rank that waited until after the first failure had open connections itself: its neighbors left it.
     late = {rank for rank in closed if _waited_s(case, rank) >= _AT_ONCE_NS / 1e9 and rank not in at_once}
 
     def fits(rank: int) -> tuple[int, int, float]:

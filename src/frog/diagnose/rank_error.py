@@ -22,7 +22,7 @@ class RankError:
 
     @property
     def lost_peers(self) -> bool:
-        """True if one of its collectives failed, so that the rank has no reason of its own."""
+        """True if one of its collectives failed, so that the cause lies in another rank."""
         return self.kind == "CommError"
 
     @property

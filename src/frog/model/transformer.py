@@ -73,7 +73,7 @@ def causal_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal self-attention; several query heads share one key/value head. Source: Ainslie et al. 2023 (GQA).
 
-    With `qk_norm` each head's queries and keys are normalised. Source: Dehghani et al. 2023 (ViT-22B), section 2.
+    With `qk_norm` each head's queries and keys are normalized. Source: Dehghani et al. 2023 (ViT-22B), section 2.
     """
 
     attend: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(causal_attention)
@@ -115,7 +115,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then the FFN; each reads a normalised copy of the residual stream and adds its output to it."""
+    """Attention, then the FFN; each reads a normalized copy of the residual stream and adds its output to it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The mesh: the ranks of the world arranged along named axes, `pp` x `dp` x `cp` x `tp`.
 
-Ranks count fastest along `tp`, because tensor parallelism communicates most and its ranks should be neighbours; slowest
+Ranks count fastest along `tp`, because tensor parallelism communicates most and its ranks should be neighbors; slowest
 along `pp`, which communicates least. Rank 5 of a mesh pp=2, dp=2, tp=2 is (pp 1, dp 0, tp 1).
 
 Further axes are derived from these: `data` is dp and cp together, the ranks that average one gradient; `shard` and
@@ -84,7 +84,7 @@ def check_experts(ep: int, dp: int) -> None:
     """Raise ConfigError unless `ep` divides `dp`."""
     if dp % ep:
         raise ConfigError(
-            f"ep {ep} does not divide dp {dp}: neighbouring dp ranks share the experts in rows of that many",
+            f"ep {ep} does not divide dp {dp}: neighboring dp ranks share the experts in rows of that many",
             "change strategy.ep, or start another number of ranks",
         )
 

@@ -7,7 +7,7 @@ that wait for each other add their alphas; all bytes that go over one link share
 
 In textbooks the ring all-reduce of B bytes by n nodes takes 2(n-1) steps, each of which sends B/n bytes:
 T = 2(n-1) alpha + 2(n-1)/n B / beta. For gloo's ring, which runs on CPUs, the formula has one difference:
-a rank announces that it is about to receive, and only then does its neighbour send. So each step costs two delays.
+a rank announces that it is about to receive, and only then does its neighbor send. So each step costs two delays.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _ring_delays(nodes: Sequence[int], num_steps: int, asks: bool) -> int:
     done = [0] * n
     for _ in range(num_steps):
         asked = [done[place] + hop[place] if asks else 0 for place in range(n)]
-        # A rank receives when its neighbour has reached the step, and has been asked.
+        # A rank receives when its neighbor has reached the step, and has been asked.
         sent = [max(done[(place + 1) % n], asked[place]) for place in range(n)]
         done = [max(sent[place] + hop[place], sent[place - 1]) for place in range(n)]
     return max(done)

@@ -34,7 +34,7 @@ EXPOSED, KERNELS, ALONE, IDLE = "exposed communication", "kernels", "communicati
 class TracedRank(Typed, frozen=True, kw_only=True):
     """profile/rank_N.json: the data that a reader of a rank's trace needs."""
 
-    KIND: ClassVar[str] = "what is known of a trace"
+    KIND: ClassVar[str] = "trace metadata"
     FORMAT: ClassVar[int | None] = FORMAT
 
     rank: int

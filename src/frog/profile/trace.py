@@ -74,7 +74,7 @@ class TraceFile(NamedTuple):
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One call of an operator on the thread that takes the steps."""
+    """One call of an operator on the training thread."""
 
     name: str
     whole_us: float

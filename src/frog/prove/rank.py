@@ -265,7 +265,7 @@ def _copies(named: Iterator[tuple[str, Tensor]], world: World) -> dict[str, Tens
 
 
 def compare(found: Trace, expected: Trace, tolerance: float) -> dict[str, Any]:
-    """Return the largest difference of each kind, and the first one that is too large."""
+    """Return the largest difference of each kind, and the first too large difference."""
     worst = {"loss": 0.0, "norm": 0.0, "gradient": 0.0, "weight": 0.0}
     wrong: list[str] = []
     bitwise = True

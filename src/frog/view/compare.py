@@ -276,7 +276,7 @@ def _final_weights(a: _Side, b: _Side, others: Sequence[Finding]) -> Finding:
     if left is None or right is None or left.weights_sha256 is None or right.weights_sha256 is None:
         return Finding(what, "not compared", "one of the runs has no hash of its final weights")
     if left.step != right.step:
-        return Finding(what, "not compared", f"of step {left.step} and of step {right.step}")
+        return Finding(what, "not compared", f"the hashes are of step {left.step} and step {right.step}")
     if left.weights_sha256 == right.weights_sha256:
         return Finding(what, "equal", f"same hash, {left.weights_sha256[:12]}…")
     known = any(finding.outcome == "different" for finding in others)

@@ -35,8 +35,8 @@ _HEADS = {
 }
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _TRACEBACK = "Traceback (most recent call last):"
-_COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
-"""Terminal colours, by rank."""
+_COLORS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
+"""Terminal colors, by rank."""
 
 
 @dataclass(frozen=True, order=True)
@@ -255,7 +255,7 @@ def format_entry(entry: Entry, width: int, colour: bool, columns: int | None = N
         time_text = at.isoformat(sep=" ", timespec="milliseconds")
     name = f"[{entry.source}]".ljust(width + 2)
     if colour:
-        number = _COLOURS[entry.source.number % len(_COLOURS)]
+        number = _COLORS[entry.source.number % len(_COLORS)]
         style = "1" if entry.source.kind == "node" else str(number)
         name, time_text = f"\033[{style}m{name}\033[0m", f"\033[2m{time_text}\033[0m"
     head_columns = 23 + width + 4

@@ -1,7 +1,7 @@
-"""Colours that every view shares: the phases of FROG, and ranks. Each as (on a light page, on a dark page).
+"""Colors that every view shares: the phases of FROG, and ranks. Each as (on a light page, on a dark page).
 
 Forward and backward are two blues, since both are the F; reduce is orange, optimize green, zero the gradients pink.
-The hues stay apart for the common kinds of colour blindness (after Okabe and Ito 2008).
+The hues stay apart for the common kinds of color blindness (after Okabe and Ito 2008).
 """
 
 from __future__ import annotations

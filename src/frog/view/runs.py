@@ -35,7 +35,7 @@ class RunRow:
     tokens_per_s: float | None
     created: str | None
     problem: str | None = None
-    """Why the run cannot be read, if so."""
+    """Reason why the run cannot be read."""
     unread: tuple[str, ...] = ()
     """Unreadable heartbeats, which could not influence the status."""
 

@@ -1,8 +1,8 @@
 """Average a long vector over the ranks in 8 bits: a quarter of the bytes, with error feedback for the rounding.
 
 Plan of communication (P bytes of float32, n ranks; 2(n-1)/n P/4 bytes leave each rank, and 4 more for each block):
-  all-to-all   each rank quantises its vector and sends every other rank the slice that this rank sums
-  all-gather   each rank sums its slice in float32, in the order of ranks, quantises the sum, and sends it to all
+  all-to-all   each rank quantizes its vector and sends every other rank the slice that this rank sums
+  all-gather   each rank sums its slice in float32, in the order of ranks, quantizes the sum, and sends it to all
 A block of 1024 numbers has one scale, its largest value over 127. Both rounding errors are added to the next vector
 (error feedback), so that they arrive late but are not lost. All ranks read the same bytes, including their own, and end
 with the same bits. A block with a NaN or an infinity becomes NaN, so that training cannot continue unnoticed.
@@ -54,24 +54,24 @@ class Int8Mean:
         self._axis.all_to_all(received, sent)
         mean, total = torch.zeros_like(self._error_of_mean), torch.zeros_like(tail)
         for part in received:
-            mean += dequantise(part[: slices.shape[1]].view(-1, BLOCK + SCALE_BYTES))
+            mean += dequantize(part[: slices.shape[1]].view(-1, BLOCK + SCALE_BYTES))
             total += part[slices.shape[1] :].clone().view(torch.float32)
         tail.copy_(total)
         self._error_of_mean += mean.div_(self._axis.size)
         own = _round_off(self._error_of_mean)
         whole = own.new_empty(self._axis.size * len(own), BLOCK + SCALE_BYTES)
         self._axis.all_gather(whole, own)
-        x.copy_(dequantise(whole)[: self._size])
+        x.copy_(dequantize(whole)[: self._size])
 
 
 def _round_off(wanted: Tensor) -> Tensor:
-    """Quantise `wanted`; leave the rounding error in it."""
-    packed = quantise(wanted)
-    wanted -= dequantise(packed)
+    """Quantize `wanted`; leave the rounding error in it."""
+    packed = quantize(wanted)
+    wanted -= dequantize(packed)
     return packed
 
 
-def quantise(x: Tensor) -> Tensor:
+def quantize(x: Tensor) -> Tensor:
     """Return blocks of 8-bit numbers, each followed by the four bytes of its scale.
 
     Shapes:  (N*1024,) float32 -> (N, 1028) int8
@@ -82,8 +82,8 @@ def quantise(x: Tensor) -> Tensor:
     return torch.cat([numbers, scales.view(torch.int8)], dim=1)
 
 
-def dequantise(packed: Tensor) -> Tensor:
-    """Invert `quantise`, except for the rounding error.
+def dequantize(packed: Tensor) -> Tensor:
+    """Invert `quantize`, except for the rounding error.
 
     Shapes:  (N, 1028) int8 -> (N*1024,) float32
     """

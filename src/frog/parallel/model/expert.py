@@ -1,6 +1,6 @@
 """Expert parallelism: the ranks of `ep` share the experts of every layer, and send each other tokens.
 
-`ep` consists of neighbouring ranks of `dp`: each works on its own samples, but holds only 1/n of each layer's experts.
+`ep` consists of neighboring ranks of `dp`: each works on its own samples, but holds only 1/n of each layer's experts.
 Plan of communication over `ep`, for each layer and micro-batch. A rank has N tokens of D elements of e bytes each, each
 of which goes through A experts: R = N * A rows, sorted by expert, so that the rows for one rank are contiguous.
   counts    all-to-all of the number of rows for each expert: 8 bytes per expert. Every rank knows what it will receive.

@@ -60,11 +60,11 @@ def split_model(model: TinyTransformer, tp: Axis, sequence_parallel: bool) -> No
 
 
 def _norm_of_heads(norm: RMSNorm, tp: Axis) -> Any:
-    def normalise(x_BTHC: Tensor) -> Tensor:
+    def normalize(x_BTHC: Tensor) -> Tensor:
         weight_C = copy_to_ranks(norm.weight, tp)
         return nn.functional.rms_norm(x_BTHC, weight_C.shape, weight_C, norm.eps)
 
-    return normalise
+    return normalize
 
 
 def _embedding(module: nn.Embedding, tp: Axis, leave: Any) -> Any:

@@ -4,7 +4,7 @@ The model is divided as in `stages.py`; each stage is a module, which torch's `P
 stage average its gradient with FSDP2's `replicate`, once per step, when the stage's last backward pass is done; with
 tensor parallelism the stage's weights are DTensors.
 Comm:    as in `pipeline.py`: torch sends an output forward and a gradient back for each micro-batch and pair of
-         neighbours, which are not in the events. The sum of a tied embedding's two gradients, which is Frog's own, is.
+         neighbors, which are not in the events. The sum of a tied embedding's two gradients, which is Frog's own, is.
          Evaluation works differently: each stage's output is broadcast over `pp`.
 """
 
@@ -104,7 +104,7 @@ class SpannedStage(PipelineStage):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """Declare the messages between neighbours as float32: torch 2.9 sends an int64 to a float32 receiver."""
+        """Declare the messages between neighbors as float32: torch 2.9 sends an int64 to a float32 receiver."""
         operations = super()._get_init_p2p_neighbors_ops()
         for operation in operations:
             operation.tensor = operation.tensor.float()
