@@ -1,4 +1,4 @@
-"""Pages are opened in the browser that is chosen, and nothing is started where there is none."""
+"""Pages open in the chosen browser; without a browser, no program is started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ print(open_page(Path(sys.argv[1])))
 """
 
 
-def test_a_report_opens_in_the_browser_that_is_chosen(tmp_path: Path) -> None:
+def test_report_opens_in_the_chosen_browser(tmp_path: Path) -> None:
     page = tmp_path / "report of one.html"
     os.mkfifo(tmp_path / "opened")
     browser = tmp_path / "browser"

@@ -1,4 +1,4 @@
-"""The table of commands: complete, under its headings, with examples that are commands."""
+"""The table of commands: complete, grouped under headings, with valid examples."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_every_command_has_a_heading_and_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_a_command_of_its_name(name: str) -> None:
+def test_example_runs_the_command_of_its_name(name: str) -> None:
     frog, *words = shlex.split(EXAMPLES[name])
     assert (frog, words[0]) == ("frog", name)
     _parser().parse_args(words)
 
 
-def test_the_help_lists_the_commands_under_their_headings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_commands_under_their_headings(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
@@ -40,7 +40,7 @@ def test_the_help_lists_the_commands_under_their_headings(capsys: pytest.Capture
     assert listed == {heading: list(commands) for heading, commands in HEADINGS.items()}
 
 
-def test_frog_alone_shows_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+def test_frog_without_arguments_shows_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     said = capsys.readouterr().out
     assert [door in said for door in ("frog learn init", "frog init", "frog slurm explain")] == [True] * 3
@@ -54,14 +54,14 @@ def test_frog_alone_shows_where_to_begin(capsys: pytest.CaptureFixture[str]) -> 
         ("slurm xyz", "'xyz' is not a command; valid: up, "),
     ],
 )
-def test_a_mistyped_command_gets_a_suggestion(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistyped_command_gets_a_suggestion(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
 
 
-def test_the_map_has_the_same_headings() -> None:
+def test_map_has_the_same_headings() -> None:
     rows = re.findall(
         r"^\| ([A-Z][a-z ]+) \| .* \| (.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE
     )
@@ -69,7 +69,7 @@ def test_the_map_has_the_same_headings() -> None:
     assert listed == {heading: sorted(commands) for heading, commands in HEADINGS.items()}
 
 
-def test_the_readme_has_every_command_under_its_heading() -> None:
+def test_readme_has_every_command_under_its_heading() -> None:
     readme = (ROOT / "README.md").read_text()
     table = readme.partition("| command | what it is for |")[2].partition("\n\n")[0]
     listed: dict[str, set[str]] = {}
@@ -81,7 +81,7 @@ def test_the_readme_has_every_command_under_its_heading() -> None:
     assert listed == {heading: set(commands) for heading, commands in HEADINGS.items()}
 
 
-def test_an_action_that_is_no_command_keeps_its_own_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_choice_of_an_option_keeps_argparse_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["export", "latest", "folder", "--to", "onnx"])
     assert "invalid choice: 'onnx'" in capsys.readouterr().err

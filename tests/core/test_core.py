@@ -21,14 +21,14 @@ from frog.core.units import format_bytes, format_count, format_seconds
 from frog.runs.folder import RunFolder, check_output, find_run
 
 
-def test_an_error_says_what_to_try() -> None:
-    assert str(FrogError("it broke", "mend it")) == "it broke\n  try: mend it"
+def test_error_includes_its_hint() -> None:
+    assert str(FrogError("it broke", "fix it")) == "it broke\n  try: fix it"
     assert str(FrogError("it broke")) == "it broke"
     assert len(str(FrogError("x" * 100_000, "y" * 100_000))) < 40_000
     assert (FrogError("").exit_code, UsageError("").exit_code) == (1, 2)
 
 
-def test_a_device_or_a_pipe_is_written_into_and_stays(tmp_path: Path) -> None:
+def test_device_or_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     link, pipe = tmp_path / "full", tmp_path / "pipe"
     link.symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
@@ -44,7 +44,7 @@ def test_a_device_or_a_pipe_is_written_into_and_stays(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_atomic_replaces_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "deep" / "file"
     write_atomic(path, "old")
 
@@ -58,12 +58,12 @@ def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
 
 
-def test_a_folder_is_no_name_for_a_file() -> None:
+def test_folder_path_is_rejected_as_a_file_name() -> None:
     with pytest.raises(IsADirectoryError):
         write_atomic(Path("."), b"")
 
 
-def test_a_lock_is_a_file_where_it_lies(tmp_path: Path) -> None:
+def test_lock_file_is_not_created_through_a_link(tmp_path: Path) -> None:
     kept, link, pipe = tmp_path / "kept", tmp_path / "link", tmp_path / "pipe"
     kept.write_text("kept")
     link.symlink_to(kept)
@@ -75,8 +75,8 @@ def test_a_lock_is_a_file_where_it_lies(tmp_path: Path) -> None:
     assert (tmp_path / "new").is_file()
 
 
-def test_a_folder_may_be_renamed_as_soon_as_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As rank 0 does with a checkpoint's, once every rank's part is in it."""
+def test_write_atomic_survives_a_rename_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 renames a checkpoint's folder as soon as every rank's part is in it."""
     beside, whole, replace = tmp_path / "beside", tmp_path / "whole", os.replace
 
     def replace_and_rename(source: Path, target: Path) -> None:
@@ -89,18 +89,18 @@ def test_a_folder_may_be_renamed_as_soon_as_the_file_is_there(tmp_path: Path, mo
     assert os.listdir(tmp_path) == ["whole"]
 
 
-def test_write_atomic_may_leave_what_another_process_has_put_there(tmp_path: Path) -> None:
+def test_write_atomic_can_keep_the_file_of_another_process(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, "first", replace=False)
     write_atomic(path, "second", replace=False)
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file", "first")]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
+@pytest.mark.skipif(sys.platform != "linux", reason="this system has no /proc")
 @pytest.mark.parametrize(
     ("error", "alive"), [(FileNotFoundError(), False), (OSError(errno.EMFILE, "Too many open files"), True)]
 )
-def test_a_process_that_cannot_be_looked_at_may_live(
+def test_process_counts_as_alive_if_its_state_is_unreadable(
     monkeypatch: pytest.MonkeyPatch, error: OSError, alive: bool
 ) -> None:
     def fail(*_: object) -> None:
@@ -110,12 +110,12 @@ def test_a_process_that_cannot_be_looked_at_may_live(
     assert is_alive(os.getpid()) == alive
 
 
-def test_sha256_file(tmp_path: Path) -> None:
+def test_sha256_file_returns_the_hash_of_the_content(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")
     assert sha256_file(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_link_folder_follows_the_latest_and_spares_real_folders(tmp_path: Path) -> None:
+def test_link_folder_points_to_the_latest_and_keeps_real_folders(tmp_path: Path) -> None:
     for name in ("a", "b", "real"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "who").write_text(name)
@@ -126,7 +126,7 @@ def test_link_folder_follows_the_latest_and_spares_real_folders(tmp_path: Path) 
     assert (tmp_path / "real" / "who").read_text() == "real"
 
 
-def test_seeds_follow_from_names() -> None:
+def test_seeds_depend_on_names() -> None:
     assert derive_seed(1, "init") == derive_seed(1, "init")
     assert (
         len({derive_seed(1, "init"), derive_seed(2, "init"), derive_seed(1, "rank", 0), derive_seed(1, "rank", 1)}) == 4
@@ -142,7 +142,9 @@ def test_seeds_follow_from_names() -> None:
         ({"RANK": "", "WORLD_SIZE": ""}, (0, 1, 0, False)),
     ],
 )
-def test_world_env(monkeypatch: pytest.MonkeyPatch, told: dict[str, str], expected: tuple[int, int, int, bool]) -> None:
+def test_world_env_reads_the_launchers_variables(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], expected: tuple[int, int, int, bool]
+) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **told}.items():
@@ -152,14 +154,14 @@ def test_world_env(monkeypatch: pytest.MonkeyPatch, told: dict[str, str], expect
 
 
 @pytest.mark.parametrize(("rank", "world"), [("4", "4"), ("-1", "4"), ("two", "4")])
-def test_world_env_refuses_nonsense(monkeypatch: pytest.MonkeyPatch, rank: str, world: str) -> None:
+def test_world_env_rejects_invalid_values(monkeypatch: pytest.MonkeyPatch, rank: str, world: str) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", world)
     with pytest.raises(UsageError, match="RANK"):
         world_env()
 
 
-def test_run_folder_paths_and_steps(tmp_path: Path) -> None:
+def test_run_folder_has_paths_and_sorted_steps(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     assert folder.checkpoint_steps() == []
     for name in ("step_00000100", "step_00000020", ".step_00000300.abc", "other"):
@@ -174,7 +176,7 @@ def run_json(name: str) -> dict[str, object]:
     return {"format": 2, "name": name, **empty}
 
 
-def test_find_run(tmp_path: Path) -> None:
+def test_find_run_accepts_names_paths_and_latest(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with pytest.raises(RunError, match="no runs"):
         find_run("latest", runs)
@@ -195,13 +197,13 @@ def test_find_run(tmp_path: Path) -> None:
         find_run("old", runs).read_run_json()
 
 
-def test_units() -> None:
+def test_units_are_readable() -> None:
     assert [format_bytes(n) for n in (12, 1536, 3 << 30)] == ["12 B", "1.5 KiB", "3.0 GiB"]
     assert [format_count(n) for n in (12, 1234567)] == ["12", "1.23 M"]
     assert [format_seconds(s) for s in (0.012, 5.04, 83.4, 7380)] == ["12 ms", "5.0 s", "1 min 23 s", "2 h 3 min"]
 
 
-def test_what_is_loaded_is_never_looked_through_for_garbage() -> None:
+def test_loaded_modules_are_never_garbage_collected() -> None:
     num_before = gc.get_freeze_count()
     with loading():
         assert not gc.isenabled()
@@ -211,7 +213,7 @@ def test_what_is_loaded_is_never_looked_through_for_garbage() -> None:
     gc.unfreeze()
 
 
-def test_an_output_does_not_take_the_place_of_a_runs_files(tmp_path: Path) -> None:
+def test_output_cannot_replace_a_file_of_a_run(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "one"
     (run / "checkpoints" / "step_00000001").mkdir(parents=True)
     kept = [run / "run.json", run / "record.json", run / "checkpoints" / "step_00000001" / "manifest.json"]
@@ -225,7 +227,7 @@ def test_an_output_does_not_take_the_place_of_a_runs_files(tmp_path: Path) -> No
         check_output(path)
 
 
-def test_a_command_that_finds_no_memory_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_memory_errors(capsys: pytest.CaptureFixture[str]) -> None:
     def handler(args: argparse.Namespace) -> int:
         raise MemoryError
 

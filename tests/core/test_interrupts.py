@@ -1,4 +1,4 @@
-"""Ctrl-C while the command loads."""
+"""Ctrl-C while a command is loading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.exit(main())
     ("module", "code"),
     [("frog.learn.doctor.commands", -signal.SIGINT), ("argparse", -signal.SIGINT), ("frog.view.runs", 130)],
 )
-def test_an_interrupt_while_the_command_loads_prints_nothing(module: str, code: int) -> None:
+def test_interrupt_while_a_command_loads_prints_nothing(module: str, code: int) -> None:
     command = [sys.executable, "-c", _INTERRUPTED.format(module=module)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (code, "")

@@ -1,4 +1,4 @@
-"""Text from elsewhere cannot steer a terminal, whatever is in it; and only one place makes consoles."""
+"""Foreign text cannot control the terminal, whatever it contains; and only one module creates consoles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BIDI = ("LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 @any_time
 @given(ANY)
-def test_a_line_stays_one_and_steers_nothing(text: str) -> None:
+def test_printable_gives_one_line_without_control_characters(text: str) -> None:
     found = printable(text)
     assert not steers(found)
     assert found.splitlines() in ([], [found])
@@ -38,23 +38,23 @@ def test_a_line_stays_one_and_steers_nothing(text: str) -> None:
 
 @any_time
 @given(ANY)
-def test_lines_stay_lines(text: str) -> None:
+def test_printable_lines_keeps_line_breaks(text: str) -> None:
     assert not steers(printable_lines(text).replace("\n", "").replace("\t", ""))
 
 
 @any_time
 @given(st.text(st.characters(codec="utf-8")))
-def test_json_stays_the_same_json(text: str) -> None:
+def test_printable_json_has_the_same_value(text: str) -> None:
     line = json.dumps(text, ensure_ascii=False)
     assert json.loads(printable_lines(line)) == text
 
 
-def test_what_is_shown() -> None:
+def test_printable_escapes_control_characters() -> None:
     assert printable("a\x1b[31mred\x1b[0m\r\x1b]0;t\x07\n\ud800") == r"ared\x0d\x1b]0;t\x07\n\ud800"
     assert printable("wörter, 蛙, 🐸") == "wörter, 蛙, 🐸"
 
 
-def test_what_a_program_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printable_output_cleans_a_programs_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     data = io.BytesIO()
     out = io.TextIOWrapper(data, encoding="ascii", write_through=True)
     monkeypatch.setattr(sys, "stdout", out)
@@ -65,16 +65,16 @@ def test_what_a_program_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.getvalue() == b"\\x1b[2J \\xe9\\ud800\n\x1b[1mbold\x1b[0m\n"
 
 
-def test_own_colours_are_kept_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_coloured_keeps_only_frogs_colours(capsys: pytest.CaptureFixture[str]) -> None:
     print_coloured("\x1b[32m✓\x1b[0m \x1b[2J \r")
     assert capsys.readouterr().out == "\x1b[32m✓\x1b[0m \\x1b[2J \\x0d\n"
 
 
-def test_a_console_takes_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_does_not_interpret_markup(capsys: pytest.CaptureFixture[str]) -> None:
     console().print("[bold]x[/bold] [/b] \x1b]0;t")
     assert capsys.readouterr().out == "[bold]x[/bold] [/b] \\x1b]0;t\n"
 
 
-def test_nobody_makes_another_console() -> None:
+def test_only_one_module_creates_consoles() -> None:
     made = [path for path in SOURCE.rglob("*.py") if re.search(r"\bConsole\(", path.read_text())]
     assert made == [SOURCE / "core/console.py"]

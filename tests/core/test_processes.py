@@ -1,4 +1,4 @@
-"""Who belongs to whom among the processes of this machine."""
+"""Parents and children among the processes of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ child.wait()
 """
 
 
-def test_children_of_children_and_those_of_other_threads_are_found() -> None:
+def test_descendants_include_grandchildren_and_children_of_other_threads() -> None:
     started: list[subprocess.Popen[str]] = []
 
     def start() -> None:
@@ -36,16 +36,16 @@ def test_children_of_children_and_those_of_other_threads_are_found() -> None:
     assert not family & set(descendants(os.getpid()))
 
 
-def test_orphans_that_have_ended_are_gone() -> None:
+def test_ended_orphans_are_reaped() -> None:
     program = """
 import os
 from frog.core.processes import descendants, reap_orphans, take_orphans
 if take_orphans():
     if os.fork() == 0:
-        os.fork()  # an orphan, or soon one
+        os.fork()  # an orphan, or soon to be one
         os._exit(0)
     while descendants(os.getpid()):
         reap_orphans()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-    reap_orphans()  # of nobody
+    reap_orphans()  # without any

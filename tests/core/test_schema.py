@@ -1,4 +1,4 @@
-"""Typed files: what is of the schema comes back, whatever else is refused with file, place, found, expected, advice."""
+"""Typed files: valid data is returned; all else is rejected with the file, place, value, expected type, and a hint."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Whole(Typed):
     loss: float | None = None
 
 
-def test_what_was_written_comes_back(tmp_path: Path) -> None:
+def test_written_instance_is_read_back(tmp_path: Path) -> None:
     whole = Whole(step=4, parts=[Part(name="a", sizes={"x": 1})], loss=0.5)
     write_typed(tmp_path / "whole.json", whole)
     assert read_typed(tmp_path / "whole.json", Whole) == whole
     assert (tmp_path / "whole.json").read_text().startswith('{\n  "format": 3,')
 
 
-def test_fields_of_a_newer_frog_are_passed_over() -> None:
+def test_fields_of_a_newer_frog_are_ignored() -> None:
     assert decode('{"format": 3, "step": 1, "new": [1]}', Whole, "f") == Whole(step=1)
 
 
@@ -65,25 +65,25 @@ def test_fields_of_a_newer_frog_are_passed_over() -> None:
         ('{"format": 3, "step": "\ud800"}', "f: "),
     ],
 )
-def test_what_is_not_of_the_schema_is_refused(text: str, said: str) -> None:
+def test_data_that_violates_the_schema_is_rejected(text: str, said: str) -> None:
     with pytest.raises(RunError) as caught:
         decode(text, Whole, "f", "restore it")
     assert said in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
-def test_tables_of_other_readers(tmp_path: Path) -> None:
+def test_convert_checks_tables_of_other_parsers(tmp_path: Path) -> None:
     assert convert({"format": 3, "step": 1}, Whole, "f") == Whole(step=1)
     with pytest.raises(RunError, match=r"f: \$\.step: found a list, expected int"):
         convert({"format": 3, "step": [1]}, Whole, "f")
 
 
-def test_half_a_surrogate_pair_in_a_table_of_another_reader() -> None:
+def test_lone_surrogate_in_a_table_is_rejected() -> None:
     with pytest.raises(RunError, match=r"here: found half a surrogate pair, '\\ud800', expected text"):
         convert({"name": "a", "\ud800": 1}, Part, "here")
 
 
-def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_or_folder_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RunError, match="found a named pipe, expected a file"):
         read_typed(tmp_path / "pipe", Whole)
@@ -96,16 +96,16 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
         read_typed(tmp_path / "large", Whole, most_bytes=10)
 
 
-def test_an_endless_pipe_of_the_shell_is_read_as_far_as_a_file_may_be_long(tmp_path: Path) -> None:
+def test_endless_pipe_of_the_shell_is_read_up_to_the_limit(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.write(write_end, b" " * 100)
     with pytest.raises(RunError, match="found more than 10 bytes, expected at most 10"):
-        read_typed(Path(f"/dev/fd/{read_end}"), Whole, most_bytes=10)  # the other end is still open
+        read_typed(Path(f"/dev/fd/{read_end}"), Whole, most_bytes=10)  # the writing end is still open
     os.close(read_end)
     os.close(write_end)
 
 
-def test_a_file_that_tells_no_size_takes_memory_for_what_it_holds_alone(tmp_path: Path) -> None:
+def test_reading_a_file_of_unknown_size_allocates_only_its_content(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     tracemalloc.start()
     try:
@@ -117,13 +117,13 @@ def test_a_file_that_tells_no_size_takes_memory_for_what_it_holds_alone(tmp_path
 
 
 @pytest.mark.parametrize("levels", [200, 600, 900, 960, 980])
-def test_what_could_be_read_but_neither_shown_nor_copied_is_refused(levels: int) -> None:
+def test_data_nested_too_deeply_to_copy_is_rejected(levels: int) -> None:
     for text in ("[" * levels + "]" * levels, '{"a":' * levels + "1" + "}" * levels):
         with pytest.raises(RunError, match="f: nested too deeply"):
             decode(f'{{"new": {text}}}', dict[str, Any], "f")
 
 
-def test_more_values_than_memory_is_meant_for_are_refused() -> None:
+def test_json_with_too_many_values_is_rejected() -> None:
     with pytest.raises(RunError, match="f: found more than 6000000 values"):
         decode('{"new": [' + "{}," * 3_000_000 + "{}]}", dict[str, Any], "f")
 
@@ -132,12 +132,12 @@ def test_more_values_than_memory_is_meant_for_are_refused() -> None:
     "key", ["a" + ".a" * 100_000, '"a"' + ' . "b.c"' * 60_000, "'a'" + ".b" * 40, "x" * 200_000 + ".y" * 100_000]
 )
 @pytest.mark.parametrize("form", ["{} = 1", "[{}]", "x = {{ y = 1, {} = 2 }}", 'x = """\n"""\n{} = 1'])
-def test_a_key_of_more_parts_than_the_reader_can_hold(key: str, form: str) -> None:
+def test_key_with_too_many_parts_is_rejected(key: str, form: str) -> None:
     with pytest.raises(ValueError, match="a key with more than 32 parts"):
         parse_toml(form.format(key))
 
 
-def test_tables_in_tables_of_toml() -> None:
+def test_nested_toml_tables_are_parsed() -> None:
     with pytest.raises(RecursionError):
         parse_toml("x = " + "{a.a.a = " * 60 + "1" + "}" * 60)
 
@@ -146,5 +146,5 @@ def test_tables_in_tables_of_toml() -> None:
     "text",
     ['"{}"', "'{}'", '"""\n{}"""', "'''{}'''", '[0.1, "{}", 0.2]', '1 # "{}', '"\\"{}"', "[" + "0.5, " * 99 + "]"],
 )
-def test_points_in_texts_and_numbers_are_no_keys(text: str) -> None:
+def test_dots_in_texts_and_numbers_are_not_key_separators(text: str) -> None:
     assert "x" in parse_toml("x = " + text.format("a." * 99))

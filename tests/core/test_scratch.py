@@ -1,4 +1,4 @@
-"""Scratch folders have an owner, or are removed."""
+"""Scratch folders are locked by their owner, or removed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from frog.core.scratch import scratch_folder
 
 
-def test_what_killed_launchers_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But nothing that has an owner, nor what only has such a name."""
+def test_scratch_folders_of_killed_launchers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders in use, and other files with similar names, stay."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dead, link, elsewhere = tmp_path / "frog-pods-dead", tmp_path / "frog-pods-link", tmp_path / "elsewhere"
     (dead / "pods" / "x").mkdir(parents=True)

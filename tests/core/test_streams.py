@@ -1,4 +1,4 @@
-"""Commands started with closed streams, a full disk behind their output, and bytes that are no text at their prompt."""
+"""Commands with closed streams, a full disk behind their output, or invalid bytes at their prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def shell(words: str, folder: Path, typed: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """`words` in bash, where `frog` is this one; what both streams got together is in `stdout`."""
+    """Run `words` in bash, where `frog` is this checkout's; both streams are in `stdout`."""
     script = f'frog() {{ "{sys.executable}" -m frog.cli "$@"; }}; cd "{folder}"; {words}'
     return subprocess.run(
         ["bash", "-c", script], input=typed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
@@ -31,13 +31,13 @@ def shell(words: str, folder: Path, typed: bytes = b"") -> subprocess.CompletedP
         ("frog slurm explain nothing 2>&-", 2, b""),
     ],
 )
-def test_streams_may_be_closed_or_full(words: str, code: int, said: bytes, tmp_path: Path) -> None:
+def test_command_works_with_closed_or_full_streams(words: str, code: int, said: bytes, tmp_path: Path) -> None:
     done = shell(words, tmp_path)
     assert (done.returncode, b"Traceback" in done.stdout) == (code, False), done.stdout
     assert said in done.stdout if said else done.stdout == b""
 
 
-def test_a_program_that_is_started_does_not_write_into_the_next_file(tmp_path: Path) -> None:
+def test_child_process_does_not_write_into_the_next_opened_file(tmp_path: Path) -> None:
     program = (
         "import os, subprocess; from frog.core.streams import make_streams_whole; make_streams_whole(); "
         "file = open('kept', 'w'); subprocess.run(['echo', 'stray'], check=True); print('stray'); os.write(1, b'stray')"
@@ -46,18 +46,18 @@ def test_a_program_that_is_started_does_not_write_into_the_next_file(tmp_path: P
     assert (tmp_path / "kept").read_text() == ""
 
 
-def test_the_demo_asks_again_after_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_demo_asks_again_after_invalid_bytes(tmp_path: Path) -> None:
     done = shell(f'PYTHONIOENCODING=utf-8:strict frog demo a --out "{tmp_path}/demo"', ROOT, b"\xff\xfe\nq\n")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count(b"Enter: run it") == 2
 
 
-def test_a_line_without_end_is_no_answer(tmp_path: Path) -> None:
+def test_endless_line_is_not_an_answer(tmp_path: Path) -> None:
     done = shell("ulimit -v 4000000; frog quiz 1 < /dev/zero", tmp_path)
     assert (done.returncode, b"Traceback" in done.stdout) == (0, False), done.stdout
 
 
-def test_texts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_input_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/zero") as endless:
         monkeypatch.setattr(sys, "stdin", endless)
         with pytest.raises(UsageError, match="standard input: found more than 16777216 bytes"):
@@ -65,7 +65,7 @@ def test_texts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", ["quiz 1", "class x", "learn", "runs"])
-def test_the_current_folder_may_be_gone(command: str, tmp_path: Path) -> None:
+def test_missing_current_directory_is_reported(command: str, tmp_path: Path) -> None:
     done = shell(f"mkdir gone; cd gone; rmdir ../gone; frog {command}", tmp_path)
     assert (done.returncode, done.stdout) == (
         1,
@@ -73,7 +73,7 @@ def test_the_current_folder_may_be_gone(command: str, tmp_path: Path) -> None:
     )
 
 
-def test_answers_without_end_that_are_none(tmp_path: Path) -> None:
+def test_endless_invalid_answers_end_the_quiz(tmp_path: Path) -> None:
     done = shell("yes wrong | frog quiz 1", tmp_path)
     assert done.returncode == 0
     assert len(done.stdout) < 64 << 10
@@ -81,13 +81,13 @@ def test_answers_without_end_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["frog train $'\\xff'.toml", "frog run --nproc 1 -- train $'\\xff'.toml"])
-def test_names_that_are_no_utf8(words: str, tmp_path: Path) -> None:
+def test_arguments_that_are_not_utf8_are_rejected(words: str, tmp_path: Path) -> None:
     done = shell(words, tmp_path)
     assert (done.returncode, done.stdout[:18]) == (2, b"error: not UTF-8: "), done.stdout
     assert b"\n  try: another name\n" in done.stdout
 
 
-def test_a_name_that_is_no_utf8_and_was_not_typed(tmp_path: Path) -> None:
+def test_file_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     done = shell(
         "mkdir texts; for n in 1 2 3; do seq 1000 >texts/$n$'\\xff'.txt; done; frog data prepare --corpus texts",
         tmp_path,

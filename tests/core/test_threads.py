@@ -1,4 +1,4 @@
-"""How torch's threads wait for each other: Frog decides before torch loads, unless the user has chosen."""
+"""How torch's threads wait for each other: Frog sets this before torch loads, unless the user has chosen."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 300
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py") if "\nimport torch\n" in path.read_text())
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP library, which says other things")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP library, with other output")
 
 
 def spin_count(program: str, **chosen: str) -> int:
-    """How often a waiting thread looks before it sleeps, as the OpenMP library reports it when torch loads it."""
+    """Return how often a waiting thread polls before it sleeps, as reported by the OpenMP library when torch loads
+    it."""
     left_out = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
     env = {name: value for name, value in os.environ.items() if name not in left_out}
     env |= {"OMP_DISPLAY_ENV": "verbose", **chosen}
@@ -30,10 +31,10 @@ def spin_count(program: str, **chosen: str) -> int:
 
 
 @pytest.mark.parametrize("program", ["train.py", *(f"scripts/{name}" for name in SCRIPTS)])
-def test_a_waiting_thread_sleeps_at_once(program: str) -> None:
+def test_waiting_thread_sleeps_immediately(program: str) -> None:
     assert spin_count(program) == 0
 
 
-def test_a_choice_of_the_user_stays() -> None:
+def test_threads_keep_the_users_choice() -> None:
     assert spin_count("train.py", OMP_WAIT_POLICY="active") > 0
     assert spin_count("scripts/train_tiny_transformer.py", GOMP_SPINCOUNT="900") == 900
