@@ -1,7 +1,7 @@
-"""A rank that computes its part of attention, of a model, of a mixture of experts, and how far it is from the whole.
+"""A rank that computes its part of attention, a model or a mixture of experts, and its error relative to the whole.
 
-Every rank also computes the whole by itself: that is the oracle. Written down for each case: the largest error of a
-tensor beyond rtol 1e-5, as a fraction of the tensor's largest element. Mutants are one function's text with one change.
+Every rank also computes the whole as the oracle. The result of each case is the largest error of a tensor beyond rtol
+1e-5, as a fraction of the tensor's largest element. A mutant is one function with one change in its source.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNTIED = ModelConfig(61, 32, 48, 2, 4, 4, 64, tie_word_embeddings=False)
 MIXTURE = ModelConfig(61, 32, 24, 2, 4, 2, 64, num_local_experts=8, router_aux_loss_coef=0.5)
 SINGLE = ModelConfig(61, 32, 24, 2, 4, 2, 64, num_local_experts=4, num_experts_per_tok=1, router_aux_loss_coef=0.5)
 ALL_EXPERTS = ModelConfig(61, 32, 24, 2, 4, 2, 64, num_local_experts=4, num_experts_per_tok=4, router_aux_loss_coef=0.5)
-"""Of a choice between experts, bf16 makes another one now and then: here there is none."""
+"""All experts are active: with bf16, a choice between experts sometimes differs."""
 
 MIXTURE_FORWARD = moe.MixtureOfExperts.forward
 
@@ -56,10 +56,10 @@ MUTANTS: dict[str, tuple[types.ModuleType | type, str, str, str]] = {
 
 @contextlib.contextmanager
 def mutated(place: types.ModuleType | type, name: str, old: str, new: str) -> Iterator[None]:
-    """Within this context one function has another text."""
+    """Replace one function's source in this context."""
     original = getattr(place, name)
     text = textwrap.dedent(inspect.getsource(original)) + "\n"
-    assert text.count(old) == 1, f"{name}: {old!r} is there {text.count(old)} times"
+    assert text.count(old) == 1, f"{name}: {old!r} occurs {text.count(old)} times"
     made: dict[str, Any] = {}
     exec("from __future__ import annotations\n" + text.replace(old, new), original.__globals__, made)
     setattr(place, name, made[name])
@@ -75,7 +75,7 @@ def error(actual: Tensor, expected: Tensor, rtol: float = 1e-5) -> float:
 
 
 class Recorder:
-    """Adds up what is reported of collectives."""
+    """Sums up the reported collectives."""
 
     def __init__(self) -> None:
         self.payload_bytes: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class Recorder:
 
 
 def attention(mesh: Mesh, kv_heads: int, dtype: torch.dtype = torch.float32) -> float:
-    """q, k, v of the whole sequence, whose parts go round the ring; the result and all three gradients."""
+    """Compare ring attention of the parts with attention of the whole sequence: the result and all three gradients."""
     generator = torch.Generator().manual_seed(3)
     T, cp = 8 * mesh.cp.size, mesh.cp
     shapes = [(2, heads, T, 6) for heads in (4, kv_heads, kv_heads, 4)]
@@ -126,14 +126,14 @@ def build(config: ModelConfig, checkpointing: bool = False) -> TinyTransformer:
 
 
 def keep_oracle(whole: TinyTransformer) -> None:
-    """Give a model the mixture's formula as it is in its file: a mutant of the class must not reach the oracle."""
+    """Give a model the mixture's original formula: a mutant of the class must not affect the oracle."""
     for module in whole.modules():
         if isinstance(module, moe.MixtureOfExperts):
             module.forward = types.MethodType(MIXTURE_FORWARD, module)  # type: ignore[method-assign]
 
 
 def micro_batches(num_samples: int, T: int, num_micro: int) -> Tensor:
-    """The tokens of all ranks. Shapes: (num_micro, num_samples, T + 1)."""
+    """Return the tokens of all ranks. Shapes: (num_micro, num_samples, T + 1)."""
     return torch.randint(0, 61, (num_micro, num_samples, T + 1), generator=torch.Generator().manual_seed(7))
 
 
@@ -149,16 +149,16 @@ def train(
     autocast: bool = False,
     rtol: float = 1e-5,
 ) -> float:
-    """The loss and the gradients of a whole model, reduced parameter by parameter, against one process.
+    """Compare the loss and the reduced gradients of a whole model with one process, parameter by parameter.
 
-    The samples are shared out over `dp` as evenly as they go, and each rank's loss weighs as much as its samples.
+    The samples are divided over `dp` as evenly as possible; each rank's loss has the weight of its number of samples.
     """
     batch, cast = micro_batches(num_samples, T, num_micro), lambda: torch.autocast("cpu", enabled=autocast)
     whole, model = build(config), build(config, checkpointing)
     if one_sided:
         for module in (*whole.modules(), *model.modules()):
             if isinstance(module, moe.MixtureOfExperts):
-                module.gate.weight.data.zero_()  # every token goes to the first experts, which one rank holds
+                module.gate.weight.data.zero_()  # every token goes to the first experts, which are on one rank
     keep_oracle(whole)
     expected = torch.zeros(())
     for tokens in batch:
@@ -184,7 +184,7 @@ def train(
 
 
 def gradient_errors(mesh: Mesh, model: TinyTransformer, whole: TinyTransformer, rtol: float) -> Iterator[float]:
-    """Average each gradient over its own axis, and compare it with its place in the whole model's."""
+    """Average each gradient over its axis, and compare it with the corresponding part of the whole model's."""
     experts, expected = expert.expert_names(model), dict(whole.named_parameters())
     for name, parameter in model.named_parameters():
         axis = mesh.expert_data if name in experts else mesh.data
@@ -197,7 +197,7 @@ def gradient_errors(mesh: Mesh, model: TinyTransformer, whole: TinyTransformer, 
 
 
 def sent_bytes(world: World, mesh: Mesh, config: ModelConfig) -> dict[str, int]:
-    """What one forward and backward pass of a micro-batch sends."""
+    """Return the bytes sent in one forward and backward pass of a micro-batch."""
     model, recorder = build(config), Recorder()
     context.use_context(model, mesh.cp)
     expert.balance_over(model, mesh.data)

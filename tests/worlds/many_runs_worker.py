@@ -1,6 +1,6 @@
-"""A rank that trains run after run, as `frog train` does each, in one world: `many_runs_worker.py RUNS.json`.
+"""A rank that trains several runs in one world, each like `frog train`: `many_runs_worker.py RUNS.json`.
 
-Starting a world takes longer than such a run. RUNS.json holds the words of each run's command line.
+Starting a world takes longer than such a run. RUNS.json contains the command-line arguments of each run.
 """
 
 import json
@@ -22,7 +22,7 @@ for words in json.loads(Path(sys.argv[1]).read_text()):
     with ExitStack() as kept:
         kept.enter_context(patch.object(start, "join_world", lambda *args, **kwargs: world))
         kept.enter_context(patch.object(world, "leave"))
-        kept.enter_context(patch.object(setup, "launch_dir", lambda: None))  # where a launch keeps the name of its run
+        kept.enter_context(patch.object(setup, "launch_dir", lambda: None))  # a launch stores its run's name there
         code = program.main(words)
     world.forget_axes()
     if code:

@@ -1,4 +1,4 @@
-"""A rank that tries what the proof does not: state handed from strategy to strategy, hooks, events, planted mistakes.
+"""A rank that tests what the proof does not: state passed between strategies, hooks, events, planted mistakes.
 
 frog run --nproc 2 -- native_worker.py RESULTS.json
 """
@@ -39,7 +39,7 @@ from frog.prove.matrix import SMALL_MODEL
 
 TIED = "embed_tokens.weight"
 MAX_NORM = 0.5
-"""Below the norm of these gradients, so that they are clipped."""
+"""Less than the norm of these gradients, so that they are clipped."""
 prove._MAX_NORM = MAX_NORM
 HAS_DEEPSPEED = find_spec("deepspeed") is not None
 
@@ -70,7 +70,7 @@ RELAY = [
     case("torch zero2", name="zero2"),
     case("frog tp", implementation="frog", tp=2),
 ]
-"""Each takes one step and hands its state to the next."""
+"""Each takes one step and passes its state to the next."""
 RELAY = [one for one in RELAY if HAS_DEEPSPEED or one.config.strategy.implementation != "deepspeed"]
 
 
@@ -90,7 +90,7 @@ def take_step(strategy: Strategy, case: prove.Case, step: int, span: Any = no_sp
 
 
 def state(strategy: Strategy) -> dict[str, Tensor]:
-    """Weights and moments, whole, on every rank."""
+    """Return unsharded weights and moments, on every rank."""
     moments = {
         f"{moment}/{name}": shape for moment in OptimizerConfig().state for name, shape in strategy.shapes.items()
     }
@@ -100,7 +100,7 @@ def state(strategy: Strategy) -> dict[str, Tensor]:
 
 
 def put(strategy: Strategy, whole: dict[str, Tensor], count: int) -> None:
-    """As a resumed run does it."""
+    """Load the state like a resumed run."""
     shards = [*strategy.parameter_shards(), *strategy.moment_shards()]
     with torch.no_grad():
         for shard in shards:
@@ -111,7 +111,7 @@ def put(strategy: Strategy, whole: dict[str, Tensor], count: int) -> None:
 
 
 def relay(world: World) -> dict[str, Any]:
-    """One run of as many steps as there are strategies, each by another."""
+    """Train one step with each strategy in turn."""
     whole: dict[str, Tensor] = {}
     found = prove.Trace([], [], [], [])
     exact, losses = {}, {}
@@ -144,7 +144,7 @@ def relay(world: World) -> dict[str, Any]:
 
 
 def hooks(world: World) -> dict[str, Any]:
-    """Twelve steps on one batch under each communication hook, with what it reported to the events."""
+    """Train twelve steps on one batch with each communication hook, and record its events."""
     found: dict[str, Any] = {}
     for compression in ("off", "fp16", "bf16", "powersgd"):
         reported: list[Note] = []
@@ -180,7 +180,7 @@ def spanned(spans: list[Any], phase: str, micro: int = 0) -> Iterator[None]:
 
 
 class Note:
-    """A collective, written down."""
+    """A recorded collective."""
 
     def __init__(self, reported: list[Note], op: str, axis: str, payload_bytes: int) -> None:
         self.op, self.axis, self.payload_bytes, self.wait_ns = op, axis, payload_bytes, -1
@@ -192,7 +192,7 @@ class Note:
 
 
 def scaled(world: World) -> dict[str, bool]:
-    """Whether a scaled loss, unscaled before the step, gives the same weights: what fp16 training does."""
+    """Check that a scaled loss, unscaled before the step, gives the same weights, as in fp16 training."""
     found = {}
     for one in [one for one in RELAY if one.config.strategy.implementation == "torch"]:
         weights = []
@@ -214,7 +214,7 @@ def pairs(a: dict[str, Tensor], b: dict[str, Tensor]) -> Iterator[tuple[Tensor, 
 
 
 def forgotten(*args: Any, **kwargs: Any) -> None:
-    """In place of something that is needed."""
+    """Do nothing, in place of a necessary function."""
 
 
 def never_synced(self: Any, last: bool) -> Any:
@@ -226,7 +226,7 @@ def tied_left_alone(self: Any, loss: Tensor, stop: bool) -> Any:
 
 
 def mutants(world: World) -> dict[str, bool]:
-    """Whether the proof sees each planted mistake."""
+    """Check that the proof detects each planted mistake."""
     planted: list[tuple[str, prove.Case, Any]] = [
         ("ddp: gradients never averaged", case("ddp"), patch.object(torch_ddp.TorchDDP, "_micro_batch", never_synced)),
         (

@@ -1,6 +1,6 @@
-"""A rank that runs pipelines, right ones and broken ones, and writes down how far each is from one process.
+"""A rank that runs correct and broken pipelines, and records the difference of each from one process.
 
-Started by test_pipeline_world.py, which holds the cases: `pipeline_worker.py CASES.json OUT_FOLDER`.
+Started by test_pipeline_world.py, which defines the cases: `pipeline_worker.py CASES.json OUT_FOLDER`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = 16
 
 
 class Counter:
-    """Counts collectives, by operation and axis: how many, and their bytes."""
+    """Counts collectives by operation and axis: their number and their bytes."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[int]] = {}
@@ -73,7 +73,7 @@ def build_batch(case: dict[str, Any], dp_rank: int) -> Batch:
 
 
 def oracle(case: dict[str, Any], dp: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """One process: the loss of each data rank, and the mean gradient over them."""
+    """Compute with one process: the loss of each data rank, and the mean gradient over them."""
     model, losses = build_model(case, seed=1000), []
     for dp_rank in range(dp):
         batch, total = build_batch(case, dp_rank), torch.zeros(())
@@ -91,14 +91,14 @@ def precision(case: dict[str, Any]) -> AbstractContextManager[Any]:
 
 
 def broken_schedule(schedule: Schedule) -> Schedule:
-    """Off by one: the last micro-batch is never taken."""
+    """Omit the last micro-batch: an off-by-one error."""
     last = schedule.num_micro - 1
     ranks = tuple(tuple(action for action in actions if action.micro != last) for actions in schedule.ranks)
     return Schedule(schedule.name, last, schedule.virtual_stages, ranks)
 
 
 def plant(mutant: str | None, patch: pytest.MonkeyPatch) -> None:
-    """Break the pipeline in one place."""
+    """Break one part of the pipeline."""
     if mutant == "forgotten tied sum":
         patch.setattr(Pipeline, "reduce_tied", lambda self: None)
     elif mutant == "labels of the next micro-batch":
@@ -148,7 +148,7 @@ def plant(mutant: str | None, patch: pytest.MonkeyPatch) -> None:
 
 
 def run_case(case: dict[str, Any], world: World, counter: Counter) -> dict[str, Any]:
-    """Run one case on this rank; say how far its loss and gradients are from the oracle's."""
+    """Run one case on this rank; return the differences of its loss and gradients from the oracle's."""
     mesh = Mesh(world, **case["mesh"])
     model = build_model(case, seed=1000 + world.rank)
     for parameter in model.parameters():
@@ -178,7 +178,7 @@ def run_case(case: dict[str, Any], world: World, counter: Counter) -> dict[str, 
         data.finish()
     line.reduce_tied()
     mesh.pp.all_reduce(loss)
-    if mesh.tp.size > 1:  # the norms' gradients are of the rank's own positions
+    if mesh.tp.size > 1:  # the norms' gradients cover only the rank's own positions
         for name, parameter in named.items():
             if split_dim(name) is None:
                 mesh.tp.all_reduce(parameter.grad)
@@ -214,7 +214,7 @@ def part_of(name: str, gradient: Tensor, tp: Axis) -> Tensor:
 
 
 def error_of(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, in units of what rtol 1e-5 (and atol 1e-7) allows: above 1 they differ."""
+    """Return the largest difference, as a multiple of the tolerance (rtol 1e-5, atol 1e-7): above 1 they differ."""
     return float(((found - expected).abs() / (1e-5 * expected.abs() + 1e-7)).max())
 
 

@@ -1,7 +1,7 @@
-"""A rank that loads a checkpoint under every strategy and holds what it got, bit for bit, against what was written.
+"""A rank that loads a checkpoint under every strategy and compares it, bit for bit, with the written state.
 
-Arguments: a folder with runs in it, and where to write down what came out. Under each strategy the rank also writes a
-checkpoint of its own, for the others to read.
+Arguments: a folder with runs, and the file for the results. Under each strategy the rank also writes a checkpoint of
+its own, for the others to read.
 """
 
 import functools
@@ -33,7 +33,7 @@ scaler = torch.amp.GradScaler("cpu", enabled=False)
 
 
 def layout_of(run: str) -> str:
-    """Which pieces of which tensors its files hold: all that a reader meets."""
+    """Return the tensor pieces that the run's files contain: everything that a reader sees."""
     tensors = open_checkpoint(RunFolder(folder / run).checkpoint(3)).manifest.tensors
     return repr(
         [(name, sorted((piece.offset, piece.shape) for piece in tensors[name].pieces)) for name in sorted(tensors)]
@@ -42,11 +42,11 @@ def layout_of(run: str) -> str:
 
 WRITTEN = sorted(path.name for path in folder.iterdir() if not path.name.startswith(f"{world.size}_"))
 READ = list({layout_of(run): run for run in WRITTEN}.values())
-"""What a world of another size wrote; of those that are laid out alike, one."""
+"""Runs written by a world of another size; one per layout."""
 
 
 def state_of(strategy: Strategy) -> dict[str, Tensor]:
-    """Weights and moments, whole and by name."""
+    """Return unsharded weights and moments, by name."""
     found = {f"model/{name}": tensor.clone() for name, tensor in strategy.whole()}
     shards = strategy.moment_shards()
     kinds = sorted({shard.name.partition("/")[0] for shard in shards})
@@ -56,7 +56,7 @@ def state_of(strategy: Strategy) -> dict[str, Tensor]:
 
 @functools.cache
 def written(run: str) -> dict[str, Tensor]:
-    """The same, from the files."""
+    """Return the same, from the files."""
     checkpoint = open_checkpoint(RunFolder(folder / run).checkpoint(3))
     verify(checkpoint)
     whole = {name: torch.empty(entry.shape) for name, entry in checkpoint.manifest.tensors.items()}
@@ -65,9 +65,9 @@ def written(run: str) -> dict[str, Tensor]:
 
 
 def local_differences(state: TrainState, expected: dict[str, Tensor]) -> list[str]:
-    """What this rank holds in another way than the files have it, bit for bit; every copy of it.
+    """Return the tensors on this rank that differ from the files, bit for bit, in any copy.
 
-    What an outer optimizer remembers no other strategy writes.
+    The state of an outer optimizer is excluded: no other strategy writes it.
     """
     return [
         one.name
@@ -78,7 +78,7 @@ def local_differences(state: TrainState, expected: dict[str, Tensor]) -> list[st
 
 
 def everywhere(differ: list[str]) -> list[str]:
-    """The same, known to every rank: rank 0 writes the results."""
+    """Combine the differences of all ranks: rank 0 writes the results."""
     num = torch.tensor(len(differ))
     world.axis.all_reduce(num)
     return differ or ["another rank's"] * int(num)
@@ -93,7 +93,7 @@ for implementation in ("frog", "torch"):
         mesh = build_mesh(case.config, world)
         make_optimizer = functools.partial(build_optimizer, optimizer_config(case))
         strategy = build_strategy(case.config, mesh, make_model(case, seed=7), make_optimizer)
-        for _ in range(3):  # makes torch's optimizer state; what it holds is replaced by every load
+        for _ in range(3):  # creates torch's optimizer state; every load replaces its values
             loss = strategy.forward_backward(local_batch(case, mesh, 1), lambda loss: loss)
             strategy.reduce(loss, stop=False)
             strategy.step(scaler)
@@ -109,7 +109,7 @@ for implementation in ("frog", "torch"):
             checkpoint = open_checkpoint(RunFolder(folder / run).checkpoint(3))
             state.load(checkpoint, world.rank)
             differ = everywhere(local_differences(state, written(run)))
-            if run == own.path.name:  # once for each strategy: its shards together are the whole
+            if run == own.path.name:  # once for each strategy: its shards together are the complete state
                 found, expected = state_of(strategy), written(run)
                 differ += [name for name in expected if not torch.equal(found[name], expected[name])]
             steps = {int(count) for count in strategy.step_counts()}

@@ -1,4 +1,4 @@
-"""DiLoCo and ddp in 8 bits in real runs: who sends what when, which weights count, and runs that go on exactly."""
+"""DiLoCo and ddp in 8 bits in real runs: traffic, the weights that count, and exact resumption."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def runs(harness: Harness) -> Harness:
 
 
 def cut_off(harness: Harness, name: str, target: str, step: int) -> Path:
-    """A copy of a run as if it had been killed after the checkpoint of a step."""
+    """Copy a run as if it had been killed after the checkpoint of a step."""
     path = harness.root / "runs" / target
     shutil.copytree(harness.folder(name).path, path, symlinks=True)
     folder = harness.folder(target)
@@ -51,8 +51,8 @@ def weights(harness: Harness, name: str, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_send_what_the_formulas_say(runs: Harness, name: str) -> None:
-    """Under diloco at the end of a round, and nothing within it."""
+def test_diloco_traffic_matches_the_formulas(runs: Harness, name: str) -> None:
+    """DiLoCo sends at the end of a round, and nothing within it."""
     config = from_dict(runs.folder(name).read_run_json().config)
     for events in runs.events(name).ranks.values():
         for step in range(1, 9):
@@ -61,21 +61,21 @@ def test_ranks_send_what_the_formulas_say(runs: Harness, name: str) -> None:
         assert max(sizes) > 10_000
 
 
-def test_gradients_in_8_bits_train_as_well(runs: Harness) -> None:
+def test_8_bit_gradients_train_equally_well(runs: Harness) -> None:
     plain, compressed = runs.record("ddp-off"), runs.record("ddp-int8")
     assert compressed["order_sha256"] == plain["order_sha256"]
     assert compressed["weights_sha256"] != plain["weights_sha256"]
     assert compressed["loss"] == pytest.approx(plain["loss"], rel=1e-2)
 
 
-def test_ranks_are_apart_within_a_round(runs: Harness) -> None:
+def test_diloco_ranks_differ_within_a_round(runs: Harness) -> None:
     first, second = (rank.by_step(StepEvent) for rank in runs.events("d-off").ranks.values())
     for step in range(1, 9):
         assert (first[step].loss_mean == second[step].loss_mean) == (step in (4, 8))
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
-def test_the_outer_weights_count_within_a_round(runs: Harness, name: str) -> None:
+def test_diloco_evaluates_the_outer_weights_within_a_round(runs: Harness, name: str) -> None:
     run = f"d-{name}"
     scores = {event.step: event.loss for event in runs.events(run).main.of(EvalEvent)}
     assert scores[2] == scores[0]
@@ -85,8 +85,8 @@ def test_the_outer_weights_count_within_a_round(runs: Harness, name: str) -> Non
     assert not all(torch.equal(after[key], within[key]) for key in after)
 
 
-def test_a_run_goes_on_bit_for_bit(runs: Harness) -> None:
-    """Within a round too, when weights, moments and errors differ between the ranks."""
+def test_diloco_run_resumes_bit_for_bit(runs: Harness) -> None:
+    """This includes the middle of a round, when weights, moments and errors differ between the ranks."""
     for name in NAMES:
         cut_off(runs, name, f"{name}-again", step=6)
     path = runs.root / "again.json"
@@ -99,7 +99,7 @@ def test_a_run_goes_on_bit_for_bit(runs: Harness) -> None:
 
 
 @pytest.mark.parametrize("settings", [(), ("strategy.name=ddp",)])
-def test_another_world_cannot_go_on_within_a_round(
+def test_diloco_run_cannot_resume_in_another_world_within_a_round(
     runs: Harness, settings: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = cut_off(runs, "d-off", f"d-within-{len(settings)}", step=6)
@@ -110,14 +110,14 @@ def test_another_world_cannot_go_on_within_a_round(
 
 
 @pytest.mark.parametrize("settings", [(), ("strategy.name=ddp",)])
-def test_any_world_goes_on_at_the_end_of_a_round(runs: Harness, settings: tuple[str, ...]) -> None:
+def test_diloco_run_resumes_in_any_world_at_the_end_of_a_round(runs: Harness, settings: tuple[str, ...]) -> None:
     target = f"d-end-{len(settings)}"
     path = cut_off(runs, "d-int8", target, step=4)
     assert train(runs, "--resume", str(path), *set_words("strategy.compression=off", *settings)) == 0
     assert runs.record(target)["order_sha256"] == runs.record("d-int8")["order_sha256"]
 
 
-def test_a_run_of_ddp_goes_on_apart(runs: Harness) -> None:
+def test_ddp_run_resumes_under_diloco(runs: Harness) -> None:
     assert train(runs, "run.toml", *set_words("name=d-from-ddp", "train.steps=2")) == 0
     path = str(runs.folder("d-from-ddp").path)
     assert train(runs, "--resume", path, *set_words("train.steps=8", *SETTINGS)) == 0

@@ -1,4 +1,4 @@
-"""A disk that fills while a checkpoint is written: the run ends with an error, and the last good checkpoint stays."""
+"""A disk that fills up during a checkpoint: the run ends with an error, and the last good checkpoint stays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frog.checkpoint import find_good
 
 
 def small_disk(path: Path, num_bytes: int) -> list[str]:
-    """The beginning of a command that sees a file system of that size at `path`; [] where none can be had."""
+    """Return a command prefix that mounts a file system of that size at `path`; [] if that is impossible."""
     unshare = shutil.which("unshare")
     if sys.platform != "linux" or unshare is None:
         return []
@@ -23,12 +23,12 @@ def small_disk(path: Path, num_bytes: int) -> list[str]:
     return words if subprocess.run([*words, "true"], capture_output=True).returncode == 0 else []
 
 
-def test_a_full_disk_ends_the_run_with_its_last_good_checkpoint(harness: Harness) -> None:
+def test_full_disk_ends_the_run_with_its_last_good_checkpoint(harness: Harness) -> None:
     disk = harness.root / "disk"
     disk.mkdir(exist_ok=True)
     words = small_disk(disk, 700_000)
     if not words:
-        pytest.skip("no mount namespace here: a small disk cannot be made without root or user namespaces")
+        pytest.skip("a small disk needs root or user namespaces")
     script = (
         "cd disk && ln -s ../data data && cp ../run.toml ../config.json . && "
         "frog run --nproc 2 -- train run.toml --set train.steps=400; code=$?; "

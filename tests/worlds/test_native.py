@@ -1,4 +1,4 @@
-"""The native implementations equal one process, hand their state on, and report what they send."""
+"""The native implementations equal one process, pass their state on, and report their traffic."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def proved() -> dict[int, ProofResult]:
 @pytest.mark.parametrize(
     "cell", CELLS, ids=lambda cell: f"{cell.world_size} {cell.implementation} {cell.strategy}, {cell.variant.name}"
 )
-def test_equals_one_process(proved: dict[int, ProofResult], cell: Cell) -> None:
+def test_native_strategy_equals_one_process(proved: dict[int, ProofResult], cell: Cell) -> None:
     result = proved[id(cell)]
     assert result.equal, result.first
 
 
-def test_nothing_was_left_out() -> None:
+def test_native_proofs_cover_every_strategy() -> None:
     assert [reason for reason in WANTED if isinstance(reason, str)] == []
     proved = {(cell.implementation, cell.strategy) for cell in CELLS}
     assert {(kind, name) for kind in KINDS for name in proofs(kind)} - proved == {("torch", "dp x tp x pp")}, "8 ranks"
@@ -62,23 +62,23 @@ def found(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return result
 
 
-def test_a_relay_of_strategies_equals_one_process(found: dict[str, Any]) -> None:
-    """Weights, moments and step counts go from each to the next bit for bit, and nothing is lost on the way."""
+def test_state_passed_between_strategies_equals_one_process(found: dict[str, Any]) -> None:
+    """Weights, moments and step counts are passed on bit for bit."""
     relay = found["relay"]
     assert relay["equal"], relay["first"]
     assert relay["exact"]
     assert all(relay["exact"].values()), relay["exact"]
 
 
-def test_evaluation_equals_one_process(found: dict[str, Any]) -> None:
+def test_native_evaluation_equals_one_process(found: dict[str, Any]) -> None:
     assert max(found["relay"]["evaluation"].values()) < 1e-6
 
 
-def test_a_scaled_loss_gives_the_same_step(found: dict[str, Any]) -> None:
+def test_scaled_loss_gives_the_same_step(found: dict[str, Any]) -> None:
     assert all(found["scaled"].values()), found["scaled"]
 
 
-def test_ddp_tells_what_its_buckets_send(found: dict[str, Any]) -> None:
+def test_ddp_reports_the_traffic_of_its_buckets(found: dict[str, Any]) -> None:
     hooks = found["hooks"]
     whole = hooks["off"]["gradient_bytes"]
     assert len(hooks["off"]["bytes"]) > 2
@@ -90,8 +90,8 @@ def test_ddp_tells_what_its_buckets_send(found: dict[str, Any]) -> None:
     assert hooks["off"]["spans"] == [["forward", 0], ["backward", 0], ["forward", 1], ["backward", 1]]
 
 
-def test_compressed_training_stays_near(found: dict[str, Any]) -> None:
-    """The hooks change the numbers: the loss falls as it does without, to within what each leaves out."""
+def test_compressed_training_stays_close(found: dict[str, Any]) -> None:
+    """The hooks change the numbers: the loss decreases as without them, within each hook's error."""
     exact = found["hooks"]["off"]["losses"]
     fall = exact[0] - exact[-1]
     assert fall > 0.3
@@ -102,11 +102,11 @@ def test_compressed_training_stays_near(found: dict[str, Any]) -> None:
         assert all(math.isfinite(loss) for loss in losses)
 
 
-def test_powersgd_remembers_what_it_left_out(found: dict[str, Any]) -> None:
+def test_powersgd_keeps_its_residual_error(found: dict[str, Any]) -> None:
     assert found["hooks"]["powersgd"]["error_feedback"] > 0
     assert found["hooks"]["off"]["error_feedback"] == 0
 
 
-def test_every_planted_mistake_is_seen(found: dict[str, Any]) -> None:
+def test_every_planted_mistake_is_detected(found: dict[str, Any]) -> None:
     assert len(found["mutants"]) >= 6
     assert all(found["mutants"].values()), found["mutants"]

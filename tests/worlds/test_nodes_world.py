@@ -1,4 +1,4 @@
-"""Worlds of several pretended nodes, worlds that start again, and the watchdog: real agents, real signals."""
+"""Worlds of several simulated nodes, restarts, and the watchdog: real agents, real signals."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from frog.runs.schema import CommitEvent, StartEvent, StepEvent
 
 STEPS = 60
 HELD_AT = 35
-"""The first checkpoint, at 10, is whole by then."""
+"""The first checkpoint, at 10, is complete by then."""
 HOLD = {"kind": "stop", "rank": 0, "step": HELD_AT, "phase": "forward"}
-"""Rank 0 stops by itself, for a run not to be over before it is harmed; rank 1 waits for it in that step."""
+"""Rank 0 stops itself, so that the run cannot end before the fault; rank 1 waits for it in that step."""
 SETTINGS = (f"train.steps={STEPS}", "checkpoint.every=10", f"eval.every={STEPS}", "train.timeout_s=60")
 
 
@@ -46,7 +46,7 @@ def launcher_events(harness: Harness, name: str, kind: str) -> list[dict[str, An
 
 
 def reach(harness: Harness, name: str, step: int, process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait until rank 1 takes a step; return where it is."""
+    """Wait until rank 1 reaches a step; return its heartbeat."""
 
     def step_of_1() -> int:
         beat = read_heartbeat(harness.folder(name).heartbeat(1))
@@ -66,7 +66,7 @@ def start_faulty(
 
 
 def reach_hold(harness: Harness, name: str, process: subprocess.Popen[str]) -> tuple[dict[str, Any], psutil.Process]:
-    """Wait until rank 0 has stopped; return where rank 1 is then, and rank 0."""
+    """Wait until rank 0 has stopped; return rank 1's heartbeat, and rank 0."""
     found = reach(harness, name, HELD_AT, process)
     held = psutil.Process(harness.events(name).main.of(StartEvent)[0].pid)
     wait_until(lambda: held.status() == psutil.STATUS_STOPPED, 60, "rank 0 to stop", process)
@@ -81,7 +81,7 @@ def disturb(
     *settings: str,
     faults: tuple[dict[str, Any], ...] = (HOLD,),
 ) -> str:
-    """Start a world, harm it in its steps, and return its messages; it must end well and leave nothing."""
+    """Start a world, inject a fault, and return its messages; it must succeed and leave nothing behind."""
     process = start_faulty(harness, name, options, words(name, *settings), *faults)
     found, held = reach_hold(harness, name, process)
     assert harness.events(name).main.of(CommitEvent) != [], "no checkpoint yet"
@@ -90,19 +90,19 @@ def disturb(
     held.resume()
     _, err = run_to_end(process, 300)
     assert process.returncode == 0, err
-    wait_until(lambda: all_gone(family), 20, "the world to go")
+    wait_until(lambda: all_gone(family), 20, "the world to end")
     return err
 
 
 def lose_node(harness: Harness, name: str, node: int) -> None:
-    """What is seen of a machine that loses its power: its agent and its ranks are gone at once."""
+    """Simulate a machine that loses power: kill its agent and its ranks together."""
     (pids,) = (told["pids"] for told in launcher_events(harness, name, "world") if told["node"] == node)
     for pid in (psutil.Process(pids[0]).ppid(), *pids):
-        with contextlib.suppress(ProcessLookupError):  # the launcher kills ranks without an agent too
+        with contextlib.suppress(ProcessLookupError):  # the launcher also kills ranks without an agent
             os.kill(pid, signal.SIGKILL)
 
 
-def test_two_nodes_are_the_same_world_as_one(harness: Harness, undisturbed: dict[str, Any]) -> None:
+def test_two_nodes_give_the_same_weights_as_one(harness: Harness, undisturbed: dict[str, Any]) -> None:
     done = harness.run("frog", "run", "--nodes", "2x1", "--", *words("nodes-two-nodes"))
     assert harness.record("nodes-two-nodes")["weights_sha256"] == undisturbed["weights_sha256"]
     lines = done.stdout.splitlines()
@@ -120,7 +120,7 @@ def test_two_nodes_are_the_same_world_as_one(harness: Harness, undisturbed: dict
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_told_and_the_world_starts_again_to_the_same_weights(
+def test_killed_rank_is_reported_and_the_world_restarts_to_the_same_weights(
     harness: Harness, undisturbed: dict[str, Any]
 ) -> None:
     err = disturb(
@@ -134,13 +134,13 @@ def test_a_killed_rank_is_told_and_the_world_starts_again_to_the_same_weights(
     assert harness.record("nodes-killed")["weights_sha256"] == undisturbed["weights_sha256"]
     assert harness.record("nodes-killed")["order_sha256"] == undisturbed["order_sha256"]
     resumed = harness.events("nodes-killed").main.of(StartEvent)[1]
-    assert resumed.step >= 10, "it went on from a checkpoint"
+    assert resumed.step >= 10, "it did not resume from a checkpoint"
     told = {event["rank"]: event for event in launcher_events(harness, "nodes-killed", "exit")}
     assert told[1]["code"] == -signal.SIGKILL
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_found_by_the_watchdog(harness: Harness, undisturbed: dict[str, Any]) -> None:
+def test_watchdog_detects_a_stopped_rank(harness: Harness, undisturbed: dict[str, Any]) -> None:
     options = ["--nproc", "2", "--restarts", "1", "--deadline", "8"]
     process = start_faulty(harness, "nodes-stopped", options, words("nodes-stopped"), {**HOLD, "rank": 1})
     harness.wait_for_step("nodes-stopped", HELD_AT - 1, process)
@@ -157,7 +157,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(harness: Harness, undisturbed: 
 
 
 @pytest.mark.slow
-def test_a_node_that_goes_comes_back(harness: Harness, undisturbed: dict[str, Any]) -> None:
+def test_lost_node_returns(harness: Harness, undisturbed: dict[str, Any]) -> None:
     err = disturb(
         harness,
         "nodes-gone",
@@ -171,8 +171,9 @@ def test_a_node_that_goes_comes_back(harness: Harness, undisturbed: dict[str, An
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_world_shrinks_and_grows(harness: Harness) -> None:
-    """Alone, rank 0 is slow, for the node to come back in the middle. Campaigns compare samples and losses of such."""
+def test_world_shrinks_and_grows_with_its_nodes(harness: Harness) -> None:
+    """Rank 0 is slow while alone, so that the node returns midway. Campaigns compare samples and losses of such
+    runs."""
     err = disturb(
         harness,
         "nodes-elastic",
@@ -188,13 +189,13 @@ def test_a_world_shrinks_and_grows(harness: Harness) -> None:
     assert "restarted (attempt 2): world size 2" in err
     worlds = [(start.world_size, start.step) for start in harness.events("nodes-elastic").main.of(StartEvent)]
     assert [size for size, _ in worlds] == [2, 1, 2]
-    assert worlds[2][1] > worlds[1][1], "the larger world went on where the smaller one stopped"
+    assert worlds[2][1] > worlds[1][1], "the larger world did not continue where the smaller one stopped"
     steps = harness.events("nodes-elastic").main.by_step(StepEvent)
     assert list(steps) == list(range(1, 401))
 
 
 @pytest.mark.slow
-def test_without_restarts_a_failure_stays_one(harness: Harness) -> None:
+def test_failure_without_restarts_ends_the_run(harness: Harness) -> None:
     process = harness.start("frog", "run", "--nodes", "2x1", "--", *words("nodes-lost", "train.steps=4000"))
     reach(harness, "nodes-lost", 5, process)
     family = tree(process)
@@ -204,11 +205,11 @@ def test_without_restarts_a_failure_stays_one(harness: Harness) -> None:
     assert "error: node1 was killed by SIGKILL with all its ranks\nrank 0 (pid" in err
     assert "Traceback" not in err
     assert process.returncode == 1
-    wait_until(lambda: all_gone(family), 20, "the world to go")
+    wait_until(lambda: all_gone(family), 20, "the world to end")
 
 
 @pytest.mark.slow
-def test_a_users_mistake_is_not_tried_again(harness: Harness) -> None:
+def test_usage_error_is_not_retried(harness: Harness) -> None:
     done = harness.run(
         "frog",
         "run",
@@ -234,11 +235,11 @@ def test_ctrl_c_ends_two_nodes_with_a_checkpoint(harness: Harness) -> None:
     assert process.returncode == 128 + signal.SIGINT
     assert harness.record("nodes-stopped-nodes")["status"] == "interrupted"
     assert harness.folder("nodes-stopped-nodes").checkpoint_steps()[-1] == harness.record("nodes-stopped-nodes")["step"]
-    wait_until(lambda: all_gone(family), 20, "the world to go")
+    wait_until(lambda: all_gone(family), 20, "the world to end")
 
 
 @pytest.mark.slow
-def test_nothing_is_left_when_the_launcher_is_killed(harness: Harness) -> None:
+def test_killed_launcher_leaves_no_process_behind(harness: Harness) -> None:
     process = harness.start(
         "frog", "run", "--nodes", "2x1", "--restarts", "5", "--", *words("nodes-no-launcher", "train.steps=4000")
     )
@@ -246,11 +247,11 @@ def test_nothing_is_left_when_the_launcher_is_killed(harness: Harness) -> None:
     family = tree(process)
     process.kill()
     process.communicate()
-    wait_until(lambda: all_gone(family), 30, "agents, ranks and the store to notice")
+    wait_until(lambda: all_gone(family), 30, "agents, ranks and the store to end")
 
 
 @pytest.mark.slow
-def test_nor_of_a_script_that_knows_nothing_of_frog(harness: Harness) -> None:
+def test_killed_launcher_of_a_foreign_script_leaves_no_process_behind(harness: Harness) -> None:
     (harness.root / "sleeper.py").write_text(
         "import os, time\nopen(f'sleeper-{os.environ[\"RANK\"]}', 'w').close()\ntime.sleep(600)\n"
     )
@@ -260,12 +261,12 @@ def test_nor_of_a_script_that_knows_nothing_of_frog(harness: Harness) -> None:
     assert len(family) >= 4
     process.kill()
     process.communicate()
-    wait_until(lambda: all_gone(family), 20, "agent and ranks to notice")
+    wait_until(lambda: all_gone(family), 20, "agent and ranks to end")
 
 
 @pytest.mark.slow
-def test_continue_goes_on_where_the_run_of_that_name_is(harness: Harness, undisturbed: dict[str, Any]) -> None:
-    """What a job that is started again by its scheduler types."""
+def test_continue_resumes_an_existing_run(harness: Harness, undisturbed: dict[str, Any]) -> None:
+    """A job that its scheduler requeues uses this command."""
     program = [*words("nodes-again"), "--continue"]
     process = start_faulty(harness, "nodes-again", ["--nproc", "2"], program, HOLD)
     _, held = reach_hold(harness, "nodes-again", process)
@@ -281,7 +282,7 @@ def test_continue_goes_on_where_the_run_of_that_name_is(harness: Harness, undist
 
 
 @pytest.mark.slow
-def test_what_has_ended_is_left_as_it_is(harness: Harness) -> None:
+def test_continue_keeps_a_completed_run(harness: Harness) -> None:
     record = harness.folder("nodes-again").record_json.read_bytes()
     done = harness.run("frog", *words("nodes-again"), "--continue")
     assert f"runs/nodes-again already completed its {STEPS} steps" in done.stdout
@@ -289,7 +290,7 @@ def test_what_has_ended_is_left_as_it_is(harness: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_continue_begins_anew_when_no_checkpoint_can_be_trusted(harness: Harness) -> None:
+def test_continue_restarts_if_no_checkpoint_can_be_trusted(harness: Harness) -> None:
     folder = harness.folder("nodes-again")
     damaged: list[Path] = sorted(folder.checkpoints.glob("step_*/rank_0.safetensors"))
     for path in damaged:
@@ -299,6 +300,6 @@ def test_continue_begins_anew_when_no_checkpoint_can_be_trusted(harness: Harness
     assert harness.events("nodes-again").main.of(StartEvent)[2].step == 0
 
 
-def test_resume_and_continue_together_are_a_mistake(harness: Harness) -> None:
+def test_resume_and_continue_cannot_be_combined(harness: Harness) -> None:
     done = harness.run("frog", "train", "--resume", "nodes-again", "--continue", code=2)
     assert "both --resume and --continue" in done.stderr

@@ -1,6 +1,6 @@
 """Pipelines in worlds of 2 and 4 compute what one process computes; broken pipelines do not.
 
-Each world starts once and runs all its cases; every rank starts from weights of its own, before a broadcast.
+Each world starts once and runs all its cases; before a broadcast, every rank has different initial weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODEL = {
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 TIED = "embed_tokens.weight"
 Results = list[dict[str, dict[str, Any]]]
-"""Of each rank, each case's."""
+"""The result of each case, by rank."""
 
 
 def case(mesh: dict[str, int], schedule: str, accum: int = 4, *, tied: bool = True, **more: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ CASES_2 = {
     **{f"{schedule}, checkpointed": case(PP2, schedule, tied=False, checkpointing=True) for schedule in SCHEDULES},
     **{f"{schedule}, 5 layers": case(PP2, schedule, model={"num_hidden_layers": 5}) for schedule in SCHEDULES},
     **{f"{schedule}, uneven shares, scaled": case(PP2, schedule, uneven=True, scale=8.0) for schedule in SCHEDULES},
-    # 64 rows and more may take another library's products
+    # 64 or more rows may use the products of another library
     **{f"{schedule}, long": case(PP2, schedule, tied=False, batch=6) for schedule in SCHEDULES},
     "frozen stage": case(PP2, "zero_bubble", tied=False, frozen=["embed_tokens", "layers.0", "layers.1"]),
     "frozen parts": case(PP2, "zero_bubble", frozen=["up_proj", "post_attention_layernorm"]),
@@ -136,27 +136,27 @@ def check(name: str, case: dict[str, Any], results: Results) -> None:
 
 
 @pytest.mark.parametrize("name", CASES_2)
-def test_two_ranks_equal_one_process(two: Results, name: str) -> None:
+def test_pipeline_of_two_ranks_equals_one_process(two: Results, name: str) -> None:
     check(name, CASES_2[name], two)
 
 
 @pytest.mark.parametrize("name", CASES_4)
-def test_four_ranks_equal_one_process(four: Results, name: str) -> None:
+def test_pipeline_of_four_ranks_equals_one_process(four: Results, name: str) -> None:
     check(name, CASES_4[name], four)
 
 
 @pytest.mark.parametrize("name", MUTANTS_2)
-def test_mutants_are_caught_on_two(two: Results, name: str) -> None:
+def test_pipeline_mutants_on_two_ranks_are_detected(two: Results, name: str) -> None:
     assert not all(is_right(result[name]) for result in two)
 
 
 @pytest.mark.parametrize("name", MUTANTS_4)
-def test_mutants_are_caught_on_four(four: Results, name: str) -> None:
+def test_pipeline_mutants_on_four_ranks_are_detected(four: Results, name: str) -> None:
     assert not all(is_right(result[name]) for result in four)
 
 
-def test_gradients_are_bitwise_those_of_one_process(two: Results, four: Results) -> None:
-    """In float32, but for the tied weight: its two parts are summed at the end."""
+def test_pipeline_gradients_are_bitwise_equal_to_one_process(two: Results, four: Results) -> None:
+    """In float32, except for the tied weight: its two parts are summed at the end."""
     pure = [(two, name) for name, given in CASES_2.items() if not given["autocast"]]
     pure += [(four, name) for name, given in CASES_4.items() if given["mesh"] == PP4]
     for results, name in pure:
@@ -166,7 +166,7 @@ def test_gradients_are_bitwise_those_of_one_process(two: Results, four: Results)
             assert different <= {TIED}, f"{name}: {different}"
 
 
-def test_stages_hold_the_whole_model(two: Results) -> None:
+def test_pipeline_stages_cover_the_whole_model(two: Results) -> None:
     first, last = (result["1f1b, untied, 4 micro-batches"]["names"] for result in two)
     assert [name for name in first if "layers" not in name] == [TIED]
     assert [name for name in last if "layers" not in name] == ["lm_head.weight", "norm.weight"]
@@ -178,7 +178,7 @@ def test_stages_hold_the_whole_model(two: Results) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_messages_are_those_of_the_formula(two: Results, four: Results, schedule: str) -> None:
+def test_pipeline_messages_match_the_formula(two: Results, four: Results, schedule: str) -> None:
     virtual = 2 if schedule == "interleaved" else 1
     for results, size, name in ((two, 2, f"{schedule}, tied, 8 micro-batches"), (four, 4, f"pp4, {schedule}, 8")):
         sent = [result[name]["collectives"]["send pp"] for result in results]
@@ -187,11 +187,11 @@ def test_messages_are_those_of_the_formula(two: Results, four: Results, schedule
         assert sum(number for number, _ in sent) == sum(number for number, _ in received) == count
         assert sum(total for _, total in sent) == count * 2 * 16 * 32 * 4  # B x T x D floats each
     half = [result[f"tp2 pp2, {schedule}"]["collectives"]["send pp"][1] for result in four]
-    assert sum(half) == 2 * 4 * (2 * virtual - 1) * 2 * 16 * 32 * 4  # each tp rank sends its part of the positions
+    assert sum(half) == 2 * 4 * (2 * virtual - 1) * 2 * 16 * 32 * 4  # each tp rank sends its share of the positions
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_action_is_a_span(two: Results, schedule: str) -> None:
+def test_each_pipeline_action_is_a_span(two: Results, schedule: str) -> None:
     virtual, backwards = (2 if schedule == "interleaved" else 1), (2 if schedule == "zero_bubble" else 1)
     for result in two:
         found = result[f"{schedule}, tied, 8 micro-batches"]

@@ -1,4 +1,4 @@
-"""Mixed precision in real runs: fp16 whose loss scale is too high at first, and bf16 beside float32."""
+"""Mixed precision in real runs: fp16 with an initial loss scale that is too high, and bf16 compared with float32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frog.runs.schema import EvalEvent, StepEvent
 pytestmark = pytest.mark.slow
 
 HIGH = 2.0**24
-"""The tiny model's gradients reach about 0.2: times this, that is far above 65504, the largest number of fp16."""
+"""The tiny model's gradients reach about 0.2: multiplied by this, they are far above 65504, the maximum of fp16."""
 
 FP16 = ("train.precision=fp16", f"train.initial_loss_scale={HIGH:.0f}", "train.steps=12", "eval.every=4")
 RUNS = {
@@ -36,7 +36,7 @@ def steps_of(runs: Harness, name: str, rank: int = 0) -> list[StepEvent]:
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)
-def test_steps_that_overflow_are_left_out_and_halve_the_scale_on_every_rank(runs: Harness, name: str) -> None:
+def test_overflowing_steps_are_skipped_and_halve_the_scale_on_every_rank(runs: Harness, name: str) -> None:
     steps = steps_of(runs, name)
     assert [(step.loss_scale, step.skipped) for step in steps] == [
         (step.loss_scale, step.skipped) for step in steps_of(runs, name, rank=1)
@@ -44,7 +44,7 @@ def test_steps_that_overflow_are_left_out_and_halve_the_scale_on_every_rank(runs
     scale = HIGH
     for step in steps:
         assert step.loss_scale == scale
-        assert step.skipped == (step.grad_norm is None), "JSON has no number that is not finite"
+        assert step.skipped == (step.grad_norm is None), "JSON has only finite numbers"
         assert step.loss_mean is not None
         scale = scale / 2 if step.skipped else scale
     assert [step.skipped for step in steps[:4]] == [True] * 4
@@ -57,14 +57,14 @@ def test_steps_that_overflow_are_left_out_and_halve_the_scale_on_every_rank(runs
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)
-def test_a_step_that_is_left_out_changes_no_weight(runs: Harness, name: str) -> None:
+def test_skipped_step_changes_no_weight(runs: Harness, name: str) -> None:
     scores = runs.events(name).main.by_step(EvalEvent)
-    assert scores[4].loss == scores[0].loss  # four steps, all left out
+    assert scores[4].loss == scores[0].loss  # all four steps were skipped
     assert scores[12].loss < scores[8].loss < scores[4].loss
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)
-def test_people_are_told(runs: Harness, name: str) -> None:
+def test_overflow_is_reported_in_log_and_report(runs: Harness, name: str) -> None:
     for rank in (0, 1):
         log = runs.folder(name).rank_log(rank).read_text()
         assert "step 1: the gradient overflowed at loss scale 16,777,216" in log
@@ -75,8 +75,8 @@ def test_people_are_told(runs: Harness, name: str) -> None:
     assert f"{num_skipped} of 12 steps overflowed and were skipped" in page.read_text()
 
 
-def test_one_rank_alone_may_see_the_overflow(runs: Harness) -> None:
-    """Of a tensor that is split, one rank's part overflows and the other's does not: both leave the step out."""
+def test_overflow_on_one_rank_skips_the_step_on_all(runs: Harness) -> None:
+    """One rank's part of a split tensor overflows and the other's does not: both skip the step."""
     alone = [
         first.step
         for first, other in zip(*(steps_of(runs, "fp16-tp", rank) for rank in (0, 1)), strict=True)
@@ -86,8 +86,8 @@ def test_one_rank_alone_may_see_the_overflow(runs: Harness) -> None:
     assert all(steps_of(runs, "fp16-tp")[step - 1].skipped for step in alone)
 
 
-def test_strategies_agree_on_what_they_learn_in_fp16(runs: Harness) -> None:
-    """To fp16's rounding: 11 bits of each product."""
+def test_strategies_agree_in_fp16(runs: Harness) -> None:
+    """To the rounding error of fp16: 11 bits of each product."""
     losses = [[step.loss_mean for step in steps_of(runs, name)] for name in OVERFLOWING]
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-3)

@@ -1,4 +1,4 @@
-"""Worlds that meet faults and start again: they end as the run does that was never disturbed."""
+"""Worlds that restart after faults: they reach the same end as the undisturbed run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def program(name: str, *settings: str) -> list[str]:
 
 
 def committed_before(told: RankEvents, start: int) -> set[int]:
-    """The checkpoints that were whole when the world began for the `start`-th time."""
+    """Return the checkpoints that were complete when the world started for the `start`-th time."""
     numbers = [i for i, event in enumerate(told.events) if isinstance(event, StartEvent)]
     return {event.step for event in told.events[: numbers[start]] if isinstance(event, CommitEvent)}
 
 
 @pytest.mark.timeout(1500)
-def test_one_fault_after_another_leaves_the_same_weights(harness: Harness, undisturbed: Oracle) -> None:
-    """At every step of the run something else goes wrong: each time the world goes on from its last good checkpoint."""
+def test_run_with_a_fault_in_every_step_reaches_the_same_weights(harness: Harness, undisturbed: Oracle) -> None:
+    """Every step of the run has another fault: each time the world resumes from its last good checkpoint."""
     faults = [
         "kill rank=1 step=1 phase=data",
         "nan rank=0 step=2",
@@ -67,8 +67,8 @@ def test_one_fault_after_another_leaves_the_same_weights(harness: Harness, undis
     assert "inject" not in harness.folder("unlucky").launcher_events.read_text()
 
 
-def test_last_words_outlive_a_start_that_the_launcher_has_not_heard_of(harness: Harness) -> None:
-    """Ranks of the next attempt are forked in milliseconds: they write where those before them wrote."""
+def test_error_survives_a_restart_before_the_launcher_reads_it(harness: Harness) -> None:
+    """Ranks of the next attempt are forked within milliseconds, and write to the same place."""
     world = ["--nproc", "2", "--threads", "1", "--restarts", "1"]
     process = harness.start("frog", "run", *world, "--", *program("late", "train.steps=60", "checkpoint.every=60"))
     harness.wait_for_step("late", 1, process)
@@ -95,8 +95,8 @@ def test_last_words_outlive_a_start_that_the_launcher_has_not_heard_of(harness: 
 
 
 @pytest.mark.timeout(1200)
-def test_a_node_that_goes_is_done_without(harness: Harness, undisturbed: Oracle) -> None:
-    """The world shrinks to the node that is left and takes the same samples; rounding alone tells them apart."""
+def test_run_continues_without_a_lost_node(harness: Harness, undisturbed: Oracle) -> None:
+    """The world shrinks to the remaining node and uses the same samples; results differ only by rounding."""
     world = ["--nodes", "1:2x1", "--threads", "1", "--restarts", "3", "--deadline", "60"]
     fault = "node rank=1 step=3 phase=backward"
     harness.run("frog", "chaos", "--fault", fault, *world, "--", *program("shrunk"), timeout=380)

@@ -1,7 +1,7 @@
-"""Lost ranks are replaced by new ones, which come in by themselves: `frog run --replace`. Real worlds, real kills.
+"""Replacement of lost ranks by new ones, which join on their own: `frog run --replace`. Real worlds, real kills.
 
-Ranks stop themselves at a step, so that nobody is let in, and nothing ends, before the test says so. Meanwhile
-replacements load torch: nobody may lose patience with who is stopped.
+Ranks stop themselves at a step, so that no rank is admitted, and nothing ends, before the test allows it. Meanwhile
+replacements load torch: no timeout may expire while a rank is stopped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def start(harness: Harness, name: str, faults: Sequence[str], *words: str) -> su
 
 
 def replacement(harness: Harness, name: str, number: int, process: subprocess.Popen[str]) -> psutil.Process:
-    """The rank that takes a lost one's place, once it is started."""
+    """Return the rank that replaces a lost one, once it has started."""
 
     def started() -> list[int]:
         said = read_launcher(harness.folder(name)).events
@@ -52,7 +52,7 @@ def replacement(harness: Harness, name: str, number: int, process: subprocess.Po
 
 @contextlib.contextmanager
 def stopped(harness: Harness, name: str, rank: int, process: subprocess.Popen[str]) -> Iterator[None]:
-    """Once that rank has stopped itself; and at the end it goes on."""
+    """Wait until that rank has stopped itself; continue it at the end of the block."""
     found: list[psutil.Process] = []
 
     def is_stopped() -> bool:
@@ -74,9 +74,9 @@ def kill(harness: Harness, name: str, rank: int) -> None:
     os.kill(beat.pid, signal.SIGKILL)
 
 
-def wait_for_knock(harness: Harness, name: str, newcomer: psutil.Process) -> None:
+def wait_for_join_request(harness: Harness, name: str, joining: psutil.Process) -> None:
     port = json.loads(harness.folder(name).door_json.read_text())["port"]
-    wait_until(lambda: any(link.raddr[1:] == (port,) for link in newcomer.net_connections()), 60, "a knock")
+    wait_until(lambda: any(link.raddr[1:] == (port,) for link in joining.net_connections()), 60, "a join request")
 
 
 def joins(harness: Harness, name: str) -> list[list[int]]:
@@ -84,21 +84,21 @@ def joins(harness: Harness, name: str) -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_lost_ranks_are_replaced_as_often_as_is_allowed(harness: Harness) -> None:
-    """One dies at the door, one after it has come in, one stays; and then there are no more."""
+def test_lost_ranks_are_replaced_up_to_the_limit(harness: Harness) -> None:
+    """One replacement dies before it is admitted, one afterwards, one stays; then the limit is reached."""
     name = "replace"
     stops = [f"stop rank={rank} step={step} phase=data" for rank, step in ((0, 5), (1, 20), (0, 30))]
     process = start(harness, name, stops, "--nproc", "3", "--replace", "3")
     with stopped(harness, name, 0, process):
         kill(harness, name, 2)
         first = replacement(harness, name, 1, process)
-        wait_for_knock(harness, name, first)
+        wait_for_join_request(harness, name, first)
         first.kill()
         second = replacement(harness, name, 2, process)
-        wait_for_knock(harness, name, second)
+        wait_for_join_request(harness, name, second)
     with stopped(harness, name, 1, process):
         second.kill()
-        wait_for_knock(harness, name, replacement(harness, name, 3, process))
+        wait_for_join_request(harness, name, replacement(harness, name, 3, process))
     with stopped(harness, name, 0, process):
         kill(harness, name, 1)
     _, err = run_to_end(process, 120)
@@ -117,7 +117,7 @@ def test_lost_ranks_are_replaced_as_often_as_is_allowed(harness: Harness) -> Non
 
 
 def check_same(harness: Harness, name: str) -> None:
-    """The run took every step once, and the same samples as one that nothing befell."""
+    """Check that the run took every step once, with the same samples as a run without faults."""
     harness.run("frog", "train", "run.toml", *set_words(f"name={name}-calm", *SETTINGS))
     record, calm = harness.record(name), harness.record(f"{name}-calm")
     assert (record["status"], record["order_sha256"]) == ("completed", calm["order_sha256"])
@@ -125,13 +125,13 @@ def check_same(harness: Harness, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_each_node_replaces_its_only_rank_and_one_comes_too_late(harness: Harness) -> None:
+def test_each_node_replaces_its_only_rank_and_one_replacement_is_too_late(harness: Harness) -> None:
     name = "replace-node"
     faults = ("stop rank=0 step=5 phase=data", "kill rank=0 step=40 phase=zero")
     process = start(harness, name, faults, "--nodes", "2x1", "--replace", "2")
     with stopped(harness, name, 0, process):
         kill(harness, name, 1)
-        wait_for_knock(harness, name, replacement(harness, name, 1, process))
+        wait_for_join_request(harness, name, replacement(harness, name, 1, process))
     _, err = run_to_end(process, 120)
     assert process.returncode == 0, err
     assert joins(harness, name) == [[2]]
@@ -141,22 +141,22 @@ def test_each_node_replaces_its_only_rank_and_one_comes_too_late(harness: Harnes
 
 
 @pytest.mark.slow
-def test_one_at_the_door_ends_when_the_run_is_to_end(harness: Harness) -> None:
+def test_waiting_replacement_ends_when_the_run_is_interrupted(harness: Harness) -> None:
     name = "replace-stop"
     process = start(harness, name, ["stop rank=0 step=5 phase=data"], "--nproc", "3", "--replace", "1")
     with stopped(harness, name, 0, process):
         kill(harness, name, 2)
-        wait_for_knock(harness, name, replacement(harness, name, 1, process))
+        wait_for_join_request(harness, name, replacement(harness, name, 1, process))
         family = tree(process)
         process.terminate()
     _, err = run_to_end(process, 120)
     assert process.returncode == 128 + signal.SIGTERM, err
     assert harness.record(name)["status"] == "interrupted"
-    wait_until(lambda: all_gone(family), 60, "all of it to end")
+    wait_until(lambda: all_gone(family), 60, "all processes to end")
 
 
 @pytest.mark.slow
-def test_when_all_are_lost_those_at_the_door_go_too(harness: Harness) -> None:
+def test_waiting_replacements_end_when_all_ranks_are_lost(harness: Harness) -> None:
     name = "replace-all"
     stops = [f"stop rank={rank} step=5 phase=data" for rank in (0, 1)]
     process = start(harness, name, stops, "--nproc", "2", "--replace", "9")
@@ -170,7 +170,7 @@ def test_when_all_are_lost_those_at_the_door_go_too(harness: Harness) -> None:
     assert err.count("is replaced by process") <= 2
 
 
-def test_only_a_run_that_goes_on_can_have_ranks_replaced(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replace_requires_a_run_that_survives_losses(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROG_REPLACE", "2")
     config = from_dict({"model": MODEL, "data": {"sequence_length": 16}})
     with (

@@ -1,4 +1,4 @@
-"""Runs that go on when ranks are lost, and take others in: real worlds, real kills."""
+"""Runs that continue when ranks are lost, and admit others: real worlds, real kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from frog.view.charts import charts as charts_of
 
 SETTINGS = ("train.steps=40", "train.global_batch_size=14", "checkpoint.every=8", "eval.every=8", "train.timeout_s=60")
 HELD, PATIENT = ("--threads", "1", "--deadline", "600"), "train.timeout_s=600"
-"""Of a world whose rank is stopped for a while: neither its launcher nor the others take it for hung."""
+"""For a world with a stopped rank: neither its launcher nor the other ranks consider it hung."""
 
 
 def words(name: str, *settings: str) -> list[str]:
@@ -35,14 +35,14 @@ def undisturbed(harness: Harness) -> dict[str, Any]:
 
 
 def losses(harness: Harness, name: str) -> dict[int, float]:
-    """Of every step, the mean over all ranks, as it was last taken."""
+    """Return the mean loss over all ranks of every step, as last taken."""
     return {step: event.loss_mean or 0.0 for step, event in harness.events(name).main.by_step(StepEvent).items()}
 
 
 def check(harness: Harness, name: str, undisturbed: dict[str, Any]) -> None:
     record = harness.record(name)
     assert (record["status"], record["step"]) == ("completed", 40)
-    assert record["order_sha256"] == undisturbed["order_sha256"], "other samples were taken"
+    assert record["order_sha256"] == undisturbed["order_sha256"], "the samples differ"
     calm, found = losses(harness, "shrink-calm"), losses(harness, name)
     assert found.keys() == calm.keys()
     assert max(abs(found[step] - calm[step]) for step in calm) < 1e-5
@@ -59,7 +59,7 @@ def told(found: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def check_report(harness: Harness, name: str) -> None:
-    """It draws the world's size over the steps."""
+    """Check that the report shows the world size over the steps."""
     charts = {chart["name"]: chart for chart in charts_of(read_history(harness.folder(name)))}
     world = charts["world"]
     ranks, lost, joined = world["lines"]
@@ -69,29 +69,31 @@ def check_report(harness: Harness, name: str) -> None:
 
 
 def join(harness: Harness, name: str, step: int, process: subprocess.Popen[str]) -> str:
-    """Let one come in, from a step on that rank 1 takes as the first member. What it says.
+    """Let a rank join, from a step of rank 1 as the first member. Return its output.
 
-    Meanwhile the first member is held, so that the run is not over.
+    Meanwhile the first member is stopped, so that the run does not end.
     """
     folder = harness.folder(name)
-    door = folder.door_json
-    wait_until(lambda: door.exists() and json.loads(door.read_text())["identity"] == 1, 60, "the loss of 0", process)
+    endpoint = folder.door_json
+    wait_until(
+        lambda: endpoint.exists() and json.loads(endpoint.read_text())["identity"] == 1, 60, "the loss of 0", process
+    )
     wait_until(lambda: (beat := read_heartbeat(folder.heartbeat(0))) is not None and beat.step >= step, 60, "a step")
-    port, first = json.loads(door.read_text())["port"], read_heartbeat(folder.heartbeat(0))
+    port, first = json.loads(endpoint.read_text())["port"], read_heartbeat(folder.heartbeat(0))
     assert first is not None
     os.kill(first.pid, signal.SIGSTOP)
     try:
-        newcomer = harness.start("frog", "join", name)
-        links = psutil.Process(newcomer.pid).net_connections
-        wait_until(lambda: any(link.raddr[1:] == (port,) for link in links()), 60, "a knock", newcomer)
+        joining = harness.start("frog", "join", name)
+        links = psutil.Process(joining.pid).net_connections
+        wait_until(lambda: any(link.raddr[1:] == (port,) for link in links()), 60, "a join request", joining)
     finally:
         os.kill(first.pid, signal.SIGCONT)
-    out, err = run_to_end(newcomer, 120)
-    assert newcomer.returncode == 0, err
+    out, err = run_to_end(joining, 120)
+    assert joining.returncode == 0, err
     return out
 
 
-def test_four_lose_two_get_one_back_and_end_as_if_nothing_had_been(
+def test_four_ranks_lose_two_regain_one_and_reach_the_undisturbed_result(
     harness: Harness, undisturbed: dict[str, Any]
 ) -> None:
     faults = ("--fault", "kill rank=2 step=4 phase=backward", "--fault", "kill rank=0 step=9 phase=reduce",
@@ -113,16 +115,16 @@ def test_four_lose_two_get_one_back_and_end_as_if_nothing_had_been(
     segments = json.loads(harness.folder("shrink-all").run_json.read_text())["segments"]
     assert [(part["world_size"], part["from_step"]) for part in segments[:3]] == [(4, 0), (3, 3), (2, 8)]
     found = diagnose(harness.folder("shrink-all")).as_json()
-    losses = [told(one)[:4] for one in (found, *found["also"]) if one["fault"] != "slow"]  # which it is, for a reason
+    losses = [told(one)[:4] for one in (found, *found["also"]) if one["fault"] != "slow"]  # the test makes it slow
     assert sorted(losses) == [("kill", 0, 9, "reduce"), ("kill", 2, 4, "backward")]
     check_report(harness, "shrink-all")
 
 
 @pytest.mark.slow
-def test_a_rank_may_be_lost_in_any_phase(harness: Harness, undisturbed: dict[str, Any]) -> None:
-    """Six of seven, one after the other; forward, backward and reduce are where other tests lose theirs.
+def test_rank_may_be_lost_in_any_phase(harness: Harness, undisturbed: dict[str, Any]) -> None:
+    """Six of seven ranks, one after the other; other tests cover forward, backward and reduce.
 
-    The last is the first rank, with the last checkpoint under way, which it alone would have made whole.
+    The last loss is the first rank during the last checkpoint, which only that rank could have completed.
     """
     name = "shrink-phases"
     places = [(8, "evaluate"), (16, "checkpoint"), (18, "data"), (20, "optimize"), (22, "zero"), (40, "checkpoint")]
@@ -132,12 +134,12 @@ def test_a_rank_may_be_lost_in_any_phase(harness: Harness, undisturbed: dict[str
     harness.run("frog", "chaos", *asked, "--nproc", "7", "--threads", "1", "--", *words(name))
     check(harness, name, undisturbed)
     assert [event.lost for event in memberships(harness, name)] == [[rank] for rank in lost]
-    assert {8, 16} <= set(harness.events(name).main.by_step(EvalEvent)), "what was due at the loss is done after it"
+    assert {8, 16} <= set(harness.events(name).main.by_step(EvalEvent)), "an evaluation due at a loss was not repeated"
     assert {8, 16, 40} <= set(harness.folder(name).checkpoint_steps())
 
 
 @pytest.mark.slow
-def test_one_alone_goes_on_and_takes_another_in(harness: Harness, undisturbed: dict[str, Any]) -> None:
+def test_single_survivor_continues_and_admits_another_rank(harness: Harness, undisturbed: dict[str, Any]) -> None:
     faults = ("--fault", "kill rank=0 step=3 phase=forward", "--fault", "slow rank=1 step=4 phase=data seconds=0.1")
     process = harness.start("frog", "chaos", *faults, "--nproc", "2", *HELD, "--", *words("shrink-one", PATIENT))
     join(harness, "shrink-one", 5, process)
@@ -149,7 +151,7 @@ def test_one_alone_goes_on_and_takes_another_in(harness: Harness, undisturbed: d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [("--nproc", "3"), ("--nodes", "3x1")], ids=["ranks", "nodes"])
-def test_a_stopped_rank_is_left_out_and_ended(
+def test_stopped_rank_is_excluded_and_ended(
     world: tuple[str, str], harness: Harness, undisturbed: dict[str, Any]
 ) -> None:
     fault, name = "stop rank=1 step=5 phase=forward", f"shrink-stop{world[0]}"
@@ -158,19 +160,19 @@ def test_a_stopped_rank_is_left_out_and_ended(
     check(harness, name, undisturbed)
     assert told(diagnose(harness.folder(name)).as_json()) == ("stop", 1, 5, "forward", "recovered")
     lost = [event.lost for event in memberships(harness, name)]
-    assert [ranks for ranks in lost if ranks] == [[1]], "but for a step that was taken again, since somebody was late"
+    assert [ranks for ranks in lost if ranks] == [[1]], "apart from a step that was repeated because a rank was late"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "world"), [(0, ("--nproc", "3")), (2, ("--nproc", "3")), (0, ("--nodes", "3x1"))], ids=["0", "2", "nodes"]
 )
-def test_one_whose_connections_are_closed_does_not_go_on_alone(
+def test_rank_with_closed_connections_does_not_continue_alone(
     rank: int, world: tuple[str, str], harness: Harness, undisturbed: dict[str, Any]
 ) -> None:
     name = f"shrink-port-{rank}{world[0]}"
     port = f"port rank={rank} step=5 phase=reduce"
-    wait = "slow rank=1 step=6 phase=backward seconds=0.1"  # only who waits looks whether the others are there
+    wait = "slow rank=1 step=6 phase=backward seconds=0.1"  # only a waiting rank checks that the others exist
     harness.run("frog", "chaos", "--fault", port, "--fault", wait, *world, "--threads", "1", "--", *words(name))
     check(harness, name, undisturbed)
     assert [(event.lost, len(event.members)) for event in memberships(harness, name)] == [([rank], 2)]
@@ -178,7 +180,7 @@ def test_one_whose_connections_are_closed_does_not_go_on_alone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
-def test_a_lost_shard_comes_back_from_its_neighbour(
+def test_lost_shard_is_restored_from_its_neighbour(
     strategy: str, harness: Harness, undisturbed: dict[str, Any]
 ) -> None:
     faults = ("--fault", "kill rank=2 step=4 phase=backward", "--fault", "kill rank=0 step=9 phase=optimize")
@@ -190,7 +192,7 @@ def test_a_lost_shard_comes_back_from_its_neighbour(
 
 
 @pytest.mark.slow
-def test_a_node_may_be_lost(harness: Harness, undisturbed: dict[str, Any]) -> None:
+def test_run_survives_the_loss_of_a_node(harness: Harness, undisturbed: dict[str, Any]) -> None:
     fault = "node rank=2 step=5 phase=backward"
     run = words("shrink-node")
     done = harness.run("frog", "chaos", "--fault", fault, "--nodes", "2x2", "--threads", "1", "--", *run)
@@ -199,7 +201,7 @@ def test_a_node_may_be_lost(harness: Harness, undisturbed: dict[str, Any]) -> No
 
 
 @pytest.mark.slow
-def test_two_neighbours_that_are_lost_at_once_take_a_shard_along(harness: Harness) -> None:
+def test_loss_of_two_neighbours_together_loses_a_shard(harness: Harness) -> None:
     faults = [word for rank in (1, 2) for word in ("--fault", f"kill rank={rank} step=9 phase=forward")]
     run = words("shrink-gone", "strategy.name=zero1")
     done = harness.run("frog", "chaos", *faults, "--nproc", "4", "--threads", "1", "--", *run, code=137)
@@ -210,8 +212,8 @@ def test_two_neighbours_that_are_lost_at_once_take_a_shard_along(harness: Harnes
 
 
 @pytest.mark.slow
-def test_ranks_that_disagree_on_a_collective_end_the_run(harness: Harness) -> None:
-    """The step would be taken again and again."""
+def test_ranks_that_call_different_collectives_end_the_run(harness: Harness) -> None:
+    """Otherwise the step would be repeated forever."""
     fault = ("--fault", "shape rank=1 step=5 phase=reduce", "--nproc", "3", "--threads", "1")
     done = harness.run("frog", "chaos", *fault, "--", *words("shrink-shape"), code=1)
     assert "of the group calls all_reduce of" in done.stderr
@@ -222,8 +224,8 @@ def test_ranks_that_disagree_on_a_collective_end_the_run(harness: Harness) -> No
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_late_each_time_ends_the_run(harness: Harness) -> None:
-    """It is there when the others ask, so that nobody is lost."""
+def test_rank_that_is_late_in_every_attempt_ends_the_run(harness: Harness) -> None:
+    """It responds when the others ask, so no rank is lost."""
     fault = ("--fault", "slow rank=1 step=5 phase=data times=9 seconds=5", "--nproc", "2", "--threads", "1")
     run = words("shrink-late", "train.timeout_s=3")
     done = harness.run("frog", "chaos", *fault, "--", *run, code=1)
@@ -234,14 +236,14 @@ def test_a_rank_that_is_late_each_time_ends_the_run(harness: Harness) -> None:
     assert told(diagnose(harness.folder("shrink-late")).as_json())[1:4] == (1, 5, "data")
 
 
-def test_what_cannot_shrink_says_so(harness: Harness) -> None:
+def test_unsupported_settings_with_shrink_are_reported(harness: Harness) -> None:
     done = harness.train(2, "no", "comm.on_loss=shrink", "strategy.tp=2", code=2)
     assert "comm.on_loss='shrink' with strategy.tp=2" in done.stderr
     done = harness.train(2, "no", "comm.on_loss=shrink", "comm.backend=gloo", code=2)
     assert "comm.on_loss='shrink' with comm.backend='gloo'" in done.stderr
 
 
-def test_who_would_join_what_cannot_be_joined_is_told(harness: Harness, undisturbed: dict[str, Any]) -> None:
+def test_join_of_an_unsuitable_run_is_reported(harness: Harness, undisturbed: dict[str, Any]) -> None:
     done = harness.run("frog", "join", "shrink-calm", code=2)
     assert "its world does not change: comm.on_loss is 'fail'" in done.stderr
     file = harness.folder("shrink-calm").run_json

@@ -1,4 +1,4 @@
-"""Strategies in real runs: the same numbers, traffic as the formulas have it, checkpoints that go from any to any."""
+"""Strategies in real runs: equal numbers, traffic according to the formulas, checkpoints for any other strategy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUNS = {
 
 
 FLAT_RATE = ("optimizer.min_learning_rate=3e-3",)
-"""Else the end of the schedule would move with train.steps."""
+"""Otherwise the end of the schedule would depend on train.steps."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def runs(harness: Harness) -> Harness:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_under_any_strategy_has_the_same_losses(runs: Harness, name: str) -> None:
+def test_run_has_the_same_losses_under_any_strategy(runs: Harness, name: str) -> None:
     expected, found = runs.record("s-ddp-2"), runs.record(f"s-{name}")
     assert found["order_sha256"] == expected["order_sha256"]
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
@@ -62,12 +62,12 @@ def test_a_run_under_any_strategy_has_the_same_losses(runs: Harness, name: str) 
 
 
 @pytest.mark.parametrize("name", ["overlapped-2", "zero1-2"])
-def test_two_ranks_end_with_the_same_bits_however_they_share_the_state(runs: Harness, name: str) -> None:
-    """A sum of two has one order only. zero2 and zero3 reduce each micro-batch, and so add four numbers differently."""
+def test_two_ranks_have_equal_bits_under_any_sharding(runs: Harness, name: str) -> None:
+    """A sum of two has only one order. zero2 and zero3 reduce each micro-batch, and so add four numbers differently."""
     assert runs.record(f"s-{name}")["weights_sha256"] == runs.record("s-ddp-2")["weights_sha256"]
 
 
-def test_every_rank_has_its_place_on_the_mesh(runs: Harness) -> None:
+def test_log_shows_every_rank_on_the_mesh(runs: Harness) -> None:
     places = [rank.of(StartEvent)[0].place for rank in runs.events("s-tp-pp-4").ranks.values()]
     assert [(place["pp"], place["tp"]) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     log = runs.folder("s-tp-pp-4").rank_log(0).read_text()
@@ -75,7 +75,7 @@ def test_every_rank_has_its_place_on_the_mesh(runs: Harness) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_bytes_of_a_step_equal_the_formula(runs: Harness, name: str) -> None:
+def test_traffic_of_a_step_matches_the_formula(runs: Harness, name: str) -> None:
     config = from_dict(runs.folder(f"s-{name}").read_run_json().config)
     world_size, _ = RUNS[name]
     for rank in range(world_size):
@@ -84,14 +84,14 @@ def test_bytes_of_a_step_equal_the_formula(runs: Harness, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_memory_is_told(runs: Harness, name: str) -> None:
+def test_memory_is_reported(runs: Harness, name: str) -> None:
     for rank in runs.events(f"s-{name}").ranks.values():
         (memory,) = rank.of(MemoryEvent)
         assert all(getattr(memory, part) > 0 for part in ("parameters", "gradients", "optimizer", "activations"))
 
 
-def test_a_run_goes_on_under_another_strategy(runs: Harness) -> None:
-    """dp 4, then tp 2 x pp 2, then zero3 on 2: the losses of the run that never changed."""
+def test_run_resumes_under_another_strategy(runs: Harness) -> None:
+    """dp 4, then tp 2 x pp 2, then zero3 on 2: the losses equal those of a run without changes."""
     for world_size, steps, settings in (
         (4, 5, ("strategy.tp=2", "strategy.pp=2")),
         (2, 8, ("strategy.tp=1", "strategy.pp=1", "strategy.name=zero3")),
@@ -107,8 +107,8 @@ def test_a_run_goes_on_under_another_strategy(runs: Harness) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_checkpoints_go_from_any_strategy_to_any(harness: Harness, tmp_path: Path) -> None:
-    """Worlds of 4 and 2 read all that the other wrote; weights, both moments and the count of steps, bit for bit."""
+def test_checkpoint_of_any_strategy_loads_under_any_other(harness: Harness, tmp_path: Path) -> None:
+    """Worlds of 4 and 2 read each other's checkpoints: weights, both moments and the step count, bit for bit."""
     folder = tmp_path / "runs"
     folder.mkdir()
     results: dict[str, list[str]] = {}
@@ -145,13 +145,13 @@ def test_checkpoints_go_from_any_strategy_to_any(harness: Harness, tmp_path: Pat
         (("strategy.name=zero3", "train.compile=true"), ("train.compile=true", "zero3")),
     ],
 )
-def test_what_cannot_be_says_why(harness: Harness, settings: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_impossible_setting_is_explained(harness: Harness, settings: tuple[str, ...], words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_run_config(harness.root / "run.toml", settings).check_world(2)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_what_cannot_be_is_reported_once(harness: Harness) -> None:
+def test_impossible_setting_is_reported_once(harness: Harness) -> None:
     done = harness.train(2, "never", "strategy.tp=3", code=2)
     assert "tp 3" in done.stderr
     assert "world of 2" in done.stderr
@@ -160,5 +160,5 @@ def test_what_cannot_be_is_reported_once(harness: Harness) -> None:
     assert not harness.folder("never").path.exists()
 
 
-def test_names_of_strategies_are_those_of_the_command() -> None:
+def test_strategy_names_are_those_of_the_command() -> None:
     assert {"ddp-overlapped", "zero3", "tp+sp", "pp-zero-bubble", "cp", "ep", "dp x tp x pp"} <= set(proofs())

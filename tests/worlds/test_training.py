@@ -1,4 +1,4 @@
-"""Real worlds under torchrun, held against one process and against the run that was never disturbed."""
+"""Real worlds under torchrun, compared with one process and with the undisturbed run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frog.runs.schema import CollectiveEvent, SpanEvent, StartEvent, StepEvent
 
 @pytest.fixture(scope="module")
 def calm(harness: Harness) -> Harness:
-    """The harness with undisturbed runs of worlds 1, 2 and 4 in it."""
+    """Return the harness with undisturbed runs of worlds 1, 2 and 4."""
     for world_size in (1, 2, 4):
         harness.train(world_size, f"calm-{world_size}")
     return harness
@@ -39,18 +39,18 @@ def weights(harness: Harness, name: str) -> dict[str, torch.Tensor]:
 
 
 def same_run(harness: Harness, name: str, other: str) -> None:
-    """Same samples in the same steps, same losses, same weights, to rounding."""
+    """Check that both have the same samples in each step, and the same losses and weights, except for rounding."""
     assert harness.record(name)["order_sha256"] == harness.record(other)["order_sha256"]
     torch.testing.assert_close(losses(harness, name), losses(harness, other), rtol=1e-5, atol=0)
     mine, theirs = weights(harness, name), weights(harness, other)
     for key in theirs:
-        # Adam divides by the root of tiny second moments, so rounding in a gradient near zero is made large.
+        # Adam divides by the root of tiny second moments, which magnifies rounding in a gradient near zero.
         torch.testing.assert_close(
             mine[key], theirs[key], rtol=1e-4, atol=2e-5, msg=lambda text, key=key: f"{key}: {text}"
         )
 
 
-def test_worlds_agree_with_one_process(calm: Harness) -> None:
+def test_worlds_of_all_sizes_agree_with_one_process(calm: Harness) -> None:
     for world_size in (2, 4):
         same_run(calm, f"calm-{world_size}", "calm-1")
     assert calm.record("calm-1")["status"] == "completed"
@@ -58,18 +58,18 @@ def test_worlds_agree_with_one_process(calm: Harness) -> None:
     assert last < first
 
 
-def test_accumulation_is_a_world_in_turns(calm: Harness) -> None:
+def test_gradient_accumulation_matches_a_larger_world(calm: Harness) -> None:
     calm.train(1, "turns", "train.grad_accum=4")
     same_run(calm, "turns", "calm-4")
 
 
 @pytest.mark.slow
-def test_the_same_world_twice_is_bitwise_the_same(calm: Harness) -> None:
+def test_repeated_run_is_bitwise_equal(calm: Harness) -> None:
     calm.train(2, "again")
     assert calm.record("again")["weights_sha256"] == calm.record("calm-2")["weights_sha256"]
 
 
-def test_ranks_share_the_batch_out(calm: Harness) -> None:
+def test_ranks_divide_the_batch(calm: Harness) -> None:
     events = calm.events("calm-4")
     for step in range(1, 9):
         ids = [events.ranks[rank].by_step(StepEvent)[step].sample_ids for rank in range(4)]
@@ -78,7 +78,7 @@ def test_ranks_share_the_batch_out(calm: Harness) -> None:
         assert taken == calm.events("calm-1").main.by_step(StepEvent)[step].sample_ids
 
 
-def test_every_rank_tells_every_phase_and_collective(calm: Harness) -> None:
+def test_every_rank_records_every_phase_and_collective(calm: Harness) -> None:
     events = calm.events("calm-4")
     num_elements = 0
     for rank in range(4):
@@ -93,20 +93,20 @@ def test_every_rank_tells_every_phase_and_collective(calm: Harness) -> None:
     assert parameters <= num_elements <= 1.01 * parameters + 64 * 8
 
 
-def test_ranked_checkpoints(calm: Harness) -> None:
+def test_checkpoint_has_one_file_per_rank(calm: Harness) -> None:
     names = sorted(entry.name for entry in calm.folder("calm-4").checkpoint(8).iterdir())
     assert names == ["manifest.json", *(f"rank_{rank}.safetensors" for rank in range(4))]
 
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(6, marks=pytest.mark.slow)])
-def test_killed_and_resumed_is_bitwise_the_undisturbed_run(calm: Harness, step: int) -> None:
+def test_killed_and_resumed_run_is_bitwise_equal_to_the_undisturbed_run(calm: Harness, step: int) -> None:
     name = f"killed-{step}"
     words = ("--set", f"name={name}")
     process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *words)
     calm.wait_for_step(name, step, process)
     family = kill_tree(process)
     process.communicate()
-    wait_until(lambda: all_gone(family), 10, "the killed world to go")
+    wait_until(lambda: all_gone(family), 10, "the killed world to end")
     calm.run("frog", "run", "--nproc", "2", "--", "train", "--resume", f"runs/{name}")
     for key in ("weights_sha256", "order_sha256", "step", "loss"):
         assert calm.record(name)[key] == calm.record("calm-2")[key]
@@ -115,7 +115,7 @@ def test_killed_and_resumed_is_bitwise_the_undisturbed_run(calm: Harness, step: 
 
 
 @pytest.mark.slow
-def test_a_run_that_ended_between_its_last_checkpoint_and_its_record_gets_one(calm: Harness) -> None:
+def test_resume_after_the_last_checkpoint_writes_the_missing_record(calm: Harness) -> None:
     calm.train(2, "no-record")
     calm.folder("no-record").record_json.unlink()
     calm.run("frog", "run", "--nproc", "2", "--", "train", "--resume", "runs/no-record")
@@ -124,7 +124,7 @@ def test_a_run_that_ended_between_its_last_checkpoint_and_its_record_gets_one(ca
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_resumed_in_another_world_takes_the_same_samples(calm: Harness, world_size: int) -> None:
+def test_run_resumed_in_another_world_uses_the_same_samples(calm: Harness, world_size: int) -> None:
     name = f"moved-{world_size}"
     calm.train(2, name, "train.steps=8")
     for step in (6, 8):  # as if the run had ended after step 4
@@ -141,7 +141,7 @@ def test_resumed_in_another_world_takes_the_same_samples(calm: Harness, world_si
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-def test_a_polite_stop_saves_and_leaves(calm: Harness, number: signal.Signals, code: int) -> None:
+def test_signal_saves_a_checkpoint_and_ends_the_run(calm: Harness, number: signal.Signals, code: int) -> None:
     name = f"stopped-{code}"
     settings = [
         word for text in (f"name={name}", "train.steps=2000", "checkpoint.every=1000") for word in ("--set", text)
@@ -161,7 +161,7 @@ def test_a_polite_stop_saves_and_leaves(calm: Harness, number: signal.Signals, c
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_named_and_nobody_is_left(calm: Harness) -> None:
+def test_killed_rank_is_named_and_the_world_ends(calm: Harness) -> None:
     settings = [word for text in ("name=lost", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)]
     process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
     calm.wait_for_step("lost", 2, process)
@@ -171,11 +171,11 @@ def test_a_killed_rank_is_named_and_nobody_is_left(calm: Harness) -> None:
     _, err = run_to_end(process, 60)
     assert process.returncode == 137
     assert f"rank 1 (pid {pid}) was killed by SIGKILL" in err[err.rindex("error:") :]
-    wait_until(lambda: all_gone(family), 10, "the world to go")
+    wait_until(lambda: all_gone(family), 10, "the world to end")
 
 
 @pytest.mark.slow
-def test_no_rank_outlives_its_launcher(calm: Harness) -> None:
+def test_ranks_end_with_their_launcher(calm: Harness) -> None:
     settings = [
         word for text in ("name=orphan", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)
     ]
@@ -184,11 +184,11 @@ def test_no_rank_outlives_its_launcher(calm: Harness) -> None:
     family = tree(process)
     process.kill()
     process.communicate()
-    wait_until(lambda: all_gone(family), 20, "the ranks to notice")
+    wait_until(lambda: all_gone(family), 20, "the ranks to end")
 
 
 @pytest.mark.slow
-def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Harness) -> None:
+def test_diverging_run_is_reported_with_step_rank_and_samples(calm: Harness) -> None:
     done = calm.train(2, "nan", "optimizer.learning_rate=1e30", "optimizer.grad_clip=off", code=1)
     last = done.stderr[done.stderr.rindex("error:") :]
     assert "not finite" in last
@@ -202,7 +202,7 @@ def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Harness) -> No
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over(calm: Harness) -> None:
+def test_damaged_checkpoint_is_skipped(calm: Harness) -> None:
     calm.train(2, "damaged")
     path = calm.folder("damaged").checkpoint(8) / "rank_1.safetensors"
     data = bytearray(path.read_bytes())
@@ -225,7 +225,7 @@ def test_a_damaged_checkpoint_is_passed_over(calm: Harness) -> None:
         (2, ("data.name=absent",), ("absent",)),
     ],
 )
-def test_bad_input_is_one_error_from_rank_0(
+def test_invalid_input_gives_one_error_from_rank_0(
     calm: Harness, nproc: int, settings: Sequence[str], words: Sequence[str]
 ) -> None:
     done = calm.train(nproc, "bad", *settings, code=2)
@@ -237,7 +237,7 @@ def test_bad_input_is_one_error_from_rank_0(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [("train.activation_checkpointing=true",), ("train.grad_accum=1",)])
-def test_what_must_not_change_the_numbers_does_not(calm: Harness, settings: Sequence[str]) -> None:
+def test_settings_that_must_not_change_the_numbers_do_not(calm: Harness, settings: Sequence[str]) -> None:
     name = "same-" + settings[0].split("=")[0].replace(".", "-")
     calm.train(1, name, *settings)
     assert calm.record(name)["weights_sha256"] == calm.record("calm-1")["weights_sha256"]
@@ -245,7 +245,7 @@ def test_what_must_not_change_the_numbers_does_not(calm: Harness, settings: Sequ
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_learns(calm: Harness, precision: str) -> None:
+def test_mixed_precision_trains(calm: Harness, precision: str) -> None:
     calm.train(2, precision, f"train.precision={precision}", "train.steps=12")
     values = losses(calm, precision)
     assert values[-1] < values[0]
@@ -258,15 +258,15 @@ def test_mixed_precision_learns(calm: Harness, precision: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1260)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here, and torch.compile on a CPU needs it")
-def test_a_compiled_model_trains_to_the_same_losses(calm: Harness) -> None:
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++")
+def test_compiled_model_trains_to_the_same_losses(calm: Harness) -> None:
     calm.train(1, "compiled", "train.compile=true", "train.steps=2", "eval.sample_tokens=0", timeout=400)
     torch.testing.assert_close(losses(calm, "compiled"), losses(calm, "calm-1")[:2], rtol=1e-5, atol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs pip install 'frog[deepspeed]'")
-def test_a_file_that_deepspeed_refuses_is_told_in_words(harness: Harness) -> None:
+def test_file_that_deepspeed_rejects_is_reported(harness: Harness) -> None:
     (harness.root / "pond.json").write_text('{"zero_optimization": {"stage": 2, "puddles": 1}}')
     deepspeed = ("strategy.name=zero2", "strategy.implementation=deepspeed", "strategy.deepspeed_file=pond.json")
     done = harness.run("frog", "train", "run.toml", *set_words("name=refused", *deepspeed), code=2)
