@@ -202,7 +202,7 @@ def tries(here: Harness) -> list[list[str]]:
 
 def test_restart_policy_never_creates_new_pods(here: Harness) -> None:
     done = here.run(*start(here, counted(spec__backoffLimit=2)))
-    assert "failure 2, the Job's backoffLimit allows 2" in done.stderr
+    assert "(failure 2, backoffLimit 2)" in done.stderr
     assert "Job small is complete" in done.stderr
     assert [len({column[n] for column in tries(here)}) for n in (0, 1)] == [3, 3], "new names and addresses"
 

@@ -150,7 +150,7 @@ HEAD_LOCALHOST = Trap(
 HEAD_OF_ITS_OWN = Trap(
     "head-of-its-own",
     WASTES,
-    "srun runs this on each node, so each node becomes its own head",
+    "srun runs this on each node, so each node becomes its own rendezvous host",
     'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), before srun',
 )
 HEAD_NOT_NODE_0 = Trap(

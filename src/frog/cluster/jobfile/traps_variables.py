@@ -100,7 +100,7 @@ def hand_in_findings(job: JobFile) -> Iterator[Finding]:
 ANSWER_FOR_NUMBER = Trap(
     "answer-for-number",
     FAILS,
-    "sbatch prints «Submitted batch job 1», and refuses the next job with this text as a job id",
+    "sbatch prints 'Submitted batch job 1', and refuses the next job with this text as a job id",
     "{name}=$(sbatch --parsable ...)",
 )
 

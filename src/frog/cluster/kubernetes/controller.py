@@ -163,7 +163,7 @@ class JobController:
             _say(f"{how}; this failure does not count")
         else:
             self.failures += 1
-            _say(f"{how}; failure {self.failures}, the Job's backoffLimit allows {self.job.backoff_limit}")
+            _say(f"{how} (failure {self.failures}, backoffLimit {self.job.backoff_limit})")
             if self.failures > self.job.backoff_limit:
                 self.reason = ("BackoffLimitExceeded", how)
         return self.reason is None
