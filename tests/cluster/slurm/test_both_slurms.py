@@ -137,7 +137,7 @@ def _states(env: Mapping[str, str], job: str) -> list[dict[str, str]]:
     for line in done.stdout.splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         names = ("ArrayTaskId", "JobState", "Reason", "ExitCode", "Restarts", "Requeue", "TimeLimit", "NumNodes")
-        # Slurm's scheduler replaces no limit by a year.
+        # Slurm's scheduler replaces no limit with a year.
         fields["TimeLimit"] = fields["TimeLimit"].replace("365-00:00:00", "UNLIMITED")
         found.append({key: fields[key] for key in names if key in fields})
     return sorted(found, key=lambda table: int(table.get("ArrayTaskId", 0)))
