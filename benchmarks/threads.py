@@ -117,7 +117,7 @@ def print_table(times: dict[str, list[float]], steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=3, help="of a turn")
+    parser.add_argument("--steps", type=int, default=3, help="steps per turn")
     parser.add_argument("--seconds", type=float, default=25.0, help="time for each setting under each load")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument("--trainer", action="store_true", help=argparse.SUPPRESS)

@@ -349,12 +349,12 @@ def test_damage_affects_only_the_new_checkpoint(kind: str, tmp_path: Path, monke
     swaps: list[threading.Timer] = []
 
     def swap() -> None:
-        beside = target.with_name(".step_2.new")
-        beside.mkdir()
-        (beside / part.name).write_bytes(b"new, and whole")
+        staging = target.with_name(".step_2.new")
+        staging.mkdir()
+        (staging / part.name).write_bytes(b"new, and whole")
         assert part.read_bytes() == b"old, and damaged"
         shutil.rmtree(target)
-        beside.rename(target)
+        staging.rename(target)
 
     def save(step: int) -> int:
         swaps.append(threading.Timer(0.1, swap))

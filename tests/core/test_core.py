@@ -36,7 +36,7 @@ def test_device_or_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert link.is_symlink()
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="No such device or address"):
-        write_atomic(pipe, "to nobody")
+        write_atomic(pipe, "unread")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     write_atomic(pipe, "to you")
     assert os.read(reader, 100) == b"to you"
@@ -77,14 +77,14 @@ def test_lock_file_is_not_created_through_a_link(tmp_path: Path) -> None:
 
 def test_write_atomic_survives_a_rename_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 renames a checkpoint's folder as soon as every rank's part is in it."""
-    beside, whole, replace = tmp_path / "beside", tmp_path / "whole", os.replace
+    staging, whole, replace = tmp_path / "staging", tmp_path / "whole", os.replace
 
     def replace_and_rename(source: Path, target: Path) -> None:
         replace(source, target)
-        beside.rename(whole)
+        staging.rename(whole)
 
     monkeypatch.setattr(os, "replace", replace_and_rename)
-    write_json(beside / "part.json", [1])
+    write_json(staging / "part.json", [1])
     assert os.listdir(whole) == ["part.json"]
     assert os.listdir(tmp_path) == ["whole"]
 

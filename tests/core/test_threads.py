@@ -18,8 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP 
 
 
 def spin_count(program: str, **chosen: str) -> int:
-    """Return how often a waiting thread polls before it sleeps, as reported by the OpenMP library when torch loads
-    it."""
+    """Return how often a waiting thread polls before it sleeps, as the OpenMP library reports it."""
     left_out = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
     env = {name: value for name, value in os.environ.items() if name not in left_out}
     env |= {"OMP_DISPLAY_ENV": "verbose", **chosen}

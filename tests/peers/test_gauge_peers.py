@@ -25,8 +25,7 @@ ENDED_BY = {
     "never-ends": (session, "_COMPUTING_S", 0.5),
     "hangs-after-loss": (session, "AFTER_FAULT_S", 1.0),
 }
-"""The limit that ends such a peer, shortened. On a slow machine any other peer could exceed it before its own
-mistake."""
+"""The limit that ends such a peer, shortened. On a slow machine any other peer could exceed it first."""
 
 
 def outcomes_of(command: list[str], folder: Path, worlds: tuple[int, ...], *only: str) -> dict[str, Outcome]:

@@ -172,8 +172,7 @@ def test_lost_node_returns(harness: Harness, undisturbed: dict[str, Any]) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_world_shrinks_and_grows_with_its_nodes(harness: Harness) -> None:
-    """Rank 0 is slow while alone, so that the node returns midway. Campaigns compare samples and losses of such
-    runs."""
+    """Rank 0 is slow while alone, so that the node returns midway. Campaigns compare samples and losses."""
     err = disturb(
         harness,
         "nodes-elastic",

@@ -27,7 +27,7 @@ from frog.launch.commands import read_world
 from frog.launch.nodes import Nodes
 from frog.runs.folder import RunFolder, check_output
 
-_HEAD = ("  no", f"{'fault':<42}", "exit", "left s", f"{'found':<38}", f"{'went on':<19}", " sec", "verdict")
+_HEAD = ("  no", f"{'fault':<42}", "exit", "left s", f"{'found':<38}", f"{'continued':<19}", " sec", "verdict")
 
 
 def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
@@ -65,13 +65,13 @@ def read_count(words: str) -> int | None:
 
 
 def choose_kinds(requested: str | None, nodes: Nodes, network: bool, shrinks: bool = False) -> list[str]:
-    """Return the kinds that a campaign draws from: those named, or all that are possible in such a world.
+    """Return the kinds that a campaign draws from: those named, or every kind that is possible in such a world.
 
     shrinks: only losses that leave other ranks.
     """
     size = nodes.most * nodes.ranks
     if shrinks and size < 3:
-        raise UsageError(f"--on-loss shrink: a world of {size}: one remaining rank is no majority", "use --nproc 4")
+        raise UsageError(f"--on-loss shrink: a world of {size}: one remaining rank is not a majority", "use --nproc 4")
     possible = [name for name, kind in KINDS.items() if kind.missing(size, network, shrinks) is None]
     if shrinks:
         possible = [name for name in possible if KINDS[name].survivable and (nodes.several or not KINDS[name].of_node)]
@@ -84,8 +84,7 @@ def choose_kinds(requested: str | None, nodes: Nodes, network: bool, shrinks: bo
 
 
 def can_restart(kind: str, nodes: Nodes) -> bool:
-    """True if the launcher can restart after it: not without its only node, nor with all if one is cut off
-    permanently."""
+    """True if the launcher can restart after it: not without its only node, nor if a cut is permanent."""
     if not KINDS[kind].of_node:
         return True
     return nodes.elastic if KINDS[kind].severs else nodes.several
@@ -113,7 +112,7 @@ class Campaign:
     seed: int
     out: Path
     kinds: str | None = None
-    """The requested kinds; None: all that are possible."""
+    """The requested kinds; None: every possible kind."""
     verdicts: list[Verdict] = field(default_factory=list)
     num_faults: int = 0
 

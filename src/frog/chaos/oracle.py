@@ -22,8 +22,8 @@ _RTOL = 1e-5
 """Relative tolerance of losses between worlds of different sizes."""
 
 _SLOW_S = 3.0
-"""How much longer a campaign's slow phase takes. For one or two late steps, the diagnosis requires three times the rest
-of the step."""
+"""Delay of a campaign's slow phase. For only one or two late steps, the diagnosis requires three times a normal
+step."""
 
 _ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *MESSAGES)
 """Operations that a rank can skip or call with another tensor: those that `Axis` reports to observers."""
@@ -83,8 +83,7 @@ class Oracle:
         return faults
 
     def _aim(self, name: str, generator: random.Random) -> Fault:
-        """Draw the rank, then the step, then the phase: each choice is uniform, regardless of how many places it
-        has."""
+        """Draw the rank, then the step, then the phase: each uniformly, regardless of its number of places."""
         places = self._targets(name)
         for field in ("rank", "step", "phase", "micro"):
             value = generator.choice(sorted({getattr(place, field) for place in places}))
@@ -115,8 +114,7 @@ class Oracle:
         return place.step > first and (kind.collective, place.alterable) != ("resized", "send")
 
     def next_collective(self, fault: Fault) -> Place | None:
-        """Return the rank's next collective after the fault, or, for a checkpoint fault, after the checkpoint is
-        complete."""
+        """Return the rank's next collective after the fault, or after the damaged checkpoint is complete."""
         own = self._from(fault)[KINDS[fault.kind].damages_checkpoint :]
         return next((place for place in own if place.communicates), None)
 

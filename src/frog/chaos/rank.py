@@ -165,8 +165,7 @@ class Injector(Midway):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _fill_disk(self, number: int, fault: Fault) -> None:
-        """Redirect this rank's part of the next checkpoint to the device that is always full, where writes fail with
-        ENOSPC."""
+        """Redirect this rank's part of the next checkpoint to the device that is always full: writes raise ENOSPC."""
         staging = self._run.folder.staged_checkpoint(fault.step, self._run.attempt)
         staging.mkdir(parents=True, exist_ok=True)
         part = staging / part_file(self._run.world.rank)

@@ -114,8 +114,7 @@ def plan_all_losses(kinds: Sequence[str], oracle: Oracle, seed: int) -> list[Los
 
 
 def plan_losses(faults: Sequence[Fault], oracle: Oracle, seed: int, scenes: Sequence[int] | None = None) -> list[Loss]:
-    """Plan losses in rotation or as given: one alone; of rank 0; two at once; while a rank joins; of the joining
-    rank."""
+    """Plan losses by scene: alone; of rank 0; two together; while a rank joins; of the joining rank."""
     generator, planned = random.Random(f"{seed} losses"), list[Loss]()
     through_sockets = len({*oracle.node_of.values()}) == oracle.world_size
     for number, (fault, scene) in enumerate(zip(faults, scenes or itertools.cycle(range(_SCENES)), strict=False)):
@@ -216,8 +215,7 @@ def _close(loss: float | None, expected: float | None) -> bool:
 
 
 def member_problems(loss: Loss, run: RecordedRun, oracle: Oracle) -> list[str]:
-    """Check that all members reported the same changes, that the right ranks remain, and that their weights are
-    equal."""
+    """Check that all members report the same changes, the right ranks remain, and their weights are equal."""
     reported = sorted((e for said in run.ranks.values() for e in said.of(MembershipEvent)), key=lambda e: e.epoch)
     by_epoch = {epoch: list(events) for epoch, events in itertools.groupby(reported, key=lambda e: e.epoch)}
     loss.changes = tuple(max(events, key=lambda e: len(e.lost + e.joined)) for events in by_epoch.values())

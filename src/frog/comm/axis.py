@@ -172,7 +172,7 @@ class Axis:
 
     @_observed
     def start_all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
-        """Sum `x` over the axis, or take its maximum, in place. Bytes reported: x's; each rank sends 2(n-1)/n of
+        """Sum `x` over the axis in place, or take its maximum. Bytes reported: x's; each rank sends 2(n-1)/n of
         them."""
         return self._start("all_reduce", x.nbytes, lambda: dist.all_reduce(x, op, self.group, async_op=True))
 
@@ -219,8 +219,7 @@ class Axis:
     def start_all_to_all(
         self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]] | None = None
     ) -> Pending:
-        """Send the i-th slice of `sent` to rank i; fill `received` with the arriving slices, in order. Bytes reported:
-        sent's.
+        """Send the i-th slice of `sent` to rank i; fill `received` with its slices, in order. Bytes reported: sent's.
 
         `counts` are the numbers of rows received from and sent to each rank; without it the slices are equal.
         """

@@ -101,8 +101,7 @@ def target_of(whole: Tensor, shard: LocalShard) -> Tensor:
 def assemble(
     shapes: Mapping[str, tuple[int, ...]], shards: Sequence[LocalShard], axis: Axis
 ) -> Iterator[tuple[str, Tensor]]:
-    """Assemble whole tensors, bit for bit, on every rank, from all shards; zeros where no rank has any. A collective
-    call.
+    """Assemble whole tensors from all shards, bit for bit, on every rank; zeros where no rank has any. Collective.
 
     Comm:    all-reduces of the tensors' bits, about 16 MiB each: every rank except a shard's first copy adds zeros.
     """

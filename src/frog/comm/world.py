@@ -62,8 +62,7 @@ class World:
         self._recorder[0] = recorder
 
     def make_axis(self, name: str, ranks_of_all: Sequence[Sequence[int]]) -> Axis:
-        """Return this rank's axis from `ranks_of_all`, which is the same on every rank: together the axes are the
-        world."""
+        """Return this rank's axis from `ranks_of_all`, the same list on every rank, which covers the world."""
         own: Axis | None = None
         for ranks in ranks_of_all:
             # torch requires that every rank creates all groups in the same order, including those it is not in.

@@ -107,8 +107,7 @@ def _srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_lone_accelerate(environ: Mapping[str, str]) -> None:
-    """Reject accelerate's MULTI_CPU without mpirun: it sets up a rendezvous for several ranks, but starts one
-    process."""
+    """Reject accelerate's MULTI_CPU without mpirun, which sets up a rendezvous but starts only one process."""
     if all(environ.get(name) for name in ("ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT")):
         raise UsageError(
             "accelerate launch started one process and set MASTER_ADDR for several ranks, but no RANK: "

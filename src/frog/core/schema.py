@@ -37,8 +37,7 @@ _MOST_TOML_BYTES = 1 << 20
 """Most bytes of a TOML text: Python's TOML parser is slow, and reads this much in a second."""
 
 _MOST_DEPTH, _MOST_KEY_PARTS = 100, 32
-"""Limits of nested tables, and of parts in a key such as a.b.c: each part is a table, and the parser keeps all of them
-for each part."""
+"""Limits of nested tables, and of parts in a key such as a.b.c, each of which is a table for the parser."""
 
 _MOST_SHOWN = 80
 """Most characters of a value that an error quotes."""
@@ -112,8 +111,7 @@ def read_bounded(
 
 
 def _read_unsized(file: IO[bytes], most_bytes: int) -> bytes:
-    """Read a file of unknown size (in /proc, or passed by the shell, possibly endless), up to one byte beyond the
-    limit.
+    """Read a file of unknown size (in /proc, or a pipe from the shell, possibly endless), to one byte past the limit.
 
     It is read in pieces, since a read of N bytes allocates memory for N bytes.
     """

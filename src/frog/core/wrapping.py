@@ -14,8 +14,7 @@ from frog.core.env import variable
 
 
 def terminal_columns(stream: TextIO | None = None) -> int | None:
-    """Return the width of the terminal behind a stream (standard output by default), or None if it is not a
-    terminal."""
+    """Return the width of the terminal behind a stream (default: standard output); None if it is not a terminal."""
     return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else None
 
 

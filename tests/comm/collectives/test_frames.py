@@ -1,5 +1,4 @@
-"""A frame is accepted if its seal is valid: not if it is damaged, repeated, reordered, foreign or of another
-version."""
+"""A frame is accepted only if its seal is valid: damaged, repeated, reordered, foreign and outdated ones are not."""
 
 from __future__ import annotations
 

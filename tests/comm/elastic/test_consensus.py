@@ -290,7 +290,7 @@ def test_half_without_the_lowest_rank_does_not_continue() -> None:
     assert half.step(0) == "tell"
     assert half.step(0) == "wait"
     assert half.step(1.5) == "tell", "the silent rank 0 is left out of the proposal"
-    assert half.step(1.5) == "wait", "but one of two, without the lowest, is no quorum"
+    assert half.step(1.5) == "wait", "but one of two, without the lowest, is not a quorum"
     with pytest.raises(LeftOut, match=r"only ranks \[1\] can be reached"):
         half.step(4)
     lower = consensus(identity=0)

@@ -67,8 +67,7 @@ class Reduction:
         self.finish(out)
 
     def finish(self, x: Buffer) -> None:
-        """Complete the reduction once `x` combines all ranks' values: turn the sum into an average, if that was asked
-        for."""
+        """Complete the reduction once `x` combines all ranks' values: for an average, divide the sum."""
         if self._op != "avg":
             return
         if x.dtype not in _HALVES:

@@ -116,8 +116,7 @@ def all_gather(mesh: Mesh, seq: int, tag: int, parts: Sequence[Buffer]) -> None:
 
 
 def all_to_all(mesh: Mesh, seq: int, tag: int, leave: Sequence[Buffer], arrive: Sequence[Buffer]) -> None:
-    """Send `leave[i]` to rank i, and receive rank i's part for this rank in `arrive[i]`. The caller copies its own
-    part.
+    """Send `leave[i]` to rank i, and receive `arrive[i]` from it. The caller copies its own part.
 
     Parts are not split into pieces, since none is summed or forwarded: a frame costs about 30 us of processor time.
 

@@ -58,8 +58,7 @@ class Group:
 
     @operation("entry")
     def _share(self) -> Segment | None:
-        """Map the memory that the ranks of this node share; None for a single rank, or if any node lacks memory for
-        it."""
+        """Map the memory that the ranks of this node share; None for a single rank, or if any node lacks memory."""
         heads = [ranks[0] for ranks in self._nodes if len(ranks) > 1]
         path = create(len(self._local)) if self.rank in heads else None
         try:

@@ -114,8 +114,7 @@ class Segment:
         reduction.finish(x)
 
     def all_reduce_of_two(self, x: Buffer, reduction: Reduction) -> None:
-        """Reduce between two ranks: each writes all of `x` and sums all; the same bytes as in parts, and half the
-        waiting.
+        """Reduce between two ranks: each writes all of `x` and sums all, with the same bytes and half the waiting.
 
         Comm:    one step per slice; each rank writes and reads S bytes.
         """

@@ -147,8 +147,7 @@ class Consensus:
         return "wait"
 
     def is_quorum(self) -> bool:
-        """True if the ranks believed alive outnumber the others not known to be dead, or are half including the
-        lowest."""
+        """True if the ranks believed alive outnumber the others not known to be dead, or tie and include the lowest."""
         voters = set(self._members) - self._dead
         left = voters & self.alive
         return 2 * len(left) > len(voters) or (2 * len(left) == len(voters) and min(voters) in left)

@@ -130,7 +130,7 @@ class JoinEndpoint:
                 found = answer(self._place, {_NO_IDENTITY}, time.monotonic() + _LISTENS_S, [self._bell])
                 self._receive(found[_NO_IDENTITY])
             for line in self._place.refused:
-                with suppress(OSError, ValueError):  # where it is written is full, or closed by now
+                with suppress(OSError, ValueError):  # the log is full or closed
                     self._refused(line)
             self._place.refused.clear()
 

@@ -40,8 +40,7 @@ _PATIENCE_S = 5.0
 
 
 class JoinEndpointFile(Typed, frozen=True):
-    """`door.json` of a run that other ranks may join: the address of its first member, and the run's secret. Only the
-    owner may read it."""
+    """The file `door.json`: the address of the run's first member, and its secret. Only the owner may read it."""
 
     KIND: ClassVar[str] = "the join endpoint of a run"
     FORMAT: ClassVar[int] = 1
@@ -51,8 +50,7 @@ class JoinEndpointFile(Typed, frozen=True):
     port: Port
     secret: str
     full: Literal["numbers", "batch"] | None = None
-    """Why no rank can join, so that no member listens: no identity is left, or, for now, a step has no sequence
-    left."""
+    """Why no rank can join and no member listens: no identity is left, or currently a step has no sequence left."""
 
 
 @dataclass
