@@ -33,7 +33,7 @@ def rendezvous() -> Figure:
     figure.arrow(816, 302, 452, 206, "r2", 5)
     figure.arrow(1034, 302, 452, 170, "r3", 5)
     figure.text(
-        580, 492, "each says its rank; when all four are in, each learns where the others are", "ink", "middle", 30
+        580, 492, "each rank sends its number; once all four join, each learns all addresses", "ink", "middle", 30
     )
     return figure
 
@@ -128,7 +128,7 @@ def slurm() -> Figure:
             figure.box(x + 20 + 98 * rank, 362, 90, 76, str(4 * node + rank), f"r{4 * node + rank}", size=36)
     figure.text(0, 382, "8 ranks,", "ink", size=34, style="bold")
     figure.text(0, 426, "one world", "ink", size=34, style="bold")
-    figure.text(1160, 506, "they meet on the first node, at a port made from the job's number", "quiet", "end", 28)
+    figure.text(1160, 506, "rendezvous on the first node; the port depends on the job id", "quiet", "end", 28)
     return figure
 
 

@@ -103,7 +103,7 @@ def tree() -> Figure:
     for rank, (x, y) in places.items():
         figure.box(x - 44, y, 88, 66, str(rank), f"r{rank % 8}", size=34)
     figure.text(0, 506, "sums go up, then the result comes down", "quiet", size=28)
-    figure.text(1160, 40, "messages one after the other", "quiet", "end", 28)
+    figure.text(1160, 40, "sequential messages", "quiet", "end", 28)
     for column, words, color in ((740, "ranks", "quiet"), (950, "ring", "ink"), (1160, "tree", "optimize")):
         figure.text(column, 104, words, color, "end", 32, "bold")
     figure.line([(610, 124), (1160, 124)], "line", 2)
