@@ -26,8 +26,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:  # otherwise threads compete for cores, which takes ten times as long
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _QUICK_IMPORTS not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([_QUICK_IMPORTS, *filter(None, paths)])
 
 
+_QUICK_IMPORTS = str(Path(__file__).parent / "quick_imports")
 _APART = ("e2e/", "test_zoo", "test_benchmarks")
 _LONG = ("worlds/", "prove/", "launchers/", "slurm/", "demo/", "site/", "test_notebooks", *_APART)
 """Slow tests in order: first whole files, then files whose tests are distributed one by one. The others follow."""
