@@ -60,7 +60,7 @@ def test_endless_line_is_not_an_answer(tmp_path: Path) -> None:
 def test_endless_input_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/zero") as endless:
         monkeypatch.setattr(sys, "stdin", endless)
-        with pytest.raises(UsageError, match="standard input: found more than 16777216 bytes"):
+        with pytest.raises(UsageError, match="standard input has more than the maximum of 16777216 bytes"):
             list(_lines_of_input())
 
 
