@@ -270,5 +270,5 @@ def test_file_that_deepspeed_rejects_is_reported(harness: Harness) -> None:
     (harness.root / "pond.json").write_text('{"zero_optimization": {"stage": 2, "puddles": 1}}')
     deepspeed = ("strategy.name=zero2", "strategy.implementation=deepspeed", "strategy.deepspeed_file=pond.json")
     done = harness.run("frog", "train", "run.toml", *set_words("name=refused", *deepspeed), code=2)
-    assert "error: pond.json: DeepSpeed refuses it: 1 validation error" in done.stderr
+    assert "error: pond.json: DeepSpeed rejects it: 1 validation error" in done.stderr
     assert "Traceback" not in done.stderr
