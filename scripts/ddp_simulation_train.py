@@ -1,12 +1,12 @@
-"""The same model, trained by several processes at once: data parallelism (DDP), with proof in each rank's log.
+"""The same model, trained by several processes together: data parallelism (DDP), with proof in each rank's log.
 
     torchrun --nproc_per_node=2 scripts/ddp_simulation_train.py
 
-Every process ("rank") runs this whole file. Each holds a copy of the model and sees other samples; after each backward
-pass the ranks average their gradients, so all of them take the same step and the copies stay equal. On a cluster a rank
-has a GPU; here it has a share of your CPU, and nothing else in this file changes.
+Every process ("rank") runs this whole file. Each rank holds a copy of the model and trains on different samples. In
+each backward pass the ranks average their gradients, so all of them make the same update and the copies stay equal. On
+a cluster each rank has a GPU; here it has a share of your CPU, and the rest of this file stays the same.
 
-Look afterwards at logs/rank_0/train.log and logs/rank_1/train.log, side by side.
+Afterwards compare logs/rank_0/train.log and logs/rank_1/train.log.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-# Page 1, which lies beside this file: the model and three of its functions are used here as they stand there.
+# The first tutorial script, in the same folder: this script uses its model and three of its functions.
 from train_tiny_transformer import CONFIG, TinyTransformer, fingerprint, loss_of, read_batch
 
 from frog.config import load_model_config
@@ -44,17 +44,17 @@ from frog.runs.folder import RunFolder
 def join_world(timeout_s):
     """Find the other ranks; return this rank's number, the size of the world and this rank's device.
 
-    torchrun has told this process who it is in environment variables: RANK, WORLD_SIZE, LOCAL_RANK, and MASTER_ADDR and
-    MASTER_PORT, where all ranks meet. Started by plain `python`, it is a world of one.
+    torchrun describes this process in environment variables: RANK, WORLD_SIZE, LOCAL_RANK, and the address at which all
+    ranks connect, MASTER_ADDR and MASTER_PORT. Without torchrun, the world has one rank.
     """
     env = world_env()
-    # NCCL moves data between GPUs, one for each rank; gloo between CPUs.
+    # NCCL moves data between GPUs, with one GPU per rank; gloo moves data between CPUs.
     gpus = torch.cuda.is_available() and torch.cuda.device_count() >= env.local_world_size
     device = torch.device("cuda", env.local_rank) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    bind_loopback(env.master_addr)  # a laptop's own name often does not resolve: stay on its loopback interface
-    # The timeout is how long a rank waits for the others in a collective. Without it a lost rank means half an hour.
+    bind_loopback(env.master_addr)  # a laptop's host name often does not resolve: use its loopback interface
+    # The timeout limits how long a rank waits for the others in a collective. The default is half an hour.
     options = {"backend": "nccl" if gpus else "gloo", "timeout": timedelta(seconds=timeout_s)}
     if gpus:
         options["device_id"] = device  # NCCL would guess it from the rank
@@ -65,14 +65,14 @@ def join_world(timeout_s):
 
 
 def gather(value):
-    """Every rank's `value`, in order of ranks, on every rank. A collective: it returns once all ranks called it."""
+    """Return every rank's `value`, in rank order, on every rank. A collective: returns once all ranks have called it."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def make_folder(rank):
-    """A folder for this run. Rank 0 makes it and tells the others: left to themselves they would make one each."""
+    """Create a folder for this run. Rank 0 creates it and sends the path; otherwise each rank would create its own."""
     chosen = [None]
     if rank == 0:
         number = 1
@@ -89,7 +89,7 @@ def make_folder(rank):
 
 
 class Samples(Dataset):
-    """The first windows of the training text, numbered. A rank asks for those that its sampler names."""
+    """The first windows of the training text, by number. A rank reads the windows that its sampler selects."""
 
     def __init__(self, windows, num_samples):
         self.windows, self.num_samples = windows, num_samples
@@ -102,12 +102,12 @@ class Samples(Dataset):
 
 
 def make_loader(samples, rank, world_size, args):
-    """Batches of sample numbers for this rank.
+    """Return a loader of batches of sample numbers for this rank.
 
     DistributedSampler shuffles all numbers with a seed that every rank knows, then deals them out like cards: rank r
-    takes the r-th, the (r + world size)-th and so on. No two ranks take the same, and nobody has to talk about it.
+    gets the r-th, the (r + world size)-th and so on. No two ranks get the same number, without any communication.
     """
-    if args.forget == "sampler":  # what everybody forgets once: now every rank takes every sample
+    if args.forget == "sampler":  # a common mistake: now every rank trains on every sample
         generator = torch.Generator().manual_seed(args.seed)
         return DataLoader(samples, args.batch_size, shuffle=True, generator=generator), None
     sampler = DistributedSampler(samples, num_replicas=world_size, rank=rank, shuffle=True, seed=args.seed)
@@ -115,39 +115,40 @@ def make_loader(samples, rank, world_size, args):
 
 
 def prove_step(ids_by_rank, num_padding, last_step):
-    """Raise if a sample of this step went to two ranks; return what can be said of the step.
+    """Raise if two ranks got the same sample in this step; return a summary of the step.
 
-    Every rank must take the same number of samples, or the last all-reduce would wait for a rank that has none left.
-    So where the ranks do not divide the samples, DistributedSampler deals the epoch's first few again, at its end.
+    Every rank must get the same number of samples, or the last all-reduce would wait for a rank that has none left.
+    So if the number of samples is not a multiple of the world size, DistributedSampler repeats the epoch's first few
+    samples at its end.
     """
     counts = Counter(sample for ids in ids_by_rank for sample in ids)
     twice = sorted(sample for sample, count in counts.items() if count > 1)
     if twice and not (last_step and len(twice) <= num_padding):
         where = [rank for rank, ids in enumerate(ids_by_rank) if twice[0] in ids]
-        raise RuntimeError(f"sample {twice[0]} went to ranks {where} in one step: the data are not split")
-    padded = f", but {twice}, which padding repeats" if twice else ""
-    return f"{sum(counts.values())} samples over all ranks, none on two{padded}"
+        raise RuntimeError(f"sample {twice[0]} went to ranks {where} in one step: the data is not split")
+    padded = f" except {twice}, which padding repeats" if twice else ""
+    return f"{sum(counts.values())} samples over all ranks, no duplicates{padded}"
 
 
 def prove_epoch(ids_by_rank, num_samples, num_padding):
-    """Raise unless the ranks together took every sample once, and the padding, and nothing else, once more."""
+    """Raise unless the ranks together used every sample once, and only the padding twice."""
     taken = Counter(sample for ids in ids_by_rank for sample in ids)
     if set(taken) != set(range(num_samples)) or sum(taken.values()) != num_samples + num_padding:
-        raise RuntimeError(f"{len(taken)} of {num_samples} samples were taken, {sum(taken.values())} times in all")
+        raise RuntimeError(f"{len(taken)} of {num_samples} samples were used, {sum(taken.values())} times in total")
     again = sorted(sample for sample, count in taken.items() if count > 1)
     padded = f"; padding repeated {again}" if again else ""
-    return f"{num_samples} samples, each taken by one rank and once{padded}"
+    return f"{num_samples} samples, each used by one rank, once{padded}"
 
 
 # ---- the gradient ----------------------------------------------------------------------------------------------------
 
 
 class LocalGradient:
-    """Looks at this rank's own gradient in the one moment when it can be seen.
+    """Measures this rank's own gradient before DDP averages it.
 
-    DDP packs gradients into buckets and, while backward still runs, averages each bucket as soon as it is full. After
-    backward() the `.grad` of every weight is already the average. So DDP is told to call `measure_then_average` instead
-    of its own all-reduce: there the bucket still holds what this rank alone computed.
+    DDP packs gradients into buckets and averages each bucket as soon as it is full, while the backward pass is still
+    running. After backward(), the `.grad` of every weight is already the average. So this class makes DDP call
+    `measure_then_average` in place of its all-reduce: at that point the bucket still holds this rank's own gradient.
     """
 
     def __init__(self):
@@ -163,7 +164,7 @@ class LocalGradient:
         gradient = bucket.buffer()
         self.norms.append(gradient.norm().item())
         self.num_bytes += gradient.nbytes
-        # Sum over all ranks, then divide. DDP by itself would not wait here, but go on with the next bucket.
+        # Sum over all ranks, then divide. DDP's own hook would not wait here, but continue with the next bucket.
         dist.all_reduce(gradient)
         averaged = torch.futures.Future()
         averaged.set_result(gradient.div_(dist.get_world_size()))
@@ -176,8 +177,8 @@ class LocalGradient:
 def train(rank, world_size, device, windows, config, args, say):
     torch.manual_seed(args.seed)
     model = TinyTransformer(config).to(device)
-    # From here on the copies are equal: DDP sends rank 0's weights to all. Small buckets, so that there are several;
-    # the angles of the positions never change, so they need not be sent again before each forward pass.
+    # From here on the copies are equal: DDP sends rank 0's weights to all ranks. Small buckets, so that there are some.
+    # The rotary angles never change, so DDP need not send them again before each forward pass.
     # (torch 2.11 and earlier call that option broadcast_buffers.)
     known = inspect.signature(DistributedDataParallel).parameters
     sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
@@ -189,28 +190,28 @@ def train(rank, world_size, device, windows, config, args, say):
     samples = Samples(windows, args.samples)
     loader, sampler = make_loader(samples, rank, world_size, args)
     num_padding = -args.samples % world_size if sampler else 0
-    share = f"{len(sampler)} for each of {world_size} ranks" if sampler else "all of them for every rank"
-    say(f"{args.samples} samples: {share}, {num_padding} of them padding; {len(loader)} steps an epoch", screen=True)
+    share = f"{len(sampler)} for each of {world_size} ranks" if sampler else "all samples for every rank"
+    say(f"{args.samples} samples: {share}, {num_padding} of them padding; {len(loader)} steps per epoch", screen=True)
     step = 0
     for epoch in range(1, args.epochs + 1):
         if sampler and args.forget != "set_epoch":
-            sampler.set_epoch(epoch)  # the seed of the shuffle: forgotten, every epoch has the order of the first
+            sampler.set_epoch(epoch)  # changes the shuffle; without it, every epoch has the order of the first
         epoch_ids = [[] for _ in range(world_size)]
         for ids in loader:
             step += 1
             if rank == args.fail_rank and step == args.fail_step:
-                raise RuntimeError(f"rank {rank} fails in step {step}, as --fail-rank and --fail-step ask")
+                raise RuntimeError(f"rank {rank} fails in step {step}, as requested by --fail-rank and --fail-step")
             inputs, labels = read_batch(windows, ids.numpy(), device)
             local.reset()
 
-            loss = loss_of(ddp, inputs, labels)  # Forward: on this rank's own samples
-            loss.backward()  #                     Backward, and within it Reduce: the gradients are averaged
+            loss = loss_of(ddp, inputs, labels)  # Forward: on this rank's samples
+            loss.backward()  #                     Backward, including Reduce: average the gradients
             averaged = math.hypot(*(weight.grad.norm().item() for weight in model.parameters()))
-            optimizer.step()  #                    Optimize: the same gradient, so the same step, on every rank
+            optimizer.step()  #                    Optimize: the same gradient and update on every rank
             optimizer.zero_grad()  #               Gradient zero
 
             metrics = {"loss": loss.item(), "gradient norm before": local.norm(), "after": averaged}
-            # Lab 2: add a metric of this rank to the line above, and find it in its log.
+            # Lab 2: add a metric of this rank to the dictionary above, and find it in the rank's log.
             weights = fingerprint(dict(model.named_parameters()))
             everyone = gather({"ids": ids.tolist(), "weights": weights, "loss": loss.item()})
             if len({other["weights"] for other in everyone}) > 1:
@@ -229,10 +230,10 @@ def train(rank, world_size, device, windows, config, args, say):
         say(f"epoch {epoch} | {prove_epoch(epoch_ids, args.samples, num_padding)}", screen=True)
 
 
-@record  # leaves the traceback of a failing rank where torchrun looks for it
+@record  # writes the traceback of a failing rank to the file that torchrun reads
 def main():
     args = read_arguments()
-    leave_with_parent()  # if torchrun is killed, this rank is not left behind
+    leave_with_parent()  # if torchrun is killed, this rank ends too
     config = load_model_config(args.config)
     data = ensure_prepared("python-docs" if args.data is None else args.data)
     windows = Windows(data.split("train"), args.sequence_length)
@@ -240,12 +241,12 @@ def main():
     check(args, world_size, windows, config, data)
     folder = make_folder(rank)
     folder.rank_log(rank).parent.mkdir(parents=True)
-    # Each rank writes its own file. torchrun can do that too (--redirects), but not on macOS.
+    # Each rank writes its own log. torchrun can redirect output too (--redirects), but not on macOS.
     with folder.rank_log(rank).open("w", buffering=1) as log:
 
         def say(line, screen=False):
             log.write(f"rank {rank} | {line}\n")
-            if screen and rank == 0:  # one rank speaks for all, or the terminal shows everything N times
+            if screen and rank == 0:  # only one rank prints, or the terminal would show every line N times
                 print(line, flush=True)
 
         where = f"pid {os.getpid()} on {host_name()}, {device}, {dist.get_backend()}"
@@ -253,12 +254,12 @@ def main():
         try:
             train(rank, world_size, device, windows, config, args, say)
         except Exception as error:
-            # The rank that failed says why; the others, which waited for it, say what its loss looks like from outside.
+            # The failed rank logs the cause; the ranks that waited for it log the error that they saw.
             say(f"FAILED: {type(error).__name__}: {str(error).splitlines()[0]}\n{traceback.format_exc()}")
             raise
         say(f"look at {', '.join(str(folder.rank_log(other)) for other in range(world_size))}", screen=True)
-    # The parts of a DDP model refer to each other in a circle. Left to the end of the process they would go after the
-    # process group, on which they rest, and that can crash.
+    # A DDP model contains reference cycles. If Python freed it at exit, after the process group that it uses, the
+    # process could crash.
     gc.collect()
     dist.destroy_process_group()
 
@@ -267,12 +268,12 @@ def main():
 
 
 def check(args, world_size, windows, config, data):
-    """Tell what cannot be before the first step, on every rank alike."""
+    """Reject invalid settings before the first step, identically on every rank."""
     if args.fail_rank is not None and not 0 <= args.fail_rank < world_size:
-        raise UsageError(f"--fail-rank {args.fail_rank}: the ranks are 0 to {world_size - 1}", "name one of them")
+        raise UsageError(f"--fail-rank {args.fail_rank}: the ranks are 0 to {world_size - 1}", "choose one of them")
     if not world_size <= args.samples <= len(windows):
-        limits = f"between {world_size}, one for each rank, and {len(windows)}, which the text has"
-        raise UsageError(f"--samples {args.samples}: must be {limits}", "choose a number between the two")
+        limits = f"between {world_size}, one per rank, and {len(windows)}, the number of windows in the text"
+        raise UsageError(f"--samples {args.samples}: must be {limits}", "choose a number in this range")
     if data.vocab_size > config.vocab_size:
         raise UsageError(f"the text has {data.vocab_size} tokens, the model's vocab_size={config.vocab_size}")
     if args.sequence_length > config.max_position_embeddings:
@@ -290,17 +291,17 @@ def read_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=positive, default=2)
     parser.add_argument("--samples", type=positive, default=320, help="how many the ranks share; default: 320")
-    parser.add_argument("--batch-size", type=positive, default=8, help="samples of one rank in one step; default: 8")
+    parser.add_argument("--batch-size", type=positive, default=8, help="samples per rank and step; default: 8")
     parser.add_argument("--sequence-length", type=positive, default=64)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--log-every", type=positive, default=10, metavar="STEPS")
     parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--data", metavar="NAME", help="a prepared data set; default: python-docs")
     parser.add_argument("--config", type=Path, default=CONFIG, help="the model file; default: config/config.json")
-    parser.add_argument("--timeout-s", type=positive, default=60, help="how long a rank waits for the others")
-    parser.add_argument("--fail-rank", type=int, metavar="RANK", help="let this rank fail ...")
+    parser.add_argument("--timeout-s", type=positive, default=60, help="seconds that a rank waits for the others")
+    parser.add_argument("--fail-rank", type=int, metavar="RANK", help="make this rank fail ...")
     parser.add_argument("--fail-step", type=positive, default=5, metavar="STEP", help="... in this step; default: 5")
-    parser.add_argument("--forget", choices=["sampler", "set_epoch"], help="leave one line out, and see what breaks")
+    parser.add_argument("--forget", choices=["sampler", "set_epoch"], help="omit one call, and see what breaks")
     return parser.parse_args()
 
 
@@ -311,4 +312,4 @@ if __name__ == "__main__":
         if world_env().is_main:
             print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    leave(0)  # at once: while Python takes torch apart, threads of torch may still be at work, and end in a crash
+    leave(0)  # exit immediately: at a normal exit, torch's threads may still be running and crash

@@ -1,10 +1,10 @@
-"""How long a training step waits for its batch: one loader that starves the step, one that does not.
+"""Measure how long a training step waits for its batch, with a slow loader and with one that reads ahead.
 
     python scripts/feed_the_step.py --workers 0
     python scripts/feed_the_step.py --workers 2
 
-Reading a sample takes --read-ms, as from a disk or a server that many share. With no workers the program reads every
-sample itself, between two steps. Each worker is a process that reads ahead while the step computes.
+Reading a sample takes --read-ms, as from a shared disk or server. Without workers, the program itself reads all samples
+between two steps. Each worker is a process that reads ahead while the step computes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class SlowText(Dataset[Tensor]):
-    """Samples of 64 tokens, each of which takes `read_ms` to read."""
+    """Samples of 64 tokens; reading each takes `read_ms`."""
 
     def __init__(self, samples: int, read_ms: float) -> None:
         self.samples, self.read_ms = samples, read_ms
@@ -31,12 +31,12 @@ class SlowText(Dataset[Tensor]):
         return self.samples
 
     def __getitem__(self, index: int) -> Tensor:
-        time.sleep(self.read_ms / 1000)  # here a real data set reads a file, decodes it, cuts it into tokens
+        time.sleep(self.read_ms / 1000)  # a real data set would read a file, decode it and tokenize it
         return torch.randint(0, 2048, (64,), generator=torch.Generator().manual_seed(index))
 
 
 def measure(loader: DataLoader[Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
-    """Medians over the steps after the first: seconds of waiting for the batch, seconds of computing."""
+    """Return the median seconds of waiting for a batch and of computing, over all steps except the first."""
     waits, computes, end = [], [], time.perf_counter()
     for tokens_BT in loader:
         begin = time.perf_counter()
@@ -53,7 +53,7 @@ def measure(loader: DataLoader[Tensor], model: nn.Module, optimizer: torch.optim
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=0, help="processes that read ahead (num_workers)")
-    parser.add_argument("--read-ms", type=float, default=4.0, help="how long reading one sample takes")
+    parser.add_argument("--read-ms", type=float, default=4.0, help="milliseconds to read one sample")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=16)
     args = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Separate kernels against fused ones: how many operators run, and how long they take.
+"""Compare separate and fused kernels: the number of operators, and their time.
 
     python scripts/fused_kernels.py
 
-A kernel is one pass over memory. `gate` is four operators: each reads tensors from memory and writes one back.
-torch.compile makes one kernel of them, which reads each input once and writes the result once. AdamW's update is the
-usual example: several operators for each parameter, or one fused kernel.
-The same happens on a GPU, where in addition each kernel has to be launched.
+A kernel is one pass over memory. `gate` has four operators: each reads tensors from memory and writes one back.
+torch.compile fuses them into one kernel, which reads each input once and writes the result once. AdamW's update is
+another example: several operators per parameter, or one fused kernel.
+The same applies to a GPU, where each kernel launch costs additional time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Both are read when torch loads: threads that wait sleep and do not spin; the profiler writes no messages of its own.
+# torch reads both when it loads: waiting threads sleep instead of spinning; the profiler prints no messages.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
@@ -33,7 +33,7 @@ def gate(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 
 
 def adamw(tensors: int, **how: Any) -> torch.optim.AdamW:
-    """An optimizer over `tensors` small parameters with gradients, as a model of many layers has them."""
+    """Create an optimizer for `tensors` small parameters with gradients, like those of a model with many layers."""
     parameters = [torch.ones(64, 64, requires_grad=True) for _ in range(tensors)]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 0.1)
@@ -41,7 +41,7 @@ def adamw(tensors: int, **how: Any) -> torch.optim.AdamW:
 
 
 def operators_of(call: Callable[[], object]) -> int:
-    """How many operators one call runs; what torch.compile has compiled counts as one."""
+    """Count the operators of one call; a graph from torch.compile counts as one."""
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         call()
     ran = ("aten::", "## Call CompiledFxGraph")
@@ -73,7 +73,7 @@ def main() -> None:
         torch.testing.assert_close(fused(x, y, z), gate(x, y, z))
         show("gate, fused by torch.compile", lambda: fused(x, y, z))
     else:
-        print("gate, fused: torch.compile needs a C++ compiler, and there is none here")
+        print("gate, fused: torch.compile needs a C++ compiler, which is not installed")
     with torch.no_grad():
         show("AdamW for 40 parameters, not fused", adamw(40, foreach=False).step)
         show("AdamW for 40 parameters, fused", adamw(40, fused=True).step)

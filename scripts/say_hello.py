@@ -1,4 +1,4 @@
-"""What each rank of a pretended cluster runs by default: say who you are, meet at a barrier, add up.
+"""The default program of each rank of a simulated cluster: print the rank, wait at a barrier, compute a sum.
 
 python scripts/fake_multi_node_launcher.py -- scripts/say_hello.py
 torchrun --nproc_per_node=4 scripts/say_hello.py
@@ -17,20 +17,20 @@ import torch.distributed as dist
 from frog.core.env import bind_loopback, host_name
 from frog.core.processes import leave_with_parent
 
-# The variables that torchrun gives to each rank. GROUP_RANK is its word for NODE_RANK.
+# The variables that torchrun sets for each rank. GROUP_RANK is its name for NODE_RANK.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def say(line):
-    # In one piece, line end included: the other ranks write to the same terminal.
+    # One write including the line end: the other ranks use the same terminal.
     print(f"{line}\n", end="", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--delay-s", type=float, default=0.3, help="rank r comes r times this later; default: 0.3")
+    parser.add_argument("--delay-s", type=float, default=0.3, help="rank r waits r times this long; default: 0.3")
     args = parser.parse_args()
-    leave_with_parent()  # no rank is left behind when its launcher is killed
+    leave_with_parent()  # if the launcher is killed, this rank ends too
     bind_loopback(os.environ["MASTER_ADDR"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -38,15 +38,15 @@ def main():
     say(f"rank {rank} on {host_name()}, pid {os.getpid()}: {variables}")
     dist.barrier()
     start = torch.tensor(time.time(), dtype=torch.float64)
-    dist.broadcast(start, src=0)  # all count from this moment, by clocks that agree if it is one machine
+    dist.broadcast(start, src=0)  # a common start time; clocks agree on one machine
     time.sleep(args.delay_s * rank)
     came_s = time.time() - start.item()
-    dist.barrier()  # nobody leaves before the last has come
+    dist.barrier()  # no rank leaves before the last has arrived
     left_s = time.time() - start.item()
-    say(f"rank {rank} came to the barrier after {came_s:.2f} s, left it after {left_s:.2f} s")
+    say(f"rank {rank} reached the barrier after {came_s:.2f} s and left it after {left_s:.2f} s")
 
     total = torch.tensor(rank)
-    dist.all_reduce(total)  # the sum of what all ranks hold, given to all ranks
+    dist.all_reduce(total)  # the sum over all ranks, on every rank
     dist.barrier()
     if rank == 0:
         say(f"all-reduce: 0 + ... + {world_size - 1} = {total.item()}, on every rank of every node")

@@ -2,8 +2,8 @@
 
     python scripts/train_tiny_transformer.py --epochs 2
 
-A "big" model is this one with larger numbers in config/config.json. What `frog` is asked for here is what a learner
-need not see: reading that file, preparing text, writing files that are whole or absent.
+A "big" model is this one with larger numbers in config/config.json. The script uses `frog` only for details that a
+learner can skip: reading that file, preparing text, and writing files atomically.
 
 Shapes: B batch, T time (sequence), D model width, H heads, K key/value heads, C head width, V vocabulary.
 """
@@ -38,7 +38,7 @@ from frog.runs.folder import RunFolder
 
 
 class RMSNorm(nn.Module):
-    """Divide each token's vector by its root mean square: no layer then has to cope with ever larger numbers."""
+    """Divide each token's vector by its root mean square, so that values do not grow from layer to layer."""
 
     def __init__(self, width, eps):
         super().__init__()
@@ -50,44 +50,44 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x, cos, sin):
-    """Turn column c together with column c + C/2 by an angle that grows with the position (rotary embedding).
+    """Rotate the pair of columns c and c + C/2 by an angle that grows with the position (rotary embedding).
 
-    The product of two turned vectors depends on how far apart they stand, which is all attention needs of positions.
+    The dot product of two rotated vectors depends only on their distance, which is what attention needs.
     """
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-right, left], dim=-1) * sin
 
 
 class Attention(nn.Module):
-    """Each token looks back at the tokens before it and takes a weighted mean of what they offer."""
+    """Each token attends to the tokens up to itself and computes a weighted mean of their values."""
 
     def __init__(self, config):
         super().__init__()
         self.head_dim = config.head_dim
         kv_width = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # what a token looks for
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)  # what it can be found by
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)  # what it gives when found
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # query: what a token looks for
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)  # key: how other tokens find it
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)  # value: what it contributes
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x, cos, sin):
         B, T, D = x.shape
-        # One long vector per token becomes H short ones, and the heads move in front: (B, H, T, C).
+        # Split the vector of each token into H short ones, and move the head dimension forward: (B, H, T, C).
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
         k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        # With fewer key/value heads than heads (grouped-query attention), each serves several neighbours.
+        # With fewer key/value heads than heads (grouped-query attention), each serves several query heads.
         k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
         scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)  # (B, H, T, T)
-        # A model that sees the next token learns to copy it: everything right of the diagonal is hidden.
+        # A model that sees the next token learns to copy it, so mask everything right of the diagonal.
         future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
         return self.o_proj((weights @ v).transpose(1, 2).reshape(B, T, D))
 
 
 class FeedForward(nn.Module):
-    """What each token does on its own: widen, let one half gate the other (SwiGLU), narrow again."""
+    """Process each token separately: widen, gate one half with the other (SwiGLU), narrow again."""
 
     def __init__(self, config):
         super().__init__()
@@ -100,7 +100,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then the feed-forward, each *added* to its input: gradients pass through the sum undiminished."""
+    """Attention, then the feed-forward network, each *added* to its input: gradients flow through the sum unchanged."""
 
     def __init__(self, config):
         super().__init__()
@@ -115,21 +115,21 @@ class Layer(nn.Module):
 
 
 class TinyTransformer(nn.Module):
-    """Token ids in, for each position one score per word of the vocabulary out: (B, T) -> (B, T, V).
+    """Map token ids to one score per token of the vocabulary, for each position: (B, T) -> (B, T, V).
 
-    The names of the parts are those of Hugging Face's Llama, so weights move between the two without a map.
+    The modules have the names of Hugging Face's Llama, so weights can move between the two without renaming.
     """
 
     def __init__(self, config):
         super().__init__()
-        if problems := config.problems():  # heads that do not divide the width, ...: reported before anything is built
+        if problems := config.problems():  # for example a width that is not a multiple of the heads
             raise ConfigError("the model cannot be built\n" + "\n".join(f"  - {problem}" for problem in problems))
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # Slow angles for the last columns, fast ones for the first, as the hands of a clock tell hours and seconds.
+        # Fast rotation for the first columns, slow rotation for the last, like the hands of a clock.
         speeds = 1 / config.rope_theta ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
         angles = torch.outer(torch.arange(config.max_position_embeddings), speeds).repeat(1, 2)
         self.register_buffer("cos", angles.cos(), persistent=False)
@@ -137,7 +137,7 @@ class TinyTransformer(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=config.initializer_range)
-        if config.tie_word_embeddings:  # one matrix reads words and writes them: a third of this model's weights saved
+        if config.tie_word_embeddings:  # one matrix for input and output: saves a third of this model's weights
             self.lm_head.weight = self.embed_tokens.weight
 
     def forward(self, tokens):
@@ -148,11 +148,11 @@ class TinyTransformer(nn.Module):
         return self.lm_head(self.norm(x))
 
 
-# ---- the checkpoint: all that the next step depends on ---------------------------------------------------------------
+# ---- the checkpoint: everything the next step depends on -------------------------------------------------------------
 
 
 def fingerprint(tensors):
-    """One hash of all names and values: equal if and only if everything is."""
+    """Return one hash of all names and values: equal if and only if all of them are equal."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode() + tensors[name].detach().cpu().contiguous().numpy().tobytes())
@@ -160,9 +160,9 @@ def fingerprint(tensors):
 
 
 def save_checkpoint(folder, step, model, optimizer, losses, settings):
-    """Weights, the optimizer's two averages of each weight, and the step, which is also the position in the data.
+    """Save the weights, the optimizer's two averages per weight, and the step, which is also the data position.
 
-    In safetensors, not pickle: reading a pickle can run a stranger's program.
+    Uses safetensors, not pickle: loading a pickle file can execute arbitrary code.
     """
     tensors = {f"model/{name}": weight.detach() for name, weight in model.named_parameters()}
     for name, weight in model.named_parameters():
@@ -173,7 +173,7 @@ def save_checkpoint(folder, step, model, optimizer, losses, settings):
 
 
 def read_checkpoint(path):
-    """What `save_checkpoint` wrote, or a CheckpointError that says what is wrong with it."""
+    """Read a checkpoint of `save_checkpoint`. Raises CheckpointError if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["page"])
@@ -181,25 +181,25 @@ def read_checkpoint(path):
         if fingerprint(tensors) != about["sha256"]:
             raise CheckpointError(f"{path}: its content does not match its hash")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: torn, or no checkpoint of this page: {error}") from None
+        raise CheckpointError(f"{path}: damaged, or not a checkpoint of this script: {error}") from None
     return about, tensors
 
 
 def last_good_checkpoint(folder):
-    """The latest checkpoint that can be trusted; those that cannot are named and passed over."""
+    """Return the latest intact checkpoint; report and skip damaged ones."""
     for path in sorted(folder.checkpoints.glob("step_*.safetensors"), reverse=True):
         try:
             return read_checkpoint(path)
         except CheckpointError as error:
             print(f"skipped checkpoint: {error}")
-    raise CheckpointError(f"{folder.checkpoints}: no checkpoint to go on from", "train anew, without --resume")
+    raise CheckpointError(f"{folder.checkpoints}: no checkpoint to resume from", "start a new run, without --resume")
 
 
 def restore(model, optimizer, tensors):
     for name, weight in model.named_parameters():
         weight.data.copy_(tensors[f"model/{name}"])
         state = {key: tensors[f"optimizer/{name}/{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
-        # AdamW counts its steps on the CPU; its two averages lie beside the weight.
+        # AdamW counts its steps on the CPU; its two averages are on the device of the weight.
         optimizer.state[weight] = {k: v if k == "step" else v.to(weight.device) for k, v in state.items()}
 
 
@@ -212,13 +212,13 @@ def choose_device():
 
 
 def read_batch(windows, ids, device):
-    """Inputs and labels: the label of a token is the token that follows it, so one window of T+1 gives T of both."""
+    """Return inputs and labels: the label of a token is the next token, so a window of T+1 gives T of both."""
     tokens = torch.from_numpy(windows.gather(ids)).to(device)
     return tokens[:, :-1], tokens[:, 1:]
 
 
 def samples_of(step, settings):
-    """The windows of a step. Being a function of the step alone is what lets a resumed run go on exactly."""
+    """Return the windows of a step. They depend only on the step, so a resumed run continues exactly."""
     epoch, place = divmod(step, settings["steps_per_epoch"])
     num_samples = settings["steps_per_epoch"] * settings["batch_size"]
     order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(settings["seed"] + epoch))
@@ -226,13 +226,13 @@ def samples_of(step, settings):
 
 
 def loss_of(model, inputs, labels):
-    """Cross-entropy: minus the logarithm of the probability that the model gave to the token that came."""
+    """Cross-entropy: minus the logarithm of the probability that the model assigned to the actual next token."""
     return F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
 
 
 @torch.no_grad()
 def validate(model, windows, batch_size, device, most=256):
-    """The mean loss on text the model never trains on: what it learned, apart from what it memorised."""
+    """Return the mean loss on text that the model never trains on: what it learned, not what it memorised."""
     ids = torch.arange(min(len(windows), most))
     losses = [loss_of(model, *read_batch(windows, part.numpy(), device)) * len(part) for part in ids.split(batch_size)]
     return float(sum(losses) / len(ids))
@@ -250,23 +250,23 @@ def write_text(model, tokenizer, prompt, num_tokens, seed):
 
 
 def train(model, optimizer, folder, settings, windows, losses, say):
-    """Forward, (reduce), optimize, gradient-zero, until the epochs are over or Ctrl-C; `losses` has one a step."""
+    """Forward, (reduce), optimize, gradient-zero, until the last epoch or Ctrl-C; append each loss to `losses`."""
     device, batch_size, per_epoch = model.norm.weight.device, settings["batch_size"], settings["steps_per_epoch"]
     step, num_steps, stop, requests = len(losses), settings["epochs"] * per_epoch, False, []
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Ctrl-C in the middle of a step would leave half of the weights updated: note the request, stop after the step.
+        # Ctrl-C in the middle of a step would leave half of the weights updated: stop after the step instead.
         signal.signal(number, lambda number, frame: requests.append(number) or signal.signal(number, signal.SIG_DFL))
     heldout, blind = validate(model, windows["heldout"], batch_size, device), math.log(model.config.vocab_size)
-    say(f"step {step:5d} | held-out loss {heldout:.4f}; a blind guess costs ln {model.config.vocab_size} = {blind:.4f}")
+    say(f"step {step:5d} | held-out loss {heldout:.4f}; a blind guess: ln {model.config.vocab_size} = {blind:.4f}")
     start_s = time.monotonic()
     while step < num_steps and not stop:
         inputs, labels = read_batch(windows["train"], samples_of(step, settings), device)
 
-        loss = loss_of(model, inputs, labels)  # Forward: how wrong is the model about these tokens?
-        loss.backward()  #                       Backward: in which direction would each weight make it worse?
+        loss = loss_of(model, inputs, labels)  # Forward: how wrong are the model's predictions?
+        loss.backward()  #                       Backward: which change of each weight increases the loss?
         #                                        Reduce: with several ranks, average the gradients here (lab 2)
-        optimizer.step()  #                      Optimize: a small step the other way, for every weight
-        optimizer.zero_grad()  #                 Gradient zero: backward adds up, so start the next step from nothing
+        optimizer.step()  #                      Optimize: move every weight a little the other way
+        optimizer.zero_grad()  #                 Gradient zero: backward adds to the gradients, so reset them
 
         step, epoch = step + 1, step // per_epoch + 1
         losses.append(loss.item())
@@ -283,7 +283,7 @@ def train(model, optimizer, folder, settings, windows, losses, say):
             write_atomic(folder.path / "loss.csv", "step,loss\n" + curve)
             say(f"step {step:5d} | saved {folder.checkpoints}/step_{step:08d}.safetensors")
 
-    say(f"{time.monotonic() - start_s:.1f} s; the loss of every step: {folder.path / 'loss.csv'}")
+    say(f"{time.monotonic() - start_s:.1f} s; loss of each step: {folder.path / 'loss.csv'}")
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -304,40 +304,40 @@ CONFIG = Path(__file__).resolve().parents[1] / "config" / "config.json"
 
 
 def read_arguments():
-    # Options not given are absent here: so --resume can tell a choice from a default.
+    # Omitted options are absent, so that --resume can distinguish choices from defaults.
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], argument_default=argparse.SUPPRESS)
     for name, value in DEFAULTS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=f"default: {value}")
     for name in SIZES:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="in place of what the model file says")
-    parser.add_argument("--config", type=Path, help="the model file; default: config/config.json beside scripts/")
-    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="go on with a run; default: the latest")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="overrides the model file")
+    parser.add_argument("--config", type=Path, help="the model file; default: config/config.json next to scripts/")
+    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="resume a run; default: the latest")
     return vars(parser.parse_args())
 
 
 def model_config(path, given):
-    """The sizes of the model file, with those of the command line in their place."""
+    """Read the sizes from the model file; options override them."""
     config = load_model_config(path)
     changes = {name: given[name] for name in SIZES if name in given}
     if config.num_key_value_heads == config.num_attention_heads and "num_attention_heads" in changes:
-        changes.setdefault("num_key_value_heads", changes["num_attention_heads"])  # one for each head, as before
+        changes.setdefault("num_key_value_heads", changes["num_attention_heads"])  # still one per head
     return dataclasses.replace(config, **changes)
 
 
 def find_folder(given):
-    """A new run folder, or the one that is to go on."""
+    """Return a new run folder, or the one to resume."""
     saved = sorted(Path("runs").glob("train_tiny_transformer*/checkpoints"), key=lambda path: path.stat().st_mtime)
     if "resume" not in given:
         names = (f"train_tiny_transformer{'' if number == 1 else f'-{number}'}" for number in itertools.count(1))
         return RunFolder(next(path for name in names if not (path := Path("runs") / name).exists()))
     if not given["resume"] and not saved:
-        raise UsageError("--resume: no run of this page has saved anything under runs/", "start one, without --resume")
+        raise UsageError("--resume: no run of this script has a checkpoint under runs/", "start a run without --resume")
     path = Path(given["resume"]) if given["resume"] else saved[-1].parent
     return RunFolder(path if path.is_dir() else Path("runs") / path)
 
 
 def check(settings, config):
-    """Tell every size that cannot be, before anything starts."""
+    """Report every invalid size before anything starts."""
     found = config.problems()
     found += [f"{k}={v}: must be above 0" for k, v in settings.items() if k not in ("seed", "data") and v <= 0]
     T, most = settings["sequence_length"], config.max_position_embeddings
@@ -352,7 +352,7 @@ def main():
     folder = find_folder(given)
     if "resume" in given:
         if extra := ", ".join(sorted(given.keys() - {"resume", "epochs"})):
-            raise UsageError(f"--resume with {extra}: a run keeps the settings it began with", "give --epochs alone")
+            raise UsageError(f"--resume with {extra}: a run keeps its original settings", "use only --epochs")
         about, tensors = last_good_checkpoint(folder)
         config, losses = ModelConfig(**about["model"]), tensors["losses"].tolist()
         settings = about["settings"] | {name: given[name] for name in ("epochs",) if name in given}
@@ -384,10 +384,10 @@ def main():
         say(f"{folder.path}: {config.num_parameters():,} weights, {config.num_hidden_layers} layers, {choose_device()}")
         train(model, optimizer, folder, settings, windows, losses, say)
         if len(losses) < settings["epochs"] * settings["steps_per_epoch"]:
-            saved = f"saved; go on with: python {sys.argv[0]} --resume {folder.path}"
-            say(f"stopped, {saved if losses else 'before a first step'}")
+            saved = f"saved; resume with: python {sys.argv[0]} --resume {folder.path}"
+            say(f"stopped, {saved if losses else 'before the first step'}")
             return 130
-        say("it writes: " + write_text(model, load_tokenizer(data.tokenizer_json), "The ", 40, settings["seed"]))
+        say("sample: " + write_text(model, load_tokenizer(data.tokenizer_json), "The ", 40, settings["seed"]))
     return 0
 
 

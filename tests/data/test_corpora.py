@@ -41,7 +41,7 @@ def test_rows_of_a_local_folder_through_datasets(tmp_path: Path) -> None:
     name = str(tmp_path / "rows")
     documents = list(hub_corpus(name, "train", "text"))
     assert [document.text for document in documents] == [row["text"] for row in rows]
-    with pytest.raises(DataError, match="no column 'body'; the columns there are: text, id"):
+    with pytest.raises(DataError, match="no column 'body'; available columns: text, id"):
         list(hub_corpus(name, "train", "body"))
     with pytest.raises(DataError, match=r"\[nosuch\]: `datasets` cannot load it"):
         list(hub_corpus(name, "nosuch", "text"))

@@ -79,8 +79,8 @@ def test_parquet_rows(tmp_path: Path) -> None:
     wanted = [f"row {number}" for number in range(1000)]
     parquet.write_table(pyarrow.table({"text": wanted, "number": list(range(1000))}), path, row_group_size=300)
     assert texts(path) == wanted
-    assert "no column 'txt'; the columns there are: text, number" in refusal(path, "txt")
-    assert f"{path}, row 0: column 'number' holds a int, not text" in refusal(path, "number")
+    assert "no column 'txt'; available columns: text, number" in refusal(path, "txt")
+    assert f"{path}, row 0: column 'number' contains a int, expected text" in refusal(path, "number")
 
 
 def test_a_folder_is_read_whole_sorted_and_says_what_it_passes_over(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_folder_is_read_whole_sorted_and_says_what_it_passes_over(tmp_path: Pa
         ("rows.jsonl.gz:1", "row"),
         ("b/code.py", "x = 1\n"),
     ]
-    assert find_corpus_files(tmp_path).describe_others() == "3 other files passed over (.png 2, no suffix 1)"
+    assert find_corpus_files(tmp_path).describe_others() == "3 other files skipped (.png 2, no suffix 1)"
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
@@ -115,13 +115,13 @@ def test_an_unknown_suffix(tmp_path: Path) -> None:
 
 def test_an_empty_file_and_folders_without_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
-    assert f"{tmp_path / 'a.txt'}: holds no text" in refusal(tmp_path / "a.txt")
+    assert f"{tmp_path / 'a.txt'}: contains no text" in refusal(tmp_path / "a.txt")
     (tmp_path / "b.md").write_text(" \n\n")
-    assert f"{tmp_path}: holds no text" in refusal(tmp_path)
+    assert f"{tmp_path}: contains no text" in refusal(tmp_path)
     (tmp_path / "bare").mkdir()
-    assert "no file to read below this folder; it is empty" in refusal(tmp_path / "bare")
+    assert "no readable file in this folder; it is empty" in refusal(tmp_path / "bare")
     (tmp_path / "bare" / "x.png").write_text("")
-    assert "1 other files passed over (.png 1)" in refusal(tmp_path / "bare")
+    assert "1 other file skipped (.png 1)" in refusal(tmp_path / "bare")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.py", "a.jsonl", "a.txt.gz"])
@@ -152,9 +152,9 @@ def test_binary_names_the_byte(tmp_path: Path, name: str) -> None:
     ("line", "words"),
     [
         ('{"text": "open', "line 2, column 10: not valid JSON: Unterminated string"),
-        ('{"body": "x", "id": 3}', "line 2: no column 'text'; the columns there are: body, id"),
-        ('["text"]', "line 2: holds a list, not an object with columns"),
-        ('{"text": 3}', "line 2: column 'text' holds a int, not text"),
+        ('{"body": "x", "id": 3}', "line 2: no column 'text'; available columns: body, id"),
+        ('["text"]', "line 2: found a list, expected an object with columns"),
+        ('{"text": 3}', "line 2: column 'text' contains a int, expected text"),
     ],
 )
 def test_bad_rows_name_the_line(tmp_path: Path, line: str, words: str) -> None:
@@ -166,12 +166,12 @@ def test_bad_rows_name_the_line(tmp_path: Path, line: str, words: str) -> None:
 def test_damaged_containers(tmp_path: Path) -> None:
     packed = gzip.compress(b"frog " * 10_000)
     (tmp_path / "cut.txt.gz").write_bytes(packed[: len(packed) // 2])
-    assert "cut.txt.gz: not a whole gzip file" in refusal(tmp_path / "cut.txt.gz")
+    assert "cut.txt.gz: not a complete gzip file" in refusal(tmp_path / "cut.txt.gz")
     (tmp_path / "plain.txt.gz").write_text("frog")
-    assert "plain.txt.gz: not a whole gzip file" in refusal(tmp_path / "plain.txt.gz")
+    assert "plain.txt.gz: not a complete gzip file" in refusal(tmp_path / "plain.txt.gz")
     pytest.importorskip("pyarrow")
     (tmp_path / "a.parquet").write_text("no parquet")
-    assert "a.parquet, after row 0: not a whole parquet file" in refusal(tmp_path / "a.parquet")
+    assert "a.parquet, after row 0: not a complete parquet file" in refusal(tmp_path / "a.parquet")
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_small_file_cannot_hold_a_line_without_end(name: str, tmp_path: Path) 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
-    assert "no file to read" in refusal(tmp_path)
+    assert "no readable file" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(("ending", "line"), [("txt", b"a\n"), ("jsonl", b'{"text": "a"}\n')])
@@ -202,7 +202,7 @@ def test_a_small_gzip_file_that_holds_more_than_a_text_can(
     monkeypatch.setattr("frog.data.files._MOST_BYTES", 1 << 20)
     path = tmp_path / f"bomb.{ending}.gz"
     path.write_bytes(gzip.compress(line * 1_500_000))
-    assert "holds more than 64 times its own size, which no text does" in refusal(path)
+    assert "expands to more than 64 times its size, so it is not text" in refusal(path)
 
 
 def test_a_parquet_file_whose_rows_share_one_large_text(tmp_path: Path) -> None:
@@ -221,4 +221,4 @@ def test_a_row_group_larger_than_memory_is_meant_for(tmp_path: Path, monkeypatch
     parquet.write_table(pyarrow.table({"text": ["x" * 5000] * 3, "n": [1, 2, 3]}), path, use_dictionary=False)
     monkeypatch.setattr("frog.data.files._MOST_GROUP_BYTES", 10_000)
     assert "a row group has" in refusal(path)
-    assert "column 'n' holds a int, not text" in refusal(path, "n")
+    assert "column 'n' contains a int, expected text" in refusal(path, "n")

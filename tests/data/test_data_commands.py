@@ -32,8 +32,8 @@ def test_prepare_list_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert frog("prepare", "--corpus", "ponds.txt", "--vocab-size", "300") == 0
     out = capsys.readouterr().out
     assert out.startswith("reading\nlearning the tokens\ntokenizing\ndata/ponds: ")
-    assert "documents to train on, 1 held out" in out
-    assert "bytes a token" in out
+    assert "training documents, 1 held out" in out
+    assert "bytes per token" in out
 
     assert frog("list") == 0
     out = capsys.readouterr().out
@@ -42,7 +42,7 @@ def test_prepare_list_inspect(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert frog("inspect", "ponds", "--verify", "--documents", "2", "--split", "train") == 0
     out = capsys.readouterr().out
-    assert "verified: the 6 files" in out
+    assert "verified: all 6 files" in out
     assert out.count("train document ") == 2
     assert "frogs leap over [bold]pond[/bold]" in out
     sizes = open_prepared("ponds").manifest.splits
@@ -67,8 +67,8 @@ def test_a_folder_of_rows_with_a_column_and_a_name(capsys: pytest.CaptureFixture
     Path("rows/b.png").write_text("")
     assert frog("prepare", "--corpus", "rows", "--name", "own", "--column", "body", "--heldout", "0.3") == 0
     out = capsys.readouterr().out
-    assert "rows: 1 other files passed over (.png 1)" in out
-    assert "tokens worth merging, 2048 were asked for" in out
+    assert "rows: 1 other file skipped (.png 1)" in out
+    assert "tokens; the requested size was 2048" in out
     splits = open_prepared("own").manifest.splits
     assert splits["train"].num_documents + splits["heldout"].num_documents == 100
 

@@ -146,17 +146,17 @@ def test_prompts_and_completions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "holds no lines"),
+        ([], "contains no lines"),
         (["{\n"], "line 1, column 2: not valid JSON"),
-        (["[]\n"], "holds a list"),
-        ([{"text": "a"}], "has the fields text"),
-        ([{"text": "a", "label": None}], "label=None: must be a text"),
+        (["[]\n"], "found a list"),
+        ([{"text": "a"}], "found the fields text"),
+        ([{"text": "a", "label": None}], "label=None: must be a string"),
         ([{"text": "", "label": "a"}], "line 1: text is empty"),
         ([{"prompt": "a", "completion": ""}], "line 1: completion is empty"),
-        ([{"text": 1, "label": "a"}], "text=1: must be a text"),
+        ([{"text": 1, "label": "a"}], "text=1: must be a string"),
         ([{"text": "a", "label": "x"}, {"prompt": "a", "completion": "b"}], "some lines have a label"),
         ([{"text": "a", "label": "x"}], "both parts need some"),
-        ([{"text": f"text {n}", "label": "x"} for n in range(40)], "the one class x is all"),
+        ([{"text": f"text {n}", "label": "x"} for n in range(40)], "class x is the only class"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, content: list[object], message: str) -> None:

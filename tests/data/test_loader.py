@@ -129,7 +129,7 @@ def test_closing_ends_the_thread_at_any_time(windows: Windows) -> None:
 def test_batches_that_do_not_divide(windows: Windows) -> None:
     with pytest.raises(ShapeError, match=r"global_batch_size=8 .* dp 3 x train.grad_accum 2 = 6"):
         batches(windows, 1, dp_size=3, grad_accum=2)
-    with pytest.raises(ShapeError, match="dp_rank=2 lies outside dp_size=2"):
+    with pytest.raises(ShapeError, match="dp_rank=2 is outside dp_size=2"):
         batches(windows, 1, dp_rank=2, dp_size=2)
 
 

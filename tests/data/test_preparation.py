@@ -134,15 +134,15 @@ def test_the_sample_is_bounded_and_drawn_from_everywhere() -> None:
 
 
 def test_bad_corpora_are_refused(tmp_path: Path, corpus: Corpus) -> None:
-    assert "test: holds no text" in refusal(lambda: iter([]), tmp_path)
-    assert "test: holds no text" in refusal(lambda: iter([Document("a", " \n")]), tmp_path)
+    assert "test: contains no text" in refusal(lambda: iter([]), tmp_path)
+    assert "test: contains no text" in refusal(lambda: iter([Document("a", " \n")]), tmp_path)
     message = refusal(lambda: iter([Document("a", "frog frog frog frog\n" * 5)]), tmp_path)
     assert "test: too small: of its 100 bytes the heldout split gets" in message
-    assert "the least is 16" in message
-    assert "a, character 1: U+D800 is half of a surrogate pair" in refusal(
+    assert "the minimum is 16" in message
+    assert "a, character 1: U+D800 is half a surrogate pair" in refusal(
         lambda: iter([Document("a", "x\ud800")]), tmp_path
     )
-    assert "vocabulary of 256 tokens: the least is 257" in refusal(corpus, tmp_path, vocab_size=256)
+    assert "vocabulary of 256 tokens: the minimum is 257" in refusal(corpus, tmp_path, vocab_size=256)
     assert "held-out fraction 1.5" in refusal(corpus, tmp_path, heldout_fraction=1.5)
 
 
@@ -162,7 +162,7 @@ def test_a_corpus_that_changes_meanwhile_is_refused(tmp_path: Path, corpus: Corp
         if calls > 1:
             yield Document("new", "late")
 
-    assert "changed while it was prepared" in refusal(changing, tmp_path)
+    assert "changed during preparation" in refusal(changing, tmp_path)
 
 
 def test_a_full_disk_is_told_and_leaves_the_old_set(

@@ -27,7 +27,7 @@ def refusal(data: PreparedData, verify: bool = False) -> str:
 def test_a_whole_set_opens(data: PreparedData) -> None:
     opened = open_prepared(data.name, data.path.parent, verify=True)
     assert (opened.name, opened.vocab_size, opened.data_sha256) == (data.name, data.vocab_size, data.data_sha256)
-    with pytest.raises(DataError, match="no split 'test'; there are train and heldout"):
+    with pytest.raises(DataError, match="no split 'test'; available: train and heldout"):
         opened.split("test")
 
 
@@ -43,14 +43,14 @@ def test_documents_are_found_across_shards(data: PreparedData) -> None:
 
 
 def test_an_absent_set_names_the_commands(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no prepared data set 'x' there\n.*`frog data list`.*`frog data prepare"):
+    with pytest.raises(DataError, match=r"no prepared data set 'x'\n.*`frog data list`.*`frog data prepare"):
         open_prepared("x", tmp_path)
     assert list_prepared(tmp_path / "nowhere") == []
 
 
 def test_a_missing_shard(copy: PreparedData) -> None:
     (copy.path / "heldout_00000.bin").unlink()
-    assert f"{copy.path / 'heldout_00000.bin'}: missing, though the manifest names it" in refusal(copy)
+    assert f"{copy.path / 'heldout_00000.bin'}: missing, but the manifest names it" in refusal(copy)
 
 
 def test_pipes_and_folders_are_not_waited_for(copy: PreparedData) -> None:
@@ -70,7 +70,7 @@ def test_a_truncated_shard(copy: PreparedData) -> None:
     shard = copy.path / "train_00000.bin"
     size_bytes = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[:-2])
-    assert f"{shard}: {size_bytes - 2} bytes, the manifest says {size_bytes}" in refusal(copy)
+    assert f"{shard}: {size_bytes - 2} bytes, but the manifest has {size_bytes}" in refusal(copy)
 
 
 @pytest.mark.parametrize("name", ["train_00000.bin", "train_00000.offsets.bin", "tokenizer.json", "token_bytes.npy"])
@@ -138,7 +138,7 @@ def test_the_list_has_whole_sets_and_the_scan_the_reasons(copy: PreparedData, tm
 
 
 def test_a_file_that_is_no_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no tokenizer there"):
+    with pytest.raises(DataError, match="no tokenizer"):
         load_tokenizer(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="not a tokenizer"):

@@ -62,7 +62,7 @@ def test_ids_that_are_no_window(counting: Split) -> None:
 
 
 def test_a_split_too_short_names_both_numbers(counting: Split) -> None:
-    with pytest.raises(DataError, match=r"longest train shard has 21 tokens, .* sequence_length=21 takes 22"):
+    with pytest.raises(DataError, match=r"longest train shard has 21 tokens, .* sequence_length=21 needs 22"):
         Windows(counting, 21)
-    with pytest.raises(DataError, match="sequence_length=0 takes 1"):
+    with pytest.raises(DataError, match="sequence_length=0 needs 1"):
         Windows(counting, 0)

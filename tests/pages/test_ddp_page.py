@@ -49,7 +49,7 @@ def logs_of(pages: PageHarness, world_size: int) -> list[Log]:
 
 def test_two_ddp_ranks_share_the_samples_and_have_equal_weights(pages: PageHarness) -> None:
     out, _ = pages.page(PAGE, "--samples", "24", "--batch-size", "3", *TINY, nproc=2)
-    assert "epoch 2 | 24 samples, each taken by one rank and once" in out
+    assert "epoch 2 | 24 samples, each used by one rank, once" in out
     first, second = logs_of(pages, 2)
     assert len(first.ids) == 8
     for epoch in (slice(0, 4), slice(4, 8)):

@@ -43,7 +43,7 @@ def wait_for_line(process: subprocess.Popen[str], words: str) -> None:
 
 def prove_barrier(out: str, world_size: int) -> None:
     """Check that all ranks reported, none left the barrier before the last arrival, and the sum is right."""
-    rows = re.findall(r"rank (\d+) came to the barrier after ([\d.]+) s, left it after ([\d.]+) s", out)
+    rows = re.findall(r"rank (\d+) reached the barrier after ([\d.]+) s and left it after ([\d.]+) s", out)
     assert sorted(int(rank) for rank, _, _ in rows) == list(range(world_size))
     assert min(float(left) for _, _, left in rows) > max(float(came) for _, came, _ in rows) - 0.015, (
         "except for rounding"
@@ -109,8 +109,8 @@ def test_launcher_times_out_if_a_node_never_joins(pages: PageHarness) -> None:
     alone = [pages.start_page(PAGE, "--timeout-s", "1", env=by_hand(free_port(), 1))]
     alone.append(pages.start_page(PAGE, "--timeout-s", "8", env=by_hand(port, 0, nnodes=3)))
     (_, err1), (_, err0) = (finish(process, 1) for process in alone)
-    assert "node 0 did not come in time" in err1
-    assert "but NODE_RANK=1 did not come in time" in err0
+    assert "could not reach node 0 at" in err1
+    assert "but NODE_RANK=1 did not connect in time" in err0
     assert "node 0 gave up waiting for NODE_RANK=1" in finish(come, 1)[1]
     assert "Traceback" not in err0 + err1
 
@@ -124,7 +124,7 @@ def test_launcher_refuses_nodes_with_conflicting_settings(pages: PageHarness) ->
     twin = pages.start_page(PAGE, *PATIENT, env=by_hand(port, 1, nnodes=3))
     wait_for_line(first, "node1 has come")
     _, err = finish(pages.start_page(PAGE, env=by_hand(port, 1, nnodes=3)), 1)
-    assert "NODE_RANK=1 is here already" in err
+    assert "NODE_RANK=1 is already in use" in err
     _, err = finish(pages.start_page(PAGE, env=by_hand(port, 0, nnodes=3)), 1)
     assert "node 0 cannot listen" in err
     first.send_signal(signal.SIGINT)
@@ -165,7 +165,7 @@ def test_launcher_exits_with_the_first_failures_code(pages: PageHarness) -> None
         "sys.exit(7)\n"
     )
     out, _ = pages.page(PAGE, "--", "fail.py", code=7)
-    assert "first to fail: rank 2, with exit code 7" in out
+    assert "first failure: rank 2, exit code 7" in out
     pids = [int(path.read_text() or 0) for path in pages.root.glob("pid_*")]
     assert len(pids) == 4
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10, "the end of all ranks")

@@ -73,7 +73,7 @@ def test_train_script_learns_and_writes_a_run_folder(pages: PageHarness) -> None
     assert second < first
     before, *after = (float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", out))
     assert before > after[0] > after[1]
-    assert "it writes: The" in out
+    assert "sample: The" in out
     with (pages.root / "runs" / "train_tiny_transformer" / "loss.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == list(range(1, 121))
@@ -122,7 +122,7 @@ def test_train_script_skips_damaged_checkpoints(pages: PageHarness) -> None:
     for path in checkpoints(pages):
         path.write_bytes(b"\x80\x04 not this")
     _, err = pages.page(PAGE, "--resume", code=1)
-    assert "no checkpoint to go on from" in err
+    assert "no checkpoint to resume from" in err
     assert "Traceback" not in err
     assert good.exists()
 

@@ -1,6 +1,6 @@
-"""Text to batches: corpora, the tokenizer, memory-mapped shards, the order of samples, the loader.
+"""The path from text to batches: corpora, tokenizer, memory-mapped shards, sample order, loader.
 
-The names load on first use, so that `frog --help` can read `frog.data.commands` without loading torch.
+The names load on first use, so that `frog --help` can import `frog.data.commands` without torch.
 """
 
 from __future__ import annotations

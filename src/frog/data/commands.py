@@ -1,4 +1,4 @@
-"""`frog data prepare | list | inspect`. What loads torch or tokenizers is imported when a command runs."""
+"""`frog data prepare | list | inspect`. Modules that need torch or tokenizers are imported when a command runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from frog.data.prepared import PreparedData, Split
     from frog.data.survey import Documents, Progress
 
-_PHASE_WORDS = {"read": "reading", "learn": "learning the tokens", "tokenize": "tokenizing"}
+_PHASE_WORDS = {"read": "reading", "learn": "training the tokenizer", "tokenize": "tokenizing"}
 _LINE_EVERY_S = 5.0
 _SHOWN_CHARS = 300
 
@@ -28,33 +28,35 @@ def add_data_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     data = subparsers.add_parser("data", help="prepare, list and inspect text", description=__doc__.splitlines()[0])
     commands = data.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
 
-    prepare = commands.add_parser("prepare", help="make tokens of a text", description="Make a set under data/.")
-    prepare.add_argument("--name", help=f"name of the set (default: after the corpus, or {DEFAULT_NAME})")
+    prepare = commands.add_parser("prepare", help="tokenize a text", description="Create a data set under data/.")
+    prepare.add_argument("--name", help=f"name of the set (default: from the corpus, or {DEFAULT_NAME})")
     corpus = prepare.add_mutually_exclusive_group()
     corpus.add_argument("--corpus", type=Path, metavar="PATH", help=".txt .md .py .jsonl .parquet, or a folder of them")
-    corpus.add_argument("--hub", metavar="NAME", help="a data set of the Hugging Face hub, or a local folder of one")
-    prepare.add_argument("--split", default="train", help="split of the hub data set (default: %(default)s)")
-    prepare.add_argument("--column", default="text", help="where rows keep their text (default: %(default)s)")
-    prepare.add_argument("--vocab-size", type=int, default=2048, metavar="N", help="tokens (default: %(default)s)")
+    corpus.add_argument("--hub", metavar="NAME", help="a data set on the Hugging Face Hub, or a local copy")
+    prepare.add_argument("--split", default="train", help="split of the Hub data set (default: %(default)s)")
+    prepare.add_argument("--column", default="text", help="column with the text (default: %(default)s)")
     prepare.add_argument(
-        "--heldout", type=float, default=0.05, metavar="PART", help="part of the documents (default: %(default)s)"
+        "--vocab-size", type=int, default=2048, metavar="N", help="number of tokens (default: %(default)s)"
     )
-    prepare.add_argument("--force", action="store_true", help="replace a set of that name")
+    prepare.add_argument(
+        "--heldout", type=float, default=0.05, metavar="PART", help="share of held-out documents (default: %(default)s)"
+    )
+    prepare.add_argument("--force", action="store_true", help="replace an existing set")
     prepare.set_defaults(handler=run_prepare)
 
-    listing = commands.add_parser("list", help="the prepared sets", description="List the sets under data/.")
+    listing = commands.add_parser("list", help="list the prepared sets", description="List the sets under data/.")
     listing.set_defaults(handler=run_list)
 
-    inspect = commands.add_parser("inspect", help="look into a set", description="Show counts, sizes and samples.")
+    inspect = commands.add_parser("inspect", help="inspect a set", description="Show counts, sizes and samples.")
     inspect.add_argument("name", nargs="?", default=DEFAULT_NAME, help="the set (default: %(default)s)")
-    inspect.add_argument("--documents", type=int, default=5, metavar="N", help="documents shown (default: %(default)s)")
+    inspect.add_argument("--documents", type=int, default=5, metavar="N", help="number to show (default: %(default)s)")
     inspect.add_argument("--split", choices=("train", "heldout"), default="heldout", help="default: %(default)s")
     inspect.add_argument("--verify", action="store_true", help="check the hash of every file")
     inspect.set_defaults(handler=run_inspect)
 
 
 def run_prepare(args: argparse.Namespace) -> int:
-    """`frog data prepare`: make a set, unless one of its name is there."""
+    """`frog data prepare`: create a set, unless it exists."""
     from frog.data.preparation import prepare
     from frog.data.prepared import open_prepared
 
@@ -78,7 +80,7 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 
 def run_list(args: argparse.Namespace) -> int:
-    """`frog data list`: one line a set, with the reason where one cannot be opened."""
+    """`frog data list`: one line per set, with the reason if it cannot be opened."""
     from rich.box import SIMPLE
     from rich.table import Column, Table
 
@@ -86,7 +88,7 @@ def run_list(args: argparse.Namespace) -> int:
 
     found = scan_prepared()
     if not found:
-        print(f"no prepared sets under {DATA_ROOT}/; `frog data prepare` makes {DEFAULT_NAME}")
+        print(f"no prepared sets under {DATA_ROOT}/; `frog data prepare` creates {DEFAULT_NAME}")
         return 0
     table = Table(Column("name", no_wrap=True), "vocabulary", "train", "held out", "source", box=SIMPLE)
     for data in (entry for entry in found.values() if isinstance(entry, PreparedData)):
@@ -111,7 +113,7 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    """`frog data inspect`: splits, sizes of documents, and documents decoded back to text."""
+    """`frog data inspect`: splits, document sizes, and documents decoded to text."""
     from frog.data.prepared import open_prepared
 
     data = open_prepared(args.name, verify=args.verify)
@@ -121,7 +123,7 @@ def run_inspect(args: argparse.Namespace) -> int:
     print(f"{data.path}: {data.manifest.source}")
     print(f"prepared {data.manifest.created}, vocabulary {data.vocab_size}, data_sha256 {data.data_sha256[:16]}")
     if args.verify:
-        print(f"verified: the {len(data.manifest.files)} files are as the manifest says")
+        print(f"verified: all {len(data.manifest.files)} files match the manifest")
     screen.print(_splits_table(data))
     _print_documents(screen, data, data.split(args.split), args.documents)
     return 0
@@ -136,7 +138,7 @@ def _default_name(args: argparse.Namespace) -> str:
 
 
 def _corpus(args: argparse.Namespace) -> tuple[Documents, str]:
-    """The documents that are asked for, and the words for where they come from."""
+    """Return the chosen documents, and a description of their source."""
     from frog.data.corpora import hub_corpus, python_docs
     from frog.data.files import find_corpus_files, read_corpus
     from frog.data.preparation import python_docs_source
@@ -153,7 +155,7 @@ def _corpus(args: argparse.Namespace) -> tuple[Documents, str]:
 
 @contextmanager
 def _shown_progress() -> Iterator[Progress]:
-    """A bar on a terminal; elsewhere a line a phase, and one every few seconds."""
+    """Show a progress bar on a terminal; elsewhere print a line per phase and every few seconds."""
     from frog.core.console import console
 
     screen = console()
@@ -170,7 +172,7 @@ def _shown_progress() -> Iterator[Progress]:
 
         def show(phase: str, num_bytes: int) -> None:
             nonlocal read_bytes
-            # What was read is what will be tokenized, so that bar alone knows its end.
+            # Only the tokenizing phase has a known end: the bytes that were read.
             read_bytes = num_bytes if phase == "read" else read_bytes
             total = read_bytes if phase == "tokenize" else None
             bars.update(task, description=_PHASE_WORDS[phase], completed=num_bytes, total=total)
@@ -200,12 +202,12 @@ def _print_summary(data: PreparedData, vocab_size_asked: int) -> None:
     num_bytes = sum(split.num_bytes for split in splits.values())
     num_tokens = sum(split.num_tokens for split in splits.values())
     print(
-        f"{data.path}: {splits['train'].num_documents} documents to train on, "
+        f"{data.path}: {splits['train'].num_documents} training documents, "
         f"{splits['heldout'].num_documents} held out; {format_bytes(num_bytes)} of text, {num_tokens} tokens, "
-        f"{num_bytes / num_tokens:.2f} bytes a token"
+        f"{num_bytes / num_tokens:.2f} bytes per token"
     )
     if data.vocab_size < vocab_size_asked:
-        print(f"the text holds {data.vocab_size} tokens worth merging, {vocab_size_asked} were asked for")
+        print(f"the text only yields {data.vocab_size} tokens; the requested size was {vocab_size_asked}")
 
 
 def _splits_table(data: PreparedData) -> Any:
@@ -229,7 +231,7 @@ def _splits_table(data: PreparedData) -> Any:
 
 
 def _print_documents(screen: Any, data: PreparedData, split: Split, num_documents: int) -> None:
-    """Documents spread evenly over the split, each decoded from its tokens."""
+    """Print documents spread evenly over the split, decoded from their tokens."""
     import numpy as np
     from rich.panel import Panel
     from rich.text import Text
@@ -242,7 +244,7 @@ def _print_documents(screen: Any, data: PreparedData, split: Split, num_document
     shown = np.unique(np.linspace(0, split.num_documents - 1, min(num_documents, split.num_documents)).round())
     for index in shown.astype(int).tolist():
         token_ids = split.document(index)
-        # A token is at most a few dozen bytes; decoding a whole long document to show its start would be waste.
+        # Decode only the start of a long document: enough tokens for the characters shown.
         text = tokenizer.decode(token_ids[:_SHOWN_CHARS].tolist(), skip_special_tokens=True)
         ending = " ..." if len(text) > _SHOWN_CHARS or len(token_ids) > _SHOWN_CHARS else ""
         title = f"{split.name} document {index}: {len(token_ids)} tokens"

@@ -1,4 +1,4 @@
-"""Where documents come from: the Python that runs this, or a data set of the Hugging Face hub."""
+"""Sources of documents: the running Python's own documentation, or a data set from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib"
 
 @dataclass(frozen=True)
 class Document:
-    """One text, and a name that says where it lies in its corpus."""
+    """One text, and a name for its place in the corpus."""
 
     name: str
     text: str
 
 
 def python_docs() -> Iterator[Document]:
-    """The embedded corpus: the topics of Python's language reference, then the standard library's docstrings.
+    """Yield the embedded corpus: the topics of Python's language reference, then the standard library's docstrings.
 
-    Raises:  DataError if this Python was installed without both.
+    Raises:  DataError if this Python has neither.
     """
     found = False
     for document in chain(_topics(), _docstrings(Path(sysconfig.get_path("stdlib")))):
@@ -36,7 +36,7 @@ def python_docs() -> Iterator[Document]:
     if not found:
         raise DataError(
             f"python-docs: this Python has neither pydoc_data.topics nor sources in {sysconfig.get_path('stdlib')}",
-            "use a text of your own: `frog data prepare --corpus PATH`",
+            "use your own text: `frog data prepare --corpus PATH`",
         )
 
 
@@ -50,7 +50,7 @@ def _topics() -> Iterator[Document]:
 
 
 def _docstrings(library: Path) -> Iterator[Document]:
-    """One document a source file: its docstrings in the file's order. The sources are parsed, never executed."""
+    """Yield one document per source file: its docstrings in file order. Parses the sources, never executes them."""
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
@@ -61,11 +61,11 @@ def _docstrings(library: Path) -> Iterator[Document]:
 
 @functools.cache
 def _docstrings_of(path: Path) -> str:
-    """A corpus is passed over twice; parsing a library takes longer than all that is done with its docstrings."""
+    """Return the docstrings of a file. Cached, since preparation reads a corpus twice and parsing is slow."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        # Nothing of this file is ours to repair: a library may carry templates that are not Python.
+        # Skip the file: a library may contain templates that are not valid Python.
         return ""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in _statements(tree) if isinstance(node, documented)]
@@ -74,7 +74,7 @@ def _docstrings_of(path: Path) -> str:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """A module and all that holds statements in it; no expression, of which `ast.walk` visits three times as many."""
+    """Yield a module and its statements, but not its expressions, which `ast.walk` would add: three times as many."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -84,9 +84,9 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def hub_corpus(name: str, split: str = "train", column: str = "text") -> Iterator[Document]:
-    """The rows of a hub data set, or of a local folder that `datasets` can load, streamed: one row a document.
+    """Stream the rows of a Hub data set, or of a local folder that `datasets` can load, as one document each.
 
-    Raises:  DataError if `datasets` is missing, cannot load it, or a row has no text under `column`.
+    Raises:  DataError if `datasets` is missing or cannot load the set, or if a row has no text in `column`.
     """
     try:
         import datasets
@@ -98,7 +98,7 @@ def hub_corpus(name: str, split: str = "train", column: str = "text") -> Iterato
             yield Document(f"{name}/{split}/{number}", text_of(row, column, f"{name} [{split}], row {number}"))
     except DataError:
         raise
-    except Exception as error:  # `datasets` and the readers below it raise without a common root
+    except Exception as error:  # `datasets` and its readers have no common exception class
         raise DataError(
             f"{name} [{split}]: `datasets` cannot load it: {type(error).__name__}: {error}",
             "check the name, the split and the network",
@@ -106,18 +106,18 @@ def hub_corpus(name: str, split: str = "train", column: str = "text") -> Iterato
 
 
 def text_of(row: object, column: str, place: str) -> str:
-    """The text under `column` of one row; an empty one where the row holds null.
+    """Return the text in `column` of one row; an empty text for null.
 
-    Raises:  DataError with the columns there are, or with the type that is no text.
+    Raises:  DataError that lists the existing columns, or names the type that is not text.
     """
     if not isinstance(row, dict):
-        raise DataError(f"{place}: holds a {type(row).__name__}, not an object with columns")
+        raise DataError(f"{place}: found a {type(row).__name__}, expected an object with columns")
     if column not in row:
         columns = ", ".join(map(str, row)) or "none"
-        raise DataError(f"{place}: no column {column!r}; the columns there are: {columns}", "name one: --column NAME")
+        raise DataError(f"{place}: no column {column!r}; available columns: {columns}", "choose one: --column NAME")
     value = row[column]
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(f"{place}: column {column!r} holds a {type(value).__name__}, not text")
+        raise DataError(f"{place}: column {column!r} contains a {type(value).__name__}, expected text")
     return value

@@ -1,4 +1,4 @@
-"""Cut long text where it hurts least, so that no piece is larger than memory allows."""
+"""Splits long text at natural boundaries, so that each piece fits into memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ PIECE_CHARS = 64 * 1024
 
 
 def cut_point(text: str, limit: int) -> int:
-    """Where to end a piece of at most `limit` characters: the last blank line in its second half, else the last line
-    end in it, else `limit` itself."""
+    """Return where to end a piece of at most `limit` characters: after the last blank line in its second half, else
+    after its last line end, else at `limit`."""
     blank_line = max(text.rfind("\n\n", limit // 2, limit) + 2, text.rfind("\n\r\n", limit // 2, limit) + 3)
     if blank_line > limit // 2:
         return blank_line
@@ -17,10 +17,10 @@ def cut_point(text: str, limit: int) -> int:
 
 
 def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
-    """The text in pieces of at most `limit` characters; joined they are the text."""
+    """Yield the text in consecutive pieces of at most `limit` characters."""
     start = 0
     while len(text) - start > limit:
-        # A slice, because searching `text` itself backwards from its end would cost its whole length every time.
+        # Search a slice: searching backwards through `text` itself would take time proportional to its length.
         piece = text[start : start + limit]
         piece = piece[: cut_point(piece, limit)]
         yield piece

@@ -1,4 +1,4 @@
-"""A user's own files as documents: .txt .md .py .jsonl .parquet, gz too, streamed with bounded memory."""
+"""Reads a user's files as documents: .txt .md .py .jsonl .parquet, also gzipped, with bounded memory."""
 
 from __future__ import annotations
 
@@ -24,62 +24,63 @@ SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20
-"""Of one document, or one line: a gzip file of some megabytes may hold gigabytes of one."""
+"""Maximum bytes of one document or line: a gzip file of some megabytes may contain gigabytes."""
 _MOST_INFLATED = 64
-"""Times its own size, beyond the bytes above, that a gzip file may hold: texts shrink to a tenth, logs to 2 %."""
+"""Maximum ratio of content to size of a gzip file, beyond the bytes above: texts shrink to a tenth, logs to 2 %."""
 _MOST_GROUP_BYTES = 512 << 20
-"""Of a column in a row group of a parquet file: it may be one page, and is in memory as a whole."""
+"""Maximum bytes of a column in a row group of a parquet file, which may be one page and must fit in memory."""
 _ROWS_A_BATCH, _LINES_A_LOOK = 256, 1000
 _ENDINGS = (*SUFFIXES, *(f"{suffix}.gz" for suffix in SUFFIXES if suffix != ".parquet"))
 
 
 @dataclass(frozen=True)
 class CorpusFiles:
-    """The files of a corpus in the order in which they are read, and the others by suffix, which are not read."""
+    """The files of a corpus in reading order, and the number of ignored files by suffix."""
 
     paths: list[Path]
     others: Counter[str]
 
     def describe_others(self) -> str | None:
-        """'3 other files passed over (.png 2, .css 1)', or None if there are none."""
+        """Return a text such as '3 other files skipped (.png 2, .css 1)', or None without such files."""
         if not self.others:
             return None
         kinds = ", ".join(f"{suffix or 'no suffix'} {count}" for suffix, count in self.others.most_common(5))
-        return f"{self.others.total()} other files passed over ({kinds})"
+        total = self.others.total()
+        return f"{total} other file{'s' if total > 1 else ''} skipped ({kinds})"
 
 
 def find_corpus_files(path: Path) -> CorpusFiles:
-    """What `read_corpus` will read: the file itself, or the files below a folder, sorted; hidden ones are left out.
+    """List the files that `read_corpus` reads: the file itself, or all files below a folder, sorted, but not hidden.
 
-    Raises:  DataError if `path` is absent, is a file of an unknown kind, or is a folder with nothing to read.
+    Raises:  DataError if `path` does not exist, is a file of an unknown kind, or is a folder without readable files.
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder", "check the path given to --corpus")
     if path.is_file():
         if _kind(path) is None:
-            raise DataError(f"{path}: the suffix {path.suffix!r} is none that Frog reads", f"use {' '.join(_ENDINGS)}")
+            raise DataError(f"{path}: unsupported suffix {path.suffix!r}", f"use {' '.join(_ENDINGS)}")
         return CorpusFiles([path], Counter())
     found = CorpusFiles([], Counter())
     for folder, subfolders, names in os.walk(path, onerror=_cannot_list):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for file in (Path(folder, name) for name in sorted(names) if not name.startswith(".")):
-            if _kind(file) is None or not file.is_file():  # a pipe would be waited for
+            if _kind(file) is None or not file.is_file():  # opening a pipe would block
                 found.others[file.suffix] += 1
             else:
                 found.paths.append(file)
     if not found.paths:
         others = found.describe_others() or "it is empty"
-        raise DataError(f"{path}: no file to read below this folder; {others}", f"put text there: {' '.join(_ENDINGS)}")
+        raise DataError(f"{path}: no readable file in this folder; {others}", f"add text files: {' '.join(_ENDINGS)}")
     return found
 
 
 def read_corpus(path: Path, column: str = "text") -> Iterator[Document]:
-    """The documents of a file or folder.
+    """Yield the documents of a file or folder.
 
-    .txt and .md are cut into documents of about 64 KiB at blank lines, else at line ends; a .py is one document, a
-    line of .jsonl one, a row of .parquet one. `column` names the text in the last two.
+    .txt and .md files are split into documents of about 64 KiB at blank lines, or else at line ends. A .py file, a line
+    of .jsonl and a row of .parquet is one document each. `column` names the text in the last two.
 
-    Raises:  DataError that names file and place, for whatever cannot be read as text.
+    Raises:  DataError with file and position, for content that cannot be read as text.
     """
     empty = True
     for file in find_corpus_files(path).paths:
@@ -87,7 +88,7 @@ def read_corpus(path: Path, column: str = "text") -> Iterator[Document]:
             empty = empty and (not document.text or document.text.isspace())
             yield document
     if empty:
-        raise DataError(f"{path}: holds no text: it is empty or blank", "check the path given to --corpus")
+        raise DataError(f"{path}: contains no text: it is empty or blank", "check the path given to --corpus")
 
 
 def _kind(path: Path) -> str | None:
@@ -113,7 +114,7 @@ def _read_file(path: Path, name: str, column: str) -> Iterator[Document]:
             else:
                 yield from _cut_text(file, path, name)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: not a whole gzip file: {error}", "fetch or compress it again") from None
+        raise DataError(f"{path}: not a complete gzip file: {error}", "download or compress it again") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -129,7 +130,7 @@ def _whole(file: IO[bytes], path: Path) -> str:
     for part in _decoded(file, path):
         parts.append(part)
         if len(parts) * _BLOCK_BYTES > _MOST_BYTES:
-            raise DataError(f"{path}: more than {_MOST_BYTES} bytes in one document", "break it up")
+            raise DataError(f"{path}: more than {_MOST_BYTES} bytes in one document", "split it")
     return "".join(parts)
 
 
@@ -148,7 +149,7 @@ def _json_lines(file: IO[bytes], path: Path, name: str, column: str) -> Iterator
     offset = 0
     for number, line in enumerate(iter(partial(file.readline, _MOST_BYTES + 1), b""), start=1):
         if len(line) > _MOST_BYTES:
-            raise DataError(f"{path}, line {number}: more than {_MOST_BYTES} bytes in one line", "break it up")
+            raise DataError(f"{path}, line {number}: more than {_MOST_BYTES} bytes in one line", "split it")
         if number % _LINES_A_LOOK == 0:
             _check_inflated(file, path)
         text = _decode_line(line, path, number, offset).rstrip()
@@ -177,17 +178,17 @@ def _parquet_rows(path: Path, name: str, column: str) -> Iterator[Document]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names
-            # An absent column is reported by its own error, which lists those there are.
+            # Report a missing column with the error that lists the existing ones.
             text_of(dict.fromkeys(columns), column, str(path))
             _check_groups(file.metadata, column, path)
-        # A text that many rows have is in memory once, not once a row.
+        # A text that occurs in many rows is in memory only once.
         with pyarrow.parquet.ParquetFile(path, read_dictionary=[column]) as file:
             for batch in file.iter_batches(_ROWS_A_BATCH, columns=[column]):
                 for cell in batch.column(0):
                     yield Document(f"{name}:{number}", text_of({column: cell.as_py()}, column, f"{path}, row {number}"))
                     number += 1
     except pyarrow.lib.ArrowException as error:
-        raise DataError(f"{path}, after row {number}: not a whole parquet file: {error}") from None
+        raise DataError(f"{path}, after row {number}: not a complete parquet file: {error}") from None
     except OSError as error:
         raise DataError(f"{path}, after row {number}: cannot be read: {error}") from None
     except UnicodeDecodeError as error:
@@ -195,7 +196,7 @@ def _parquet_rows(path: Path, name: str, column: str) -> Iterator[Document]:
 
 
 def _check_groups(metadata: Any, column: str, path: Path) -> None:
-    """Raise DataError if a row group of the column is larger than memory is meant for."""
+    """Raise DataError if a row group of the column exceeds the memory limit."""
     for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
         chunks = (group.column(number) for number in range(group.num_columns))
         sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] == column]
@@ -205,14 +206,14 @@ def _check_groups(metadata: Any, column: str, path: Path) -> None:
 
 
 def _check_inflated(file: IO[bytes], path: Path) -> None:
-    """Raise DataError if a gzip file holds more than a text can: some kilobytes may hold as many gigabytes."""
+    """Raise DataError if a gzip file is too large for text: some kilobytes may expand to gigabytes."""
     if isinstance(file, gzip.GzipFile) and file.tell() > _MOST_BYTES + _MOST_INFLATED * path.stat().st_size:
-        what = f"holds more than {_MOST_INFLATED} times its own size, which no text does"
-        raise DataError(f"{path}: {what}", "fetch or compress it again")
+        what = f"expands to more than {_MOST_INFLATED} times its size, so it is not text"
+        raise DataError(f"{path}: {what}", "download or compress it again")
 
 
 def _decoded(file: IO[bytes], path: Path) -> Iterator[str]:
-    """The file's text, block by block."""
+    """Yield the file's text in blocks."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, line = 0, 1
     while True:
@@ -235,8 +236,8 @@ def _refuse_nul(data: bytes, path: Path, offset: int) -> None:
     position = data.find(b"\0")
     if position >= 0:
         raise DataError(
-            f"{path}, byte {offset + position}: a NUL byte, so this is no UTF-8 text",
-            "leave binary files out; save UTF-16 text as UTF-8",
+            f"{path}, byte {offset + position}: a NUL byte, so this is not UTF-8 text",
+            "remove binary files; save UTF-16 text as UTF-8",
         )
 
 

@@ -1,4 +1,4 @@
-"""The paths of a prepared set, and the claim that keeps two processes from preparing one name at once."""
+"""The paths of a prepared set, and the lock that prevents two processes from preparing the same name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATA_ROOT = Path("data")
 
 @dataclass(frozen=True)
 class SetFolder:
-    """`data/<name>/`. While it is prepared it is `data/.<name>.partial-<pid>/`: a name that nothing opens."""
+    """`data/<name>/`, or `data/.<name>.partial-<pid>/` during preparation, which no reader opens."""
 
     path: Path
 
@@ -38,19 +38,19 @@ class SetFolder:
 
 
 def set_folder(name: str, root: Path = DATA_ROOT) -> SetFolder:
-    """Where the set of that name lies. Raises DataError if the name cannot be a folder's."""
+    """Return the folder of a set. Raises DataError if the name is not a valid folder name."""
     if problem := name_problem(name):
-        raise DataError(f"data set: {problem}", "give another name: --name my-corpus")
+        raise DataError(f"data set: {problem}", "choose another name: --name my-corpus")
     return SetFolder(root / name)
 
 
 @contextmanager
 def claim(name: str, root: Path, wait: bool = False) -> Iterator[None]:
-    """Hold the right to prepare `name`, and clear away what dead processes left of it; what they put aside comes back.
+    """Lock `name` for preparation. Restore a set that a dead process was replacing, and delete its partial folders.
 
-    The claim is a lock that the system drops when its holder dies, however it dies; the pid in it is only for people.
+    The operating system releases the lock when its holder dies. The pid in the file is only for people.
 
-    Raises:  DataError if a living process holds it and `wait` is False.
+    Raises:  DataError if another process holds the lock and `wait` is False.
     """
     root.mkdir(parents=True, exist_ok=True)
     path = root / f".{name}.lock"
@@ -73,9 +73,9 @@ def claim(name: str, root: Path, wait: bool = False) -> Iterator[None]:
 
 @contextmanager
 def replace_when_whole(name: str, root: Path) -> Iterator[SetFolder]:
-    """A partial folder to fill; it takes the name of the set when the block ends, and vanishes if the block raises.
+    """Yield a partial folder; rename it to the set's name at the end of the block, or delete it if the block raises.
 
-    Assumes: the caller holds the claim on `name`.
+    Assumes: the caller has locked `name` with `claim`.
     """
     final = set_folder(name, root).path
     partial = root / f".{name}.partial-{os.getpid()}"

@@ -1,7 +1,7 @@
-"""Labelled texts: JSON lines of {"text", "label"} or {"prompt", "completion"}, and what is held out of them.
+"""Labelled texts: JSON lines of {"text", "label"} or {"prompt", "completion"}, split into training and held-out parts.
 
-Lines may also say their "category", by which results are broken down, and their "group". Lines of one group, such as
-wordings of one scene, are held out together or trained on together: so no held-out line has a twin in training.
+Lines may also have a "category", for results by category, and a "group". Lines of one group, such as variants of one
+scene, are always in the same part, so no held-out line has a close variant in the training part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHAPES = {"classification": ("text", "label"), "completion": ("prompt", "comple
 
 @dataclass(frozen=True)
 class Example:
-    """One line: a text of a class, or a prompt with what should follow it."""
+    """One line: a text with its class, or a prompt with its completion."""
 
     text: str
     label: str | None
@@ -35,14 +35,14 @@ class Example:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """The lines of one file, cut into two parts by their groups."""
+    """The lines of one file, split into two parts by group."""
 
     path: Path
     data_sha256: str
     train: list[Example]
     heldout: list[Example]
     labels: tuple[str, ...]
-    """The classes in order of their names; empty for prompts and completions."""
+    """The classes, sorted by name; empty for prompts and completions."""
 
     @property
     def name(self) -> str:
@@ -50,11 +50,11 @@ class LabelledSet:
 
 
 def read_labelled(source: str, heldout: float) -> LabelledSet:
-    """Read `guard`, the set that comes with Frog, or a file.
+    """Read `guard`, the data set included in Frog, or a file.
 
-    A group is held out if the hash of its name says so: the same lines for every seed, also when others are added.
+    The hash of its name decides if a group is held out: the same lines for every seed, even when lines are added.
 
-    Raises:  DataError that names file and line for what cannot be used, or if one part is empty.
+    Raises:  DataError with file and line for invalid content, or if one part is empty.
     """
     if not 0 < heldout < 1:
         raise DataError(f"--heldout {heldout:g}: must lie between 0 and 1", "0.25 is the default")
@@ -66,18 +66,14 @@ def read_labelled(source: str, heldout: float) -> LabelledSet:
     if not all(parts):
         groups = len({example.group for example in examples})
         raise DataError(
-            f"{path}: of {len(examples)} lines in {groups} groups, {len(parts[0])} are to train on and {len(parts[1])} "
-            f"held out with --heldout {heldout:g}: both parts need some",
+            f"{path}: --heldout {heldout:g} splits {len(examples)} lines in {groups} groups into {len(parts[0])} for "
+            f"training and {len(parts[1])} held out: both parts need some",
             "add lines, or change --heldout",
         )
     labels = tuple(sorted({example.label for example in examples if example.label is not None}))
     unseen = set(labels) - {example.label for example in parts[0]}
     if unseen or len(labels) == 1:
-        which = (
-            f"class {shortened(', '.join(sorted(unseen)))} is"
-            if unseen
-            else f"the one class {labels[0]} is all that is"
-        )
+        which = f"class {shortened(', '.join(sorted(unseen)))} is" if unseen else f"class {labels[0]} is the only class"
         raise DataError(f"{path}: {which} {'not ' if unseen else ''}in the training part", "add lines of each class")
     return LabelledSet(path, sha256_file(path), *parts, labels)
 
@@ -91,21 +87,21 @@ def _read(path: Path) -> list[Example]:
         raise DataError(f"{path}: broken UTF-8: {error.reason}", "save the file as UTF-8") from None
     examples = [_example(line, f"{path}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
     if not examples:
-        raise DataError(f"{path}: holds no lines", "check the path given to --data")
+        raise DataError(f"{path}: contains no lines", "check the path given to --data")
     kinds = {example.label is None for example in examples}
     if len(kinds) > 1:
-        raise DataError(f"{path}: some lines have a label, others a completion", "give each kind a file of its own")
+        raise DataError(f"{path}: some lines have a label, others a completion", "use a separate file for each kind")
     return examples
 
 
 def _example(line: str, place: str) -> Example:
     row = parse_line(line, place)
     if not isinstance(row, dict):
-        raise DataError(f"{place}: holds a {type(row).__name__}, not an object", "repair the line")
+        raise DataError(f"{place}: found a {type(row).__name__}, expected an object", "repair the line")
     names = next((names for names in _SHAPES.values() if row.keys() >= set(names)), None)
     if names is None:
         have = shortened(", ".join(map(str, row))) or "none"
-        raise DataError(f"{place}: has the fields {have}", "a line has text and label, or prompt and completion")
+        raise DataError(f"{place}: found the fields {have}", "each line needs text and label, or prompt and completion")
     text, answer = (_word(row, name, place) for name in names)
     if not answer or (not text and "label" in names):
         raise DataError(f"{place}: {names[0] if answer else names[1]} is empty", "repair the line")
@@ -121,5 +117,5 @@ def _word(row: dict[str, Any], name: str, place: str) -> str:
     if isinstance(value, bool | int) and name == "label":  # {"label": 1} is as common as {"label": "spam"}
         return str(value)
     if not isinstance(value, str):
-        raise DataError(f"{place}: {name}={shortened(repr(value))}: must be a text", "repair the line")
+        raise DataError(f"{place}: {name}={shortened(repr(value))}: must be a string", "repair the line")
     return value

@@ -1,4 +1,4 @@
-"""Labelled texts as token rows, and as the batches of one rank.
+"""Converts labelled texts to rows of tokens, and to the batches of one rank.
 
 Shapes: A micro-batches, B rows a micro-batch, T time (sequence), N = A*B rows of this rank.
 """
@@ -22,17 +22,17 @@ from frog.data.loader import FILLING, Batch
 from frog.data.tokenizer import END_OF_DOCUMENT_ID
 
 _LENGTH_MULTIPLE = 8
-"""Rows are padded to a multiple of this, so that not every batch brings new shapes."""
+"""Rows are padded to a multiple of this length, so that batches have few different shapes."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One text: what the model reads, and at each position what it should say, or -100."""
+    """One text: the input tokens, and for each position the label, or -100."""
 
     tokens: list[int]
     labels: list[int]
     num_cut: int = 0
-    """Tokens that did not fit."""
+    """Number of truncated tokens."""
 
     @property
     def num_labels(self) -> int:
@@ -40,17 +40,17 @@ class Row:
 
 
 def class_row(text: str, label: int, tokenizer: Tokenizer, max_length: int) -> Row:
-    """A text whose one label is its class, at its last token. What is too long loses its end."""
+    """Return a row with the class as the label of the last token. Truncates the end of long texts."""
     ids = tokenizer.encode(text).ids or [END_OF_DOCUMENT_ID]
     kept = ids[:max_length]
     return Row(kept, [IGNORED_LABEL] * (len(kept) - 1) + [label], len(ids) - len(kept))
 
 
 def completion_row(prompt: str, completion: str, tokenizer: Tokenizer, max_length: int) -> Row:
-    """A prompt, what follows it, and the end of the document; each token of what follows is a label of the one before.
+    """Return a row of prompt, completion and end of document; each token of the completion is a label.
 
-    Prompt and completion are tokenized apart, so that one begins where the other ends. What is too long loses the
-    prompt's beginning first.
+    Tokenizes prompt and completion separately, so that no token spans both. Truncates the beginning of the prompt
+    first.
     """
     before = tokenizer.encode(prompt).ids or [END_OF_DOCUMENT_ID]
     after = [*tokenizer.encode(completion).ids, END_OF_DOCUMENT_ID]
@@ -62,27 +62,27 @@ def completion_row(prompt: str, completion: str, tokenizer: Tokenizer, max_lengt
 
 
 def as_completion(example: Example) -> tuple[str, str]:
-    """Prompt and completion; a labelled text asks for its label in words."""
+    """Return prompt and completion; a labelled text becomes a prompt that asks for its label."""
     if example.completion is not None:
         return example.text, example.completion
     return label_prompt(example.text), label_words(example.label or "")
 
 
 def label_prompt(text: str) -> str:
-    """What the model reads before it writes a text's class."""
+    """Return the prompt that asks for a text's class."""
     return f"{text}\nLabel:"
 
 
 def label_words(label: str) -> str:
-    """How a class is written."""
+    """Return the completion that names a class."""
     return f" {label}"
 
 
 class LabelledBatches:
-    """The batches of one rank, epoch after epoch, each in an order of its own that every rank computes alike.
+    """The batches of one rank. Each epoch has a different order, which every rank computes identically.
 
-    The last batch of an epoch is filled up with rows that have no label. Each micro-batch's loss counts by its labels
-    (`loss_weight_A`), so the step is that of one process over the same texts, however they are cut and spread.
+    The last batch of an epoch is padded with rows without labels. The number of labels weights each micro-batch's loss
+    (`loss_weight_A`), so a step equals that of one process on the same texts, for any distribution over ranks.
 
     Raises:  ShapeError if the global batch does not divide into ranks and micro-batches.
     """
@@ -111,13 +111,13 @@ class LabelledBatches:
         return -(-len(self._rows) // self._size)
 
     def after(self, start_step: int) -> Generator[Batch]:
-        """The batches of the steps start_step + 1, start_step + 2, ... without end."""
+        """Yield the batches of steps start_step + 1, start_step + 2, ... without end."""
         first, num_taken = divmod(start_step, self.steps_per_epoch)
         for number in itertools.count(first):
             yield from itertools.islice(self.epoch(number), num_taken if number == first else 0, None)
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of the epoch `number`, counted from 0. Steps are counted from 1, over all epochs."""
+        """Yield the batches of epoch `number`, counted from 0. Steps count from 1, over all epochs."""
         order = np.random.default_rng(derive_seed(self._seed, "epoch", number)).permutation(len(self._rows))
         filled = np.full(self.steps_per_epoch * self._size, FILLING, dtype=np.int64)
         filled[: len(order)] = order
@@ -142,9 +142,9 @@ class LabelledBatches:
 
 
 def pad(rows: Sequence[Row], length: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows side by side, filled up on the right.
+    """Stack rows, padded on the right.
 
-    Shapes:  -> tokens and labels, each (rows, length); without `length` as long as the longest
+    Shapes:  -> tokens and labels, each (rows, length); the default length is that of the longest row
     """
     length = length or max(len(row.tokens) for row in rows)
     tokens = torch.full((len(rows), length), END_OF_DOCUMENT_ID, dtype=torch.long)

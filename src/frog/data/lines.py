@@ -1,4 +1,4 @@
-"""One line of JSON out of somebody's corpus. Any keys, NaN too: only what is asked for is looked at."""
+"""Parses one JSON line of a user's corpus. Accepts any keys, and NaN: callers check only the fields that they use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _REPAIR = "repair the line"
 
 
 def parse_line(line: str, place: str) -> Any:
-    """The value of a line. Raises DataError that names `place` and column if it is no JSON, or no text of Unicode."""
+    """Return the value of a line. Raises DataError with `place` and column if it is not JSON, or not valid Unicode."""
     if has_too_many_values(line):
-        raise DataError(f"{place}: holds too many values", _REPAIR)
+        raise DataError(f"{place}: contains too many values", _REPAIR)
     try:
         value = json.loads(line)
         check_depth(value)
-        if "\\u" in line:  # half a surrogate pair can be written so, and is no character
+        if "\\u" in line:  # such an escape may be half a surrogate pair, which is not a character
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""The loader: the batches of one rank, step after step, ready before the step asks for them.
+"""The loader: prepares the batches of one rank in a background thread, ahead of the steps.
 
 Shapes: A micro-batches (grad_accum), B sequences a micro-batch, T time (sequence), N = A*B samples of this rank.
 """
@@ -23,35 +23,35 @@ from frog.data.windows import Windows
 _BLOCK_IDS = 4096
 
 FILLING = -1
-"""The sample id of a row that is there to make a batch whole, and counts nothing."""
+"""Sample id of a padding row, which is ignored."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one rank trains on in one optimizer step."""
+    """The data of one rank for one optimizer step."""
 
     step: int
     ids_N: np.ndarray
-    """The samples, micro-batch after micro-batch."""
+    """Sample ids, in the order of the micro-batches."""
     tokens_ABT: Tensor
     labels_ABT: Tensor
-    """The token that follows each of `tokens_ABT`; -100 where there is none to be learned."""
+    """The next token for each of `tokens_ABT`; -100 for positions without a label."""
     loss_weight_A: tuple[float, ...]
-    """By what each micro-batch's mean loss counts: its labels divided by those of the mean rank. They sum to 1 if all
-    ranks hold equally many, and to 1 on average over the ranks in any case."""
+    """Weight of each micro-batch's mean loss: its number of labels divided by the mean over ranks. They sum to 1 if all
+    ranks have the same number of labels, and always to 1 on average over the ranks."""
 
 
 class Loader:
-    """Iterates over steps start_step + 1, start_step + 2, ... without end; close it, or use it as a context.
+    """Iterator over steps start_step + 1, start_step + 2, ... without end; close it, or use it as a context manager.
 
-    A rank takes the contiguous slice [rank * N, rank * N + N) of the step's samples, and its micro-batches are
-    contiguous slices of that: one rank with grad_accum 4 sees as micro-batches what four ranks see.
-    The position that a checkpoint keeps is the step.
-    Where `uneven` is allowed the batch need not divide: ranks and micro-batches then differ by a sample, and are filled
-    up with rows that have no label and the sample id -1.
+    A rank gets the contiguous slice [rank * N, rank * N + N) of the step's samples, and its micro-batches are
+    contiguous slices of that: the micro-batches of one rank with grad_accum 4 equal the batches of four ranks.
+    The step is the position that a checkpoint saves.
+    With `uneven`, the batch need not divide evenly: ranks and micro-batches may then differ by one sample, and are
+    padded with rows without labels and with sample id -1.
 
-    Raises:  ShapeError if the global batch does not divide into ranks and micro-batches, or does not give each one.
-             What goes wrong while a batch is made is raised from `next`, on the thread that asks.
+    Raises:  ShapeError if the global batch does not divide into ranks and micro-batches, or is smaller than their
+             number. `next` raises the errors of the background thread.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Loader:
         if problem := batch_problem(global_batch_size, dp_size, grad_accum, uneven=uneven):
             raise ShapeError(problem, f"set train.global_batch_size to a multiple of {dp_size * grad_accum}")
         if not 0 <= dp_rank < dp_size:
-            raise ShapeError(f"dp_rank={dp_rank} lies outside dp_size={dp_size}")
+            raise ShapeError(f"dp_rank={dp_rank} is outside dp_size={dp_size}")
         self._windows, self._seed = windows, seed
         self._global_batch_size, self._grad_accum = global_batch_size, grad_accum
         cuts = [global_batch_size * rank // dp_size for rank in (dp_rank, dp_rank + 1)]
@@ -80,7 +80,7 @@ class Loader:
         self._counts_A = [mine * (a + 1) // grad_accum - mine * a // grad_accum for a in range(grad_accum)]
         self._share_A = tuple(count * dp_size / global_batch_size for count in self._counts_A)
         self._num_rows = -(-global_batch_size // (dp_size * grad_accum))
-        """Of a micro-batch."""
+        """Rows of a micro-batch."""
         self._block_steps = max(1, _BLOCK_IDS // global_batch_size)
         self._block_ids = self._block_steps * global_batch_size
         self._block: np.ndarray | None = None
@@ -111,10 +111,10 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """End the background thread and drop what it made; a second call does nothing."""
+        """Stop the background thread and drop its batches; a second call does nothing."""
         self._closed.set()
         while self._thread.is_alive():
-            # The thread may wait for room in the queue: make some until it has seen the end.
+            # The thread may be blocked on a full queue: empty the queue until the thread has ended.
             while not self._ready.empty():
                 self._ready.get_nowait()
             self._thread.join(timeout=0.01)
@@ -124,11 +124,11 @@ class Loader:
             while not self._closed.is_set():
                 step += 1
                 self._ready.put(self._make(step))
-        except BaseException as error:  # whatever it is, the consumer must hear of it
+        except BaseException as error:  # the consumer must receive any error
             self._ready.put(error)
 
     def _make(self, step: int) -> Batch:
-        """Gather one batch. With numpy alone: torch's copies would start a second pool of threads on this one."""
+        """Gather one batch with numpy only: torch's copies would start a second thread pool in this thread."""
         ids_N = self._filled(self._global_ids(step)[self._slice])
         tokens_NT = self._windows.gather(np.maximum(ids_N, 0))
         labels_NT = tokens_NT[:, 1:].copy()
@@ -137,7 +137,7 @@ class Loader:
         return Batch(step, ids_N, self._tensor(tokens_NT[:, :-1], shape), self._tensor(labels_NT, shape), self._share_A)
 
     def _filled(self, ids_N: np.ndarray) -> np.ndarray:
-        """The samples of this rank, cut into micro-batches of equally many rows."""
+        """Return the samples of this rank, padded to micro-batches of equal size."""
         if len(ids_N) == self._grad_accum * self._num_rows:
             return ids_N
         filled = np.full((self._grad_accum, self._num_rows), FILLING, dtype=ids_N.dtype)
@@ -145,7 +145,7 @@ class Loader:
         return filled.reshape(-1)
 
     def _global_ids(self, step: int) -> np.ndarray:
-        """`sample_ids` of this step, drawn for many steps at once: numpy's calls cost more than their work."""
+        """Return `sample_ids` of this step, computed for many steps together to reduce the overhead of numpy calls."""
         place = (step - 1) % self._block_steps
         if place == 0 or self._block is None:
             start = (step - 1 - place) * self._global_batch_size
@@ -157,10 +157,10 @@ class Loader:
         return tensor.pin_memory() if self._device.type == "cuda" else tensor
 
     def _on_device(self, batch: Batch) -> Batch:
-        """Copy on the consumer's stream, so that the step's kernels wait for the copy and nothing else does."""
+        """Copy on the consumer's stream, so that only the step's kernels wait for the copy."""
         if self._device.type == "cpu":
             return batch
-        pinned = self._device.type == "cuda"  # only from pinned memory may a copy outlive the call
+        pinned = self._device.type == "cuda"  # only copies from pinned memory may be asynchronous
         tokens_ABT = batch.tokens_ABT.to(self._device, non_blocking=pinned)
         labels_ABT = batch.labels_ABT.to(self._device, non_blocking=pinned)
         return Batch(batch.step, batch.ids_N, tokens_ABT, labels_ABT, batch.loss_weight_A)

@@ -1,4 +1,4 @@
-"""The manifest of a prepared set: what was prepared from what, and which files it is. Needs no numpy."""
+"""The manifest of a prepared set: its source, parameters and files. Does not need numpy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DataFile(Typed, frozen=True):
 
 
 class Shard(Typed, frozen=True):
-    """The tokens of whole documents in one file, and in another where each document starts."""
+    """Complete documents: one file with their tokens, another with the start of each document."""
 
     tokens: FileName
     offsets: FileName
@@ -35,17 +35,17 @@ class Shard(Typed, frozen=True):
 
 
 class SplitSummary(Typed, frozen=True):
-    """One side of a set."""
+    """One split of a set."""
 
     num_documents: Positive
     num_tokens: Positive
     num_bytes: Natural
-    """Of text."""
+    """Bytes of text."""
     shards: list[Shard]
 
 
 class TokenizerSummary(Typed, frozen=True):
-    """How the tokenizer was learned."""
+    """Parameters of the tokenizer's training."""
 
     kind: str
     end_of_document: str
@@ -74,46 +74,46 @@ class DataManifest(Typed, frozen=True):
     files: dict[FileName, DataFile]
 
     def problem(self) -> str | None:
-        """What of it contradicts itself; None if nothing does."""
+        """Describe an inconsistency of the manifest; None if there is none."""
         if content_hash(self.files) != self.data_sha256:
             return "altered: its hashes do not match data_sha256"
         if self.splits.keys() != set(SPLITS):
             return f"$.splits: found {', '.join(self.splits) or 'none'}, expected {' and '.join(SPLITS)}"
         if self.vocab_size > 1 << 8 * _TOKEN_BYTES[self.dtype]:
-            return f"$.dtype: found {self.dtype}, which has no room for the {self.vocab_size} tokens of $.vocab_size"
+            return f"$.dtype: found {self.dtype}, which is too small for the {self.vocab_size} tokens of $.vocab_size"
         for name, split in self.splits.items():
             for what in ("num_tokens", "num_documents"):
                 said, counted = getattr(split, what), sum(getattr(shard, what) for shard in split.shards)
                 if said != counted:
-                    return f"$.splits.{name}.{what}: found {said}, its shards have {counted}"
+                    return f"$.splits.{name}.{what}: found {said}, but its shards have {counted}"
             for shard in split.shards:
                 if wrong := self._wrong_size(shard):
                     return wrong
         return None
 
     def _wrong_size(self, shard: Shard) -> str | None:
-        """Which file of a shard is not listed, or is not as large as its counts say."""
+        """Describe a file of a shard that is not listed, or whose size does not match its counts."""
         sizes = {
             shard.tokens: shard.num_tokens * _TOKEN_BYTES[self.dtype],
             shard.offsets: shard.num_documents * OFFSET_BYTES,
         }
         for name, size_bytes in sizes.items():
             if name not in self.files:
-                return f"$.files: {name} is missing, though a shard names it"
+                return f"$.files: {name} is missing, but a shard names it"
             if self.files[name].size_bytes != size_bytes:
                 found = self.files[name].size_bytes
-                return f"$.files.{name}.size_bytes: found {found}, its counts say {size_bytes}"
+                return f"$.files.{name}.size_bytes: found {found}, but its counts require {size_bytes}"
         return None
 
 
 def content_hash(files: Mapping[str, DataFile]) -> str:
-    """One hash over the names and hashes of all files of a set: equal if and only if the data are."""
+    """Return one hash over the names and hashes of all files of a set: equal if and only if the data is equal."""
     lines = "".join(f"{name} {files[name].sha256}\n" for name in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_data_manifest(path: Path) -> DataManifest:
-    """Read a manifest. Raises DataError if it is none, or contradicts itself."""
+    """Read a manifest. Raises DataError if it is invalid or inconsistent."""
     try:
         manifest = read_typed(path, DataManifest, prepare_again(path.parent.name), DataError)
     except FileNotFoundError:
@@ -124,21 +124,21 @@ def read_data_manifest(path: Path) -> DataManifest:
 
 
 def check_file(path: Path, expected: DataFile, *, verify: bool) -> None:
-    """Hold a file against the manifest: its size, with `verify` its hash. Raises DataError if it differs."""
+    """Compare a file's size, and with `verify` its hash, with the manifest. Raises DataError if it differs."""
     hint = prepare_again(path.parent.name)
     if not path.is_file():
-        raise DataError(f"{path}: missing, though the manifest names it", hint)
+        raise DataError(f"{path}: missing, but the manifest names it", hint)
     size_bytes = path.stat().st_size
     if size_bytes != expected.size_bytes:
-        raise DataError(f"{path}: {size_bytes} bytes, the manifest says {expected.size_bytes}", hint)
+        raise DataError(f"{path}: {size_bytes} bytes, but the manifest has {expected.size_bytes}", hint)
     try:
         digest = sha256_file(path) if verify else expected.sha256
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}", hint) from None
     if digest != expected.sha256:
-        raise DataError(f"{path}: altered: sha256 {digest[:16]}..., the manifest says {expected.sha256[:16]}...", hint)
+        raise DataError(f"{path}: altered: sha256 {digest[:16]}..., the manifest has {expected.sha256[:16]}...", hint)
 
 
 def prepare_again(name: str) -> str:
-    """What to do about a set that cannot be used."""
-    return f"prepare the set again: `frog data prepare --name {name} --force` with the corpus it came from"
+    """Return the hint for an unusable set."""
+    return f"prepare the set again: `frog data prepare --name {name} --force` with its original corpus"

@@ -1,8 +1,8 @@
-"""Which samples a step takes: a function of (seed, epoch, step) alone, whatever the world.
+"""The samples of each step: a function of (seed, epoch, step) only, independent of the world.
 
-The samples lie in an endless stream, epoch after epoch, each epoch a permutation of all samples; step k takes the k-th
-slice of it. The permutation is computed where it is needed, never stored: a keyed Feistel network permutes the
-numbers below a power of four, and walks on from those that are no samples.
+The samples form an endless stream. Each epoch is a permutation of all samples, and step k uses the k-th slice of the
+stream. The permutation is computed on demand, never stored: a keyed Feistel network permutes the numbers below a power
+of four, and cycle walking skips the numbers that are not samples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUM_ROUNDS = 6
 
 
 def sample_ids(seed: int, step: int, global_batch_size: int, num_samples: int) -> np.ndarray:
-    """The samples of optimizer step `step`, counted from 1, in their order.
+    """Return the samples of optimizer step `step`, counted from 1, in order.
 
     Shapes:  -> (global_batch_size,) int64
     """
@@ -25,7 +25,7 @@ def sample_ids(seed: int, step: int, global_batch_size: int, num_samples: int) -
 
 
 def stream_ids(seed: int, start: int, count: int, num_samples: int) -> np.ndarray:
-    """The samples at positions start, ..., start + count - 1 of the stream.
+    """Return the samples at positions start, ..., start + count - 1 of the stream.
 
     Shapes:  -> (count,) int64
     """
@@ -39,9 +39,9 @@ def stream_ids(seed: int, start: int, count: int, num_samples: int) -> np.ndarra
 
 
 def permute(places: np.ndarray, num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The samples that stand at `places` of an epoch's permutation.
+    """Return the samples at `places` of an epoch's permutation.
 
-    Source:  Black and Rogaway 2002, cycle walking: a number outside is permuted again until it lies inside.
+    Source:  Black and Rogaway 2002, cycle walking: permute a number outside the range again until it is inside.
     """
     half_bits = max(1, (max(num_samples - 1, 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch)

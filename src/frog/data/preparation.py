@@ -1,4 +1,4 @@
-"""Prepare a set: survey the corpus, learn the tokens, write the shards, and last the manifest that makes it whole."""
+"""Prepares a data set: survey the corpus, train the tokenizer, write the shards, then the manifest."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from frog.data.tokenizer import END_OF_DOCUMENT, check_vocab_size, token_lengths
 from frog.data.verified import note_verified, verify_once
 
 MIN_SPLIT_TOKENS = 16
-"""Fewer held-out tokens score nothing, fewer training tokens teach nothing."""
+"""Minimum tokens of a split: fewer cannot be scored or trained on."""
 
 _BATCH_CHARS = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of one document that is tokenized at once."""
+    """A part of one document that is tokenized together."""
 
     text: str
     heldout: bool
@@ -53,15 +53,15 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     progress: Progress | None = None,
 ) -> PreparedData:
-    """Write the set `data/<name>/`; one that stands there is replaced once the new one is whole.
+    """Write the set `data/<name>/`; replace an existing set when the new one is complete.
 
-    `documents` is called twice, or three times where a corpus has one document or a few: it must give the same texts.
+    Calls `documents` twice, or three times for a corpus with few documents; each call must yield the same texts.
 
-    Raises:  DataError if the corpus is empty, too small to split or unreadable, if `name` is being prepared by
-             another process, or if the disk refuses.
+    Raises:  DataError if the corpus is empty, too small to split or unreadable, if another process is preparing `name`,
+             or if writing fails.
     """
     if not 0 < heldout_fraction < 1:
-        raise DataError(f"held-out fraction {heldout_fraction}: it lies between 0 and 1", "--heldout 0.05 is usual")
+        raise DataError(f"held-out fraction {heldout_fraction}: must be between 0 and 1", "--heldout 0.05 is typical")
     set_folder(name, root)
     with claim(name, root):
         rule = HeldoutRule(seed, heldout_fraction)
@@ -71,11 +71,11 @@ def prepare(
 def ensure_prepared(
     name: str, root: Path = DATA_ROOT, vocab_size: int = 2048, progress: Progress | None = None
 ) -> PreparedData:
-    """Open a set whose hashes were checked; the embedded one is prepared if it is absent.
+    """Open a set and verify its hashes; prepare the embedded set if it is missing.
 
-    Several ranks may call this at once: one prepares.
+    Several ranks may call this concurrently: only one prepares the set.
 
-    Raises:  DataError if any other set is absent, or if a set cannot be opened or was altered.
+    Raises:  DataError if any other set is missing, or if the set cannot be opened or was altered.
     """
     if name == DEFAULT_NAME and not set_folder(name, root).manifest_json.is_file():
         with claim(name, root, wait=True):
@@ -86,7 +86,7 @@ def ensure_prepared(
 
 
 def python_docs_source() -> str:
-    """What the manifest says about where the embedded corpus came from."""
+    """Return the source of the embedded corpus for the manifest."""
     return f"language reference and standard-library docstrings of Python {python_version()}"
 
 
@@ -100,7 +100,7 @@ def _prepare(
     shard_tokens: int,
     progress: Progress | None,
 ) -> PreparedData:
-    check_vocab_size(vocab_size)  # before a large corpus is read for nothing
+    check_vocab_size(vocab_size)  # before reading a large corpus in vain
     progress = progress or (lambda phase, num_bytes: None)
     documents, rule, survey = settle_split(documents, rule, source, progress)
     progress("learn", survey.sample.num_chars)
@@ -125,7 +125,9 @@ def _prepare(
             )
             write_typed(folder.manifest_json, manifest)
     except OSError as error:
-        raise DataError(f"{root / name}: cannot be written: {error}", "free space, or write elsewhere") from error
+        raise DataError(
+            f"{root / name}: cannot be written: {error}", "free disk space, or change the folder"
+        ) from error
     return note_verified(open_prepared(name, root))
 
 
@@ -147,7 +149,7 @@ def _write_splits(
     shard_tokens: int,
     progress: Progress,
 ) -> tuple[dict[str, SplitSummary], dict[str, DataFile]]:
-    """Tokenize every document into its split; what the manifest says of the splits, and of their files."""
+    """Tokenize every document into its split; return the splits and their files for the manifest."""
     dtype = token_dtype(tokenizer.get_vocab_size())
     writers = [SplitWriter(folder.path, split, dtype, shard_tokens) for split in SPLITS]
     try:
@@ -165,7 +167,7 @@ def _write_splits(
 
 
 def _tokenized(tokenizer: Tokenizer, documents: Documents, rule: HeldoutRule) -> Iterator[tuple[_Piece, Encoding]]:
-    """Each piece with its tokens, in order. A batch is tokenized on all cores while the one before it is written."""
+    """Yield each piece with its tokens, in order. Tokenizes a batch on all cores while the previous one is written."""
     with ThreadPoolExecutor(max_workers=1) as pool:
 
         def encode(batch: list[_Piece]) -> list[Encoding]:
@@ -201,15 +203,15 @@ def _check_splits(splits: dict[str, SplitSummary], survey: Survey, source: str, 
     num_bytes = sum(split.num_bytes for split in splits.values())
     if num_bytes != survey.num_bytes:
         raise DataError(
-            f"{source}: changed while it was prepared: {survey.num_bytes} bytes at first, then {num_bytes}",
-            "prepare it again once nothing writes to it",
+            f"{source}: changed during preparation: first {survey.num_bytes} bytes, then {num_bytes}",
+            "prepare it again when no program writes to it",
         )
     for name, split in splits.items():
         if split.num_tokens < MIN_SPLIT_TOKENS:
             raise DataError(
-                f"{source}: too small: of its {survey.num_bytes} bytes the {name} split gets {split.num_tokens} "
-                f"tokens, the least is {MIN_SPLIT_TOKENS}",
-                f"add text, or hold out another part than {heldout_fraction:g}: --heldout",
+                f"{source}: too small: {survey.num_bytes} bytes give the {name} split {split.num_tokens} tokens, "
+                f"the minimum is {MIN_SPLIT_TOKENS}",
+                f"add text, or change --heldout (now {heldout_fraction:g})",
             )
 
 

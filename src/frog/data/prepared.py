@@ -1,4 +1,4 @@
-"""Prepared sets: opened, checked, listed."""
+"""Opens, checks and lists prepared sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frog.data.shards import OFFSET_DTYPE
 
 
 class Split:
-    """One side of a set, memory-mapped: nothing is read before it is used."""
+    """One split of a set, memory-mapped: data is read on first use."""
 
     def __init__(self, path: Path, name: str, shards: list[Shard], dtype: np.dtype[Any], vocab_size: int) -> None:
         self.path, self.name, self.vocab_size = path, name, vocab_size
@@ -29,14 +29,14 @@ class Split:
         self.num_documents = sum(len(offsets) for offsets in self._offsets)
 
     def document(self, index: int) -> np.ndarray:
-        """The tokens of one document, the end-of-document token last. Raises IndexError if there is no such."""
+        """Return the tokens of one document with its end-of-document token. Raises IndexError for other indices."""
         shard, place = self._locate(index)
         offsets, tokens = self._offsets[shard], self.shards[shard]
         end = offsets[place + 1] if place + 1 < len(offsets) else len(tokens)
         return tokens[offsets[place] : end]
 
     def document_lengths(self) -> np.ndarray:
-        """Tokens of each document.
+        """Return the number of tokens of each document.
 
         Shapes:  -> (num_documents,) int64
         """
@@ -45,14 +45,14 @@ class Split:
 
     def _locate(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.num_documents:
-            raise IndexError(f"document {index} of {self.name}, which has {self.num_documents}")
+            raise IndexError(f"document {index} of {self.name}, which has {self.num_documents} documents")
         shard = int(np.searchsorted(self._document_ends, index, side="right"))
         return shard, index - int(self._document_ends[shard] - len(self._offsets[shard]))
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A whole prepared set: `open_prepared` makes it."""
+    """A complete prepared set, from `open_prepared`."""
 
     path: Path
     manifest: DataManifest
@@ -67,7 +67,7 @@ class PreparedData:
 
     @property
     def data_sha256(self) -> str:
-        """The hash of all that trains and scores: shards, tokenizer, bytes of tokens."""
+        """Hash of everything that training and scoring use: shards, tokenizer, bytes per token."""
         return self.manifest.data_sha256
 
     @property
@@ -76,7 +76,7 @@ class PreparedData:
 
     @cached_property
     def token_bytes(self) -> np.ndarray:
-        """Bytes of text that each token stands for, to score in bits per byte.
+        """Bytes of text of each token, for scores in bits per byte.
 
         Shapes:  (V,) int64
         """
@@ -91,25 +91,25 @@ class PreparedData:
         return lengths.astype(np.int64)
 
     def split(self, name: str) -> Split:
-        """The `train` or the `heldout` side."""
+        """Return the split `train` or `heldout`."""
         if name not in SPLITS:
-            raise DataError(f"{self.path}: no split {name!r}; there are {' and '.join(SPLITS)}")
+            raise DataError(f"{self.path}: no split {name!r}; available: {' and '.join(SPLITS)}")
         return Split(self.path, name, self.manifest.splits[name].shards, np.dtype(self.manifest.dtype), self.vocab_size)
 
 
 def open_prepared(name: str, root: Path = DATA_ROOT, verify: bool = False) -> PreparedData:
-    """Open a prepared set after a look at its files' sizes and at the tokenizer's hash; with `verify` at all hashes.
+    """Open a prepared set. Checks its file sizes and the tokenizer's hash, and with `verify` all hashes.
 
-    Raises:  DataError if there is no such set, or if a file of it is missing, truncated or altered.
+    Raises:  DataError if the set does not exist, or if one of its files is missing, truncated or altered.
     """
     folder = set_folder(name, root)
-    if put_aside(folder.path).is_dir() and not folder.path.exists():  # whoever was to replace it was killed
+    if put_aside(folder.path).is_dir() and not folder.path.exists():  # a process was killed while replacing it
         with claim(name, root, wait=True):
             pass
     if not folder.manifest_json.is_file():
         raise DataError(
-            f"{folder.path}: no prepared data set {name!r} there",
-            f"`frog data list` shows those there are; `frog data prepare --name {name} --corpus PATH` makes it",
+            f"{folder.path}: no prepared data set {name!r}",
+            f"`frog data list` shows all sets; `frog data prepare --name {name} --corpus PATH` creates this one",
         )
     manifest = read_data_manifest(folder.manifest_json)
     small = {folder.tokenizer_json.name, folder.token_bytes.name}
@@ -121,7 +121,7 @@ def open_prepared(name: str, root: Path = DATA_ROOT, verify: bool = False) -> Pr
 
 
 def scan_prepared(root: Path = DATA_ROOT) -> dict[str, PreparedData | FrogError]:
-    """Every set under `root` by name; for one that cannot be opened, why not."""
+    """Return every set under `root` by name, or the error if it cannot be opened."""
     found: dict[str, PreparedData | FrogError] = {}
     for folder in folders_with(root, "manifest.json"):
         name = folder.name
@@ -135,10 +135,10 @@ def scan_prepared(root: Path = DATA_ROOT) -> dict[str, PreparedData | FrogError]
 
 
 def list_prepared(root: Path = DATA_ROOT) -> list[PreparedData]:
-    """Every set under `root` that can be opened, by name."""
+    """Return every valid set under `root`, ordered by name."""
     return [entry for entry in scan_prepared(root).values() if isinstance(entry, PreparedData)]
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    """The file as an array, read as it is touched. A plain view, because indexing np.memmap itself is slower."""
+    """Map a file as an array. Returns a plain view, because indexing np.memmap is slower."""
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))

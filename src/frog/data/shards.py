@@ -1,4 +1,4 @@
-"""Shards: the tokens of whole documents in one flat file, and beside it where each document starts."""
+"""Shards: one flat file with the tokens of complete documents, and one with the start of each document."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OFFSET_DTYPE = np.dtype(f"<i{OFFSET_BYTES}")
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest type, little-endian on every machine, that holds each token id."""
+    """Return the smallest type that can hold each token id, little-endian on every machine."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 class HashedFile:
-    """A file that is hashed while it is written, and flushed to disk when it is closed."""
+    """A file that computes its hash while writing, and syncs to disk when closed."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
@@ -36,7 +36,7 @@ class HashedFile:
         self._size_bytes += len(data)
 
     def close(self) -> DataFile:
-        """Close it; what the manifest keeps of it."""
+        """Close the file; return its entry for the manifest."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -47,9 +47,9 @@ class HashedFile:
 
 
 class SplitWriter:
-    """Writes the documents of one split, token by token bounded: no shard is ever held in memory.
+    """Writes the documents of one split with bounded memory: never holds a whole shard.
 
-    A shard closes after the document that brings it to `shard_tokens`; no document lies in two.
+    A shard ends after the document that reaches `shard_tokens`; no document spans two shards.
     """
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int) -> None:
@@ -81,7 +81,7 @@ class SplitWriter:
             self._close_shard()
 
     def finish(self) -> SplitSummary:
-        """Close the last shard; what the manifest says of this split."""
+        """Close the last shard; return the split's entry for the manifest."""
         self._close_shard()
         return SplitSummary(
             num_documents=sum(shard.num_documents for shard in self.shards),
@@ -91,7 +91,7 @@ class SplitWriter:
         )
 
     def abandon(self) -> None:
-        """Close what is open, without making it whole."""
+        """Close the open files without completing them."""
         for file in (self._tokens, self._offsets):
             if file is not None:
                 file.abandon()

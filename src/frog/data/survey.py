@@ -1,4 +1,4 @@
-"""The first pass over a corpus: how much there is, which documents are held out, and a sample to learn tokens from."""
+"""The first pass over a corpus: its size, the held-out documents, and a sample to train the tokenizer on."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from frog.data.corpora import Document
 from frog.data.cutting import pieces
 
 Documents = Callable[[], Iterator[Document]]
-"""Gives the corpus anew at each call, because it is passed over twice."""
+"""Returns a new iterator over the corpus at each call, because preparation reads it twice."""
 
 Progress = Callable[[str, int], None]
-"""Takes the phase, "read", "learn" or "tokenize", and the bytes of text that it is through with."""
+"""Callback with the phase, "read", "learn" or "tokenize", and the bytes of text processed so far."""
 
 SAMPLE_CHARS = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class HeldoutRule:
-    """Whether a document is held out follows from (seed, its name), so it stays on its side when the corpus grows."""
+    """Decides by (seed, name) if a document is held out, so that it stays in its split when the corpus grows."""
 
     seed: int
     fraction: float
     forced: dict[int, bool] = field(default_factory=dict)
-    """Documents, by number, whose side is set because the hash left a side empty."""
+    """Fixed decisions, by document number, where the hash would leave a split empty."""
 
     def score(self, name: str) -> float:
-        """A number in [0, 1), spread evenly over names."""
+        """Return a number in [0, 1), uniformly distributed over names."""
         return derive_seed(self.seed, "heldout", name) / 2**63
 
     def holds_out(self, number: int, name: str) -> bool:
@@ -37,9 +37,9 @@ class HeldoutRule:
 
 
 class Sample:
-    """Pieces of text drawn evenly from a stream of unknown length, in bounded memory.
+    """A uniform sample of text pieces from a stream of unknown length, in bounded memory.
 
-    Each piece has a hash in [0, 1) and is kept below a threshold, which is halved whenever too much is kept.
+    Keeps each piece whose hash in [0, 1) is below a threshold, and halves the threshold when the sample is too large.
     """
 
     def __init__(self, seed: int, limit_chars: int) -> None:
@@ -66,7 +66,7 @@ class Sample:
 
 @dataclass
 class Survey:
-    """What the first pass found."""
+    """Results of the first pass."""
 
     sample: Sample
     num_documents: int = 0
@@ -74,16 +74,16 @@ class Survey:
     num_bytes: int = 0
     lowest: tuple[float, int] = (2.0, 0)
     highest: tuple[float, int] = (-1.0, 0)
-    """Score and number of the documents that the rule would hold out first and last."""
+    """Score and number of the documents with the lowest and the highest score."""
 
 
 def with_text(documents: Documents) -> Iterator[tuple[int, Document]]:
-    """The documents that hold text, numbered from 0."""
+    """Number the documents that contain text, from 0."""
     return enumerate(document for document in documents() if document.text and not document.text.isspace())
 
 
 def take_survey(documents: Documents, rule: HeldoutRule, progress: Progress) -> Survey:
-    """Pass over the corpus once. Raises DataError if a text cannot be written as UTF-8."""
+    """Read the corpus once. Raises DataError if a text cannot be encoded as UTF-8."""
     survey = Survey(Sample(rule.seed, SAMPLE_CHARS))
     for number, document in with_text(documents):
         score = rule.score(document.name)
@@ -103,13 +103,13 @@ def take_survey(documents: Documents, rule: HeldoutRule, progress: Progress) -> 
 def settle_split(
     documents: Documents, rule: HeldoutRule, source: str, progress: Progress
 ) -> tuple[Documents, HeldoutRule, Survey]:
-    """Survey a corpus, and see to it that both sides hold a document: of a single one the end is held out.
+    """Survey a corpus, and ensure that both splits have a document: hold out the end of a single document.
 
-    Raises:  DataError if there is no text at all.
+    Raises:  DataError if the corpus contains no text.
     """
     survey = take_survey(documents, rule, progress)
     if survey.num_documents == 0:
-        raise DataError(f"{source}: holds no text: no document, or blank ones only", "check what --corpus names")
+        raise DataError(f"{source}: contains no text: no documents, or only blank ones", "check the --corpus path")
     if survey.num_documents == 1:
         documents, rule = _cut_in_two(documents, rule.fraction), replace(rule, forced={0: False, 1: True})
     elif survey.num_heldout == 0:
@@ -139,6 +139,6 @@ def _utf8_bytes(document: Document) -> int:
     except UnicodeEncodeError as error:
         code = ord(document.text[error.start])
         raise DataError(
-            f"{document.name}, character {error.start}: U+{code:04X} is half of a surrogate pair, which is no text",
+            f"{document.name}, character {error.start}: U+{code:04X} is half a surrogate pair, not a character",
             "repair the escape in the source",
         ) from None

@@ -1,8 +1,8 @@
-"""Every file of a prepared set is held against its hash once, before anything is trained on it or scored.
+"""Verifies the hash of every file of a prepared set once, before training or scoring.
 
-What was verified stands in `data/.<name>.verified.json`, beside the set, with the size and the times of each file: a
-copy, on another machine or on this one, has a time of change of its own, and so has a file that was written to. Those
-are read again. Opening a set that was verified costs a look at its files, however large it is.
+`data/.<name>.verified.json`, next to the set, lists the verified files with their sizes and times. A copy of a file, or
+a modified file, has another change time and is verified again. Opening a verified set only checks its files' metadata,
+independent of their size.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from frog.data.manifest import check_file
 from frog.data.prepared import PreparedData
 
 _SAID_BYTES = 1 << 30
-"""From here on it takes seconds, and is said."""
+"""From this size on, verification takes seconds and prints a message."""
 
 
 class FileStamp(Typed, frozen=True):
-    """A file as it was when its bytes had this hash."""
+    """Metadata of a file when its content had this hash."""
 
     sha256: Digest
     size_bytes: Natural
@@ -40,25 +40,25 @@ class Verified(Typed, frozen=True):
 
 
 def verify_once(data: PreparedData) -> PreparedData:
-    """Hold those files of a set against their hashes that are not known to have them.
+    """Verify the hashes of all files of a set that are not verified yet.
 
-    Raises:  DataError naming the first that was altered.
+    Raises:  DataError that names the first altered file.
     """
     known = _read(data)
     stamps = _stamps(data)
     unknown = [name for name, stamp in stamps.items() if known.get(name) != stamp]
     num_bytes = sum(stamps[name].size_bytes for name in unknown)
     if num_bytes >= _SAID_BYTES:
-        print(f"{data.path}: new here: checking the hashes of {format_bytes(num_bytes)}", flush=True)
+        print(f"{data.path}: first use: verifying the hashes of {format_bytes(num_bytes)}", flush=True)
     for name in unknown:
         check_file(data.path / name, data.manifest.files[name], verify=True)
         known[name] = stamps[name]
-        _write(data, known)  # after each: what is broken off goes on from there
+        _write(data, known)  # after each file, so that an interrupted verification resumes there
     return data
 
 
 def note_verified(data: PreparedData) -> PreparedData:
-    """Note that the files of a set are what their hashes say: they were hashed while they were written."""
+    """Record a new set as verified: its files were hashed while they were written."""
     _write(data, _stamps(data))
     return data
 
@@ -77,12 +77,12 @@ def _path(data: PreparedData) -> Path:
 
 
 def _read(data: PreparedData) -> dict[str, FileStamp]:
-    """What is known; nothing if the list is absent or damaged, since it can be made again."""
+    """Read the list of verified files; empty if it is missing or damaged, since it can be recreated."""
     with contextlib.suppress(FileNotFoundError, DataError):
         return dict(read_typed(_path(data), Verified, error=DataError).files)
     return {}
 
 
 def _write(data: PreparedData, files: dict[str, FileStamp]) -> None:
-    with contextlib.suppress(OSError):  # where nothing can be written, a set is verified at every start
+    with contextlib.suppress(OSError):  # in a read-only folder, the set is verified at every start
         write_typed(_path(data), Verified(files=files))

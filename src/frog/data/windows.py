@@ -1,4 +1,4 @@
-"""Windows: the samples a model trains on, cut from the shards of a split."""
+"""Windows: the training samples of a model, from the shards of a split."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from frog.data.prepared import Split
 
 
 class Windows:
-    """Window i of a shard is its tokens [i*T, i*T + T + 1): T inputs, and the labels, which are the inputs' successors.
+    """Window i of a shard is its tokens [i*T, i*T + T + 1): T inputs, and as labels the next token of each.
 
-    Consecutive windows share one token, so that each token but a shard's first is a label once. No window lies in two
-    shards; what is left at a shard's end, less than a window, is not used.
+    Consecutive windows share one token, so every token except a shard's first is a label exactly once. No window spans
+    two shards; an incomplete window at a shard's end is not used.
     """
 
     def __init__(self, split: Split, sequence_length: int) -> None:
@@ -23,11 +23,11 @@ class Windows:
         if sequence_length < 1 or max((len(shard) for shard in split.shards), default=0) < width:
             longest = max((len(shard) for shard in split.shards), default=0)
             raise DataError(
-                f"{split.path}: the longest {split.name} shard has {longest} tokens, a window of "
-                f"sequence_length={sequence_length} takes {width}",
-                "use a sequence length from 1 up that fits, or prepare more text",
+                f"{split.path}: the longest {split.name} shard has {longest} tokens, but a window of "
+                f"sequence_length={sequence_length} needs {width}",
+                "use a shorter sequence length (at least 1), or prepare more text",
             )
-        # Views on the mapped files: a row is read from disk when it is gathered.
+        # Views of the mapped files: gathering a row reads it from disk.
         long_enough = [number for number, shard in enumerate(split.shards) if len(shard) >= width]
         self._rows = [sliding_window_view(split.shards[number], width)[::sequence_length] for number in long_enough]
         self._files = [split.files[number] for number in long_enough]
@@ -37,13 +37,13 @@ class Windows:
         return int(self._ends[-1])
 
     def gather(self, ids_N: np.ndarray) -> np.ndarray:
-        """The tokens of these windows.
+        """Return the tokens of these windows.
 
         Shapes:  ids_N (N,) -> (N, T+1) int64
-        Raises:  IndexError if an id is not that of a window; DataError if a token is not of the vocabulary.
+        Raises:  IndexError if an id is out of range; DataError if a token is not in the vocabulary.
         """
         if len(ids_N) and not 0 <= ids_N.min() <= ids_N.max() < len(self):
-            raise IndexError(f"windows {ids_N.min()} to {ids_N.max()} were asked for, there are {len(self)}")
+            raise IndexError(f"windows {ids_N.min()} to {ids_N.max()} requested, but there are {len(self)}")
         tokens = self._stored(ids_N)
         if tokens.size and tokens.max() >= self._split.vocab_size:
             raise self._no_token(ids_N, tokens)
@@ -51,7 +51,7 @@ class Windows:
         return whole
 
     def _no_token(self, ids_N: np.ndarray, tokens: np.ndarray) -> DataError:
-        """The first of these tokens that is not of the vocabulary, and where it lies."""
+        """Return the error for the first token that is not in the vocabulary, with its position."""
         row, column = np.argwhere(tokens >= self._split.vocab_size)[0]
         shard = int(np.searchsorted(self._ends, ids_N[row], side="right"))
         first = self._ends[shard] - len(self._rows[shard])
@@ -63,7 +63,7 @@ class Windows:
         )
 
     def _stored(self, ids_N: np.ndarray) -> np.ndarray:
-        """The windows in the type of the files, which is a quarter as large: what looks at all of it is quick."""
+        """Gather windows in the data type of the files, a quarter of the size, so that checks are fast."""
         if len(self._rows) == 1:
             alone: np.ndarray = self._rows[0][ids_N]
             return alone

@@ -155,7 +155,7 @@ def test_merged_models_go_to_transformers(here: Harness, tmp_path: Path) -> None
         torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=atol)
         beside = load_finetuned(here.folder("log")).model
         torch.testing.assert_close(model(tokens), beside(tokens), rtol=1e-4, atol=1e-5)
-    with pytest.raises(UsageError, match="sorts texts into jumped, sang"):
+    with pytest.raises(UsageError, match="classifies texts \(jumped, sang\)"):
         load_merged(here.folder("who"))
 
 
@@ -225,8 +225,8 @@ def test_the_configuration(here: Harness) -> None:
     ("words", "message"),
     [
         (["--max-length", "33"], "data.sequence_length=33 is more than max_position_embeddings=32"),
-        (["--set", "train.steps=4"], "its steps from --epochs"),
-        (["--set", "model.hidden_size=8"], "fine-tuning takes the fields of train, strategy, optimizer, checkpoint"),
+        (["--set", "train.steps=4"], "--epochs sets the steps"),
+        (["--set", "model.hidden_size=8"], "fine-tuning accepts the fields of train, strategy, optimizer, checkpoint"),
         (["--set", "optimizer.no_such_field=1"], "optimizer.no_such_field: unknown key"),
         (["--learning-rate", "-1"], "optimizer.learning_rate=-1.0"),
         (["--name", "a b"], "name='a b'"),
@@ -276,7 +276,7 @@ def test_a_base_that_was_moved_with_the_run(here: Harness, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert load_finetuned(folder).step == here.record("who")["step"]
     shutil.rmtree(tmp_path / "base")
-    with pytest.raises(RunError, match="its base runs/base is gone"):
+    with pytest.raises(RunError, match="its base runs/base is missing"):
         load_finetuned(folder)
 
 
@@ -290,7 +290,7 @@ def test_a_base_with_other_weights(here: Harness, tmp_path: Path) -> None:
 def test_no_adapter(here: Harness, tmp_path: Path) -> None:
     folder = copied(here, "who", tmp_path)
     shutil.rmtree(folder.path / "adapter")
-    with pytest.raises(RunError, match="its fine-tuning did not end"):
+    with pytest.raises(RunError, match="its fine-tuning did not finish"):
         load_finetuned(folder)
 
 
