@@ -65,7 +65,7 @@ def join_world(timeout_s):
 
 
 def gather(value):
-    """Return every rank's `value`, in rank order, on every rank. A collective: returns once all ranks have called it."""
+    """Return every rank's `value`, in rank order, to every rank. A collective: waits for all ranks."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

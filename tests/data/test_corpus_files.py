@@ -109,7 +109,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 def test_an_unknown_suffix(tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_text("text")
     message = refusal(tmp_path / "a.docx")
-    assert "a.docx: the suffix '.docx' is none" in message
+    assert "a.docx: unsupported suffix '.docx'" in message
     assert ".parquet" in message
 
 

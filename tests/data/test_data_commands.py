@@ -31,7 +31,7 @@ def frog(*words: str) -> int:
 def test_prepare_list_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert frog("prepare", "--corpus", "ponds.txt", "--vocab-size", "300") == 0
     out = capsys.readouterr().out
-    assert out.startswith("reading\nlearning the tokens\ntokenizing\ndata/ponds: ")
+    assert out.startswith("reading\ntraining the tokenizer\ntokenizing\ndata/ponds: ")
     assert "training documents, 1 held out" in out
     assert "bytes per token" in out
 
@@ -107,7 +107,7 @@ def test_mistakes_are_errors_of_frog() -> None:
     for words, said in (
         (["inspect", "nothing"], "nothing"),
         (["prepare", "--corpus", "nothing.txt"], "nothing"),
-        (["prepare", "--vocab-size", "9" * 30], "the most is"),
+        (["prepare", "--vocab-size", "9" * 30], "the maximum is"),
     ):
         with pytest.raises(DataError, match=said):
             frog(*words)

@@ -137,7 +137,7 @@ def test_bad_corpora_are_refused(tmp_path: Path, corpus: Corpus) -> None:
     assert "test: contains no text" in refusal(lambda: iter([]), tmp_path)
     assert "test: contains no text" in refusal(lambda: iter([Document("a", " \n")]), tmp_path)
     message = refusal(lambda: iter([Document("a", "frog frog frog frog\n" * 5)]), tmp_path)
-    assert "test: too small: of its 100 bytes the heldout split gets" in message
+    assert "test: too small: 100 bytes give the heldout split" in message
     assert "the minimum is 16" in message
     assert "a, character 1: U+D800 is half a surrogate pair" in refusal(
         lambda: iter([Document("a", "x\ud800")]), tmp_path

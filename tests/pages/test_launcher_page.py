@@ -120,7 +120,7 @@ def test_launcher_refuses_nodes_with_conflicting_settings(pages: PageHarness) ->
     first = pages.start_page(PAGE, *PATIENT, env=by_hand(port, 0, nnodes=3))
     for size in (2, 4):
         _, err = finish(pages.start_page(PAGE, env=by_hand(port, 1, nnodes=size)), 1)
-        assert f"nnodes is {size} there and 3 at node 0" in err
+        assert f"nnodes is {size} on that node, but 3 on node 0" in err
     twin = pages.start_page(PAGE, *PATIENT, env=by_hand(port, 1, nnodes=3))
     wait_for_line(first, "node1 has come")
     _, err = finish(pages.start_page(PAGE, env=by_hand(port, 1, nnodes=3)), 1)
@@ -139,11 +139,11 @@ def test_launcher_refuses_nodes_with_conflicting_settings(pages: PageHarness) ->
         ({**by_hand(1234, 2)}, "", ["NODE_RANK=2 of NNODES=2: nodes count from 0 to 1"]),
         ({**by_hand(99999, 1)}, "", ["MASTER_PORT=99999"]),
         ({**by_hand(1234, 1), "NODE_RANK": "one"}, "", ["NODE_RANK='one': must be a number"]),
-        ({**by_hand(1234, 1)}, "--node-rank 0", ["NODE_RANK=1 in the environment, but --node-rank 0"]),
+        ({**by_hand(1234, 1)}, "--node-rank 0", ["NODE_RANK=1 in the environment contradicts --node-rank 0"]),
         ({**by_hand(1234, 1), "WORLD_SIZE": "3"}, "", ["WORLD_SIZE=3, but", "is 4"]),
         ({"RANK": "1", "WORLD_SIZE": "4"}, "", ["RANK=1", "not torchrun"]),
         ({}, "--nnodes 0", ["NNODES=0: must be at least 1"]),
-        ({}, "--nnodes 9 --nproc-per-node 9", ["a world of 81", "--explain"]),
+        ({}, "--nnodes 9 --nproc-per-node 9", ["81 processes are too many", "--explain"]),
         ({}, "absent.py", ["absent.py: no such script"]),
     ],
 )

@@ -155,7 +155,7 @@ def test_merged_models_go_to_transformers(here: Harness, tmp_path: Path) -> None
         torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=atol)
         beside = load_finetuned(here.folder("log")).model
         torch.testing.assert_close(model(tokens), beside(tokens), rtol=1e-4, atol=1e-5)
-    with pytest.raises(UsageError, match="classifies texts \(jumped, sang\)"):
+    with pytest.raises(UsageError, match=r"classifies texts \(jumped, sang\)"):
         load_merged(here.folder("who"))
 
 
@@ -324,6 +324,6 @@ def test_precision_recall_and_f1() -> None:
     assert (c.precision, c.recall, c.f1) == (0, 0, 0)
     assert result.by_category == {"x": (2, 4), "y": (1, 3)}
     lines = "\n".join(confusion_lines(result))
-    assert "is a         2         1         1" in lines
+    assert "actual a            2            1            1" in lines
     assert "1 of 3  y" in lines
     assert json.loads(json.dumps(result.as_dict()))["confusion"] == [[2, 1, 1], [1, 2, 0], [1, 0, 0]]
