@@ -148,9 +148,9 @@ def test_midway_sends_n_bytes_of_a_message_before_the_kill(
 
 def group_of_two() -> tuple[Group, socket.socket]:
     """Return a group of two ranks, seen from rank 0, and the socket of rank 1."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        ours = socket.create_connection(door.getsockname())
-        theirs, _ = door.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
     connection = Connection(ours, 1, Sealer(b"key", False), Sealer(b"key", False))
     peers = [Peer(rank, "", 0, "") for rank in range(2)]
     return Group(0, peers, {1: connection}, Messages({}, 1), 1, Costs(), memory=False), theirs
@@ -428,7 +428,7 @@ def test_world_ends_and_names_the_failed_rank_first(
     last = told[told.rindex("error:") :]
     assert kind == "node" or last.startswith("error: rank ")
     assert all(word in last for word in words), told
-    assert "never met" not in told
+    assert "never occurred" not in told
     assert "frog diagnose latest" in last
     assert (
         not any(

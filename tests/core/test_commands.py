@@ -43,7 +43,7 @@ def test_help_lists_the_commands_under_their_headings(capsys: pytest.CaptureFixt
 def test_frog_without_arguments_shows_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     said = capsys.readouterr().out
-    assert [door in said for door in ("frog learn init", "frog init", "frog slurm explain")] == [True] * 3
+    assert [command in said for command in ("frog learn init", "frog init", "frog slurm explain")] == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def _list() -> int:
     """Print every kind, with its phases and its effect."""
     from frog.config.fault_kinds import KINDS
 
-    print("faults that a rank can have when it begins a phase of a step:\n")
+    print("faults that can be injected when a rank begins a phase of a step:\n")
     for kind in KINDS.values():
         print(f"  {kind.name:<8} {kind.what}")
         where = "any phase" if set(kind.phases) == set(PHASES) else ", ".join(kind.phases)

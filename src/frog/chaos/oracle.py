@@ -22,8 +22,7 @@ _RTOL = 1e-5
 """Relative tolerance of losses between worlds of different sizes."""
 
 _SLOW_S = 3.0
-"""Delay of a campaign's slow phase. For only one or two late steps, the diagnosis requires three times a normal
-step."""
+"""Delay of a campaign's slow phase. One or two late steps count only if they take three times as long as the rest."""
 
 _ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *MESSAGES)
 """Operations that a rank can skip or call with another tensor: those that `Axis` reports to observers."""

@@ -172,13 +172,12 @@ class Axis:
 
     @_observed
     def start_all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
-        """Sum `x` over the axis in place, or take its maximum. Bytes reported: x's; each rank sends 2(n-1)/n of
-        them."""
+        """Sum `x` over the axis, or take its maximum, in place. Bytes reported: x's; a rank sends 2(n-1)/n of them."""
         return self._start("all_reduce", x.nbytes, lambda: dist.all_reduce(x, op, self.group, async_op=True))
 
     @_observed
     def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
-        """Fill `whole` with every rank's `part`, in rank order. Bytes reported: whole; each rank sends (n-1)/n of them.
+        """Fill `whole` with every rank's `part`, in rank order. Bytes reported: whole; a rank sends (n-1)/n of them.
 
         Shapes:  part (...), contiguous; whole n times as many elements, contiguous
         """

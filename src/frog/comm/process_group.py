@@ -2,7 +2,7 @@
 
 DDP, FSDP2, DTensor and `torch.distributed` call these methods. A synchronous call runs on the calling thread. An
 asynchronous one runs on the group's thread, or on the first thread that waits for it. C++ callers get a Work made from
-a future, since a Python object would have to outlive it; that future never carries an error, because DDP's reducer
+a future, since a Python object would have to outlive the C++ one; that future never carries an error, because DDP's reducer
 would crash. The next call raises the error instead.
 """
 
@@ -114,7 +114,7 @@ def _open(store: Any, rank: int, size: int, timeout_s: float) -> Group:
 def buffer_of(x: Tensor) -> Buffer:
     """Return a tensor's memory as a buffer, which keeps the tensor alive.
 
-    This does not use `x.numpy()`, after which the memory can never be freed, as zero3 does.
+    This does not use `x.numpy()`, after which the memory can no longer be released; zero3 releases it.
 
     Raises:  ValueError if it is not contiguous, not on the CPU, or of an unsupported type.
     """
@@ -187,7 +187,7 @@ class FrogProcessGroup(dist.ProcessGroup):
     """A group of ranks whose collectives are those of frog.comm.collectives."""
 
     memory: bool | None = None
-    """True if ranks of a node share memory; None: if the machine supports it."""
+    """True if ranks of a node share memory; None: they do if the machine supports it."""
 
     def __init__(self, group: Any, rank: int, size: int, closes: bool = True) -> None:
         """group: a Group, or Survivors. closes: True to close it together with this process group."""

@@ -48,7 +48,7 @@ class Relay:
         self._ports, self._shapes, self._fault = ports, shapes, fault
         self._is_alive, self._on_fault = is_alive, on_fault
         world = range(len(ports))
-        self._doors = {(i, j): _door() for i in world for j in world if i != j}
+        self._listeners = {(i, j): _listener() for i in world for j in world if i != j}
         self._coming: list[_Coming] = []
         self._flows: list[Flow] = []
         self._struck = False
@@ -60,24 +60,24 @@ class Relay:
 
     def address(self, pair: Pair) -> str:
         """Return the address at which the first rank reaches the second."""
-        return f"127.0.0.1:{self._doors[pair].getsockname()[1]}"
+        return f"127.0.0.1:{self._listeners[pair].getsockname()[1]}"
 
     def close(self) -> None:
         for flow in self._flows:
             flow.source.close()
         for coming in self._coming:
             coming.near.close()
-        for door in self._doors.values():
-            door.close()
+        for listener in self._listeners.values():
+            listener.close()
 
     def turn(self, timeout_s: float) -> None:
         """Wait for an event, at most `timeout_s`, and handle it."""
         self._connect_on()
         events = self._wait(timeout_s)
-        for pair, door in self._doors.items():
-            if door.fileno() in events:
+        for pair, listener in self._listeners.items():
+            if listener.fileno() in events:
                 with contextlib.suppress(OSError):  # the connection is gone again
-                    self._coming.append(_Coming(pair, _prepared(door.accept()[0])))
+                    self._coming.append(_Coming(pair, _prepared(listener.accept()[0])))
                     self.connections[pair] += 1
         for flow in list(self._flows):
             if self._is_silent(flow.pair):
@@ -89,7 +89,7 @@ class Relay:
         self._forget_closed()
 
     def _wait(self, timeout_s: float) -> dict[int, int]:
-        now, masks = time.monotonic(), {door.fileno(): select.POLLIN for door in self._doors.values()}
+        now, masks = time.monotonic(), {listener.fileno(): select.POLLIN for listener in self._listeners.values()}
         for flow in self._flows:
             if self._is_silent(flow.pair):
                 continue
@@ -175,13 +175,13 @@ class Relay:
             self._flows.remove(flow)
 
 
-def _door() -> socket.socket:
-    door = socket.socket()
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)  # what is accepted here inherits it
-    door.bind(("127.0.0.1", 0))
-    door.listen(64)
-    door.setblocking(False)
-    return door
+def _listener() -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)  # what is accepted here inherits it
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener
 
 
 def _prepared(connection: socket.socket) -> socket.socket:

@@ -266,10 +266,10 @@ def test_survivors_learn_of_a_loss_at_any_byte_and_continue(name: str, way: str,
 @pytest.fixture
 def line() -> Iterator[tuple[Messages, socket.socket, Sealer]]:
     """Yield the messages of a rank, the other end of its connection to rank 1, and the sealer of that end's frames."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE_BYTES)
-        here = socket.create_connection(door.getsockname())
-        there, _ = door.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE_BYTES)
+        here = socket.create_connection(listener.getsockname())
+        there, _ = listener.accept()
     here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LITTLE_BYTES)
     messages = Messages({1: Connection(here, 1, Sealer(b"key", True), Sealer(b"key", True))}, timeout_s=NEVER_S)
     yield messages, there, Sealer(b"key", True)

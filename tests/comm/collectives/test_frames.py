@@ -19,9 +19,9 @@ PAYLOAD = bytes(range(200))
 
 def test_frames_sent_before_a_peer_left_are_received() -> None:
     """It leaves with unread data, so the system reports a connection reset to the next sender."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        ours = socket.create_connection(door.getsockname())
-        theirs, _ = door.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
     here, there = (Connection(end, 1, Sealer(KEY, True), Sealer(KEY, True)) for end in (ours, theirs))
     here.send(DATA, 0, memoryview(PAYLOAD))
     here.move()

@@ -286,8 +286,8 @@ class Clock:
 def test_message_has_its_full_timeout_after_a_long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, one = Clock(), bytearray(1)
     monkeypatch.setattr(messages, "time", clock)
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        ends = [socket.create_connection(door.getsockname()), door.accept()[0]]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ends = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
     ours, theirs = (
         Messages({1 - rank: Connection(end, 1 - rank, Sealer(b"key", False), Sealer(b"key", False))}, timeout_s=10)
         for rank, end in enumerate(ends)
