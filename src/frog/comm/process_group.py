@@ -2,8 +2,8 @@
 
 DDP, FSDP2, DTensor and `torch.distributed` call these methods. A synchronous call runs on the calling thread. An
 asynchronous one runs on the group's thread, or on the first thread that waits for it. C++ callers get a Work made from
-a future, since a Python object would have to outlive the C++ one; that future never carries an error, because DDP's reducer
-would crash. The next call raises the error instead.
+a future, since a Python object would have to outlive the C++ one. That future never carries an error, because DDP's
+reducer would crash; the next call raises the error instead.
 """
 
 # torch's stubs lack these private names and the signatures with which it calls these methods.

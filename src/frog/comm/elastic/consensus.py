@@ -25,7 +25,7 @@ Next = Literal["tell", "wait", "decided"]
 
 @dataclass(frozen=True)
 class Decision:
-    """The agreement of all remaining ranks."""
+    """The result on which all remaining ranks agree."""
 
     members: tuple[int, ...]
     completed: int
@@ -61,8 +61,7 @@ class Consensus:
     ) -> None:
         """own: this rank's proposal; `alive` is filled in here.
 
-        patience_s: how long others may be silent. quorum_patience_s: how long to wait for reports of losses once all
-        agree.
+        patience_s: how long others may be silent. quorum_patience_s: how long to wait for reports of losses afterwards.
         """
         self._identity, self._members, self._dead = identity, tuple(members), set(dead)
         self._everyone = frozenset(members) | frozenset(joining)

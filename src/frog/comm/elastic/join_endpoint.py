@@ -150,7 +150,7 @@ def write_note(peer: Peer) -> bytes:
     """Encode a join request: the address of the joining process. Raises ValueError if its names are too long."""
     note = msgspec.json.encode([peer.host, peer.port, peer.node])
     if len(note) > NOTE_BYTES:
-        raise ValueError(f"the join request has {len(note)} bytes; at most {NOTE_BYTES} are possible")
+        raise ValueError(f"the join request has {len(note)} bytes; the limit is {NOTE_BYTES}")
     return note.ljust(NOTE_BYTES)
 
 
