@@ -159,7 +159,7 @@ def test_killed_rank_is_diagnosed_although_peers_report_late(run: FailedRun) -> 
 
 
 def test_stop_whose_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
-    """The first timed out and left; the next lost that one, not the one that was stopped."""
+    """The first rank timed out and left; the next one lost that rank, not the stopped one."""
     run.lose(1, 3, after_s=10, cause="timed_out")
     run.lose(0, after_s=10.1)
     run.hang(2, "silent", 15)
@@ -170,7 +170,7 @@ def test_stop_whose_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
 
 
 def test_stop_whose_peers_gave_up_all_at_once(run: FailedRun) -> None:
-    """One lost the connection of another that gave up, and said so before that one did."""
+    """A rank lost the connection to another that timed out, and reported it before that rank did."""
     run.lose(0, after_s=9.9)
     run.lose(1, 3, after_s=10, cause="timed_out")
     run.hang(2, "silent", 15)
@@ -195,7 +195,7 @@ def test_killed_rank_is_diagnosed_without_launcher(tmp_path: Path) -> None:
 
 
 def test_all_ranks_gone_together_is_diagnosed(run: FailedRun) -> None:
-    run.launcher = False  # it was killed too: no end
+    run.launcher = False  # it was killed too, so it reports no end
     result = found(run)
     assert result.fault == "gone"
     assert not result.certain
@@ -998,7 +998,7 @@ def test_errors_without_facts_of_older_frog_are_noted(run: FailedRun) -> None:
         path.write_text("".join(json.dumps(event) + "\n" for event in events))
     result = diagnose(run.folder)
     assert (result.fault, result.certain) == ("unknown", False)
-    assert sum("as another Frog writes them" in line for line in result.evidence) == 5
+    assert sum("from another version of Frog" in line for line in result.evidence) == 5
 
 
 def test_diagnosis_of_thousands_of_starts_is_shortened() -> None:

@@ -1,4 +1,4 @@
-"""The classification head against transformers' LlamaForSequenceClassification, alone and under `peft`."""
+"""The classification head compared with transformers' LlamaForSequenceClassification, alone and with `peft`."""
 
 from __future__ import annotations
 

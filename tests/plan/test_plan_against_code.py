@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pretend_world import take_step
+from simulated_world import take_step
 
 from frog.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.config.strategies import DATA_STRATEGIES

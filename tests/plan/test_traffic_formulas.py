@@ -147,7 +147,7 @@ def test_sequence_parallelism_splits_pipeline_messages() -> None:
 def test_expert_parallelism_sends_tokens_and_averages_over_fewer_ranks() -> None:
     model = replace(MODEL, num_local_experts=4)
     sent = flows(run(ep=2, model=model))
-    # 8 tokens a micro-batch go to two experts each, 8 wide; there and back, forward and backward; and 4 counts.
+    # 8 tokens per micro-batch go to two experts each, 8 wide, and back, forward and backward; and 4 counts.
     tokens, counts = 2 * 3 * 4 * (8 * 2 * 8 * 4), 2 * 3 * 4 * 8
     assert sent["ep", "all_to_all"] == (tokens + counts, 2 * 3 * 5)
     assert sent["expert_data", "all_reduce"][0] == 4 * 3 * (2 * 3 * 128)

@@ -75,7 +75,7 @@ def test_merged_trace_has_all_ranks_on_one_clock(profiled: tuple[str, RunFolder,
     assert f"all_reduce over {'dp' if strategy == 'ddp' else 'world'}" in {event["name"] for event in begun}
     if strategy == "zero3":
         assert {event["name"] for event in begun} >= {"all_gather over dp", "reduce_scatter over dp"}
-        # The same collective as gloo has it, on torch's clock, begins within ours. Either may note its end first.
+        # gloo's record of the collective, on torch's clock, begins within Frog's. Either may record its end first.
         ours = [event for event in begun if event["name"] == "reduce_scatter over dp" and event["pid"] == 0]
         ends = {event["id2"]["local"]: event["ts"] for event in events if event["ph"] == "e" and event["pid"] == 0}
         for theirs in (event for event in spans(events, "gloo:all_to_all") if event["pid"] == 0):
@@ -96,7 +96,7 @@ def test_profile_parts_add_up(profiled: tuple[str, RunFolder, str]) -> None:
         assert all(us > 0 for name, us in rank.parts.items() if name != WAITING), rank.parts
         own_us = sum(call.self_us for call in rank.calls if call.is_work)
         assert own_us / STEPS == pytest.approx(rank.parts[OPERATORS])
-        # The events time the same phases with a clock of their own, from just outside each mark.
+        # The events time the same phases with their own clock, from just outside each mark.
         events = profile.run.ranks[rank.rank]
         trace = json.loads(folder.trace(rank.rank).read_text())["traceEvents"]
         steps = [spans(trace, f"frog::step {number}")[0] for number in range(FIRST_RECORDED, FIRST_RECORDED + STEPS)]

@@ -296,4 +296,4 @@ MUTANTS = [
     ),
     Mutant("norm of one rank alone", "tp x pp", 4, around("start_all_reduce", only_on("model", lambda *a: NOTHING))),
 ]
-"""At least three for each strategy, together with those of tests/worlds/test_pipeline_world.py and others there."""
+"""At least three for each strategy, including those in tests/worlds, such as test_pipeline_world.py."""

@@ -245,7 +245,7 @@ def _write_rank(
         writer.emit(
             "step",
             step=step,
-            # The ranks' deviations sum to zero, so that their mean is the mean.
+            # The ranks' deviations sum to zero, so that their mean equals the global loss.
             loss=mean + 0.2 * (rank - (world - 1) / 2) * float(np.sin(step)),
             loss_mean=mean,
             grad_norm_local=1.2 + 0.1 * rank,

@@ -72,7 +72,7 @@ def test_non_numeric_value_is_nan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("shift_ns", "expected_ns"), [(4_000_000, 0), (7_000_000_000, 7_000_000_000)])
 def test_ranks_of_one_machine_share_a_clock(tmp_path: Path, shift_ns: int, expected_ns: int) -> None:
-    """Milliseconds apart is one machine whose rank was slow to look at the clock; seconds apart are two machines."""
+    """Clocks milliseconds apart are of one machine with a slow rank; seconds apart, of two machines."""
     folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 3)]))
     path = folder.rank_events(1)
     start, *rest = path.read_text().splitlines()

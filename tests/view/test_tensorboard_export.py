@@ -35,7 +35,7 @@ def test_exported_scalars_read_back(tmp_path: Path) -> None:
         assert [event.step for event in reported] == rank.steps.tolist()
         assert [event.value for event in reported] == pytest.approx(rank.scalars["loss"].tolist(), rel=1e-6)
     everyone = read_back(target / "all")
-    # No rank reported its MFU, so there is none; memory is a rank's own.
+    # No rank reported its MFU, so it is missing; memory is per rank.
     assert set(everyone.Tags()["scalars"]) == {"loss", "grad_norm", "learning_rate", "tokens_per_s"}
     assert everyone.Scalars("learning_rate")[-1].value == pytest.approx(3e-3)
     assert everyone.Scalars("loss")[0].wall_time == pytest.approx(START_UNIX_NS / 1e9 + 0.08, abs=0.01)

@@ -211,7 +211,7 @@ def _closed(case: Case, calls: CollectiveCalls, closed: list[int], lines: tuple[
 
     An all-reduce runs around a ring, so the neighbors of that rank fail first, then the remaining ranks.
     """
-    candidates = _centre(case, closed)
+    candidates = _center(case, closed)
     rank = candidates[0]
     first = f"{'':12}  failed first: {span(_first_of(case, closed))}, the neighbors of {span(candidates)} on the ring"
     either = "" if len(candidates) == 1 else f" ({span(candidates)} fit the evidence equally well)"
@@ -233,7 +233,7 @@ def _first_of(case: Case, closed: list[int], within_ns: int = _FIRST_NS) -> list
     return [rank for rank in closed if (case.failed_ns(rank) or 0) - first_ns < within_ns]
 
 
-def _centre(case: Case, closed: list[int]) -> list[int]:
+def _center(case: Case, closed: list[int]) -> list[int]:
     """Return the ranks whose two neighbors cover all first failures, and which failed at their first transfer."""
     first, num_ranks = set(_first_of(case, closed)), len(case.ranks)
     at_once = _first_of(case, closed, _AT_ONCE_NS + 1)

@@ -20,7 +20,7 @@ _TABLE_WIDTH = 160
 
 _LEGEND = """\
 memory      in float32, on the rank that holds most; activations at their peak
-in passing  gathered layers of zero2 and zero3 while they compute; recomputed or deferred tensors
+temporary   gathered layers of zero2 and zero3 while they compute; recomputed or deferred tensors
 micro       micro-batches, which a pipeline needs: the same batch in smaller parts, so it holds less at a time
 sent        bytes that leave the rank that sends most in one step, by ring algorithms; messages: number of collectives
             (diloco: the mean over a round of inner_steps steps, and the messages of its last step)
@@ -135,7 +135,7 @@ def _table(rows: list[Row]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("strategy", no_wrap=True)
     table.add_column("mesh", no_wrap=True)
-    numbers = ("parameters", "gradients", "optimizer", "activations", "in passing", "memory", "sent a step", "messages")
+    numbers = ("parameters", "gradients", "optimizer", "activations", "temporary", "memory", "sent a step", "messages")
     for name in (*numbers, "bubble"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:

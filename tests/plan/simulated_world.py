@@ -43,7 +43,7 @@ class Recorder:
         return
 
 
-class PretendAxis(Axis):
+class SimulatedAxis(Axis):
     """Copies the data that is available without other ranks."""
 
     def _start(self, op: str, payload_bytes: int, *begins: Callable[[], Any]) -> Pending:
@@ -75,7 +75,7 @@ class PretendAxis(Axis):
         return self._start("send_recv", sum(x.nbytes for x in sent))
 
 
-class PretendWorld(World):
+class SimulatedWorld(World):
     """Rank `rank` of a world of `size`."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -83,17 +83,17 @@ class PretendWorld(World):
 
     @property
     def axis(self) -> Axis:
-        return PretendAxis("world", range(self.size), self.rank, self.device, None, self._recorder)
+        return SimulatedAxis("world", range(self.size), self.rank, self.device, None, self._recorder)
 
     def make_axis(self, name: str, ranks_of_all: Sequence[Sequence[int]]) -> Axis:
         own = next(ranks for ranks in ranks_of_all if self.rank in ranks)
-        return PretendAxis(name, own, self.rank, self.device, None, self._recorder)
+        return SimulatedAxis(name, own, self.rank, self.device, None, self._recorder)
 
 
 def take_step(config: RunConfig, world_size: int, rank: int) -> tuple[list[CollectiveEvent], dict[str, int]]:
     """Run one optimizer step of one rank; return its collectives, and the fields of a `memory` event."""
     torch.manual_seed(0)
-    world, recorder = PretendWorld(rank, world_size), Recorder()
+    world, recorder = SimulatedWorld(rank, world_size), Recorder()
     mesh = build_mesh(config, world)
     model = TinyTransformer(config.model, config.train.activation_checkpointing)
     strategy = build_strategy(config, mesh, model, partial(build_optimizer, config.optimizer))
