@@ -1,4 +1,4 @@
-"""A program that ends, one that does not, and one that leaves something behind."""
+"""Programs under a deadline: some end, some must be killed, and some leave processes or files behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_one_that_ends(tmp_path: Path) -> None:
+def test_finished_program_reports_exit_code_output_and_left_files(tmp_path: Path) -> None:
     code = "import os, sys, tempfile; print(os.environ['A']); tempfile.mkdtemp(prefix='mine-'); sys.exit(3)"
     with Program(python(code), tmp_path, {"A": "b"}) as program:
         assert program.wait(60) == 3
@@ -37,7 +37,7 @@ def test_one_that_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.2])
-def test_one_that_does_not(tmp_path: Path, grace_s: float) -> None:
+def test_program_that_ignores_sigterm_is_killed(tmp_path: Path, grace_s: float) -> None:
     with Program(python(STAYS), tmp_path) as program:
         wait_until(lambda: program.output == "up\n", 60, "its first word")
         assert program.wait(0.1) is None
@@ -47,14 +47,14 @@ def test_one_that_does_not(tmp_path: Path, grace_s: float) -> None:
         assert program.wait(0) == -signal.SIGKILL
 
 
-def test_one_that_is_asked_and_leaves(tmp_path: Path) -> None:
+def test_program_ends_on_sigterm_within_the_grace_time(tmp_path: Path) -> None:
     with Program(python("print('up', flush=True); import time; time.sleep(600)"), tmp_path) as program:
         wait_until(lambda: program.output == "up\n", 60, "its first word")
         program.end(60)
         assert program.wait(0) == -signal.SIGTERM
 
 
-def test_one_that_leaves_a_process_in_a_session_of_its_own(tmp_path: Path) -> None:
+def test_child_in_another_session_is_ended_too(tmp_path: Path) -> None:
     with Program(python(HIDES), tmp_path) as program:
         assert program.wait(60) == 0
         assert not program.all_gone(0.1)
@@ -62,14 +62,14 @@ def test_one_that_leaves_a_process_in_a_session_of_its_own(tmp_path: Path) -> No
         assert program.all_gone(10)
 
 
-def test_what_cannot_be_started_leaves_no_pipe_open(tmp_path: Path) -> None:
+def test_program_that_cannot_start_leaves_no_pipe_open(tmp_path: Path) -> None:
     before = os.listdir("/dev/fd")
     with pytest.raises(FileNotFoundError):
         Program(["not-there"], tmp_path)
     assert os.listdir("/dev/fd") == before
 
 
-def test_all_of_it_is_killed_at_the_deadline() -> None:
+def test_run_to_end_kills_the_whole_process_tree_at_the_deadline() -> None:
     waits = HIDES + "import time; time.sleep(600)"
     process = subprocess.Popen(python(waits), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(tree(process)) == 2, 60, "its child", process)
@@ -80,7 +80,7 @@ def test_all_of_it_is_killed_at_the_deadline() -> None:
     assert not psutil.pid_exists(process.pid)
 
 
-def test_what_never_comes_is_told_with_what_was_written() -> None:
+def test_wait_until_timeout_reports_the_output_of_the_process() -> None:
     with pytest.raises(AssertionError, match="waiting for rain: not within 0 s"):
         wait_until(lambda: False, 0, "rain")
     process = subprocess.Popen(python("print('dry')"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Pretended nodes: what may be asked for, and what the table says."""
+"""Simulated nodes: the option `--nodes`, their addresses, and the table of their ranks."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from frog.launch.start import Options, Starter
     ("text", "nodes"),
     [("2x4", Nodes(2, 2, 4)), ("3", Nodes(3, 3, 1)), ("1:3x2", Nodes(1, 3, 2)), ("1:4", Nodes(1, 4, 1))],
 )
-def test_nodes_are_read(text: str, nodes: Nodes) -> None:
+def test_nodes_option_is_parsed(text: str, nodes: Nodes) -> None:
     assert parse_nodes(text) == nodes
 
 
 @pytest.mark.parametrize("text", ["", "x4", "2x", "two", "2x4x1", "0x2", "2x0", "3:1x2", "-1x2", "100"])
-def test_what_is_no_world_is_told(text: str) -> None:
+def test_invalid_nodes_option_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="--nodes"):
         parse_nodes(text)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has one loopback address")
 @pytest.mark.parametrize("count", [1, 9, 10, 99])
-def test_addresses_sort_as_text_in_the_order_of_the_nodes(count: int) -> None:
+def test_addresses_of_nodes_sort_as_text_in_node_order(count: int) -> None:
     addresses = [Nodes(count, count, 1).address(node) for node in range(count)]
     assert addresses == sorted(addresses)
     assert len(set(addresses)) == count
 
 
-def test_the_table_is_what_the_agents_told() -> None:
+def test_world_table_shows_what_the_agents_reported() -> None:
     def world(node: int, node_rank: int, ranks: list[int]) -> dict[str, object]:
         common = {"world_size": 4, "master_addr": "127.0.0.2", "master_port": 29511}
         return {"node": node, "node_rank": node_rank, "ranks": ranks, **common}

@@ -1,4 +1,4 @@
-"""What the launcher writes: it goes on where a screen is closed and a disk is full."""
+"""The launcher's output: it continues if the terminal is closed or the disk is full."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ FULL = Path("/dev/full")
 
 
 class Closed(io.StringIO):
-    """A screen that is gone, as under `| head`."""
+    """A closed stdout, as under `| head`."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError
 
 
-def test_lines_are_taken_though_nobody_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_output_is_read_and_logged_although_stdout_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output, lines = Output(), io.BytesIO(b"one\ntwo\n")
     monkeypatch.setattr(sys, "stdout", Closed())
     output.copy(lines, AGENT)
@@ -38,7 +40,7 @@ def test_lines_are_taken_though_nobody_reads_them(tmp_path: Path, monkeypatch: p
     assert [line.split(" ", 2)[-1] for line in lines] == ["one", "two", "three"]
 
 
-def test_early_lines_do_not_pile_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_number_of_lines_kept_before_the_log_opens_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("frog.launch.agent._MOST_EARLY", 2)
     output = Output()
     output.copy(io.BytesIO(b"one\ntwo\nthree\n"), AGENT)
@@ -48,7 +50,7 @@ def test_early_lines_do_not_pile_up(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-def test_a_full_disk_does_not_end_the_launcher(tmp_path: Path) -> None:
+def test_full_disk_does_not_end_the_launcher(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.events.mkdir(parents=True)
     folder.launcher_events.symlink_to(FULL)
@@ -56,7 +58,7 @@ def test_a_full_disk_does_not_end_the_launcher(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.record("end", code=1, network=None)
     folder.launcher_events.unlink()
-    folder.launcher_events.write_text('{"event": "lau')  # what a full disk left
+    folder.launcher_events.write_text('{"event": "lau')  # a line cut off by the full disk
     journal.record("return", node=1, host="node1")
     first, *lines = folder.launcher_events.read_text().splitlines()
     assert first == '{"event": "lau'

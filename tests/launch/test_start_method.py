@@ -1,4 +1,4 @@
-"""Who is forked: Frog's own programs; scripts are new programs, unless they are asked to be forked too."""
+"""The start method of ranks: Frog's own programs are forked; scripts are not, unless FROG_START=fork."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ os.write(1, f"{os.environ['RANK']} {words}\\n".encode())  # in one piece: both r
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked on Linux alone")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked only on Linux")
 @pytest.mark.parametrize(("method", "words"), [("", "is a new program"), ("fork", "is forked")])
-def test_a_script(harness: Harness, method: str, words: str) -> None:
+def test_script_is_forked_only_on_request(harness: Harness, method: str, words: str) -> None:
     (harness.root / "who.py").write_text(SCRIPT)
     done = harness.run("frog", "run", "--nproc", "2", "--", "who.py", env={"FROG_START": method})
     assert sorted(done.stdout.splitlines()) == [f"0 {words}", f"1 {words}"]
 
 
-def test_a_method_that_there_is_not(harness: Harness) -> None:
+def test_unknown_start_method_is_rejected(harness: Harness) -> None:
     done = harness.run("frog", "run", "--nproc", "1", "--", "run.toml", env={"FROG_START": "clone"}, code=2)
     assert "FROG_START=clone: expected fork or spawn" in done.stderr
     assert "Traceback" not in done.stderr

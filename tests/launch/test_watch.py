@@ -1,4 +1,4 @@
-"""The watchdog: whom it takes for hanging, and whom not."""
+"""The watchdog: the ranks that it reports as hanging, and those that it does not."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def opened(start_ns: int) -> dict[str, Any]:
     return {"seq": 0, "op": "all_reduce", "axis": "dp", "payload_bytes": 4, "start_ns": start_ns}
 
 
-def test_heartbeats_of_the_attempt_that_has_begun_stay(tmp_path: Path) -> None:
-    """The launcher may hear of a new world later than its ranks write theirs."""
+def test_heartbeats_of_the_current_attempt_are_not_archived(tmp_path: Path) -> None:
+    """The ranks of a new world may write heartbeats before the launcher learns of that world."""
     folder = RunFolder(tmp_path)
     leave_beat(folder, 7, attempt=1)
     archive_heartbeats(folder, 1)
@@ -51,7 +51,7 @@ def test_heartbeats_of_the_attempt_that_has_begun_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [(0, 4), (1, 0)])
-def test_heartbeats_of_a_world_that_has_changed_are_put_aside(after: tuple[int, int], tmp_path: Path) -> None:
+def test_heartbeats_of_a_previous_world_are_archived(after: tuple[int, int], tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     leave_beat(folder, 7, attempt=0, epoch=3)
     archive_heartbeats(folder, 0, 3)
@@ -61,7 +61,7 @@ def test_heartbeats_of_a_world_that_has_changed_are_put_aside(after: tuple[int, 
     assert (folder.heartbeats / "attempt_0_epoch_3" / "rank_1.json").exists()
 
 
-def test_heartbeats_of_the_first_world_are_kept_without_an_epoch_in_the_folder_name(tmp_path: Path) -> None:
+def test_archive_of_the_first_world_has_no_epoch_in_its_name(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     leave_beat(folder, 7, attempt=0, epoch=0)
     archive_heartbeats(folder, 0, 2)
@@ -72,7 +72,7 @@ def kinds(folder: RunFolder, pid: int) -> list[str]:
     return [hang.kind for hang in find_hangs(folder, {1: pid}, deadline_s=5, stuck_s=60)]
 
 
-def test_a_living_rank_is_found_silent_or_stuck(tmp_path: Path, living: int) -> None:
+def test_living_rank_is_reported_as_silent_or_stuck(tmp_path: Path, living: int) -> None:
     folder, now_ns = RunFolder(tmp_path), time.monotonic_ns()
     assert kinds(folder, living) == []
     leave_beat(folder, living)
@@ -84,17 +84,17 @@ def test_a_living_rank_is_found_silent_or_stuck(tmp_path: Path, living: int) -> 
     leave_beat(folder, living, open=[opened(now_ns - 61 * S)])
     assert kinds(folder, living) == ["stuck"]
     leave_beat(folder, living, open=[opened(now_ns - 61 * S)], timeout_s=40)
-    assert kinds(folder, living) == [], "its own collectives may take so long"
+    assert kinds(folder, living) == [], "its own collectives may take this long"
 
 
-def test_a_rank_is_found_under_the_number_that_it_has_now(tmp_path: Path, living: int) -> None:
+def test_hang_of_a_renumbered_rank_is_reported_with_its_original_number(tmp_path: Path, living: int) -> None:
     folder = RunFolder(tmp_path)
     leave_beat(folder, living, rank=0, beat_ns=time.monotonic_ns() - 6 * S)
     (hang,) = find_hangs(folder, {1: living}, deadline_s=5, stuck_s=60)
-    assert (hang.rank, hang.pid) == (1, living), "the launcher knows it by that of its start"
+    assert (hang.rank, hang.pid) == (1, living), "the launcher knows it by the number that it started with"
 
 
-def test_a_rank_that_is_done_has_longer_to_leave(tmp_path: Path, living: int) -> None:
+def test_completed_rank_has_more_time_to_exit(tmp_path: Path, living: int) -> None:
     folder, now_ns = RunFolder(tmp_path), time.monotonic_ns()
     leave_beat(folder, living, beat_ns=now_ns - 50 * S, status="completed")
     assert kinds(folder, living) == []
@@ -102,9 +102,9 @@ def test_a_rank_that_is_done_has_longer_to_leave(tmp_path: Path, living: int) ->
     assert kinds(folder, living) == ["silent"]
 
 
-def test_a_rank_that_has_ended_is_not_its_business(tmp_path: Path, living: int) -> None:
+def test_watchdog_ignores_ended_ranks(tmp_path: Path, living: int) -> None:
     folder, long_ago_ns = RunFolder(tmp_path), time.monotonic_ns() - 600 * S
-    leave_beat(folder, os.getpid(), beat_ns=long_ago_ns)  # of a world before
+    leave_beat(folder, os.getpid(), beat_ns=long_ago_ns)  # from an earlier world
     assert kinds(folder, living) == []
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

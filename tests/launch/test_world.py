@@ -1,4 +1,4 @@
-"""What the launcher makes of its agents' ends. Shell scripts stand in for the agents, so that a case takes a second."""
+"""The launcher's reaction to the end of its agents. Shell scripts replace the agents, so a case takes a second."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ world() { # attempt, world size, ranks, pids
         "$1" "$3" "$2" >> "$REPORTS"
     printf '"master_port":1,"pids":[%s]}\n' "$4" >> "$REPORTS"
 }
-failed() { # attempt, rank, code, its error's class and words
+failed() { # attempt, rank, code, class and message of its error
     printf '{"event":"exit","unix_ns":1,"attempt":%s,"node_rank":0,"rank":%s,"pid":7,"code":%s,' \
         "$1" "$2" "$3" >> "$REPORTS"
     printf '"error":{"type":"%s","message":"%s","hint":null,"facts":{},"unix_ns":1},' "$4" "$5" >> "$REPORTS"
@@ -43,15 +43,15 @@ replaced() { # rank, pid
     printf '{"event":"replace","unix_ns":1,"attempt":0,"node_rank":0,"rank":%s,"lost":7,"pid":%s,"number":1}\n' \
         "$1" "$2" >> "$REPORTS"
 }
-nobody=$(bash -c 'echo $$')
+ended=$(bash -c 'echo $$')
 rank() { setsid sleep "$1" > /dev/null 2>&1 & }
 """
 
 UP = "until test -e $SCRATCH/up; do sleep 0.02; done"
-"""Waits until another node is ready for signals."""
+"""Shell code that waits until another node is ready for signals."""
 
 RunNodes = Callable[..., int]
-pytestmark = pytest.mark.timeout(400)  # what is to be ended sleeps for ten minutes
+pytestmark = pytest.mark.timeout(400)  # the processes that the launcher must end sleep for ten minutes
 QUICK = Limits(grace_s=2.0, patience_s=0.4)
 
 
@@ -78,7 +78,7 @@ class ScriptedStarter(Starter):
 
 @pytest.fixture
 def run_nodes(tmp_path: Path) -> RunNodes:
-    """Run a world of one script (or more, one for each start) a node; return its exit code."""
+    """Run a world with one script per node, or one per start of the node; return its exit code."""
     launches = itertools.count()
 
     def run(nodes: str, *scripts: str | list[str], restarts: int = 0, **limits: float) -> int:
@@ -102,24 +102,24 @@ def error_of(run_nodes: RunNodes, *words: object, **options: float) -> LaunchErr
     return caught.value
 
 
-def test_all_ended_well(run_nodes: RunNodes) -> None:
+def test_world_exits_with_0_if_every_agent_does(run_nodes: RunNodes) -> None:
     assert run_nodes("2x1", "exit 0", "sleep 0.2") == 0
 
 
-def test_after_a_failure_the_others_are_asked_to_leave(run_nodes: RunNodes, tmp_path: Path) -> None:
+def test_agents_receive_sigterm_after_another_agent_fails(run_nodes: RunNodes, tmp_path: Path) -> None:
     stays = "trap 'touch $SCRATCH/asked; exit 1' TERM; touch $SCRATCH/up; sleep 600 & wait"
     error = error_of(run_nodes, "2x1", f"{UP}; failed 0 0 1 DataError 'torn'; exit 1", stays)
     assert error.what.endswith("torn")
     assert (tmp_path / "launch_0" / "asked").exists()
 
 
-def test_who_does_not_leave_is_made_to(run_nodes: RunNodes) -> None:
+def test_agent_that_ignores_sigterm_is_killed(run_nodes: RunNodes) -> None:
     error = error_of(run_nodes, "2x1", "exit 3", "rank 600; world 0 2 1 $!; trap '' TERM; wait; wait")
     assert error.exit_code == 3
 
 
-def test_an_agent_without_ranks_is_not_given_as_long(run_nodes: RunNodes) -> None:
-    """It asks a node for news that it cannot reach, and hears nothing else."""
+def test_agent_without_ranks_is_killed_sooner(run_nodes: RunNodes) -> None:
+    """The agent asks an unreachable node for its state, and ignores SIGTERM meanwhile."""
     error_of(
         run_nodes,
         "2x1",
@@ -131,14 +131,14 @@ def test_an_agent_without_ranks_is_not_given_as_long(run_nodes: RunNodes) -> Non
 
 
 @pytest.mark.slow
-def test_it_is_counted_from_the_end_of_its_ranks(run_nodes: RunNodes, tmp_path: Path) -> None:
-    """They save for a while; then it reports how they ended."""
+def test_time_of_an_agent_without_ranks_counts_from_their_end(run_nodes: RunNodes, tmp_path: Path) -> None:
+    """The ranks save for a while; then the agent reports how they ended."""
     saves = "rank 5; world 0 2 1 $!; trap '' TERM; wait; sleep 0.3; touch $SCRATCH/reported; exit 1"
     error_of(run_nodes, "2x1", "exit 3", saves, grace_s=60.0, last_words_s=3.0)
     assert (tmp_path / "launch_0" / "reported").exists()
 
 
-def test_a_world_that_may_shrink_goes_on_without_a_node_that_lost_the_others(
+def test_elastic_world_continues_without_a_node_that_lost_contact(
     run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stays = "trap 'exit 1' TERM; sleep 1.2 & wait"
@@ -146,16 +146,16 @@ def test_a_world_that_may_shrink_goes_on_without_a_node_that_lost_the_others(
     assert "node1 lost contact with the other nodes" in capsys.readouterr().err
 
 
-def test_and_without_one_that_has_gone_for_good(run_nodes: RunNodes) -> None:
+def test_elastic_world_survives_permanent_node_loss(run_nodes: RunNodes) -> None:
     assert run_nodes("1:2x1", "trap 'exit 1' TERM; sleep 1.2 & wait", "kill -9 $$") == 0
 
 
-def test_a_node_comes_back_when_the_others_have_gone_on_without_it(
+def test_lost_node_returns_after_the_others_have_continued(
     run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shrinks = "until test -e $SCRATCH/gone; do sleep 0.02; done; sleep 0.5; world 1 1 0 $nobody"
-    stays = f"world 0 2 0 $nobody; {shrinks}; until test -e $SCRATCH/back; do sleep 0.02; done"
-    goes = "world 0 2 1 $nobody; until grep -qs pids $SCRATCH/reports-1.jsonl; do sleep 0.02; done; "
+    shrinks = "until test -e $SCRATCH/gone; do sleep 0.02; done; sleep 0.5; world 1 1 0 $ended"
+    stays = f"world 0 2 0 $ended; {shrinks}; until test -e $SCRATCH/back; do sleep 0.02; done"
+    goes = "world 0 2 1 $ended; until grep -qs pids $SCRATCH/reports-1.jsonl; do sleep 0.02; done; "
     goes += "sleep 0.2; touch $SCRATCH/gone; kill -9 $$"
     assert run_nodes("1:2x1", stays, [goes, "touch $SCRATCH/back"], restarts=1) == 0
     lines = capsys.readouterr().err.splitlines()
@@ -163,25 +163,25 @@ def test_a_node_comes_back_when_the_others_have_gone_on_without_it(
     assert lines[2:] == ["node1 returns"]
 
 
-def test_also_one_that_ends_long_after_them(run_nodes: RunNodes) -> None:
-    """Its network was cut: the others have been at work without it for a while."""
-    stays = "world 0 2 0 $nobody; sleep 0.3; world 1 1 0 $nobody; until test -e $SCRATCH/back; do sleep 0.02; done"
-    cut = f"world 0 2 1 $nobody; sleep 1; exit {NOT_MET}"
+def test_node_that_ends_long_after_the_others_continued_returns(run_nodes: RunNodes) -> None:
+    """The node's network was cut: the others have worked without it for a while."""
+    stays = "world 0 2 0 $ended; sleep 0.3; world 1 1 0 $ended; until test -e $SCRATCH/back; do sleep 0.02; done"
+    cut = f"world 0 2 1 $ended; sleep 1; exit {NOT_MET}"
     assert run_nodes("1:2x1", stays, [cut, "touch $SCRATCH/back"], restarts=1) == 0
 
 
-def test_or_if_they_have_not_for_a_long_time(run_nodes: RunNodes) -> None:
-    stays = "world 0 2 0 $nobody; until test -e $SCRATCH/back; do sleep 0.02; done"
+def test_lost_node_returns_if_the_others_do_not_continue_for_long(run_nodes: RunNodes) -> None:
+    stays = "world 0 2 0 $ended; until test -e $SCRATCH/back; do sleep 0.02; done"
     assert (
         run_nodes(
-            "1:2x1", stays, ["world 0 2 1 $nobody; kill -9 $$", "touch $SCRATCH/back"], restarts=1, repair_at_most_s=0.3
+            "1:2x1", stays, ["world 0 2 1 $ended; kill -9 $$", "touch $SCRATCH/back"], restarts=1, repair_at_most_s=0.3
         )
         == 0
     )
 
 
-@pytest.mark.parametrize("other", ["comes up", "ends", "stays away"])
-def test_at_the_start_nobody_is_left_out_for_being_slow(other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["becomes ready", "ends", "never becomes ready"])
+def test_first_world_waits_for_slow_nodes(other: str, tmp_path: Path) -> None:
     starter = ScriptedStarter(parse_nodes("1:2x1"), [], Options(), tmp_path, None)
     launch = _Launch(starter.nodes, Options(), tmp_path, starter)
     starter.scripts = {0: ["sleep 600"], 1: ["sleep 600"]}
@@ -190,7 +190,7 @@ def test_at_the_start_nobody_is_left_out_for_being_slow(other: str, tmp_path: Pa
     (tmp_path / "reports-1.up").touch()
     launch._let_meet()
     assert not (tmp_path / MAY_MEET).exists()
-    if other == "comes up":
+    if other == "becomes ready":
         (tmp_path / "reports-2.up").touch()
     elif other == "ends":
         launch.agents[1].kill()
@@ -202,43 +202,43 @@ def test_at_the_start_nobody_is_left_out_for_being_slow(other: str, tmp_path: Pa
     launch.clean_up()
 
 
-def test_a_world_that_may_not_shrink_ends(run_nodes: RunNodes) -> None:
+def test_world_of_fixed_size_ends_when_a_node_loses_contact(run_nodes: RunNodes) -> None:
     assert error_of(run_nodes, "2x1", f"exit {NOT_MET}", "trap 'exit 1' TERM; sleep 600 & wait").exit_code == NOT_MET
 
 
-def test_nor_does_it_go_on_with_too_few(run_nodes: RunNodes) -> None:
+def test_elastic_world_ends_below_its_minimum_size(run_nodes: RunNodes) -> None:
     stays = "trap 'exit 1' TERM; sleep 600 & wait"
     assert error_of(run_nodes, "2:3x1", stays, "kill -9 $$", "kill -9 $$").what.startswith("node")
 
 
-def test_a_failure_of_the_program_ends_a_world_that_may_shrink(run_nodes: RunNodes) -> None:
+def test_program_error_ends_an_elastic_world(run_nodes: RunNodes) -> None:
     fails = "failed 0 0 1 NonFiniteError 'nan'; exit 1"
     error = error_of(run_nodes, "1:2x1", fails, "trap 'exit 1' TERM; sleep 600 & wait")
     assert error.what.endswith("nan")
 
 
 @pytest.mark.slow
-def test_a_node_that_is_slower_than_the_others_may_finish(run_nodes: RunNodes, tmp_path: Path) -> None:
-    """Its rank works on; how it ends counts."""
+def test_slow_node_may_finish_after_the_others(run_nodes: RunNodes, tmp_path: Path) -> None:
+    """The node's rank still works, and the way it ends counts."""
     slow = "rank 5; world 0 2 1 $!; wait; touch $SCRATCH/finished"
     assert run_nodes("2x1", "exit 0", slow, patience_s=3.0) == 0
     assert (tmp_path / "launch_0" / "finished").exists()
     assert error_of(run_nodes, "2x1", "exit 0", f"{slow}; exit 3", patience_s=3.0).exit_code == 3
 
 
-def test_a_node_whose_ranks_have_left_is_not_waited_for(run_nodes: RunNodes) -> None:
-    """Its network is cut: it looks for the others, which have finished, and has not noticed that its rank has left."""
+def test_world_does_not_wait_for_a_node_whose_ranks_have_ended(run_nodes: RunNodes) -> None:
+    """The network is cut: the agent looks for the others, which have finished, and has not noticed its rank's exit."""
     ended = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(30)"
     script = f'exec 3< <(exec python3 -c "{ended}"); read pid <&3; world 0 2 1 $pid; sleep 600 & wait'
     assert run_nodes("2x1", "sleep 0.5", script) == 0
 
 
-def test_nor_is_one_that_has_not_come_to_start_any(run_nodes: RunNodes) -> None:
+def test_world_does_not_wait_for_a_node_that_never_started_ranks(run_nodes: RunNodes) -> None:
     assert run_nodes("2x1", "exit 0", "sleep 600", patience_s=60.0, last_words_s=0.3) == 0
 
 
-@pytest.mark.parametrize("report", ["world 0 1 0 $!", "world 0 1 0 $nobody; replaced 0 $!"], ids=["first", "replaced"])
-def test_ranks_of_an_agent_that_was_killed_are_ended(run_nodes: RunNodes, tmp_path: Path, report: str) -> None:
+@pytest.mark.parametrize("report", ["world 0 1 0 $!", "world 0 1 0 $ended; replaced 0 $!"], ids=["first", "replaced"])
+def test_ranks_of_a_killed_agent_are_ended(run_nodes: RunNodes, tmp_path: Path, report: str) -> None:
     gone = f"rank 600; echo $! > $SCRATCH/pid; {report}; sleep 0.3; kill -9 $$"
     assert error_of(run_nodes, "1x1", gone).exit_code == 128 + signal.SIGKILL
     pid = int((tmp_path / "launch_0" / "pid").read_text())
@@ -248,15 +248,15 @@ def test_ranks_of_an_agent_that_was_killed_are_ended(run_nodes: RunNodes, tmp_pa
     assert not is_alive(pid)
 
 
-def test_what_failed_before_a_recovery_is_not_what_failed(run_nodes: RunNodes) -> None:
-    script = "world 0 1 0 $nobody; failed 0 0 1 DataError 'torn'; world 1 1 0 $nobody; sleep 0.2; kill -9 $$"
+def test_failure_before_a_recovery_is_not_reported_as_the_cause(run_nodes: RunNodes) -> None:
+    script = "world 0 1 0 $ended; failed 0 0 1 DataError 'torn'; world 1 1 0 $ended; sleep 0.2; kill -9 $$"
     error = error_of(run_nodes, "1x1", script, restarts=1)
     assert error.what == "node0 was killed by SIGKILL with all its ranks"
 
 
 @pytest.mark.parametrize("survives", [True, False])
-def test_those_who_go_on_after_a_loss_are_watched(survives: bool, tmp_path: Path) -> None:
-    """Where nobody goes on the agent ends them, and may take its time for that."""
+def test_ranks_that_continue_after_a_loss_are_watched(survives: bool, tmp_path: Path) -> None:
+    """If the ranks do not continue, the agent ends them, without a time limit."""
     options = Options(replace=1)
     starter = ScriptedStarter(parse_nodes("1x3"), [], options, tmp_path, None)
     launch = _Launch(starter.nodes, options, tmp_path, starter)
@@ -270,7 +270,7 @@ def test_those_who_go_on_after_a_loss_are_watched(survives: bool, tmp_path: Path
     launch.clean_up()
 
 
-def test_a_rank_that_was_left_out_is_ended_and_told(tmp_path: Path) -> None:
+def test_excluded_rank_is_killed_and_recorded(tmp_path: Path) -> None:
     starter = ScriptedStarter(parse_nodes("1x3"), [], Options(), tmp_path, None)
     launch = _Launch(starter.nodes, Options(), tmp_path, starter)
     starter.scripts = {0: ["sleep 600"]}
@@ -287,8 +287,8 @@ def test_a_rank_that_was_left_out_is_ended_and_told(tmp_path: Path) -> None:
     launch.clean_up()
 
 
-def test_a_hang_is_of_the_attempt_that_agents_count(tmp_path: Path) -> None:
-    """A heartbeat counts the changes of the world too."""
+def test_hang_is_recorded_with_the_agents_attempt_number(tmp_path: Path) -> None:
+    """A heartbeat's attempt number also counts membership changes."""
     starter = ScriptedStarter(parse_nodes("1x1"), [], Options(), tmp_path, None)
     launch = _Launch(starter.nodes, Options(), tmp_path, starter)
     starter.scripts = {0: ["sleep 600"]}
@@ -305,8 +305,8 @@ def test_a_hang_is_of_the_attempt_that_agents_count(tmp_path: Path) -> None:
     launch.clean_up()
 
 
-def test_a_world_is_at_work_once_a_process_of_it_is_in_the_first_place(tmp_path: Path) -> None:
-    """A heartbeat counts the changes of the world too, so that one of the last attempt may be ahead of this one."""
+def test_world_has_begun_once_rank_0_belongs_to_it(tmp_path: Path) -> None:
+    """A heartbeat's attempt number also counts membership changes, so an old one may be higher than the current one."""
     starter = ScriptedStarter(parse_nodes("1x2"), [], Options(), tmp_path, None)
     launch = _Launch(starter.nodes, Options(), tmp_path, starter)
     starter.scripts = {0: ["sleep 600"]}
@@ -321,36 +321,38 @@ def test_a_world_is_at_work_once_a_process_of_it_is_in_the_first_place(tmp_path:
     launch.clean_up()
 
 
-def test_nor_is_a_node_that_came_back(run_nodes: RunNodes) -> None:
-    fails = "world 2 2 0 $nobody; failed 2 0 1 CommError closed; exit 1"
+def test_loss_of_a_returned_node_is_not_reported_as_the_cause(run_nodes: RunNodes) -> None:
+    fails = "world 2 2 0 $ended; failed 2 0 1 CommError closed; exit 1"
     error = error_of(
-        run_nodes, "2x1", f"sleep 1; {fails}", ["kill -9 $$", "world 2 2 1 $nobody; sleep 1.2; exit 1"], restarts=1
+        run_nodes, "2x1", f"sleep 1; {fails}", ["kill -9 $$", "world 2 2 1 $ended; sleep 1.2; exit 1"], restarts=1
     )
     assert error.what.startswith("rank 0 (pid 7) ended with exit code 1")
 
 
-def test_ctrl_c_does_not_hide_what_had_failed(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_does_not_hide_an_earlier_failure(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
     asked = "trap 'trap \"\" TERM; kill -INT $PPID; sleep 0.3; exit 143' TERM; touch $SCRATCH/up; sleep 600 & wait"
     assert run_nodes("2x1", f"{UP}; failed 0 0 1 DataError 'torn'; exit 1", asked) == 130
     assert "error: rank 0 (pid 7) ended with exit code 1\ntorn" in capsys.readouterr().err
 
 
-def test_ctrl_c_is_told_by_the_exit_code_alone(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_sets_the_exit_code_without_an_error_message(
+    run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
     stops = "trap 'failed 0 0 143 null null; exit 143' TERM; touch $SCRATCH/up"
     presses = f"{UP}; kill -INT $PPID"
     assert run_nodes("2x1", f"{stops}.0; {presses}; sleep 600 & wait", f"{stops}; sleep 600 & wait") == 130
     assert "error" not in capsys.readouterr().err
 
 
-def test_a_signal_that_finds_nothing_to_stop_changes_nothing(run_nodes: RunNodes) -> None:
+def test_signal_after_all_work_does_not_change_the_exit_code(run_nodes: RunNodes) -> None:
     assert run_nodes("1x1", "trap '' TERM; kill -INT $PPID; sleep 0.3") == 0
 
 
-def test_what_cannot_go_on_is_not_started_again() -> None:
+def test_restarts_are_rejected_for_a_command_that_cannot_resume() -> None:
     with pytest.raises(UsageError, match="prove cannot resume"):
         run_world(Nodes(1, 1, 2), ["prove", "cases.json"], Options(restarts=1))
 
 
-def test_a_world_larger_than_the_machine() -> None:
+def test_world_too_large_for_the_machine_is_rejected() -> None:
     with pytest.raises(ConfigError, match="a world of 1000000000 ranks takes at least"):
         run_world(10**9, ["train", "none.toml"])

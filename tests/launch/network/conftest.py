@@ -1,4 +1,4 @@
-"""What tests with slow networks need of the machine."""
+"""Fixtures for tests with slow networks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frog.launch.network import Link, Network
 
 @pytest.fixture(scope="session")
 def may_make_networks() -> None:
-    """Skip where the system does not allow namespaces, and say why."""
+    """Skip the test if the system does not permit namespaces, and give the reason."""
     try:
         with Network(2, Link()):
             pass

@@ -1,4 +1,4 @@
-"""A network that is cut in the middle of an all-reduce: all leave, and the run folder alone says what it was."""
+"""A network that is cut in the middle of an all-reduce: all ranks end, and the run folder is enough to diagnose it."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def cut(harness: Harness, may_make_networks: None) -> str:
     return harness.run("frog", "chaos", *fault, *world, "--", *words(NAME), code=1).stderr
 
 
-def test_every_rank_was_inside_the_all_reduce(harness: Harness, cut: str) -> None:
-    """The cable was pulled while bytes of the gradient were under way, which takes longer than `AFTER_S`."""
+def test_cut_stops_every_rank_inside_the_all_reduce(harness: Harness, cut: str) -> None:
+    """The cut came while the gradient was being sent, which takes longer than `AFTER_S`."""
     folder = harness.folder(NAME)
     for rank, told in harness.events(NAME).ranks.items():
         gradients = [e for e in told.of(CollectiveEvent) if e.op == "all_reduce" and e.payload_bytes > 10_000]
-        assert all((e.end_ns - e.start_ns) / 1e9 > 2 * AFTER_S for e in gradients), "too short to be cut inside"
+        assert all((e.end_ns - e.start_ns) / 1e9 > 2 * AFTER_S for e in gradients), "too short to be cut midway"
         beat = read_heartbeat(folder.heartbeat(rank))
         assert beat is not None
         assert (beat.step, beat.phase) == (STEP, "reduce")
         assert [call.op for call in beat.open] == ["all_reduce"]
 
 
-def test_the_user_is_told_which_rank_and_collective(cut: str) -> None:
+def test_error_after_a_cut_names_rank_and_collective(cut: str) -> None:
     assert "error: rank " in cut
     assert "all_reduce of " in cut
     assert "Traceback" not in cut
 
 
-def test_the_run_folder_names_the_node_the_step_and_the_collective(harness: Harness, cut: str) -> None:
+def test_diagnosis_of_a_cut_names_node_step_and_collective(harness: Harness, cut: str) -> None:
     found = diagnose(harness.folder(NAME))
     assert (found.fault, found.node_rank, found.step, found.phase) == ("cut", 2, STEP, "reduce")
     assert (found.collective or "").startswith("all_reduce of ")
@@ -58,8 +58,8 @@ def test_the_run_folder_names_the_node_the_step_and_the_collective(harness: Harn
     assert told["fault"] == "cut"
 
 
-def test_a_short_cut_is_survived(harness: Harness, cut: str) -> None:
-    """The cable is back after three seconds: TCP sends again what was lost; nobody has noticed but the wait."""
+def test_run_survives_a_short_cut(harness: Harness, cut: str) -> None:
+    """The network heals after three seconds: TCP resends the lost packets, and the ranks only wait longer."""
     fault = ("--fault", f"cut rank=2 step={STEP} phase=reduce for_s=3")
     world = ("--nodes", "3x1", "--network", "rate=20mbit", "--deadline", "60")
     harness.run("frog", "chaos", *fault, *world, "--", *words("cut-short"), "--set", "train.timeout_s=60")
@@ -77,8 +77,8 @@ def launcher_events(harness: Harness, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in harness.folder(name).launcher_events.read_text().splitlines()]
 
 
-def test_it_goes_on_once_the_cable_is_back(harness: Harness, cut: str) -> None:
-    """The same weights as if nothing had been, on as many nodes: through memory sums have another order."""
+def test_cut_run_resumes_to_the_weights_of_an_undisturbed_run(harness: Harness, cut: str) -> None:
+    """The weights equal those of an undisturbed run on three nodes: on one node, sums have another order."""
     for name in (NAME, "cut-never"):
         harness.run("frog", "run", "--nodes", "3x1", "--", *words(name), "--continue")
     for name in (NAME, "cut-short"):

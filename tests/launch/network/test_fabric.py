@@ -1,4 +1,4 @@
-"""The switch as arithmetic: when frames arrive, which are dropped. Times are numbers here, no clock runs."""
+"""The switch's arithmetic: when frames arrive, and which are dropped. Times are simulated."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def frame(target: int, source: int, size: int = 1250, number: int = 0) -> bytes:
 
 @dataclass
 class FabricHarness:
-    """A fabric, and what came out of it: (time, node, frame)."""
+    """A fabric, and the frames that it delivered: (time, node, frame)."""
 
     fabric: Fabric
     arrived: list[tuple[float, int, bytes]] = field(default_factory=list)
 
     def run(self, until_s: float = 1e9) -> None:
-        """See to every frame exactly when it is due."""
+        """Deliver every frame exactly when it is due."""
         while (due_s := self.fabric.due_s) is not None and due_s <= until_s:
             self.fabric.deliver(due_s, lambda node, data, at=due_s: self.arrived.append((at, node, data)))  # type: ignore[misc]
 
@@ -41,7 +41,7 @@ def make_harness(num_nodes: int = 2, **link: float) -> FabricHarness:
     return FabricHarness(Fabric(num_nodes, Link(**{"rate_bits_per_s": 10 * MBIT, **link})))  # type: ignore[arg-type]
 
 
-def test_a_frame_takes_its_bits_twice_and_the_delay_once() -> None:
+def test_frame_time_is_two_transmissions_and_one_delay() -> None:
     """1250 bytes at 10 Mbit/s are 1 ms up to the switch and 1 ms down to the node."""
     harness = make_harness(delay_s=0.02)
     harness.fabric.take(5.0, 0, frame(1, 0))
@@ -49,7 +49,7 @@ def test_a_frame_takes_its_bits_twice_and_the_delay_once() -> None:
     assert harness.times(1) == pytest.approx([5.022])
 
 
-def test_a_stream_has_the_rate() -> None:
+def test_stream_arrives_at_the_rate_of_the_link() -> None:
     harness = make_harness(delay_s=0.02)
     for number in range(100):
         harness.fabric.take(0.0, 0, frame(1, 0, number=number))
@@ -57,7 +57,7 @@ def test_a_stream_has_the_rate() -> None:
     assert harness.times(1) == pytest.approx([0.001 * (number + 1) + 0.02 + 0.001 for number in range(100)])
 
 
-def test_both_directions_have_the_rate_at_once() -> None:
+def test_both_directions_have_the_full_rate_concurrently() -> None:
     harness = make_harness()
     for number in range(50):
         harness.fabric.take(0.0, 0, frame(1, 0, number=number))
@@ -66,7 +66,7 @@ def test_both_directions_have_the_rate_at_once() -> None:
     assert harness.times(0)[-1] == harness.times(1)[-1] == pytest.approx(0.051)
 
 
-def test_two_that_send_to_one_share_its_link() -> None:
+def test_two_senders_share_the_link_of_their_receiver() -> None:
     harness = make_harness(3)
     for number in range(50):
         harness.fabric.take(0.0, 0, frame(2, 0, number=number))
@@ -91,7 +91,7 @@ def test_frames_between_two_nodes_keep_their_order() -> None:
         assert numbers == sorted(numbers)
 
 
-def test_a_full_queue_drops_and_says_so() -> None:
+def test_full_queue_drops_frames_and_counts_them() -> None:
     harness = make_harness()
     room = Link(10 * MBIT).queue_bytes
     num = room // 1250 + 40
@@ -101,13 +101,13 @@ def test_a_full_queue_drops_and_says_so() -> None:
     assert len(harness.arrived) == room // 1250
     assert harness.count(0, "overflowed_frames") == num - len(harness.arrived)
     assert harness.count(0, "sent_frames") == num
-    harness.fabric.take(100.0, 0, frame(1, 0))  # it has drained since
+    harness.fabric.take(100.0, 0, frame(1, 0))  # the queue has drained since
     harness.run()
     assert harness.times(1)[-1] == pytest.approx(100.002)
 
 
-def test_a_full_port_of_the_switch_drops_too() -> None:
-    """Four at once send as much as their own links take: one link down cannot."""
+def test_full_port_of_the_switch_drops_frames() -> None:
+    """Four nodes send as much as their links can carry, which is too much for the receiver's link."""
     harness = make_harness(5)
     num = Link(10 * MBIT).queue_bytes // 1250
     for number in range(num):
@@ -119,7 +119,7 @@ def test_a_full_port_of_the_switch_drops_too() -> None:
     assert sum(harness.count(source, "overflowed_frames") for source in range(4)) == 0
 
 
-def test_a_cut_drops_what_is_sent_and_what_is_under_way() -> None:
+def test_cut_drops_sent_frames_and_frames_in_flight() -> None:
     harness = make_harness(3, delay_s=0.5)
     harness.fabric.take(0.0, 0, frame(1, 0))
     harness.fabric.take(0.0, 1, frame(2, 1))
@@ -149,14 +149,14 @@ def lost(seed: int, loss: float = 0.1) -> tuple[int, ...]:
     return gone
 
 
-def test_what_is_lost_follows_from_the_seed() -> None:
+def test_seed_determines_the_lost_frames() -> None:
     assert 300 < len(lost(1)) < 500
     assert lost(1) == lost(1)
     assert lost(1) != lost(2)
     assert lost(1, loss=0.0) == ()
 
 
-def test_a_broadcast_goes_to_all_others_and_strange_frames_to_nobody() -> None:
+def test_broadcast_reaches_all_other_nodes_and_unknown_frames_none() -> None:
     harness = make_harness(4)
     harness.fabric.take(0.0, 2, b"\xff" * 6 + mac_of(2) + bytes(48))
     harness.fabric.take(0.0, 2, b"\x33\x33" + bytes(58))
@@ -165,7 +165,7 @@ def test_a_broadcast_goes_to_all_others_and_strange_frames_to_nobody() -> None:
     assert harness.count(2, "sent_frames") == 1
 
 
-def test_it_knows_how_late_it_was() -> None:
+def test_fabric_reports_how_late_it_delivered() -> None:
     harness = make_harness(delay_s=0.01)
     harness.fabric.take(0.0, 0, frame(1, 0))
     harness.fabric.deliver(0.032, lambda node, data: None)

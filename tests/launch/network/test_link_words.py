@@ -1,4 +1,4 @@
-"""`--network`: what its words mean, and what is said to those that mean nothing."""
+"""The option `--network`: its format, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frog.launch.network import Link, parse_network
         ("rate=100Mbit delay=20MS", Link(1e8, 0.02)),
     ],
 )
-def test_words_are_read_as_tc_reads_them(text: str, link: Link) -> None:
+def test_network_option_is_parsed_like_tc(text: str, link: Link) -> None:
     found = parse_network(text)
     assert found.rate_bits_per_s == pytest.approx(link.rate_bits_per_s)
     assert found.delay_s == pytest.approx(link.delay_s)
@@ -49,14 +49,14 @@ def test_words_are_read_as_tc_reads_them(text: str, link: Link) -> None:
         ("rate=1mbit rate=2mbit", "rate is given twice: '1mbit' and '2mbit'"),
     ],
 )
-def test_what_cannot_be_read_is_named(text: str, said: str) -> None:
+def test_invalid_network_option_is_rejected_with_a_hint(text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_network(text)
     assert said in caught.value.what
     assert caught.value.hint
 
 
-def test_a_link_says_what_it_is() -> None:
+def test_link_is_described_by_its_settings() -> None:
     link = parse_network("rate=100mbit delay=20ms loss=1%")
     assert str(link) == "100 Mbit/s, 20 ms one way, loses 1 %"
     told = link.describe()
@@ -64,6 +64,6 @@ def test_a_link_says_what_it_is() -> None:
     assert parse_network("rate=99mbit").mtu == 1500
 
 
-def test_the_queue_holds_a_round_trip() -> None:
+def test_queue_has_room_for_a_round_trip() -> None:
     link = Link(1e8, 0.1)
     assert link.queue_bytes > link.rate_bits_per_s / 8 * 2 * link.delay_s

@@ -1,4 +1,4 @@
-"""A real network between real nodes: names, addresses, delay, rate, a cut, and nothing left of it."""
+"""A real network between network namespaces: names, addresses, delay, rate, cuts and cleanup."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def ping(network: Network, source: int, target: int, num: int = 1, timeout_s: fl
 
 @pytest.fixture
 def echo(network: Network) -> Iterator[None]:
-    """Node 0 sends every datagram back."""
+    """Start a program on node 0 that returns every datagram to its sender."""
     server = inside(network, 0, ECHO)
     assert server.stdout is not None
     assert server.stdout.readline() == "up\n"
@@ -107,7 +107,7 @@ def echo(network: Network) -> Iterator[None]:
     server.communicate()
 
 
-def test_each_node_has_its_names_and_addresses(network: Network, tmp_path: Path) -> None:
+def test_each_node_has_its_own_name_and_address(network: Network, tmp_path: Path) -> None:
     code = (
         "import os, socket, sys;"
         "print(socket.gethostname(), [name for _, name in socket.if_nameindex()], os.getcwd(), os.geteuid(),"
@@ -123,12 +123,12 @@ def test_each_node_has_its_names_and_addresses(network: Network, tmp_path: Path)
     assert [network.address(node) for node in range(2)] == ["10.77.0.1", "10.77.0.2"]
 
 
-def test_a_program_keeps_its_process_id(network: Network) -> None:
+def test_program_inside_a_node_keeps_its_process_id(network: Network) -> None:
     program = inside(network, 1, "import os; print(os.getpid())")
     assert int(program.communicate(timeout=WAIT_S)[0]) == program.pid
 
 
-def test_a_command_that_is_not_there_says_so(network: Network) -> None:
+def test_missing_command_inside_a_node_is_reported(network: Network) -> None:
     done = subprocess.run(network.enter(1, ["no-such-thing"]), capture_output=True, text=True, timeout=WAIT_S)
     assert (done.returncode, done.stderr) == (
         127,
@@ -136,13 +136,13 @@ def test_a_command_that_is_not_there_says_so(network: Network) -> None:
     )
 
 
-def test_a_round_trip_takes_two_delays(network: Network, echo: None) -> None:
+def test_round_trip_takes_two_delays(network: Network, echo: None) -> None:
     times = [float(word) for word in ping(network, 1, 0, num=5)]
     assert len(times) == 5
     assert min(times) >= 2 * network.link.delay_s
 
 
-def test_the_loopback_of_a_node_is_its_own(network: Network, echo: None) -> None:
+def test_each_node_has_its_own_loopback(network: Network, echo: None) -> None:
     code = PING.replace("sys.argv[1]", "'127.0.0.1'")
     assert output(network, 1, code, "-", "1", "0.2").split() == ["nothing"]
     assert len(output(network, 0, code, "-", "1", "30").split()) == 1
@@ -157,7 +157,7 @@ def transfer(network: Network, code: str, *words: str) -> tuple[subprocess.Popen
     return sink, source
 
 
-def test_a_stream_is_no_faster_than_the_link_and_is_counted(network: Network) -> None:
+def test_stream_is_limited_to_the_link_rate_and_counted(network: Network) -> None:
     before = network.describe()["nodes"]
     num_bytes = 1_000_000
     sink, source = transfer(network, FLOOD, str(num_bytes))
@@ -171,7 +171,7 @@ def test_a_stream_is_no_faster_than_the_link_and_is_counted(network: Network) ->
     assert num_bytes < grown[0][1] < 1.5 * num_bytes
 
 
-def test_a_cut_node_is_silent_until_it_heals(network: Network, echo: None) -> None:
+def test_cut_node_is_unreachable_until_it_heals(network: Network, echo: None) -> None:
     assert ping(network, 1, 0) != ["nothing"]
     before = network.describe()["nodes"]
     network.cut(1)
@@ -186,27 +186,27 @@ def test_a_cut_node_is_silent_until_it_heals(network: Network, echo: None) -> No
     assert ping(network, 1, 0) != ["nothing"]
 
 
-def test_a_stream_goes_on_after_a_short_cut(network: Network) -> None:
+def test_stream_continues_after_a_short_cut(network: Network) -> None:
     sink, source = transfer(network, STREAM)
     network.cut(0)
     gone = network.describe()["nodes"][0]["cut_frames"]
     wait_until(lambda: network.describe()["nodes"][0]["cut_frames"] > gone, WAIT_S, "frames into the cut")
     network.heal(0)
-    sent = source.communicate(timeout=WAIT_S)[0].strip()  # closes its input
+    sent = source.communicate(timeout=WAIT_S)[0].strip()  # this also closes its stdin
     assert source.returncode == 0
     assert sink.communicate(timeout=WAIT_S)[0].split()[1] == sent
 
 
 @pytest.mark.parametrize("num_nodes", [2, 9, 10, 64])
-def test_addresses_are_in_the_order_of_nodes_as_text_too(num_nodes: int) -> None:
-    """torchrun sorts them as text to number the nodes."""
+def test_network_addresses_sort_as_text_in_node_order(num_nodes: int) -> None:
+    """torchrun numbers the nodes by sorting their addresses as text."""
     network = Network(num_nodes, Link())
     addresses = [network.address(node) for node in range(num_nodes)]
     assert addresses == sorted(addresses)
     assert len(set(addresses)) == num_nodes
 
 
-def test_a_node_that_is_not_there(network: Network) -> None:
+def test_cut_of_a_missing_node_is_rejected(network: Network) -> None:
     with pytest.raises(UsageError, match="cut node 2: the network has nodes 0 to 1"):
         network.cut(2)
     with pytest.raises(UsageError, match="supports 1 to 64 nodes, not 65"):
@@ -218,7 +218,9 @@ def switch_of(network: Network) -> psutil.Process:
     return psutil.Process(network._switch.pid)
 
 
-def test_nothing_is_left_behind(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_leaves_no_process_or_file_behind(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     hosts = Path("/etc/hosts").read_text()
     with Network(3, Link(delay_s=0.001)) as other:
@@ -240,7 +242,7 @@ with Network(2, Link()) as network:
 """
 
 
-def test_the_switch_ends_with_an_owner_that_was_killed(network: Network) -> None:
+def test_switch_ends_when_its_owner_is_killed(network: Network) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     switch = psutil.Process(int(owner.stdout.readline()))
@@ -254,7 +256,7 @@ def test_the_switch_ends_with_an_owner_that_was_killed(network: Network) -> None
 
 
 def open_networks() -> Iterator[str]:
-    """The network namespaces that any process is in."""
+    """List the network namespaces of all processes."""
     for process in psutil.process_iter():
         try:
             yield os.readlink(f"/proc/{process.pid}/ns/net")
@@ -262,7 +264,7 @@ def open_networks() -> Iterator[str]:
             continue
 
 
-def test_a_switch_that_has_gone_is_told(network: Network) -> None:
+def test_ended_switch_is_reported(network: Network) -> None:
     with Network(2, Link()) as other:
         switch_of(other).kill()
         switch_of(other).wait()
@@ -291,36 +293,36 @@ subprocess.run([sys.executable, "-c", "import frog.launch.network"], check=True)
 
 
 def run_as(prefix: list[str], code: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    """The code by another user, or in a poorer world, with this checkout's frog."""
+    """Run the code with this checkout's frog after `prefix`: as another user, or with fewer permissions."""
     words = [*prefix, python, "-c", code]
     env = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, env=env, cwd="/")
 
 
-def test_a_user_without_privilege_has_networks_too(network: Network) -> None:
+def test_unprivileged_user_can_create_networks(network: Network) -> None:
     if os.geteuid() != 0:
         pytest.skip("not root: every other test here is this test")
     if shutil.which("setpriv") is None:
         pytest.skip("no setpriv (util-linux) to become another user with")
-    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    other_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     for python in (sys.executable, "/usr/bin/python3"):
-        if not run_as(nobody, AGAIN, python).returncode:
+        if not run_as(other_user, AGAIN, python).returncode:
             break
     else:
         pytest.skip("user 65534 can read neither this Python nor /usr/bin/python3, or not this checkout")
-    done = run_as(nobody, UNPRIVILEGED, python)
+    done = run_as(other_user, UNPRIVILEGED, python)
     if "refused:" in done.stdout:
         pytest.skip(f"user 65534 is {done.stdout.strip()}")
     assert done.stdout.split() == ["65534", "node1", "10.77.0.1", "CapEff:", "0000000000000000"], done.stderr
 
 
-def test_a_system_without_networks_refuses(network: Network) -> None:
-    """Inside a user namespace that may make no network namespace."""
+def test_system_that_forbids_networks_is_reported(network: Network) -> None:
+    """The code runs in a user namespace that may not create network namespaces."""
     if shutil.which("unshare") is None:
         pytest.skip("no unshare (util-linux)")
-    poorer = ["unshare", "--user", "--map-root-user", "sh", "-c"]
+    restricted = ["unshare", "--user", "--map-root-user", "sh", "-c"]
     forbid = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
-    done = run_as([*poorer, forbid, "sh"], UNPRIVILEGED)
+    done = run_as([*restricted, forbid, "sh"], UNPRIVILEGED)
     if done.returncode and "Traceback" not in done.stderr:
         pytest.skip(f"cannot forbid networks here: {done.stderr.strip()}")
     assert "refused: this system does not permit programs to create networks: unshare: No space" in done.stdout
@@ -335,8 +337,8 @@ with Network(2, Link()):
 """
 
 
-def test_the_nodes_names_stay_inside_where_mounts_are_shared(network: Network) -> None:
-    """As on systems where systemd has made every mount shared."""
+def test_node_names_do_not_leak_through_shared_mounts(network: Network) -> None:
+    """Every mount is shared, as systemd makes them."""
     if shutil.which("unshare") is None:
         pytest.skip("no unshare (util-linux)")
     done = run_as(["unshare", "--user", "--map-root-user", "--mount", "--propagation", "shared"], SHARED)
@@ -345,7 +347,7 @@ def test_the_nodes_names_stay_inside_where_mounts_are_shared(network: Network) -
     assert done.stdout == "kept\n", done.stderr
 
 
-def test_elsewhere_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_is_refused_outside_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     refused: Any = None
     try:

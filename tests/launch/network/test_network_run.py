@@ -1,4 +1,4 @@
-"""`frog run --nodes … --network …` as a user types it: the same weights, a slower run, and a report that says why."""
+"""`frog run --nodes … --network …` as a user types it: the same weights, a slower run, and a report of the reason."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def slow(harness: Harness, may_make_networks: None) -> str:
     return "slow-link"
 
 
-def test_the_weights_are_those_of_a_run_without(harness: Harness, slow: str) -> None:
+def test_slow_network_does_not_change_the_weights(harness: Harness, slow: str) -> None:
     harness.train(2, "fast-link", "train.steps=4")
     for key in ("weights_sha256", "order_sha256", "loss"):
         assert harness.record(slow)[key] == harness.record("fast-link")[key]
 
 
-def test_collectives_take_no_less_than_the_messages_must(harness: Harness, slow: str) -> None:
-    """An all-reduce waits for two messages of half the gradient one after the other, whatever the machine does."""
+def test_collectives_take_at_least_the_time_of_their_messages(harness: Harness, slow: str) -> None:
+    """An all-reduce waits for two consecutive messages of half the gradient, however fast the machine is."""
     told = [event for event in harness.events(slow).ranks[0].of(CollectiveEvent) if event.op == "all_reduce"]
     gradients = [event for event in told if event.payload_bytes > 10_000]
     assert len(gradients) >= 4
@@ -40,7 +40,7 @@ def test_collectives_take_no_less_than_the_messages_must(harness: Harness, slow:
         assert (event.end_ns - event.start_ns) / 1e9 > least_s
 
 
-def test_the_report_holds_them_against_the_formula(harness: Harness, slow: str) -> None:
+def test_report_compares_collectives_with_the_formula(harness: Harness, slow: str) -> None:
     harness.run("frog", "report", slow)
     html = harness.folder(slow).report_html.read_text()
     section = re.search(r'<section id="network">.*?</section>', html, re.DOTALL)
@@ -52,13 +52,13 @@ def test_the_report_holds_them_against_the_formula(harness: Harness, slow: str) 
     assert 'id="network"' not in harness.folder("fast-link").report_html.read_text()
 
 
-def test_the_run_says_what_its_network_was(harness: Harness, slow: str) -> None:
+def test_run_folder_contains_the_network_settings(harness: Harness, slow: str) -> None:
     lines = harness.folder(slow).launcher_events.read_text().splitlines()
     network = json.loads(lines[0])["network"]
     assert (network["rate_bits_per_s"], network["delay_s"]) == (1e7, 0.005)
 
 
-def test_a_network_that_cannot_be_is_refused_at_once(harness: Harness) -> None:
+def test_impossible_network_is_rejected_before_start(harness: Harness) -> None:
     def refused(*words: str) -> str:
         return harness.run("frog", "run", *words, "--", "train", "run.toml", code=2).stderr
 

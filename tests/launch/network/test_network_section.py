@@ -1,4 +1,4 @@
-"""The report's section on the network: times of collectives that are known, beside the formula."""
+"""The report's section on the network: measured times of known collectives, compared with the formula."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MS = 1_000_000
 LINK = {"rate_bits_per_s": 1e8, "delay_s": 0.02, "loss": 0.0, "seed": 0, "mtu": 9000}
 
 Told = list[tuple[str, str, int, float, float]]
-"""Of one rank, in step 1: operation, axis, payload, start and end in ms."""
+"""The collectives of one rank in step 1: operation, axis, payload, start and end in ms."""
 
 
 def make_run(path: Path, ranks: list[Told], *, nodes: list[int], tp: int = 1, network: Any = LINK) -> RunFolder:
@@ -54,8 +54,8 @@ def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
     return list(section["rows"])
 
 
-def test_a_collective_lasts_from_the_last_to_come_to_the_last_to_leave(tmp_path: Path) -> None:
-    """Rank 1 comes 30 ms late: that is not the network's."""
+def test_collective_time_is_from_last_arrival_to_last_end(tmp_path: Path) -> None:
+    """Rank 1 arrives 30 ms late, which is not counted as time of the network."""
     late = [("all_reduce", "dp", 1 << 20, 130.0, 290.0)]
     folder = make_run(tmp_path, [[("all_reduce", "dp", 1 << 20, 100.0, 296.0)], late], nodes=[0, 1])
     [row] = rows_of(folder)
@@ -68,40 +68,40 @@ def test_a_collective_lasts_from_the_last_to_come_to_the_last_to_leave(tmp_path:
     assert row["ratio"] == pytest.approx(166.0 / row["gloo_ms"])
 
 
-def test_of_two_at_once_the_second_has_what_it_came_later(tmp_path: Path) -> None:
+def test_second_of_two_overlapping_collectives_counts_from_the_end_of_the_first(tmp_path: Path) -> None:
     told: Told = [("all_reduce", "dp", 1 << 20, 0.0, 200.0), ("all_reduce", "dp", 1 << 19, 10.0, 260.0)]
     rows = {row["payload_bytes"]: row["measured_ms"] for row in rows_of(make_run(tmp_path, [told, told], nodes=[0, 1]))}
     assert rows == pytest.approx({1 << 20: 200.0, 1 << 19: 60.0})
 
 
-def test_the_median_of_many(tmp_path: Path) -> None:
+def test_repeated_collectives_are_summarized_by_their_median(tmp_path: Path) -> None:
     told: Told = [("all_reduce", "dp", 4096, 100.0 * i, 100.0 * i + last) for i, last in enumerate((82, 81, 99))]
     [row] = rows_of(make_run(tmp_path, [told, told], nodes=[0, 1]))
     assert (row["num"], row["measured_ms"]) == (3, pytest.approx(82.0))
 
 
-def test_what_stays_in_a_node_is_left_out(tmp_path: Path) -> None:
-    """dp 2 x tp 2 on two nodes of two ranks: tp inside a node, two rings of dp over the links at once."""
+def test_collectives_inside_a_node_are_omitted(tmp_path: Path) -> None:
+    """With dp 2 x tp 2 on two nodes of two ranks, tp stays inside a node, and two rings of dp share the links."""
     told: Told = [("all_reduce", "tp", 4096, 0.0, 1.0), ("all_reduce", "dp", 1 << 20, 2.0, 300.0)]
     folder = make_run(tmp_path, [told] * 4, nodes=[0, 0, 1, 1], tp=2)
     [row] = rows_of(folder)
     assert (row["axis"], row["link_bytes"], row["num_delays"]) == ("dp", 2 << 20, 4)
 
 
-def test_an_operation_without_a_formula_is_shown_without(tmp_path: Path) -> None:
+def test_operation_without_a_formula_is_shown_without_prediction(tmp_path: Path) -> None:
     told: Told = [("broadcast", "world", 64, 0.0, 41.0), ("all_reduce", "wormhole", 64, 50.0, 60.0)]
     [row] = rows_of(make_run(tmp_path, [told, told], nodes=[0, 1]))
     assert (row["op"], row["gloo_ms"], row["book_ms"], row["ratio"]) == ("broadcast", None, None, None)
     assert row["measured_ms"] == pytest.approx(41.0)
 
 
-def test_a_collective_that_a_rank_never_ended_does_not_count(tmp_path: Path) -> None:
+def test_collective_that_one_rank_never_ended_is_not_counted(tmp_path: Path) -> None:
     told: Told = [("all_reduce", "dp", 4096, 0.0, 80.0), ("all_reduce", "dp", 4096, 100.0, 180.0)]
     [row] = rows_of(make_run(tmp_path, [told, told[:1]], nodes=[0, 1]))
     assert row["num"] == 1
 
 
-def test_without_a_network_there_is_no_section(tmp_path: Path) -> None:
+def test_run_without_a_network_has_no_network_section(tmp_path: Path) -> None:
     told: Told = [("all_reduce", "dp", 4096, 0.0, 1.0)]
     folder = make_run(tmp_path / "a", [told, told], nodes=[0, 1], network=None)
     assert network_section(read_history(folder)) is None
@@ -112,7 +112,7 @@ def test_without_a_network_there_is_no_section(tmp_path: Path) -> None:
     assert network_section(read_history(folder)) is None
 
 
-def test_the_last_launch_counts(tmp_path: Path) -> None:
+def test_network_section_describes_the_last_launch(tmp_path: Path) -> None:
     told: Told = [("all_reduce", "dp", 4096, 0.0, 81.0)]
     folder = make_run(tmp_path, [told, told], nodes=[0, 1], network=None)
     launch(folder, {**LINK, "delay_s": 0.01}, {"mean_late_s": 0.0002, "worst_late_s": 0.004})
@@ -125,7 +125,7 @@ def test_the_last_launch_counts(tmp_path: Path) -> None:
     assert network_section(read_history(folder)) is None
 
 
-def test_groups_of_an_axis() -> None:
+def test_axis_groups_follow_the_places_of_the_ranks() -> None:
     places = {rank: {"pp": 0, "dp": rank // 2, "cp": 0, "tp": rank % 2} for rank in range(4)}
     assert axis_groups("tp", places) == [[0, 1], [2, 3]]
     assert axis_groups("dp", places) == axis_groups("data", places) == [[0, 2], [1, 3]]

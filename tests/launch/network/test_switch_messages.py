@@ -1,4 +1,4 @@
-"""What the launcher and the switch say to each other, and what ranks ask the launcher for, with every key wrong."""
+"""Messages between launcher and switch, and requests of ranks to the launcher, with every key wrong."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from frog.runs.launch_request import LaunchRequest
         (SwitchReady, {"descriptors": "/proc/4/fd", "nodes": [[3, 4], [5, 6]]}),
     ],
 )
-def test_lines(kind: type[Typed], good: dict[str, object]) -> None:
+def test_switch_messages_with_wrong_values_are_rejected(kind: type[Typed], good: dict[str, object]) -> None:
     table_held_to_its_schema(good, lambda line: decode(json.dumps(line), kind, "a line", error=LaunchError), "a line")
 
 
-def test_requests_of_ranks(tmp_path: Path) -> None:
+def test_launch_requests_with_wrong_values_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "cut_1_2.json"
     write_typed(path, LaunchRequest(act="cut", node=1))
     held_to_its_schema(path, lambda: read_typed(path, LaunchRequest, error=LaunchError))
