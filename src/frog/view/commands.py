@@ -109,7 +109,7 @@ def _runs(args: argparse.Namespace) -> int:
     screen = _console()
     screen.print(runs_table([row for row in rows if row.problem is None]))
     for problem in (problem for row in rows for problem in (row.problem, *row.unread[:1]) if problem is not None):
-        screen.print(Text(f"passed over {shortened(printable(problem), 1000)}", style="yellow"))
+        screen.print(Text(f"skipped {shortened(printable(problem), 1000)}", style="yellow"))
     return 0
 
 

@@ -249,7 +249,7 @@ def _relative(a: float, b: float) -> float:
 
 def _checkpoints(a: RunFolder, b: RunFolder, rtol: float, notes: list[str]) -> Finding:
     (left, left_broken), (right, right_broken) = open_checkpoints(a), open_checkpoints(b)
-    notes += [f"passed over: {problem}" for problem in left_broken + right_broken]
+    notes += [f"skipped: {problem}" for problem in left_broken + right_broken]
     by_step = {checkpoint.step: checkpoint for checkpoint in right}
     pairs = [(mine, by_step[mine.step]) for mine in left if mine.step in by_step]
     if not pairs:
