@@ -26,8 +26,8 @@ from frog.core.errors import ConfigError
 from frog.model import TinyTransformer
 from frog.model.adapter import WEIGHTS_FILE, load_adapter, save_adapter
 from frog.model.classifier import Classifier
-from frog.model.classifier_hf import save_hf_classifier
-from frog.model.labelled_loss import labelled_loss
+from frog.model.functions import labelled_loss
+from frog.model.hf import save_hf_classifier
 from frog.model.lora import add_lora, trained_parameters, unload_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

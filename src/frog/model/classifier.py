@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from frog.config import ModelConfig
 from frog.core.errors import ConfigError
-from frog.model.labelled_loss import labelled_loss
+from frog.model.functions import labelled_loss
 from frog.model.transformer import Linear, TinyTransformer
 
 

@@ -14,8 +14,7 @@ from frog.core.memory import check_memory
 from frog.model import TinyTransformer
 from frog.model.adapter import load_adapter
 from frog.model.classifier import Classifier
-from frog.model.classifier_hf import save_hf_classifier
-from frog.model.hf import load_hf, save_hf
+from frog.model.hf import load_hf, save_hf, save_hf_classifier
 from frog.model.lora import unload_lora
 from frog.runs.folder import RunFolder, find_run
 from frog.train.state import weights_sha256

@@ -18,7 +18,7 @@ from frog.data.labelled import Example
 from frog.data.labelled_batches import Row, as_completion, class_row, completion_row, label_prompt, label_words, pad
 from frog.model import TinyTransformer
 from frog.model.classifier import Classifier
-from frog.model.labelled_loss import labelled_loss
+from frog.model.functions import labelled_loss
 from frog.model.lora import add_lora
 
 _BATCH_SIZE = 32
