@@ -67,7 +67,7 @@ def save(folder: RunFolder, world_size: int, tensors: dict[str, Tensor], step: i
         saver.wait()
 
 
-def test_one_that_rank_0_has_not_made_whole_is_settled_on_no_rank(tmp_path: Path) -> None:
+def test_checkpoint_is_settled_on_all_ranks_only_after_rank_0_commits(tmp_path: Path) -> None:
     """Should rank 0 be lost, another knows that it is owed."""
     folder = RunFolder(tmp_path)
     first, second = savers(folder, 2, some_tensors())
@@ -84,7 +84,7 @@ def test_one_that_rank_0_has_not_made_whole_is_settled_on_no_rank(tmp_path: Path
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_any_world_writes_what_one_process_reads(tmp_path: Path, world_size: int) -> None:
+def test_one_process_reads_checkpoint_of_any_world_size(tmp_path: Path, world_size: int) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
     save(folder, world_size, tensors)
     files = sorted(entry.name for entry in folder.checkpoint(10).iterdir())
@@ -103,7 +103,7 @@ def test_any_world_writes_what_one_process_reads(tmp_path: Path, world_size: int
     assert (checkpoint.step, checkpoint.world_size, checkpoint.state) == (10, world_size, {"step": 10})
 
 
-def test_what_is_saved_is_the_moment_of_the_call(tmp_path: Path) -> None:
+def test_checkpoint_has_the_values_at_the_time_of_save(tmp_path: Path) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     (saver,) = savers(folder, 1, tensors)
@@ -117,7 +117,7 @@ def test_what_is_saved_is_the_moment_of_the_call(tmp_path: Path) -> None:
     assert all(torch.equal(tensors[name], before[name]) for name in before)
 
 
-def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
+def test_checkpoint_part_is_a_valid_safetensors_file(tmp_path: Path) -> None:
     tensors = some_tensors()
     part = StagedFile(tensors)
     part.stage(tensors)
@@ -129,7 +129,7 @@ def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
     )
 
 
-def test_shares_are_whole_disjoint_and_even() -> None:
+def test_partitions_are_complete_disjoint_and_even() -> None:
     tensors = {str(index): torch.zeros(1 + index % 7, 10) for index in range(40)}
     shares = partition(tensors, 4)
     assert sorted(name for share in shares for name in share) == sorted(tensors)
@@ -199,7 +199,7 @@ def change_a_number(path: Path) -> None:
         ("rank_1.safetensors", a_pipe, "missing, or not a regular file"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_passed_over(
+def test_damaged_checkpoint_is_reported_and_skipped(
     tmp_path: Path, name: str, damage: Callable[[Path], None], words: str
 ) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
@@ -240,7 +240,7 @@ def forbidden(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["", "manifest.json", "rank_1.safetensors"])
-def test_a_checkpoint_that_may_not_be_read_is_named_and_passed_over(
+def test_checkpoint_without_read_permission_is_reported_and_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
@@ -253,7 +253,7 @@ def test_a_checkpoint_that_may_not_be_read_is_named_and_passed_over(
     assert damage.what == f"{folder.checkpoint(20) / (name or 'manifest.json')}: cannot be read: Permission denied"
 
 
-def test_checkpoints_that_may_not_be_listed_are_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_checkpoints_folder_raises_run_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     save(folder, 1, some_tensors())
     with forbidden(folder.checkpoints, monkeypatch), pytest.raises(RunError, match="cannot be read: Permission denied"):
@@ -261,7 +261,7 @@ def test_checkpoints_that_may_not_be_listed_are_no_traceback(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("what", ["a file", "a dangling link", "a folder"])
-def test_what_lies_where_a_checkpoint_goes_makes_room(tmp_path: Path, what: str) -> None:
+def test_checkpoint_replaces_a_foreign_file_or_folder_in_its_place(tmp_path: Path, what: str) -> None:
     """Something that is no checkpoint is passed over, then written over, and in the end pruned like any other."""
     folder, tensors = RunFolder(tmp_path), some_tensors()
     save(folder, 1, tensors, step=10)
@@ -277,7 +277,7 @@ def test_what_lies_where_a_checkpoint_goes_makes_room(tmp_path: Path, what: str)
     assert folder.unfinished_checkpoints() == []
 
 
-def test_every_key_of_a_manifest_wrong_is_a_checkpoint_passed_over(tmp_path: Path) -> None:
+def test_manifest_with_any_wrong_key_is_skipped(tmp_path: Path) -> None:
     """With the hash that such a manifest would have, so that the schema is asked."""
     folder, tensors = RunFolder(tmp_path), {"model/a": torch.randn(8, 4), "model/b": torch.randn(3)}
     save(folder, 2, tensors, step=10)
@@ -299,7 +299,7 @@ def test_every_key_of_a_manifest_wrong_is_a_checkpoint_passed_over(tmp_path: Pat
     held_to_its_schema(path, resume, names="step_00000020", dump=with_its_hash)
 
 
-def test_names_that_leave_the_folder_are_refused(tmp_path: Path) -> None:
+def test_manifest_with_a_path_outside_the_folder_is_rejected(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     save(folder, 1, some_tensors())
     path = folder.checkpoint(10) / "manifest.json"
@@ -309,7 +309,7 @@ def test_names_that_leave_the_folder_are_refused(tmp_path: Path) -> None:
     assert "expected the name of a file in the same folder" in find_good(folder)[1][0].what
 
 
-def test_a_file_that_is_another_than_the_manifest_says(tmp_path: Path) -> None:
+def test_file_with_unexpected_content_is_rejected(tmp_path: Path) -> None:
     """Its hash agrees, what it holds does not."""
     folder = RunFolder(tmp_path)
     save(folder, 1, {"model/a": torch.zeros(8)})
@@ -325,7 +325,7 @@ def test_a_file_that_is_another_than_the_manifest_says(tmp_path: Path) -> None:
         checkpoint.load_into({"model/a": torch.zeros(8)})
 
 
-def test_reports_of_parts_with_every_key_wrong(tmp_path: Path) -> None:
+def test_part_report_with_any_wrong_key_is_rejected(tmp_path: Path) -> None:
     piece = {"file": "rank_0.safetensors", "key": "k", "offset": [0], "shape": [3]}
     tensors = {"a": {"shape": [3], "dtype": "float32", "pieces": [piece]}}
     good = {"file": {"bytes": 3, "sha256": "0" * 64}, "tensors": tensors}
@@ -334,7 +334,7 @@ def test_reports_of_parts_with_every_key_wrong(tmp_path: Path) -> None:
     held_to_its_schema(path, lambda: _read_report(path))
 
 
-def test_a_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
     first, _ = savers(folder, 2, tensors, timeout_s=0.3)
     first.save(10, {}, {"rng": torch.zeros(4, dtype=torch.uint8)})  # the second rank never comes
@@ -351,7 +351,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("moment", range(5))
-def test_a_crash_at_any_moment_leaves_the_old_or_the_new_one_of_a_step(
+def test_crash_while_replacing_a_checkpoint_leaves_the_old_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
     """Killed as the first, second, ... change to the disk is due; all that is on the disk is what was done before."""
@@ -390,7 +390,7 @@ def test_a_crash_at_any_moment_leaves_the_old_or_the_new_one_of_a_step(
     assert folder.unfinished_checkpoints() == []
 
 
-def test_rank_0_is_not_held_up_by_another_rank(tmp_path: Path) -> None:
+def test_save_on_rank_0_does_not_wait_for_other_ranks(tmp_path: Path) -> None:
     """One that is gone is met in a collective, where its loss is noticed, not in here."""
     folder = RunFolder(tmp_path)
     first, second = savers(folder, 2, some_tensors(), timeout_s=1000)
@@ -404,9 +404,7 @@ def test_rank_0_is_not_held_up_by_another_rank(tmp_path: Path) -> None:
     assert folder.checkpoint_steps() == [10, 20]
 
 
-def test_a_run_that_has_failed_does_not_wait_for_the_part_of_a_rank_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_does_not_wait_for_the_part_of_a_lost_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     first, second = savers(folder, 2, some_tensors(), timeout_s=1000)
     own = {"rng": torch.zeros(4, dtype=torch.uint8)}
@@ -424,9 +422,7 @@ def test_a_run_that_has_failed_does_not_wait_for_the_part_of_a_rank_that_is_gone
     assert folder.checkpoint_steps() == [10]
 
 
-def test_a_checkpoint_that_fails_does_not_take_the_one_before_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_checkpoint_does_not_affect_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     first, second = savers(folder, 2, some_tensors())
     own = {"rng": torch.zeros(4, dtype=torch.uint8)}
@@ -444,7 +440,7 @@ def test_a_checkpoint_that_fails_does_not_take_the_one_before_with_it(
     assert folder.checkpoint_steps() == [10]
 
 
-def test_a_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
     save(folder, 1, tensors, step=10)
     (saver,) = savers(folder, 1, tensors)
@@ -466,14 +462,14 @@ def test_a_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest
     assert files == {"step_00000010"}, "room is made at once"
 
 
-def test_keep_last(tmp_path: Path) -> None:
+def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
     for step in (1, 2, 3):
         save(folder, 1, tensors, step=step, keep_last=2)
     assert folder.checkpoint_steps() == [2, 3]
 
 
-def test_another_model_is_refused_by_name_and_shape(tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_is_rejected_with_names_and_shapes(tmp_path: Path) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
     save(folder, 1, tensors)
     checkpoint, _ = find_good(folder)
@@ -484,7 +480,7 @@ def test_another_model_is_refused_by_name_and_shape(tmp_path: Path) -> None:
     assert "model/a: shape (8, 4) in the checkpoint, (2, 2) in this model" in str(caught.value)
 
 
-def test_pieces_tile_a_tensor(tmp_path: Path) -> None:
+def test_pieces_are_assembled_to_a_tensor(tmp_path: Path) -> None:
     """A tensor written by several ranks in pieces, as sharded strategies do, is put together."""
     folder, whole = RunFolder(tmp_path), torch.randn(6, 4)
     save(folder, 1, {"top": whole[:2].clone(), "left": whole[2:, :1].clone(), "right": whole[2:, 1:].clone()})
@@ -501,7 +497,7 @@ def test_pieces_tile_a_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (13,), (3, 4, 5), ()])
-def test_boxes_tile_any_run_of_elements(shape: tuple[int, ...]) -> None:
+def test_rectangles_tile_any_run_of_elements(shape: tuple[int, ...]) -> None:
     whole = torch.arange(int(torch.tensor(shape).prod()) if shape else 1)
     for start in range(len(whole)):
         for count in range(len(whole) - start + 1):
@@ -531,7 +527,9 @@ def shards(whole: Tensor, num_columns: int, num_runs: int) -> list[list[LocalSha
 
 @pytest.mark.parametrize("written", [(1, 1), (2, 3), (1, 5)])
 @pytest.mark.parametrize("read", [(1, 1), (3, 1), (2, 4)])
-def test_any_sharding_is_read_by_any_other(tmp_path: Path, written: tuple[int, int], read: tuple[int, int]) -> None:
+def test_checkpoint_loads_into_any_other_sharding(
+    tmp_path: Path, written: tuple[int, int], read: tuple[int, int]
+) -> None:
     folder, whole = RunFolder(tmp_path), torch.randn(7, 12)
     ranks = shards(whole, *written)
     world = [
@@ -551,7 +549,7 @@ def test_any_sharding_is_read_by_any_other(tmp_path: Path, written: tuple[int, i
             assert torch.equal(shard.tensor, whole[window])
 
 
-def test_pieces_that_leave_a_gap_are_told(tmp_path: Path) -> None:
+def test_gap_between_pieces_is_reported(tmp_path: Path) -> None:
     folder, whole = RunFolder(tmp_path), torch.randn(7, 12)
     (first, _) = shards(whole, 2, 1)
     saver = Saver(folder, 0, 1, first, {}, attempt="x", keep_last=1, timeout_s=60)

@@ -14,7 +14,7 @@ from frog.core.errors import DataError
 from frog.data import hub_corpus, python_docs
 
 
-def test_the_embedded_corpus_is_the_reference_and_the_docstrings() -> None:
+def test_embedded_corpus_has_the_reference_and_the_docstrings() -> None:
     loaded = set(sys.modules)
     documents = {document.name: document.text for document in python_docs()}
     assert "antigravity" not in set(sys.modules) - loaded, "sources must be parsed, not imported"
@@ -25,7 +25,7 @@ def test_the_embedded_corpus_is_the_reference_and_the_docstrings() -> None:
     assert not [name for name in documents if {"test", "tests", "site-packages", "idlelib"} & set(name.split("/"))]
 
 
-def test_a_python_without_both_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_documentation_raises_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     (tmp_path / "broken.py").write_text("this is = not Python")
@@ -33,7 +33,7 @@ def test_a_python_without_both_says_so(tmp_path: Path, monkeypatch: pytest.Monke
         list(python_docs())
 
 
-def test_rows_of_a_local_folder_through_datasets(tmp_path: Path) -> None:
+def test_local_folder_is_read_with_datasets(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "rows").mkdir()
     rows = [{"text": f"row {number}", "id": number} for number in range(20)]
@@ -47,7 +47,7 @@ def test_rows_of_a_local_folder_through_datasets(tmp_path: Path) -> None:
         list(hub_corpus(name, "nosuch", "text"))
 
 
-def test_without_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_datasets_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"frog\[hub\]"):
         list(hub_corpus("some/name", "train", "text"))

@@ -28,7 +28,7 @@ def frog(*words: str) -> int:
     return code
 
 
-def test_prepare_list_inspect(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_prepare_list_and_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert frog("prepare", "--corpus", "ponds.txt", "--vocab-size", "300") == 0
     out = capsys.readouterr().out
     assert out.startswith("reading\ntraining the tokenizer\ntokenizing\ndata/ponds: ")
@@ -49,7 +49,7 @@ def test_prepare_list_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(str(split.num_tokens) in out for split in sizes.values())
 
 
-def test_a_set_that_is_there_is_left_alone_without_force(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_keeps_an_existing_set_without_force(capsys: pytest.CaptureFixture[str]) -> None:
     frog("prepare", "--corpus", "ponds.txt", "--vocab-size", "300")
     first = open_prepared("ponds")
     capsys.readouterr()
@@ -60,7 +60,7 @@ def test_a_set_that_is_there_is_left_alone_without_force(capsys: pytest.CaptureF
     assert open_prepared("ponds").vocab_size == 310
 
 
-def test_a_folder_of_rows_with_a_column_and_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_reads_a_named_column_of_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     Path("rows").mkdir()
     rows = [json.dumps({"body": f"row {number} of the pond"}) for number in range(100)]
     Path("rows/a.jsonl").write_text("\n".join(rows))
@@ -73,7 +73,7 @@ def test_a_folder_of_rows_with_a_column_and_a_name(capsys: pytest.CaptureFixture
     assert splits["train"].num_documents + splits["heldout"].num_documents == 100
 
 
-def test_a_local_folder_through_datasets() -> None:
+def test_prepare_reads_a_local_folder_with_datasets() -> None:
     pytest.importorskip("datasets")
     Path("hub").mkdir()
     rows = [json.dumps({"text": f"row {number} of the pond"}) for number in range(100)]
@@ -82,12 +82,12 @@ def test_a_local_folder_through_datasets() -> None:
     assert open_prepared("hub").manifest.source == "./hub [train]"
 
 
-def test_an_empty_list_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_data_list_prints_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert frog("list") == 0
     assert "no prepared sets under data/; `frog data prepare`" in capsys.readouterr().out
 
 
-def test_the_list_says_why_a_set_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_list_explains_why_a_set_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> None:
     frog("prepare", "--corpus", "ponds.txt", "--vocab-size", "300")
     Path("data/ponds/train_00000.bin").unlink()
     capsys.readouterr()
@@ -103,7 +103,7 @@ def test_the_list_says_why_a_set_cannot_be_used(capsys: pytest.CaptureFixture[st
     assert len(said) < 2000
 
 
-def test_mistakes_are_errors_of_frog() -> None:
+def test_usage_mistakes_raise_frog_errors() -> None:
     for words, said in (
         (["inspect", "nothing"], "nothing"),
         (["prepare", "--corpus", "nothing.txt"], "nothing"),

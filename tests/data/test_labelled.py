@@ -53,7 +53,7 @@ def spam(path: Path, count: int = 40) -> Path:
 # ---- the guard set -----------------------------------------------------------------------------------------------
 
 
-def test_lines_with_every_key_wrong(tmp_path: Path) -> None:
+def test_labelled_line_with_any_wrong_key_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     good = [{"text": f"text {number}", "label": "ab"[number % 2], "category": "c"} for number in range(40)]
 
@@ -72,7 +72,7 @@ def test_lines_with_every_key_wrong(tmp_path: Path) -> None:
         ('{"text": "\\ud800", "label": "a"}', r"half a surrogate pair, '\ud800'"),
     ],
 )
-def test_lines_that_are_no_json(tmp_path: Path, line: str, said: str) -> None:
+def test_invalid_json_line_is_rejected(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text(line)
     for read in (lambda: read_labelled(str(path), 0.25), lambda: list(read_corpus(path))):
@@ -82,7 +82,7 @@ def test_lines_that_are_no_json(tmp_path: Path, line: str, said: str) -> None:
         assert f"{path}, line 1" in str(caught.value)
 
 
-def test_guard_is_balanced_and_whole(guard: LabelledSet) -> None:
+def test_guard_set_is_balanced_and_complete(guard: LabelledSet) -> None:
     examples = [*guard.train, *guard.heldout]
     assert Counter(example.label for example in examples) == {"safe": 256, "unsafe": 256}
     assert guard.labels == ("safe", "unsafe")
@@ -99,7 +99,7 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", text.lower()))
 
 
-def test_guard_leaks_no_wording_into_the_held_out_part(guard: LabelledSet) -> None:
+def test_guard_training_prompts_do_not_resemble_held_out_ones(guard: LabelledSet) -> None:
     assert not {example.group for example in guard.train} & {example.group for example in guard.heldout}
     for held in guard.heldout:
         for example in guard.train:
@@ -107,14 +107,14 @@ def test_guard_leaks_no_wording_into_the_held_out_part(guard: LabelledSet) -> No
             assert len(common) <= 0.5 * len(either), (held.text, example.text)
 
 
-def test_guard_is_held_out_alike_whatever_else_there_is(guard: LabelledSet) -> None:
+def test_guard_split_does_not_change_when_lines_are_added(guard: LabelledSet) -> None:
     """A group's side is a function of its name: more is held out only by adding groups."""
     more = read_labelled("guard", 0.4)
     assert {example.text for example in guard.heldout} < {example.text for example in more.heldout}
     assert 0.2 < len(guard.heldout) / 512 < 0.3
 
 
-def test_guard_holds_no_instructions(guard: LabelledSet) -> None:
+def test_guard_contains_no_instructions(guard: LabelledSet) -> None:
     """One short sentence or two each: what is asked, never how it is done."""
     assert max(len(example.text) for example in [*guard.train, *guard.heldout]) < 110
 
@@ -122,7 +122,7 @@ def test_guard_holds_no_instructions(guard: LabelledSet) -> None:
 # ---- files -------------------------------------------------------------------------------------------------------
 
 
-def test_a_labelled_file(tmp_path: Path) -> None:
+def test_labelled_file_is_read_and_split(tmp_path: Path) -> None:
     data = read_labelled(str(spam(tmp_path / "mail.jsonl")), 0.25)
     assert data.name == "mail"
     assert data.labels == ("ham", "spam")
@@ -131,12 +131,12 @@ def test_a_labelled_file(tmp_path: Path) -> None:
     assert data.train[0].completion is None
 
 
-def test_numbers_and_booleans_are_labels(tmp_path: Path) -> None:
+def test_numbers_and_booleans_are_accepted_as_labels(tmp_path: Path) -> None:
     rows = [{"text": f"text {n}", "label": n % 2} for n in range(40)]
     assert read_labelled(str(lines(tmp_path / "a.jsonl", *rows)), 0.25).labels == ("0", "1")
 
 
-def test_prompts_and_completions(tmp_path: Path) -> None:
+def test_prompts_and_completions_are_read(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n} plus 1 is", "completion": f" {n + 1}"} for n in range(40)]
     data = read_labelled(str(lines(tmp_path / "a.jsonl", *rows)), 0.25)
     assert data.labels == ()
@@ -159,7 +159,7 @@ def test_prompts_and_completions(tmp_path: Path) -> None:
         ([{"text": f"text {n}", "label": "x"} for n in range(40)], "class x is the only class"),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, content: list[object], message: str) -> None:
+def test_unusable_labelled_file_raises_data_error(tmp_path: Path, content: list[object], message: str) -> None:
     path = lines(tmp_path / "bad.jsonl", *content)
     with pytest.raises(DataError) as caught:
         read_labelled(str(path), 0.25)
@@ -167,7 +167,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, content: list[object], messag
     assert message in str(caught.value)
 
 
-def test_a_class_that_is_held_out_altogether(tmp_path: Path, guard: LabelledSet) -> None:
+def test_class_without_training_texts_raises_data_error(tmp_path: Path, guard: LabelledSet) -> None:
     held = guard.heldout[0].group
     rows = [{"text": f"text {n}", "label": ["spam", "ham"][n % 2]} for n in range(40)]
     path = lines(tmp_path / "a.jsonl", *rows, {"text": "x", "label": "eggs", "group": held})
@@ -175,7 +175,7 @@ def test_a_class_that_is_held_out_altogether(tmp_path: Path, guard: LabelledSet)
         read_labelled(str(path), 0.25)
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_missing_labelled_file_raises_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_labelled(str(tmp_path / "none.jsonl"), 0.25)
     (tmp_path / "latin.jsonl").write_bytes(b'{"text": "\xe9"}')
@@ -184,7 +184,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("heldout", [0.0, 1.0, -1.0])
-def test_a_part_that_is_none(heldout: float) -> None:
+def test_invalid_heldout_share_raises_data_error(heldout: float) -> None:
     with pytest.raises(DataError, match="must lie between 0 and 1"):
         read_labelled("guard", heldout)
 
@@ -192,7 +192,7 @@ def test_a_part_that_is_none(heldout: float) -> None:
 # ---- rows --------------------------------------------------------------------------------------------------------
 
 
-def test_a_class_is_the_label_of_the_last_token(tokenizer: Tokenizer) -> None:
+def test_class_row_labels_only_the_last_token(tokenizer: Tokenizer) -> None:
     row = class_row(TEXTS[0], 1, tokenizer, 64)
     assert row.tokens == tokenizer.encode(TEXTS[0]).ids
     assert row.labels == [IGNORED_LABEL] * (len(row.tokens) - 1) + [1]
@@ -202,7 +202,7 @@ def test_a_class_is_the_label_of_the_last_token(tokenizer: Tokenizer) -> None:
     assert short.num_cut == len(row.tokens) - 3
 
 
-def test_a_completion_is_learned_and_its_prompt_is_not(tokenizer: Tokenizer) -> None:
+def test_completion_row_labels_only_the_completion(tokenizer: Tokenizer) -> None:
     before, after = tokenizer.encode(TEXTS[0]).ids, tokenizer.encode(" and sang").ids
     row = completion_row(TEXTS[0], " and sang", tokenizer, 64)
     assert row.tokens == [*before, *after]
@@ -211,7 +211,7 @@ def test_a_completion_is_learned_and_its_prompt_is_not(tokenizer: Tokenizer) -> 
     assert completion_row("", " and sang", tokenizer, 64).tokens == [END_OF_DOCUMENT_ID, *after]
 
 
-def test_what_is_too_long_loses_the_beginning_of_its_prompt(tokenizer: Tokenizer) -> None:
+def test_long_completion_row_truncates_the_start_of_the_prompt(tokenizer: Tokenizer) -> None:
     before, after = tokenizer.encode(TEXTS[0]).ids, tokenizer.encode(" and sang").ids
     length = len(after) + 2
     row = completion_row(TEXTS[0], " and sang", tokenizer, length)
@@ -222,7 +222,7 @@ def test_what_is_too_long_loses_the_beginning_of_its_prompt(tokenizer: Tokenizer
     assert len(tight.tokens) == len(tight.labels) == tight.num_labels == 2
 
 
-def test_padding(tokenizer: Tokenizer) -> None:
+def test_rows_are_padded_on_the_right(tokenizer: Tokenizer) -> None:
     tokens, labels = pad([Row([1, 2, 3], [IGNORED_LABEL, 4, 5]), Row([6], [7])])
     assert tokens.tolist() == [[1, 2, 3], [6, END_OF_DOCUMENT_ID, END_OF_DOCUMENT_ID]]
     assert labels.tolist() == [[IGNORED_LABEL, 4, 5], [7, IGNORED_LABEL, IGNORED_LABEL]]
@@ -239,7 +239,7 @@ def batches(dp_rank: int = 0, dp_size: int = 1, grad_accum: int = 1, size: int =
     )
 
 
-def test_an_epoch_has_every_row_once() -> None:
+def test_epoch_contains_every_row_once() -> None:
     for number in (0, 1):
         found = list(batches().epoch(number))
         assert [batch.step for batch in found] == [2 * number + 1, 2 * number + 2]
@@ -250,7 +250,7 @@ def test_an_epoch_has_every_row_once() -> None:
 
 
 @pytest.mark.parametrize(("dp_size", "grad_accum"), [(2, 1), (4, 2), (1, 4), (8, 1)])
-def test_ranks_and_micro_batches_share_the_batch_out(dp_size: int, grad_accum: int) -> None:
+def test_ranks_and_micro_batches_partition_the_batch(dp_size: int, grad_accum: int) -> None:
     """Their gradients, weighted with the shares and averaged over the ranks, are the gradient of the mean label."""
     alone = list(batches().epoch(0))
     spread = [list(batches(rank, dp_size, grad_accum).epoch(0)) for rank in range(dp_size)]
@@ -274,12 +274,12 @@ def test_rows_are_padded_to_few_lengths() -> None:
         assert batch.tokens_ABT.shape == (1, 3, expected)
 
 
-def test_a_batch_that_does_not_divide() -> None:
+def test_indivisible_labelled_batch_raises_shape_error() -> None:
     with pytest.raises(ShapeError, match=r"global_batch_size=8 is not a multiple of dp 3 x train.grad_accum 1 = 3"):
         batches(dp_size=3)
 
 
-def test_a_file_too_large_for_memory_is_refused(tmp_path: Path) -> None:
+def test_labelled_file_above_the_size_limit_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "large.jsonl"
     with path.open("wb") as file:
         file.truncate(65 << 20)
@@ -288,6 +288,6 @@ def test_a_file_too_large_for_memory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["[" * 950 + "]" * 950, "[" + "{}," * 3_000_000 + "{}]"])
-def test_a_line_that_nothing_can_be_done_with(value: str) -> None:
+def test_deep_or_huge_json_line_is_rejected(value: str) -> None:
     with pytest.raises(DataError, match=r"f, line 1: (nested too deeply|contains too many values)"):
         parse_line(f'{{"text": "a", "label": {value}}}', "f, line 1")

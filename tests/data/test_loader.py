@@ -40,7 +40,7 @@ def test_labels_are_the_next_tokens_of_the_samples(windows: Windows) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_the_ranks_slices_are_the_global_batch(windows: Windows, world_size: int) -> None:
+def test_slices_of_all_ranks_form_the_global_batch(windows: Windows, world_size: int) -> None:
     alone = batches(windows, 4)
     ranks = [batches(windows, 4, dp_rank=rank, dp_size=world_size) for rank in range(world_size)]
     for step, whole in enumerate(alone):
@@ -50,7 +50,7 @@ def test_the_ranks_slices_are_the_global_batch(windows: Windows, world_size: int
         assert torch.equal(torch.cat([rank[step].labels_ABT for rank in ranks], dim=1), whole.labels_ABT)
 
 
-def test_micro_batches_of_one_are_the_ranks_of_four(windows: Windows) -> None:
+def test_micro_batches_of_one_rank_equal_batches_of_four_ranks(windows: Windows) -> None:
     accumulated = batches(windows, 3, grad_accum=4)
     ranks = [batches(windows, 3, dp_rank=rank, dp_size=4) for rank in range(4)]
     for step, batch in enumerate(accumulated):
@@ -59,7 +59,7 @@ def test_micro_batches_of_one_are_the_ranks_of_four(windows: Windows) -> None:
 
 
 @pytest.mark.parametrize("start_step", [1, 7, 511, 512, 513, 1000])
-def test_the_position_is_the_step(windows: Windows, start_step: int) -> None:
+def test_loader_resumes_at_any_step(windows: Windows, start_step: int) -> None:
     """Whatever the step, also where a block of drawn samples begins, and in another epoch."""
     assert start_step * GLOBAL > len(windows) or start_step < 100
     for batch, step in zip(
@@ -69,14 +69,12 @@ def test_the_position_is_the_step(windows: Windows, start_step: int) -> None:
         np.testing.assert_array_equal(batch.ids_N, sample_ids(3, step, GLOBAL, len(windows)))
 
 
-def test_a_run_goes_on_across_blocks_of_samples(windows: Windows) -> None:
+def test_loader_crosses_blocks_of_sample_ids(windows: Windows) -> None:
     for batch in batches(windows, 520, global_batch_size=16):
         np.testing.assert_array_equal(batch.ids_N, sample_ids(3, batch.step, 16, len(windows)))
 
 
-def test_batches_are_made_before_they_are_asked_for_but_not_without_bound(
-    windows: Windows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loader_prefetches_a_bounded_number_of_batches(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
     made, third = [], threading.Event()
     gather = Windows.gather
 
@@ -93,9 +91,7 @@ def test_batches_are_made_before_they_are_asked_for_but_not_without_bound(
         assert next(loader).step == 1
 
 
-def test_what_goes_wrong_in_the_thread_is_raised_to_the_consumer(
-    windows: Windows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loader_thread_error_is_raised_by_next(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
     gather, calls = Windows.gather, []
 
     def failing(self: Windows, ids_N: np.ndarray) -> np.ndarray:
@@ -114,7 +110,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_to_the_consumer(
     assert not loader._thread.is_alive()
 
 
-def test_closing_ends_the_thread_at_any_time(windows: Windows) -> None:
+def test_close_always_ends_the_loader_thread(windows: Windows) -> None:
     before = threading.active_count()
     for num_steps in (0, 1, 5):
         loader = Loader(windows, seed=3, global_batch_size=8, dp_rank=0, dp_size=1, grad_accum=1, prefetch=1)
@@ -126,7 +122,7 @@ def test_closing_ends_the_thread_at_any_time(windows: Windows) -> None:
     assert threading.active_count() == before
 
 
-def test_batches_that_do_not_divide(windows: Windows) -> None:
+def test_indivisible_global_batch_raises_shape_error(windows: Windows) -> None:
     with pytest.raises(ShapeError, match=r"global_batch_size=8 .* dp 3 x train.grad_accum 2 = 6"):
         batches(windows, 1, dp_size=3, grad_accum=2)
     with pytest.raises(ShapeError, match="dp_rank=2 is outside dp_size=2"):

@@ -54,7 +54,7 @@ def test_every_document_is_in_one_split_and_decodes_to_itself(data: PreparedData
     assert 20 <= len(heldout) <= 60
 
 
-def test_the_manifest_counts_what_is_there(data: PreparedData) -> None:
+def test_manifest_counts_match_the_files(data: PreparedData) -> None:
     for name, split in data.manifest.splits.items():
         part = data.split(name)
         assert len(split.shards) > 1
@@ -66,35 +66,37 @@ def test_the_manifest_counts_what_is_there(data: PreparedData) -> None:
     assert data.manifest.dtype == "<u2"
 
 
-def test_bytes_of_tokens_add_up_to_the_text(data: PreparedData) -> None:
+def test_token_bytes_sum_to_the_text_size(data: PreparedData) -> None:
     assert data.token_bytes.shape == (data.vocab_size,)
     assert data.token_bytes.dtype == np.int64
     for name, split in data.manifest.splits.items():
         assert sum(data.token_bytes[shard].sum() for shard in data.split(name).shards) == split.num_bytes
 
 
-def test_any_text_survives_and_the_word_for_the_end_ends_nothing(tmp_path: Path, corpus: Corpus) -> None:
+def test_any_text_round_trips_and_a_literal_end_marker_ends_no_document(tmp_path: Path, corpus: Corpus) -> None:
     strange = "a<|endoftext|>b \r\n\t naïve 蛙 🐸 \x01"
     documents = lambda: iter([*corpus(), Document("strange", strange)])  # noqa: E731
     data = prepare("set", documents, source="test", vocab_size=260, root=tmp_path)
     assert strange in decoded(data, "train") + decoded(data, "heldout")
 
 
-def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_vocabulary_uses_four_byte_tokens(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("frog.data.preparation.token_dtype", lambda vocab_size: np.dtype("<u4"))
     data = prepare("set", corpus, source="test", vocab_size=300, heldout_fraction=0.2, root=tmp_path)
     assert data.split("train").shards[0].dtype == np.uint32
     assert sorted(decoded(data, "train") + decoded(data, "heldout")) == sorted(document.text for document in corpus())
 
 
-def test_the_same_text_gives_the_same_hash(tmp_path: Path, corpus: Corpus) -> None:
+def test_equal_texts_have_equal_hashes(tmp_path: Path, corpus: Corpus) -> None:
     sets = [prepare(name, corpus, source="test", vocab_size=300, root=tmp_path) for name in ("one", "two")]
     other = prepare("three", corpus, source="test", vocab_size=300, seed=5, root=tmp_path)
     assert sets[0].data_sha256 == sets[1].data_sha256 != other.data_sha256
     assert [data.name for data in list_prepared(tmp_path)] == ["one", "three", "two"]
 
 
-def test_a_document_longer_than_a_piece_stays_one(tmp_path: Path) -> None:
+def test_document_longer_than_a_piece_stays_one_document(tmp_path: Path) -> None:
     texts = [f"{number} frogs leap\n" * 30_000 for number in range(3)]
     documents = lambda: (Document(f"long {number}", text) for number, text in enumerate(texts))  # noqa: E731
     data = prepare("set", documents, source="test", vocab_size=300, root=tmp_path, shard_tokens=1000)
@@ -102,7 +104,7 @@ def test_a_document_longer_than_a_piece_stays_one(tmp_path: Path) -> None:
     assert data.split("heldout").num_documents == 1
 
 
-def test_of_a_single_document_the_end_is_held_out(tmp_path: Path) -> None:
+def test_end_of_a_single_document_is_held_out(tmp_path: Path) -> None:
     text = "".join(f"line {number} of the only document\n" for number in range(1000))
     data = prepare("set", lambda: iter([Document("only", text)]), source="test", vocab_size=300, root=tmp_path)
     (train,), (heldout,) = decoded(data, "train"), decoded(data, "heldout")
@@ -112,18 +114,18 @@ def test_of_a_single_document_the_end_is_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fraction", [1e-6, 1 - 1e-6])
-def test_each_split_has_a_document_whatever_the_fraction(tmp_path: Path, corpus: Corpus, fraction: float) -> None:
+def test_each_split_has_a_document_for_any_fraction(tmp_path: Path, corpus: Corpus, fraction: float) -> None:
     data = prepare("set", corpus, source="test", vocab_size=300, heldout_fraction=fraction, root=tmp_path)
     assert min(data.split("train").num_documents, data.split("heldout").num_documents) == 1
 
 
-def test_a_document_keeps_its_side_when_the_corpus_grows() -> None:
+def test_document_stays_in_its_split_when_the_corpus_grows() -> None:
     rule = HeldoutRule(7, 0.3)
     assert all(rule.holds_out(0, f"d{n}") == rule.holds_out(n + 99, f"d{n}") for n in range(100))
     assert 200 < sum(rule.holds_out(n, f"d{n}") for n in range(1000)) < 400
 
 
-def test_the_sample_is_bounded_and_drawn_from_everywhere() -> None:
+def test_tokenizer_sample_is_bounded_and_uniform() -> None:
     sample = Sample(seed=1, limit_chars=10_000)
     for number in range(10_000):
         sample.offer(f"{number:010}")
@@ -133,7 +135,7 @@ def test_the_sample_is_bounded_and_drawn_from_everywhere() -> None:
     assert 4000 < np.mean(numbers) < 6000
 
 
-def test_bad_corpora_are_refused(tmp_path: Path, corpus: Corpus) -> None:
+def test_bad_corpora_raise_data_error(tmp_path: Path, corpus: Corpus) -> None:
     assert "test: contains no text" in refusal(lambda: iter([]), tmp_path)
     assert "test: contains no text" in refusal(lambda: iter([Document("a", " \n")]), tmp_path)
     message = refusal(lambda: iter([Document("a", "frog frog frog frog\n" * 5)]), tmp_path)
@@ -146,13 +148,13 @@ def test_bad_corpora_are_refused(tmp_path: Path, corpus: Corpus) -> None:
     assert "held-out fraction 1.5" in refusal(corpus, tmp_path, heldout_fraction=1.5)
 
 
-def test_names_that_are_no_folder(tmp_path: Path, corpus: Corpus) -> None:
+def test_invalid_set_names_raise_data_error(tmp_path: Path, corpus: Corpus) -> None:
     for name in ("../up", ".hidden", "", "a b"):
         with pytest.raises(DataError, match="data set: name="):
             prepare(name, corpus, source="test", root=tmp_path)
 
 
-def test_a_corpus_that_changes_meanwhile_is_refused(tmp_path: Path, corpus: Corpus) -> None:
+def test_corpus_that_changes_during_preparation_is_rejected(tmp_path: Path, corpus: Corpus) -> None:
     calls = 0
 
     def changing() -> Iterator[Document]:
@@ -165,7 +167,7 @@ def test_a_corpus_that_changes_meanwhile_is_refused(tmp_path: Path, corpus: Corp
     assert "changed during preparation" in refusal(changing, tmp_path)
 
 
-def test_a_full_disk_is_told_and_leaves_the_old_set(
+def test_full_disk_is_reported_and_keeps_the_old_set(
     copy: PreparedData, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object) -> None:
@@ -210,7 +212,7 @@ def stuck(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_killed_midway_nothing_looks_whole_and_the_next_one_works(
+def test_killed_preparation_leaves_no_set_and_the_next_one_succeeds(
     stuck: subprocess.Popen[str], tmp_path: Path, corpus: Corpus
 ) -> None:
     partial = tmp_path / f".stuck.partial-{stuck.pid}"
@@ -229,14 +231,14 @@ def test_killed_midway_nothing_looks_whole_and_the_next_one_works(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".stuck.lock", ".stuck.verified.json", "stuck"]
 
 
-def test_interrupted_midway_nothing_is_left(stuck: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_interrupted_preparation_leaves_nothing(stuck: subprocess.Popen[str], tmp_path: Path) -> None:
     stuck.send_signal(signal.SIGINT)
     assert stuck.wait(timeout=60) != 0
     assert [entry.name for entry in tmp_path.iterdir()] == [".stuck.lock"]
 
 
 @pytest.mark.slow
-def test_ensure_prepares_the_embedded_corpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ensure_prepared_only_prepares_the_embedded_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="no prepared data set 'other'"):
         ensure_prepared("other", tmp_path)
     phases: list[str] = []
@@ -250,7 +252,7 @@ def test_ensure_prepares_the_embedded_corpus_alone(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_two_processes_that_ensure_at_once_prepare_once(tmp_path: Path) -> None:
+def test_concurrent_ensure_prepared_calls_prepare_once(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from frog.data import ensure_prepared; seen = []\n"
         "data = ensure_prepared('python-docs', Path(sys.argv[1]), 300, lambda phase, done: seen.append(phase))\n"
@@ -286,7 +288,7 @@ def peak_bytes(text: Path) -> int:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
+def test_preparation_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     """With small samples and batches, 24 MB of text take hardly more than 4 MB of it."""
     memory_bytes = []
     for megabytes in (4, 24):

@@ -24,7 +24,7 @@ def refusal(data: PreparedData, verify: bool = False) -> str:
     return str(caught.value)
 
 
-def test_a_whole_set_opens(data: PreparedData) -> None:
+def test_complete_set_opens(data: PreparedData) -> None:
     opened = open_prepared(data.name, data.path.parent, verify=True)
     assert (opened.name, opened.vocab_size, opened.data_sha256) == (data.name, data.vocab_size, data.data_sha256)
     with pytest.raises(DataError, match="no split 'test'; available: train and heldout"):
@@ -42,18 +42,18 @@ def test_documents_are_found_across_shards(data: PreparedData) -> None:
             split.document(index)
 
 
-def test_an_absent_set_names_the_commands(tmp_path: Path) -> None:
+def test_missing_set_error_names_the_commands(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no prepared data set 'x'\n.*`frog data list`.*`frog data prepare"):
         open_prepared("x", tmp_path)
     assert list_prepared(tmp_path / "nowhere") == []
 
 
-def test_a_missing_shard(copy: PreparedData) -> None:
+def test_missing_shard_raises_data_error(copy: PreparedData) -> None:
     (copy.path / "heldout_00000.bin").unlink()
     assert f"{copy.path / 'heldout_00000.bin'}: missing, but the manifest names it" in refusal(copy)
 
 
-def test_pipes_and_folders_are_not_waited_for(copy: PreparedData) -> None:
+def test_pipe_or_folder_in_place_of_a_file_raises_data_error(copy: PreparedData) -> None:
     """In place of every file of a set, whether it is mapped, loaded or parsed."""
     for path in sorted(copy.path.iterdir()):
         good = path.read_bytes()
@@ -66,7 +66,7 @@ def test_pipes_and_folders_are_not_waited_for(copy: PreparedData) -> None:
     open_prepared(copy.name, copy.path.parent, verify=True)
 
 
-def test_a_truncated_shard(copy: PreparedData) -> None:
+def test_truncated_shard_raises_data_error(copy: PreparedData) -> None:
     shard = copy.path / "train_00000.bin"
     size_bytes = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[:-2])
@@ -74,7 +74,7 @@ def test_a_truncated_shard(copy: PreparedData) -> None:
 
 
 @pytest.mark.parametrize("name", ["train_00000.bin", "train_00000.offsets.bin", "tokenizer.json", "token_bytes.npy"])
-def test_one_flipped_bit_is_found_by_verify(copy: PreparedData, name: str) -> None:
+def test_verify_finds_one_flipped_bit(copy: PreparedData, name: str) -> None:
     content = bytearray((copy.path / name).read_bytes())
     content[len(content) // 2] ^= 1
     (copy.path / name).write_bytes(content)
@@ -83,7 +83,7 @@ def test_one_flipped_bit_is_found_by_verify(copy: PreparedData, name: str) -> No
     assert f"{copy.path / name}: altered: sha256" in refusal(copy, verify=True)
 
 
-def test_a_harmed_manifest(copy: PreparedData) -> None:
+def test_damaged_data_manifest_raises_data_error(copy: PreparedData) -> None:
     path = copy.path / "manifest.json"
     good = path.read_text()
     path.write_text(good[: len(good) // 2])
@@ -98,7 +98,7 @@ def test_a_harmed_manifest(copy: PreparedData) -> None:
     assert "its hashes do not match data_sha256" in refusal(copy)
 
 
-def test_a_manifest_with_every_key_wrong(copy: PreparedData) -> None:
+def test_data_manifest_with_any_wrong_key_is_rejected(copy: PreparedData) -> None:
     def use() -> None:
         data = open_prepared(copy.name, copy.path.parent)
         assert data.token_bytes.shape == (data.vocab_size,)
@@ -109,13 +109,13 @@ def test_a_manifest_with_every_key_wrong(copy: PreparedData) -> None:
 
 
 @pytest.mark.parametrize("lengths", [np.zeros(3, np.int64), np.zeros(300), np.zeros((300, 2), np.int64)])
-def test_bytes_of_tokens_that_are_not_of_the_vocabulary(copy: PreparedData, lengths: np.ndarray) -> None:
+def test_token_bytes_of_the_wrong_shape_raise_data_error(copy: PreparedData, lengths: np.ndarray) -> None:
     np.save(copy.path / "token_bytes.npy", lengths)
     with pytest.raises(DataError, match=r"token_bytes\.npy: found .* expected \(\d+,\) integers"):
         _ = PreparedData(copy.path, copy.manifest).token_bytes
 
 
-def test_a_token_beyond_the_vocabulary(copy: PreparedData) -> None:
+def test_token_outside_the_vocabulary_raises_data_error(copy: PreparedData) -> None:
     shard = copy.path / "train_00000.bin"
     content = np.fromfile(shard, "<u2")
     content[5] = 60_000
@@ -126,7 +126,7 @@ def test_a_token_beyond_the_vocabulary(copy: PreparedData) -> None:
         windows.gather(np.arange(len(windows))[::-1])
 
 
-def test_the_list_has_whole_sets_and_the_scan_the_reasons(copy: PreparedData, tmp_path: Path) -> None:
+def test_list_has_valid_sets_and_scan_has_errors(copy: PreparedData, tmp_path: Path) -> None:
     (tmp_path / ".half.partial-1").mkdir()
     (tmp_path / ".half.partial-1" / "manifest.json").write_text((copy.path / "manifest.json").read_text())
     (tmp_path / "harmed").mkdir()
@@ -137,7 +137,7 @@ def test_the_list_has_whole_sets_and_the_scan_the_reasons(copy: PreparedData, tm
     assert "missing" in str(found["harmed"])
 
 
-def test_a_file_that_is_no_tokenizer(tmp_path: Path) -> None:
+def test_invalid_tokenizer_file_raises_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no tokenizer"):
         load_tokenizer(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -145,7 +145,7 @@ def test_a_file_that_is_no_tokenizer(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
-def test_the_exported_names_are_there_and_load_nothing_before_use() -> None:
+def test_exported_names_exist_and_load_lazily() -> None:
     assert sorted(frog.data.__all__) == sorted(frog.data._MODULE_OF)
     assert all(hasattr(frog.data, name) for name in frog.data.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -43,18 +43,18 @@ def large(data: PreparedData) -> set[str]:
     return data.manifest.files.keys() - SMALL
 
 
-def test_what_was_prepared_here_is_known(copy: PreparedData, hashed: list[str]) -> None:
+def test_set_prepared_here_is_already_verified(copy: PreparedData, hashed: list[str]) -> None:
     assert start(copy, hashed) == set()
 
 
-def test_a_copy_is_read_once(copy: PreparedData, hashed: list[str], tmp_path: Path) -> None:
+def test_copied_set_is_verified_once(copy: PreparedData, hashed: list[str], tmp_path: Path) -> None:
     """Also one that took the list along, with all times that a copy can keep."""
     shutil.copytree(tmp_path, tmp_path / "elsewhere")
     moved = open_prepared("copy", tmp_path / "elsewhere")
     assert [start(moved, hashed) for _ in range(2)] == [large(copy), set()]
 
 
-def test_every_token_with_one_bit_flipped_is_not_trained_on(copy: PreparedData, hashed: list[str]) -> None:
+def test_flipped_bit_in_any_file_is_detected_before_training(copy: PreparedData, hashed: list[str]) -> None:
     """All of them stay in the vocabulary, and the size as it was: nothing else tells."""
     path = copy.path / "train_00000.bin"
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
@@ -65,7 +65,9 @@ def test_every_token_with_one_bit_flipped_is_not_trained_on(copy: PreparedData, 
             ensure_prepared("copy", copy.path.parent)
 
 
-def test_what_was_broken_off_goes_on(copy: PreparedData, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_verification_resumes(
+    copy: PreparedData, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     verified._path(copy).unlink()
     write, written = verified._write, 0
 
@@ -85,7 +87,7 @@ def test_what_was_broken_off_goes_on(copy: PreparedData, hashed: list[str], monk
     assert start(copy, hashed) == large(copy) - known.keys()
 
 
-def test_a_list_that_is_damaged_is_made_again(copy: PreparedData, hashed: list[str]) -> None:
+def test_damaged_verification_list_is_recreated(copy: PreparedData, hashed: list[str]) -> None:
     path = verified._path(copy)
     good = path.read_bytes()
     for content in (good[:50], b"[]", b'{"format": 2}', b'{"format": 1, "files": {"x": 1}}', b"[" * 100_000):
@@ -93,7 +95,7 @@ def test_a_list_that_is_damaged_is_made_again(copy: PreparedData, hashed: list[s
         assert [start(copy, hashed) for _ in range(2)] == [large(copy), set()]
 
 
-def test_where_nothing_can_be_written_a_set_is_read_each_time(copy: PreparedData, hashed: list[str]) -> None:
+def test_set_in_a_read_only_folder_is_verified_each_time(copy: PreparedData, hashed: list[str]) -> None:
     verified._path(copy).unlink()
     verified._path(copy).mkdir()
     (verified._path(copy) / "file").touch()

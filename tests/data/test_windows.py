@@ -25,7 +25,7 @@ def counting(tmp_path: Path) -> Split:
     return Split(tmp_path, "train", shards, np.dtype("<u2"), 300)
 
 
-def test_windows_share_one_token_and_cross_no_shard(counting: Split) -> None:
+def test_windows_share_one_token_and_do_not_cross_shards(counting: Split) -> None:
     windows = Windows(counting, 5)
     assert len(windows) == 4 + 2
     gathered = windows.gather(np.arange(6))
@@ -40,13 +40,13 @@ def test_the_last_window_ends_with_the_shard(counting: Split) -> None:
     np.testing.assert_array_equal(Windows(counting, 20).gather(np.array([0])), [np.arange(21)])
 
 
-def test_any_order_and_repetition(counting: Split) -> None:
+def test_gather_accepts_any_order_and_repetition(counting: Split) -> None:
     windows = Windows(counting, 5)
     assert windows.gather(np.array([5, 0, 5, 4]))[:, 0].tolist() == [105, 0, 105, 100]
     assert windows.gather(np.array([], dtype=np.int64)).shape == (0, 6)
 
 
-def test_every_token_but_a_shards_first_is_a_label_once(data: PreparedData) -> None:
+def test_every_token_except_a_shards_first_is_a_label_once(data: PreparedData) -> None:
     split = data.split("train")
     windows = Windows(split, 16)
     labels = windows.gather(np.arange(len(windows)))[:, 1:].reshape(-1)
@@ -54,14 +54,14 @@ def test_every_token_but_a_shards_first_is_a_label_once(data: PreparedData) -> N
     np.testing.assert_array_equal(labels, np.concatenate(used))
 
 
-def test_ids_that_are_no_window(counting: Split) -> None:
+def test_window_ids_out_of_range_raise_index_error(counting: Split) -> None:
     windows = Windows(counting, 5)
     for ids in ([6], [-1]):
         with pytest.raises(IndexError, match="there are 6"):
             windows.gather(np.array(ids))
 
 
-def test_a_split_too_short_names_both_numbers(counting: Split) -> None:
+def test_too_short_split_error_names_both_lengths(counting: Split) -> None:
     with pytest.raises(DataError, match=r"longest train shard has 21 tokens, .* sequence_length=21 needs 22"):
         Windows(counting, 21)
     with pytest.raises(DataError, match="sequence_length=0 needs 1"):

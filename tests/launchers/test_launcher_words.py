@@ -71,7 +71,7 @@ def test_mpich_needs_a_port() -> None:
     assert (told["RANK"], told["WORLD_SIZE"], told["LOCAL_RANK"], told["MASTER_ADDR"]) == ("1", "2", "1", "127.0.0.1")
 
 
-def test_a_task_of_srun() -> None:
+def test_srun_task_is_a_rank() -> None:
     told = in_torchrun_words(SRUN, PID)
     port = told.pop("MASTER_PORT")
     assert told == {
@@ -101,12 +101,12 @@ def test_a_task_of_srun() -> None:
         {"SLURM_PROCID": None},
     ],
 )
-def test_inside_a_slurm_job_a_plain_python_stays_alone(changes: dict[str, str | None]) -> None:
+def test_plain_python_in_a_slurm_job_is_a_world_of_one(changes: dict[str, str | None]) -> None:
     environ = {name: value for name, value in {**SRUN, **changes}.items() if value is not None}
     assert in_torchrun_words(environ, PID) == {}
 
 
-def test_a_task_of_srun_with_a_terminal_is_a_rank() -> None:
+def test_srun_task_with_a_terminal_is_a_rank() -> None:
     assert in_torchrun_words({**SRUN, "SLURM_PTY_PORT": "41001"}, PID)["RANK"] == "4"
 
 
@@ -122,16 +122,16 @@ def test_mpirun_inside_a_slurm_job_wins_over_its_daemon_step() -> None:
 
 
 @pytest.mark.parametrize("alone", [{"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, {"PMI_SIZE": "1"}, {}])
-def test_a_launcher_of_one_process_is_none(alone: dict[str, str]) -> None:
+def test_launcher_with_one_process_is_ignored(alone: dict[str, str]) -> None:
     assert in_torchrun_words(alone, PID) == {}
 
 
-def test_deepspeed_names_the_node_in_its_own_words() -> None:
+def test_deepspeed_node_variable_is_recognized() -> None:
     told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2"}
     assert in_torchrun_words(told, PID) == {"LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"}
 
 
-def test_accelerate_that_started_one_process_of_several_is_refused() -> None:
+def test_accelerate_with_one_process_of_several_is_rejected() -> None:
     told = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     with pytest.raises(UsageError, match="started one process") as caught:
         in_torchrun_words(told, PID)
@@ -144,7 +144,7 @@ def test_accelerate_that_started_one_process_of_several_is_refused() -> None:
     ("hosts", "first"),
     [("node7", "node7"), ("a,b", "a"), ("n[003-005,9],x", "n003"), ("r[1-2]n[5,7]-ib,z", "r1n5-ib"), ("", "")],
 )
-def test_first_host(hosts: str, first: str) -> None:
+def test_first_host_of_a_slurm_node_list(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
 
 
@@ -156,7 +156,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return empty
 
 
-def test_the_words_are_written_where_torch_looks(environ: dict[str, str]) -> None:
+def test_rank_variables_are_written_to_torchs_environment(environ: dict[str, str]) -> None:
     environ.update(OPEN_MPI)
     world = world_env()
     assert (world.rank, world.world_size, world.local_rank, world.num_nodes, world.launched) == (3, 4, 3, 1, True)
@@ -177,14 +177,16 @@ def test_the_words_are_written_where_torch_looks(environ: dict[str, str]) -> Non
         ({**OPEN_MPI, "RANK": "1"}, ["RANK=1 set, but not WORLD_SIZE"]),
     ],
 )
-def test_half_a_world_is_refused(environ: dict[str, str], told: dict[str, str], words: list[str]) -> None:
+def test_incomplete_world_variables_are_rejected(
+    environ: dict[str, str], told: dict[str, str], words: list[str]
+) -> None:
     environ.update(told)
     with pytest.raises(UsageError) as caught:
         world_env()
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_half_a_place_is_no_half_a_world(environ: dict[str, str]) -> None:
+def test_missing_local_variables_are_not_an_error(environ: dict[str, str]) -> None:
     environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "LOCAL_RANK": "0"})
     assert not world_env().launched
     environ.update({"RANK": "0", "WORLD_SIZE": "1"})

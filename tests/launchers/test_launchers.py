@@ -105,7 +105,7 @@ def end(processes: list[subprocess.Popen[str]], timeout: float = 450) -> list[tu
     return ends
 
 
-def test_the_page_has_its_lines() -> None:
+def test_launchers_page_contains_the_tested_commands() -> None:
     assert len(LINES) == 10
     assert [len(lines) for name, lines in LINES.items() if "two" in name] == [2, 2]
 
@@ -117,7 +117,7 @@ def test_the_page_has_its_lines() -> None:
         *(("DeepSpeed, two nodes", (f"strategy.name={stage}",)) for stage in ("zero1", "zero3")),
     ],
 )
-def test_the_same_weights_under_every_launcher(floor: Harness, launcher: str, settings: tuple[str, ...]) -> None:
+def test_all_launchers_give_the_same_weights(floor: Harness, launcher: str, settings: tuple[str, ...]) -> None:
     name = re.sub(r"\W+", "-", " ".join((launcher, *settings)))
     processes = start(floor, launcher, name, *settings)
     for code, words in end(processes):
@@ -149,7 +149,7 @@ CODES = {  # a rank killed, Ctrl-C; as the page's table has them, where a shell 
 
 
 @pytest.mark.parametrize("launcher", CODES)
-def test_a_killed_rank_ends_the_world(floor: Harness, launcher: str) -> None:
+def test_killed_rank_ends_the_world_under_every_launcher(floor: Harness, launcher: str) -> None:
     name = f"killed-{launcher.split(',')[0]}"
     (process,) = start(floor, launcher, name, *SLOW)
     floor.wait_for_step(name, 2, process, timeout=120)
@@ -161,7 +161,7 @@ def test_a_killed_rank_ends_the_world(floor: Harness, launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", CODES)
-def test_ctrl_c_saves_and_leaves_nobody(floor: Harness, launcher: str) -> None:
+def test_ctrl_c_saves_and_leaves_no_process(floor: Harness, launcher: str) -> None:
     name = f"stopped-{launcher.split(',')[0]}"
     (process,) = start(floor, launcher, name, *SLOW)
     floor.wait_for_step(name, 2, process, timeout=120)
@@ -177,7 +177,7 @@ def test_ctrl_c_saves_and_leaves_nobody(floor: Harness, launcher: str) -> None:
     assert floor.folder(name).checkpoint_steps() == [record["step"]]
 
 
-def test_torchrun_starts_a_world_again_that_finds_itself(floor: Harness) -> None:
+def test_world_restarted_by_torchrun_resumes(floor: Harness) -> None:
     meeting = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--max-restarts=1")
     settings = ("name=again", "train.steps=40", "checkpoint.every=2", "eval.every=40", "eval.sample_tokens=0")
     words = [word for setting in settings for word in ("--set", setting)]
@@ -192,7 +192,7 @@ def test_torchrun_starts_a_world_again_that_finds_itself(floor: Harness) -> None
     assert floor.record("again")["step"] == 40
 
 
-def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Harness) -> None:
+def test_submitit_job_near_its_limit_resumes_at_the_same_step(floor: Harness) -> None:
     settings = ("train.steps=200", "checkpoint.every=1000", "eval.every=1000")
     (process,) = start(floor, "submitit", "warned", *settings)
     floor.wait_for_step("warned", 3, process, timeout=120)
@@ -222,7 +222,7 @@ def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Harnes
         ("absent.toml", "2 of 2 ranks failed"),
     ],
 )
-def test_the_submitit_page_refuses(floor: Harness, words: str, message: str) -> None:
+def test_submitit_script_rejects_invalid_arguments(floor: Harness, words: str, message: str) -> None:
     need("submitit")
     code = 1 if "absent" in words else 2
     done = floor.run("python", "scripts/submit_with_submitit.py", *words.split(), code=code)
@@ -230,7 +230,7 @@ def test_the_submitit_page_refuses(floor: Harness, words: str, message: str) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_submitit_takes_no_third_time_limit_for_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submitit_resubmits_after_the_third_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("submitit")
     (tmp_path / "srun").write_text("#!/bin/sh\n")
     (tmp_path / "srun").chmod(0o755)
@@ -243,7 +243,7 @@ def test_submitit_takes_no_third_time_limit_for_the_last(tmp_path: Path, monkeyp
     assert executors[0]._executor.max_num_timeout >= 1000
 
 
-def test_accelerate_that_starts_one_process_of_two_is_refused(floor: Harness) -> None:
+def test_accelerate_with_one_process_of_two_is_rejected(floor: Harness) -> None:
     need("accelerate")
     text = (floor.root / "config" / "accelerate_cpu.yaml").read_text()
     lone = "".join(line for line in text.splitlines(keepends=True) if "mpirun" not in line)

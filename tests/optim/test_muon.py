@@ -92,23 +92,23 @@ def test_the_iteration_is_a_polynomial_of_the_singular_values(shape: tuple[int, 
     assert ((values > 0.65) & (values < 1.25)).all()
 
 
-def test_a_gradient_of_zeros_stays_zero() -> None:
+def test_zero_gradient_stays_zero() -> None:
     assert torch.equal(orthogonalize(torch.zeros(4, 6)), torch.zeros(4, 6))
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("layers.") and len(SHAPES[name]) >= 2])
-def test_matrices_in_layers_move_as_the_formula_says(ours: dict[str, Tensor], name: str) -> None:
+def test_layer_matrices_are_updated_by_the_formula(ours: dict[str, Tensor], name: str) -> None:
     torch.testing.assert_close(ours[name].double(), by_formula(name), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if len(SHAPES[name]) < 3])
-def test_parameters_move_as_under_torchs_muon_and_adamw(ours: dict[str, Tensor], name: str) -> None:
+def test_updates_equal_torchs_muon_and_adamw(ours: dict[str, Tensor], name: str) -> None:
     is_rounded = name.startswith("layers.") and len(SHAPES[name]) == 2  # torch's Muon computes in bfloat16
     tolerance = 0.03 * NUM_STEPS * 3 * RATE if is_rounded else 1e-6
     torch.testing.assert_close(ours[name], by_torch(name), rtol=0, atol=tolerance)
 
 
-def test_a_cut_matrix_is_an_error() -> None:
+def test_sharded_matrix_is_an_error() -> None:
     half = UpdatedTensor(
         nn.Parameter(torch.zeros(32)), (Slice("layers.0.wide.weight", (8, 8), 0, 0, 32),), decayed=True
     )
@@ -124,7 +124,7 @@ def test_a_cut_matrix_is_an_error() -> None:
         (StrategyConfig("zero1", implementation="torch"), "strategy.name='zero1'"),
     ],
 )
-def test_a_run_file_that_cuts_matrices_is_refused(strategy: StrategyConfig, cut: str) -> None:
+def test_run_file_that_shards_matrices_is_rejected(strategy: StrategyConfig, cut: str) -> None:
     run = RunConfig(ModelConfig(97, 32, 64, 2, 4, 2, 256), optimizer=CONFIG, strategy=strategy)
     (problem,) = run.problems()
     assert problem.startswith(f"optimizer.name='muon' with {cut}: this optimizer needs whole matrices")

@@ -102,7 +102,7 @@ def test_every_optimizer_has_a_case_and_an_oracle() -> None:
 
 
 @pytest.mark.parametrize("case", TORCH)
-def test_whole_parameters_move_as_under_torch(case: str) -> None:
+def test_updates_of_whole_parameters_equal_torchs(case: str) -> None:
     ours, our_state = over_whole_parameters(CONFIGS[case])
     theirs, their_state = torchs(case)
     for name, parameter in ours.items():
@@ -112,7 +112,7 @@ def test_whole_parameters_move_as_under_torch(case: str) -> None:
 
 
 @pytest.mark.parametrize(("case", "num_shares"), SHARES)
-def test_runs_of_a_flat_vector_move_as_whole_parameters_do(case: str, num_shares: int) -> None:
+def test_updates_of_a_flat_vector_equal_those_of_whole_parameters(case: str, num_shares: int) -> None:
     named, config = parameters(), CONFIGS[case]
     flat = FlatParameters(named, multiple=num_shares)
     grad = torch.zeros_like(flat.data)
@@ -135,7 +135,7 @@ def test_runs_of_a_flat_vector_move_as_whole_parameters_do(case: str, num_shares
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_the_state_exists_before_the_first_step_under_the_names_of_the_entry(case: str) -> None:
+def test_optimizer_state_exists_before_the_first_step(case: str) -> None:
     config, weight = CONFIGS[case], nn.Parameter(torch.ones(2, 3))
     optimizer = build_optimizer(config, [UpdatedTensor.of("weight", weight)])
     before = {key: value.clone() for key, value in optimizer.state[weight].items()}
@@ -147,11 +147,11 @@ def test_the_state_exists_before_the_first_step_under_the_names_of_the_entry(cas
     assert kept == set(before), "torch keeps something that a checkpoint would not"
 
 
-def test_a_step_does_not_load_the_compiler() -> None:
+def test_optimizer_step_does_not_load_the_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", STEP], timeout=100).returncode == 0
 
 
-def test_nesterovs_momentum_is_torchs() -> None:
+def test_nesterov_momentum_equals_torchs() -> None:
     """The oracle of diloco's outer step."""
 
     def stepped(kind: type[torch.optim.SGD]) -> torch.Tensor:
@@ -167,6 +167,6 @@ def test_nesterovs_momentum_is_torchs() -> None:
     assert torch.equal(stepped(EagerSGD), stepped(torch.optim.SGD))
 
 
-def test_an_unknown_optimizer_is_a_problem_with_the_names_that_exist() -> None:
+def test_unknown_optimizer_error_lists_the_known_names() -> None:
     (problem,) = OptimizerConfig("adam").problems()
     assert problem == "optimizer.name='adam': must be 'adamw', 'sgd' or 'muon'"

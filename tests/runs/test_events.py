@@ -20,7 +20,7 @@ from frog.runs.observer import Observer, named_observers, observing
 from frog.runs.schema import CollectiveEvent, EndEvent, SpanEvent
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_events_are_read_back(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for rank in (0, 1):
         writer = EventWriter(folder.rank_events(rank))
@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert collective.end_ns - collective.start_ns == 30
 
 
-def test_a_collective_counts_from_where_it_began(tmp_path: Path) -> None:
+def test_collective_belongs_to_the_step_in_which_it_began(tmp_path: Path) -> None:
     """Two at once: numbered as they began, written as they ended; the step is that of the beginning."""
     folder = RunFolder(tmp_path)
     writer = EventWriter(folder.rank_events(0))
@@ -87,19 +87,19 @@ def test_observers_see_phases_and_events_in_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["frog.nowhere:x", "frog.runs.write", ":x"])
-def test_an_observer_that_cannot_be_loaded_is_the_users_mistake(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observer_that_cannot_be_loaded_raises_usage_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROG_OBSERVER", name)
     with pytest.raises(UsageError, match="does not name an observer"):
         named_observers()
 
 
-def test_fields_are_those_of_the_schema(tmp_path: Path) -> None:
+def test_event_with_unknown_fields_raises_value_error(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path / "events")
     with pytest.raises(ValueError, match="status"):
         writer.emit("end", step=1)
 
 
-def test_a_phase_that_raises_is_remembered(tmp_path: Path) -> None:
+def test_phase_that_raises_stays_the_current_phase(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     writer = EventWriter(folder.rank_events(0))
     with pytest.raises(RuntimeError), writer.span("reduce"):
@@ -108,7 +108,7 @@ def test_a_phase_that_raises_is_remembered(tmp_path: Path) -> None:
     assert read_run(folder).main.events == []
 
 
-def test_a_torn_line_swallows_nothing(tmp_path: Path) -> None:
+def test_torn_line_does_not_corrupt_the_next_event(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     first = EventWriter(folder.rank_events(0))
     first.emit("end", step=1, status="completed", weights_sha256=None)
@@ -120,9 +120,7 @@ def test_a_torn_line_swallows_nothing(tmp_path: Path) -> None:
     assert events.num_bad == 1
 
 
-def test_a_disk_that_fills_is_reported_with_the_first_line_that_has_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_reported_by_the_first_incomplete_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel writes what has room, and refuses only the next write."""
     room, write = [40], os.write
 
@@ -139,7 +137,7 @@ def test_a_disk_that_fills_is_reported_with_the_first_line_that_has_no_room(
         writer.emit("commit", step=1, payload_bytes=1, write_ns=1)
 
 
-def test_of_a_step_taken_twice_the_later_counts(tmp_path: Path) -> None:
+def test_later_event_of_a_repeated_step_counts(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     writer = EventWriter(folder.rank_events(0))
     for step, status in ((1, "failed"), (2, "failed"), (1, "completed")):
@@ -150,7 +148,7 @@ def test_of_a_step_taken_twice_the_later_counts(tmp_path: Path) -> None:
     }
 
 
-def test_lines_are_read_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_lines_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     writer = EventWriter(folder.rank_events(0))
     for step in range(1, 40):
@@ -166,7 +164,7 @@ def test_lines_are_read_block_by_block(tmp_path: Path, monkeypatch: pytest.Monke
     assert any("1 damaged or torn line" in problem for problem in again.problems)
 
 
-def test_a_file_larger_than_memory_is_not_read_as_a_whole(tmp_path: Path) -> None:
+def test_event_file_larger_than_memory_is_read_in_blocks(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.events.mkdir()
     with folder.rank_events(0).open("wb") as file:
@@ -177,14 +175,14 @@ def test_a_file_larger_than_memory_is_not_read_as_a_whole(tmp_path: Path) -> Non
     tracemalloc.stop()
 
 
-def test_replacements_of_each_other_end(tmp_path: Path) -> None:
+def test_cyclic_replacements_terminate(tmp_path: Path) -> None:
     """As only a damaged file can say."""
     times = {"unix_ns": 1, "attempt": 0, "rank": 0, "node": 0, "node_rank": 0, "number": 1}
     told = [ReplaceEvent(pid=pid, lost=lost, **times) for pid, lost in ((1, 2), (2, 1), (3, 3))]
     assert places_of([Attempt(0, None, replacements=told)]) == {}
 
 
-def test_of_a_run_that_was_started_again_very_often_the_last_starts_are_shown(tmp_path: Path) -> None:
+def test_run_with_many_restarts_shows_the_last_starts(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     starts = [json.dumps(event("start", rank=0, world_size=1, step=step, pid=step + 1)) for step in range(1_200)]
     folder.rank_events(0).parent.mkdir(parents=True)

@@ -17,7 +17,7 @@ from frog.runs.heartbeat import Heartbeat, read_heartbeat
 WHO = {"rank": 2, "pid": os.getpid(), "node_rank": 0, "host": "pond", "attempt": 0, "world_size": 4, "timeout_s": 60.0}
 
 
-def test_it_says_what_has_begun_and_not_ended(tmp_path: Path) -> None:
+def test_heartbeat_has_unfinished_operations(tmp_path: Path) -> None:
     path = tmp_path / "rank_2.json"
     writer = EventWriter(tmp_path / "events", Heartbeat(path, WHO, beat_s=None))
     writer.step = 7
@@ -37,7 +37,7 @@ def test_it_says_what_has_begun_and_not_ended(tmp_path: Path) -> None:
     assert after.beat_ns > beat.beat_ns
 
 
-def test_where_a_rank_goes_on_in_another_file_nothing_more_is_written(tmp_path: Path) -> None:
+def test_closed_heartbeat_is_not_written_again(tmp_path: Path) -> None:
     """Else a world that is no more would be the last that is heard of a process which has ended well in the next."""
     path = tmp_path / "rank_2.json"
     heart = Heartbeat(path, WHO, beat_s=None)
@@ -50,7 +50,7 @@ def test_where_a_rank_goes_on_in_another_file_nothing_more_is_written(tmp_path: 
     assert last.status == "running"
 
 
-def test_one_that_cannot_be_read_is_told_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
+def test_unreadable_heartbeat_is_reported_and_a_missing_one_is_not(tmp_path: Path) -> None:
     problems: list[str] = []
     assert read_heartbeat(tmp_path / "absent.json", problems) is None
     assert problems == []
@@ -60,7 +60,7 @@ def test_one_that_cannot_be_read_is_told_and_one_that_is_not_there_is_not(tmp_pa
     assert told.startswith(f"{tmp_path}/rank_1.json: not valid JSON")
 
 
-def test_a_killed_process_leaves_its_last_word(tmp_path: Path) -> None:
+def test_killed_process_leaves_its_last_heartbeat(tmp_path: Path) -> None:
     path = tmp_path / "beat.json"
     code = f"""
 import signal, sys
@@ -93,7 +93,7 @@ signal.pause()
     assert last.beat_ns - stopped.beat_ns <= 0.05e9 * 40
 
 
-def test_a_reader_never_meets_half_a_change(tmp_path: Path) -> None:
+def test_reader_never_sees_half_a_heartbeat(tmp_path: Path) -> None:
     path = tmp_path / "beat.json"
     beat = Heartbeat(path, WHO, beat_s=None)
     over = threading.Event()
@@ -112,7 +112,7 @@ def test_a_reader_never_meets_half_a_change(tmp_path: Path) -> None:
     thread.join()
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
+def test_event_writer_works_without_a_heartbeat(tmp_path: Path) -> None:
     assert read_heartbeat(tmp_path / "none.json") is None
     (tmp_path / "torn.json").write_text('{"rank": ')
     assert read_heartbeat(tmp_path / "torn.json") is None

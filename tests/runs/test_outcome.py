@@ -16,17 +16,17 @@ def failure(rank: int, code: int = 1, error: Exception | None = None, time_s: fl
     return {**reported, "error": report_error(error) if error else None, "traceback": None, **more}
 
 
-def test_the_first_to_fail_is_not_one_that_lost_its_peers() -> None:
+def test_first_failure_is_not_a_rank_that_lost_its_peers() -> None:
     cause = failure(2, error=NonFiniteError("the loss is nan"), time_s=100.5)
     assert first_failure([failure(0, error=LEFT), cause, failure(1, code=-15)]) is cause
 
 
-def test_a_cause_far_later_belongs_to_another_story() -> None:
+def test_much_later_failure_is_not_the_cause() -> None:
     early = failure(0, error=LEFT)
     assert first_failure([early, failure(1, code=-9, time_s=140.0)]) is early
 
 
-def test_a_run_that_survived_a_loss_ends_of_what_came_later() -> None:
+def test_survived_loss_is_not_a_final_failure() -> None:
     survived = failure(1, code=-9, time_s=100.0)
     cause = failure(2, error=DataError("shard 3 is torn"), time_s=4000.0)
     left = [failure(0, error=LEFT, time_s=4001.0), failure(3, code=-15, time_s=4031.0)]
@@ -34,12 +34,12 @@ def test_a_run_that_survived_a_loss_ends_of_what_came_later() -> None:
     assert final_failures([survived, left[0]]) == [survived, left[0]], "the last that was lost by itself"
 
 
-def test_a_killed_rank_ends_as_a_shell_says_it() -> None:
+def test_killed_rank_has_the_shells_exit_code() -> None:
     error = explain([failure(1, code=-9)])
     assert (error.what, error.exit_code) == ("rank 1 (pid 1001) was killed by SIGKILL", 137)
 
 
-def test_the_ranks_words_and_its_log_are_reported() -> None:
+def test_world_error_has_the_ranks_message_and_log() -> None:
     failures = [failure(0, error=LEFT), failure(1, error=DataError("shard 3 is torn"))]
     error = world_error(failures, {}, [1], RunFolder(Path("runs/pond")))
     assert error.what == "rank 1 (pid 1001) ended with exit code 1 (1 other rank failed too)\nshard 3 is torn"
@@ -48,12 +48,12 @@ def test_the_ranks_words_and_its_log_are_reported() -> None:
     assert world_error(failures, {}, [1]).hint is None
 
 
-def test_a_users_mistake_is_reported_alone() -> None:
+def test_usage_error_is_reported_without_the_rank() -> None:
     error = world_error([failure(0, code=2, error=ConfigError("train.steps=0"))], {}, [1])
     assert (str(error), error.exit_code) == ("train.steps=0", 2)
 
 
-def test_a_lost_node_comes_before_what_the_others_saw_of_it() -> None:
+def test_lost_node_is_reported_before_its_consequences() -> None:
     error = world_error([failure(0, error=LEFT)], {"node1": 9}, [1, -9])
     first, second, *_ = error.what.splitlines()
     assert first == "node1 was killed by SIGKILL with all its ranks"
@@ -61,12 +61,12 @@ def test_a_lost_node_comes_before_what_the_others_saw_of_it() -> None:
     assert error.exit_code == 1
 
 
-def test_a_rank_that_failed_by_itself_comes_before_a_lost_node() -> None:
+def test_independent_rank_failure_is_reported_before_a_lost_node() -> None:
     error = world_error([failure(0, error=NonFiniteError("the loss is nan"))], {"node1": 9}, [1, -9])
     assert error.what.startswith("rank 0 (pid 1000) ended")
 
 
-def test_a_node_that_took_all_with_it() -> None:
+def test_lost_node_without_rank_failures_is_reported() -> None:
     error = world_error([], {"node0": 9}, [-9])
     assert (error.what, error.exit_code) == ("node0 was killed by SIGKILL with all its ranks", 137)
 
@@ -79,7 +79,7 @@ def test_a_lost_node_and_nodes_that_did_not_notice_are_both_named() -> None:
     ]
 
 
-def test_an_agent_that_failed_by_itself() -> None:
+def test_agent_failure_without_rank_failures_is_reported() -> None:
     error = world_error([], {}, [0, 3])
     assert (error.exit_code, "exit code 3, but no rank failed" in error.what) == (3, True)
     assert world_error([], {}, [-11]).exit_code == 139

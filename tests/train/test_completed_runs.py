@@ -85,7 +85,9 @@ def at_each_moment(act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("status", "step"), [("completed", 12), ("completed", 8), ("interrupted", 6)])
-def test_the_end_of_a_later_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, step: int) -> None:
+def test_later_start_that_completes_keeps_a_readable_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, step: int
+) -> None:
     folder = RunFolder(tmp_path)
     write_run(folder, 1)
     write_end(folder, {"status": "completed", "step": 8})
@@ -99,7 +101,7 @@ def test_the_end_of_a_later_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert len(folder.read_run_json().segments) == 2
 
 
-def test_the_failure_of_a_later_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_start_that_fails_keeps_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     write_run(folder, 1)
     write_end(folder, {"status": "completed", "step": 8})
@@ -110,7 +112,7 @@ def test_the_failure_of_a_later_start(tmp_path: Path, monkeypatch: pytest.Monkey
         folder.read_record()
 
 
-def test_an_adapter_that_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacing_an_adapter_never_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is always one: the old, which may have been put aside, or the new."""
     lora, folder = LoraConfig(2, 4, ("q_proj",)), RunFolder(tmp_path)
 
@@ -138,7 +140,7 @@ def test_an_adapter_that_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
-def test_a_data_set_that_is_prepared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preparing_a_set_again_never_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run can go on with the old one or the new, and not with none: the old one used to lie in a folder of another
     name, which the next preparation removed."""
     monkeypatch.chdir(tmp_path)
@@ -170,7 +172,7 @@ COMMANDS = ("report one", "tensorboard one", "export one --to hf out", "eval one
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_leaves_what_was_achieved(
+def test_killed_command_keeps_the_completed_run(
     one: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: str
 ) -> None:
     monkeypatch.chdir(one.root)
@@ -188,7 +190,7 @@ def test_a_command_leaves_what_was_achieved(
 
 
 @pytest.mark.slow
-def test_so_do_those_that_start_worlds(one: Harness) -> None:
+def test_killed_world_command_keeps_the_completed_run(one: Harness) -> None:
     before = achievement(one)
     one.run("frog", "profile", "run.toml", "--steps", "1", "--name", "one")
     assert achievement(one) == before
@@ -233,7 +235,7 @@ def ends_at(moment: int, act: Callable[[], object]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "tuned"])
-def test_a_run_that_goes_on_is_always_what_it_was_or_more(one: Harness, name: str, tmp_path: Path) -> None:
+def test_resumed_run_never_loses_progress(one: Harness, name: str, tmp_path: Path) -> None:
     """Made longer, and killed at each change of the disk."""
     folder = one.folder(name)
     if name == "tuned" and not folder.path.exists():

@@ -23,13 +23,13 @@ def calm(harness: Harness) -> Harness:
     return harness
 
 
-def test_ranks_send_nothing_in_the_steps_between(calm: Harness) -> None:
+def test_ranks_do_not_communicate_in_local_steps(calm: Harness) -> None:
     for rank in calm.events("local-calm").ranks.values():
         sent = {event.step for event in rank.of(CollectiveEvent)} - {0}  # before the first step the model is scored
         assert sent == {3, 6, 9}
 
 
-def test_losses_of_the_steps_between_are_a_rank_s_own(calm: Harness) -> None:
+def test_local_steps_report_each_ranks_own_loss(calm: Harness) -> None:
     first, second = (rank.by_step(StepEvent) for rank in calm.events("local-calm").ranks.values())
     for step in range(1, 10):
         is_common = first[step].loss_mean == second[step].loss_mean
@@ -37,13 +37,13 @@ def test_losses_of_the_steps_between_are_a_rank_s_own(calm: Harness) -> None:
     assert calm.record("local-calm")["status"] == "completed"
 
 
-def test_who_is_asked_to_stop_waits_for_the_others(calm: Harness) -> None:
+def test_stop_request_waits_for_the_end_of_the_round(calm: Harness) -> None:
     out = world(calm, "stop", code=143)
     assert "stopped at step 6, saved at step 6" in out
     assert all(max(rank.by_step(StepEvent)) == 6 for rank in calm.events("local-stop").ranks.values())
 
 
-def test_what_is_not_finite_is_told_by_the_rank_alone(calm: Harness) -> None:
+def test_non_finite_local_step_is_reported_by_its_rank(calm: Harness) -> None:
     out = world(calm, "nan", code=1)
     ids = calm.events("local-calm").ranks[1].by_step(StepEvent)[4].sample_ids
     last = out[out.rindex("error:") :]

@@ -10,12 +10,12 @@ from frog.model import TinyTransformer
 from frog.train.memory import measure_activations, optimizer_bytes, storage_bytes
 
 
-def test_a_storage_counts_once_and_whole() -> None:
+def test_shared_storage_counts_once_at_full_size() -> None:
     x, y = torch.zeros(10, 4), torch.zeros(3)
     assert storage_bytes([x, x[2:3], x.t(), None, y]) == 4 * (40 + 3)
 
 
-def test_optimizer_state_is_the_moments() -> None:
+def test_optimizer_bytes_are_those_of_the_moments() -> None:
     layer = nn.Linear(8, 4)
     optimizer = torch.optim.AdamW(layer.parameters())
     assert optimizer_bytes([optimizer]) == 0
@@ -24,7 +24,7 @@ def test_optimizer_state_is_the_moments() -> None:
     assert optimizer_bytes([optimizer]) == 2 * 4 * (8 * 4 + 4)
 
 
-def test_activations_come_and_go() -> None:
+def test_activation_meter_tracks_allocation_and_release() -> None:
     """Of two layers: the first one's input is the batch, the second one's the first's output; relu keeps its own."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     x = torch.ones(2, 8)
@@ -37,7 +37,7 @@ def test_activations_come_and_go() -> None:
     assert (meter.live_bytes, meter.peak_bytes) == (0, 4 * (2 * 8 + 2 * 16))
 
 
-def test_two_forward_passes_under_way_hold_twice_as_much() -> None:
+def test_two_pending_forward_passes_use_twice_the_memory() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     with measure_activations(model) as meter:
         losses = [model(torch.ones(2, 8)).sum() for _ in range(2)]
@@ -48,7 +48,7 @@ def test_two_forward_passes_under_way_hold_twice_as_much() -> None:
     assert meter.peak_bytes == 2 * 4 * (2 * 8 + 2 * 16)
 
 
-def test_gradients_are_not_changed_by_measuring() -> None:
+def test_measuring_activations_does_not_change_gradients() -> None:
     torch.manual_seed(0)
     model = TinyTransformer(ModelConfig(64, 16, 32, 2, 4, 2, 16))
     tokens = torch.randint(0, 64, (2, 16))

@@ -48,7 +48,7 @@ def import_as(name: str) -> int:
 
 
 @pytest.mark.parametrize("target", ["out", "new/out", "empty"])
-def test_an_export_is_whole_or_absent(here: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+def test_export_is_complete_or_absent(here: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     (here / "empty").mkdir()
     arguments = argparse.Namespace(run="base", folder=target, merge=False, step=None)
 
@@ -89,7 +89,7 @@ NAMED: dict[str, Callable[[Harness, str], int]] = {
 
 
 @pytest.mark.parametrize("command", NAMED)
-def test_a_name_that_is_no_folders_is_refused(
+def test_invalid_folder_name_is_rejected(
     here: Path, tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """By every command that takes one, in words, and before anything is written."""
@@ -107,11 +107,11 @@ def test_a_name_that_is_no_folders_is_refused(
         assert not Path("/tmp/frog-evil").exists()
 
 
-def test_names_that_are_right() -> None:
+def test_valid_names_are_accepted() -> None:
     assert [name for name in ("a", "demo-2", "0", "x.y_z-1", "x" * 100) if name_problem(name)] == []
 
 
-def test_an_import_is_there_whole(here: Path) -> None:
+def test_import_creates_a_complete_run(here: Path) -> None:
     folder = RunFolder(here / "runs" / "base")
     assert folder.read_run_json().name == "base"
     assert folder.checkpoint_steps() == [0]
@@ -139,7 +139,7 @@ def a_pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [unreadable, a_folder, a_dangling_link, a_pipe])
-def test_a_tokenizer_that_cannot_be_read_leaves_no_run(here: Path, damage: Callable[[Path], None]) -> None:
+def test_import_with_an_unreadable_tokenizer_creates_no_run(here: Path, damage: Callable[[Path], None]) -> None:
     damage(here / "hf" / "tokenizer.json")
     before = everything(here)
     with pytest.raises(FrogError, match=r"hf/tokenizer\.json.*\n  try: copy it again"):
@@ -152,7 +152,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("moment", ["new_run_json", "write_json", "Saver", "sync_folder"])
-def test_an_import_that_is_broken_off_leaves_nothing(here: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_interrupted_import_leaves_nothing(here: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     before = everything(here)
 
     def broken(*args: object, **options: object) -> None:
@@ -168,9 +168,7 @@ def test_an_import_that_is_broken_off_leaves_nothing(here: Path, monkeypatch: py
         assert left == set()
 
 
-def test_what_a_killed_import_left_goes_with_the_next_and_is_no_run(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_next_import_cleans_up_after_a_killed_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dead = here / "runs" / ".import-dead"
     (here / "runs" / "base").rename(here / "kept")
     dead.mkdir()

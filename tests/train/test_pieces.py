@@ -98,7 +98,7 @@ def test_sampling_follows_its_seed_and_leaves_the_generator_alone(harness: Harne
     )
 
 
-def test_order_proof_tells_order_and_step_and_survives_a_restart() -> None:
+def test_order_proof_depends_on_order_and_step_and_survives_a_restart() -> None:
     rows = [np.array([3, 1]), np.array([2, 0])]
 
     def chain(steps: list[tuple[int, np.ndarray]], start: str = "") -> str:
@@ -114,7 +114,7 @@ def test_order_proof_tells_order_and_step_and_survives_a_restart() -> None:
     assert whole != chain([(2, rows[0]), (3, rows[1])])
 
 
-def test_a_step_left_out_is_to_the_scaler_what_its_own_overflow_is() -> None:
+def test_skipped_step_updates_the_scaler_like_a_local_overflow() -> None:
     """The oracle is a scaler that sees the overflow itself, in a gradient that it unscales."""
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -134,7 +134,7 @@ def test_a_step_left_out_is_to_the_scaler_what_its_own_overflow_is() -> None:
     assert ours.get_scale() == 64.0 / 2 * 2 / 2 / 2
 
 
-def test_a_stop_is_noted_and_a_second_ctrl_c_at_once_is_the_same_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_immediate_second_ctrl_c_is_the_same_stop_request(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -153,7 +153,7 @@ def test_a_stop_is_noted_and_a_second_ctrl_c_at_once_is_the_same_request(monkeyp
             signal.signal(number, handler)
 
 
-def test_devices() -> None:
+def test_device_selection() -> None:
     one = WorldEnv(0, 1, 0, 1, 0, 1, "127.0.0.1", None, False)
     assert pick_device("cpu", one).type == "cpu"
     if not torch.cuda.is_available():
@@ -177,7 +177,7 @@ def test_ranks_of_a_node_with_too_few_gpus_all_use_the_cpu(monkeypatch: pytest.M
         devices(3, "cuda")
 
 
-def test_trained_models_write_are_scored_and_travel(harness: Harness, tmp_path: Path) -> None:
+def test_trained_model_is_sampled_scored_exported_and_imported(harness: Harness, tmp_path: Path) -> None:
     """sample, eval, export, import, and training on from an import: as a user types them."""
     transformers = pytest.importorskip("transformers")
     harness.train(1, "traveller", "train.steps=4")
@@ -224,7 +224,7 @@ def test_trained_models_write_are_scored_and_travel(harness: Harness, tmp_path: 
         (("frog", "train", "run.toml", "--set", "train.device=cuda"), "train.device=cuda"),
     ],
 )
-def test_mistakes_are_told_without_a_traceback(harness: Harness, words: tuple[str, ...], message: str) -> None:
+def test_usage_errors_have_no_traceback(harness: Harness, words: tuple[str, ...], message: str) -> None:
     if "train.device=cuda" in words and torch.cuda.is_available():
         words = (*words[:-1], "train.precision=fp8")
         message = "fp8"
@@ -233,7 +233,7 @@ def test_mistakes_are_told_without_a_traceback(harness: Harness, words: tuple[st
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_of_its_own_name_is_never_written_over(harness: Harness) -> None:
+def test_existing_run_is_never_overwritten(harness: Harness) -> None:
     for _ in range(2):
         harness.train(1, "twice", "train.steps=1")
     assert harness.folder("twice").read_run_json().name == "twice"

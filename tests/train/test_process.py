@@ -44,14 +44,14 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (None, 130, 1, 2, 0.0),
     ],
 )
-def test_who_only_follows_leaves_later(
+def test_rank_that_lost_a_peer_exits_later(
     waited: list[float], cause: FrogError | None, code: int, rank: int, world_size: int, waits_s: float
 ) -> None:
     reporter_of(rank, world_size).let_others_go_first(code, cause)
     assert sum(waited) == pytest.approx(waits_s)
 
 
-def test_who_is_told_to_end_waits_no_longer(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_ends_the_exit_delay(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     follower = reporter_of(1)
 
     def sleep(seconds: float) -> None:
@@ -73,7 +73,7 @@ def test_who_is_told_to_end_waits_no_longer(waited: list[float], monkeypatch: py
         (CommError("closed"), 1, [4.0, 4.2, 4.4, 6.0, 6.0]),
     ],
 )
-def test_under_mpich_one_after_the_other_leaves(
+def test_ranks_exit_one_after_another_under_mpich(
     waited: list[float], cause: FrogError | None, code: int, waits_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}.items():
@@ -87,13 +87,13 @@ def test_under_mpich_one_after_the_other_leaves(
         assert sum(waited) == pytest.approx(waits)
 
 
-def test_under_frog_run_nobody_waits(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_exit_without_delay_under_frog_run(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "launcher_pid", lambda: 1)
     reporter_of(1).let_others_go_first(1, CommError("closed"))
     assert waited == []
 
 
-def test_of_a_full_disk_the_last_whole_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_error_names_the_last_complete_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reporter = reporter_of(0, folder=tmp_path)
     RunFolder(tmp_path).checkpoint(4).mkdir(parents=True)
     assert reporter.report(OSError(errno.ENOSPC, "No space left on device")) == 1
@@ -102,12 +102,14 @@ def test_of_a_full_disk_the_last_whole_checkpoint_is_told(tmp_path: Path, capsys
     assert f"the last complete checkpoint is of step 4; free disk space, then `frog train --resume {tmp_path}`" in err
 
 
-def test_without_one_there_is_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_error_without_a_checkpoint_suggests_a_new_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     reporter_of(0, folder=tmp_path).report(OSError(errno.ENOSPC, "No space left on device"))
     assert "try: free disk space, then start again" in capsys.readouterr().err
 
 
-def test_a_failure_is_of_the_rank_that_has_a_reason_of_its_own(tmp_path: Path) -> None:
+def test_recorded_failure_is_that_of_the_rank_that_caused_it(tmp_path: Path) -> None:
     def recorded() -> int:
         return int(json.loads((tmp_path / "attempt.json").read_text())["error"]["rank"])
 
@@ -118,7 +120,7 @@ def test_a_failure_is_of_the_rank_that_has_a_reason_of_its_own(tmp_path: Path) -
     assert recorded() == 1
 
 
-def test_a_folder_that_may_not_be_written_is_told_in_words(
+def test_folder_without_write_permission_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "launcher_pid", lambda: None)
@@ -131,7 +133,7 @@ def test_a_folder_that_may_not_be_written_is_told_in_words(
 @pytest.mark.parametrize(
     "error", [MemoryError("Unable to allocate 2 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
-def test_full_memory_is_told_without_a_traceback(
+def test_out_of_memory_is_reported_without_a_traceback(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(process, "launcher_pid", lambda: None)

@@ -30,7 +30,7 @@ def one(harness: Harness) -> Harness:
 LONGER = ("--resume", "one", *set_words("train.steps=12"))
 
 
-def test_nobody_leaves_before_the_record_is_there(one: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rank_leaves_before_the_record_is_written(one: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should rank 0 be lost with it, the others write it."""
     is_there: list[bool] = []
     record = one.folder("left").record_json
@@ -44,7 +44,7 @@ def row(one: Harness) -> RunRow:
 
 
 @pytest.mark.slow
-def test_a_record_outlives_starts_that_fail_or_are_killed(
+def test_record_survives_later_failed_or_killed_starts(
     one: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """All on one run, one after the other: each start finds the record, and leaves it as it was."""
@@ -98,9 +98,7 @@ def faults(one: Harness, kind: str, phase: str, step: int) -> Path:
 
 
 @pytest.mark.slow
-def test_of_a_run_that_fails_before_it_achieves_anything_there_is_no_record(
-    one: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_fails_early_has_no_record(one: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     meet_faults(monkeypatch, faults(one, "nan", "backward", 1))
     assert train(one, "run.toml", "--set", "name=spoiled") == 1
     assert one.folder("spoiled").read_achieved() is None
@@ -108,7 +106,7 @@ def test_of_a_run_that_fails_before_it_achieves_anything_there_is_no_record(
 
 
 @pytest.mark.slow
-def test_an_imported_run_has_none(one: Harness) -> None:
+def test_imported_run_has_no_record(one: Harness) -> None:
     one.run("frog", "export", "one", "--to", "hf", "hf")
     one.run("frog", "import", "hf", "--from", "hf", "--name", "imported")
     assert one.folder("imported").read_record() is None
@@ -123,7 +121,7 @@ def statuses(folder: RunFolder) -> tuple[Any, Any]:
     return tuple(found and (found.status, found.step) for found in (folder.read_achieved(), folder.read_record()))
 
 
-def test_only_who_comes_as_far_takes_the_record(tmp_path: Path) -> None:
+def test_only_an_equally_far_start_replaces_the_record(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_run(folder, 1)
     write_end(folder, {"status": "completed", "step": 8})
@@ -137,7 +135,7 @@ def test_only_who_comes_as_far_takes_the_record(tmp_path: Path) -> None:
     assert statuses(folder) == (("interrupted", 8), ("interrupted", 8))
 
 
-def test_a_failure_does_not_take_the_record(tmp_path: Path) -> None:
+def test_failure_does_not_replace_the_record(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_run(folder, 1)
     write_end(folder, {"status": "interrupted", "step": 3})

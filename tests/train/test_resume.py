@@ -15,7 +15,7 @@ from frog.train import process
 from frog.train.setup import check_resume, find_resume
 
 
-def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> None:
+def test_resume_with_another_data_set_raises_run_error(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     check_resume(folder, "rhymes", "a" * 64)
     write_run(folder, 1, "a" * 64)
@@ -24,7 +24,7 @@ def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> N
         check_resume(folder, "rhymes", "b" * 64)
 
 
-def test_a_rank_that_cannot_read_the_checkpoint_of_rank_0_does_not_begin_anew(tmp_path: Path) -> None:
+def test_rank_without_rank_0s_checkpoint_raises_checkpoint_error(tmp_path: Path) -> None:
     """Beside ranks that go on it would train with weights of its own."""
     world: Any = SimpleNamespace(is_main=False, rank=1, from_main=lambda mine: (20, []))
     log: Any = None
@@ -42,7 +42,7 @@ def test_a_rank_that_cannot_read_the_checkpoint_of_rank_0_does_not_begin_anew(tm
     ("changes", "leaves"),
     [({}, False), ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, True), ({"FROG_LAUNCHER_PID": "1"}, True)],
 )
-def test_only_under_a_launcher_a_rank_leaves_with_its_parent(
+def test_rank_ends_with_its_parent_only_under_a_launcher(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], leaves: bool
 ) -> None:
     """By itself it goes on when its shell is closed, as under nohup."""

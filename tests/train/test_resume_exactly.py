@@ -40,7 +40,7 @@ def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("optimizer", "strategy"), POSSIBLE)
-def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: str, strategy: str, tmp_path: Path) -> None:
+def test_resumed_run_equals_the_uninterrupted_run(optimizer: str, strategy: str, tmp_path: Path) -> None:
     config, folder = small_run(OptimizerConfig(optimizer, warmup_steps=2), strategy), RunFolder(tmp_path)
     uninterrupted = SmallTraining(config, seed=0)
     uninterrupted.train_until(3)
@@ -57,7 +57,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: str, strategy: st
     assert kept >= set(config.optimizer.state)
 
 
-def test_a_checkpoint_of_an_earlier_frog_is_resumed_exactly(tmp_path: Path) -> None:
+def test_checkpoint_of_an_earlier_frog_resumes_exactly(tmp_path: Path) -> None:
     config, recorded = small_run(OptimizerConfig(warmup_steps=2)), open_checkpoint(RECORDED.checkpoint(3))
     resumed = SmallTraining(config, seed=1)
     resumed.load(recorded)
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_an_earlier_frog_is_resumed_exactly(tmp_path: Path) -> N
         assert differences(RunFolder(tmp_path / "resumed"), RECORDED, step=6) == []
 
 
-def test_another_optimizers_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_optimizer_is_rejected(tmp_path: Path) -> None:
     training = SmallTraining(small_run(OptimizerConfig("sgd")), seed=1)
     with pytest.raises(CheckpointError, match=r"this model and optimizer: 2\d tensors\n  - optimizer/momentum_buffer/"):
         training.load(open_checkpoint(RECORDED.checkpoint(3)))

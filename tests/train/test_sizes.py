@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
         ("model.num_hidden_layers=10000", "model.hidden_size=4096", "model.intermediate_size=16384"),
     ],
 )
-def test_a_run_is_held_against_the_machine(
+def test_run_larger_than_the_machines_memory_is_rejected(
     here: Harness, settings: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert train(here, "run.toml", *set_words("train.device=cpu", *settings)) == 2
@@ -53,7 +53,7 @@ def test_a_run_is_held_against_the_machine(
 
 
 @pytest.mark.parametrize(("ranks", "refused"), [("1", False), ("4", True)])
-def test_the_ranks_of_a_node_share_its_memory(
+def test_ranks_of_a_node_share_its_memory(
     here: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: str, refused: bool
 ) -> None:
     """What is enough for one rank of four is not for four, where they are on one node."""
@@ -74,7 +74,7 @@ def test_the_ranks_of_a_node_share_its_memory(
     assert ("a node of 4 ranks takes at least" in capfd.readouterr().err) == refused
 
 
-def test_a_folder_to_import_and_a_run_that_came_back(here: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_and_load_check_memory(here: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small weights, and a config.json or run.json that asks for tables of a hundred million positions."""
     save_hf(TinyTransformer(ModelConfig(**TINY_MODEL)), here.root / "hf", None)
     arguments = argparse.Namespace(folder="hf", name="base")
@@ -99,7 +99,7 @@ def test_a_folder_to_import_and_a_run_that_came_back(here: Harness, monkeypatch:
         StrategyConfig(name="ddp", pp=2),
     ],
 )
-def test_the_least_is_not_more_than_a_run_takes(strategy: StrategyConfig) -> None:
+def test_minimum_memory_is_not_above_measured_memory(strategy: StrategyConfig) -> None:
     """By the formula of all that it takes, beside the model that it is made from: nothing that can be is refused."""
     train, data = TrainConfig(grad_accum=2), DataConfig(sequence_length=16)
     config = RunConfig(ModelConfig(**TINY_MODEL), data=data, train=train, strategy=strategy)
@@ -108,7 +108,7 @@ def test_the_least_is_not_more_than_a_run_takes(strategy: StrategyConfig) -> Non
     assert config.model.built_bytes() < config.least_bytes(4) <= config.model.built_bytes() + takes
 
 
-def test_a_container_may_use_less_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_memory_limit_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     machine = memory.machine_bytes()
     for said, expected in (("max", machine), ("1048576", 1 << 20), (str(1 << 62), machine)):

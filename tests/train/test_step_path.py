@@ -24,17 +24,17 @@ def path(harness: Harness) -> dict[str, list[str]]:
     return found
 
 
-def test_a_step_is_taken_in_frog_order(path: dict[str, list[str]]) -> None:
+def test_training_step_follows_frog_order(path: dict[str, list[str]]) -> None:
     assert list(path) == ["forward", "reduce", "optimize", "zero"]
 
 
-def test_a_reader_opens_nine_files_at_most(path: dict[str, list[str]]) -> None:
+def test_step_path_has_at_most_nine_files(path: dict[str, list[str]]) -> None:
     files = list(dict.fromkeys(file for action in path.values() for file in action))
     assert len(files) <= MOST_FILES, files
     assert all(file.startswith(("cli.py", "train/", "parallel/", "model/", "comm/", "optim/")) for file in files)
 
 
-def test_the_map_lists_these_files(path: dict[str, list[str]]) -> None:
+def test_architecture_page_lists_the_step_path(path: dict[str, list[str]]) -> None:
     section = (
         (ROOT / "docs" / "architecture.md").read_text().partition("## The path of a step\n")[2].partition("\n## ")[0]
     )

@@ -50,7 +50,7 @@ def leave_beats(folder: RunFolder, pids: list[int], **changes: Any) -> None:
     ("members", "goes_on"),
     [((0,), False), ((3,), False), ((0, 1), True), ((0, 2), True), ((2, 3), False), ((1, 2, 3), True)],
 )
-def test_of_two_worlds_one_goes_on(
+def test_only_one_of_two_split_worlds_continues(
     members: tuple[int, ...], goes_on: bool, others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other ranks are alive, on nodes of other names: each world takes the other for lost."""
@@ -66,7 +66,7 @@ def test_of_two_worlds_one_goes_on(
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_the_launcher_is_to_end_who_was_left_out_on_any_node_of_this_machine(
+def test_left_out_ranks_on_this_machine_are_ended_by_the_launcher(
     here: bool, others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "requests").mkdir()
@@ -81,7 +81,7 @@ def test_the_launcher_is_to_end_who_was_left_out_on_any_node_of_this_machine(
     assert (tmp_path / "requests" / f"end_rank_{others[2]}.json").exists() == here
 
 
-def test_the_launcher_is_to_end_nobody_who_goes_on(
+def test_continuing_ranks_are_not_ended_by_the_launcher(
     others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 1 was left out, and rank 2 had its place when one more was lost: the same ranks are looked at again."""
@@ -121,7 +121,7 @@ def fails(run: Any, old: Any) -> bool:
     return True
 
 
-def test_ranks_end_together_also_one_that_came_in_between_two_tries() -> None:
+def test_all_ranks_including_a_new_one_give_up_together() -> None:
     """Who goes on alone would take the run's last steps after it has failed."""
     first, newcomer = (SimpleNamespace(membership=member(), world=None) for _ in range(2))
     assert not fails(first, held())
@@ -130,15 +130,13 @@ def test_ranks_end_together_also_one_that_came_in_between_two_tries() -> None:
     assert ends == [(False, False), (True, True)]
 
 
-def test_a_world_that_cannot_be_entered_ends_too() -> None:
+def test_world_that_cannot_be_entered_raises_comm_error() -> None:
     """Its ranks have what they had in a larger one."""
     run = SimpleNamespace(membership=member())
     assert [fails(run, held((0, 1, 2))) for _ in range(3)] == [False, False, True]
 
 
-def test_where_one_is_lost_as_hashes_are_compared_no_loader_stays_behind(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_during_the_hash_comparison_closes_all_loaders(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
 
     def check_equal(*_: Any) -> NoReturn:
@@ -161,7 +159,7 @@ def test_where_one_is_lost_as_hashes_are_compared_no_loader_stays_behind(
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_checkpoints_of_two_worlds_have_folders_of_their_own_until_they_are_whole(size: int) -> None:
+def test_checkpoints_of_two_worlds_use_different_staging_folders(size: int) -> None:
     """What rank 0 of the world before still writes, or removes since a part has not come, is not this world's."""
     run: Any = SimpleNamespace(attempt="before", world=SimpleNamespace(size=size), membership=member())
     assert survive._scalars(run, held())["attempt"] != "before"
@@ -184,7 +182,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 WORKLOAD: Any = SimpleNamespace(describe=lambda: ["a run"])
 
 
-def test_a_rank_that_is_left_out_while_one_comes_in_is_told_in_words(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_left_out_during_a_join_raises_lost_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It learns of it where somebody is let in, with no collective of torch's around that."""
     why = "rank 1 of the group and others continue without this rank"
 
@@ -196,7 +194,7 @@ def test_a_rank_that_is_left_out_while_one_comes_in_is_told_in_words(run: Any, m
         survive.train_in_each_world(run, WORKLOAD)
 
 
-def test_the_launcher_lets_nobody_be_who_cannot_go_on_yet(
+def test_run_announces_elasticity_only_after_its_world_is_built(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank that is lost before the world stands ends it; who would replace that found the last start's record."""
@@ -215,9 +213,7 @@ def test_the_launcher_lets_nobody_be_who_cannot_go_on_yet(
     assert told == [False, True]
 
 
-def test_who_knocks_before_a_run_is_started_anew_trains_as_it_was_started_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joining_rank_uses_the_configuration_of_the_last_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the learning rate that it had before, its weights would not be those of the others."""
     folder = RunFolder(tmp_path)
     seen: list[float] = []

@@ -60,7 +60,7 @@ def here(tuned: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
     return tuned
 
 
-def test_a_run_like_any_other(here: Harness) -> None:
+def test_finetuned_run_has_the_usual_folder(here: Harness) -> None:
     folder, record = here.folder("who"), here.record("who")
     assert record["status"] == "completed"
     assert record["step"] == here.folder("who").read_run_json().config["train"]["steps"]
@@ -77,7 +77,7 @@ def test_a_run_like_any_other(here: Harness) -> None:
     here.run("frog", "report", "who")
 
 
-def test_it_learns_what_a_word_tells(here: Harness) -> None:
+def test_finetuning_learns_a_class_from_one_word(here: Harness) -> None:
     for name in ("who", "written"):
         found = here.record(name)["classification"]
         assert found["accuracy"] > 0.95 > 0.8 > found["baseline"], name
@@ -87,7 +87,7 @@ def test_it_learns_what_a_word_tells(here: Harness) -> None:
     assert here.record("log")["eval"]["bits_per_byte"] < 1
 
 
-def test_only_the_adapter_is_kept_and_the_base_stays(here: Harness) -> None:
+def test_finetuning_saves_only_the_adapter_and_keeps_the_base(here: Harness) -> None:
     base, _, _ = load_trained(here.folder("base"))
     told = here.folder("who").read_run_json().finetune
     assert weights_sha256(base.named_parameters()) == told["base_sha256"] == here.record("base")["weights_sha256"]
@@ -97,7 +97,7 @@ def test_only_the_adapter_is_kept_and_the_base_stays(here: Harness) -> None:
 
 
 @pytest.mark.parametrize("name", ["who", "written"])
-def test_the_saved_adapter_classifies_as_the_record_says(here: Harness, name: str) -> None:
+def test_saved_adapter_reproduces_the_recorded_accuracy(here: Harness, name: str) -> None:
     data = read_labelled("who.jsonl", 0.25)
     words = [word for example in data.heldout for word in ("--text", example.text)]
     told = [json.loads(line) for line in here.run("frog", "classify", name, "--json", *words).stdout.splitlines()]
@@ -109,7 +109,7 @@ def test_the_saved_adapter_classifies_as_the_record_says(here: Harness, name: st
         assert row["probabilities"][row["label"]] == max(row["probabilities"].values())
 
 
-def test_lines_of_input(here: Harness) -> None:
+def test_classify_reads_lines_from_stdin(here: Harness) -> None:
     (here.root / "texts.txt").write_text(f"{SINGERS[0]}\n\n{JUMPERS[0]}\n")
     (here.root / "broken.txt").write_bytes(b"caf\xe9\n")
     told = here.run("bash", "-c", "frog classify who < texts.txt").stdout.splitlines()
@@ -123,13 +123,13 @@ def test_lines_of_input(here: Harness) -> None:
     assert "has no classes" in here.run("frog", "classify", "log", "--text", "a", code=2).stderr
 
 
-def test_the_table_on_screen(here: Harness) -> None:
+def test_finetuning_prints_the_score_tables(here: Harness) -> None:
     log = here.folder("who").rank_log(0).read_text()
     for part in ("trainable parameters", "epoch 6 of 6", "precision  recall", "predicted sang", "actual sang"):
         assert part in log
 
 
-def test_merged_models_go_to_transformers(here: Harness, tmp_path: Path) -> None:
+def test_merged_model_exports_to_transformers(here: Harness, tmp_path: Path) -> None:
     data = read_labelled("who.jsonl", 0.25)
     tuned = load_finetuned(here.folder("who"))
     assert export_merged(here.folder("who"), tmp_path / "who") == "AutoModelForSequenceClassification"
@@ -159,13 +159,13 @@ def test_merged_models_go_to_transformers(here: Harness, tmp_path: Path) -> None
         load_merged(here.folder("who"))
 
 
-def test_the_same_twice_is_bitwise_the_same(here: Harness) -> None:
+def test_finetuning_is_bitwise_reproducible(here: Harness) -> None:
     tune(here, "who-again", "--data", "who.jsonl", "--epochs", "6")
     for key in ("weights_sha256", "order_sha256", "classification"):
         assert here.record("who-again")[key] == here.record("who")[key]
 
 
-def test_a_stop_leaves_a_whole_adapter(here: Harness) -> None:
+def test_stopped_finetuning_saves_a_complete_adapter(here: Harness) -> None:
     words = ("--data", "who.jsonl", "--epochs", "4000", "--name", "stopped")
     process = here.start("frog", "finetune", "base", *words)
     here.wait_for_step("stopped", 5, process)
@@ -188,14 +188,14 @@ def test_a_stop_leaves_a_whole_adapter(here: Harness) -> None:
         (["--set", "strategy.tp=2"], "strategy.tp 2"),
     ],
 )
-def test_a_mistake_is_told_without_a_traceback(here: Harness, words: list[str], message: str) -> None:
+def test_finetune_usage_error_has_no_traceback(here: Harness, words: list[str], message: str) -> None:
     told = tune(here, "mistake", *words, code=2)
     assert message in told
     assert "Traceback" not in told
     assert not here.folder("mistake").path.exists()
 
 
-def test_what_a_base_cannot_be(here: Harness) -> None:
+def test_unsuitable_base_raises_an_error(here: Harness) -> None:
     done = here.run("frog", "finetune", "who", code=2)
     assert "is itself fine-tuned" in done.stderr
     assert "no run folder here" in here.run("frog", "finetune", "nobody", code=2).stderr
@@ -210,7 +210,7 @@ def arguments(*words: str) -> argparse.Namespace:
     return with_defaults(parser.parse_args(["base", *words]))
 
 
-def test_the_configuration(here: Harness) -> None:
+def test_finetune_options_set_the_configuration(here: Harness) -> None:
     data = read_labelled("guard", 0.25)
     args = arguments("--epochs", "3", "--set", "train.global_batch_size=32", "--set", "strategy.name=zero3")
     config = run_config(args, here.folder("base"), data)
@@ -232,13 +232,13 @@ def test_the_configuration(here: Harness) -> None:
         (["--name", "a b"], "name='a b'"),
     ],
 )
-def test_configurations_that_cannot_be(here: Harness, words: list[str], message: str) -> None:
+def test_unsupported_finetune_settings_raise_config_error(here: Harness, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         run_config(arguments(*words), here.folder("base"), read_labelled("guard", 0.25))
     assert message in str(caught.value)
 
 
-def test_spreads_that_cannot_be(here: Harness) -> None:
+def test_unsupported_finetune_parallelism_is_reported(here: Harness) -> None:
     settings = ["strategy.tp=2", "strategy.implementation=deepspeed", "train.precision=fp16"]
     words = [word for setting in settings for word in ("--set", setting)]
     config = run_config(arguments(*words), here.folder("base"), read_labelled("guard", 0.25))
@@ -252,7 +252,7 @@ def test_spreads_that_cannot_be(here: Harness) -> None:
     assert [problem.split(":")[0] for problem in spread_problems(apart)] == ["strategy.name='diloco'"]
 
 
-def test_completions_have_no_classes(here: Harness) -> None:
+def test_classification_of_completions_raises_usage_error(here: Harness) -> None:
     data = read_labelled("go on.jsonl", 0.25)
     with pytest.raises(UsageError, match="has completions, but no labels for classification"):
         finetune_config(arguments(), here.folder("base"), 1, "", data)
@@ -271,7 +271,7 @@ def rewrite_run(folder: RunFolder, **changes: Any) -> None:
     folder.run_json.write_text(json.dumps(content))
 
 
-def test_a_base_that_was_moved_with_the_run(here: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_moved_with_the_run_is_found(here: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = copied(here, "who", tmp_path)
     monkeypatch.chdir(tmp_path)
     assert load_finetuned(folder).step == here.record("who")["step"]
@@ -280,21 +280,21 @@ def test_a_base_that_was_moved_with_the_run(here: Harness, tmp_path: Path, monke
         load_finetuned(folder)
 
 
-def test_a_base_with_other_weights(here: Harness, tmp_path: Path) -> None:
+def test_changed_base_weights_raise_run_error(here: Harness, tmp_path: Path) -> None:
     folder = copied(here, "who", tmp_path)
     rewrite_run(folder, base_step=60)
     with pytest.raises(RunError, match="the adapter was trained on"):
         load_finetuned(folder)
 
 
-def test_no_adapter(here: Harness, tmp_path: Path) -> None:
+def test_missing_adapter_raises_run_error(here: Harness, tmp_path: Path) -> None:
     folder = copied(here, "who", tmp_path)
     shutil.rmtree(folder.path / "adapter")
     with pytest.raises(RunError, match="its fine-tuning did not finish"):
         load_finetuned(folder)
 
 
-def test_a_changed_adapter_gives_other_answers(here: Harness, tmp_path: Path) -> None:
+def test_changed_adapter_changes_predictions(here: Harness, tmp_path: Path) -> None:
     """The classes follow the file: turned around, every answer is."""
     folder = copied(here, "who", tmp_path)
     path = folder.path / "adapter" / WEIGHTS_FILE

@@ -54,7 +54,7 @@ def same(here: Harness, name: str, calm: str) -> None:
         assert all(found[key].equal(tensor) for key, tensor in expected.items() if not key.startswith("rank_"))
 
 
-def test_a_checkpoint_holds_what_is_trained(here: Harness) -> None:
+def test_finetune_checkpoint_has_only_trained_parameters(here: Harness) -> None:
     record = here.record("tuned")
     manifest = json.loads((here.folder("tuned").checkpoint(record["step"]) / "manifest.json").read_text())
     shapes = {name: entry["shape"] for name, entry in manifest["tensors"].items() if name.startswith("model/")}
@@ -63,7 +63,7 @@ def test_a_checkpoint_holds_what_is_trained(here: Harness) -> None:
 
 
 @pytest.mark.parametrize("phase", ["forward", "optimize", "evaluate", "checkpoint"])
-def test_what_failed_goes_on(here: Harness, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_finetuning_resumes(here: Harness, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step = here.record("tuned")["step"] // 3 * 2  # after its step the second epoch is scored
     name = f"failed-{phase}"
     path = write_faults(here.root / f"{name}.toml", fault("raise", 0, step, phase))
@@ -77,7 +77,7 @@ def test_what_failed_goes_on(here: Harness, phase: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_was_stopped_goes_on(
+def test_stopped_finetuning_resumes(
     here: Harness, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The signal comes in the middle of step 6, and that in the middle of an epoch."""
@@ -99,14 +99,16 @@ def test_what_was_stopped_goes_on(
     same(here, name, "tuned")
 
 
-def test_continue_begins_goes_on_and_ends(here: Harness, capfd: pytest.CaptureFixture[str]) -> None:
+def test_continue_starts_resumes_and_recognizes_a_completed_run(
+    here: Harness, capfd: pytest.CaptureFixture[str]
+) -> None:
     for last in ("done: ", "already completed its", "already completed its"):
         assert tune(here, *WORDS, "--name", "continued", "--continue") == 0
         assert last in capfd.readouterr().out.splitlines()[-1]
     same(here, "continued", "tuned")
 
 
-def test_more_epochs(here: Harness) -> None:
+def test_resume_with_more_epochs(here: Harness) -> None:
     assert tune(here, *WORDS, "--name", "longer") == 0
     assert tune(here, "--resume", "longer", "--epochs", "4") == 0
     record = here.record("longer")
@@ -128,14 +130,14 @@ def test_more_epochs(here: Harness) -> None:
         (("--resume", "tuned", "--set", "train.steps=3"), "its steps from --epochs"),
     ],
 )
-def test_what_cannot_be_resumed(
+def test_invalid_finetune_resume_raises_an_error(
     here: Harness, words: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert tune(here, *words) == 2
     assert message in capfd.readouterr().err
 
 
-def test_what_it_goes_on_with_must_be_what_it_began_with(here: Harness, capfd: pytest.CaptureFixture[str]) -> None:
+def test_resume_with_changed_data_raises_run_error(here: Harness, capfd: pytest.CaptureFixture[str]) -> None:
     record = here.folder("tuned").record_json.read_bytes()
     assert tune(here, *WORDS, "--name", "tuned", "--continue", "--lora", "rank=2", "--epochs", "4") == 2
     assert "runs/tuned: was begun with lora" in capfd.readouterr().err
@@ -150,7 +152,7 @@ def test_what_it_goes_on_with_must_be_what_it_began_with(here: Harness, capfd: p
     assert here.folder("tuned").record_json.read_bytes() == record
 
 
-def test_a_world_that_meets_a_nan_and_a_kill_ends_as_the_one_that_met_nothing(here: Harness) -> None:
+def test_world_with_a_nan_and_a_kill_ends_like_an_undisturbed_one(here: Harness) -> None:
     """Real processes: rank 1 has a NaN, and is named; later it is killed; each time the world starts again."""
     world = ("frog", "run", "--nproc", "2", "--threads", "1")
     here.run(*world, "--", "finetune", *WORDS, "--name", "tuned-by-two")

@@ -52,7 +52,7 @@ def norms(folder: Path) -> list[float]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_world_of_two_is_one_process(
+def test_world_of_two_equals_one_process(
     alone: tuple[Path, dict[str, Any]], spread: Path, strategy: str, case: str
 ) -> None:
     root, records = alone
@@ -71,7 +71,7 @@ def test_a_world_of_two_is_one_process(
     assert told[0]["eval"]["loss"] == pytest.approx(records[case]["eval"]["loss"], rel=1e-4)
 
 
-def test_training_changes_what_it_should(alone: tuple[Path, dict[str, Any]]) -> None:
+def test_finetuning_changes_only_trained_parameters(alone: tuple[Path, dict[str, Any]]) -> None:
     for case in CASES:
         weights = load_file(alone[0] / case / "adapter" / WEIGHTS_FILE)
         assert weights
@@ -79,10 +79,10 @@ def test_training_changes_what_it_should(alone: tuple[Path, dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutants_are_seen(alone: tuple[Path, dict[str, Any]], spread: Path, mutant: str) -> None:
+def test_mutated_implementations_are_detected(alone: tuple[Path, dict[str, Any]], spread: Path, mutant: str) -> None:
     def holds(case: str) -> bool:
         try:
-            test_a_world_of_two_is_one_process(alone, spread, mutant, case)
+            test_world_of_two_equals_one_process(alone, spread, mutant, case)
         except AssertionError:
             return False
         return True
