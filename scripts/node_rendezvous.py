@@ -30,7 +30,7 @@ def rendezvous(node, timeout_s, say):
 
 
 def accept_nodes(node, card, deadline, say):
-    """On node 0: accept one node of each number, refuse nodes of another world, then tell all that it is complete."""
+    """On node 0: accept one node of each number, refuse nodes of another world, then confirm to all nodes."""
     accepted, reply = {}, {"refused": "node 0 was stopped"}
     try:
         with listen(node) as server:

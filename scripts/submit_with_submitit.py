@@ -4,7 +4,7 @@
     python scripts/submit_with_submitit.py --cluster slurm --nodes 2 --tasks-per-node 4 --gpus-per-node 4 RUN.toml
 
 The first command needs no cluster: submitit starts the tasks on this machine, with the same files and signals.
-There is no torchrun. submitit's tasks are the ranks; `Training.__call__` sets the variables of each.
+It does not use torchrun. submitit's tasks are the ranks; `Training.__call__` sets the variables of each.
 
 Shortly before its time limit, the job receives a signal (USR2). Every rank then saves, rank 0 submits the job again,
 and it continues at the same step. submitit writes its files (job file, pickled call, output of each task) to --folder.

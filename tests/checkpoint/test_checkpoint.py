@@ -1,4 +1,4 @@
-"""Checkpoints of worlds that are threads of this process: each rank has its Saver, as in a real world."""
+"""Checkpoints of simulated worlds in this process: each rank has its own Saver, as in a real world."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def some_tensors(seed: int = 0) -> dict[str, Tensor]:
 
 
 def copies(tensors: dict[str, Tensor], rank: int, world_size: int) -> list[LocalShard]:
-    """Every rank holds every tensor whole."""
+    """Return replicated shards: every rank holds every tensor."""
     return [
         LocalShard(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape), (rank, world_size))
         for name, tensor in tensors.items()
@@ -68,7 +68,7 @@ def save(folder: RunFolder, world_size: int, tensors: dict[str, Tensor], step: i
 
 
 def test_checkpoint_is_settled_on_all_ranks_only_after_rank_0_commits(tmp_path: Path) -> None:
-    """Should rank 0 be lost, another knows that it is owed."""
+    """If rank 0 is lost, the other ranks know that the checkpoint is incomplete."""
     folder = RunFolder(tmp_path)
     first, second = savers(folder, 2, some_tensors())
     assert first.is_settled
@@ -216,7 +216,7 @@ def test_damaged_checkpoint_is_reported_and_skipped(
 
 @contextlib.contextmanager
 def forbidden(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As for a user who may not read it: permissions stop nobody who is root, as tests often are."""
+    """Simulate a path without read permission: real permissions do not stop root, who often runs tests."""
 
     def asked(call: Callable[..., Any]) -> Callable[..., Any]:
         def ask(name: Any, *args: Any, **options: Any) -> Any:
@@ -262,7 +262,7 @@ def test_unreadable_checkpoints_folder_raises_run_error(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("what", ["a file", "a dangling link", "a folder"])
 def test_checkpoint_replaces_a_foreign_file_or_folder_in_its_place(tmp_path: Path, what: str) -> None:
-    """Something that is no checkpoint is passed over, then written over, and in the end pruned like any other."""
+    """A file or folder that is not a checkpoint is skipped, then overwritten, and finally pruned."""
     folder, tensors = RunFolder(tmp_path), some_tensors()
     save(folder, 1, tensors, step=10)
     for step in (5, 20):
@@ -278,7 +278,7 @@ def test_checkpoint_replaces_a_foreign_file_or_folder_in_its_place(tmp_path: Pat
 
 
 def test_manifest_with_any_wrong_key_is_skipped(tmp_path: Path) -> None:
-    """With the hash that such a manifest would have, so that the schema is asked."""
+    """The manifest has a matching hash, so that only the schema can reject it."""
     folder, tensors = RunFolder(tmp_path), {"model/a": torch.randn(8, 4), "model/b": torch.randn(3)}
     save(folder, 2, tensors, step=10)
     save(folder, 2, tensors, step=20)
@@ -310,7 +310,7 @@ def test_manifest_with_a_path_outside_the_folder_is_rejected(tmp_path: Path) -> 
 
 
 def test_file_with_unexpected_content_is_rejected(tmp_path: Path) -> None:
-    """Its hash agrees, what it holds does not."""
+    """The hash matches, but the tensors do not."""
     folder = RunFolder(tmp_path)
     save(folder, 1, {"model/a": torch.zeros(8)})
     file = folder.checkpoint(10) / "rank_0.safetensors"
@@ -337,7 +337,7 @@ def test_part_report_with_any_wrong_key_is_rejected(tmp_path: Path) -> None:
 def test_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
     first, _ = savers(folder, 2, tensors, timeout_s=0.3)
-    first.save(10, {}, {"rng": torch.zeros(4, dtype=torch.uint8)})  # the second rank never comes
+    first.save(10, {}, {"rng": torch.zeros(4, dtype=torch.uint8)})  # the second rank never saves
     with pytest.raises(CheckpointError, match="rank_1"):
         first.wait()
     assert folder.checkpoint_steps() == []
@@ -347,14 +347,14 @@ def test_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """Nothing comes after it."""
+    """Simulates SIGKILL: no code handles it."""
 
 
 @pytest.mark.parametrize("moment", range(5))
 def test_crash_while_replacing_a_checkpoint_leaves_the_old_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
-    """Killed as the first, second, ... change to the disk is due; all that is on the disk is what was done before."""
+    """The process is killed before the first, second, ... change to the disk; only earlier changes are on disk."""
     folder, other = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "other")
     old, new = some_tensors(1), some_tensors(2)
     save(folder, 2, old)
@@ -391,7 +391,7 @@ def test_crash_while_replacing_a_checkpoint_leaves_the_old_or_the_new_one(
 
 
 def test_save_on_rank_0_does_not_wait_for_other_ranks(tmp_path: Path) -> None:
-    """One that is gone is met in a collective, where its loss is noticed, not in here."""
+    """Collectives detect a lost rank; saving does not wait for it."""
     folder = RunFolder(tmp_path)
     first, second = savers(folder, 2, some_tensors(), timeout_s=1000)
     own = {"rng": torch.zeros(4, dtype=torch.uint8)}
@@ -481,7 +481,7 @@ def test_checkpoint_of_another_model_is_rejected_with_names_and_shapes(tmp_path:
 
 
 def test_pieces_are_assembled_to_a_tensor(tmp_path: Path) -> None:
-    """A tensor written by several ranks in pieces, as sharded strategies do, is put together."""
+    """Several ranks wrote the pieces of a tensor, as in sharded strategies."""
     folder, whole = RunFolder(tmp_path), torch.randn(6, 4)
     save(folder, 1, {"top": whole[:2].clone(), "left": whole[2:, :1].clone(), "right": whole[2:, 1:].clone()})
     checkpoint = open_checkpoint(folder.checkpoint(10))
@@ -513,7 +513,7 @@ def test_rectangles_tile_any_run_of_elements(shape: tuple[int, ...]) -> None:
 
 
 def shards(whole: Tensor, num_columns: int, num_runs: int) -> list[list[LocalShard]]:
-    """What ranks hold of a matrix that is split by columns, and each part again into runs of elements, as zero does."""
+    """Return the shards of a matrix that is split by columns, and each part into runs of elements, as by zero."""
     ranks = []
     for column, part in enumerate(whole.chunk(num_columns, dim=1)):
         local = part.contiguous()

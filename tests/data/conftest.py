@@ -23,18 +23,18 @@ def _document(number: int) -> Document:
 
 @pytest.fixture(scope="session")
 def corpus() -> Corpus:
-    """200 short documents, the same at every call."""
+    """Return 200 short documents, the same at every call."""
     return lambda: map(_document, range(200))
 
 
 @pytest.fixture(scope="session")
 def data(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
-    """The corpus prepared, in several shards."""
+    """Return the prepared corpus, in several shards."""
     root = tmp_path_factory.mktemp("data")
     return prepare("small", corpus, source="test", vocab_size=300, heldout_fraction=0.2, root=root, shard_tokens=3000)
 
 
 @pytest.fixture
 def copy(corpus: Corpus, tmp_path: Path) -> PreparedData:
-    """A set of its own for a test that harms it."""
+    """Return a separate copy of the set, which a test may damage."""
     return prepare("copy", corpus, source="test", vocab_size=300, root=tmp_path)

@@ -1,4 +1,4 @@
-"""A user's files: what is read from each kind, and what is said of each that cannot be read."""
+"""A user's corpus files: the documents of each kind, and the errors for unreadable files."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_corpus_without_text_raises_data_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.txt", "a.py", "a.jsonl", "a.txt.gz"])
 def test_broken_utf8_error_names_line_and_byte(tmp_path: Path, name: str) -> None:
-    # Far enough in that the byte lies in a later block, behind two-byte characters.
+    # Far enough into the file that the byte is in a later block, after two-byte characters.
     good = ("  \n" if "json" in name else "ü\n").encode() * 700_000
     broken = good + b'{"text": "ab\xff"}\n'
     path = tmp_path / name

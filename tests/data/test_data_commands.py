@@ -1,4 +1,4 @@
-"""`frog data`, as the command line calls it."""
+"""The commands `frog data prepare`, `list` and `inspect`."""
 
 from __future__ import annotations
 

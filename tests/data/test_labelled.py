@@ -1,4 +1,4 @@
-"""Labelled files, their held-out part, rows of tokens, the batches of a world; and the guard set itself."""
+"""Labelled files, their held-out part, rows of tokens, the batches of a world; and the guard set."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def test_guard_training_prompts_do_not_resemble_held_out_ones(guard: LabelledSet
 
 
 def test_guard_split_does_not_change_when_lines_are_added(guard: LabelledSet) -> None:
-    """A group's side is a function of its name: more is held out only by adding groups."""
+    """The name of a group decides its split, independent of other groups."""
     more = read_labelled("guard", 0.4)
     assert {example.text for example in guard.heldout} < {example.text for example in more.heldout}
     assert 0.2 < len(guard.heldout) / 512 < 0.3
 
 
 def test_guard_contains_no_instructions(guard: LabelledSet) -> None:
-    """One short sentence or two each: what is asked, never how it is done."""
+    """Each prompt is one or two short sentences: a request, never instructions."""
     assert max(len(example.text) for example in [*guard.train, *guard.heldout]) < 110
 
 
@@ -251,7 +251,7 @@ def test_epoch_contains_every_row_once() -> None:
 
 @pytest.mark.parametrize(("dp_size", "grad_accum"), [(2, 1), (4, 2), (1, 4), (8, 1)])
 def test_ranks_and_micro_batches_partition_the_batch(dp_size: int, grad_accum: int) -> None:
-    """Their gradients, weighted with the shares and averaged over the ranks, are the gradient of the mean label."""
+    """The gradients, weighted by the shares and averaged over ranks, equal the gradient of the mean over labels."""
     alone = list(batches().epoch(0))
     spread = [list(batches(rank, dp_size, grad_accum).epoch(0)) for rank in range(dp_size)]
     for step, batch in enumerate(alone):
@@ -263,7 +263,7 @@ def test_ranks_and_micro_batches_partition_the_batch(dp_size: int, grad_accum: i
             counts = (part.labels_ABT != IGNORED_LABEL).sum(dim=(1, 2)).tolist()
             assert part.loss_weight_A == pytest.approx([count * dp_size / num_labels for count in counts], rel=1e-12)
         assert sum(sum(part.loss_weight_A) for part in parts) / dp_size == pytest.approx(1.0)
-    # Five rows are left for the last batch: cut into four and more, some micro-batch is filling alone.
+    # The last batch has five rows: split into four or more parts, some micro-batch has only padding.
     assert any(0.0 in part[-1].loss_weight_A for part in spread) == (dp_size * grad_accum >= 4)
 
 

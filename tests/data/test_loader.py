@@ -1,4 +1,4 @@
-"""The loader: each rank's slice of the same samples, whatever the world; ready early, ended cleanly."""
+"""The loader: each rank's slice of the same samples for any world; prefetching; clean shutdown."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_micro_batches_of_one_rank_equal_batches_of_four_ranks(windows: Windows)
 
 @pytest.mark.parametrize("start_step", [1, 7, 511, 512, 513, 1000])
 def test_loader_resumes_at_any_step(windows: Windows, start_step: int) -> None:
-    """Whatever the step, also where a block of drawn samples begins, and in another epoch."""
+    """Any step, including one at the start of a block of sample ids, and one in another epoch."""
     assert start_step * GLOBAL > len(windows) or start_step < 100
     for batch, step in zip(
         batches(windows, 3, start_step=start_step), range(start_step + 1, start_step + 4), strict=True

@@ -1,4 +1,4 @@
-"""The order of samples: a permutation an epoch, from (seed, epoch, step) alone."""
+"""The order of samples: one permutation per epoch, computed only from (seed, epoch, step)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_epochs_and_seeds_have_different_orders() -> None:
 
 
 def test_sample_order_looks_random() -> None:
-    """Places and samples are uncorrelated, near places go far apart, and every sample comes first in some epoch."""
+    """Places and samples are uncorrelated, adjacent places are far apart, and each sample comes first in some epoch."""
     ids = permute(np.arange(50_000), 50_000, seed=11, epoch=2)
     assert abs(np.corrcoef(np.arange(50_000), ids)[0, 1]) < 0.02
     assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.02
@@ -36,7 +36,7 @@ def test_sample_order_looks_random() -> None:
 
 
 def test_steps_cover_the_epochs_in_order() -> None:
-    """Batches of 4 from 10 samples: an epoch ends inside a step, and none is skipped or repeated in it."""
+    """Batches of 4 from 10 samples: an epoch ends inside a step, without skipped or repeated samples."""
     stream = np.concatenate([sample_ids(5, step, 4, 10) for step in range(1, 11)])
     assert stream.dtype == np.int64
     for epoch in stream.reshape(4, 10):
@@ -58,5 +58,5 @@ def test_distant_step_is_computed_directly() -> None:
 
 
 def test_sample_order_matches_recorded_values() -> None:
-    """Literal numbers: a change of the order would silently change what resumed runs train on."""
+    """Literal numbers: a change of the order would silently change the data of resumed runs."""
     assert sample_ids(1337, 1, 8, 1000).tolist() == [740, 376, 801, 270, 361, 486, 915, 718]

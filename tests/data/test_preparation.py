@@ -1,4 +1,4 @@
-"""Preparing a set: what it holds, that it is whole or absent, and how much memory it takes."""
+"""Preparation of a set: its content, its atomicity, and its memory use."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ prepare("stuck", documents, source="test", vocab_size=300, root=Path(sys.argv[1]
 
 @pytest.fixture
 def stuck(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has written shards of the set `stuck` under `tmp_path` and does not go on."""
+    """Start a process that has written shards of the set `stuck` under `tmp_path` and then hangs."""
     with subprocess.Popen(
         [sys.executable, "-c", STUCK, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
@@ -273,7 +273,7 @@ survey.SAMPLE_CHARS = preparation._BATCH_CHARS = 1 << 19
 text = Path(sys.argv[1])
 prepare(text.stem, lambda: read_corpus(text), source="test", vocab_size=300, root=text.parent / "data")
 status = Path("/proc/self/status")
-if status.exists():  # Linux counts into ru_maxrss what the parent had when it started this process
+if status.exists():  # on Linux, ru_maxrss includes the parent's memory at the start
     print(int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1]) * 1024)
 else:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
@@ -281,7 +281,7 @@ else:
 
 
 def peak_bytes(text: Path) -> int:
-    """The most memory that a preparation held. When threads allocate moves it up by some MB, never down."""
+    """Return the peak memory of a preparation. The timing of thread allocations adds some MB, never less."""
     command = [sys.executable, "-c", MEASURED, str(text)]
     shutil.rmtree(text.parent / "data", ignore_errors=True)
     return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=150).stdout)
@@ -289,7 +289,7 @@ def peak_bytes(text: Path) -> int:
 
 @pytest.mark.slow
 def test_preparation_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    """With small samples and batches, 24 MB of text take hardly more than 4 MB of it."""
+    """With small samples and batches, 24 MB of text need little more memory than 4 MB."""
     memory_bytes = []
     for megabytes in (4, 24):
         text = tmp_path / f"text{megabytes}.txt"

@@ -1,4 +1,4 @@
-"""Opening a set: whole ones open, harmed ones are named."""
+"""Opening a set: complete sets open, damaged ones raise errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_missing_shard_raises_data_error(copy: PreparedData) -> None:
 
 
 def test_pipe_or_folder_in_place_of_a_file_raises_data_error(copy: PreparedData) -> None:
-    """In place of every file of a set, whether it is mapped, loaded or parsed."""
+    """Replaces each file of a set in turn, whether it is mapped, loaded or parsed."""
     for path in sorted(copy.path.iterdir()):
         good = path.read_bytes()
         for put in (os.mkfifo, os.mkdir):
@@ -78,7 +78,7 @@ def test_verify_finds_one_flipped_bit(copy: PreparedData, name: str) -> None:
     content = bytearray((copy.path / name).read_bytes())
     content[len(content) // 2] ^= 1
     (copy.path / name).write_bytes(content)
-    if name.endswith(".bin"):  # the others are small, and looked at whenever a set is opened
+    if name.endswith(".bin"):  # the other files are small, and checked whenever a set is opened
         open_prepared(copy.name, copy.path.parent)
     assert f"{copy.path / name}: altered: sha256" in refusal(copy, verify=True)
 

@@ -1,4 +1,4 @@
-"""A set is held against its hashes once: before the first run on it, after a copy, after any write to it."""
+"""A set's hashes are verified once: before the first run, after a copy, after any write to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frog.data import PreparedData, ensure_prepared, manifest, open_prepared, ve
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are hashed, as they are."""
+    """Return a list that records the names of hashed files."""
     names: list[str] = []
 
     def sha256_file(path: Path) -> str:
@@ -29,11 +29,11 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 SMALL = {"tokenizer.json", "token_bytes.npy"}
-"""Hashed whenever a set is opened."""
+"""Files that are hashed whenever a set is opened."""
 
 
 def start(data: PreparedData, hashed: list[str]) -> set[str]:
-    """Open a set as a run does; the large files that were hashed for that."""
+    """Open a set as a run does; return the large files that were hashed."""
     hashed.clear()
     ensure_prepared(data.path.name, data.path.parent)
     return set(hashed) - SMALL
@@ -48,19 +48,19 @@ def test_set_prepared_here_is_already_verified(copy: PreparedData, hashed: list[
 
 
 def test_copied_set_is_verified_once(copy: PreparedData, hashed: list[str], tmp_path: Path) -> None:
-    """Also one that took the list along, with all times that a copy can keep."""
+    """This includes a copy of the verification list that preserves all times that a copy can preserve."""
     shutil.copytree(tmp_path, tmp_path / "elsewhere")
     moved = open_prepared("copy", tmp_path / "elsewhere")
     assert [start(moved, hashed) for _ in range(2)] == [large(copy), set()]
 
 
 def test_flipped_bit_in_any_file_is_detected_before_training(copy: PreparedData, hashed: list[str]) -> None:
-    """All of them stay in the vocabulary, and the size as it was: nothing else tells."""
+    """All tokens stay in the vocabulary and the size is unchanged: only the hash differs."""
     path = copy.path / "train_00000.bin"
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
     (np.fromfile(path, "<u2") ^ 1).tofile(path)
     os.utime(path, ns=times)
-    for _ in range(2):  # that it was refused once makes it no better
+    for _ in range(2):  # the second attempt is rejected too
         with pytest.raises(DataError, match=r"train_00000\.bin: altered: sha256 .*\n  try: prepare the set again"):
             ensure_prepared("copy", copy.path.parent)
 

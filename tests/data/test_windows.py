@@ -1,4 +1,4 @@
-"""Windows: what a sample is."""
+"""Windows: the samples of a split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frog.data.prepared import Split
 
 @pytest.fixture
 def counting(tmp_path: Path) -> Split:
-    """Two shards that count: 0 to 20, then 100 to 112; and one too short for a window."""
+    """Return a split with two usable shards, 0 to 20 and 100 to 112, and one that is too short for a window."""
     shards = []
     for name, tokens in (("a", np.arange(21)), ("b", np.arange(100, 113)), ("c", np.arange(200, 203))):
         tokens.astype("<u2").tofile(tmp_path / f"{name}.bin")

@@ -1,4 +1,4 @@
-"""What other launchers tell a process, said in torchrun's words; what must stay a world of one; refused halves."""
+"""Variables of other launchers, converted to torchrun's; worlds of one; incomplete variables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SRUN = {
     "SLURM_NODEID": "2",
     "SLURM_TASK_PID": str(PID),
 }
-"""Rank 4 of `srun -N3 -n5`, as Slurm 22.05 and Open MPI 4.1 really set them; MPICH 5.0 likewise."""
+"""Variables of rank 4 of `srun -N3 -n5`, recorded from Slurm 22.05, Open MPI 4.1 and MPICH 5.0."""
 
 
 def test_open_mpi_on_one_node() -> None:
@@ -150,7 +150,7 @@ def test_first_host_of_a_slurm_node_list(hosts: str, first: str) -> None:
 
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An empty environment, in the place of this process's own."""
+    """Replace this process's environment with an empty one."""
     empty: dict[str, str] = {}
     monkeypatch.setattr(os, "environ", empty)
     return empty

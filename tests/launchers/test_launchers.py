@@ -1,4 +1,4 @@
-"""docs/launchers.md: its lines run as they stand and end with the weights of `frog run`; so is what else it says."""
+"""docs/launchers.md: its commands run unchanged and give the weights of `frog run`; its other statements hold."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "launchers.md").read_text()
 MPICH = "mpiexec.mpich" if shutil.which("mpiexec.mpich") else "mpiexec"
-"""The page's mpiexec. Debian calls it so beside Open MPI, whose mpiexec is another."""
+"""The page's mpiexec. Debian uses this name, since Open MPI has a different mpiexec."""
 LINES = {
     name: block.replace("\\\n", " ").replace("mpiexec", MPICH).splitlines()
     for name, block in re.findall(r"^### ([^\n]+)\n\n```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 }
-"""The page's lines by the heading they stand under, one for each node."""
+"""The page's commands by heading, one per node."""
 
 SLOW = ("train.steps=5000", "checkpoint.every=1000", "eval.every=1000")
 _LAUNCHER_VARIABLES = re.compile(
@@ -41,7 +41,7 @@ _LAUNCHER_VARIABLES = re.compile(
 
 @pytest.fixture(scope="module")
 def floor(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    """A copy of the project in which config/demo.toml is tiny, and the run that the others are held against."""
+    """Copy the project with a tiny config/demo.toml, and run the reference for all launchers."""
     ours = Harness(tmp_path_factory.mktemp("launchers"))
     for name in ("config", "scripts"):
         shutil.copytree(ROOT / name, ours.root / name)
@@ -62,7 +62,7 @@ def floor(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def need(launcher: str) -> None:
-    """Skip where the page's launcher is not installed."""
+    """Skip the test if the launcher is not installed."""
     line = LINES[launcher][0]
     program = line.split()[0]
     package = "submitit" if program == "python" else program
@@ -79,7 +79,7 @@ def need(launcher: str) -> None:
 
 
 def start(floor: Harness, launcher: str, name: str, *settings: str) -> list[subprocess.Popen[str]]:
-    """The page's lines, one process for each, each a process group of its own as in a terminal of its own."""
+    """Start the page's commands, each in a separate process group, as in separate terminals."""
     need(launcher)
     port = str(free_port())
     more = [word for setting in (f"name={name}", *settings) for word in ("--set", setting)]
@@ -90,7 +90,7 @@ def start(floor: Harness, launcher: str, name: str, *settings: str) -> list[subp
 
 
 def end(processes: list[subprocess.Popen[str]], timeout: float = 450) -> list[tuple[int, str]]:
-    """Wait until all have ended; the exit code and the words of each."""
+    """Wait until all have ended; return the exit code and the output of each."""
     ends = []
     for process in processes:
         try:
@@ -142,7 +142,7 @@ def rank_pid(floor: Harness, name: str, rank: int) -> int:
 CODES = {  # a rank killed, Ctrl-C; as the page's table has them, where a shell shows 130 for "ended by SIGINT"
     "mpirun": ({137}, 1),
     "mpiexec": ({9}, 130),
-    "DeepSpeed, one node": ({247, 1}, -signal.SIGINT),  # the first that it finds ended, of the two that have
+    "DeepSpeed, one node": ({247, 1}, -signal.SIGINT),  # the first ended rank that it finds
     "accelerate": ({1}, 1),
     "submitit": ({1}, 130),
 }
@@ -170,7 +170,7 @@ def test_ctrl_c_saves_and_leaves_no_process(floor: Harness, launcher: str) -> No
     ((code, words),) = end([process])
     assert code == CODES[launcher][1], words
     wait_until(lambda: all_gone(family), 60, "the end of all processes")
-    if launcher in ("mpirun", "submitit"):  # which kill after a second, whether or not a slow machine has saved by then
+    if launcher in ("mpirun", "submitit"):  # they kill after a second, even if a slow machine has not saved yet
         return
     record = floor.record(name)
     assert record["status"] == "interrupted"
@@ -197,8 +197,8 @@ def test_submitit_job_near_its_limit_resumes_at_the_same_step(floor: Harness) ->
     (process,) = start(floor, "submitit", "warned", *settings)
     floor.wait_for_step("warned", 3, process, timeout=120)
     pids = [rank_pid(floor, "warned", rank) for rank in (0, 1)]
-    os.kill(pids[1], signal.SIGSTOP)  # the run must not be over before the signal comes
-    for pid in pids:  # as Slurm does to every task some time before the limit
+    os.kill(pids[1], signal.SIGSTOP)  # the run must not end before the signal arrives
+    for pid in pids:  # Slurm signals every task some time before the limit
         os.kill(pid, signal.SIGUSR2)
     os.kill(pids[1], signal.SIGCONT)
     ((code, words),) = end([process])

@@ -1,4 +1,4 @@
-"""Muon equals the published formula in float64, and torch's Muon as far as bfloat16 rounds."""
+"""Muon equals the published formula in float64, and torch's Muon within bfloat16 rounding."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def start(name: str) -> Tensor:
 
 
 def by_formula(name: str) -> Tensor:
-    """A layer's matrix after the steps of Muon, in float64."""
+    """Return a layer's matrix after the steps of Muon, in float64."""
     weight, momentum = start(name).double(), torch.zeros(SHAPES[name], dtype=torch.float64)
     rows, columns = SHAPES[name][-2:]
     for step in range(1, NUM_STEPS + 1):
@@ -57,7 +57,7 @@ def by_formula(name: str) -> Tensor:
 
 
 def by_torch(name: str) -> Tensor:
-    """The weights after the steps of torch's AdamW, or of its Muon for a layer's matrix."""
+    """Return the weights after the steps of torch's AdamW, or of its Muon for a layer's matrix."""
     weight = nn.Parameter(start(name))
     decay = DECAY if weight.dim() >= 2 else 0.0
     optimizer: torch.optim.Optimizer = torch.optim.AdamW([weight], RATE, betas=(0.9, 0.95), weight_decay=decay)
@@ -71,7 +71,7 @@ def by_torch(name: str) -> Tensor:
 
 @pytest.fixture(scope="module")
 def ours() -> dict[str, Tensor]:
-    """All weights after the steps of our Muon over one flat vector."""
+    """Return all weights after the steps of Frog's Muon on one flat vector."""
     named = {name: nn.Parameter(start(name)) for name in SHAPES}
     flat = FlatParameters(named)
     grad = torch.zeros_like(flat.data)

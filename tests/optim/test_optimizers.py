@@ -1,4 +1,4 @@
-"""Every optimizer moves whole parameters and runs of them alike, and most equal torch's bit for bit.
+"""Every optimizer updates whole parameters and runs of them identically, and most equal torch's bit for bit.
 
 An optimizer that torch does not have bit for bit has its oracle in a file of its own, such as test_muon.py.
 """
@@ -65,7 +65,7 @@ def parameters() -> Named:
 
 
 def take_steps(named: Named, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Three steps down the sum of fourth powers, whose gradient changes with the weights."""
+    """Run three steps on the sum of fourth powers, whose gradient changes with the weights."""
     for _ in range(3):
         for parameter in named.values():
             if parameter.grad is not None:
@@ -76,7 +76,7 @@ def take_steps(named: Named, optimizers: Sequence[torch.optim.Optimizer]) -> Non
 
 
 def torchs(case: str) -> tuple[Named, dict[str, dict[str, Any]]]:
-    """Weights and state after torch's own steps."""
+    """Return weights and state after torch's steps."""
     named = parameters()
     groups = [
         {"params": [p for p in named.values() if p.dim() == 2], "weight_decay": DECAY},
@@ -88,7 +88,7 @@ def torchs(case: str) -> tuple[Named, dict[str, dict[str, Any]]]:
 
 
 def over_whole_parameters(config: OptimizerConfig) -> tuple[Named, dict[str, dict[str, Any]]]:
-    """Weights and state after the steps of our optimizer, every parameter a tensor by itself."""
+    """Return weights and state after the steps of Frog's optimizer, with one tensor per parameter."""
     named = parameters()
     optimizer = build_optimizer(config, [UpdatedTensor.of(name, parameter) for name, parameter in named.items()])
     take_steps(named, [optimizer])
@@ -152,7 +152,7 @@ def test_optimizer_step_does_not_load_the_compiler() -> None:
 
 
 def test_nesterov_momentum_equals_torchs() -> None:
-    """The oracle of diloco's outer step."""
+    """Oracle for diloco's outer step."""
 
     def stepped(kind: type[torch.optim.SGD]) -> torch.Tensor:
         torch.manual_seed(1)

@@ -43,7 +43,7 @@ def test_written_events_are_read_back(tmp_path: Path) -> None:
 
 
 def test_collective_belongs_to_the_step_in_which_it_began(tmp_path: Path) -> None:
-    """Two at once: numbered as they began, written as they ended; the step is that of the beginning."""
+    """Two overlapping collectives: numbered by start, written at the end, with the step of the start."""
     folder = RunFolder(tmp_path)
     writer = EventWriter(folder.rank_events(0))
     writer.step = 4
@@ -56,7 +56,7 @@ def test_collective_belongs_to_the_step_in_which_it_began(tmp_path: Path) -> Non
 
 
 class Seen(Observer):
-    """Notes what is reported."""
+    """Records the reported calls."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[object, ...]] = []
@@ -121,7 +121,7 @@ def test_torn_line_does_not_corrupt_the_next_event(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_reported_by_the_first_incomplete_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel writes what has room, and refuses only the next write."""
+    """The kernel writes a part of the data, and fails only at the next write."""
     room, write = [40], os.write
 
     def write_some(descriptor: int, data: bytes) -> int:
@@ -176,7 +176,7 @@ def test_event_file_larger_than_memory_is_read_in_blocks(tmp_path: Path) -> None
 
 
 def test_cyclic_replacements_terminate(tmp_path: Path) -> None:
-    """As only a damaged file can say."""
+    """Only a damaged file contains such a cycle."""
     times = {"unix_ns": 1, "attempt": 0, "rank": 0, "node": 0, "node_rank": 0, "number": 1}
     told = [ReplaceEvent(pid=pid, lost=lost, **times) for pid, lost in ((1, 2), (2, 1), (3, 3))]
     assert places_of([Attempt(0, None, replacements=told)]) == {}

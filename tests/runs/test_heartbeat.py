@@ -1,4 +1,4 @@
-"""A rank's heartbeat: its last word, whole at any time."""
+"""A rank's heartbeat: its last state, complete at any time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_heartbeat_has_unfinished_operations(tmp_path: Path) -> None:
 
 
 def test_closed_heartbeat_is_not_written_again(tmp_path: Path) -> None:
-    """Else a world that is no more would be the last that is heard of a process which has ended well in the next."""
+    """Otherwise the last heartbeat of a process that completed in the next world would be from the previous one."""
     path = tmp_path / "rank_2.json"
     heart = Heartbeat(path, WHO, beat_s=None)
     writer = EventWriter(tmp_path / "events", heart)

@@ -1,4 +1,4 @@
-"""The words and the exit code of a world that failed."""
+"""The error message and the exit code of a failed world."""
 
 from __future__ import annotations
 

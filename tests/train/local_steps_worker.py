@@ -1,4 +1,4 @@
-"""A rank of the real training program, under a strategy whose ranks go on alone and meet in every third step.
+"""A rank of the real training program, with a strategy that communicates only in every third step.
 
     local_steps_worker.py calm|stop|nan
 
@@ -28,7 +28,7 @@ NAME = sys.argv[1]
 
 
 class LocalSteps(FromScratch):
-    """AdamW on each rank for itself, and the mean of the weights now and then."""
+    """Local AdamW steps on each rank, and the mean of the weights in some steps."""
 
     step_number = 0
 

@@ -1,4 +1,4 @@
-"""One rank of a short run under ddp that notes which files of Frog lead from `frog train` to each action of a step.
+"""One rank of a short ddp run that records the files of Frog between `frog train` and each action of a step.
 
 path_worker.py NAME
 
@@ -26,7 +26,7 @@ ACTIONS = {
     ("parallel/scratch.py", "zero"): "zero",
 }
 ASIDE = ("attend", "conclude")
-"""What the loop does between steps."""
+"""Actions of the loop between steps."""
 
 found: dict[str, list[str]] = {}
 
@@ -45,7 +45,7 @@ def note(frame: FrameType, event: str, argument: object) -> None:
     while one is not None:
         if one.f_code.co_filename.startswith(SOURCE):
             callers.append(place(one))
-        one = one.f_back if place(one) != ("cli.py", "main") else None  # what started this process is no part of it
+        one = one.f_back if place(one) != ("cli.py", "main") else None  # exclude the code that started this process
     names = [name for _, name in callers]
     if "take_steps" in names and not set(ASIDE) & set(names):
         found[action] = list(dict.fromkeys(file for file, _ in reversed(callers)))

@@ -1,4 +1,4 @@
-"""What was achieved outlives every command on it, broken off at any change that it makes to the disk.
+"""The results of a run survive every command, even one that is killed at any change to the disk.
 
 What writes into the folder of a completed run, or may stand in for what lies there:
 
@@ -44,16 +44,16 @@ from frog.train.record import write_end, write_failure
 
 SIZES = ModelConfig(11, 8, 16, 1, 2, 2, 24)
 CHANGES = ("fsync", "replace", "rename", "link", "unlink", "rmdir", "mkdir")
-"""Calls of the system that change a disk, or say that it is to be changed."""
+"""System calls that change the disk, or announce a change."""
 
 
 class Killed(BaseException):
-    """Nothing comes after it."""
+    """Simulates SIGKILL: no code handles it."""
 
 
 @contextlib.contextmanager
 def killed_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """As the disk is to be changed for the `moment`-th time all ends, cleaning up included; yields the changes."""
+    """Stop all code, including cleanup, at the `moment`-th change of the disk; yield the changes."""
     done: list[str] = []
 
     def or_killed(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ def killed_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str
 
 
 def at_each_moment(act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Do it, killed at its first change, at its second, ... and at last to its end; yields after each."""
+    """Run an action, killed at its first change, its second, ... and finally to its end; yield after each."""
     for moment in range(200):
         with killed_at(moment, monkeypatch) as done:
             act()
@@ -113,7 +113,7 @@ def test_later_start_that_fails_keeps_the_record(tmp_path: Path, monkeypatch: py
 
 
 def test_replacing_an_adapter_never_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is always one: the old, which may have been put aside, or the new."""
+    """The old adapter, possibly moved aside, or the new one always exists."""
     lora, folder = LoraConfig(2, 4, ("q_proj",)), RunFolder(tmp_path)
 
     def save(value: float) -> None:
@@ -135,14 +135,14 @@ def test_replacing_an_adapter_never_leaves_none(tmp_path: Path, monkeypatch: pyt
         seen.append(found())
     assert set(seen) == {1.0, 2.0}
     assert seen == sorted(seen)
-    save(3.0)  # whatever the last one left
+    save(3.0)  # after any leftovers of the last attempt
     assert found() == 3.0
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
 def test_preparing_a_set_again_never_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run can go on with the old one or the new, and not with none: the old one used to lie in a folder of another
-    name, which the next preparation removed."""
+    """The run can continue with the old set or the new one. Previously, the old one could be lost in a folder with
+    another name, which the next preparation deleted."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.md").write_text("3 frogs sat on a log; one jumped, and two sang. " * 100)
     words = ["data", "prepare", "--corpus", "text.md", "--name", "a", "--force", "--vocab-size"]
@@ -154,12 +154,12 @@ def test_preparing_a_set_again_never_leaves_none(tmp_path: Path, monkeypatch: py
     assert (seen[0], seen[-1]) == (270, 280)
 
 
-# ---- commands on a run that is there ------------------------------------------------------------------------------
+# ---- commands on an existing run ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def one(harness: Harness) -> Harness:
-    """The harness with a completed run."""
+    """Return the harness with a completed run."""
     assert train(harness, "run.toml", "--set", "name=one", "--set", "eval.sample_tokens=0") == 0
     return harness
 
@@ -195,12 +195,12 @@ def test_killed_world_command_keeps_the_completed_run(one: Harness) -> None:
     one.run("frog", "profile", "run.toml", "--steps", "1", "--name", "one")
     assert achievement(one) == before
     fault = ("--fault", "raise rank=0 step=1")
-    one.run("frog", "chaos", *fault, "--nproc", "1", "--", "train", "--resume", "one", code=1)  # there is no step left
+    one.run("frog", "chaos", *fault, "--nproc", "1", "--", "train", "--resume", "one", code=1)  # no steps remain
     assert achievement(one) == before
 
 
 def achievement(one: Harness) -> list[bytes]:
-    """All that a completed run of 8 steps is, byte for byte."""
+    """Return the results of a completed run of 8 steps, byte for byte."""
     folder = one.folder("one")
     good, passed_over = find_good(folder)
     assert good is not None
@@ -209,11 +209,11 @@ def achievement(one: Harness) -> list[bytes]:
     return [path.read_bytes() for path in kept if path.is_file()]
 
 
-# ---- a completed run that is made longer --------------------------------------------------------------------------
+# ---- a completed run that is extended -----------------------------------------------------------------------------
 
 
 def ends_at(moment: int, act: Callable[[], object]) -> bool:
-    """Do it in a child of this process, all of which ends as the disk is to be changed for the `moment`-th time.
+    """Run it in a child process, which ends at the `moment`-th change of the disk.
 
     Returns: whether it came to its end before.
     """
@@ -236,7 +236,7 @@ def ends_at(moment: int, act: Callable[[], object]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "tuned"])
 def test_resumed_run_never_loses_progress(one: Harness, name: str, tmp_path: Path) -> None:
-    """Made longer, and killed at each change of the disk."""
+    """The run is extended, and killed at each change of the disk."""
     folder = one.folder(name)
     if name == "tuned" and not folder.path.exists():
         lines = [{"text": f"{n} {verb}", "label": verb} for n in range(9) for verb in ("sang", "sat")]

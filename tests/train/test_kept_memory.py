@@ -1,4 +1,4 @@
-"""What a step frees stays with the process, for the next step."""
+"""The process keeps memory that a step frees, for the next step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ for _ in range(10):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator that is set")
 def test_freed_memory_is_kept_for_reuse() -> None:
-    """A program makes 64 MiB in pieces of 1,024 pages and frees them, ten times.
+    """A program allocates 64 MiB in pieces of 1,024 pages and frees them, ten times.
 
     Of its own glibc maps such pieces, and later, with more luck than not, keeps them too.
     """

@@ -1,4 +1,4 @@
-"""The loop under a strategy that does not reduce in every step: ranks go on alone, and part only together."""
+"""The loop with a strategy that does not reduce in every step: ranks run local steps, and stop together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def calm(harness: Harness) -> Harness:
 
 def test_ranks_do_not_communicate_in_local_steps(calm: Harness) -> None:
     for rank in calm.events("local-calm").ranks.values():
-        sent = {event.step for event in rank.of(CollectiveEvent)} - {0}  # before the first step the model is scored
+        sent = {event.step for event in rank.of(CollectiveEvent)} - {0}  # the model is scored before the first step
         assert sent == {3, 6, 9}
 
 

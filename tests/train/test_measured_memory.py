@@ -1,4 +1,4 @@
-"""What is measured of a rank's memory."""
+"""Measured memory of a rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_optimizer_bytes_are_those_of_the_moments() -> None:
 
 
 def test_activation_meter_tracks_allocation_and_release() -> None:
-    """Of two layers: the first one's input is the batch, the second one's the first's output; relu keeps its own."""
+    """Two layers save activations: the first the batch, the second the output of the first; relu saves its output."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     x = torch.ones(2, 8)
     with measure_activations(model) as meter:

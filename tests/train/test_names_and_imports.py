@@ -1,4 +1,4 @@
-"""Names of runs and data sets stay in their folders, whatever command is given them; a failed import leaves nothing."""
+"""Names of runs and data sets cannot leave their folders, in any command; a failed import leaves nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRONG = ("../../evil", "/tmp/frog-evil", "..", ".", "", ".hidden", "-x", "a/b", 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project deep in a folder of its own: a model to import, an imported run, a run file, a text."""
+    """Create a project in a nested folder: a model to import, an imported run, a run file, a text."""
     root = tmp_path / "a" / "b"
     root.mkdir(parents=True)
     monkeypatch.chdir(root)
@@ -92,11 +92,11 @@ NAMED: dict[str, Callable[[Harness, str], int]] = {
 def test_invalid_folder_name_is_rejected(
     here: Path, tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By every command that takes one, in words, and before anything is written."""
+    """Every command with a name rejects it with a message, before it writes anything."""
     before = everything(tmp_path)
     for name in WRONG:
         if not name and command in ("prepare", "profile", "finetune", "finetune --continue"):
-            continue  # as if none were given
+            continue  # the same as no name
         try:
             code = NAMED[command](Harness(here), name)
             said = capfd.readouterr().err
@@ -148,7 +148,7 @@ def test_import_with_an_unreadable_tokenizer_creates_no_run(here: Path, damage: 
 
 
 class Killed(BaseException):
-    """Ctrl-C, or what nobody thought of."""
+    """Ctrl-C, or an unexpected error."""
 
 
 @pytest.mark.parametrize("moment", ["new_run_json", "write_json", "Saver", "sync_folder"])
@@ -162,7 +162,7 @@ def test_interrupted_import_leaves_nothing(here: Path, monkeypatch: pytest.Monke
     with pytest.raises(Killed):
         import_as("second")
     left = everything(here) - before
-    if moment == "sync_folder":  # by then it is there, whole
+    if moment == "sync_folder":  # the run is already complete
         assert RunFolder(here / "runs" / "second").checkpoint_steps() == [0]
     else:
         assert left == set()

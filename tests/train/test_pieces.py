@@ -115,7 +115,7 @@ def test_order_proof_depends_on_order_and_step_and_survives_a_restart() -> None:
 
 
 def test_skipped_step_updates_the_scaler_like_a_local_overflow() -> None:
-    """The oracle is a scaler that sees the overflow itself, in a gradient that it unscales."""
+    """The oracle is a scaler that sees the overflow itself when it unscales the gradient."""
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     ours, theirs = (torch.amp.GradScaler("cpu", 64.0, growth_interval=3) for _ in range(2))
@@ -123,7 +123,7 @@ def test_skipped_step_updates_the_scaler_like_a_local_overflow() -> None:
         scaler.scale(torch.ones(()))
     for overflows in (False, False, True, False, False, False, False, True, True, False):
         weight.grad = torch.full((2,), 1.0)
-        ours.unscale_(optimizer)  # this rank's own part of the gradient is finite
+        ours.unscale_(optimizer)  # this rank's part of the gradient is finite
         if not overflows:
             ours.step(optimizer)
         update_scale(ours, skipped=overflows)
@@ -178,7 +178,7 @@ def test_ranks_of_a_node_with_too_few_gpus_all_use_the_cpu(monkeypatch: pytest.M
 
 
 def test_trained_model_is_sampled_scored_exported_and_imported(harness: Harness, tmp_path: Path) -> None:
-    """sample, eval, export, import, and training on from an import: as a user types them."""
+    """Run sample, eval, export, import, and training from an import, as a user types them."""
     transformers = pytest.importorskip("transformers")
     harness.train(1, "traveller", "train.steps=4")
     text = harness.run("frog", "sample", "traveller", "--prompt", "3 frogs", "--tokens", "8").stdout

@@ -1,4 +1,4 @@
-"""How a rank's error is told: in which words, and when the rank leaves."""
+"""The report of a rank's error: its message, and the time of the exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reporter_of(rank: int, world_size: int = 2, folder: Path | None = None) -> R
 
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that a rank would have slept, under a launcher that is not ours."""
+    """Return the seconds that a rank would sleep under another launcher."""
     seconds: list[float] = []
     monkeypatch.setattr("time.sleep", seconds.append)
     monkeypatch.setattr("time.monotonic", lambda: sum(seconds))
@@ -81,7 +81,7 @@ def test_ranks_exit_one_after_another_under_mpich(
     for rank, waits in zip((0, 1, 2, 10, 255), waits_s, strict=True):
         waited.clear()
         reporter = reporter_of(rank, 256)
-        if cause is None:  # a whole group was told to end: still one after the other
+        if cause is None:  # a signal stopped the whole group: ranks still exit one after another
             reporter.stop._note(signal.SIGTERM, None)
         reporter.let_others_go_first(code, cause)
         assert sum(waited) == pytest.approx(waits)

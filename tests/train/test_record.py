@@ -1,4 +1,4 @@
-"""What a run has achieved stays on record, whatever becomes of later starts."""
+"""The record of a run survives all later starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from frog.view.runs import RunRow, list_runs
 
 @pytest.fixture(scope="module")
 def one(harness: Harness) -> Harness:
-    """The harness with a run of 8 steps."""
+    """Return the harness with a run of 8 steps."""
     assert train(harness, "run.toml", "--set", "name=one") == 0
     return harness
 
@@ -31,7 +31,7 @@ LONGER = ("--resume", "one", *set_words("train.steps=12"))
 
 
 def test_no_rank_leaves_before_the_record_is_written(one: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should rank 0 be lost with it, the others write it."""
+    """If rank 0 is lost with the record, the others write it."""
     is_there: list[bool] = []
     record = one.folder("left").record_json
     monkeypatch.setattr(World, "barrier", lambda world: is_there.append(record.exists()))
@@ -47,12 +47,12 @@ def row(one: Harness) -> RunRow:
 def test_record_survives_later_failed_or_killed_starts(
     one: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """All on one run, one after the other: each start finds the record, and leaves it as it was."""
+    """Several starts of one run: each finds the record, and leaves it unchanged."""
     folder = one.folder("one")
     record, run = folder.record_json.read_bytes(), folder.run_json.read_bytes()
     assert row(one).status == "completed"
 
-    # A start that fails before its first step: it is not even on the list of starts.
+    # A start that fails before its first step is not in the list of starts.
     assert train(one, *LONGER, *set_words("model.hidden_size=64")) == 1
     assert "does not fit this model" in capfd.readouterr().err
     assert folder.record_json.read_bytes() == record
@@ -63,7 +63,7 @@ def test_record_survives_later_failed_or_killed_starts(
     assert "does not fit this model" in diagnose(folder).finding
     assert json.loads(record)["weights_sha256"][:12] in render_report(folder)
 
-    # It has taken its steps, so there is nothing to be done; and nothing has failed.
+    # The run is already complete, so there is nothing to do, and nothing fails.
     assert train(one, "--resume", "one") == 0
     assert "already completed its 8 steps" in capfd.readouterr().out
     assert row(one).status == "completed"
@@ -82,10 +82,10 @@ def test_record_survives_later_failed_or_killed_starts(
         assert folder.read_record() is None
         assert row(one).status == "died"
 
-    # The one that comes to its end has achieved more.
+    # The start that completes gets farther.
     assert train(one, *LONGER) == 0
     assert (one.record("one")["step"], one.record("one")["starts"]) == (12, 6)
-    # It counts the time up to the checkpoint that the first start left, and its own on top.
+    # Its time includes the first start's time up to its checkpoint.
     first = json.loads((folder.checkpoint(8) / "manifest.json").read_text())["state"]
     assert one.record("one")["wall_s"] > first["wall_s"] > 0
     assert row(one).status == "completed"
@@ -117,7 +117,7 @@ def test_imported_run_has_no_record(one: Harness) -> None:
 
 
 def statuses(folder: RunFolder) -> tuple[Any, Any]:
-    """Of what was achieved and of the last start: the status and the step."""
+    """Return status and step of the record and of the last start."""
     return tuple(found and (found.status, found.step) for found in (folder.read_achieved(), folder.read_record()))
 
 

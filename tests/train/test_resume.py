@@ -1,4 +1,4 @@
-"""What a run goes on with, and under whom its ranks leave."""
+"""The data and checkpoint of a resumed run, and the end of ranks with their parent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_resume_with_another_data_set_raises_run_error(tmp_path: Path) -> None:
 
 
 def test_rank_without_rank_0s_checkpoint_raises_checkpoint_error(tmp_path: Path) -> None:
-    """Beside ranks that go on it would train with weights of its own."""
+    """Otherwise it would train with different weights from the other ranks."""
     world: Any = SimpleNamespace(is_main=False, rank=1, from_main=lambda mine: (20, []))
     log: Any = None
     folder = RunFolder(tmp_path)
@@ -45,7 +45,7 @@ def test_rank_without_rank_0s_checkpoint_raises_checkpoint_error(tmp_path: Path)
 def test_rank_ends_with_its_parent_only_under_a_launcher(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], leaves: bool
 ) -> None:
-    """By itself it goes on when its shell is closed, as under nohup."""
+    """Without a launcher it continues when its shell is closed, as under nohup."""
     called: list[Any] = []
     monkeypatch.setattr(process, "leave_with_parent", lambda: called.append(1))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "FROG_LAUNCHER_PID"):

@@ -1,4 +1,4 @@
-"""Sizes that fit no machine are refused in words, before anything of that size is made."""
+"""Sizes too large for the machine are rejected with a message, before any allocation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_run_larger_than_the_machines_memory_is_rejected(
 def test_ranks_of_a_node_share_its_memory(
     here: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: str, refused: bool
 ) -> None:
-    """What is enough for one rank of four is not for four, where they are on one node."""
+    """Memory that suffices for one of four ranks does not suffice for four ranks on one node."""
     least = load_run_config(here.root / "run.toml").least_bytes(4)
     monkeypatch.setattr(memory, "machine_bytes", lambda: 3 * least)
     world = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": ranks, "RANK": "0", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
@@ -100,7 +100,7 @@ def test_import_and_load_check_memory(here: Harness, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_minimum_memory_is_not_above_measured_memory(strategy: StrategyConfig) -> None:
-    """By the formula of all that it takes, beside the model that it is made from: nothing that can be is refused."""
+    """The lower bound is not above the measured need, so that no possible run is rejected."""
     train, data = TrainConfig(grad_accum=2), DataConfig(sequence_length=16)
     config = RunConfig(ModelConfig(**TINY_MODEL), data=data, train=train, strategy=strategy)
     assert config.problems() == config.world_problems(4) == []

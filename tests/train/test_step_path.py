@@ -1,4 +1,4 @@
-"""The path of a step: how many files somebody opens who follows `frog train` to the optimizer's step, under ddp."""
+"""The path of a step: the files to open to follow `frog train` to the optimizer step, with ddp."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_FILES = 9
 
 @pytest.fixture(scope="module")
 def path(harness: Harness) -> dict[str, list[str]]:
-    """The files that lead to each action of a step, in the order in which they are called."""
+    """Return the files that lead to each action of a step, in call order."""
     harness.run("frog", "run", "--nproc", "2", "--threads", "1", "--", str(WORKER), "path")
     one, other = (json.loads((harness.root / f"path-{rank}.json").read_text()) for rank in range(2))
     assert one == other

@@ -35,7 +35,7 @@ def can_be_joined(program: Sequence[str]) -> bool:
 def target(program: Sequence[str]) -> list[str]:
     """Return torchrun's arguments for a program: `train RUN.toml ...`, or a Python script with its arguments.
 
-    Raises:  UsageError if there is no such program.
+    Raises:  UsageError if the program does not exist.
     """
     if not program:
         raise UsageError("nothing to run", "frog run --nproc 4 -- train config/demo.toml")

@@ -195,7 +195,7 @@ def free_name(name: str, runs: Path = Path("runs")) -> str:
 def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
     """Find the run that a user names: a folder, a name under `runs/`, or `latest`.
 
-    Raises:  RunError if there is no such run.
+    Raises:  RunError if the run does not exist.
     """
     if text == "latest":
         folders = folders_with(runs, "run.json")
@@ -216,7 +216,7 @@ def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
 def find_folder(text: str) -> RunFolder:
     """Find the run that a user names, even if it failed before it wrote run.json.
 
-    Raises:  RunError if there is no such run.
+    Raises:  RunError if the run does not exist.
     """
     try:
         return find_run(text)

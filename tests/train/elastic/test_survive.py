@@ -1,4 +1,4 @@
-"""Which of two worlds of a run goes on, and who ends a rank that was left out, also where nodes are pretended ones."""
+"""Split worlds of an elastic run: one continues, left-out ranks are ended, also on simulated nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from frog.train.start import admit_others
 
 @pytest.fixture
 def others() -> Iterator[list[int]]:
-    """Processes that live."""
+    """Start processes that stay alive."""
     processes = [subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) for _ in range(3)]
     yield [process.pid for process in processes]
     for process in processes:
@@ -53,7 +53,7 @@ def leave_beats(folder: RunFolder, pids: list[int], **changes: Any) -> None:
 def test_only_one_of_two_split_worlds_continues(
     members: tuple[int, ...], goes_on: bool, others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other ranks are alive, on nodes of other names: each world takes the other for lost."""
+    """The other ranks are alive on other nodes: each world considers the other lost."""
     monkeypatch.setattr(survive, "_GONE_S", 0)
     folder, own = RunFolder(tmp_path), [os.getpid() + n for n in range(len(members))]
     leave_beats(folder, [*own, *others[: 4 - len(members)]])
@@ -84,7 +84,7 @@ def test_left_out_ranks_on_this_machine_are_ended_by_the_launcher(
 def test_continuing_ranks_are_not_ended_by_the_launcher(
     others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 was left out, and rank 2 had its place when one more was lost: the same ranks are looked at again."""
+    """Rank 1 was left out, and rank 2 had its place when another rank was lost: the same ranks are checked again."""
     (tmp_path / "requests").mkdir()
     monkeypatch.setenv("FROG_LAUNCH_DIR", str(tmp_path))
     leave_beats(RunFolder(tmp_path), others)
@@ -94,7 +94,7 @@ def test_continuing_ranks_are_not_ended_by_the_launcher(
 
 
 def parts(**changes: Any) -> Any:
-    """What a rank had in a world that is no more, after step 4."""
+    """Return a rank's state after step 4, from a world that no longer exists."""
     state = SimpleNamespace(step=4, scalars=lambda link: {"order_sha256": link})
     return SimpleNamespace(
         **{
@@ -114,7 +114,7 @@ def member(members: tuple[int, ...] = (0, 1)) -> Any:
 
 
 def fails(run: Any, old: Any) -> bool:
-    """Whether a step that fails once more in a world that lost nobody ends the run on this rank."""
+    """True if another failure of a step without a lost rank ends the run on this rank."""
     with contextlib.suppress(CommError):
         survive._bound_tries(run, old, CommError("nothing from rank 1"))
         return False
@@ -122,7 +122,7 @@ def fails(run: Any, old: Any) -> bool:
 
 
 def test_all_ranks_including_a_new_one_give_up_together() -> None:
-    """Who goes on alone would take the run's last steps after it has failed."""
+    """A rank that continued alone would run the last steps after the run has failed."""
     first, newcomer = (SimpleNamespace(membership=member(), world=None) for _ in range(2))
     assert not fails(first, held())
     newcomer.membership.tries = Counter(survive._scalars(first, held())["tries"])
@@ -131,7 +131,7 @@ def test_all_ranks_including_a_new_one_give_up_together() -> None:
 
 
 def test_world_that_cannot_be_entered_raises_comm_error() -> None:
-    """Its ranks have what they had in a larger one."""
+    """Its ranks have the state from a larger world."""
     run = SimpleNamespace(membership=member())
     assert [fails(run, held((0, 1, 2))) for _ in range(3)] == [False, False, True]
 
@@ -160,14 +160,14 @@ def test_loss_during_the_hash_comparison_closes_all_loaders(run: Any, monkeypatc
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_checkpoints_of_two_worlds_use_different_staging_folders(size: int) -> None:
-    """What rank 0 of the world before still writes, or removes since a part has not come, is not this world's."""
+    """Rank 0 of the previous world may still write or delete its own staging folder."""
     run: Any = SimpleNamespace(attempt="before", world=SimpleNamespace(size=size), membership=member())
     assert survive._scalars(run, held())["attempt"] != "before"
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What `train_in_each_world` needs to come to its steps."""
+    """Return a run with the parts that `train_in_each_world` needs."""
     monkeypatch.setattr(survive, "introduce", lambda *_: None)
     monkeypatch.setattr(survive, "_build", lambda *_: held(close=lambda grace_s: None))
     log = SimpleNamespace(say=lambda line: None, note=lambda line: None)
@@ -183,7 +183,7 @@ WORKLOAD: Any = SimpleNamespace(describe=lambda: ["a run"])
 
 
 def test_rank_left_out_during_a_join_raises_lost_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It learns of it where somebody is let in, with no collective of torch's around that."""
+    """The rank learns this while it admits a joining rank, outside torch's collectives."""
     why = "rank 1 of the group and others continue without this rank"
 
     def take_steps(*_: Any) -> NoReturn:
@@ -197,7 +197,7 @@ def test_rank_left_out_during_a_join_raises_lost_error(run: Any, monkeypatch: py
 def test_run_announces_elasticity_only_after_its_world_is_built(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that is lost before the world stands ends it; who would replace that found the last start's record."""
+    """A rank lost before the world is built ends the run; its replacement would find the last start's record."""
     survives = tmp_path / SURVIVES
     told: list[bool] = []
 
@@ -214,7 +214,7 @@ def test_run_announces_elasticity_only_after_its_world_is_built(
 
 
 def test_joining_rank_uses_the_configuration_of_the_last_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the learning rate that it had before, its weights would not be those of the others."""
+    """With the old learning rate, its weights would differ from those of the other ranks."""
     folder = RunFolder(tmp_path)
     seen: list[float] = []
 

@@ -1,4 +1,4 @@
-"""A tiny fine-tuning, run the same way by a rank of a world and by one process."""
+"""A tiny fine-tuning run, identical for a rank of a world and for one process."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ STRATEGIES: dict[str, StrategyConfig] = {
     "torch zero3": StrategyConfig(name="zero3", implementation="torch"),
 }
 MUTANTS = ("equal shares", "own scores", "adapter of the start")
-"""Ways to break a fine-tuning that only a world shows."""
+"""Ways to break fine-tuning that only a world of several ranks reveals."""
 
 
 def run_case(world: World, folder: Path, case: str, strategy: StrategyConfig) -> dict[str, Any]:
-    """Fine-tune as the case says; the adapter and the events are in `folder` then.
+    """Fine-tune one case; write the adapter and the events to `folder`.
 
     13 texts in batches of 8, of different lengths: ranks and micro-batches hold different numbers of labels, and the
     last batch of an epoch is filled up. Ranks but the first start from other base weights: theirs must not count.
@@ -65,12 +65,12 @@ def run_case(world: World, folder: Path, case: str, strategy: StrategyConfig) ->
         data=DataConfig(sequence_length=32),
         train=TrainConfig(steps=2 * EPOCHS, global_batch_size=8, grad_accum=options.get("grad_accum", 1)),
         strategy=strategy,
-        # A large eps keeps Adam from making much of rounding in gradients near zero.
+        # A large eps prevents Adam from amplifying rounding in gradients near zero.
         optimizer=OptimizerConfig(learning_rate=0.05, warmup_steps=1, eps=1e-3, grad_clip=0.5),
     )
     base = TinyTransformer(sizes)
     with torch.no_grad():
-        for parameter in base.parameters():  # large weights, so that every gradient counts
+        for parameter in base.parameters():  # large weights, so that every gradient matters
             parameter.add_(torch.randn_like(parameter) * 0.2)
     lora = LoraConfig(4, 8, options.get("targets", ("all",)))
     tuning = FinetuneConfig("runs/base", 1, "", "", "", options["head"], ("even", "odd"), EPOCHS, 0.2, lora)

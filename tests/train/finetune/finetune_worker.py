@@ -1,4 +1,4 @@
-"""A rank that fine-tunes every case under every strategy, and broken in every way, one after the other in one world."""
+"""A rank that fine-tunes every case with every strategy and every mutant, one after another in one world."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from frog.train.finetune.score import HeldOut
 
 @contextlib.contextmanager
 def broken(mutant: str) -> Iterator[None]:
-    """Within this context something of the fine-tuning is wrong; nothing, if `mutant` names a strategy."""
+    """Break fine-tuning inside this context; do nothing if `mutant` names a strategy."""
     make, score = LabelledBatches._batch, HeldOut.score
 
     def equal_shares(self: LabelledBatches, step: int, ids: Any) -> Batch:

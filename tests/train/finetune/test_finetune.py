@@ -1,4 +1,4 @@
-"""`frog finetune` and `frog classify` as a user types them, and what stands behind them."""
+"""The commands `frog finetune` and `frog classify`, and the modules behind them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JUMPERS = [f"{n} frogs sat, and 3 jumped" for n in range(30)]
 
 @pytest.fixture(scope="module")
 def tuned(harness: Harness) -> Harness:
-    """The harness with a trained base, and one fine-tuned run of each kind."""
+    """Return the harness with a trained base, and one fine-tuned run of each kind."""
     steps = ("--set", "train.steps=120", "--set", "checkpoint.every=60", "--set", "optimizer.learning_rate=0.01")
     harness.run("frog", "train", "run.toml", "--set", "name=base", *steps)
     rows = [{"text": text, "label": "sang"} for text in SINGERS] + [{"text": t, "label": "jumped"} for t in JUMPERS]
@@ -55,7 +55,7 @@ def tune(harness: Harness, name: str, *words: str, code: int = 0) -> str:
 
 @pytest.fixture
 def here(tuned: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
-    """The harness as the working folder: runs name their base as it was typed."""
+    """Change to the harness's folder: runs record their base as typed."""
     monkeypatch.chdir(tuned.root)
     return tuned
 
@@ -82,7 +82,7 @@ def test_finetuning_learns_a_class_from_one_word(here: Harness) -> None:
         found = here.record(name)["classification"]
         assert found["accuracy"] > 0.95 > 0.8 > found["baseline"], name
     assert here.record("log")["classification"] is None
-    # The end of a document is one of five tokens, and the base has hardly met it.
+    # The end of document is one of five tokens, and rare in the base's training data.
     assert here.record("log")["token_accuracy"] >= 0.8
     assert here.record("log")["eval"]["bits_per_byte"] < 1
 
@@ -259,7 +259,7 @@ def test_classification_of_completions_raises_usage_error(here: Harness) -> None
 
 
 def copied(here: Harness, name: str, tmp_path: Path) -> RunFolder:
-    """A fine-tuned run to harm, with its base beside it."""
+    """Return a copy of a fine-tuned run and its base, which a test may damage."""
     for run in (name, "base"):
         shutil.copytree(here.folder(run).path, tmp_path / run)
     return RunFolder(tmp_path / name)
@@ -295,7 +295,7 @@ def test_missing_adapter_raises_run_error(here: Harness, tmp_path: Path) -> None
 
 
 def test_changed_adapter_changes_predictions(here: Harness, tmp_path: Path) -> None:
-    """The classes follow the file: turned around, every answer is."""
+    """The predictions depend on the file: with a negated head, every answer is reversed."""
     folder = copied(here, "who", tmp_path)
     path = folder.path / "adapter" / WEIGHTS_FILE
     weights = load_file(path)

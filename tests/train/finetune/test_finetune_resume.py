@@ -1,4 +1,4 @@
-"""A fine-tuning that fails, is stopped or is killed, and goes on: it ends as the one that was never disturbed."""
+"""A fine-tuning run that fails, is stopped or killed, and resumes equals an undisturbed one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUMBERS = ("status", "step", "loss", "eval", "classification", "weights_sha256",
 
 @pytest.fixture(scope="module")
 def here(harness: Harness) -> Harness:
-    """The harness with a base, labelled lines, and an undisturbed fine-tuning."""
+    """Return the harness with a base, labelled lines, and an undisturbed fine-tuning run."""
     assert train(harness, "run.toml", *set_words("name=base", "eval.sample_tokens=0")) == 0
     lines = [json.dumps({"text": text, "label": label}) for text, label in LINES]
     (harness.root / "who.jsonl").write_text("\n".join(lines))
@@ -42,7 +42,7 @@ def fault(kind: str, rank: int, step: int, phase: str) -> dict[str, Any]:
 
 
 def same(here: Harness, name: str, calm: str) -> None:
-    """Bit for bit: the adapter, the optimizer's moments, the losses, the order of the texts."""
+    """Compare adapter, optimizer moments, losses and text order bit for bit."""
     assert [here.record(name)[key] for key in NUMBERS] == [here.record(calm)[key] for key in NUMBERS]
     mine, theirs = here.folder(name), here.folder(calm)
     pairs = [(mine.adapter / WEIGHTS_FILE, theirs.adapter / WEIGHTS_FILE)]
@@ -64,13 +64,13 @@ def test_finetune_checkpoint_has_only_trained_parameters(here: Harness) -> None:
 
 @pytest.mark.parametrize("phase", ["forward", "optimize", "evaluate", "checkpoint"])
 def test_failed_finetuning_resumes(here: Harness, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = here.record("tuned")["step"] // 3 * 2  # after its step the second epoch is scored
+    step = here.record("tuned")["step"] // 3 * 2  # the last step of the second epoch, which is then scored
     name = f"failed-{phase}"
     path = write_faults(here.root / f"{name}.toml", fault("raise", 0, step, phase))
     meet_faults(monkeypatch, path)
     assert tune(here, *WORDS, "--name", name) == 1
     assert (here.record(name)["status"], here.record(name)["step"]) == ("failed", step)
-    torch.manual_seed(5)  # as in another process, no random numbers are left over
+    torch.manual_seed(5)  # as in a new process, with a fresh generator
     assert tune(here, "--resume", name) == 0
     assert 0 < here.events(name).main.of(StartEvent)[1].step <= step
     same(here, name, "tuned")
@@ -80,7 +80,7 @@ def test_failed_finetuning_resumes(here: Harness, phase: str, monkeypatch: pytes
 def test_stopped_finetuning_resumes(
     here: Harness, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The signal comes in the middle of step 6, and that in the middle of an epoch."""
+    """The signal arrives in the middle of step 6, which is in the middle of an epoch."""
     name, make = f"stopped-{number.name}", LabelledBatches._batch
 
     def make_and_signal(self: LabelledBatches, step: int, ids: Any) -> Any:
@@ -153,7 +153,7 @@ def test_resume_with_changed_data_raises_run_error(here: Harness, capfd: pytest.
 
 
 def test_world_with_a_nan_and_a_kill_ends_like_an_undisturbed_one(here: Harness) -> None:
-    """Real processes: rank 1 has a NaN, and is named; later it is killed; each time the world starts again."""
+    """Real processes: the error names rank 1, which has a NaN; later it is killed; each time the world restarts."""
     world = ("frog", "run", "--nproc", "2", "--threads", "1")
     here.run(*world, "--", "finetune", *WORDS, "--name", "tuned-by-two")
     path = here.root / "unlucky.toml"

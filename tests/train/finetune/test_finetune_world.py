@@ -1,4 +1,4 @@
-"""A world fine-tunes as one process does: adapters, losses, held-out scores, under all strategies that spread texts."""
+"""Fine-tuning in a world equals one process: adapters, losses and scores, for all data-parallel strategies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORKER = Path(__file__).parent / "finetune_worker.py"
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Every case by one process: the folder and the records."""
+    """Run every case in one process; return the folder and the records."""
     root = tmp_path_factory.mktemp("alone")
     world = World(world_env(), torch.device("cpu"), timeout_s=60)
     return root, {case: run_case(world, root / case, case, STRATEGIES["ddp"]) for case in CASES}
@@ -34,7 +34,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 @pytest.fixture(scope="module")
 def spread(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every case and strategy by one world of two."""
+    """Run every case and strategy in one world of two."""
     root = tmp_path_factory.mktemp("spread")
     harness.run(
         "frog", "run", "--nproc", "2", "--", str(WORKER), str(root), ",".join([*STRATEGIES, *MUTANTS]), timeout=170
@@ -91,7 +91,7 @@ def test_mutated_implementations_are_detected(alone: tuple[Path, dict[str, Any]]
 
 
 def test_frozen_weights_cause_no_traffic(spread: Path) -> None:
-    """Under ddp a step sends the gradients of what is trained, and a few numbers."""
+    """With ddp, a step only sends the gradients of trained parameters, and a few numbers."""
     events = read_run(RunFolder(spread / "ddp" / "two projections")).main
     sent = [e.payload_bytes for e in events.of(CollectiveEvent) if e.op == "all_reduce" and e.step == 2]
     trained = sum(t.nbytes for t in load_file(spread / "ddp" / "two projections" / "adapter" / WEIGHTS_FILE).values())
