@@ -28,7 +28,7 @@ SHAPES = {
 
 
 def by_singular_values(x_RC: Tensor) -> Tensor:
-    """The Newton-Schulz iteration in float64, as polynomials of the singular values."""
+    """Compute the Newton-Schulz iteration in float64, as a polynomial of the singular values."""
     left, values, right = torch.linalg.svd(x_RC.double(), full_matrices=False)
     values = values / values.square().sum(-1, keepdim=True).sqrt()
     for _ in range(5):
@@ -84,7 +84,7 @@ def ours() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(8, 24), (24, 8), (16, 16), (1, 5), (3, 8, 12)])
-def test_the_iteration_is_a_polynomial_of_the_singular_values(shape: tuple[int, ...]) -> None:
+def test_newton_schulz_equals_a_polynomial_of_the_singular_values(shape: tuple[int, ...]) -> None:
     x_RC = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     found = orthogonalize(x_RC)
     torch.testing.assert_close(found.double(), by_singular_values(x_RC), rtol=0, atol=1e-4)

@@ -1,6 +1,6 @@
 """Every optimizer updates whole parameters and runs of them identically, and most equal torch's bit for bit.
 
-An optimizer that torch does not have bit for bit has its oracle in a file of its own, such as test_muon.py.
+An optimizer that does not equal torch's bit for bit has its oracle in a separate file, such as test_muon.py.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def test_optimizer_state_exists_before_the_first_step(case: str) -> None:
     weight.grad = torch.ones(2, 3)
     optimizer.step()
     kept = {key for key, value in optimizer.state[weight].items() if value is not None}
-    assert kept == set(before), "torch keeps something that a checkpoint would not"
+    assert kept == set(before), "torch keeps state that a checkpoint would not contain"
 
 
 def test_optimizer_step_does_not_load_the_compiler() -> None:

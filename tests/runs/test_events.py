@@ -71,7 +71,7 @@ class Seen(Observer):
         self.reports.append((event, fields["status"]))
 
 
-def test_observers_see_phases_and_events_in_their_order(tmp_path: Path) -> None:
+def test_observers_see_phases_and_events_in_order(tmp_path: Path) -> None:
     writer, seen = EventWriter(tmp_path / "events"), Seen()
     writer.step = 3
     with observing(seen):

@@ -31,7 +31,7 @@ def test_survived_loss_is_not_a_final_failure() -> None:
     cause = failure(2, error=DataError("shard 3 is torn"), time_s=4000.0)
     left = [failure(0, error=LEFT, time_s=4001.0), failure(3, code=-15, time_s=4031.0)]
     assert final_failures([survived, left[0], cause, left[1]]) == [left[0], cause, left[1]]
-    assert final_failures([survived, left[0]]) == [survived, left[0]], "the last that was lost by itself"
+    assert final_failures([survived, left[0]]) == [survived, left[0]], "the last failure that is not a consequence"
 
 
 def test_killed_rank_has_the_shells_exit_code() -> None:
@@ -71,7 +71,7 @@ def test_lost_node_without_rank_failures_is_reported() -> None:
     assert (error.what, error.exit_code) == ("node0 was killed by SIGKILL with all its ranks", 137)
 
 
-def test_a_lost_node_and_nodes_that_did_not_notice_are_both_named() -> None:
+def test_lost_node_and_stopped_nodes_are_both_named() -> None:
     error = world_error([], {"node1": 9}, [-9, 143], unaware=["node0"])
     assert error.what.splitlines() == [
         "node1 was killed by SIGKILL with all its ranks",

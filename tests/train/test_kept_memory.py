@@ -36,7 +36,7 @@ for _ in range(10):
 def test_freed_memory_is_kept_for_reuse() -> None:
     """A program allocates 64 MiB in pieces of 1,024 pages and frees them, ten times.
 
-    Of its own glibc maps such pieces, and later, with more luck than not, keeps them too.
+    By default, glibc maps such pieces at first, and later usually keeps them too.
     """
     command = [sys.executable, "-c", PROGRAM]
     out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -43,7 +43,7 @@ def model() -> TinyTransformer:
     return TinyTransformer(ModelConfig(**MODEL))
 
 
-def test_evaluation_is_the_mean_over_all_tokens(harness: Harness, model: TinyTransformer) -> None:
+def test_evaluation_loss_is_the_mean_over_all_tokens(harness: Harness, model: TinyTransformer) -> None:
     data = open_prepared("rhymes", harness.root / "data")
     windows = Windows(data.split("heldout"), 16)
     num_windows = 7  # not a multiple of the batch size: the last batch is smaller
@@ -86,7 +86,9 @@ def test_token_bytes_add_up_to_the_text(harness: Harness) -> None:
     assert data.token_bytes[tokenizer.encode(text).ids].sum() == len(text.encode())
 
 
-def test_sampling_follows_its_seed_and_leaves_the_generator_alone(harness: Harness, model: TinyTransformer) -> None:
+def test_seed_determines_the_sample_without_changing_the_global_generator(
+    harness: Harness, model: TinyTransformer
+) -> None:
     tokenizer = load_tokenizer(harness.root / "data" / "rhymes" / "tokenizer.json")
     before = torch.get_rng_state()
     one, same, other = (sample_text(model, tokenizer, "12 frogs", 40, seed=seed) for seed in (1, 1, 2))
@@ -163,7 +165,7 @@ def test_device_selection() -> None:
         pick_device("mps", WorldEnv(0, 2, 0, 2, 0, 1, "127.0.0.1", None, True))
 
 
-def test_ranks_of_a_node_with_too_few_gpus_all_use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_of_a_node_with_too_few_gpus_use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 

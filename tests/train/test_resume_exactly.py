@@ -1,7 +1,7 @@
 """A resumed run equals the uninterrupted one bit for bit: weights and all state of the optimizer.
 
 `recorded/` holds two checkpoints of one uninterrupted run, after steps 3 and 6, that Frog wrote before its optimizers
-had entries (`small_training.py`, AdamW with a warm-up of 2 steps, seed 0). They are never written again: they keep the
+had entries (`small_training.py`, AdamW with a warm-up of 2 steps, seed 0). They are never rewritten: they keep the
 format readable.
 """
 
@@ -30,7 +30,7 @@ POSSIBLE = [
 
 
 def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
-    """The tensors in which two checkpoints differ, bit for bit."""
+    """Return the names of the tensors that differ between two checkpoints, compared bit for bit."""
     a, b = (tensors_of(open_checkpoint(folder.checkpoint(step))) for folder in (one, other))
     return [
         name
@@ -73,7 +73,9 @@ def test_checkpoint_of_an_earlier_frog_resumes_exactly(tmp_path: Path) -> None:
     uninterrupted = SmallTraining(config, seed=0)
     uninterrupted.train_until(3)
     uninterrupted.save(RunFolder(tmp_path / "uninterrupted"))
-    if differences(RunFolder(tmp_path / "uninterrupted"), RECORDED, step=3) == []:  # this CPU rounds as that one did
+    if (
+        differences(RunFolder(tmp_path / "uninterrupted"), RECORDED, step=3) == []
+    ):  # this CPU rounds like the recording one
         assert differences(RunFolder(tmp_path / "resumed"), RECORDED, step=6) == []
 
 

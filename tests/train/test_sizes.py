@@ -66,7 +66,7 @@ def test_ranks_of_a_node_share_its_memory(
 
     def joined_world(*_: object) -> NoReturn:
         joined.append(True)
-        raise ConfigError("it would join its world now")
+        raise ConfigError("the rank would now join its world")
 
     monkeypatch.setattr(main, "joined_world", joined_world)
     assert train(here, "run.toml", *set_words("train.device=cpu")) == 2

@@ -42,12 +42,12 @@ def test_architecture_page_lists_the_step_path(path: dict[str, list[str]]) -> No
     assert set(listed) == {file for action in path.values() for file in action}
 
 
-def test_the_loop_mentions_neither_elastic_training_nor_faults() -> None:
+def test_training_loop_mentions_neither_elastic_training_nor_faults() -> None:
     loop = (ROOT / "src" / "frog" / "train" / "loop.py").read_text()
     assert re.findall(r"elastic|membership|survive|fault|inject|chaos", loop) == []
 
 
-def test_no_file_of_training_names_fault_injection() -> None:
+def test_training_files_do_not_mention_fault_injection() -> None:
     folder = ROOT / "src" / "frog" / "train"
     named = {
         path.name: re.findall(r"chaos|inject|\bFault|frog\.config\.fault", path.read_text())
