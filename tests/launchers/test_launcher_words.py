@@ -36,7 +36,7 @@ SRUN = {
 """Variables of rank 4 of `srun -N3 -n5`, recorded from Slurm 22.05, Open MPI 4.1 and MPICH 5.0."""
 
 
-def test_open_mpi_on_one_node() -> None:
+def test_open_mpi_rank_on_one_node_is_translated() -> None:
     told = in_torchrun_words(OPEN_MPI, PID)
     port = int(told.pop("MASTER_PORT"))
     assert 20_000 <= port < 30_000
@@ -49,9 +49,9 @@ def test_open_mpi_on_one_node() -> None:
         "MASTER_ADDR": "127.0.0.1",
     }
     other_rank = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "PMIX_RANK": "0"}
-    assert in_torchrun_words(other_rank, 1)["MASTER_PORT"] == str(port), "every rank makes the same port"
+    assert in_torchrun_words(other_rank, 1)["MASTER_PORT"] == str(port), "every rank computes the same port"
     other_job = in_torchrun_words({**OPEN_MPI, "PMIX_NAMESPACE": "245825538"}, PID)
-    assert other_job["MASTER_PORT"] != str(port), "another job makes another"
+    assert other_job["MASTER_PORT"] != str(port), "another job computes another port"
 
 
 def test_open_mpi_over_several_nodes_needs_an_address() -> None:
@@ -63,7 +63,7 @@ def test_open_mpi_over_several_nodes_needs_an_address() -> None:
     assert told == {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
-def test_mpich_needs_a_port() -> None:
+def test_mpich_without_a_port_is_rejected() -> None:
     with pytest.raises(UsageError, match="MASTER_PORT not set") as caught:
         in_torchrun_words(MPICH, PID)
     assert caught.value.hint == "mpiexec -genv MASTER_PORT 29500 ..."
@@ -83,8 +83,12 @@ def test_srun_task_is_a_rank() -> None:
         "MASTER_ADDR": "gpu08",
     }
     assert in_torchrun_words({**SRUN, "SLURM_PROCID": "0"}, PID)["MASTER_PORT"] == port
-    assert in_torchrun_words({**SRUN, "SLURM_STEP_ID": "3"}, PID)["MASTER_PORT"] != port, "two steps of a job"
-    assert in_torchrun_words({**SRUN, "MASTER_ADDR": "10.0.0.1"}, PID).get("MASTER_ADDR") is None, "what is told stays"
+    assert in_torchrun_words({**SRUN, "SLURM_STEP_ID": "3"}, PID)["MASTER_PORT"] != port, (
+        "two steps of a job have different ports"
+    )
+    assert in_torchrun_words({**SRUN, "MASTER_ADDR": "10.0.0.1"}, PID).get("MASTER_ADDR") is None, (
+        "a given address is kept"
+    )
     assert in_torchrun_words({**SRUN, "SLURM_NODEID": "1"}, PID)["LOCAL_WORLD_SIZE"] == "2"
     on_one_node = {**SRUN, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "5", "SLURM_NODEID": "0"}
     assert in_torchrun_words(on_one_node, PID)["MASTER_ADDR"] == "127.0.0.1"
@@ -97,7 +101,7 @@ def test_srun_task_is_a_rank() -> None:
         {"SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "0"},  # a batch script, of newer versions
         {"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"},  # the shell of salloc
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},  # srun with one task, in a job of five
-        {"SLURM_PTY_PORT": "41001", "SLURM_TASK_PID": "12"},  # typed in the shell of srun --ntasks=5 --pty bash
+        {"SLURM_PTY_PORT": "41001", "SLURM_TASK_PID": "12"},  # a command in the shell of srun --ntasks=5 --pty bash
         {"SLURM_PROCID": None},
     ],
 )
@@ -111,12 +115,12 @@ def test_srun_task_with_a_terminal_is_a_rank() -> None:
 
 
 @pytest.mark.parametrize("outer", [OPEN_MPI, MPICH, SRUN])
-def test_torchrun_inside_another_launcher_wins(outer: dict[str, str]) -> None:
+def test_torchrun_inside_another_launcher_takes_precedence(outer: dict[str, str]) -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     assert in_torchrun_words({**outer, **torchrun}, PID) == {}
 
 
-def test_mpirun_inside_a_slurm_job_wins_over_its_daemon_step() -> None:
+def test_mpirun_inside_a_slurm_job_takes_precedence_over_its_daemon_step() -> None:
     assert in_torchrun_words({**SRUN, **OPEN_MPI}, PID)["WORLD_SIZE"] == "4"
     assert in_torchrun_words({**SRUN, "PMI_RANK": "4", "PMI_SIZE": "5"}, PID)["NODE_RANK"] == "2", "srun --mpi=pmi2"
 
@@ -162,7 +166,7 @@ def test_rank_variables_are_written_to_torchs_environment(environ: dict[str, str
     assert (world.rank, world.world_size, world.local_rank, world.num_nodes, world.launched) == (3, 4, 3, 1, True)
     assert environ["RANK"] == "3"
     assert environ["MASTER_PORT"] == str(world.master_port)
-    assert world_env() == world, "asked again, the answer is the same"
+    assert world_env() == world, "a second call gives the same result"
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def rank_pid(floor: Harness, name: str, rank: int) -> int:
     return int(floor.events(name).ranks[rank].of(StartEvent)[-1].pid)
 
 
-CODES = {  # a rank killed, Ctrl-C; as the page's table has them, where a shell shows 130 for "ended by SIGINT"
+CODES = {  # after a killed rank, and after Ctrl-C, as in the page's table; a shell shows 130 for "ended by SIGINT"
     "mpirun": ({137}, 1),
     "mpiexec": ({9}, 130),
     "DeepSpeed, one node": ({247, 1}, -signal.SIGINT),  # the first ended rank that it finds

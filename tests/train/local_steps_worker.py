@@ -2,8 +2,8 @@
 
     local_steps_worker.py calm|stop|nan
 
-In the steps between, each rank updates its own weights; in every third all take the mean of all weights. Rank 1 is
-asked to stop in step 4, or meets a NaN there.
+In the steps between, each rank updates its own weights; in every third, all ranks take the mean of all weights. Rank 1
+receives a stop request or has a NaN in step 4.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 path_worker.py NAME
 
 Whenever a forward pass, a gradient's all-reduce, the optimizer's step or its zeroing begins inside a training step, the
-files of the functions that are being called are noted, in their order; each rank writes them to NAME-RANK.json.
+rank records the files on the call stack, in order; each rank writes them to NAME-RANK.json.
 """
 
 from __future__ import annotations

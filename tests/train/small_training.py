@@ -80,7 +80,7 @@ class SmallTraining:
 
 
 def tensors_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All tensors of a checkpoint: weights and optimizer state."""
+    """Return all tensors of a checkpoint: weights and optimizer state."""
     whole = {name: torch.empty(entry.shape) for name, entry in checkpoint.manifest.tensors.items()}
     checkpoint.load_into(whole)
     return whole

@@ -52,8 +52,8 @@ MUTANTS = ("equal shares", "own scores", "adapter of the start")
 def run_case(world: World, folder: Path, case: str, strategy: StrategyConfig) -> dict[str, Any]:
     """Fine-tune one case; write the adapter and the events to `folder`.
 
-    13 texts in batches of 8, of different lengths: ranks and micro-batches hold different numbers of labels, and the
-    last batch of an epoch is filled up. Ranks but the first start from other base weights: theirs must not count.
+    13 texts in batches of 8, of different lengths: ranks and micro-batches have different numbers of labels, and the
+    last batch of an epoch is padded. All ranks except the first start from other base weights, which must not count.
     """
     options = CASES[case]
     examples = [Example(text, "odd" if n % 2 else "even", None, None, text) for n, text in enumerate(TEXTS)]

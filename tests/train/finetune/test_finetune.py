@@ -153,8 +153,8 @@ def test_merged_model_exports_to_transformers(here: Harness, tmp_path: Path) -> 
         expected = writer(tokens).logits
         atol = 1e-5 * expected.abs().max().item()
         torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=atol)
-        beside = load_finetuned(here.folder("log")).model
-        torch.testing.assert_close(model(tokens), beside(tokens), rtol=1e-4, atol=1e-5)
+        unmerged = load_finetuned(here.folder("log")).model
+        torch.testing.assert_close(model(tokens), unmerged(tokens), rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageError, match=r"classifies texts \(jumped, sang\)"):
         load_merged(here.folder("who"))
 
@@ -201,7 +201,7 @@ def test_unsuitable_base_raises_an_error(here: Harness) -> None:
     assert "no run folder here" in here.run("frog", "finetune", "nobody", code=2).stderr
 
 
-# ---- one process, no command -------------------------------------------------------------------------------------
+# ---- in one process, without commands --------------------------------------------------------------------------------
 
 
 def arguments(*words: str) -> argparse.Namespace:
@@ -311,7 +311,7 @@ def test_changed_adapter_changes_predictions(here: Harness, tmp_path: Path) -> N
 # ---- numbers -----------------------------------------------------------------------------------------------------
 
 
-def test_precision_recall_and_f1() -> None:
+def test_confusion_matches_hand_computed_precision_recall_and_f1() -> None:
     truth, called = [0, 0, 0, 0, 1, 1, 1, 2], [0, 0, 1, 2, 1, 1, 0, 0]
     result = confusion(["a", "b", "c"], truth, called, ["x", "x", "y", "y", "y", None, "x", "x"])
     assert result.counts == ((2, 1, 1), (1, 2, 0), (1, 0, 0))
