@@ -378,7 +378,7 @@ def test_crash_while_replacing_a_checkpoint_leaves_the_old_or_the_new_one(
         for module, name in ((os, "fsync"), (os, "rmdir"), (os, "unlink")):
             patch.setattr(module, name, or_killed(getattr(module, name)))
         put_in_place(staging, folder.checkpoint(10))
-    assert changes > moment, "it was killed"
+    assert changes > moment, "the process was killed"
     clean_up(folder)
     checkpoint, passed_over = find_good(folder)
     assert checkpoint is not None
@@ -412,7 +412,7 @@ def test_failed_run_does_not_wait_for_the_part_of_a_lost_rank(tmp_path: Path, mo
     monkeypatch.setattr("frog.checkpoint.save._PARTS_S", 50.0)
     threading.Timer(0.3, second.save, (10, {}, own)).start()
     first.abandon(60)
-    assert folder.checkpoint_steps() == [10], "a part that comes is waited for"
+    assert folder.checkpoint_steps() == [10], "the saver waits for a part that arrives"
     monkeypatch.setattr("frog.checkpoint.save._PARTS_S", 0.1)
     first, _ = savers(folder, 2, some_tensors(), timeout_s=1000)
     first.save(20, {}, own)
@@ -459,7 +459,7 @@ def test_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatch: p
     assert checkpoint is not None
     assert (checkpoint.step, passed_over) == (10, [])
     files = {path.parent.name for path in folder.checkpoints.rglob("*") if path.is_file()}
-    assert files == {"step_00000010"}, "room is made at once"
+    assert files == {"step_00000010"}, "unfinished files are removed immediately"
 
 
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
 """The results of a run survive every command, even one that is killed at any change to the disk.
 
-What writes into the folder of a completed run, or may stand in for what lies there:
+Commands that write to the folder of a completed run, or might replace it:
 
     frog train --resume      run.json, record.json or attempt.json, checkpoints, events, heartbeats, logs
                              (starts that fail: test_record.py)
     frog finetune --resume   the same, and adapter/
     frog report, tensorboard report.html, tensorboard/
-    frog data prepare --force, of the run's data set
-    frog import              a run of its own name, never one that is there
-    frog train, profile, finetune, chaos, run: runs of names that are free, or the campaign's own chaos-SEED-N
+    frog data prepare --force on the run's data set
+    frog import              a run with a new name, never an existing one
+    frog train, profile, finetune, chaos, run: runs with unused names, or the campaign's chaos-SEED-N
     frog chaos -- train --resume  as train --resume does
-    frog eval, sample, checkpoints, compare, diagnose, logs, runs, export: nothing of the run's
+    frog eval, sample, checkpoints, compare, diagnose, logs, runs, export: nothing in the run's folder
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def at_each_moment(act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -
             act()
         yield moment
         if len(done) <= moment:
-            assert done, "it changes nothing"
+            assert done, "the function changes nothing on the disk"
             return
-    raise AssertionError("it never comes to its end")
+    raise AssertionError("the function never ends")
 
 
 @pytest.mark.parametrize(("status", "step"), [("completed", 12), ("completed", 8), ("interrupted", 6)])
@@ -215,7 +215,7 @@ def achievement(one: Harness) -> list[bytes]:
 def ends_at(moment: int, act: Callable[[], object]) -> bool:
     """Run it in a child process, which ends at the `moment`-th change of the disk.
 
-    Returns: whether it came to its end before.
+    Returns: True if it ended before that.
     """
     pid = os.fork()
     if pid:
@@ -268,7 +268,7 @@ def test_resumed_run_never_loses_progress(one: Harness, name: str, tmp_path: Pat
         steps.add((achieved.step, good.step))
         if ended:
             break
-    assert len(steps) > 2, "it was never killed in between"
+    assert len(steps) > 2, "the process was never killed midway"
     assert moment > 10
     shutil.rmtree(folder.path)
     shutil.copytree(tmp_path / "before", folder.path)
