@@ -73,9 +73,7 @@ def test_checkpoint_of_an_earlier_frog_resumes_exactly(tmp_path: Path) -> None:
     uninterrupted = SmallTraining(config, seed=0)
     uninterrupted.train_until(3)
     uninterrupted.save(RunFolder(tmp_path / "uninterrupted"))
-    if (
-        differences(RunFolder(tmp_path / "uninterrupted"), RECORDED, step=3) == []
-    ):  # this CPU rounds like the recording one
+    if differences(RunFolder(tmp_path / "uninterrupted"), RECORDED, step=3) == []:  # equal CPUs round alike
         assert differences(RunFolder(tmp_path / "resumed"), RECORDED, step=6) == []
 
 
