@@ -453,7 +453,7 @@ def test_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatch: p
     saver.abandon(60)
     with pytest.raises(CheckpointError, match="No space left") as caught:
         saver.check()
-    assert "the last complete checkpoint is of step 10" in str(caught.value)
+    assert "the last complete checkpoint is from step 10" in str(caught.value)
     monkeypatch.undo()
     checkpoint, passed_over = find_good(folder)
     assert checkpoint is not None

@@ -99,7 +99,7 @@ def test_full_disk_error_names_the_last_complete_checkpoint(tmp_path: Path, caps
     assert reporter.report(OSError(errno.ENOSPC, "No space left on device")) == 1
     err = capsys.readouterr().err
     assert "the disk is full: [Errno 28] No space left on device" in err
-    assert f"the last complete checkpoint is of step 4; free disk space, then `frog train --resume {tmp_path}`" in err
+    assert f"the last complete checkpoint is from step 4; free disk space, then `frog train --resume {tmp_path}`" in err
 
 
 def test_full_disk_error_without_a_checkpoint_suggests_a_new_start(

@@ -37,7 +37,7 @@ def test_full_disk_ends_the_run_with_its_last_good_checkpoint(harness: Harness) 
     done = harness.run(*words, "bash", "-c", script, code=1)
     last = done.stderr[done.stderr.rindex("error:") :]
     assert "No space left on device" in last
-    assert "the last complete checkpoint is of step" in last
+    assert "the last complete checkpoint is from step" in last
     assert "Traceback" not in last
     shutil.move(harness.root / "full-disk", harness.root / "runs" / "full-disk")
     folder = harness.folder("full-disk")

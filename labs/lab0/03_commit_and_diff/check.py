@@ -101,7 +101,7 @@ def check(grade: Grade) -> None:
     )
     path = done.folder / "found.json"
     if not path.exists():
-        grade.reject("unknown", f"Creating the repositories failed, or the script waited: {done.err.strip()[-300:]}")
+        grade.reject("unknown", f"Creating the repositories failed, or the script hung: {done.err.strip()[-300:]}")
     found = json.loads(path.read_text())
     check_first(grade, found["first"])
     check_clean(grade, found["clean"])
@@ -186,7 +186,7 @@ def check_first(grade: Grade, one: dict[str, Any]) -> None:
     lines = one["out"].splitlines()
     for what, name in (("mean_over_ranks", "step.py"), ("what I saw", "the new file sub/notes.md")):
         if not any(line.startswith("+") and what in line for line in lines):
-            seen = f"{len(lines)} lines, none of them the new line of {name}" if lines else "nothing"
+            seen = f"{len(lines)} lines, none of them the new line in {name}" if lines else "nothing"
             grade.reject("diff-not-shown", f"{where}: committed and pushed. It printed {seen}.")
 
 
@@ -202,7 +202,7 @@ def check_clean(grade: Grade, one: dict[str, Any]) -> None:
 
 
 def check_deleted(grade: Grade, one: dict[str, Any]) -> None:
-    check_commit(grade, "A file of lab/ was deleted", one, ["D\tlab/old_notes.md"])
+    check_commit(grade, "A file in lab/ was deleted", one, ["D\tlab/old_notes.md"])
 
 
 def check_moved(grade: Grade, one: dict[str, Any], theirs: list[str]) -> None:

@@ -25,7 +25,7 @@ def check(grade: Grade) -> None:
     grade.predicted("weights-of-4-layers", counted[1])
     grade.predicted("bytes-of-4-layers", 16 * counted[1])
     grade.predicted("time-of-4-layers", ratio)
-    grade.note("Twice the layers are less than twice the weights and the time: the embedding and head stay the same.")
+    grade.note("Twice the layers mean less than twice the weights and the time: the embedding and head stay the same.")
 
 
 def check_numbers(

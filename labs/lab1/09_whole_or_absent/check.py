@@ -47,7 +47,7 @@ def check_elsewhere(grade: Grade, found: dict[str, Any], old: dict[str, bytes], 
     """Check that the folder's contents decide, not the times of files or variables of this process."""
     if (loaded := found["other times"]) != [STEPS[1], new]:
         text = f"Checkpoints of steps {STEPS[0]} and {STEPS[1]} existed; as in a copy of the folder, the files of step"
-        text = f"{text} {STEPS[0]} had the newer times. load_latest returned {told(loaded)}."
+        text = f"{text} {STEPS[0]} had the newer timestamps. load_latest returned {told(loaded)}."
         is_old = loaded == [STEPS[0], old]
         grade.reject("newest-by-time" if is_old else "unknown", text)
     if found["strays"]:

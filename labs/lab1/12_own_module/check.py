@@ -177,7 +177,7 @@ def variants(weights: dict[str, Tensor], tokens: Tensor) -> list[tuple[str, str,
     blocks: list[tuple[str, str, Block]] = [
         ("no-residual", "whose blocks do not add their input", lambda b, x: inner(b, norm(b, x))),
         ("norm-comes-last", "whose norm comes after the sum", lambda b, x: norm(b, x + inner(b, x))),
-        ("norm-comes-last", "that adds the normalised input", lambda b, x: norm(b, x) + inner(b, norm(b, x))),
+        ("norm-comes-last", "that adds the normalized input", lambda b, x: norm(b, x) + inner(b, norm(b, x))),
         ("norm-comes-last", "whose norm comes after the layers", lambda b, x: x + norm(b, inner(b, x))),
         ("other-activation", "with ReLU instead of GELU", lambda b, x: x + inner(b, norm(b, x), torch.relu)),
         ("other-activation", "with SiLU instead of GELU", lambda b, x: x + inner(b, norm(b, x), F.silu)),

@@ -29,7 +29,7 @@ def check(grade: Grade) -> None:
         for name, one in found.items():
             judges[name](one)
             if one.get("stopped"):
-                text = f"{case['num']} batches: {count(len(one['begun']), 'load')} began, and then no other for 3 s."
+                text = f"{case['num']} batches: {count(len(one['begun']), 'load')} began, and then none for 3 s."
                 grade.reject("unknown", text)
         ahead = found["held"]["ahead"][0] if "held" in found else ahead
     grade.measured("batches loaded while the first batch was held", f"{ahead}, with a depth of {case['depth']}")

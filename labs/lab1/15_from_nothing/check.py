@@ -27,7 +27,7 @@ def check(grade: Grade) -> None:
         last = (start["step"] - 1) // EVERY * EVERY
         check_start(grade, start, oracle, last)
     check_again(grade, found["again"], oracle)
-    longer = {"at": f"step {SHORTER + 1}, as its num_steps was {SHORTER}", **found["longer"]}
+    longer = {"at": f"step {SHORTER + 1}, because its num_steps was {SHORTER}", **found["longer"]}
     check_start(grade, longer, oracle, SHORTER)
     for start in found["pictures"]:
         check_picture(grade, start, oracle)

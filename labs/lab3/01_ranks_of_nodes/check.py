@@ -90,7 +90,7 @@ def check_places(grade: Grade, asked: list[tuple[Sizes, int, Any]]) -> None:
         grade.reject("list-is-mine", text)
     sizes, rank, there = (wrong or fractions)[0]
     expected = tuple(right(sizes, rank))
-    observed = f"nodes of {sizes} ranks: for rank {rank}, place returned {said(there)}; right is {expected}."
+    observed = f"nodes of {sizes} ranks: for rank {rank}, place returned {said(there)}, expected {expected}."
     if fractions:
         grade.reject("not-whole", f"{observed} These are not integers.")
     for belief, ways in BELIEFS.items():

@@ -37,7 +37,7 @@ def check_started(grade: Grade, job: Job) -> None:
     trained = len(job.noted("trained"))
     if ranks != [0, 1] or trained < 2:
         lines = job.said.strip().splitlines() or ["nothing"]
-        observed = f"{job.title}: ranks {ranks} started, but ranks 0 and 1 should; {trained} of 2 trained."
+        observed = f"{job.title}: ranks {ranks} started, but ranks 0 and 1 should have; {trained} of 2 trained."
         grade.reject("unknown", f"{observed} Its log ends with: {lines[-1][:300]}")
 
 
@@ -67,7 +67,7 @@ def check_saved(grade: Grade, job: Job) -> None:
     if not stopping:
         lines = [line for line in job.said.strip().splitlines() if line.strip()] or ["nothing"]
         other = re.search(r"KeyboardInterrupt|User defined signal|SIGUSR|SIGINT|Interrupt", job.said)
-        text = f"{job.title}: after the warning no rank got a SIGTERM, and all ended without saving."
+        text = f"{job.title}: after the warning, no rank received SIGTERM, and all ended without saving."
         text = f"{text} The job is {job.state}, {job.exit}; its log ends with: {lines[-1][:200]}"
         ended_by_srun = "forcing job termination" in job.said
         grade.reject("another-signal" if other else "kill-srun" if ended_by_srun else "unknown", text)
@@ -78,7 +78,7 @@ def check_saved(grade: Grade, job: Job) -> None:
         text = f"{job.title}: {began}. The job was requeued meanwhile, which ended them."
         grade.reject("requeue-waits", text)
     if len(saved) < len(stopping):
-        text = f"{job.title}: {began}. The script ended before them, with {job.exit}, and with it the job: {job.state}."
+        text = f"{job.title}: {began}. The script exited first ({job.exit}), which ended the job: {job.state}."
         grade.reject(
             "script-gets-it-too" if job.exit.endswith(":15") or job.exit.startswith("143:") else "wait-once", text
         )
@@ -106,7 +106,7 @@ def check_resumed(grade: Grade, job: Job) -> None:
     if steps != sorted(first):
         before = job.noted("started")[0]["folder"]
         observed = (
-            f"{job.title}: the ranks saved at steps {first} in {before}; started again, they began at steps {steps}"
+            f"{job.title}: the ranks saved at steps {first} in {before}; after the restart, they began at steps {steps}"
         )
         if again[0]["folder"] != before:
             grade.reject("a-new-name-each-time", f"{observed} and looked in {again[0]['folder']}.")

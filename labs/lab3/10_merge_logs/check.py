@@ -56,7 +56,7 @@ def check(grade: Grade) -> None:
             "reads-it-all",
             f"3 logs with {total} lines: merge held {found[-1]['held']} lines in memory; an event has up to {most}.",
         )
-    grade.measured("lines in order of time", sum(len(run["came"]) for run in found))
+    grade.measured("lines in chronological order", sum(len(run["came"]) for run in found))
     grade.measured(f"most lines held in memory, from 3 logs with {total} lines", f"{found[-1]['held']} lines")
 
 

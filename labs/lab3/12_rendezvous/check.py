@@ -234,7 +234,7 @@ def check_late(grade: Grade, run: Run, seen: Run) -> None:
     """Check a node that arrives after the time-out, before the others look for it: join names it, or succeeds."""
     for who, gave in seen["gave"].items():
         if gave["0"].get("missing") == []:
-            world = f"{len(run['sizes'][0])} nodes; node {len(run['sizes'][0]) - 1} arrived as timeout_s ended"
+            world = f"{len(run['sizes'][0])} nodes; node {len(run['sizes'][0]) - 1} arrived as timeout_s expired"
             grade.reject("came-meanwhile", f"{world}: {who_is(run, int(who))} raised NodesMissing([]).")
         if "world_size" in gave["0"]:
             check_world(grade, run, run["tasks"][int(who)][0], gave["0"])

@@ -78,10 +78,8 @@ def judge(grade: Grade, end: End, ends: list[End]) -> None:
         after = "no save" if kind == "nothing" else "a save"
         whole(grade, end, f"{where}, no rank killed, after {after}. load finds {shown}.")
     if kind == "new, times":
-        text = (
-            f"{where}: steps {old} and {new} were saved; then the files got times in the opposite order, as a copy or a"
-        )
-        grade.reject("newest-by-time", f"{text} backup may give them. load finds {shown}.")
+        text = f"{where}: steps {old} and {new} were saved; then the files' timestamps were put in the opposite order,"
+        grade.reject("newest-by-time", f"{text} as can happen in a copy or a backup. load finds {shown}.")
     if kind == "in turn":
         problem = f"save raised {end['errors'][0]}" if end["errors"] else f"load finds {shown}"
         text = f"{where}: the ranks save step {later}, one operation at a time in turn: {problem}."

@@ -183,7 +183,7 @@ class Launch:
                 program.end(_STOP_S)
                 raise
             if self.code is None:
-                self.problems.append(f"no end within {self._setting.end_s:.0f} s")
+                self.problems.append(f"did not end within {self._setting.end_s:.0f} s")
                 program.end()
             self.end_s = time.time()
             all_gone = program.all_gone(_LAST_S)

@@ -255,7 +255,7 @@ def _merge(ranks: Sequence[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]
 def disk_full_hint(folder: RunFolder) -> str:
     """Return the hint for a run whose files could not be written."""
     good = folder.checkpoint_steps()
-    kept = f"the last complete checkpoint is of step {good[-1]}" if good else "no checkpoint exists yet"
+    kept = f"the last complete checkpoint is from step {good[-1]}" if good else "no checkpoint exists yet"
     return f"{kept}; free disk space, then `{folder.resume_command}`"
 
 

@@ -167,7 +167,7 @@ class RunConfig:
         if self.data.sequence_length > self.model.max_position_embeddings:
             found.append(
                 f"data.sequence_length={self.data.sequence_length} is more than "
-                f"max_position_embeddings={self.model.max_position_embeddings}: every position needs its rotation"
+                f"max_position_embeddings={self.model.max_position_embeddings}: every position needs a rotation"
             )
         return found + self._cut_matrices()
 
@@ -181,8 +181,8 @@ class RunConfig:
         keep_whole = or_list(repr(name) for name, entry in DATA_STRATEGIES.items() if not entry.splits)
         elementwise = or_list(repr(name) for name, entry in OPTIMIZERS.items() if not entry.needs_whole_matrices)
         return [
-            f"optimizer.name={optimizer!r} with {cut}: this optimizer needs whole matrices, this strategy splits them; "
-            f"set strategy.name to {keep_whole} and strategy.tp to 1, or optimizer.name to {elementwise}"
+            f"optimizer.name={optimizer!r} with {cut}: this optimizer needs whole matrices, but this strategy splits "
+            f"them; set strategy.name to {keep_whole} and strategy.tp to 1, or optimizer.name to {elementwise}"
             for cut in cuts
         ]
 
@@ -249,7 +249,7 @@ class RunConfig:
             wrong.append("train.compile=true")
         return [
             f"comm.on_loss='shrink' with {one}: the other ranks could not restore the state of a lost rank; use ddp "
-            "or zero1 to zero3 of frog, on backend frog"
+            "or zero1 to zero3 with strategy.implementation='frog' and comm.backend='frog'"
             for one in wrong
         ]
 

@@ -137,7 +137,7 @@ def _sharding_problems(strategy: StrategyConfig, data_size: int) -> list[str]:
         if data_size % strategy.shard:
             found.append(
                 f"strategy.shard={strategy.shard} does not divide the {data_size} data ranks: "
-                "they are divided into rows of that many"
+                "they must form groups of that size"
             )
     if strategy.pp > 1 and strategy.entry.sends_every_micro_batch:
         able = or_list(name for name, entry in DATA_STRATEGIES.items() if not entry.sends_every_micro_batch)
@@ -194,11 +194,11 @@ def _apart_problems(strategy: StrategyConfig, model: ModelConfig) -> list[str]:
 def _expert_problems(strategy: StrategyConfig, model: ModelConfig, dp_size: int) -> list[str]:
     ep, experts = strategy.ep, model.num_local_experts
     if experts is None:
-        return [f"strategy.ep={ep}: this model has no experts to share (num_local_experts)"] if ep > 1 else []
+        return [f"strategy.ep={ep}: this model has no experts to distribute (num_local_experts)"] if ep > 1 else []
     found = []
     if dp_size % ep:
         found.append(
-            f"strategy.ep={ep} does not divide the {dp_size} dp ranks: they are divided into rows of that many"
+            f"strategy.ep={ep} does not divide the {dp_size} dp ranks: they must form groups of that size"
         )
     if experts % ep:
         found.append(
@@ -283,8 +283,8 @@ def _zero_bubble_problems(pp: int, grad_accum: int) -> list[str]:
     rounds = max(1, grad_accum // pp)
     if grad_accum % rounds:
         found.append(
-            f"train.grad_accum={grad_accum} is not a multiple of the {rounds} rounds that torch's zero_bubble makes of "
-            f"it with strategy.pp={pp}; a multiple of strategy.pp is one"
+            f"train.grad_accum={grad_accum} is not a multiple of the {rounds} rounds into which torch's zero_bubble "
+            f"splits it with strategy.pp={pp}; a multiple of strategy.pp always works"
         )
     return found
 

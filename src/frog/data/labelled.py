@@ -82,7 +82,7 @@ def _read(path: Path) -> list[Example]:
     try:
         lines = read_bounded(path, DataError, most_bytes=_MOST_BYTES).decode("utf-8-sig").splitlines()
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file", f"--data {GUARD}, or a .jsonl file of labelled lines") from None
+        raise DataError(f"{path}: no such file", f"--data {GUARD}, or a .jsonl file of labeled lines") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: broken UTF-8: {error.reason}", "save the file as UTF-8") from None
     examples = [_example(line, f"{path}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]

@@ -25,7 +25,7 @@ def interrupted(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     if any(case.error(rank) for rank in case.ranks):
         return None
     steps = case.run.folder.checkpoint_steps()
-    saved = f"; the last complete checkpoint is of step {steps[-1]}" if steps else ""
+    saved = f"; the last complete checkpoint is from step {steps[-1]}" if steps else ""
     asked = f"ended with exit code {attempt.end.code} after a request to stop"
     return Diagnosis(
         "interrupted",
@@ -139,7 +139,7 @@ def _full_disk(case: Case, calls: CollectiveCalls, rank: int, error: RankError) 
     step, phase = (saved, "checkpoint") if saved is not None else (found.step, found.phase)
     doing = f"writing its part of the checkpoint of step {saved}" if saved is not None else case.where(rank)
     steps = case.run.folder.checkpoint_steps()
-    kept = f"the last complete checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"
+    kept = f"the last complete checkpoint is from step {steps[-1]}" if steps else "there is no checkpoint yet"
     return found.with_more(
         fault="disk",
         step=step,

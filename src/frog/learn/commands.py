@@ -31,7 +31,7 @@ def add_learn_parser(commands: _Parsers) -> None:
     init.add_argument(
         "--name", metavar="NAME", help="your name, as your instructor sees it (default: ask, or take it from git)"
     )
-    _add(actions, "list", "list all exercises and mark those that passed", "list_exercises")
+    _add(actions, "list", "list all exercises and mark the ones that passed", "list_exercises")
     check = _add_of_exercise(actions, "check", "check your solution", "check", "checks")
     check.add_argument(
         "--seed", type=int, metavar="N", help="repeat the check with this seed; the result is not recorded"

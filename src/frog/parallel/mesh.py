@@ -84,7 +84,7 @@ def check_experts(ep: int, dp: int) -> None:
     """Raise ConfigError unless `ep` divides `dp`."""
     if dp % ep:
         raise ConfigError(
-            f"ep {ep} does not divide dp {dp}: neighboring dp ranks share the experts in rows of that many",
+            f"ep {ep} does not divide dp {dp}: neighboring dp ranks share the experts in groups of that size",
             "change strategy.ep, or start another number of ranks",
         )
 

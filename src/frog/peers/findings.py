@@ -71,8 +71,8 @@ _MEANINGS = {
         "Where did the data from the other ranks go?",
     ),
     "neighbours-only": (
-        "each rank communicates with its neighbours, so their data is the sum",
-        "Data of a neighbour's neighbour arrives only if each rank forwards what it has added. In how many steps?",
+        "each rank communicates with its neighbors, so their data is the sum",
+        "Data from a neighbor's neighbor arrives only if each rank forwards what it has added. In how many steps?",
     ),
     "some-ranks-only": (
         "one more step would change nothing",
@@ -148,6 +148,6 @@ _MEANINGS = {
     ),
     "wrong-loss": (
         "the rank that closed the connection is the one that failed",
-        "A neighbour may leave because it lost its own. Which rank saw an end first, and how did the others learn it?",
+        "A neighbor may leave because it lost its own. Which rank saw an end first, and how did the others learn it?",
     ),
 }

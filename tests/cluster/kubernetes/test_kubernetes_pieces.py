@@ -38,7 +38,7 @@ def test_small_manifest_is_parsed(tmp_path: Path) -> None:
         ("kind: Job", "kind: CronJob", "CronJob: this kind is not supported on one machine"),
         ("kind: Job", "kind: TrainJob", "--kind job"),
         ("kind: Job", "kind: [1]", "this kind"),
-        ("batch/v1", "batch/v1beta1", "a Job has the version batch/v1"),
+        ("batch/v1", "batch/v1beta1", "expected batch/v1 for a Job"),
         ("completions: 2", "completion: 2", "Job.spec.completion: unknown; did you mean completions?"),
         ("completions: 2", "completions: 0", "must be at least 1"),
         ("completions: 2", "completions: 2\n  suspend: true", "suspend: unknown, or not supported"),

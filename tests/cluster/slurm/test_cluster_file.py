@@ -89,7 +89,7 @@ def test_invalid_answer_of_the_daemon_is_reported() -> None:
     with pytest.raises(SlurmRefusal, match="no such job"):
         hear({"error": "no such job"})
     for wrong in ({"code": "x"}, {"error": 3}, [], None, "x"):
-        with pytest.raises(SlurmRefusal, match="the answer of the emulator's daemon: "):
+        with pytest.raises(SlurmRefusal, match="the answer from the emulator's daemon: "):
             hear(wrong)
 
 

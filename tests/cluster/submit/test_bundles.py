@@ -120,7 +120,7 @@ SAME_NAMES = [
         (["--set", "data.name=none"], "no prepared data set 'none'"),
         (["--set", "model.init_from=runs/x"], "not a folder of weights"),
         (["--nodes", "3"], "not a multiple of world size 12"),
-        (["--profile", "marenostrum5"], "requires the account that is charged"),
+        (["--profile", "marenostrum5"], "requires the account to charge"),
         (["--set", "train.step=1"], "did you mean train.steps?"),
         (SAME_NAMES, "two files have the same name: run.toml, config.json, ds/config.json"),
         (["--platform", "manylinux_2_28_riscv64"], "create the bundle in a Linux container of that machine type"),

@@ -89,7 +89,7 @@ def test_one_of_five_slides_asks_the_class(deck: str) -> None:
 
 def test_notes_have_minutes_and_what_to_say(slide: Slide) -> None:
     assert len(slide.notes) == 1
-    assert re.search(r"^(Say|Answers, not told yet):", slide.notes[0], re.MULTILINE)
+    assert re.search(r"^(Say|Answers, for you only):", slide.notes[0], re.MULTILINE)
     assert slide.answers or re.search(r"^Ask\b", slide.notes[0], re.MULTILINE)
     if slide.is_extra:
         assert slide.notes[0].startswith("Extra slide, without minutes:")

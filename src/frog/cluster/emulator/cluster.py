@@ -142,7 +142,7 @@ def _read(folder: Path) -> EmulatorFile | None:
     """Return the emulator of a folder, or None if it has none. Raises UsageError if it has another cluster."""
     try:
         if read_cluster_file(folder, ClusterKind).kind != "emulator":
-            raise UsageError(f"{folder}/: the folder has another cluster", "frog slurm down")
+            raise UsageError(f"{folder}/: the folder belongs to another cluster", "frog slurm down")
         return read_cluster_file(folder, EmulatorFile)
     except FileNotFoundError:
         return None

@@ -19,7 +19,7 @@ from frog.core.env import variable
 from frog.core.schema import Typed, convert, decode
 
 _ANSWER_S = 10.0
-_DAEMON = "the answer of the emulator's daemon"
+_DAEMON = "the answer from the emulator's daemon"
 
 
 class _Refused(Typed, frozen=True):

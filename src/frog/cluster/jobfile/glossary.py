@@ -52,7 +52,7 @@ SLURM_VARIABLES = {
     "SLURM_RESTART_COUNT": "how often the job was requeued; unset on the first start",
     "SLURM_ARRAY_JOB_ID": "the job id of the whole array",
     "SLURM_ARRAY_TASK_ID": "this job's index in the array",
-    "SLURM_JOB_ACCOUNT": "the account that is charged",
+    "SLURM_JOB_ACCOUNT": "the account to charge",
     "SLURM_JOB_PARTITION": "the partition",
     "SLURM_LAUNCH_NODE_IPADDR": "the address of the machine that called srun",
     "SLURM_TMPDIR": "a temporary folder on this node",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _BOTH = """
-account A = the account that is charged
+account A = the account to charge
 acctg-freq . = how often Slurm measures the job
 bb . = burst buffer
 bbf . = file that describes a burst buffer

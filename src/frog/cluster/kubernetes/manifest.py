@@ -136,7 +136,7 @@ def parse_manifest(documents: Sequence[Any], problems: list[str], extra: Sequenc
             top.problem(f"this kind is not supported on one machine; supported kinds: {', '.join(readers)}")
             continue
         if version != readers[kind]:
-            top.problem(f"{version!r}: a {kind} has the version {readers[kind]}", "apiVersion")
+            top.problem(f"{version!r}: expected {readers[kind]} for a {kind}", "apiVersion")
         meta = _read_metadata(top)
         manifest.namespaces[f"{kind} {meta.name}"] = meta.namespace
         {

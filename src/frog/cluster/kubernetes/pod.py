@@ -97,7 +97,7 @@ class _Pod:
             if time.monotonic() - start > _NAME_TIMEOUT_S:
                 raise CommError(
                     f"{name}: the name did not resolve within {_NAME_TIMEOUT_S:.0f} s",
-                    "check that the pod's subdomain has a headless Service which selects the pod's labels and sets "
+                    "check that the pod's subdomain has a headless Service that selects the pod's labels and sets "
                     "publishNotReadyAddresses",
                 )
             time.sleep(_POLL_S)

@@ -137,19 +137,19 @@ def _read_security(pod: Fields, container: Fields, uid: int, notes: list[str]) -
     if must_not_be_root and uid == 0:
         pod.problem("true, but runAsUser is 0 or missing: the kubelet would not start the container", "runAsNonRoot")
     if container.flag("privileged"):
-        container.problem("true: not supported, pods have no privileges here", "privileged")
+        container.problem("true: not supported, because pods have no privileges here", "privileged")
     if container.flag("allowPrivilegeEscalation", True):
         notes.append("allowPrivilegeEscalation: always false here")
     if not container.flag("readOnlyRootFilesystem"):
         notes.append("readOnlyRootFilesystem: always true here, because the root is this machine's own")
     capabilities = container.object("capabilities")
     if capabilities.texts("add"):
-        capabilities.problem("not supported, pods have no capabilities here", "add")
+        capabilities.problem("not supported, because pods have no capabilities here", "add")
     if "ALL" not in capabilities.texts("drop"):
         notes.append("capabilities: a pod never has any here")
     capabilities.done()
     if pod.without_effect("seccompProfile") + container.without_effect("seccompProfile"):
-        notes.append("seccompProfile: ignored, no system call is filtered here")
+        notes.append("seccompProfile: ignored, because no system calls are filtered here")
     pod.without_effect("fsGroup", "fsGroupChangePolicy", "supplementalGroups")
     pod.done()
     container.done()

@@ -46,13 +46,13 @@ def problem(
 def main(arguments: Sequence[str]) -> int:
     """Check once; print the problem; return 0 or 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m frog.cluster.kubernetes.probe", description="Check the ranks of this pod."
+        prog="python -m frog.cluster.kubernetes.probe", description="Check the ranks in this pod."
     )
     parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="number of ranks of this pod")
-    parser.add_argument("--within", type=float, default=60.0, metavar="S", help="greatest age of a heartbeat")
-    parser.add_argument("--fresh", action="store_true", help="ignore heartbeats of an earlier pod")
-    parser.add_argument("--training", action="store_true", help="each rank must have begun to train")
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="number of ranks in this pod")
+    parser.add_argument("--within", type=float, default=60.0, metavar="S", help="maximum heartbeat age in seconds")
+    parser.add_argument("--fresh", action="store_true", help="ignore heartbeats from an earlier pod")
+    parser.add_argument("--training", action="store_true", help="require each rank to have started training")
     args = parser.parse_args(arguments)
     index = int(variable("JOB_COMPLETION_INDEX") or 0)
     ranks = range(index * args.ranks, (index + 1) * args.ranks)

@@ -46,7 +46,7 @@ def _add_slurm_options(group: argparse._ArgumentGroup) -> None:
         help="the cluster: the name of a file in config/clusters/, or PATH.toml (default: the bundle's, or generic)",
     )
     group.add_argument("--time", metavar="HH:MM:SS", help="time limit (default: 00:30:00)")
-    group.add_argument("--account", metavar="NAME", help="the account that is charged")
+    group.add_argument("--account", metavar="NAME", help="the account to charge")
     group.add_argument("--partition", metavar="NAME", help="default: the profile's")
     group.add_argument("--qos", metavar="NAME", help="default: the profile's")
     group.add_argument(

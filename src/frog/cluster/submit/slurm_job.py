@@ -100,7 +100,7 @@ def check_request(request: SlurmRequest) -> None:
         problems.append(f"--nodes {request.nodes}: {profile.name} allows {most} with qos {request.qos or profile.qos}")
     problems += _time_problems(request)
     if profile.account_required and not (request.account or profile.account):
-        problems.append(f"--account: {profile.name} requires the account that is charged")
+        problems.append(f"--account: {profile.name} requires the account to charge")
     for option in ("account", "partition", "qos"):
         value = getattr(request, option)
         if value is not None and not is_slurm_name(value):

@@ -19,7 +19,7 @@ from frog.launch.network.link import Link
 from frog.launch.network.messages import SwitchReady
 
 _MAX_NODES = 64
-_SWITCH = "an answer of the network's switch"
+_SWITCH = "an answer from the network's switch"
 _ANSWER_S = 60.0
 """Timeout of the switch's answers. Normally they are immediate; only an overloaded machine is this slow."""
 

@@ -1,1 +1,1 @@
-"""Fine-tuning: adapters on frozen weights, trained on labelled texts."""
+"""Fine-tuning: adapters on frozen weights, trained on labeled texts."""

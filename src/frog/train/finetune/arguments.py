@@ -42,7 +42,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         "--head",
         choices=HEADS,
         help="classification: a new small matrix on the last token's hidden state; completion: the model's own head "
-        f"learns to generate the completion, or the label of a labelled text (default: {DEFAULTS['head']})",
+        f"learns to generate the completion, or the label of a labeled text (default: {DEFAULTS['head']})",
     )
     add(
         "--epochs", type=at_least(1), metavar="N", help=f"passes over the training part (default: {DEFAULTS['epochs']})"

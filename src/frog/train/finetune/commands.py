@@ -7,7 +7,7 @@ import argparse
 from frog.core.loading import loading
 from frog.train.finetune.arguments import add_finetune_arguments
 
-_DESCRIPTION = """Train low-rank adapters (LoRA) on a run's frozen weights, with labelled texts.
+_DESCRIPTION = """Train low-rank adapters (LoRA) on a run's frozen weights, with labeled texts.
 
 Only the adapters are saved, in the format of `peft`, under runs/NAME/adapter. To use several ranks:
 frog run --nproc 2 -- finetune RUN ..."""
@@ -17,7 +17,7 @@ def add_finetune_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
     """Add `finetune` and `classify`; each sets `handler`, which takes the arguments and returns an exit code."""
     finetune = commands.add_parser(
         "finetune",
-        help="train LoRA adapters for a run, on labelled texts",
+        help="train LoRA adapters for a run, on labeled texts",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -155,8 +155,8 @@ def _warnings(request: SlurmRequest, folder: Path) -> list[str]:
         return []
     return [
         f"{torch} has no CUDA, but {request.profile.name} has GPUs: the ranks would compute on CPUs. Let pip find a "
-        "build with CUDA, such as with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126, and make the bundle "
-        "again"
+        "build with CUDA, for example with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126, and make the "
+        "bundle again"
     ]
 
 
