@@ -418,7 +418,7 @@ def test_campaign_table_contains_all_finished_trials(tmp_path: Path) -> None:
     assert "frog chaos --campaign 3 --seed 7 --kinds kill,corrupt --nproc 2 --deadline 5 -- train tiny.toml" in table
     assert re.search(r"kill rank=1 step=3 phase=reduce .* restarted at step 2 .* ok", table)
     assert "      - weights differ" in table
-    assert "2 of 3 faults met: 1 handled correctly, 1 not" in table
+    assert "2 of 3 faults tested: 1 handled correctly, 1 not" in table
     assert "kinds: kill 1/1, corrupt 0/1" in table
     assert "4.5 s at most" in table
 
@@ -445,7 +445,7 @@ def test_small_campaign_passes(harness: Harness, seed: int, count: int, words: l
     told = ["--campaign", str(count), "--seed", str(seed), *words, "--out", "table.txt"]
     done = harness.run("frog", "chaos", *told, "--", *program, timeout=580)
     table = (harness.root / "table.txt").read_text()
-    assert f"{count} of {count} faults met: {count} handled correctly, 0 not" in table, done.stdout
+    assert f"{count} of {count} faults tested: {count} handled correctly, 0 not" in table, done.stdout
     assert f"recovered to the undisturbed run's weights: {count} of {count}" in table
     assert "restarted at step" in table
     assert not list((harness.root / "runs").glob(f"chaos-{seed}-0*"))
@@ -477,4 +477,4 @@ def test_interrupted_campaign_keeps_its_finished_trials(harness: Harness) -> Non
     told, _ = run_to_end(process, 100)
     assert process.returncode == 130
     assert "stopped: " in told
-    assert " of 9 faults met: " in out.read_text()
+    assert " of 9 faults tested: " in out.read_text()

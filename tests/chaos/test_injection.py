@@ -395,7 +395,7 @@ def test_healing_cut_makes_two_distinct_requests(tmp_path: Path, monkeypatch: py
 # ---- real worlds -----------------------------------------------------------------------------------------------------
 
 ENDS = [
-    ("raise rank=1 step=0 phase=evaluate", 1, ("RuntimeError: this was not foreseen", 'File "')),
+    ("raise rank=1 step=0 phase=evaluate", 1, ("RuntimeError: the program did not expect", 'File "')),
     ("stop rank=1 step=2 phase=forward", 137, ("was killed by SIGKILL",)),
     ("missing rank=1 step=2 phase=reduce", None, ("rank ",)),
     ("node rank=1 step=3 phase=zero", None, ()),

@@ -164,5 +164,5 @@ def test_small_survival_campaign_passes(harness: Harness) -> None:
     words = ["--campaign", "3", "--seed", "1", "--kinds", "kill,midway", "--on-loss", "shrink", "--out", "shrink.txt"]
     done = harness.run("frog", "chaos", *words, "--nproc", "4", "--", *program, timeout=380)
     table = (harness.root / "shrink.txt").read_text()
-    assert "3 of 3 faults met: 3 handled correctly, 0 not" in table, done.stdout
+    assert "3 of 3 faults tested: 3 handled correctly, 0 not" in table, done.stdout
     assert "continued with the undisturbed run's samples and losses: 3 of 3" in table

@@ -58,7 +58,7 @@ def test_two_lost_ranks_and_one_new_rank_are_reported(run: FailedRun) -> None:
         "after detecting the loss; the run completed"
     )
     assert (found.outcome, found.certain) == ("recovered", True)
-    assert any("rank 4    joined after step 5: 3 ranks from there on" in line for line in found.evidence)
+    assert any("rank 4    joined after step 5: 3 ranks from then on" in line for line in found.evidence)
     assert [place(other) for other in found.also] == [("kill", 2, 3, "backward")]
     changes = find_changes(read_run(run.folder).attempts)
     assert [(change.lost, change.joined, change.members) for change in changes] == [

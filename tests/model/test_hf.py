@@ -145,7 +145,7 @@ def failure(folder: Path, error: type[FrogError]) -> str:
 
 
 def test_missing_folder_is_reported(tmp_path: Path) -> None:
-    assert "no config.json there" in failure(tmp_path / "nowhere", RunError)
+    assert "contains no config.json" in failure(tmp_path / "nowhere", RunError)
 
 
 def test_other_model_type_is_rejected(folder: Path) -> None:

@@ -57,7 +57,7 @@ def test_invalid_schedules_are_reported() -> None:
     good = make_schedule("1f1b", 2, 2)  # rank 0: F0 F1 B0 B1; rank 1: F0 B0 F1 B1
     assert "F0@0 occurs twice" in problems(replace(good, ranks=((Action("F", 0, 0), *good.ranks[0]), good.ranks[1])))
     assert problems(replace(good, ranks=(good.ranks[0][:-1], good.ranks[1]))) == ["B1@0 is missing"]
-    assert "B0@1 is on rank 0, its stage on rank 1" in problems(
+    assert "B0@1 is on rank 0, but its stage on rank 1" in problems(
         replace(good, ranks=((*good.ranks[0], Action("B", 1, 0)), good.ranks[1]))
     )
     assert problems(replace(good, num_micro=1))[0] == "B1@0 belongs to no stage or micro-batch"
@@ -66,7 +66,7 @@ def test_invalid_schedules_are_reported() -> None:
         "rank 0 waits for B0@1 before B0@0, which never runs",
         "rank 1 waits for F0@1 before B0@1, which never runs",
     ]
-    with pytest.raises(FrogError, match=r"schedule 1f1b cannot run to its end\n  - rank 0 waits for B0@1 before B0@0"):
+    with pytest.raises(FrogError, match=r"1f1b cannot run to completion\n  - rank 0 waits for B0@1 before B0@0"):
         simulate(backward_first)
     assert problems(swapped(good, 0, 0, 2))  # B0 before any F
     split = make_schedule("zero_bubble", 2, 2)

@@ -54,7 +54,7 @@ def one_call(grade: Grade, world: World, expected: dict) -> None:
     if touched:
         grade.reject(
             "touches-frozen",
-            f"{touched[0]} had no gradient on any rank; now it has entries up to {after[0][touched[0]].abs().max():.1g}.",
+            f"{touched[0]} had no gradient on any rank; now it has one, up to {after[0][touched[0]].abs().max():.1g}.",
         )
     if all(far(a, expected) <= 1e-6 for a in after):
         return

@@ -84,7 +84,7 @@ class Rank:
         self.log.say(f"step {step} all-reduce begins")
         options = dist.AllreduceOptions()
         if (self.case["what"], step) == ("hung", self.case["step"]):
-            options.timeout = timedelta(milliseconds=150)  # the only wait that a time-out ends
+            options.timeout = timedelta(milliseconds=150)  # the only wait that a timeout ends
         self.group.allreduce([gradient], options).wait()
         self.log.say(f"step {step} all-reduce ends")
         self.weight -= 0.1 * gradient / SIZE

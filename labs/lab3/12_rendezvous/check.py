@@ -231,7 +231,7 @@ def check_absent(grade: Grade, run: Run, seen: Run) -> None:
 
 
 def check_late(grade: Grade, run: Run, seen: Run) -> None:
-    """Check a node that arrives after the time-out, before the others look for it: join names it, or succeeds."""
+    """Check a node that arrives after the timeout, before the others look for it: join names it, or succeeds."""
     for who, gave in seen["gave"].items():
         if gave["0"].get("missing") == []:
             world = f"{len(run['sizes'][0])} nodes; node {len(run['sizes'][0]) - 1} arrived as timeout_s expired"

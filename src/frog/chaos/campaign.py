@@ -196,7 +196,7 @@ class Campaign:
         left = [verdict.left_s for verdict in self.verdicts if verdict.left_s is not None]
         seconds = [verdict.seconds for verdict in self.verdicts]
         lines = [
-            f"{done} of {self.num_faults} faults met: {done - len(bad)} handled correctly, {len(bad)} not",
+            f"{done} of {self.num_faults} faults tested: {done - len(bad)} handled correctly, {len(bad)} not",
             f"{self.recovered}: {sum(v.recovered for v in self.verdicts)} of {done}",
             f"kinds: {kinds}",
             f"phases: {', '.join(f'{phase} {number}' for phase, number in phases.most_common())}",

@@ -97,7 +97,7 @@ class Injector(Midway):
     # ---- the process -------------------------------------------------------------------------------------------------
 
     def _raise(self, number: int, fault: Fault) -> None:
-        raise RuntimeError("this was not foreseen by the program")
+        raise RuntimeError("the program did not expect this error")
 
     def _kill(self, number: int, fault: Fault) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

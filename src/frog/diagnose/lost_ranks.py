@@ -132,7 +132,7 @@ def _joins(run: RecordedRun, changes: list[Change]) -> list[str]:
     for change in changes:
         for identity in change.joined:
             place = f" to replace rank {change.replaced[identity]}" if identity in change.replaced else ""
-            what = f"joined{place} after step {change.step}: {len(change.members)} ranks from there on"
+            what = f"joined{place} after step {change.step}: {len(change.members)} ranks from then on"
             lines.append(note(_began_ns(run, change), f"rank {identity}", what, "events/"))
     for event in (event for attempt in run.attempts for event in attempt.replacements if event.pid not in came):
         lost = places.get(event.pid, event.rank)

@@ -96,7 +96,7 @@ def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         return None
     return Diagnosis(
         "slow",
-        f"rank {rank} exceeded the others' time-out {case.where(rank)}: it arrived {late_s:.1f} s after them, the last "
+        f"rank {rank} exceeded the others' timeout {case.where(rank)}: it arrived {late_s:.1f} s after them, the last "
         "time that the step was attempted",
         **case.about(rank),
         evidence=tuple(line for r in sorted(waits) for line in (case.report_error(r), case.report_position(r)) if line),

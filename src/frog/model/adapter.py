@@ -95,7 +95,7 @@ def load_adapter(model: TinyTransformer, folder: Path) -> LoraConfig:
         add_lora(model, config)
     except ConfigError as error:
         what = f"{folder / CONFIG_FILE}: {error.what}"
-        raise ConfigError(what, "load it over the model that it was made for") from None
+        raise ConfigError(what, "load it into the model that it was made for") from None
     if isinstance(model, Classifier):
         model.score.requires_grad_(True)
     weights = {_frog_name(name): tensor for name, tensor in _read_weights(folder).items()}
@@ -105,13 +105,13 @@ def load_adapter(model: TinyTransformer, folder: Path) -> LoraConfig:
         raise ShapeError(
             f"{folder}: its tensors do not match this model's adapters\n"
             f"  missing: {', '.join(missing[:5]) or 'none'}\n  unexpected: {', '.join(unexpected[:5]) or 'none'}",
-            "load it over the model that it was made for",
+            "load it into the model that it was made for",
         )
     with torch.no_grad():
         for name, parameter in expected.items():
             if weights[name].shape != parameter.shape:
                 shapes = f"{tuple(weights[name].shape)} in the file, {tuple(parameter.shape)} in this model"
-                raise ShapeError(f"{folder}: {name} has shape {shapes}", "load it over the model that it was made for")
+                raise ShapeError(f"{folder}: {name} has shape {shapes}", "load it into the model that it was made for")
             parameter.copy_(weights[name])
     return config
 
@@ -125,7 +125,7 @@ def read_config(folder: Path) -> LoraConfig:
     try:
         table = read_typed(path, dict[str, Any], _COPIED, RunError)
     except FileNotFoundError:
-        raise RunError(f"{folder}: no adapter there: {CONFIG_FILE} is missing", "name a folder with one") from None
+        raise RunError(f"{folder}: contains no adapter: {CONFIG_FILE} is missing", "name a folder with one") from None
     peft = convert(table, _PeftConfig, str(path), _COPIED, RunError)
     config = LoraConfig(peft.r, peft.lora_alpha, _targets(peft.target_modules))
     problems = config.problems()
@@ -184,7 +184,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 def _opened(folder: Path) -> Any:
     path = folder / WEIGHTS_FILE
     if not path.is_file():
-        raise RunError(f"{folder}: no adapter there: {WEIGHTS_FILE} is missing", _COPIED)
+        raise RunError(f"{folder}: contains no adapter: {WEIGHTS_FILE} is missing", _COPIED)
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError, MemoryError) as error:

@@ -77,7 +77,7 @@ def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
              ShapeError if a tensor's shape does not match the sizes.
     """
     if not (folder / "config.json").exists():
-        raise RunError(f"{folder}: no config.json there", "name a folder that `save_pretrained` wrote")
+        raise RunError(f"{folder}: contains no config.json", "name a folder that `save_pretrained` wrote")
     config = load_model_config(folder / "config.json")
     files = _weight_files(folder)
     _check_size(config, files)

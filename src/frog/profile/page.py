@@ -83,7 +83,7 @@ def _findings(profile: Profile) -> list[str]:
     found = [f"The largest part of a step is {largest}: {fractions[largest]:.0%}, over all ranks."]
     if fractions.get(WAITING, 0.0) >= 0.1:
         among = (
-            _who_is_late(ranks) if profile.run.setting("strategy", "pp") == 1 else ", the pipeline's bubble included"
+            _who_is_late(ranks) if profile.run.setting("strategy", "pp") == 1 else ", including the pipeline's bubble"
         )
         found.append(f"{fractions[WAITING]:.0%} is waiting for other ranks{among}.")
     if fractions.get(EXPOSED, 0.0) >= 0.2:

@@ -253,7 +253,7 @@ def _checkpoints(a: RunFolder, b: RunFolder, rtol: float, notes: list[str]) -> F
     by_step = {checkpoint.step: checkpoint for checkpoint in right}
     pairs = [(mine, by_step[mine.step]) for mine in left if mine.step in by_step]
     if not pairs:
-        return Finding("checkpoints", "not compared", "the runs have no valid checkpoint of the same step")
+        return Finding("checkpoints", "not compared", "the runs have no valid checkpoint from the same step")
     outcome: Outcome = "equal"
     first: str | None = None
     worst = 0.0
@@ -276,7 +276,7 @@ def _final_weights(a: _Side, b: _Side, others: Sequence[Finding]) -> Finding:
     if left is None or right is None or left.weights_sha256 is None or right.weights_sha256 is None:
         return Finding(what, "not compared", "one of the runs has no hash of its final weights")
     if left.step != right.step:
-        return Finding(what, "not compared", f"the hashes are of step {left.step} and step {right.step}")
+        return Finding(what, "not compared", f"the hashes are from step {left.step} and step {right.step}")
     if left.weights_sha256 == right.weights_sha256:
         return Finding(what, "equal", f"same hash, {left.weights_sha256[:12]}…")
     known = any(finding.outcome == "different" for finding in others)

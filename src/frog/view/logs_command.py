@@ -22,7 +22,7 @@ def add_logs_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser = subparsers.add_parser(
         "logs",
         help="show the logs of all ranks and nodes as one stream",
-        description="Show the logs of all ranks and nodes of a run, in order of time (UTC).",
+        description="Show the logs of all ranks and nodes of a run, in chronological order (UTC).",
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
     parser.add_argument(

@@ -166,7 +166,7 @@ def _read(path: Path) -> bytes:
         try:
             return read_bounded(path, UsageError, "name a job file", _LONGEST)
         except FileNotFoundError:
-            raise UsageError(f"{path}: no such file", "config/slurm_example.sbatch is one") from None
+            raise UsageError(f"{path}: no such file", "for example, config/slurm_example.sbatch") from None
     data = sys.stdin.buffer.read(_LONGEST + 1)
     if len(data) > _LONGEST:
         raise UsageError(f"{path}: larger than {_LONGEST} bytes, the limit for a job file", "name a job file")

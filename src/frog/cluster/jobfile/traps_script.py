@@ -96,7 +96,7 @@ def _cpus(job: JobFile, step: SrunStep, version: tuple[int, int] | None) -> Iter
     names = {"SRUN_CPUS_PER_TASK"} & ({item.name for item in step.command.assignments} | job.exported)
     works = step.works and (job.step_nodes(step), job.step_tasks_per_node(step)) != (1, 1)
     if works and cpus and cpus.value not in (None, "", "1") and not own and not names:
-        what = f"srun without --cpus-per-task: the value of line {cpus.line} may not reach it"
+        what = f"srun without --cpus-per-task: the value from line {cpus.line} may not reach it"
         yield CPUS_NOT_PASSED_ON.at(step.line, what, "may hang or waste" if version else None)
 
 

@@ -114,7 +114,7 @@ def read_cluster(folder: Path) -> Cluster:
     try:
         kind = read_cluster_file(folder, ClusterKind).kind
         if kind != KIND:
-            raise UsageError(f"{folder}: it has a cluster of another kind ({kind})", "frog slurm down ends it")
+            raise UsageError(f"{folder}: contains a cluster of another kind ({kind})", "frog slurm down ends it")
         found = read_cluster_file(folder, SlurmFile)
         if len(found.site.ports) != found.shape.nodes + 1:
             raise UsageError(
@@ -170,7 +170,7 @@ def _make_room(folder: Path, report: Callable[[str], None]) -> None:
     if not dead:
         raise UsageError(
             f"{folder}: a cluster of {cluster.shape.nodes} nodes is already running",
-            "frog slurm status shows it, frog slurm down ends it",
+            "frog slurm status shows it; frog slurm down ends it",
         )
     report(f"removed the remains of a cluster whose {', '.join(dead)} had died")
     _clear(cluster.site, keep_logs=False)

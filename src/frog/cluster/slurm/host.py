@@ -30,8 +30,8 @@ def choose_host() -> tuple[str, str]:
     tried = subprocess.run([sys.executable, "-c", code, "localhost"], capture_output=True, text=True, timeout=60)
     if tried.returncode != 0:
         raise LaunchError(
-            f"this machine's name, {name}, resolves to {address}, and this system allows no process another name: "
-            "Slurm's daemons would not listen only on the loopback interface",
+            f"this machine's name, {name}, resolves to {address}, and this system does not let a process use another "
+            "name: Slurm's daemons would not listen only on the loopback interface",
             hint,
         )
     return "localhost", _resolve("localhost") or "127.0.0.1"

@@ -165,7 +165,7 @@ class Player:
 
 
 class _Stop:
-    """Makes Ctrl-C or a time-out end the step instead of the demo: with SIGINT first, then with SIGKILL."""
+    """Makes Ctrl-C or a timeout end the step instead of the demo: with SIGINT first, then with SIGKILL."""
 
     def __init__(self, timeout_s: int) -> None:
         self._timeout_s, self._asked = timeout_s, 0

@@ -1,7 +1,7 @@
 """Match the communication of a world's ranks before it begins.
 
 A rank reports each operation that it calls, and continues when all participants have called it. The judge therefore
-knows immediately, without a time-out, that a rank will never arrive or that ranks have called different operations, and
+knows immediately, without a timeout, that a rank will never arrive or that ranks have called different operations, and
 a program always gets the same verdict, however busy the machine is. This file keeps only the state: it starts nothing
 and waits for nothing.
 """

@@ -72,7 +72,7 @@ def run_jobs(
     these jobs to `end` when their ranks have noted `when` n times, and far in the future when one has noted `until`.
     These jobs always run on the emulator: a real Slurm checks time limits only every 30 s.
 
-    Ranks find in SLOWNESS the factor by which to extend their time-outs on this machine.
+    Ranks find in SLOWNESS the factor by which to extend their timeouts on this machine.
     """
     place = Path(tempfile.mkdtemp(prefix="frog-learn-slurm-"))
     try:
@@ -128,7 +128,7 @@ def main(place: Path, request: dict[str, Any]) -> None:
 def _wait(
     numbers: Mapping[str, int], on: Mapping[str, JobCluster], near_limit: Mapping[str, Any], most_s: float
 ) -> dict[int, dict[str, Any]]:
-    """Return the jobs' states once all have ended, or after a time-out."""
+    """Return the jobs' states once all have ended, or after a timeout."""
     deadline = time.monotonic() + most_s
     ahead = {numbers[name]: ["when", "until"] for name in near_limit["of"] if name in numbers}
     jobs: dict[int, dict[str, Any]] = {}

@@ -51,7 +51,7 @@ class Pipeline:
         autocast: AbstractContextManager[Any] | None = None,
         positions_T: Tensor | None = None,
     ) -> None:
-        assert len(schedule.ranks) == pp.size, f"a schedule for {len(schedule.ranks)} ranks, there are {pp.size}"
+        assert len(schedule.ranks) == pp.size, f"a schedule for {len(schedule.ranks)} ranks, but there are {pp.size}"
         self.stages, self.pp, self.schedule, self.tied = stages, pp, schedule, tied
         self.autocast = autocast or nullcontext()
         self.program = program(schedule, pp.rank)

@@ -142,7 +142,7 @@ def make_schedule(name: str, num_ranks: int, num_micro: int, virtual_stages: int
     if num_ranks * num_micro * virtual_stages > _MOST_PASSES:
         raise ConfigError(
             f"{name}: {num_micro} micro-batches through {num_ranks} stages: more than {_MOST_PASSES:,} passes",
-            "a smaller schedule shows the same",
+            "a smaller schedule shows the same pattern",
         )
     if name == "interleaved":
         return interleaved(num_ranks, num_micro, virtual_stages)
@@ -177,7 +177,7 @@ def problems(schedule: Schedule) -> list[str]:
             if action in seen:
                 found.append(f"{action} occurs twice")
             if schedule.rank_of(action.stage) != rank:
-                found.append(f"{action} is on rank {rank}, its stage on rank {schedule.rank_of(action.stage)}")
+                found.append(f"{action} is on rank {rank}, but its stage on rank {schedule.rank_of(action.stage)}")
             seen.add(action)
     found += [f"{action} is missing" for action in sorted(expected - seen, key=str)]
     found += [f"{action} belongs to no stage or micro-batch" for action in sorted(seen - expected, key=str)]

@@ -59,7 +59,7 @@ def simulate(
         free[rank] = start + costs[action.kind] / schedule.virtual_stages
         times[action] = (start, free[rank])
     if len(times) < sum(map(len, schedule.ranks)):
-        raise FrogError(f"schedule {schedule.name} cannot run to its end\n  - " + "\n  - ".join(problems(schedule)))
+        raise FrogError(f"schedule {schedule.name} cannot run to completion\n  - " + "\n  - ".join(problems(schedule)))
     return Simulation(schedule, times, tuple(_peak(schedule, rank) for rank in range(len(schedule.ranks))))
 
 
