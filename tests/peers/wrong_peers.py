@@ -108,7 +108,7 @@ WRONG = {
         "results",
         "neighbours-only",
         _instead(f"values = array(values.typecode, map(add, values, {_WHOLE.format('values')}))"),
-        "the sum of only rank 0 and 2",
+        "the sum of only ranks 0 and 2",
     ),
     "keeps-its-own": Wrong("results", "not-reduced", _instead("pass")),
     "leaves-ranks-out": Wrong(

@@ -301,4 +301,4 @@ def test_continue_restarts_if_no_checkpoint_can_be_trusted(harness: Harness) -> 
 
 def test_resume_and_continue_cannot_be_combined(harness: Harness) -> None:
     done = harness.run("frog", "train", "--resume", "nodes-again", "--continue", code=2)
-    assert "both --resume and --continue" in done.stderr
+    assert "--resume cannot be combined with --continue" in done.stderr

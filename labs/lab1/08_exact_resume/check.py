@@ -84,7 +84,7 @@ def check_stop(grade: Grade, never: dict[str, Any], captured: dict[str, Any], re
         )
         grade.reject("position-lost", text + loss)
     if not torch.equal(found["random"], stop["random"]):
-        text = "After restore torch's random state was not the captured one, so dropout drew other numbers."
+        text = "After restore torch's random state was not the captured one, so dropout drew different numbers."
         grade.reject("random-state-lost", f"{text}{loss}")
 
 

@@ -197,9 +197,7 @@ def _expert_problems(strategy: StrategyConfig, model: ModelConfig, dp_size: int)
         return [f"strategy.ep={ep}: this model has no experts to distribute (num_local_experts)"] if ep > 1 else []
     found = []
     if dp_size % ep:
-        found.append(
-            f"strategy.ep={ep} does not divide the {dp_size} dp ranks: they must form groups of that size"
-        )
+        found.append(f"strategy.ep={ep} does not divide the {dp_size} dp ranks: they must form groups of that size")
     if experts % ep:
         found.append(
             f"num_local_experts={experts} is not a multiple of strategy.ep={ep}: each rank needs the same number"

@@ -19,7 +19,7 @@ _ADVICE = {
     "stop": "A stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one blocked in the kernel",
     "crash": "SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS) or an extension",
     "cut": "Check the network between it and the others; or it was slower than train.timeout_s allows",
-    "node": "Is the machine up? Check for a power failure, a kernel panic, a reclaim by the scheduler (`sinfo -R`, "
+    "node": "Is the machine up? Check for a power failure, a kernel panic, preemption by the scheduler (`sinfo -R`, "
     "`last -x`)",
     "raise": "Its traceback is in the logs: `frog logs RUN`",
 }

@@ -79,7 +79,7 @@ def _lost_node(case: Case, calls: CollectiveCalls, ranks: list[int], what: str, 
         **{**about, "rank": first},
         collective=str(calls.absence.call) if calls.absence is not None else None,
         evidence=(*lines, *(case.report_position(rank) for rank in ranks[:4]), *others[:3]),
-        advice="is the machine up? Check for a power failure, a kernel panic, a reclaim by the scheduler (`sinfo "
+        advice="is the machine up? Check for a power failure, a kernel panic, preemption by the scheduler (`sinfo "
         "-R`, `last -x`)\n"
         f"continue on the remaining nodes: `frog run --nodes 1:N ...`, or later: "
         f"`{case.run.folder.resume_command}`",

@@ -148,6 +148,6 @@ _MEANINGS = {
     ),
     "wrong-loss": (
         "the rank that closed the connection is the one that failed",
-        "A neighbor may leave because it lost its own. Which rank saw an end first, and how did the others learn it?",
+        "A neighbor may leave because it lost its own. Which rank saw an end first, and how did the others know?",
     ),
 }

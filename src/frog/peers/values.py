@@ -110,7 +110,7 @@ def _subset(ranks: tuple[int, ...], rank: int, world: int, numbers: str) -> Find
     if ranks == (rank,):
         return Finding("not-reduced", f"{numbers} The result is this rank's own input.")
     near = {(rank + step) % world for step in (-1, 0, 1)}
-    text = f"{numbers} It is the sum of only rank {' and '.join(map(str, ranks))}."
+    text = f"{numbers} It is the sum of only rank{'s' * (len(ranks) > 1)} {' and '.join(map(str, ranks))}."
     return Finding("neighbours-only" if rank in ranks and set(ranks) <= near else "some-ranks-only", text)
 
 

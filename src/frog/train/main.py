@@ -60,7 +60,8 @@ def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | Non
     """Return the configuration, and the folder of the run to resume if --resume names one."""
     if args.resume is not None and args.go_on:
         raise UsageError(
-            "both --resume and --continue", "--resume RUN names the run; --continue takes the run file's name"
+            "--resume cannot be combined with --continue",
+            "--resume RUN names the run; --continue takes the run file's name",
         )
     if args.resume is None:
         return load_run_config(args.run_file or DEFAULT_RUN_FILE, args.set), None

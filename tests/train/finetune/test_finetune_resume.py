@@ -122,7 +122,7 @@ def test_resume_with_more_epochs(here: Harness) -> None:
         ((), "nothing to fine-tune"),
         (("base", "--resume", "tuned"), "--resume tuned with run: a resumed run keeps its own settings"),
         (("--resume", "tuned", "--lora", "rank=2"), "and lora"),
-        (("--resume", "tuned", "--continue"), "both --resume and --continue"),
+        (("--resume", "tuned", "--continue"), "--resume cannot be combined with --continue"),
         (
             ("--resume", "base"),
             "runs/base is not a fine-tuned run\n  try: resume it with: frog train --resume runs/base",

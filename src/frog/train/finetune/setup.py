@@ -76,7 +76,9 @@ def _prepare_resumed(args: argparse.Namespace) -> Preparation:
             "omit these options; only --epochs and --set can change a resumed run",
         )
     if args.go_on:
-        raise UsageError("both --resume and --continue", "--resume RUN names the run; --continue takes --name")
+        raise UsageError(
+            "--resume cannot be combined with --continue", "--resume RUN names the run; --continue takes --name"
+        )
     folder = find_run(args.resume)
     tuning = read_finetune(folder)
     if tuning is None:
