@@ -52,8 +52,7 @@ def train(folder: Path, name: str, way: tuple[str, str], steps: int, network: st
 
 
 def per_step(events: RankEvents) -> list[tuple[float, float, float]]:
-    """Return, in ms for each step except the first ones: its length, the time of its collectives, and the waiting
-    time."""
+    """Return three times in ms for each step except the first ones: its length, its collectives' time, and its wait."""
     ends = sorted((step, event.end_ns) for step, event in events.by_step(StepEvent).items())
     under_way, waited = defaultdict[int, int](int), defaultdict[int, int](int)
     for call in events.of(CollectiveEvent):

@@ -157,7 +157,7 @@ def end_group(process: subprocess.Popen[str]) -> None:
 
 
 def header(command: list[str]) -> str:
-    """Return the command; then commit, day, machine with its load, and versions."""
+    """Return the command, the commit, the date, the machine and its load, and the versions."""
     words = [os.path.relpath(word, HERE.parent) if word.startswith(str(HERE)) else word for word in command]
     machine = f"{platform.system()} {platform.machine()}, {processor()}, {os.cpu_count()} cores"
     load = f"load {os.getloadavg()[0]:.1f} before"

@@ -10,7 +10,7 @@ the held-out loss at the end. Formula, bytes and losses are reproducible, even o
 "plain" is DiLoCo with an outer learning rate of 0.7, or 1, and no momentum; "frog" uses Frog's own collectives.
 
 Two runs without the link, the first and the last, show whether the machine has become slower meanwhile. `--only`
-selects some of the variants: to see which are fast enough takes a minute or two, with fewer steps.
+selects some of the variants; with fewer steps, a minute or two shows which of them are fast enough.
 """
 
 from __future__ import annotations

@@ -344,7 +344,7 @@ def test_collectives_inside_torch_cannot_be_altered(tmp_path: Path) -> None:
 
 
 def test_message_faults_are_aimed_where_they_can_be_detected(tmp_path: Path) -> None:
-    """Not at a rank's first step; nor at the size of a sent message, since gloo accepts a message that is too short."""
+    """No fault hits a rank's first step, or the size of a sent message, since gloo accepts one that is too short."""
     events = [event("start", node_rank=0)]
     for step in (1, 2):
         for number, (phase, op) in enumerate({"forward": "send", "backward": "recv"}.items()):

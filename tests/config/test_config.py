@@ -41,7 +41,7 @@ def test_shipped_run_files_load(path: Path) -> None:
     assert isinstance(load_run_config(path), RunConfig)
 
 
-def test_defaults_and_overrides(run_file: Path) -> None:
+def test_overrides_replace_defaults(run_file: Path) -> None:
     config = load_run_config(
         run_file, ["train.steps=7", "name=other", "model.num_hidden_layers=4", "optimizer.grad_clip=off"]
     )

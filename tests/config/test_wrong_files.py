@@ -1,4 +1,4 @@
-"""Run files, model files and tables of run.json with every key wrong: each is read, or rejected by the file's name."""
+"""Run files, model files and tables of run.json with every key wrong: each is read, or rejected by file name."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def run_file(tmp_path: Path) -> Path:
     return tmp_path / "demo.toml"
 
 
-def test_run_files_with_wrong_values_are_rejected_by_name(run_file: Path) -> None:
+def test_run_file_with_wrong_values_is_rejected_with_its_name(run_file: Path) -> None:
     held_to_its_schema(run_file, lambda: load_run_config(run_file))
 
 
-def test_model_files_with_wrong_values_are_rejected_by_name(run_file: Path) -> None:
+def test_model_file_with_wrong_values_is_rejected_with_its_name(run_file: Path) -> None:
     path = run_file.with_name("config.json")
     held_to_its_schema(path, lambda: load_model_config(path))
     held_to_its_schema(path, lambda: load_run_config(run_file), names="demo.toml")

@@ -139,7 +139,7 @@ def test_stopped_rank_is_diagnosed(run: FailedRun) -> None:
 
 
 def test_rank_dead_before_watchdog_check_was_killed(run: FailedRun) -> None:
-    """Its peers' connections closed immediately: it was killed, not stopped."""
+    """The rank's connections to its peers closed immediately, so it was killed, not stopped."""
     run.hang(2, "silent", 15)
     run.lose(*OTHERS, after_s=0.3)
     result = found(run)
@@ -148,7 +148,7 @@ def test_rank_dead_before_watchdog_check_was_killed(run: FailedRun) -> None:
 
 
 def test_killed_rank_is_diagnosed_although_peers_report_late(run: FailedRun) -> None:
-    """They finished a checkpoint before they timed out: its heartbeat was old then, but its connection had closed."""
+    """The peers finished a checkpoint first, so the rank's heartbeat was old; but its connection had closed."""
     run.exit(2, -9)
     for rank in OTHERS:
         run.ranks[rank].now_ns += 10_000_000_000
@@ -202,7 +202,7 @@ def test_all_ranks_gone_together_is_diagnosed(run: FailedRun) -> None:
 
 
 def test_rank_that_never_enters_collective_is_diagnosed(run: FailedRun) -> None:
-    """Its heartbeat continues, in forward, while the others' collective times out."""
+    """The rank's heartbeat continues, in forward, while the others' collective times out."""
     run.lose(*OTHERS, after_s=60, cause="timed_out")
     run.ranks[2].now_ns = run.ranks[0].now_ns
     run.beat(2)
@@ -566,7 +566,7 @@ def test_network_cut_names_the_node_whose_agent_could_not_report(
 
 @pytest.mark.parametrize(("on_loss", "fault"), [("fail", "cut"), ("shrink", "slow")])
 def test_rank_with_shortest_wait_was_late_if_step_is_repeated(tmp_path: Path, on_loss: str, fault: str) -> None:
-    """In a ring that is cut, each rank waits from the arrival of its own last bytes."""
+    """Each rank of a ring that is cut waits from the arrival of its own last bytes."""
     run = FailedRun(tmp_path / "run", num_nodes=4, config={"comm": {"on_loss": on_loss}})
     run.start()
     run.steps(1, 4)
@@ -579,7 +579,7 @@ def test_rank_with_shortest_wait_was_late_if_step_is_repeated(tmp_path: Path, on
 
 
 def test_closed_connections_of_living_rank_are_diagnosed(run: FailedRun) -> None:
-    """Its neighbors on the ring fail with it, rank 0 after they have left."""
+    """The rank's neighbors on the ring fail with it, rank 0 after they have left."""
     run.up_to(2, 5, "reduce")
     run.lose(1, 2, 3, after_s=0.1)
     run.lose(0, after_s=4)
@@ -925,7 +925,7 @@ def now(run: FailedRun, seconds_ago: float) -> None:
 
 @pytest.mark.parametrize(("seconds_ago", "goes_on"), [(20, True), (600, False)])
 def test_reused_launcher_pid_does_not_mean_running(run: FailedRun, seconds_ago: float, goes_on: bool) -> None:
-    """It was killed before it reported its end; its id was reused, or the folder was copied to another machine."""
+    """The launcher was killed before it reported its end; its pid was reused, or the folder is from another machine."""
     now(run, seconds_ago)
     assert is_active(run.folder) == goes_on
 
@@ -983,7 +983,7 @@ def test_run_format_of_older_frog_is_reported(run: FailedRun) -> None:
 
 
 def test_errors_without_facts_of_older_frog_are_noted(run: FailedRun) -> None:
-    """Its errors have texts and no facts; Frog does not parse texts, and reports this."""
+    """An older Frog's errors have texts but no facts; Frog does not parse texts, and reports this."""
     run.fail(2, KeyError("pond"))
     run.lose(*OTHERS)
     run.end(1)

@@ -148,7 +148,7 @@ def test_accelerate_with_one_process_of_several_is_rejected() -> None:
     ("hosts", "first"),
     [("node7", "node7"), ("a,b", "a"), ("n[003-005,9],x", "n003"), ("r[1-2]n[5,7]-ib,z", "r1n5-ib"), ("", "")],
 )
-def test_first_host_of_a_slurm_node_list(hosts: str, first: str) -> None:
+def test_first_host_is_extracted_from_a_slurm_node_list(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
 
 

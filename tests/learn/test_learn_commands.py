@@ -331,7 +331,7 @@ def test_export_contains_hashes_of_run_records(frog: Any, here: Path) -> None:
     assert [entry.what for entry in read_progress(here).journal] == ["record"] * 3
 
 
-def test_commands_after_every_exercise_passed(frog: Any, here: Path) -> None:
+def test_learn_commands_report_a_completed_course(frog: Any, here: Path) -> None:
     frog()
     for name in ("lab1/01_first", "lab1/02_second", "lab2/01_third"):
         step(here, name).write_text(SOLUTION)

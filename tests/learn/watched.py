@@ -1,4 +1,4 @@
-"""For test_watch_terminal.py: run `frog learn watch` on a course folder, with a grader that does not need torch."""
+"""Run `frog learn watch` for test_watch_terminal.py: on a course folder, with a grader that does not need torch."""
 
 import sys
 from pathlib import Path

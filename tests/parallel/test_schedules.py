@@ -201,7 +201,7 @@ def test_sent_tensors_do_not_pile_up(name: str) -> None:
 
 
 def test_receives_are_posted_ahead() -> None:
-    """In the steady state, a message travels while the rank computes."""
+    """A message travels while the rank computes, in the steady state."""
     instructions = program(make_schedule("1f1b", 3, 8), 1)
     runs = [n for n, instruction in enumerate(instructions) if instruction.op == "run"]
     posted = {str(instruction.action): n for n, instruction in enumerate(instructions) if instruction.op == "receive"}

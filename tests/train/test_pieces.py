@@ -155,7 +155,7 @@ def test_immediate_second_ctrl_c_is_the_same_stop_request(monkeypatch: pytest.Mo
             signal.signal(number, handler)
 
 
-def test_device_selection() -> None:
+def test_unavailable_device_is_rejected() -> None:
     one = WorldEnv(0, 1, 0, 1, 0, 1, "127.0.0.1", None, False)
     assert pick_device("cpu", one).type == "cpu"
     if not torch.cuda.is_available():

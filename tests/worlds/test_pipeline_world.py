@@ -156,7 +156,7 @@ def test_pipeline_mutants_on_four_ranks_are_detected(four: Results, name: str) -
 
 
 def test_pipeline_gradients_are_bitwise_equal_to_one_process(two: Results, four: Results) -> None:
-    """In float32, except for the tied weight: its two parts are summed at the end."""
+    """The gradients are in float32. The tied weight is an exception: its two parts are summed at the end."""
     pure = [(two, name) for name, given in CASES_2.items() if not given["autocast"]]
     pure += [(four, name) for name, given in CASES_4.items() if given["mesh"] == PP4]
     for results, name in pure:

@@ -87,7 +87,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all(runs: Harness) -> None:
 
 
 def test_strategies_agree_in_fp16(runs: Harness) -> None:
-    """To the rounding error of fp16: 11 bits of each product."""
+    """The results agree within the rounding error of fp16, which keeps 11 bits of each product."""
     losses = [[step.loss_mean for step in steps_of(runs, name)] for name in OVERFLOWING]
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-3)

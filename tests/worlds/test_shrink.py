@@ -225,7 +225,7 @@ def test_ranks_that_call_different_collectives_end_the_run(harness: Harness) -> 
 
 @pytest.mark.slow
 def test_rank_that_is_late_in_every_attempt_ends_the_run(harness: Harness) -> None:
-    """It responds when the others ask, so no rank is lost."""
+    """The late rank responds when the others ask, so no rank is lost."""
     fault = ("--fault", "slow rank=1 step=5 phase=data times=9 seconds=5", "--nproc", "2", "--threads", "1")
     run = words("shrink-late", "train.timeout_s=3")
     done = harness.run("frog", "chaos", *fault, "--", *run, code=1)

@@ -72,7 +72,7 @@ class Backend:
         )
 
     def options(self, device: torch.device) -> dict[str, Any]:
-        """Return more arguments for torch's `init_process_group`."""
+        """Return additional arguments for torch's `init_process_group`."""
         return {}
 
     def all_gather(self, whole: Tensor, part: Tensor, size: int, group: Any) -> Any:
@@ -88,12 +88,12 @@ class Backend:
         return isinstance(error, dist.DistError) or self.name in str(error).lower()
 
     def cause_of(self, error: Exception) -> Cause | None:
-        """Return the cause of an error of torch; None if its text is unknown."""
+        """Return the cause of an error that torch raised; None if its text is unknown."""
         text = str(error).lower()
         return next((cause for words, cause in (*self.wordings, *_TORCH_WORDINGS) if words in text), None)
 
     def shorten(self, error: Exception) -> str:
-        """Shorten an error of torch to one line for people."""
+        """Shorten the text of an error that torch raised to one line for people."""
         return (str(error).splitlines() or [type(error).__name__])[0]
 
 

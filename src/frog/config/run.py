@@ -189,8 +189,8 @@ class RunConfig:
     def meets(self, step: int) -> bool:
         """True if the data ranks synchronize in this step.
 
-        Usually they do in every step. If the strategy trains replicas apart, they do in the last step of each round and
-        in the last step of the run, so that the run ends with one model.
+        Usually they do in every step. With separate replicas, they do in the last step of each round and in the last
+        step of the run, so that the run ends with one model.
         """
         return not self.strategy.entry.apart or step % self.strategy.inner_steps == 0 or step == self.train.steps
 

@@ -120,7 +120,7 @@ class Agent:
         self._printer.start()
 
     def finish(self) -> None:
-        """After its end: kill the rest of its process group, and wait for the last lines of output."""
+        """Kill the rest of the ended agent's process group, and wait for the last lines of output."""
         kill_group(self.process.pid)
         if self._printer is not None and self.process.stdout is not None:
             self._printer.join(timeout=5)

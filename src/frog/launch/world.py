@@ -326,7 +326,7 @@ class _Launch:
         return beat is not None and any(beat.pid in agent.pids.values() for agent in self._running())
 
     def _enforce_deadlines(self) -> None:
-        """After a failure or a stop request: ask the remaining agents to stop, and kill them after their deadline."""
+        """Ask the remaining agents to stop after a failure or a stop request, and kill them after their deadline."""
         now = time.monotonic()
         if self.life.patience_is_over(now):
             for agent in self._running():

@@ -21,7 +21,7 @@ class ParameterGroup:
     entry: DataStrategyEntry
     data: DataParallel
     copies: Axis
-    """Ranks with the same reduced gradients and optimizer state, or with separate ones if the strategy trains apart."""
+    """Ranks with the same reduced gradients and optimizer state, or with separate ones in separate replicas."""
     sharded_over: list[Axis]
     """Axes whose ranks hold different parameters: a sum over all parameters includes them."""
 

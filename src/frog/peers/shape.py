@@ -35,7 +35,7 @@ def busiest(sent: Mapping[Pair, int]) -> tuple[int, int]:
 
 
 def data_links(sent: Mapping[Pair, int], payload_bytes: int) -> dict[Pair, int]:
-    """Return the links that carry more than greetings."""
+    """Return the links that carry more than the messages that open a connection."""
     return {pair: count for pair, count in sent.items() if count > _LITTLE * payload_bytes}
 
 

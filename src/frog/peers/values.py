@@ -82,7 +82,7 @@ def _outside(call: Call, inputs: Sequence[Array], result: Array, right: Array, r
 def _likeness(
     call: Call, inputs: Sequence[Array], result: Array, right: Array, rank: int, wrong: Array, numbers: str
 ) -> Finding:
-    """Identify a wrong sum by what it is equal to."""
+    """Identify a wrong sum by the expression that it equals."""
     world, remainder = len(inputs), call.count % len(inputs)
     if call.operation == "all_reduce":
         if ranks := _whose_sum(inputs, result):

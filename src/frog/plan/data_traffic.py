@@ -1,7 +1,7 @@
 """The traffic of data parallelism in a step: the transfers of a strategy's entry, over all data ranks or rows of them.
 
 n is the number of ranks that shard, P the bytes of the rank's parameters in float32 (of its pipeline stages, of its
-tp slice), A the micro-batches of a step. If the strategy trains replicas apart, it is the step that synchronizes.
+tp slice), A the micro-batches of a step. If the strategy trains separate replicas, the step is one that synchronizes.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Layout:
     def kept_bytes(self) -> float:
         """Bytes that a strategy keeps in addition to parameters, gradients and moments.
 
-        If replicas train apart: the weights of the round's start and the outer momentum, 2 P. In 8 bits: both rounding
+        With separate replicas: the weights of the round's start and the outer momentum, 2 P. In 8 bits: both rounding
         errors, P and P/n.
         """
         strategy, whole = self.config.strategy, self.parameter_bytes

@@ -36,7 +36,7 @@ class Row:
     memory: Memory | None = None
     """Memory of the rank that holds most."""
     sent_bytes: float = 0.0
-    """Bytes per step of the rank that sends most; the mean over a round if the strategy trains replicas apart."""
+    """Bytes per step of the rank that sends most; the mean over a round if the strategy trains separate replicas."""
     num_messages: int = 0
     bubble: float | None = None
     """The pipeline's bubble as a fraction of the time; None without a pipeline."""

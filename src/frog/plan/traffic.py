@@ -1,6 +1,6 @@
 """The traffic of one rank in one optimizer step: every collective, with its payload and the bytes that leave the rank.
 
-If a strategy trains replicas apart, it is the last step of a round; the other steps send nothing.
+If a strategy trains separate replicas, the step is the last of a round; the other steps send nothing.
 
 The few numbers that ranks agree on (loss, norm, a request to stop) are omitted: some 100 bytes per step, which is why
 a run sends a little more.

@@ -137,7 +137,7 @@ def local_batch(case: Case, mesh: Mesh, step: int) -> Batch:
 
 def one_process(case: Case, dp_size: int) -> Trace:
     """Run the oracle. `dp_size` matters for experts, whose load is balanced per micro-batch over all data ranks, and
-    for replicas that train apart.
+    for separate replicas.
     """
     if case.config.strategy.entry.apart:
         return replicas_in_turn(case, dp_size)
@@ -159,7 +159,7 @@ def one_process(case: Case, dp_size: int) -> Trace:
 
 
 def replicas_in_turn(case: Case, num_replicas: int) -> Trace:
-    """Run the oracle of replicas that train apart: one process takes every replica's steps, each on its own slice.
+    """Run the oracle of separate replicas: one process takes every replica's steps, each on its own slice.
 
     The outer step is torch's SGD, whose gradient is the mean difference. Within a round replica 0's
     numbers are compared.

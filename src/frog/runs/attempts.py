@@ -49,12 +49,12 @@ class Worker(EventList[RankEvent]):
 
     @cached_property
     def start(self) -> StartEvent | None:
-        """Its start event; None if it ended before writing one."""
+        """The worker's start event; None if it ended before writing one."""
         return self.last(StartEvent)
 
     @property
     def error(self) -> ErrorEvent | None:
-        """Its error, if it reported one."""
+        """The worker's error, if it reported one."""
         return self.last(ErrorEvent)
 
     @property

@@ -142,7 +142,7 @@ class RankProcess:
             log.note(text)
 
     def _report_to_screen(self, error: Exception, text: str) -> None:
-        """Print the error. All ranks meet the same usage error, so only rank 0 prints it."""
+        """Print the error. All ranks have the same usage error, so only rank 0 prints it."""
         if self.rank == 0 or not isinstance(error, UsageError):
             several = self.env is not None and self.env.world_size > 1
             mark = f"[rank {self.rank}] " if several else ""

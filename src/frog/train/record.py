@@ -1,4 +1,4 @@
-"""The records that training writes: run.json, how a start ended, and the first event of each rank.
+"""The records that training writes: run.json, the end of each start, and the first event of each rank.
 
 run.json      the run's configuration, and each of its starts; written before the first step of a start
 record.json   the farthest step that the run reached without failing, with the hashes that prove it
@@ -79,7 +79,7 @@ def new_run_json(
 
 
 def write_end(folder: RunFolder, record: dict[str, Any]) -> None:
-    """Write how a start ended that did not fail: to record.json, unless an earlier start got farther.
+    """Write the end of a start that did not fail to record.json, unless an earlier start got farther.
 
     Deletes a failure written by a rank that the others continued without.
     """

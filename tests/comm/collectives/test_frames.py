@@ -18,7 +18,7 @@ PAYLOAD = bytes(range(200))
 
 
 def test_frames_sent_before_a_peer_left_are_received() -> None:
-    """It leaves with unread data, so the system reports a connection reset to the next sender."""
+    """The peer leaves with unread data, so the system reports a connection reset to the next sender."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
         theirs, _ = listener.accept()

@@ -64,6 +64,6 @@ def test_link_is_described_by_its_settings() -> None:
     assert parse_network("rate=99mbit").mtu == 1500
 
 
-def test_queue_has_room_for_a_round_trip() -> None:
+def test_queue_holds_the_bytes_of_a_round_trip() -> None:
     link = Link(1e8, 0.1)
     assert link.queue_bytes > link.rate_bits_per_s / 8 * 2 * link.delay_s

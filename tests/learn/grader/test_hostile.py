@@ -353,7 +353,7 @@ def test_package_may_load_libraries_during_import(package: str, place: Place) ->
 
 
 def test_shared_memory_of_an_ended_process_is_removed() -> None:
-    """For systems that do not give processes a private /dev/shm."""
+    """Processes share /dev/shm on some systems, where their files would stay."""
 
     left = SHARED_MEMORY / f"torch_{2**30}_1_0"
     left.write_text("x")

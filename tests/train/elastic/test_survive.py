@@ -131,7 +131,7 @@ def test_all_ranks_including_a_new_one_give_up_together() -> None:
 
 
 def test_world_that_cannot_be_entered_raises_comm_error() -> None:
-    """Its ranks have the state from a larger world."""
+    """The ranks of the new world have the state of a larger world."""
     run = SimpleNamespace(membership=member())
     assert [fails(run, held((0, 1, 2))) for _ in range(3)] == [False, False, True]
 

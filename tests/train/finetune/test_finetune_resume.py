@@ -108,7 +108,7 @@ def test_continue_starts_resumes_and_recognizes_a_completed_run(
     same(here, "continued", "tuned")
 
 
-def test_resume_with_more_epochs(here: Harness) -> None:
+def test_resumed_finetuning_accepts_more_epochs(here: Harness) -> None:
     assert tune(here, *WORDS, "--name", "longer") == 0
     assert tune(here, "--resume", "longer", "--epochs", "4") == 0
     record = here.record("longer")

@@ -141,7 +141,7 @@ def _of_world(job: JobFile) -> Iterator[Finding]:
 
 
 def _ignored(lines: list[str]) -> dict[int, set[str]]:
-    """Return codes that comments disable: after a command for its line, on a separate line (0) for the whole file."""
+    """Return the codes that comments disable, by line; a comment on a separate line counts for the whole file, as 0."""
     found: dict[int, set[str]] = {}
     for number, line in enumerate(lines, 1):
         if match := _IGNORE.search(line):

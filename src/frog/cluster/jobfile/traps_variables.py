@@ -276,7 +276,7 @@ def _no_array(job: JobFile, read: dict[str, Word]) -> Iterator[Finding]:
 
 
 def _of_ranks(job: JobFile) -> set[str]:
-    """True for a variable that torchrun gives its ranks and the text of a task reads."""
+    """Return the variables that torchrun sets for its ranks, if the job uses torchrun."""
     return {"WORLD_SIZE", "NODE_RANK"} if job.launches else set()
 
 

@@ -38,7 +38,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Outcome(Typed, frozen=True):
-    """outcome.json"""
+    """The content of outcome.json."""
 
     KIND: ClassVar[str] = "the outcome of a Job"
 

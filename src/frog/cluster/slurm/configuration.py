@@ -78,7 +78,7 @@ class Site:
 
     @property
     def home(self) -> Path:
-        """In the scratch folder: a link to the cluster's own."""
+        """A link in the scratch folder to the cluster's folder."""
         return self.scratch / "folder"
 
     @property

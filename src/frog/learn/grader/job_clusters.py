@@ -105,7 +105,7 @@ class RealSlurm:
     def _look(self, number: int) -> dict[str, Any]:
         done = _ask("scontrol", "--oneliner", "show", "job", str(number), env=self._env, timeout_s=30.0)
         fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
-        limit = fields["TimeLimit"].replace("365-00:00:00", "UNLIMITED")  # Slurm plans no limit as one year
+        limit = fields["TimeLimit"].replace("365-00:00:00", "UNLIMITED")  # Slurm shows no limit as one year
         return {
             "state": fields["JobState"],
             "exit": fields["ExitCode"],

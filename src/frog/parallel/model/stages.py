@@ -55,7 +55,7 @@ class Stages:
     def forward(
         self, stage: int, x_BtD: Tensor | None, tokens_BT: Tensor, labels_BT: Tensor, positions_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return a stage's output, which is the loss after the last; and its routers' part of the loss, if it has any.
+        """Return a stage's output (for the last stage, the loss) and the loss of the stage's routers, if it has any.
 
         Shapes:  x_BtD (B, t, D): the previous stage's output; None for the first -> (B, t, D), or a scalar; a scalar
         """

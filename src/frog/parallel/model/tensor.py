@@ -11,7 +11,7 @@ residual stream are split too. An all-reduce is then divided into its two halves
   forward    all-gather of x before the block, reduce-scatter of x after it.
   backward   the same two, in reverse order. The norms' gradients are summed over `tp` once per step.
 Embedding: each rank looks up the tokens in its part, then the sum as above. Loss: each rank has the logits of its part;
-one all-reduce of the largest logit and one of two numbers a token (the sum of exponentials, the label's logit).
+one all-reduce of the largest logit and one of two numbers per token (the sum of exponentials, the label's logit).
 
 Source:  Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022 for sequence parallelism.
 Shapes:  B batch, T time, t = T/n, D model width, V vocabulary, v = V/n, N = B*T.

@@ -6,10 +6,10 @@
          stay gathered until their backward pass is done; gradients and optimizer state are sharded.
   zero3  `fully_shard`: a layer is gathered only while it computes.
 
-Each layer is one unit, the rest the root's. Every parameter is a DTensor, split along its rows; with tensor parallelism
-each tp rank's part is. Gradients are reduce-scattered in every micro-batch, which keeps them sharded; the reductions of
-hybrid sharding and `replicate` happen only in the last one. All of it happens inside torch and is not in the
-events. The weights stay in float32: `train.precision` works through autocast, as in the other strategies.
+Each layer is one unit; the root has the other parameters. Every parameter is a DTensor, split along its rows, after
+tensor parallelism has split it over tp. Gradients are reduce-scattered in every micro-batch, which keeps them sharded;
+the reductions of hybrid sharding and `replicate` happen only in the last one. All of it happens inside torch and is not
+in the events. The weights stay in float32: `train.precision` works through autocast, as in the other strategies.
 
 Source:  Zhao et al. 2023, "PyTorch FSDP"; the interface is torch.distributed.fsdp.fully_shard's.
 """

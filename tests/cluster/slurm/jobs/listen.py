@@ -1,4 +1,4 @@
-"""For job files: print the received signals, and end on the first ending one."""
+"""Print the received signals, and end on the first ending one; job files start this."""
 
 import os
 import signal
