@@ -60,7 +60,7 @@ def reported(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_agent_does_not_ask_torch_while_ranks_run(make_agent: MakeAgent, tmp_path: Path) -> None:
-    """torch would end all of them if another had failed in between."""
+    """torch would end all remaining ranks if another one had failed meanwhile."""
     agent = make_agent(-9, None, None)
     assert agent._monitor_workers(GROUP).state is WorkerState.HEALTHY
     assert reported(tmp_path) == [("exit", 0)]

@@ -88,7 +88,7 @@ def test_leaving_rank_deletes_only_its_own_endpoint_file(first: Membership, tmp_
     assert path.read_text() == others
 
 
-def test_world_without_free_identities_publishes_that(first: Membership, tmp_path: Path) -> None:
+def test_world_without_free_identities_rejects_joining_ranks(first: Membership, tmp_path: Path) -> None:
     path = tmp_path / "door.json"
     first.renew()
     assert first._endpoint is not None
@@ -129,7 +129,7 @@ def test_rank_without_a_sequence_in_the_step_cannot_join(first: Membership, tmp_
     assert json.loads(path.read_text())["full"] is None
 
 
-def test_most_ranks_is_the_sequences_of_a_micro_batch(first: Membership, tmp_path: Path) -> None:
+def test_largest_world_has_one_rank_per_sequence_of_a_micro_batch(first: Membership, tmp_path: Path) -> None:
     train = SimpleNamespace(global_batch_size=14, grad_accum=4)
     run: Any = SimpleNamespace(
         config=SimpleNamespace(train=train), folder=RunFolder(tmp_path), world=SimpleNamespace(is_main=False)

@@ -268,7 +268,7 @@ def test_unreadable_exports_are_named_and_the_others_make_a_page(
     assert "3 files were skipped" in html
 
 
-def test_no_page_without_a_readable_export(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_class_page_is_not_written_without_a_readable_export(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["class", "none.json"]) == 2
     assert "none of the files is a readable export of `frog learn export`" in capsys.readouterr().err
     assert not (here / "class.html").exists()

@@ -1,4 +1,4 @@
-"""For a function with only `pass`, the verdict names the empty function instead of a misconception."""
+"""The verdict on a function with only `pass` names the empty function instead of a misconception."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def test_reset_prints_the_backup_folder(frog: Any, here: Path) -> None:
     assert "your files were moved" not in frog("reset")
 
 
-def test_any_command_reports_course_updates(frog: Any, here: Path) -> None:
+def test_every_command_reports_course_updates(frog: Any, here: Path) -> None:
     frog()
     labs = here.parent / "labs"
     (labs / "lab1" / "01_first" / "README.md").write_text("newer\n")

@@ -31,12 +31,12 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "_CHUNK_ELEMENTS", 1)
 
 
-def test_linear_gradcheck() -> None:
+def test_linear_passes_gradcheck() -> None:
     x, weight = random(2, 3, 4, dtype=torch.float64), random(5, 4, dtype=torch.float64)
     assert torch.autograd.gradcheck(functions._Linear.apply, (x, weight))
 
 
-def test_linear_cross_entropy_gradcheck(small_chunks: None) -> None:
+def test_linear_cross_entropy_passes_gradcheck(small_chunks: None) -> None:
     x, weight = random(8, 4, dtype=torch.float64), random(5, 4, dtype=torch.float64)
     labels = torch.tensor([0, 4, 2, 2, 1, 3, 0, 4])
     assert torch.autograd.gradcheck(lambda x, w: linear_cross_entropy(x, w, labels), (x, weight))

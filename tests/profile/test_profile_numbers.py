@@ -155,7 +155,7 @@ def test_product_flops_are_counted(name: str, shapes: list[list[int]], flops: fl
     assert one.flops == flops
 
 
-def test_interval_operations() -> None:
+def test_interval_operations_match_hand_computed_results() -> None:
     a, b = [(0.0, 10.0), (5.0, 12.0), (20.0, 30.0)], [(8.0, 22.0), (29.0, 40.0)]
     assert union(a) == [(0, 12), (20, 30)]
     assert common(a, b) == [(8, 12), (20, 22), (29, 30)]

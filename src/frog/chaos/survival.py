@@ -192,7 +192,7 @@ def _joining_problems(loss: Loss, joining: Program) -> list[str]:
 
 
 def outcome_problems(run: RecordedRun, oracle: Oracle) -> list[str]:
-    """Compare its samples and losses with the undisturbed run's, and the weights of its ranks with each other."""
+    """Compare a run's samples and losses with the undisturbed run's, and the weights of its ranks with each other."""
     record, calm = run.record, oracle.record
     if record is None or record.status != "completed":
         return [f"incomplete: {record.status if record else 'no record'}"]

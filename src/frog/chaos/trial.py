@@ -174,7 +174,7 @@ class Launch:
         self.problems: list[str] = []
 
     def run(self, folder: RunFolder) -> None:
-        """Run it until its end or its deadline; record what it leaves behind."""
+        """Run a trial until its end or its deadline; record the files and processes that it leaves behind."""
         before = len(read_launcher(folder).events)
         with Program(self._command, self._scratch, self._changes) as program:
             try:

@@ -61,7 +61,7 @@ class Kind:
         return self.collective in ("resized", "left_out")
 
     def missing(self, world_size: int, network: bool, own_backend: bool = False) -> str | None:
-        """Return why it cannot happen in such a world on this system; None if it can."""
+        """Return why this fault cannot happen in such a world on this system; None if it can."""
         if self.needs == "peers" and world_size == 1:
             return "a world of one rank has no collectives and no connections"
         if self.needs == "network" and not network:

@@ -116,7 +116,7 @@ class Scene:
         yield self.steps
 
     def _regular_steps(self, phase: str) -> range:
-        """Return them without the last step, after which the run does both."""
+        """Return these steps without the last one, after which the run evaluates and saves a checkpoint."""
         every = self.eval_every if phase == "evaluate" else self.checkpoint_every
         return range(0 if phase == "evaluate" else every, self.steps, every)
 

@@ -1,4 +1,4 @@
-"""The finding of a diagnosis, and the letter that reports it."""
+"""The finding of a diagnosis, and its text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Diagnosis:
 
 
 def letter(run: str, diagnosis: Diagnosis) -> str:
-    """Format the diagnosis as a letter: the finding, the evidence line by line, the advice."""
+    """Format the diagnosis as text: the finding, the evidence line by line, the advice."""
     lines = [f"{run}: {diagnosis.finding}", ""]
     if not diagnosis.certain:
         lines += ["This is the most likely explanation of the evidence, not the only one.", ""]

@@ -69,7 +69,7 @@ class Agent:
     _printer: threading.Thread | None = None
 
     def is_up(self) -> bool:
-        """True if it is waiting for the other agents (frog.launch.torchrun.agent)."""
+        """True if the agent is waiting for the other agents (frog.launch.torchrun.agent)."""
         return self.reports.with_suffix(".up").exists()
 
     def news(self) -> Iterator[dict[str, Any]]:

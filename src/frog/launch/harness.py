@@ -64,14 +64,14 @@ class Program:
         os.close(self._reading)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Return its exit code, or None if it does not end in time."""
+        """Return the program's exit code, or None if it does not end in time."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def end(self, grace_s: float = 0.0) -> None:
-        """Ask it to stop and wait `grace_s`; then kill all its remaining processes."""
+        """Ask the program to stop and wait `grace_s`; then kill all its remaining processes."""
         if self.process.poll() is None and grace_s:
             self.process.terminate()
             self.wait(grace_s)
@@ -84,7 +84,7 @@ class Program:
                     member.kill()
 
     def _remaining(self) -> list[psutil.Process]:
-        """Find its processes by their temporary folder, including orphans."""
+        """Find the program's processes by their temporary folder, including orphans."""
         mine = str(self._temporary)
         return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("TMPDIR") == mine]
 

@@ -3,7 +3,7 @@
 torch uses MKL by default, which limits itself to AVX2 on processors not made by Intel. oneDNN, which torch includes for
 convolutions and reduced precision, uses AVX-512 wherever available: about twice the speed there. The choice depends
 only on the processor and the shapes, never on a timing, so that a run repeats bit for bit on the same machine.
-Measured in docs/development/decisions/0005-model-speed.md.
+docs/development/decisions/0005-model-speed.md has the measurements.
 
 Shapes: M rows of the left, N rows of the right factor, K the width that is summed over; in a linear layer N tokens,
 D input width, F output width.
@@ -58,7 +58,7 @@ def product(a_MK: Tensor, b_NK: Tensor) -> Tensor:
     Equals:  the same product by MKL, up to the order of float32 sums.
     """
     if uses_onednn(a_MK, b_NK):
-        # The only way to a float32 product by oneDNN; torch.compile makes the same call.
+        # This call is the only way to compute a float32 product with oneDNN; torch.compile uses it too.
         result: Tensor = torch.ops.mkldnn._linear_pointwise(a_MK, b_NK, None, "none", [], "")
         return result
     return a_MK @ b_NK.t()

@@ -6,7 +6,7 @@ summed, weighted with these probabilities.
 
 Shapes: B batch, T time (sequence), N tokens (B and T as one), D model width, F FFN width, E experts, A experts that one
 token goes through, R rows: one for each pair of token and expert (N x A), in order of experts.
-Parameter names and layouts are those of Hugging Face's Mixtral in memory; `model/hf.py` maps to its files.
+Parameter names and layouts are those of Hugging Face's Mixtral in memory; `model/hf.py` maps them to its files.
 """
 
 from __future__ import annotations

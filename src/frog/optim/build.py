@@ -20,7 +20,7 @@ def build_optimizer(config: OptimizerConfig, tensors: Sequence[UpdatedTensor]) -
 
 
 def begin_states(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
-    """Create a state of zeros for every tensor of the optimizer without one."""
+    """Create a state of zeros for every tensor of the optimizer that has none."""
     for group in optimizer.param_groups:
         for tensor in group["params"]:
             begin_state(optimizer, config, tensor)

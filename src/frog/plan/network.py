@@ -55,7 +55,7 @@ def collective_cost(
     two nodes, [[0, 1], [0, 1]] two rings, which share the links. With `asks` receivers request messages, as in gloo.
 
     Assumes: the algorithms of torch 2.13: rings for all-reduce (of at least 2n numbers, one per segment) and
-             all-gather; direct messages between all ranks for all-to-all, which Frog's reduce-scatter is. Between
+             all-gather; direct messages between all ranks for all-to-all, which Frog's reduce-scatter uses. Between
              ranks of one node nothing takes time.
     Source:  gloo/allreduce.cc, `ring`. The delays of all three: benchmarks/results/network.txt.
     """

@@ -24,7 +24,7 @@ POD = SMALL.replace("completions: 2", "completions: 1").replace(
 )
 
 
-def test_hidden_folders_of_a_volume() -> None:
+def test_volume_hides_the_folders_below_its_mount_path() -> None:
     assert sys.prefix in hidden_by(ABOVE)
     assert SOURCES in hidden_by(SOURCES)
     assert hidden_by("/config") == []

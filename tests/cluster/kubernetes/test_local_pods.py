@@ -229,7 +229,9 @@ def test_job_fails_at_backoff_limit(here: Harness) -> None:
     ("action", "code", "num_tries", "words"),
     [("FailJob", 1, 1, "(PodFailurePolicy)"), ("Ignore", 0, 3, "exit code 7; this failure does not count")],
 )
-def test_pod_failure_policy(here: Harness, action: str, code: int, num_tries: int, words: str) -> None:
+def test_pod_failure_policy_determines_retries_and_exit_code(
+    here: Harness, action: str, code: int, num_tries: int, words: str
+) -> None:
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": action, "onExitCodes": {"containerName": "one", "operator": "In", "values": [7]}},

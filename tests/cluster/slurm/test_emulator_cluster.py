@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             cluster.down(place)
 
 
-def test_emulator_up_status_down(folder: Path) -> None:
+def test_emulator_starts_reports_its_status_and_stops(folder: Path) -> None:
     table = json.loads((folder / "cluster.json").read_text())
     assert ask(folder, "sinfo", "--noheader", "--format=%N %c %G %D") == "node[1-2] 8 gpu:4 2\n"
     assert "no jobs" in cluster.status_text(folder)

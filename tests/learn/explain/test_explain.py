@@ -59,7 +59,7 @@ def test_spans_are_formatted_by_magnitude(ns: int, text: str) -> None:
     assert span_text(ns) == text
 
 
-def test_story_of_a_barrier() -> None:
+def test_barrier_story_names_the_last_rank_and_the_waiting_time() -> None:
     notes = notes_of(
         {"came_ns": 100, "left_ns": 402}, {"came_ns": 400, "left_ns": 401}, {"came_ns": 250, "left_ns": 405}
     )
@@ -76,7 +76,7 @@ def all_reduce_notes(**changes: Any) -> list[dict[str, Any]]:
     return notes_of(*({**each, "came_ns": came, "gave": 1.0 + n} for n, came in enumerate((100, 200, 400))))
 
 
-def test_story_of_an_all_reduce() -> None:
+def test_all_reduce_story_reports_sums_bytes_and_mistakes() -> None:
     told = write_story("all-reduce", all_reduce_notes())
     assert "blocked until rank 2, the last, arrived" in told
     assert "After the last rank arrived, the all-reduce took 10 ms." in told
@@ -88,7 +88,7 @@ def test_story_of_an_all_reduce() -> None:
     assert "but rank 0 has [6.0, 7.0]: the sum is wrong." in write_story("all-reduce", all_reduce_notes(got=[6.0, 7.0]))
 
 
-def test_story_of_a_rendezvous() -> None:
+def test_rendezvous_story_describes_how_the_nodes_met() -> None:
     notes = notes_of(
         {"knocked_ns": 100, "reached_ns": 300, "complete_ns": 305, "joined_ns": 320, "arrival": 3},
         {"knocked_ns": 0, "reached_ns": 140, "complete_ns": 304, "joined_ns": 320, "arrival": 1},

@@ -144,7 +144,7 @@ def test_session_has_roadmap_repeated_questions_and_takeaways(deck: str) -> None
 
 
 @pytest.mark.parametrize("deck", SESSIONS)
-def test_minutes_of_demo_and_lab(deck: str) -> None:
+def test_demo_and_lab_minutes_are_within_their_limits(deck: str) -> None:
     slides = {slide.headlines[0].partition(":")[0]: slide.minutes for slide in read_deck(deck)}
     demo = tomllib.loads((ROOT / f"src/frog/learn/demo/sessions/{deck[-1]}.toml").read_text())
     played = sum(step.get("minutes", 0) for step in demo["steps"]) or demo["minutes"]

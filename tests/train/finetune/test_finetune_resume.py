@@ -1,4 +1,4 @@
-"""A fine-tuning run that fails, is stopped or killed, and resumes equals an undisturbed one."""
+"""A fine-tuning run that resumes after a failure, a stop or a kill equals an undisturbed one."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class Pod:
         return state is None or state.passed
 
     def read(self) -> None:
-        """Print its output and write it to its log."""
+        """Print the pod's output and write it to the log."""
         assert self._process.stdout is not None
         while chunk := self._process.stdout.read(1 << 16):
             *lines, self._part = (self._part + chunk).split(b"\n")
@@ -245,18 +245,18 @@ class Pod:
         return ""
 
     def stop(self) -> None:
-        """Ask it to stop, as the kubelet does; `enforce` kills it if it takes too long."""
+        """Ask the pod to stop, as the kubelet does; `enforce` kills it if it takes too long."""
         if self.asked_at is None:
             self.asked_at = time.monotonic()
             self._process.send_signal(signal.SIGTERM)
 
     def enforce(self) -> None:
-        """Kill it at the end of its grace period."""
+        """Kill the pod at the end of its grace period."""
         if self.asked_at is not None and time.monotonic() - self.asked_at > self.template.grace_s:
             self.kill()
 
     def kill(self) -> None:
-        """Kill it and all its processes: the system kills the others when process 1 ends."""
+        """Kill the pod and all its processes: the system kills the others when process 1 ends."""
         if pid := self._pid():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)

@@ -20,7 +20,7 @@ class UnderWay:
         return not self._done.locked()
 
     def wait(self) -> None:
-        """Return when it is finished. Raises its error."""
+        """Wait until the operation has finished. Raises its error."""
         self._done.acquire()
         self._done.release()
         if self.error is not None:
@@ -34,7 +34,7 @@ class UnderWay:
             return self._calls is not None
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark it as finished. A second call does nothing."""
+        """Mark the operation as finished. A second call does nothing."""
         with self._guard:
             calls, self._calls = self._calls, None
         if calls is None:

@@ -70,7 +70,7 @@ class ForkedRank:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return its exit code (negative: the signal that killed it), or None while it runs."""
+        """Return the rank's exit code (negative: the signal that killed it), or None while it runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:

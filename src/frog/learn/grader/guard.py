@@ -268,7 +268,7 @@ class Snapshot:
         ]
 
     def changed(self) -> str | None:
-        """Return the name of the first changed one, such as `torch.equal`; None if all are unchanged."""
+        """Return the name of the first changed function, such as `torch.equal`; None if all are unchanged."""
         for place, before in self._before:
             now = vars(place)
             for name, value in before.items():

@@ -48,7 +48,7 @@ def split_model(model: TinyTransformer, tp: Axis, sequence_parallel: bool) -> No
             block.register_forward_pre_hook(lambda block, inputs: (enter(inputs[0], tp), *inputs[1:]))
             block.register_forward_hook(lambda block, inputs, y: leave(y, tp))
         for row in model.config.layer_parameters():
-            if row.kind == "head norm" and not sequence_parallel:  # which sums all norms' gradients once a step
+            if row.kind == "head norm" and not sequence_parallel:  # which sums all norms' gradients once per step
                 norm = layer.get_submodule(row.module)
                 assert isinstance(norm, RMSNorm)
                 norm.forward = _norm_of_heads(norm, tp)  # type: ignore[method-assign]

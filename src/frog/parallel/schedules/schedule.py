@@ -167,7 +167,7 @@ def stage_layers(num_layers: int, num_stages: int) -> list[range]:
 
 
 def problems(schedule: Schedule) -> list[str]:
-    """Return what keeps a schedule from running; empty if every action exists once, on its stage's rank, in time."""
+    """Return a schedule's problems; empty if every action exists once, on its stage's rank, in time."""
     kinds: tuple[Kind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
     micros, found = range(schedule.num_micro), []
     expected = {Action(kind, stage, m) for kind in kinds for stage in range(schedule.num_stages) for m in micros}
