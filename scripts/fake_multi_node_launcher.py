@@ -21,7 +21,7 @@ import threading
 import time
 from pathlib import Path
 
-# In the same folder: how the nodes find each other.
+# This module is in the same folder: with it, the nodes find each other.
 from node_rendezvous import rendezvous
 
 from frog.core.env import bind_loopback, child_env

@@ -70,7 +70,7 @@ def hostile_text(rng: random.Random, good: str) -> str:
 
 
 def _bytes(rng: random.Random, path: Path) -> str:
-    """Flip, insert, remove or double some bytes, or truncate the file."""
+    """Flip, insert, remove or duplicate some bytes, or truncate the file."""
     data = bytearray(path.read_bytes())
     said = []
     for _ in range(rng.choice((1, 1, 2, 8))):
@@ -96,7 +96,7 @@ def _bytes(rng: random.Random, path: Path) -> str:
 
 
 def _lines(rng: random.Random, path: Path) -> str:
-    """Remove, double, move or replace a line of a text."""
+    """Remove, duplicate, move or replace a line of a text."""
     try:
         lines = path.read_bytes().decode().split("\n")
     except UnicodeDecodeError:

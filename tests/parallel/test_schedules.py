@@ -132,7 +132,7 @@ def test_invalid_schedule_settings_are_rejected(name: str, ranks: int, micros: i
 def run_programs(schedule: Schedule, programs: list[list[Instruction]]) -> list[int]:
     """Run all ranks' programs over queues that let only their heads meet; return the most sends each rank has kept.
 
-    Stricter than gloo, which matches messages by direction: NCCL puts both directions of a pair into one queue.
+    This is stricter than gloo, which matches messages by direction: NCCL puts both directions of a pair into one queue.
     """
     queues: dict[tuple[int, int], deque[tuple[str, Action]]] = defaultdict(deque)
     delivered: set[Action] = set()

@@ -240,7 +240,7 @@ def test_follow_of_ended_run_ends(folder: RunFolder, capsys: pytest.CaptureFixtu
 
 
 def test_closed_output_pipe_ends_quietly(folder: RunFolder) -> None:
-    """`frog logs RUN | head -1`."""
+    """The reader closes the pipe, as in `frog logs RUN | head -1`."""
     write(folder.rank_log(0), *(f"{DAY} 10:00:04.000 rank 0 | {'x' * 200}" for _ in range(2000)))
     reading, writing = os.pipe()
     os.close(reading)

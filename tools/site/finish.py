@@ -44,7 +44,7 @@ def _copyable_block(block: re.Match[str]) -> str:
 
 
 def _fitting_table(table: re.Match[str]) -> str:
-    """Return a table with its column's name on every cell, marked with its form on a phone."""
+    """Return a table whose cells name their columns, marked with the table's form on a phone."""
     heads = [_text(head) for head in _HEAD.findall(table[1])]
     rows = [[_text(cell) for _, cell in _CELL.findall(row)] for row in _ROW.findall(table[1])]
 

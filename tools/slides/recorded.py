@@ -74,7 +74,7 @@ def step_ms(run: RecordedRun) -> float:
 
 
 def median_step(run: RecordedRun) -> int:
-    """Return the step with the median time; of two middle steps, the shorter one."""
+    """Return the step with the median time; if there are two, the shorter one."""
     times = step_times_ms(run)
     return min(times, key=lambda step: (times[step] != median_low(times.values()), step))
 

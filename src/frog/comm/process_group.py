@@ -94,7 +94,7 @@ def node_name(env: WorldEnv) -> str:
 
 
 def _open(store: Any, rank: int, size: int, timeout_s: float) -> Group:
-    """Meet the other ranks of a group."""
+    """Connect to the other ranks of a group."""
     host, node = address(world_env())
     if rank == 0:
         store.set("secret", secrets.token_hex(16))

@@ -173,7 +173,7 @@ def pick_device(requested: str, env: WorldEnv) -> torch.device:
 
 
 def join_world(env: WorldEnv, device: torch.device, timeout_s: float, backend: str = "auto") -> World:
-    """Meet the other ranks through a backend (see frog.comm.backend). A world of one starts none.
+    """Connect to the other ranks through a backend (see frog.comm.backend). A world of one starts none.
 
     Raises:  CommError if the world does not form in time; UsageError if the backend does not support the device.
     """

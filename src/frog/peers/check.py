@@ -25,7 +25,7 @@ _WIDTH = 118
 
 
 def check(args: argparse.Namespace) -> int:
-    """Run the checks; return exit code 1 if one rejects the peers' behaviour."""
+    """Run the checks; return exit code 1 if one rejects the peers' behavior."""
     scope = Scope(tuple(sorted(set(args.world or (2, 3, 4)))), tuple(args.operations))
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
     command = _words(args.peer)

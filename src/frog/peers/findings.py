@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """A wrong behaviour. `observed` contains the numbers."""
+    """A wrong behavior. `observed` contains the numbers."""
 
     id: str
     observed: str

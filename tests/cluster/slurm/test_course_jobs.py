@@ -37,7 +37,7 @@ def test_grader_uses_the_running_slurm(real_slurm: RealSlurm, monkeypatch: pytes
         assert [line.value for line in passed.measured] == 4 * [f"4 ranks on 2 nodes joined, {slurm}"]
         for wrong in ("3.7 wrong/a-space-makes-a-comment", "3.7 wrong/last-host"):
             assert slurm in str(check(grader, wrong).observed)
-        # The emulator handles changed time limits, the real Slurm exit codes.
+        # The emulator runs the job whose time limit changes, and the real Slurm runs those with exit codes.
         assert f"exit.sbatch, {slurm}: rank 1 failed" in str(check(grader, "3.8 wrong/code-lost").observed)
     assert real_slurm.ask("squeue", "--noheader") == ""
 

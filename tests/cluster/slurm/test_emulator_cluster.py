@@ -136,7 +136,7 @@ def test_interrupted_emulator_up_leaves_no_files(tmp_path: Path, monkeypatch: py
     assert os.listdir(tmp_path) == []
 
 
-def test_emulator_up_works_after_a_killed_up(tmp_path: Path) -> None:
+def test_emulator_starts_after_an_earlier_start_was_killed(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     for name in ("bin/sbatch", "daemon.log", LOCK_FILE):
         (tmp_path / name).write_text("")

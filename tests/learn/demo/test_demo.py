@@ -181,7 +181,7 @@ def test_step_past_its_timeout_is_killed_and_the_demo_continues(
 
 
 def test_ctrl_c_ends_a_demo_step_and_asks_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the keyboard: Enter runs it, Ctrl-C ends it, s continues with the next step."""
+    """The presenter presses Enter to start a step, Ctrl-C to end it, and s to continue with the next step."""
     answers = iter(["", "s", ""])
     one = player(tmp_path, step("echo begun > begun; sleep 1000"), step("echo after"), auto=False)
     monkeypatch.setattr("frog.learn.demo.play.read_line", lambda _: next(answers))

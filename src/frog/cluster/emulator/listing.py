@@ -81,7 +81,7 @@ def squeue(client: Client, words: Sequence[str]) -> int:
 
 
 def _check_names(given: CommandLine, jobs: Sequence[Row]) -> None:
-    """Select jobs by number. A single unknown job is an error; of several jobs, show the known ones."""
+    """Select jobs by number. A single unknown job is an error; among several jobs, unknown ones are skipped."""
     names = (given.options["jobs"] or "").split(",") if "jobs" in given.options else []
     for name in names:
         if not re.fullmatch(r"\d+(_\d+)?", name):

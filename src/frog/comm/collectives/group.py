@@ -263,7 +263,7 @@ def open_group(
     memory: bool | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Group:
-    """Meet the other ranks and open two connections to each of them: for collectives, and for messages.
+    """Find the other ranks and open two connections to each of them: for collectives, and for messages.
 
     node: ranks with the same node name share memory, if the machine supports it and `memory` is not false.
     report: called with a line for each caller that failed to authenticate.

@@ -22,7 +22,7 @@ def meet_survivors(
     costs: Costs | None = None,
     memory: bool = True,
 ) -> Survivors:
-    """Meet the other ranks at the start of a world. Raises CollectiveError if a rank is missing after `timeout_s`."""
+    """Connect the ranks at the start of a world. Raises CollectiveError if a rank is missing after `timeout_s`."""
     if size > MOST_ELASTIC_RANKS:
         raise ValueError(f"{size} ranks: at most {MOST_ELASTIC_RANKS} can agree")
     place = Place(rank, size, "survivors", secret, host, node)

@@ -142,7 +142,7 @@ class Membership:
 
 
 def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> Membership:
-    """Meet the ranks that the launcher started.
+    """Connect to the ranks that the launcher started.
 
     Raises:  CommError if they do not all arrive in time; UsageError if this device's tensors cannot be moved.
     """

@@ -1,1 +1,1 @@
-"""Run a learner's code in separate processes under limits, and judge its behaviour."""
+"""Run a learner's code in separate processes under limits, and judge its behavior."""

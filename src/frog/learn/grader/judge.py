@@ -1,4 +1,4 @@
-"""One check: the exercise's `check.py` judges the behaviour of the learner's code in separate processes."""
+"""One check: the exercise's `check.py` judges the behavior of the learner's code in separate processes."""
 
 from __future__ import annotations
 

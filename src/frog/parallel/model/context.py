@@ -17,7 +17,7 @@ Plan of communication over `cp`, for each layer and micro-batch, with P = B * T/
             summed along the ring in float32 and end on their owner: (n-1) * 2P * (e + 4) bytes leave each rank.
 A step sends the sum of both, (n-1) * 2P * (2e + 4) bytes, times layers and micro-batches; with activation checkpointing
 the forward's part twice. Each shift overlaps with the computation of a round.
-The gradients of the weights are averaged over the ranks along with those of `dp`: the axis `data` is both.
+The gradients of the weights are averaged over the ranks along with those of `dp`: the axis `data` covers both.
 
 Source:  Liu et al. 2023 (Ring Attention); the zig-zag as in Llama 3 (2024, section 3.3.2), after Brandon et al. 2023
          (Striped Attention).

@@ -8,7 +8,7 @@ No action waits for a message before it needs it: receives are posted ahead, and
 rank's program (`programs.py`) decides in advance what is sent when; this file executes the program.
 
 Memory: a micro-batch's activations are freed as soon as its last action on the stage is done.
-Equals:  one process that takes the micro-batches one after the other: the same sums in the same order, so bit for bit
+Equals:  one process that takes the micro-batches one after another: the same sums in the same order, so bit for bit
          (except for a tied weight, whose two parts are summed at the end and not after each micro-batch).
 Shapes:  A micro-batches, B batch, T time (sequence), t the positions of a rank between blocks, D model width.
 """

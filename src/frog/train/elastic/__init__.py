@@ -4,7 +4,7 @@
 |----------------|----------------------------------------------------------------------------------|
 | `survive`      | calls the loop again in each new world                                           |
 | `order`        | the order proof of the data, completed before each step                          |
-| `copies`       | a copy of each rank's shards on its neighbour                                     |
+| `copies`       | a copy of each rank's shards on its neighbor                                      |
 | `handover`     | sends the state to ranks that have just joined                                   |
 | `join`         | `frog join RUN`: a rank that joins a run, or replaces a lost rank                |
 """

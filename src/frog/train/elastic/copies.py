@@ -1,15 +1,15 @@
-"""Copies of each rank's shards on its neighbour, so that the shards survive the loss of the rank.
+"""Copies of each rank's shards on its neighbor, so that the shards survive the loss of the rank.
 
 After every step, each rank copies its partition of parameters and moments and sends it to the next rank of the ring.
-When a rank is lost, its neighbour has its partition after the last step that all ranks completed, and the other ranks
+When a rank is lost, its neighbor has its partition after the last step that all ranks completed, and the other ranks
 have their own copies from the same step: no rank continues from the middle of an update.
 
     after step 7      rank 0 keeps 0 and 2     rank 1 keeps 1 and 0     rank 2 keeps 2 and 1
     rank 1 is lost    rank 0 provides 0, rank 2 provides 2 and 1: the complete state, to be sharded again
 
-If two neighbours are lost together, the shard of the first is lost, and the run can only resume from a checkpoint.
+If two neighbors are lost together, the shard of the first is lost, and the run can only resume from a checkpoint.
 
-Memory:  four times a partition's parameters and moments: 48/n bytes per parameter (its own and its neighbour's, and a
+Memory:  four times a partition's parameters and moments: 48/n bytes per parameter (its own and its neighbor's, and a
          second buffer for each: the previous copies stay valid until all ranks have the next ones).
 Comm:    one all-to-all per step: each of n ranks sends its partition, 12/n bytes per parameter.
 """
@@ -33,7 +33,7 @@ from frog.parallel.strategy import Strategy
 
 @dataclass(frozen=True)
 class _Kept:
-    """The state after one step: this rank's partition, its neighbour's, and the scalars."""
+    """The state after one step: this rank's partition, its neighbor's, and the scalars."""
 
     own: Tensor
     neighbours: Tensor
@@ -84,7 +84,7 @@ class Copies:
     def shards_after_loss(self, lost: Sequence[int]) -> list[LocalShard]:
         """Return the shards that this rank provides to the next world after the loss of these ranks.
 
-        Raises:  CommError if two neighbours are among them.
+        Raises:  CommError if two neighbors are among them.
         """
         rank, size = self._world.rank, self._world.size
         for one in lost:

@@ -1,7 +1,7 @@
 """Training that continues when ranks are lost, and lets others join: `comm.on_loss = "shrink"`.
 
 Whichever collective fails, all remaining ranks continue from the same step: with ddp, a step changes nothing before
-every rank has its gradient; with sharded state, each rank keeps a copy of its own and its neighbour's shards from the
+every rank has its gradient; with sharded state, each rank keeps a copy of its own and its neighbor's shards from the
 last completed step (`copies.py`). The ranks form a new world, redistribute the step's samples, and run the step again.
 No process restarts. A joining rank receives the state between two steps.
 
