@@ -1,4 +1,4 @@
-"""How long a checkpoint blocks a training step, compared with one memcpy of the same bytes.
+"""Time for which a checkpoint blocks a training step, compared with one memcpy of the same bytes.
 
     python benchmarks/checkpoint.py [--sizes 128 1536] [--rounds 5]
 

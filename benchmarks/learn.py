@@ -1,4 +1,4 @@
-"""How long a learner waits: from saving a file to the verdict, and until the grader is ready.
+"""Waiting times of a learner: from saving a file to the verdict, and until the grader is ready.
 
     python benchmarks/learn.py [--rounds 5] [--zoo] [--only EXERCISE]
 

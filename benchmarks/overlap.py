@@ -1,4 +1,4 @@
-"""How much of the gradient communication the backward pass hides when the link limits the step.
+"""Fraction of the gradient communication that the backward pass hides when the link limits the step.
 
     python benchmarks/overlap.py [--rounds 5] [--network "rate=500mbit delay=1ms"] [--tiny]
 

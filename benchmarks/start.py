@@ -1,4 +1,4 @@
-"""How long a world takes to start, and to restart after one of its ranks was killed.
+"""Time that a world takes to start, and to restart after one of its ranks was killed.
 
     python benchmarks/start.py [--rounds 5] [--against FOLDER]
 

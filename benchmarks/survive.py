@@ -1,4 +1,4 @@
-"""How long a run stops when one of its ranks is killed, and how soon a replacement takes part.
+"""Time for which a run stops when one of its ranks is killed, and until a replacement takes part.
 
     python benchmarks/survive.py [--rounds 2] [--tiny]
 

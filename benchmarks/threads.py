@@ -1,4 +1,4 @@
-"""How steady training steps are with different thread settings, on idle cores and on cores that other programs use.
+"""Variation of step times with different thread settings, on idle cores and on cores that other programs use.
 
     python benchmarks/threads.py [--rounds 15] [--steps 3] [--seconds 25] [--tiny]
 

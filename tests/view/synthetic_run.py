@@ -58,7 +58,7 @@ class Synthetic:
     train: TrainConfig = field(default_factory=TrainConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     collectives: list[tuple[str, str, int]] = field(default_factory=lambda: [("all_reduce", "dp", GRADIENT_BYTES)])
-    """Collectives of each step, one after the other in its reduce phase: operation, axis, payload."""
+    """Collectives of each step, one after another in its reduce phase: operation, axis, payload."""
     wait_share: float = 1.0
     """Fraction of a collective's time in which its rank waits."""
     memory: dict[str, int] | None = field(default_factory=lambda: dict(MEMORY))

@@ -12,7 +12,7 @@ WORKER = Path(__file__).parent / "many_runs_worker.py"
 
 
 def train_many(harness: Harness, world_size: int, runs: Mapping[str, Sequence[str]]) -> None:
-    """Train each of `runs`, given by name and settings, one after the other."""
+    """Train each of `runs`, given by name and settings, one after another."""
     command_lines = [["run.toml", *set_words(f"name={name}", *settings)] for name, settings in runs.items()]
     path = harness.root / f"{next(iter(runs))}.json"
     path.write_text(json.dumps(command_lines))

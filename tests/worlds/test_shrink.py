@@ -122,7 +122,7 @@ def test_four_ranks_lose_two_regain_one_and_reach_the_undisturbed_result(
 
 @pytest.mark.slow
 def test_rank_may_be_lost_in_any_phase(harness: Harness, undisturbed: dict[str, Any]) -> None:
-    """Six of seven ranks, one after the other; other tests cover forward, backward and reduce.
+    """Six of seven ranks are lost, one after another; other tests cover forward, backward and reduce.
 
     The last loss is the first rank during the last checkpoint, which only that rank could have completed.
     """

@@ -84,7 +84,7 @@ class Verdict:
 
     @property
     def continuation(self) -> str:
-        """How the run continued, for the table."""
+        """The run's continuation, for the table."""
         how = "restarted" if self.restarts else "resumed"
         return "" if self.from_step is None else f"{how} at step {self.from_step}"
 

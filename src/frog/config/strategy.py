@@ -1,4 +1,4 @@
-"""How the work is distributed over the world, and which combinations are invalid."""
+"""Distribution of the work over the world, and the rules for combinations."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Cause = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """Why a checkpoint cannot be trusted."""
+    """The reason why a checkpoint cannot be trusted."""
 
     cause: DamageCause
     what: str

@@ -12,7 +12,7 @@ _MOST_LINES, _MOST_ALSO = 60, 20
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What went wrong in a run, and the evidence."""
+    """The fault of a run, and the evidence."""
 
     fault: str
     """The name of a fault (frog.config.fault_kinds), or usage, memory, crash, stuck, start, gone, interrupted, running,

@@ -118,7 +118,7 @@ def load_balancing_loss(share_E: Tensor, probabilities_NE: Tensor) -> Tensor:
 def balance_losses(layers: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
     """Within this context, every mixture in `layers` in training mode appends its load-balancing loss to the list.
 
-    Not outside it: activation checkpointing runs a layer again in the backward pass, where its loss must not count.
+    No loss is appended outside it: activation checkpointing runs a layer again in the backward pass.
     """
     found: list[Tensor] = []
     mixtures = [module for layer in layers for module in layer.modules() if isinstance(module, MixtureOfExperts)]

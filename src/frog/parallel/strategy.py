@@ -161,7 +161,7 @@ class Strategy(ABC):
         """Switch between training and evaluation, for example activation checkpointing."""
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every full parameter, on every rank, one after the other. A collective call.
+        """Yield every full parameter, on every rank, one after another. A collective call.
 
         Comm:    all-reduces of all parameters over the world, unless every rank has them in full.
         """

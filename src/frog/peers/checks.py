@@ -38,7 +38,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check found wrong, or what it measured if nothing was wrong."""
+    """The problem that a check found, or its measurements if it found none."""
 
     check: str
     status: Literal["passed", "rejected", "skipped"]

@@ -92,7 +92,7 @@ class Flow:
         return went
 
     def finish(self) -> None:
-        """Once everything has been forwarded, tell the sink that no more will come."""
+        """Tell the sink that no more will come, once everything has been forwarded."""
         if self._ended and not self._waiting and not self.is_over:
             with contextlib.suppress(OSError):
                 self.sink.shutdown(socket.SHUT_WR)

@@ -15,7 +15,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shape:
-    """How a link forwards bytes: immediately, unless one of these is set."""
+    """A link's way of forwarding bytes: immediately, unless one of these is set."""
 
     bytes_per_s: float | None = None
     delay_s: float = 0.0

@@ -43,7 +43,7 @@ class Row:
 
     @property
     def use(self) -> str:
-        """When to use it; for a product, the reasons of its parts."""
+        """Advice on when to use the strategy; for a product, the reasons of its parts."""
         return "; ".join(find_strategy(name).use for name in self.kind.split("+"))
 
     def as_dict(self) -> dict[str, Any]:

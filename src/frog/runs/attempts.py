@@ -186,7 +186,7 @@ def last_workers(workers: Iterable[Worker], problems: list[str]) -> list[Worker]
 def sort_attempts(
     launcher: Iterable[AnyLauncherEvent], workers: Iterable[Worker], beats: Mapping[str, Beat]
 ) -> list[Attempt]:
-    """Return the attempts of a run, in order of time.
+    """Return the attempts of a run, in chronological order.
 
     workers: for each rank in order of time; beats: by file name relative to the run folder, archived heartbeats before
     the last ones.

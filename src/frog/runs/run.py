@@ -46,7 +46,7 @@ class RecordedRun:
     record: Record | None
     """How the run ended, from record.json or attempt.json; None if missing or unreadable."""
     attempts: list[Attempt]
-    """Each start of all ranks, in order of time."""
+    """Each start of all ranks, in chronological order."""
     launcher: list[AnyLauncherEvent]
     ranks: dict[int, RankEvents] = field(default_factory=dict)
     """Events of each rank in all attempts, in order."""

@@ -1,4 +1,4 @@
-"""Before any weight changes, all ranks agree that loss and gradient are finite."""
+"""Agreement of all ranks, before any weight changes, that loss and gradient are finite."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def open_checkpoint(path: Path) -> CheckpointReader:
 
 
 def open_checkpoints(folder: RunFolder) -> tuple[list[CheckpointReader], list[str]]:
-    """Return the run's good checkpoints, in order of steps, and the problem of each damaged one."""
+    """Return the run's good checkpoints, by step, and the problem of each damaged one."""
     good: list[CheckpointReader] = []
     problems: list[str] = []
     for step in folder.checkpoint_steps():

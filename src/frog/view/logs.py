@@ -1,8 +1,8 @@
-"""Merge the logs of all ranks and nodes into one stream, in order of time.
+"""Merge the logs of all ranks and nodes into one stream, in chronological order.
 
 A line of a rank's log is `2026-11-21 10:51:38.123 rank 2 | text`, one of a node's agent `2026-11-21 10:51:38.123 text`;
 times are UTC. A line without such a prefix belongs to the entry before it: a traceback stays in one piece. Older logs,
-whose lines have no date (`10:51:38 rank 2 | text`, local time), take it from the file's; lines without any time, as the
+whose lines have no date (`10:51:38 rank 2 | text`, local time), take the file's date; lines without any time, as the
 tutorial scripts write them, keep their place after the previous entry.
 """
 
@@ -167,7 +167,7 @@ class Logs:
         self._tails: dict[Source, Tail] = {}
 
     def read(self, close: bool = False) -> list[Entry]:
-        """Return the new entries, in order of time; all remaining ones if the run has ended."""
+        """Return the new entries, in chronological order; all remaining ones if the run has ended."""
         for source in self._wanted():
             self._tails.setdefault(source, Tail(source, source.path(self._folder)))
         found = [entry for tail in self._tails.values() for entry in tail.read()]

@@ -1,4 +1,4 @@
-"""How the time was spent: each rank's fraction of every phase, and a few steps drawn span by span."""
+"""Use of the time: each rank's fraction of every phase, and a few steps drawn span by span."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ASIDE = [PHASES.index("evaluate"), PHASES.index("checkpoint")]
 
 @dataclass
 class RankFractions:
-    """How one rank spent its time, in the steps that count."""
+    """One rank's time by phase, in the steps that count."""
 
     rank: int
     wall_ns: int

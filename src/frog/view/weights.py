@@ -21,7 +21,7 @@ _SQUARES = "optimizer/exp_avg_sq/"
 
 @dataclass
 class Movement:
-    """How far each group of weights moved in each interval: ||W_b - W_a|| / ||W_a||."""
+    """Distance that each group of weights moved in each interval: ||W_b - W_a|| / ||W_a||."""
 
     intervals: list[tuple[int, int]]
     groups: list[str]

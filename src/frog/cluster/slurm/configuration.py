@@ -36,7 +36,7 @@ class Shape:
 
     @property
     def node_names(self) -> list[str]:
-        """Slurm's names of the nodes, in order of their rank."""
+        """Slurm's names of the nodes, in node-rank order."""
         return [f"node{number}" for number in range(1, self.nodes + 1)]
 
     def as_dict(self) -> dict[str, int]:

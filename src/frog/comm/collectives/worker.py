@@ -1,4 +1,4 @@
-"""Asynchronous collectives: a thread that runs them one after the other, in the order of the requests.
+"""Asynchronous collectives: a thread that runs them one after another, in the order of the requests.
 
 A caller that waits for the next collective before it has begun runs it itself: no thread has to wake up for a result
 that is needed immediately.

@@ -1,4 +1,4 @@
-"""How ranks agree on the surviving members, as a state machine: messages go in, proposals and a decision come out.
+"""Agreement of ranks on the survivors, as a state machine: messages go in, proposals and a decision come out.
 
 It has no sockets and no clock, so a test can deliver messages and losses in any order (tests/comm/elastic). Survivors
 (`survivors.py`) sends and receives its messages.

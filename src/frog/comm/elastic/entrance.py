@@ -1,4 +1,4 @@
-"""How a group of survivors forms: all ranks at the start, or one by one through the join endpoint."""
+"""Formation of a group of survivors: all ranks at the start, or one by one through the join endpoint."""
 
 from __future__ import annotations
 

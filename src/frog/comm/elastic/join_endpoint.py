@@ -79,7 +79,7 @@ class JoinRequest:
     _connection: Connection
 
     def admit(self, welcome: Welcome) -> None:
-        """Admit it. If it has died meanwhile, the members find out when they connect to it."""
+        """Admit a joining process. If it has died meanwhile, the members find out when they connect to it."""
         data = msgspec.json.encode(welcome).ljust(_WELCOME_BYTES)
         try:
             self._connection.send(CONTROL, 1, memoryview(data))

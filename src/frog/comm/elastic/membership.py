@@ -96,7 +96,7 @@ class Membership:
 
     @property
     def _full(self) -> Literal["numbers", "batch"] | None:
-        """Why no rank can join now; None if one can."""
+        """The reason why no rank can join now; None if one can."""
         if self.survivors.is_full:
             return "numbers"
         return "batch" if self.survivors.size >= self.most_ranks else None

@@ -127,7 +127,7 @@ def by_expert(counts_ne: Tensor) -> Tensor:
 
 
 def exchange(x: Tensor, leaving: list[int], arriving: list[int], ep: Axis) -> Tensor:
-    """Send each rank its slice of rows, and receive slices in order of ranks; backward returns the gradients.
+    """Send each rank its slice of rows, and receive slices in rank order; backward returns the gradients.
 
     Shapes:  (sum of leaving, D) -> (sum of arriving, D)
     """

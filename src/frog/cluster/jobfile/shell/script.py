@@ -75,7 +75,7 @@ class Command:
 
     @cached_property
     def name(self) -> str:
-        """Its program, without directories."""
+        """The command's program, without directories."""
         return self.words[0].base if self.words else ""
 
     @property

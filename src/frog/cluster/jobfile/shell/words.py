@@ -25,7 +25,7 @@ class Word:
 
     @property
     def base(self) -> str:
-        """Without quotes and directories."""
+        """The word without quotes and directories."""
         return self.text.rpartition("/")[2]
 
     @property
