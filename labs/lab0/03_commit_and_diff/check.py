@@ -99,10 +99,10 @@ def check(grade: Grade) -> None:
         files={"drive.py": DRIVE, "messages.json": json.dumps(messages)},
         seconds=10.0,
     )
-    path = done.folder / "found.json"
-    if not path.exists():
+    recorded = grade.records(done, "found.json", dict[str, Any])
+    if not recorded:
         grade.reject("unknown", f"Creating the repositories failed, or the script hung: {done.err.strip()[-300:]}")
-    found = json.loads(path.read_text())
+    found = recorded[0]
     check_first(grade, found["first"])
     check_clean(grade, found["clean"])
     check_commit(grade, "A new file in lab/ and no other change", found["new"], ["A\tlab/only_new.md"])

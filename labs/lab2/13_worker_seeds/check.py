@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import sys
+from typing import Any, TypedDict
 
 from frog.learn.grader.grade import Grade
 from frog.learn.grader.words import count
@@ -69,6 +70,13 @@ if __name__ == "__main__":
 """
 
 
+class Loaded(TypedDict):
+    """The numbers that one process's loader returned, and the sources whose state it changed."""
+
+    changed: list[str]
+    samples: list[Any]
+
+
 def draw_cases(seed):
     """Draw loaders with two workers (the last three set up differently) and with eleven, and the one repeated."""
     draw = random.Random(seed)
@@ -91,13 +99,13 @@ def run(grade, cases):
     files = {"drive.py": DRIVE, "cases.json": json.dumps(cases)}
     env = {"PYTHONHASHSEED": str(random.Random(json.dumps(cases)).randrange(1, 2**32))}
     done = grade.program([sys.executable, "drive.py"], files=files, env=env, seconds=20.0)
-    path = done.folder / "found.json"
-    if not path.exists():
+    recorded = grade.records(done, "found.json", str | list[Loaded])
+    if not recorded:
         said = (done.err or done.out).strip().splitlines()
         grade.reject(
             "exited", f"The process ended with exit code {done.code}. The last line of its output: {said[-1:]}"
         )
-    found = json.loads(path.read_text())
+    found = recorded[0]
     if isinstance(found, str):
         grade.reject("raised", f"make_loader, or one of its workers, raised {found}.")
     return found
@@ -130,6 +138,9 @@ def check(grade: Grade) -> None:
 def checked(grade, cases):
     """Check the samples that one process's loaders returned, and that its own random state is unchanged."""
     found = run(grade, cases)
+    if len(found) != len(cases):
+        text = f"found.json, in which the check records results, has {count(len(found), 'loader')}"
+        grade.reject("unknown", f"{text} instead of {len(cases)}.")
     for case, one in zip(cases, found, strict=True):
         check_samples(grade, case, one["samples"])
         if one["changed"]:

@@ -30,9 +30,9 @@ def read_hosts(grade: Grade) -> dict[str, int]:
     for number, line in enumerate(grade.text("hostfile").splitlines(), start=1):
         if not (words := line.split("#")[0].strip()):
             continue
-        match = re.fullmatch(r"(\S+)\s+slots=(\d+)", words)
+        match = re.fullmatch(r"(\S+)\s+slots=(\d{1,9})", words)
         if match is None:
-            text = f"hostfile, line {number}: '{line}' is not NAME slots=NUMBER: DeepSpeed stops with an error."
+            text = f"hostfile, line {number}: '{line:.60}' is not NAME slots=NUMBER: DeepSpeed stops with an error."
             grade.reject("not-a-hostfile", text)
         if match[1] in found:
             grade.reject(

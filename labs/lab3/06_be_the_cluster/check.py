@@ -4,7 +4,9 @@ import json
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from frog.learn.grader.grade import Grade
 from frog.learn.grader.words import count
@@ -31,6 +33,16 @@ print(json.dumps({"code": code, "ended": ended, "port": port, "left": left}), fi
 """
 
 Worker = dict[str, Any]
+VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
+
+
+class End(TypedDict):
+    """How the script ended: its exit code and time, and True if a process of the script was still running."""
+
+    code: int
+    ended: int
+    port: int
+    left: bool
 
 
 def check(grade: Grade) -> None:
@@ -45,13 +57,12 @@ def check(grade: Grade) -> None:
     check_failure(grade, failing=draw.choice([1, 2]))  # neither the first nor the last that the script waits for
 
 
-def run(grade: Grade, nodes: int, procs: int, **env: str) -> tuple[dict[str, int], list[Worker]]:
+def run(grade: Grade, nodes: int, procs: int, **env: str) -> tuple[End, list[Worker]]:
     """Run the script; return how it ended, and each worker's notes in the order of their start."""
     files = {"worker.py": WORKER, "drive.py": DRIVE}
     env["SLOWNESS"] = f"{grade.slowness:g}"
     done = grade.program([sys.executable, "drive.py", str(nodes), str(procs)], files=files, env=env, seconds=10.0)
-    path = done.folder / "notes.jsonl"
-    workers = read_notes(grade, path.read_text() if path.exists() else "", done.err)
+    workers = read_notes(grade, grade.written(done, "notes.jsonl") or "", done.err)
     if not workers:
         said = (done.err or done.out).strip().replace("\r", "\\r").split("\n")[-1]
         text = f"No worker started. The script printed: {said or 'nothing'}"
@@ -60,7 +71,10 @@ def run(grade: Grade, nodes: int, procs: int, **env: str) -> tuple[dict[str, int
             seen = f"{count(ends, 'line ends', 'lines end')} with \\r\\n, and bash takes the \\r as part of a word."
             grade.reject("windows-line-ends", f"launch.sh: {seen} {text:.200}")
         grade.reject("unknown", text)
-    ended = json.loads((done.folder / "ended.json").read_text())
+    ends = grade.records(done, "ended.json", End)
+    if not ends:
+        grade.reject("unknown", "The script ended the program that had started it.")
+    ended = ends[0]
     if ended["left"]:
         grade.reject(
             "does-not-wait", "20 s after the script had ended, a process that it had started was still running."
@@ -73,18 +87,18 @@ def read_notes(grade: Grade, text: str, err: str) -> dict[int, Worker]:
     workers: dict[int, Worker] = {}
     try:
         for line in text.splitlines():
-            at, pid, what, value = json.loads(line)
+            at, pid, what, value = msgspec.convert(json.loads(line), tuple[int, int, str, Any])
             workers.setdefault(pid, {"err": err})[what] = value
             workers[pid][f"{what} at"] = at
-        whole = all(isinstance(worker["started"], dict) for worker in workers.values())
-    except (ValueError, TypeError, KeyError):
+        whole = all(worker["started"].keys() == VARIABLES for worker in workers.values())
+    except (ValueError, RecursionError, KeyError, AttributeError, msgspec.ValidationError):
         whole = False
     if not whole:
         grade.reject("unknown", "The workers' notes contain lines that worker.py did not write.")
     return workers
 
 
-def check_world(grade: Grade, nodes: int, procs: int, ended: dict[str, int], workers: list[Worker]) -> None:
+def check_world(grade: Grade, nodes: int, procs: int, ended: End, workers: list[Worker]) -> None:
     """Check the workers' variables, then whether they joined, then the script's end."""
     size = nodes * procs
     call = f"launch.sh {nodes} {procs}"

@@ -18,6 +18,7 @@ from frog.cluster.kubernetes.manifest import Manifest, read_manifest
 from frog.cluster.kubernetes.pods import DOMAIN, expand, pod_environment, pod_labels
 from frog.cluster.kubernetes.yamltext import load_documents
 from frog.learn.grader.grade import Grade
+from frog.learn.grader.program import Ended
 from frog.learn.grader.words import count
 
 PODS, RANKS, RESTARTS, SHM = 2, 2, 3, 1 << 30
@@ -147,7 +148,7 @@ def started(grade: Grade, manifest: Manifest, pod: int) -> list[Process]:
     ended = grade.program(
         ["env", "-i", "PATH=/usr/bin:/bin", *pairs, "sh", "-c", script, "pod", *words], files=files, wall_s=10
     )
-    notes = [noted(grade, pod, path) for path in sorted((ended.folder / "notes").glob("*.json"))]
+    notes = [noted(grade, pod, ended, path.name) for path in sorted((ended.folder / "notes").glob("*.json"))]
     if not notes:
         said = (ended.err or ended.out).strip()[-300:]
         grade.reject("unknown", f"Pod {pod} starts neither torchrun nor Python, and ends with {ended.code}. {said}")
@@ -155,11 +156,12 @@ def started(grade: Grade, manifest: Manifest, pod: int) -> list[Process]:
     return [each for note in launched for each in ranks_of(grade, pod, note["words"], note["env"])]
 
 
-def noted(grade: Grade, pod: int, path: Path) -> dict[str, Any]:
+def noted(grade: Grade, pod: int, ended: Ended, name: str) -> dict[str, Any]:
     """Return the arguments and environment of a program that the pod started."""
     try:
-        return {"words": list(map(str, (note := json.loads(path.read_text()))["words"])), "env": dict(note["env"])}
-    except (OSError, ValueError, KeyError, TypeError):
+        note = json.loads(grade.written(ended, f"notes/{name}") or "")
+        return {"words": list(map(str, note["words"])), "env": dict(note["env"])}
+    except (ValueError, RecursionError, KeyError, TypeError):
         grade.reject("unknown", f"Pod {pod} wrote into notes/, where only torchrun and Python record their arguments.")
 
 

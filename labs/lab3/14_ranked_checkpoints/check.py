@@ -5,7 +5,7 @@ import json
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from frog.learn.grader.grade import Grade
 
@@ -14,14 +14,30 @@ STEPS = (9, 10, 11)
 End = dict[str, Any]
 
 
+class Recorded(TypedDict):
+    """What drive.py recorded about one end of a save, and what load found then."""
+
+    size: int
+    end: str
+    moment: str
+    loaded: list[Any]
+    barriers: int
+    stuck: list[Any]
+    errors: list[str]
+    missing: NotRequired[list[int]]
+    lost: NotRequired[list[str]]
+    unmarked: NotRequired[list[Any]]
+    shared: NotRequired[list[str]]
+    kept: NotRequired[str]
+
+
 def check(grade: Grade) -> None:
     """Check worlds of 1, 2 and 3 ranks; kill ranks in the world of 2."""
     draw = random.Random(grade.seed)
     shards = {step: [draw.randbytes(draw.randint(50, 2000)).decode("latin-1") for _ in range(3)] for step in STEPS}
     case = json.dumps({"sizes": [1, 2, 3], "steps": STEPS, "shards": shards})
     ended = grade.program([sys.executable, "drive.py"], files={"drive.py": DRIVE}, stdin=case, seconds=20.0)
-    told = ended.folder / "ends.jsonl"
-    ends = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+    ends = grade.records(ended, "ends.jsonl", Recorded)
     if ended.code != 0 or not ends:
         problem = [line for line in ended.err.splitlines() if line.strip()] or ["it printed nothing"]
         grade.reject("raised", f"checkpoint.py ended the run with {ended.code}: {problem[-1][:300]}")

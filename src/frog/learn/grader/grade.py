@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import torch
 
-from frog.core.schema import parse_toml
+from frog.core.errors import FrogError
+from frog.core.schema import parse_toml, read_bounded
 from frog.launch.torchrun.forkserver import ForkServer
 from frog.learn.grader.exercise import Exercise
+from frog.learn.grader.limits import MOST_FILE_BYTES
 from frog.learn.grader.outcome import Failure, World
 from frog.learn.grader.program import Ended, run_program
 from frog.learn.grader.verdict import Measured
@@ -143,6 +147,32 @@ class Grade:
         if ended.failure is not None:
             raise Rejected(ended.failure)
         return ended
+
+    def written(self, ended: Ended, name: str) -> str | None:
+        """Return the text of a file in a program's scratch folder, or None if it does not exist.
+
+        Reject a file that is not plain, too large or not UTF-8: a learner's code can replace it by a link to an endless
+        device, or by a pipe on which a reader would wait forever.
+        """
+        try:
+            return read_bounded(ended.folder / name, FrogError, most_bytes=MOST_FILE_BYTES).decode()
+        except FileNotFoundError:
+            return None
+        except (FrogError, UnicodeDecodeError) as problem:
+            is_text = isinstance(problem, UnicodeDecodeError)
+            why = "it is not UTF-8" if is_text else str(problem).splitlines()[0].rpartition(": ")[2]
+            self.reject("unknown", f"{name}, in which the check records results, cannot be read: {why}.")
+
+    def records(self, ended: Ended, name: str, kind: Any = Any) -> list[Any]:
+        """Return the JSON values of a file that a program has written, one from each line; no file has no values.
+
+        Reject a file that cannot be read, or in which a line is not JSON of the type `kind`.
+        """
+        lines = (self.written(ended, name) or "").splitlines()
+        try:
+            return [msgspec.convert(json.loads(line), kind) for line in lines]
+        except (ValueError, RecursionError, msgspec.ValidationError):
+            self.reject("unknown", f"{name}, in which the check records results, contains other lines.")
 
     # ---- the verdict -------------------------------------------------------------------------------------------------
 
