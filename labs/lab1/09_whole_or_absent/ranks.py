@@ -106,12 +106,15 @@ class Pictures:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name, self.taken, self._last = folder, name, [], state_of(folder)
+        self._ahead: dict[str, int] = {}
 
     def during(self, function: Any, *args: Any) -> None:
         """Call the function, and check the folder before each executed line."""
         _watching.append(self)
         try:
             function(*args)
+            if _watching != [self]:
+                raise RuntimeError("the list of what ranks.py watches was changed")
         finally:
             _watching.clear()
 
@@ -121,9 +124,29 @@ class Pictures:
             return False
         if (now := state_of(self.folder)) != self._last:
             self._last = now
-            self.taken.append(self.folder.with_name(f"{self.name}.{len(self.taken)}"))
-            copy(self.folder, self.taken[-1])
+            if sizes_in(self.folder) != self._ahead:
+                self.taken.append(self.next_place())
+                copy(self.folder, self.taken[-1])
+            self._ahead = {}
         return True
+
+    def next_place(self) -> Path:
+        return self.folder.with_name(f"{self.name}.{len(self.taken)}")
+
+    def look_ahead(self, opened: Any, empties: bool) -> None:
+        """Take a snapshot as if the file that is about to be opened were already empty."""
+        path = Path(os.fsdecode(opened)).resolve() if isinstance(opened, str | bytes | os.PathLike) else self.folder
+        if self.folder not in path.parents or not path.parent.is_dir() or (path.exists() and not empties):
+            return
+        target = self.next_place()
+        copy(self.folder, target)
+        target.joinpath(path.relative_to(self.folder)).write_bytes(b"")
+        self._ahead = sizes_in(target)
+        self.taken.append(target)
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 def state_of(folder: Path) -> list[tuple[str, int, int]]:
@@ -236,5 +259,16 @@ def trace(frame: FrameType, event: str, arg: Any) -> Any:
     return trace if _watching and _watching[0].look(frame.f_code.co_filename) else None
 
 
+def hear(event: str, args: tuple[Any, ...]) -> None:
+    """Called at each event of the interpreter: opening a file can empty it, and one line of code can do both."""
+    if event == "open" and _watching and isinstance(args[2], int) and args[2] & (os.O_TRUNC | os.O_CREAT):
+        watching = _watching.pop()
+        try:
+            watching.look_ahead(args[0], bool(args[2] & os.O_TRUNC))
+        finally:
+            _watching.append(watching)
+
+
 if work.__code__.co_filename == "<ranks.py>":  # in a rank's process, which may not do this from now on
     sys.settrace(trace)
+    sys.addaudithook(hear)

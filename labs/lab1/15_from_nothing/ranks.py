@@ -19,6 +19,9 @@ NUM_STEPS, EVERY = 11, 3
 SHORTER = 8
 """Number of steps of a run that is then extended; not a multiple of EVERY either."""
 V = 7
+NOT_WATCHED = (os.path.dirname(os.__file__), os.path.dirname(torch.__path__[0]), "<frozen ", "<ranks.py>")
+"""Prefixes of the file names of code whose lines are not watched, except for those of WRITERS."""
+WRITERS = ("pathlib.py", "shutil.py", "os.py", "serialization.py", "tempfile.py")
 
 
 class Killed(BaseException):
@@ -112,7 +115,7 @@ def fresh(seed: int) -> dict[str, dict[str, Tensor]]:
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
     seed, folder = case["seed"], Path("run").resolve()
-    pictures = Pictures(folder, Path(learner.__file__).name)
+    pictures = Pictures(folder)
     found: dict[str, Any] = {"never": pictures.during(lambda: start(learner, seed, folder, seen=pictures.at))}
     found["saved"], found["fresh"] = pictures.saved, fresh(seed)
     found["again"] = start(learner, seed, folder)
@@ -140,9 +143,9 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 class Pictures:
     """Copies of a folder, one for each state in which a kill could leave it."""
 
-    def __init__(self, folder: Path, own: str) -> None:
+    def __init__(self, folder: Path) -> None:
         clear(folder)
-        self.own = own
+        self._ahead: dict[str, int] = {}
         self.folder, self.taken, self._last = folder, [], state_of(folder)
         self.step, self.steps = 0, []
         self.saved, self._before = [], self._last
@@ -159,27 +162,58 @@ class Pictures:
         """Call the function, and check the folder before each line that may write files."""
         _watching.append(self)
         try:
-            return function()
+            value = function()
+            if _watching != [self]:
+                raise RuntimeError("the list of what ranks.py watches was changed")
+            return value
         finally:
             _watching.clear()
 
     def look(self, file: str) -> bool:
         """Take a snapshot if the folder has changed; return True if the lines of this file may change it."""
-        name = file.rpartition("/")[2]
-        if name != self.own and name not in ("pathlib.py", "shutil.py", "os.py", "serialization.py", "tempfile.py"):
+        if file.startswith(NOT_WATCHED) and file.rpartition("/")[2] not in WRITERS:
             return False
-        is_like_others = 2 * EVERY < self.step < NUM_STEPS
-        if not is_like_others and (now := state_of(self.folder)) != self._last:
+        if not self.is_like_others() and (now := state_of(self.folder)) != self._last:
             self._last = now
-            self.taken.append(self.folder.with_name(f"picture.{len(self.taken)}"))
-            self.steps.append(self.step)
-            shutil.copytree(self.folder, self.taken[-1], symlinks=True)
+            if sizes_in(self.folder) != self._ahead:
+                self.taken.append(self.next_place())
+                self.steps.append(self.step)
+                shutil.copytree(self.folder, self.taken[-1], symlinks=True)
+            self._ahead = {}
         return True
+
+    def is_like_others(self) -> bool:
+        """Return True for saves that are like earlier ones."""
+        return 2 * EVERY < self.step < NUM_STEPS
+
+    def next_place(self) -> Path:
+        return self.folder.with_name(f"picture.{len(self.taken)}")
+
+    def look_ahead(self, opened: Any, empties: bool) -> None:
+        """Take a snapshot as if the file that is about to be opened were already empty."""
+        path = Path(os.fsdecode(opened)).resolve() if isinstance(opened, str | bytes | os.PathLike) else self.folder
+        if (
+            self.is_like_others()
+            or self.folder not in path.parents
+            or not path.parent.is_dir()
+            or (path.exists() and not empties)
+        ):
+            return
+        target = self.next_place()
+        shutil.copytree(self.folder, target, symlinks=True)
+        target.joinpath(path.relative_to(self.folder)).write_bytes(b"")
+        self._ahead = sizes_in(target)
+        self.taken.append(target)
+        self.steps.append(self.step)
 
 
 def clear(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 def state_of(folder: Path) -> list[tuple[str, int, int]]:
@@ -209,5 +243,16 @@ def trace(frame: FrameType, event: str, arg: Any) -> Any:
     return trace if _watching and _watching[0].look(frame.f_code.co_filename) else None
 
 
+def hear(event: str, args: tuple[Any, ...]) -> None:
+    """Called at each event of the interpreter: opening a file can empty it, and one line of code can do both."""
+    if event == "open" and _watching and isinstance(args[2], int) and args[2] & (os.O_TRUNC | os.O_CREAT):
+        watching = _watching.pop()
+        try:
+            watching.look_ahead(args[0], bool(args[2] & os.O_TRUNC))
+        finally:
+            _watching.append(watching)
+
+
 if work.__code__.co_filename == "<ranks.py>":  # in a rank's process, which may not do this from now on
     sys.settrace(trace)
+    sys.addaudithook(hear)
