@@ -29,7 +29,7 @@ def make_groups(number: int, rank: int, is_cut: bool) -> list[Any]:
     size, groups = SIZE + is_cut, []
     makers = [threading.Thread(target=lambda: groups.append(make_group(f"gradients{number}", rank, size)))]
     if is_cut and rank == 0:
-        makers.append(threading.Thread(target=lambda: KEPT.append(make_group(f"gradients{number}", SIZE, size))))
+        makers.append(threading.Thread(target=lambda: _kept.append(make_group(f"gradients{number}", SIZE, size))))
     for maker in makers:
         maker.start()
     for maker in makers:
@@ -37,7 +37,7 @@ def make_groups(number: int, rank: int, is_cut: bool) -> list[Any]:
     return [*groups, make_group(f"control{number}", rank, SIZE)]
 
 
-KEPT: list[Any] = []
+_kept: list[Any] = []
 
 
 def take_stacks(number: int, rank: int, threads: list[threading.Thread], last: str) -> str:
@@ -77,7 +77,7 @@ def hang(case: dict[str, Any], number: int, rank: int, source: str) -> list[str]
     stacks = take_stacks(number, rank, threads, last)
     stop.set()
     plan["ends"].set()
-    KEPT.append(one)
+    _kept.append(one)
     return stacks.split("\n\n")
 
 

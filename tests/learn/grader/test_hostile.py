@@ -52,14 +52,16 @@ FILES = {
         import torch
         import torch.distributed as dist
 
+        SIZES, SPLITS = (2,), {"even": [1, 2]}
+
         class Box:
             def add(self):
                 return None
 
         def work(learner, case):
             x = torch.full((3,), float(case["values"][dist.get_rank()]))
-            learner.reduce(x)
-            return x
+            result = learner.reduce(x)
+            return x if result is None else result
     """,
     "check.py": """
         import random
@@ -82,6 +84,7 @@ OF_A_SCRIPT = {
     "check.py": """
         def check(grade):
             ended = grade.program(["bash", "sum.sh", "3", str(grade.seed)], seconds=1.0, wall_s=8.0)
+            grade.records(ended, "result.json", dict[str, int])
             if ended.out.strip() != str(3 + grade.seed):
                 grade.reject("wrong-sum", f"It said {ended.out[:100]!r} and ended with {ended.code}.")
     """,
@@ -280,6 +283,7 @@ def test_side_effects_do_not_make_a_wrong_result_pass(body: str, place: Place) -
         b"\xff\xfe",
         b"# coding: utf-7\nx = 1",
         b"# coding: no-such\nx = 1",
+        b"# caf\xe9\ndef reduce(x): pass",
         b"(" * 100_000,
         b"-" * 1_000_000 + b"1",
         b"x = " + b"[" * 5_000 + b"]" * 5_000,
@@ -350,6 +354,45 @@ def test_package_may_load_libraries_during_import(package: str, place: Place) ->
     pytest.importorskip(package)
     verdict = place.check(f"import {package}\n" + in_reduce("dist.all_reduce(x)"))
     assert verdict.status == "passed", verdict
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["torch.eye(3).to_sparse()", "torch.ones(3, device='meta')", "Mine([7.0, 7.0, 7.0])", "Loud()", "{chr(0xD800): 1}"],
+)
+def test_values_that_are_not_plain_are_rejected_without_a_traceback(value: str, place: Place) -> None:
+    """The exercise returns a value made by the learner's code, whose methods would run when it is sent."""
+    source = f"""
+        import sys, torch
+        class Mine(list):
+            pass
+        class Loud(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, *_):
+                raise SystemExit(0)
+        def reduce(x):
+            return {value}
+    """
+    verdict = place.check(source)
+    refused(verdict, ("raised", "wrong-sum"))
+    assert "Traceback" not in verdict.output
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "sys.exit(0)", "chr(0xD800)"])
+def test_error_without_a_text_is_reported(text: str, place: Place) -> None:
+    source = f"""
+        import sys
+        class NoText(Exception):
+            errno = property(lambda self: 1 / 0)
+            def __str__(self):
+                return {text}
+        def reduce(x):
+            raise NoText
+    """
+    verdict = place.check(source)
+    refused(verdict, ("raised",))
+    assert "NoText at sum.py" in (verdict.observed or ""), verdict.observed
+    assert "Traceback" not in verdict.output
 
 
 def test_shared_memory_of_an_ended_process_is_removed() -> None:

@@ -29,7 +29,7 @@ def pack(value: Any) -> bytes:
     """Encode a value as a frame: its length, then its bytes. Raises NotPlain."""
     try:
         body = msgspec.msgpack.encode(value, enc_hook=_plain)
-    except (TypeError, OverflowError, ValueError, RecursionError) as problem:
+    except (TypeError, OverflowError, ValueError, RecursionError, RuntimeError) as problem:
         raise NotPlain(str(problem)) from None
     return _LENGTH.pack(len(body)) + body
 
@@ -66,12 +66,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-        return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode([str(value.dtype), list(value.shape), data]))
+        with torch._C.DisableTorchFunctionSubclass():
+            return _of_tensor(value)
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} is not a plain value")
+
+
+def _of_tensor(value: torch.Tensor) -> msgspec.msgpack.Ext:
+    if value.layout != torch.strided or value.is_nested or value.is_meta or value.is_quantized:
+        raise TypeError("a tensor that is sparse, nested, quantized or without data is not a plain value")
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode([str(value.dtype), list(value.shape), data]))
 
 
 def _tensor(code: int, data: memoryview) -> torch.Tensor:

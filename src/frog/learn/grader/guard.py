@@ -18,9 +18,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -52,12 +52,16 @@ _LOADS = {"ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle"}
 """Events that are allowed while a package is being imported."""
 _FRAMES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 """Attributes that give access to frames."""
+_DEFAULTS = {"__defaults__", "__kwdefaults__"}
 _GIVE_FRAMES = {
+    "asyncio.base_tasks": {"_task_get_stack"},
+    "bdb": {"get_stack"},
     "inspect": {"currentframe", "stack", "trace", "getouterframes", "getinnerframes"},
-    "traceback": {"walk_stack", "walk_tb"},
     "logging": {"currentframe", "<lambda>"},
+    "torch.fx.proxy": {"_find_user_frame"},
+    "traceback": {"walk_stack", "walk_tb", "extract"},
 }
-"""Library functions that return frames to their callers; others only inspect them."""
+"""Library functions that return frames, or their variables, to their callers; others only inspect them."""
 _CHANGES = {
     "os.remove": 1,
     "os.rename": 2,
@@ -86,6 +90,8 @@ _RELOADED = {"_posixsubprocess", "_signal", "_posixshmem"}
 _HOMES = (os.__file__, torch.__path__[0], str(Path(__file__).parents[3]))
 _LIBRARIES = (*(os.path.dirname(home) + os.sep for home in _HOMES), "<frozen ", "<ranks.py>")
 """Prefixes of library code's file names, as opposed to the learner's code and code compiled from strings."""
+_ADDED_BY_PYTHON = {"__slotnames__", "__annotations__"}
+"""Attributes that Python itself adds to a class."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _LISTS = {"os.listdir", "os.scandir", "glob.glob"}
 _LOOPBACK = ("127.", "::1", "localhost", "::ffff:127.")
@@ -134,6 +140,8 @@ class _Bounds:
             **dict.fromkeys(_SIGNALS, self._signal),
             **dict.fromkeys(_CHANGES, self._change),
             **dict.fromkeys(_LOOKS_INSIDE, self._look),
+            "compile": self._compile,
+            "code.__new__": self._compile,
             "object.__setattr__": self._set,
             "object.__getattr__": self._get,
             "sys._getframe": self._frame,
@@ -203,9 +211,22 @@ class _Bounds:
         if not (event in _LOADS and _is_import(sys._getframe(2))):
             self.refuse("patched", f"It accessed the interpreter's internals ({event}).")
 
+    def _compile(self, event: str, args: tuple[Any, ...]) -> None:
+        """Refuse code that claims to be a library's; imports compile a library's own."""
+        name = os.fsdecode(args[1]) if isinstance(args[1], (str, bytes)) else ""
+        if name.startswith(_LIBRARIES) and not _is_import(sys._getframe(2)):
+            self.refuse("patched", f"It compiled code as if it were in {name}.")
+
     def _set(self, event: str, args: tuple[Any, ...]) -> None:
-        if args[1] == "__code__":
-            self.refuse("patched", f"It replaced the code of {getattr(args[0], '__name__', 'a function')}.")
+        name = str(args[1])
+        if name == "__code__" or (name in _DEFAULTS and self._is_foreign(args[0], name, sys._getframe(2))):
+            what = getattr(args[0], "__name__", "a function")
+            self.refuse("patched", f"It replaced the {name.strip('_')} of {what}.")
+
+    def _is_foreign(self, function: FunctionType, attribute: str, caller: FrameType) -> bool:
+        """Return True if code outside the library sets an attribute of a library's function."""
+        own = _is_library(caller) and _names(caller, attribute)
+        return function.__code__.co_filename.startswith(_LIBRARIES) and not own
 
     def _get(self, event: str, args: tuple[Any, ...]) -> None:
         if args[1] in _FRAMES:
@@ -218,22 +239,30 @@ class _Bounds:
             return
         self._looking.add(thread)
         try:
-            gives = _gives_frame(sys._getframe(depth))
+            gives = _gives_frame(sys._getframe(depth), str(args[1]) if len(args) > 1 else "_getframe")
         finally:
             self._looking.discard(thread)
         if gives:
             self.refuse("patched", f"It inspected the functions that called it ({event}).")
 
 
-def _gives_frame(caller: FrameType) -> bool:
-    """Return True if a requested frame goes to code outside the library."""
+def _gives_frame(caller: FrameType, what: str) -> bool:
+    """Return True if a requested frame, `what` in the caller's code, goes to code outside the library."""
     library = caller.f_globals.get("__name__")
-    if _is_library(caller) and library not in _GIVE_FRAMES:
+    if not _is_library(caller) or not _names(caller, what):  # such as functools, with sys._getframe as a callback
+        return True
+    if library not in _GIVE_FRAMES:
         return False
     entry, asks = None, caller
     while asks.f_back is not None and _is_library(asks) and asks.f_globals.get("__name__") == library:
         entry, asks = asks, asks.f_back
-    return not _is_library(asks) and (entry is None or entry.f_code.co_name in _GIVE_FRAMES[str(library)])
+    given = entry is None or entry.f_code.co_name in _GIVE_FRAMES[str(library)]
+    return given and not (_is_library(asks) and entry is not None and _names(asks, entry.f_code.co_name))
+
+
+def _names(frame: FrameType, name: str) -> bool:
+    """Return True if a function's own code names an attribute, and does not only call what it has been given."""
+    return name in frame.f_code.co_names or name in frame.f_code.co_consts
 
 
 def _is_import(caller: FrameType | None) -> bool:
@@ -259,13 +288,14 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 class Snapshot:
-    """Functions and classes as they were before the learner's code was loaded."""
+    """Functions and classes as they were before the learner's code was loaded, and an exercise's constants."""
 
-    def __init__(self, modules: list[ModuleType | type]) -> None:
+    def __init__(self, modules: list[ModuleType | type], exercise: ModuleType) -> None:
         self._before = [
             (place, {k: v for k, v in vars(place).items() if isinstance(place, type) or callable(v)})
             for place in [*modules, builtins]
         ]
+        self._exercise, self._constants = exercise, _constants_of(exercise)
 
     def changed(self) -> str | None:
         """Return the name of the first changed function, such as `torch.equal`; None if all are unchanged."""
@@ -274,6 +304,25 @@ class Snapshot:
             for name, value in before.items():
                 if now.get(name) is not value:
                     return f"{place.__name__}.{name}"
-            if isinstance(place, type) and (new := now.keys() - before.keys() - {"__slotnames__"}):
+            if isinstance(place, type) and (new := now.keys() - before.keys() - _ADDED_BY_PYTHON):
                 return f"{place.__name__}.{min(new)}"
+        constants = _constants_of(self._exercise)
+        for name, parts in self._constants.items():
+            now_parts = constants.get(name, [])
+            if len(parts) != len(now_parts) or any(a is not b for a, b in zip(parts, now_parts, strict=True)):
+                return f"{self._exercise.__name__}.{name}"
         return None
+
+
+def _constants_of(module: ModuleType) -> dict[str, list[Any]]:
+    """Return the parts of each variable in capital letters; other variables may change while the exercise runs."""
+    return {name: list(_parts_of(value)) for name, value in vars(module).items() if name.isupper()}
+
+
+def _parts_of(value: Any) -> Iterator[Any]:
+    """Yield the types, keys and values that a nested dict, list or tuple consists of."""
+    yield type(value) if type(value) in (dict, list, tuple) else value
+    if type(value) is dict:
+        value = [part for pair in value.items() for part in pair]
+    for part in value if type(value) in (list, tuple) else ():
+        yield from _parts_of(part)

@@ -6,6 +6,7 @@ import ast
 import sys
 import time
 import traceback
+from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -69,6 +70,7 @@ def _parse(grade: Grade, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         if name.endswith(".py"):
             try:
+                decode_source(data)  # ast.parse accepts other bytes in a comment, an import does not
                 ast.parse(data, name)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
                 line = getattr(problem, "lineno", None)

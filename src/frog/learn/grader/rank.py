@@ -72,6 +72,10 @@ def load_all() -> None:
     for kind in (torch.optim.SGD, torch.optim.AdamW):
         layer(torch.ones(1)).backward()
         kind(layer.parameters(), lr=0.1).step()
+    create: Any
+    for create in _classes_in(torch.optim, torch.optim.Optimizer):  # the first instance replaces its class's `step`
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            create([torch.nn.Parameter(torch.ones(1, 1))])
 
 
 def _connect(address: str) -> socket.socket:
@@ -99,7 +103,7 @@ def _run(task: dict[str, Any], rank: int, line: Line) -> None:
     Layer(line, files, rank == task["held"]).install()
     sys.path.insert(0, task["folder"])
     work = getattr(_module("ranks", "<ranks.py>", task["ranks"]), task["work"])
-    snapshot = Snapshot(_watched())
+    snapshot = Snapshot(_watched(), sys.modules["ranks"])
     _set_limits()
     line.send({"type": "ready", "seconds": time.process_time()})
     line.answer()  # all ranks have joined: an error in this rank's code can no longer break another rank's joining
@@ -120,18 +124,20 @@ def _run(task: dict[str, Any], rank: int, line: Line) -> None:
         _violation(line, "closed-output", "Its stdout was closed.")
     else:
         sys.stdout.flush()
-        _send(line, value)
+        _send(line, value, files)
 
 
 def _violation(line: Line, what: str, seen: str) -> None:
-    line.send({"type": "violation", "id": what, "seen": seen})
+    line.send({"type": "violation", "id": what, "seen": _text(seen)})
 
 
-def _send(line: Line, value: Any) -> None:
+def _send(line: Line, value: Any, files: dict[str, bytes]) -> None:
     try:
         line.send({"type": "result", "value": value})
     except codec.NotPlain as problem:
         line.send(_error(problem, {}))
+    except BaseException as error:  # from a method of a value whose class is the learner's
+        line.send(_error(error, files))
 
 
 def _watched() -> list[ModuleType | type]:
@@ -148,7 +154,12 @@ def _watched() -> list[ModuleType | type]:
     modules += [codec, collectives, guard, message, Layer, Line, Snapshot, collectives.LateWork, late_future.LateFuture]
     modules += [turns, turns.Turns, turns.TurnStore]
     modules += [copy, json, math, random, shutil, tempfile, Path, sys.modules[__name__]]
+    modules += _classes_in(torch.nn.modules, torch.nn.Module) + _classes_in(torch.optim, torch.optim.Optimizer)
     return list(dict.fromkeys([*modules, *_of_the_exercise(sys.modules["ranks"])]))
+
+
+def _classes_in(module: ModuleType, base: type) -> list[ModuleType | type]:
+    return [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, base)]
 
 
 def _of_the_exercise(ranks: ModuleType) -> list[ModuleType | type]:
@@ -198,9 +209,8 @@ def _error(error: BaseException, files: dict[str, bytes]) -> dict[str, Any]:
     where = f"{Path(steps[-1].filename).name}:{steps[-1].lineno}" if steps else ""
     if isinstance(error, SyntaxError) and error.filename in files:
         where = f"{Path(str(error.filename)).name}:{error.lineno}"
-    lines = [f"{Path(step.filename).name}:{step.lineno}, in {step.name}" for step in steps]
-    notes = getattr(error, "__notes__", None)
-    notes = notes if isinstance(notes, list) else []
+    lines = [_text(f"{Path(step.filename).name}:{step.lineno}, in {step.name}") for step in steps]
+    notes = [_text(note) for note in _notes(error)]
     if isinstance(error, ModuleNotFoundError) and files:
         notes = [
             *notes,
@@ -208,12 +218,25 @@ def _error(error: BaseException, files: dict[str, bytes]) -> dict[str, Any]:
         ]
     return {
         "type": "error",
-        "name": type(error).__name__,
-        "errno": getattr(error, "errno", None),
-        "text": " ".join([str(error), *map(str, notes)])[:2000],
+        "name": _text(type(error).__name__),
+        "errno": error.errno if isinstance(error, OSError) else None,
+        "text": " ".join([_text(error), *notes])[:2000],
         "where": where,
         "trace": lines[-8:],
     }
+
+
+def _notes(error: BaseException) -> list[Any]:
+    notes = vars(error).get("__notes__")
+    return notes if isinstance(notes, list) else []
+
+
+def _text(value: Any) -> str:
+    """Return the value as text that can be encoded, whatever the learner's `__str__` does."""
+    try:
+        return str(value).encode(errors="backslashreplace").decode()
+    except BaseException as problem:
+        return f"(no text: its __str__ raised {type(problem).__name__})"
 
 
 if __name__ == "__main__":
