@@ -34,7 +34,7 @@ def test_windows_share_one_token_and_do_not_cross_shards(counting: Split) -> Non
     np.testing.assert_array_equal(gathered, gathered[:, :1] + np.arange(6))
 
 
-def test_the_last_window_ends_with_the_shard(counting: Split) -> None:
+def test_last_window_ends_with_the_shard(counting: Split) -> None:
     assert len(Windows(counting, 4)) == 5 + 3
     assert len(Windows(counting, 20)) == 1
     np.testing.assert_array_equal(Windows(counting, 20).gather(np.array([0])), [np.arange(21)])

@@ -64,7 +64,7 @@ def test_question_refers_to_an_existing_section(question: Question) -> None:
     assert anchor in anchors(ROOT / page), question.read
 
 
-def test_the_three_readiness_questions_come_first() -> None:
+def test_three_readiness_questions_come_first() -> None:
     first = [question.id for question in POOLS[0] if question.first]
     assert first == ["what-is-a-gradient", "why-several-gpus", "what-tcp-guarantees"]
     for lab in (0, None):

@@ -47,7 +47,7 @@ def test_two_rings_over_the_same_links_share_them() -> None:
     assert two == Cost(one.num_delays, 2 * one.link_bytes)
 
 
-def test_a_ring_over_two_nodes_crosses_twice() -> None:
+def test_link_bytes_follow_the_number_of_crossing_hops() -> None:
     """Four ranks: 3/2 of the payload over each link. If interleaved, all four hops of the ring cross: twice as much."""
     assert cost("all_reduce", [[0, 0, 1, 1]]).link_bytes == pytest.approx(1.5 * MIB)
     assert cost("all_reduce", [[0, 1, 0, 1]]).link_bytes == pytest.approx(3 * MIB)

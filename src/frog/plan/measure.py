@@ -82,7 +82,7 @@ def compare_step(
 
 
 def has_formula(config: RunConfig) -> bool:
-    """True if the formulas cover this run: neither torch's compressed gradients, nor tensor parallelism's
+    """True if the formulas cover this run. They do not cover torch's compressed gradients, nor tensor parallelism's
     activations at a lower precision, some of which are sent in 16 bits and some in 32.
     """
     strategy = config.strategy

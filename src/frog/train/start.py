@@ -1,4 +1,4 @@
-"""One start of a run on one rank: join the world, open the run folder, find the last good checkpoint; and its end."""
+"""The start and the end of a run on one rank: join the world, open the run folder, find the last good checkpoint."""
 
 from __future__ import annotations
 

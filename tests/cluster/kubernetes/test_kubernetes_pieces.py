@@ -138,7 +138,7 @@ def question(name: str, kind: int = 1) -> bytes:
     return struct.pack("!6H", 7, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!2H", kind, 1)
 
 
-def test_the_name_server_answers() -> None:
+def test_name_server_answers_queries_for_pod_names() -> None:
     names = {"a-0.a.default.svc.cluster.local": "127.0.1.2"}
     reply = answer(question("A-0.a.default.svc.cluster.LOCAL"), names)
     assert reply is not None
@@ -240,7 +240,7 @@ def test_pod_exit_code_reflects_the_first_failure(agent: int, failures: list[dic
     assert exit_code(agent, failures) == code
 
 
-def test_the_shipped_examples_can_be_read() -> None:
+def test_shipped_examples_are_parsed() -> None:
     folder = Path(__file__).parents[3] / "config" / "kubernetes"
     for name in ("job.yaml", "job-cpu.yaml"):
         manifest = read_manifest(folder / name)

@@ -221,9 +221,7 @@ def client(tmp_path: Path) -> RecordingClient:
     return RecordingClient(0, "", tmp_path)
 
 
-def test_scancel_reports_one_unknown_job_of_several(
-    client: RecordingClient, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_job_among_several_is_ignored(client: RecordingClient, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("11,99", "99,11"):
         assert squeue(client, ["--noheader", "--format=%i", "--jobs", words]) == 0
         assert capsys.readouterr().out == "11\n"
@@ -250,7 +248,7 @@ def test_invalid_node_list_is_not_found(client: RecordingClient, capsys: pytest.
     assert capsys.readouterr().out == "Node node[1 not found\n"
 
 
-def test_node_list_longer_than_node_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_list_longer_than_node_count_is_shortened_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SlurmRefusal, match=r"invalid number of nodes \(-N 2-1\)"):
         make_request({"nodes": "1", "nodelist": "node[1-2]"}, default_name="x")
     asked = make_request({"nodes": "1", "nodelist": "node[1-2]"}, default_name="x", program="srun")

@@ -99,7 +99,7 @@ def echoed_texts(commands: Iterable[Command]) -> list[tuple[str, int, bool]]:
 
 
 def _is_uncertain(command: Command) -> bool:
-    """True if the command may not run, or breaks lines itself."""
+    """True if the command might not run, or breaks lines itself."""
     return command.way.maybe or command.text.startswith(("echo -e", "echo -n"))
 
 

@@ -116,7 +116,7 @@ def _waits_for_all(job: JobFile, commands: list[Command]) -> Iterator[Finding]:
 
 
 def _behind(job: JobFile, line: int) -> list[Command]:
-    """Return the commands after the loop that begins there; commands inside the loop may or may not run."""
+    """Return the commands after the loop that begins there; commands inside the loop might not run."""
     return [
         command
         for command in job.shell.commands

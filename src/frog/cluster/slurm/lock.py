@@ -24,7 +24,7 @@ def locked(folder: Path, *, mode: int = 0o777) -> Iterator[None]:
 
     SIGTERM acts like Ctrl-C inside, so that cleanup runs.
 
-    Raises:  UsageError if another process has the lock, or if it cannot be a folder of ours.
+    Raises:  UsageError if another process has the lock, or if the folder cannot be created or locked.
     """
     before = signal.signal(signal.SIGTERM, _stop)
     try:

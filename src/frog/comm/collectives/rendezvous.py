@@ -1,6 +1,6 @@
 """The rendezvous: how ranks find and authenticate each other, and connect each pair.
 
-Every rank listens, writes its address into a book that all can read (torch's store, or any object with `set` and a
+Every rank listens, writes its address into a store that all can read (torch's store, or any object with `set` and a
 blocking `get`), and calls the ranks below its own; the ranks above call it. Caller and callee first prove to each
 other that they know the group's secret:
 
@@ -52,7 +52,7 @@ class Book(Protocol):
 
 
 class FolderBook:
-    """A book in a folder that all ranks can access."""
+    """A store in a folder that all ranks can access."""
 
     def __init__(self, folder: Path, timeout_s: float) -> None:
         self._folder, self._timeout_s = folder, timeout_s
@@ -73,7 +73,7 @@ class FolderBook:
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank's entry in the book."""
+    """A rank's entry in the store."""
 
     rank: int
     host: str

@@ -1,6 +1,6 @@
 """Collectives among ranks of one machine, through shared memory.
 
-A buffer passes through in slices small enough for the cache, in two alternating rooms, so that ranks fill one while
+A buffer passes through in slices small enough for the cache, in two alternating slots, so that ranks fill one while
 they empty the other. Counters record each rank's progress; each has its own cache line, and only its rank writes it:
 
     POSTED     slices that this rank has written for the others
@@ -8,7 +8,7 @@ they empty the other. Counters record each rank's progress; each has its own cac
     COLLECTED  slices whose result this rank has copied
     SMALL      small messages that this rank has written
 
-Slice g may be written once all ranks have REDUCED g-2, whose room it reuses. A result may replace that of g-2 once all
+Slice g may be written once all ranks have REDUCED g-2, whose slot it reuses. A result may replace that of g-2 once all
 have COLLECTED it; when every rank has POSTED g, that is the case.
 
 Next to its data each rank writes a note: which collective it is in, and its number of bytes; the readers compare it

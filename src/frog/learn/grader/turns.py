@@ -104,7 +104,7 @@ class Turns:
             return operation()
 
     def sleep(self, rank: int, seconds: float) -> None:
-        """Let the other ranks run, then the clock advance."""
+        """Let the other ranks run, and then let the clock advance."""
         with self._changed:
             self._take(rank, self.does.get(rank, ""), _Request(lambda: False, self._after(seconds)))
 

@@ -44,10 +44,10 @@ class Way:
     """Circumstances in which a command runs."""
 
     maybe: bool = False
-    """In a branch, after `||`, or in a loop that may not run."""
+    """True in a branch, after `||`, or in a loop that might not run."""
     loop: bool = False
     behind: bool = False
-    """In the background."""
+    """True in the background."""
     apart: bool = False
     """In a subshell or a pipe, which loses its assignments."""
     checked: bool = False

@@ -20,7 +20,7 @@ class Word:
 
     @cached_property
     def text(self) -> str:
-        """Without its quotes."""
+        """The word without its quotes."""
         return unquote(self.raw)
 
     @property
@@ -55,7 +55,7 @@ class Assignment:
     adds: bool = False
     """True for `NAME+=value`."""
     maybe: bool = False
-    """True if it is in a branch, a loop or a function that may not run."""
+    """True if it is in a branch, a loop or a function that might not run."""
 
     @cached_property
     def word(self) -> Word:
