@@ -158,7 +158,7 @@ def test_killed_rank_is_diagnosed_although_peers_report_late(run: FailedRun) -> 
     assert result.certain
 
 
-def test_stop_whose_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
+def test_stopped_rank_is_diagnosed_although_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
     """The first rank timed out and left; the next one lost that rank, not the stopped one."""
     run.lose(1, 3, after_s=10, cause="timed_out")
     run.lose(0, after_s=10.1)
@@ -169,7 +169,7 @@ def test_stop_whose_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
     assert result.certain
 
 
-def test_stop_whose_peers_gave_up_all_at_once(run: FailedRun) -> None:
+def test_stopped_rank_is_diagnosed_although_all_peers_gave_up_together(run: FailedRun) -> None:
     """A rank lost the connection to another that timed out, and reported it before that rank did."""
     run.lose(0, after_s=9.9)
     run.lose(1, 3, after_s=10, cause="timed_out")
@@ -194,7 +194,7 @@ def test_killed_rank_is_diagnosed_without_launcher(tmp_path: Path) -> None:
     assert not result.certain
 
 
-def test_all_ranks_gone_together_is_diagnosed(run: FailedRun) -> None:
+def test_simultaneous_end_of_all_ranks_is_diagnosed(run: FailedRun) -> None:
     run.launcher = False  # it was killed too, so it reports no end
     result = found(run)
     assert result.fault == "gone"

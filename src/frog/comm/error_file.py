@@ -48,7 +48,7 @@ def read_error(path: str, failed_s: float) -> tuple[dict[str, Any] | None, str |
     """
     try:
         own = read_typed(Path(path), _ErrorFile, error=CommError).message
-    except (FileNotFoundError, CommError):  # killed before or while it wrote: the exit code tells the cause
+    except (FileNotFoundError, CommError):  # killed before or while it wrote: the exit code shows the cause
         return None, None
     if isinstance(own, str):
         return _plain(own, failed_s), None

@@ -36,7 +36,7 @@ def _mortal() -> Iterator[None]:
         yield
 
 
-def test_caller_gone_after_accept_is_a_closed_connection() -> None:
+def test_caller_that_leaves_after_accept_is_a_closed_connection() -> None:
     """The error appears where the connection is used; the listener survives."""
     place = Place(0, 2, "door", SECRET, "127.0.0.1", "")
     caller = socket.create_connection(place.listener.getsockname())

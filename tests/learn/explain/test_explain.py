@@ -88,7 +88,7 @@ def test_all_reduce_story_reports_sums_bytes_and_mistakes() -> None:
     assert "but rank 0 has [6.0, 7.0]: the sum is wrong." in write_story("all-reduce", all_reduce_notes(got=[6.0, 7.0]))
 
 
-def test_rendezvous_story_describes_how_the_nodes_met() -> None:
+def test_rendezvous_story_describes_the_order_of_arrivals() -> None:
     notes = notes_of(
         {"knocked_ns": 100, "reached_ns": 300, "complete_ns": 305, "joined_ns": 320, "arrival": 3},
         {"knocked_ns": 0, "reached_ns": 140, "complete_ns": 304, "joined_ns": 320, "arrival": 1},
