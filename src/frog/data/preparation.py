@@ -209,7 +209,7 @@ def _check_splits(splits: dict[str, SplitSummary], survey: Survey, source: str, 
     for name, split in splits.items():
         if split.num_tokens < MIN_SPLIT_TOKENS:
             raise DataError(
-                f"{source}: too small: {survey.num_bytes} bytes give the {name} split {split.num_tokens} tokens, "
+                f"{source}: too small: {survey.num_bytes} bytes give the {name} split {split.num_tokens} tokens; "
                 f"the minimum is {MIN_SPLIT_TOKENS}",
                 f"add text, or change --heldout (now {heldout_fraction:g})",
             )
