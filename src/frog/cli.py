@@ -215,7 +215,9 @@ def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
 
     export = commands.add_parser("export", help="write a trained model for another library")
     export.add_argument("run", metavar="RUN")
-    export.add_argument("--to", choices=["hf"], required=True, help="hf: a folder for transformers' from_pretrained")
+    export.add_argument(
+        "--to", choices=["hf"], default="hf", help="hf: a folder for transformers' from_pretrained (default)"
+    )
     export.add_argument("folder", metavar="DIR")
     export.add_argument("--step", type=int, metavar="N", help="step of the checkpoint to load; default: the last")
     export.add_argument("--merge", action="store_true", help="fine-tuned runs: merge the adapter into the base model")

@@ -212,8 +212,9 @@ def test_effective_batch_is_explained(run_file: Path, settings: tuple[str, ...],
 
 
 def test_world_size_that_does_not_divide_batch_is_rejected(run_file: Path) -> None:
-    with pytest.raises(ConfigError, match="global_batch_size=16 is not a multiple of world size 3"):
+    with pytest.raises(ConfigError, match="global_batch_size=16 is not a multiple of world size 3") as caught:
         load_run_config(run_file).check_world(3)
+    assert caught.value.hint == "--set train.global_batch_size=15"
 
 
 def test_deeply_nested_key_is_rejected(run_file: Path) -> None:

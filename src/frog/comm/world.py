@@ -20,6 +20,7 @@ from frog.comm.backend import Backend, choose_backend
 from frog.core.env import WorldEnv
 from frog.core.errors import CommError, UsageError
 from frog.core.facts import ErrorFacts
+from frog.core.units import count
 
 
 @dataclass
@@ -158,7 +159,7 @@ def pick_device(requested: str, env: WorldEnv) -> torch.device:
             return torch.device("cuda", env.local_rank)
         if requested == "cuda":
             raise UsageError(
-                f"this node has {num_gpus} GPU{'' if num_gpus == 1 else 's'} for {env.local_world_size} ranks",
+                f"this node has {count(num_gpus, 'GPU')} for {count(env.local_world_size, 'rank')}",
                 "start at most as many ranks as there are GPUs, or --set train.device=cpu",
             )
         return torch.device("cpu")

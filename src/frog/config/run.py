@@ -257,12 +257,12 @@ class RunConfig:
         self,
         world_size: int,
         further: Sequence[str] = (),
-        hint: str = "change one of these numbers: --set strategy.tp=…, train.grad_accum=…",
+        hint: str | None = None,
     ) -> None:
         """Raise ConfigError with every rule that this run breaks in a world of that size, and `further` problems."""
         if problems := [*self.world_problems(world_size), *further]:
             listing = "".join(f"\n  - {problem}" for problem in problems[1:])
-            raise ConfigError(problems[0] + listing, hint)
+            raise ConfigError(problems[0] + listing, hint or self._world_hint(problems, world_size))
 
     def world_problems(self, world_size: int) -> list[str]:
         """Return every rule that this run breaks in a world of that size; empty if it can start there."""
@@ -303,15 +303,32 @@ class RunConfig:
             )
         if found:
             return found
+        problem = self._batch_problem(world_size)
+        return [] if problem is None else [problem]
+
+    def _batch_problem(self, world_size: int) -> str | None:
         train, dp_size = self.train, self.strategy.dp_size(world_size)
-        problem = batch_problem(
+        return batch_problem(
             train.global_batch_size,
             dp_size,
             train.grad_accum,
             uneven=self.comm.on_loss == "shrink",  # such a run may start with any number of ranks
             ranks="world size" if dp_size == world_size else "dp",
         )
-        return [] if problem is None else [problem]
+
+    def _world_hint(self, problems: Sequence[str], world_size: int) -> str:
+        """Return the setting to change; the batch, if only the batch does not fit."""
+        train = self.train
+        if problems == [self._batch_problem(world_size)]:
+            fitting = nearest_batch(train.global_batch_size, self.strategy.dp_size(world_size), train.grad_accum)
+            return f"--set train.global_batch_size={fitting}"
+        return "change one of these numbers: --set strategy.tp=…, train.grad_accum=…"
+
+
+def nearest_batch(global_batch_size: int, dp_size: int, grad_accum: int) -> int:
+    """Return the global batch size nearest to the requested one that all ranks can share equally."""
+    parts = dp_size * grad_accum
+    return max(1, round(global_batch_size / parts)) * parts
 
 
 def batch_problem(

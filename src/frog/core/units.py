@@ -14,6 +14,11 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+def count(number: int, noun: str, nouns: str | None = None) -> str:
+    """Format a count: 1, "byte" -> "1 byte"; 2048, "byte" -> "2,048 bytes"; 0, "batch", "batches" -> "0 batches"."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
 def format_count(count: float) -> str:
     """1_234_567 -> '1.23 M'."""
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

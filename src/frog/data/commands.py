@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.errors import DataError
 from frog.core.printable import printable, printable_lines
-from frog.core.units import format_bytes, format_count
+from frog.core.units import count, format_bytes, format_count
 from frog.data.folder import DATA_ROOT, DEFAULT_NAME, set_folder
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def run_prepare(args: argparse.Namespace) -> int:
             progress=progress,
         )
     _print_summary(data, args.vocab_size)
+    if args.corpus is not None:
+        _print_files(args.corpus, data)
     return 0
 
 
@@ -208,6 +210,19 @@ def _print_summary(data: PreparedData, vocab_size_asked: int) -> None:
     )
     if data.vocab_size < vocab_size_asked:
         print(f"the text only yields {data.vocab_size} tokens; the requested size was {vocab_size_asked}")
+
+
+def _print_files(corpus: Path, data: PreparedData) -> None:
+    """Say why a folder's documents are not as many as its files."""
+    from frog.data.files import find_corpus_files
+
+    num_files = len(find_corpus_files(corpus).paths)
+    num_documents = sum(split.num_documents for split in data.manifest.splits.values())
+    if num_files not in (1, num_documents):
+        print(
+            f"{count(num_files, 'file')} gave {count(num_documents, 'document')}: a text longer than 64 KiB is split, "
+            "each line of .jsonl and each row of .parquet is one document, and empty texts are left out"
+        )
 
 
 def _splits_table(data: PreparedData) -> Any:

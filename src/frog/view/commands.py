@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frog.core.printable import printable
+from frog.core.units import count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,7 +127,7 @@ def _checkpoints(args: argparse.Namespace) -> int:
     for path in map(folder.checkpoint, steps):
         try:
             checkpoint = open_checkpoint(path)
-            print(f"{path}  good  {checkpoint.world_size} ranks  {format_bytes(checkpoint.payload_bytes)}")
+            print(f"{path}  good  {count(checkpoint.world_size, 'rank')}  {format_bytes(checkpoint.payload_bytes)}")
         except CheckpointError as error:
             num_bad += 1
             print(f"{path}  BAD   {error.what}")

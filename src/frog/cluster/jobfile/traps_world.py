@@ -10,6 +10,7 @@ from frog.cluster.jobfile.job import MEETING, JobFile
 from frog.cluster.jobfile.launchers import SHELLS, Launch, SrunStep, program_at
 from frog.cluster.jobfile.shell.script import Command
 from frog.cluster.jobfile.shell.words import Assignment, Word
+from frog.core.units import count
 
 _MPI = ("mpirun", "mpiexec", "orterun")
 _REACHES = re.compile(
@@ -218,9 +219,9 @@ def _ranks(job: JobFile, run: Launch) -> Iterator[Finding]:
         return
     ranks = job.resolve_int(word.raw)
     if ranks and gpus and ranks > gpus:
-        yield RANKS_BEYOND_GPUS.at(word.line, f"{ranks} ranks per node, but {gpus} GPUs", gpus=gpus)
+        yield RANKS_BEYOND_GPUS.at(word.line, f"{count(ranks, 'rank')} per node, but {count(gpus, 'GPU')}", gpus=gpus)
     elif ranks and gpus and ranks < gpus and _only(job, run):
-        yield GPUS_IDLE.at(word.line, f"{ranks} ranks per node, but {gpus} GPUs")
+        yield GPUS_IDLE.at(word.line, f"{count(ranks, 'rank')} per node, but {count(gpus, 'GPU')}")
 
 
 def _only(job: JobFile, run: Launch) -> bool:
@@ -298,7 +299,7 @@ def _unseen(job: JobFile, visible: Assignment, seen: int) -> Iterator[Finding]:
         word = run.option("nproc-per-node") if run.kind == "torchrun" else None
         ranks = job.resolve_int(word.raw) if word else None
         if word and ranks and ranks > seen and run.line > visible.line:
-            what = f"{ranks} ranks per node, but CUDA_VISIBLE_DEVICES lists {seen} GPU" + "s" * (seen != 1)
+            what = f"{count(ranks, 'rank')} per node, but CUDA_VISIBLE_DEVICES lists {count(seen, 'GPU')}"
             yield RANKS_BEYOND_GPUS.at(word.line, what, gpus=seen)
 
 

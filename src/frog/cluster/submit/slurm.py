@@ -21,6 +21,7 @@ from frog.config import RunConfig, load_run_config
 from frog.core.errors import DataError, LaunchError, UsageError
 from frog.core.files import write_atomic
 from frog.core.schema import read_typed
+from frog.core.units import count
 from frog.data.folder import DEFAULT_NAME, set_folder
 
 
@@ -175,7 +176,7 @@ def _next_steps(request: SlurmRequest, folder: Path, job_id: str) -> str:
     run = folder / "runs" / name
     return "\n".join(
         [
-            f"job {job_id} is in the queue: {request.nodes} x {request.ranks} ranks of {request.run_file}, "
+            f"job {job_id} is in the queue: {request.nodes} x {count(request.ranks, 'rank')} of {request.run_file}, "
             f"with a time limit of {request.time_text}",
             f"  state              squeue --job {job_id}",
             f"  output             tail -f {output}",

@@ -14,6 +14,7 @@ from frog.cluster.jobfile.cluster import ClusterProfile, is_slurm_name
 from frog.cluster.jobfile.directives import time_limit_s, write_time
 from frog.config import RunConfig
 from frog.core.errors import ConfigError
+from frog.core.units import count
 
 JOBS = Path("runs/jobs")
 DEFAULT_TIME = "00:30:00"
@@ -109,9 +110,9 @@ def check_request(request: SlurmRequest) -> None:
         problems += request.config.world_problems(request.nodes * request.ranks)
     if problems:
         listing = "\n".join(f"  - {problem}" for problem in problems)
-        count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
-        where = f"{request.run_file} on {request.profile.name}, {request.nodes} x {request.ranks} ranks"
-        raise ConfigError(f"{where}: {count}\n{listing}", "correct the lines above; nothing was submitted")
+        mistakes = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
+        where = f"{request.run_file} on {request.profile.name}, {request.nodes} x {count(request.ranks, 'rank')}"
+        raise ConfigError(f"{where}: {mistakes}\n{listing}", "correct the lines above; nothing was submitted")
 
 
 def _time_problems(request: SlurmRequest) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from frog.core.units import count
+
+__all__ = ["apart", "count"]
+
 _MOST_DIGITS = 17
 """Number of significant digits that distinguishes any two floating-point numbers."""
-
-
-def count(number: int, noun: str, nouns: str | None = None) -> str:
-    """Format a count: 1, "byte" -> "1 byte"; 2048, "byte" -> "2,048 bytes"; 0, "batch", "batches" -> "0 batches"."""
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def apart(found: float, expected: float, digits: int = 6) -> tuple[str, str]:
