@@ -221,7 +221,7 @@ def test_usage_error_is_not_retried(harness: Harness) -> None:
         code=2,
     )
     assert "train.global_batch_size=7" in done.stderr
-    assert "started again" not in done.stderr
+    assert "restarted" not in done.stderr
 
 
 @pytest.mark.slow

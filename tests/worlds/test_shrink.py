@@ -230,7 +230,7 @@ def test_rank_that_is_late_in_every_attempt_ends_the_run(harness: Harness) -> No
     run = words("shrink-late", "train.timeout_s=3")
     done = harness.run("frog", "chaos", *fault, "--", *run, code=1)
     assert "step 5 failed 3 times although no rank was lost" in done.stderr
-    assert "give train.timeout_s (now 3) more" in done.stderr
+    assert "increase train.timeout_s (now 3)" in done.stderr
     assert "Traceback" not in done.stderr
     assert [event.lost for event in memberships(harness, "shrink-late") if event.step == 4] == [[], []]
     assert told(diagnose(harness.folder("shrink-late")).as_json())[1:4] == (1, 5, "data")
@@ -245,7 +245,7 @@ def test_unsupported_settings_with_shrink_are_reported(harness: Harness) -> None
 
 def test_join_of_an_unsuitable_run_is_reported(harness: Harness, undisturbed: dict[str, Any]) -> None:
     done = harness.run("frog", "join", "shrink-calm", code=2)
-    assert "its world does not change: comm.on_loss is 'fail'" in done.stderr
+    assert "runs/shrink-calm is not an elastic run: comm.on_loss is 'fail'" in done.stderr
     file = harness.folder("shrink-calm").run_json
     before = file.read_text()
     file.write_text(before.replace('"on_loss": "fail"', '"on_loss": "shrink"'))

@@ -127,7 +127,7 @@ def test_resumed_finetuning_accepts_more_epochs(here: Harness) -> None:
             ("--resume", "base"),
             "runs/base is not a fine-tuned run\n  try: resume it with: frog train --resume runs/base",
         ),
-        (("--resume", "tuned", "--set", "train.steps=3"), "its steps from --epochs"),
+        (("--resume", "tuned", "--set", "train.steps=3"), "--epochs sets the steps"),
     ],
 )
 def test_invalid_finetune_resume_raises_an_error(
@@ -140,7 +140,7 @@ def test_invalid_finetune_resume_raises_an_error(
 def test_resume_with_changed_data_raises_run_error(here: Harness, capfd: pytest.CaptureFixture[str]) -> None:
     record = here.folder("tuned").record_json.read_bytes()
     assert tune(here, *WORDS, "--name", "tuned", "--continue", "--lora", "rank=2", "--epochs", "4") == 2
-    assert "runs/tuned: was begun with lora" in capfd.readouterr().err
+    assert "runs/tuned started with lora" in capfd.readouterr().err
     assert train(here, "--resume", "tuned") == 2
     hint = "runs/tuned is a fine-tuned run\n  try: resume it with: frog finetune --resume runs/tuned"
     assert hint in capfd.readouterr().err
