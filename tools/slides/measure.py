@@ -56,7 +56,7 @@ def mean_gradient(at: Commands) -> Found:
         ],
         "losses_four": [s.loss_mean for s in steps_of(run)],
         "losses_alone": [s.loss_mean for s in steps_of(alone)],
-        "compare": at.frog("compare alone four"),
+        "compare": at.frog("compare alone four --rtol 3e-5"),
         "step": lanes(run, 20),
     }
 
@@ -122,7 +122,7 @@ def accumulation(at: Commands) -> Found:
         run = at.train(f"pieces{pieces}", "", train__steps=40, eval__every=40, train__grad_accum=pieces)
         last = steps_of(run)[-1]
         found[str(pieces)] = {"memory": memory_of(run), "last_loss": last.loss_mean}
-    return {"pieces": found, "compare": at.frog("compare pieces1 pieces8")}
+    return {"pieces": found, "compare": at.frog("compare pieces1 pieces8 --rtol 3e-5")}
 
 
 def scaler(at: Commands) -> Found:
