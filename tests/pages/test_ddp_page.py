@@ -115,7 +115,7 @@ def test_failing_ddp_rank_ends_the_world(pages: PageHarness) -> None:
     wait_until(lambda: log.exists(), 60, "the log of rank 2", process)
     family = tree(process)
     _, err = finish(process, 1, timeout=60)
-    assert "rank 2 fails in step 3, as --fail-rank and --fail-step ask" in err
+    assert "rank 2 fails in step 3, as requested by --fail-rank and --fail-step" in err
     assert all_gone(family)
     texts = [Log(pages, rank).text for rank in range(3)]
     assert "Traceback" in texts[2]
