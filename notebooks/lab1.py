@@ -94,8 +94,8 @@ for name, shape in shapes.items():
 print("predicted", predicted_shape, "measured", tuple(logits.shape))
 
 # %% [markdown]
-# A common mistake is a shape that does not fit. Three heads cannot share 128 columns: Frog reports this before it builds
-# anything, PyTorch when it reaches the operation. PyTorch's message names the requested shape and the number of
+# A common mistake is a shape that does not fit. Three heads cannot share 128 columns: Frog reports this before it
+# builds anything, PyTorch when it reaches the operation. PyTorch's message names the requested shape and the number of
 # elements.
 
 # %%
