@@ -15,7 +15,7 @@ _RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 
 
 def rendezvous() -> Figure:
-    """Two real nodes of two ranks: every rank connects to one address and one port on the node of rank 0."""
+    """Two simulated nodes of two ranks: every rank connects to one address and one port on the node of rank 0."""
     found = load("world")
     node = found["nodes"][0]
     figure = Figure()
