@@ -26,7 +26,7 @@ _LAUNCHES = re.compile(r"\btorchrun\b|torch\.distributed|accelerate|deepspeed|LA
 
 _MANY_GPUS, _MANY_CPUS = 4, 64
 """A job with this many GPUs per node probably has the whole node."""
-MEETING = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}
+RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}
 PER_TASK = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURMD_NODENAME"}
 """Variables that differ between tasks; the batch script itself sees the values of the first node."""
 
@@ -259,7 +259,7 @@ class JobFile:
         names = {item.name for item in (*self.assignments, *self.task_assignments)}
         words = [re.sub(r"\$\w+|\$\{\w+\}", "", word.text)
                  for step in self.steps for command in step.commands for word in command.words]  # fmt: skip
-        return bool(names & MEETING or any(name.startswith("NCCL_") for name in names)
+        return bool(names & RENDEZVOUS or any(name.startswith("NCCL_") for name in names)
                     or re.search(r"ddp|distributed|nccl|fsdp|train", " ".join(words), re.IGNORECASE))  # fmt: skip
 
     @cached_property

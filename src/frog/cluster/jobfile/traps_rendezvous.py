@@ -70,7 +70,7 @@ def _cut_lists(job: JobFile) -> Iterator[Finding]:
             yield NODELIST_FOLDED.at(item.line, what)
 
 
-MEETING_PER_TASK = Trap(
+RENDEZVOUS_PER_TASK = Trap(
     "meeting-per-task",
     FAILS,
     "each node waits for others under an id that no other node uses",
@@ -87,7 +87,7 @@ def _names_of_meetings(job: JobFile) -> Iterator[Finding]:
             and run.in_task(word)
             and _RANDOM.search(job.with_definitions(word.raw))
         ):
-            yield MEETING_PER_TASK.at(word.line, "every node uses its own rendezvous id")
+            yield RENDEZVOUS_PER_TASK.at(word.line, "every node uses its own rendezvous id")
 
 
 LOOPBACK = Trap(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
-from frog.cluster.jobfile.job import MEETING, JobFile
+from frog.cluster.jobfile.job import RENDEZVOUS, JobFile
 from frog.cluster.jobfile.launchers import SHELLS, Launch, SrunStep, program_at
 from frog.cluster.jobfile.shell.script import Command
 from frog.cluster.jobfile.shell.words import Assignment, Word
@@ -335,7 +335,7 @@ def _one_python(job: JobFile) -> Iterator[Finding]:
         yield from _one_program(job)
         return
     plain = [item for item in job.shell.commands if item.way.certain and re.fullmatch(r"python[\d.]*", _base(item))]
-    meets = any(item.name in MEETING for item in job.assignments)
+    meets = any(item.name in RENDEZVOUS for item in job.assignments)
     trains = [item for item in plain if meets or re.search(r"\b(pre)?train|train\w*\.py|finetun", item.text)]
     if trains and not any(item.name in SHELLS or item.text.endswith(".sh") for item in job.shell.commands):
         yield FIRST_NODE_ONLY.at(trains[0].line, f"python without srun on {job.nodes} nodes")

@@ -98,7 +98,7 @@ def _run(task: dict[str, Any], rank: int, line: Line) -> None:
     torch.set_num_threads(1)
     files = {str(Path(task["folder"]) / name): data for name, data in task["files"].items()}
     if task["join"]:
-        store = dist.FileStore(task["meeting"], task["size"])  # type: ignore[attr-defined]
+        store = dist.FileStore(task["store"], task["size"])  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=task["size"], timeout=timedelta(seconds=60))
     Layer(line, files, rank == task["held"]).install()
     sys.path.insert(0, task["folder"])

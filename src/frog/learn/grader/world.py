@@ -101,16 +101,16 @@ class _Running:
         """Time since which a rank is known to wait forever; the other ranks may run until they stop."""
         self._selector = selectors.DefaultSelector()
         self._token = secrets.token_hex(16)
-        self._meeting = scratch.with_name(f"{scratch.name}-meet")
+        self._rendezvous = scratch.with_name(f"{scratch.name}-rdzv")
 
     def run(self) -> World:
-        self._meeting.mkdir()
+        self._rendezvous.mkdir()
         try:
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(str(self._meeting / "sock"))
+                listener.bind(str(self._rendezvous / "sock"))
                 listener.listen()
                 self._selector.register(listener, selectors.EVENT_READ, self._accept)
-                self._start(str(self._meeting / "sock"))
+                self._start(str(self._rendezvous / "sock"))
                 self._watch()
         finally:
             self._end()
@@ -145,7 +145,7 @@ class _Running:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
-        shutil.rmtree(self._meeting, ignore_errors=True)
+        shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def _world(self) -> World:
         calls = [
@@ -250,7 +250,7 @@ class _Running:
                 "files": dict(task.files),
                 "functions": list(task.functions),
                 "join": task.join,
-                "meeting": str(self._meeting / "store"),
+                "store": str(self._rendezvous / "store"),
                 "size": task.size,
                 "held": task.held,
                 "ranks": task.ranks,
