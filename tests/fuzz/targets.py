@@ -123,10 +123,10 @@ def _notations(path: Path, text: str) -> None:
 
 def _costs(path: Path, text: str) -> None:
     """Read the file that `frog collectives tune` writes."""
-    from frog.comm.collectives.cost import kept
+    from frog.comm.collectives.cost import saved_costs
 
     with mock.patch.dict(os.environ, {"FROG_CACHE_DIR": str(path.parent)}):
-        kept()
+        saved_costs()
 
 
 def _peer_result(path: Path, text: str) -> None:

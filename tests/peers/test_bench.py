@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness import Harness
 
-from frog.comm.collectives.cost import Costs, kept
+from frog.comm.collectives.cost import Costs, saved_costs
 from frog.core.errors import UsageError
 from frog.peers.bench import sizes, table
 from frog.peers.measurement import OPERATIONS, Limit, Result, Row
@@ -104,5 +104,5 @@ def test_tune_saves_the_costs_of_a_machine(harness: Harness, monkeypatch: pytest
     monkeypatch.setenv("FROG_CACHE_DIR", str(harness.root / ".cache"))
     done = harness.run("frog", "collectives", "tune", "--nproc", "2", "--rounds", "2")
     assert "the ring from" in done.stdout
-    assert kept() != Costs()
+    assert saved_costs() != Costs()
     assert "--nproc 2" in harness.run("frog", "collectives", "tune", "--nproc", "3", code=2).stderr

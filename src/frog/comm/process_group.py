@@ -26,7 +26,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 
 from frog.comm.collectives.arithmetic import BFLOAT16, Buffer
-from frog.comm.collectives.cost import kept
+from frog.comm.collectives.cost import saved_costs
 from frog.comm.collectives.exchange import bytes_of
 from frog.comm.collectives.group import Group, open_group
 from frog.comm.collectives.messages import Transfer
@@ -107,7 +107,7 @@ def _open(store: Any, rank: int, size: int, timeout_s: float) -> Group:
         node=node,
         timeout_s=timeout_s,
         memory=FrogProcessGroup.memory,
-        costs=kept() if rank == 0 else None,
+        costs=saved_costs() if rank == 0 else None,
     )
 
 

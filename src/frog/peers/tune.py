@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from frog.comm.collectives.cost import Costs, keep
+from frog.comm.collectives.cost import Costs, save_costs
 from frog.core.errors import UsageError
 from frog.core.units import format_bytes
 from frog.launch.commands import read_world
@@ -56,5 +56,5 @@ def tune(args: argparse.Namespace) -> int:
     for num_ranks in (2, 4, 8):
         least = next((size for size in range(1 << 10, 1 << 26, 1 << 10) if costs.takes_ring(size, num_ranks)), None)
         print(f"  {num_ranks} ranks: the ring from {format_bytes(least) if least else 'nowhere'} on")
-    print(f"saved in {keep(costs)}")
+    print(f"saved in {save_costs(costs)}")
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frog.comm.collectives.cost import Costs, cost_file, keep, kept
+from frog.comm.collectives.cost import Costs, cost_file, save_costs, saved_costs
 from frog.core.errors import UsageError
 
 SIZES = (64, 4096, 1 << 20)
@@ -31,10 +31,10 @@ def test_small_messages_use_few_steps_and_large_ones_few_bytes() -> None:
 
 def test_measured_costs_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROG_CACHE_DIR", str(tmp_path))
-    assert kept() == Costs()
+    assert saved_costs() == Costs()
     costs = Costs(1e-4, 2e-9, 3e-10)
-    keep(costs)
-    assert kept() == costs
+    save_costs(costs)
+    assert saved_costs() == costs
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_impossible_costs_are_rejected(text: str, words: str, tmp_path: Path, mo
     monkeypatch.setenv("FROG_CACHE_DIR", str(tmp_path))
     cost_file().write_text(text)
     with pytest.raises(UsageError, match=words) as caught:
-        kept()
+        saved_costs()
     assert "frog collectives tune" in str(caught.value)

@@ -184,8 +184,8 @@ class _Handler(socketserver.StreamRequestHandler):
             self._send(error=f"Job allocation {job.number} has been revoked", code=1)
             return
         self._send(job=job.number, variables=view.allocation_variables(controller, job))
-        said = self._hear()
-        controller.close(job, int(said.get("code", 1)))
+        message = self._receive()
+        controller.close(job, int(message.get("code", 1)))
 
     def _is_gone(self) -> bool:
         """True if the client has disconnected; does not wait."""
@@ -216,15 +216,15 @@ class _Handler(socketserver.StreamRequestHandler):
                 controller, job, step, parts, wanted.gpus_per_task, label=request["label"], cpus=request["cpus"]
             )
             self._send(**answer)
-            while said := self._hear():
-                step.groups += said.get("groups", [])
-                if said.get("ended"):
+            while message := self._receive():
+                step.groups += message.get("groups", [])
+                if message.get("ended"):
                     break
         finally:
             controller.end_step(job, step)
         self._send(closed=True)
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         """Return srun's next message; empty if it has disconnected."""
         try:
             line = self.rfile.readline()

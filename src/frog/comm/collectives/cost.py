@@ -87,7 +87,7 @@ def cost_file() -> Path:
     return cache_dir() / "collectives.json"
 
 
-def keep(costs: Costs) -> Path:
+def save_costs(costs: Costs) -> Path:
     """Save the costs of this machine, for every group whose rank 0 runs here."""
     path = cost_file()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def keep(costs: Costs) -> Path:
     return path
 
 
-def kept() -> Costs:
+def saved_costs() -> Costs:
     """Return the costs measured on this machine, or the defaults.
 
     Raises:  UsageError if the file cannot be read, or contains an impossible value.

@@ -86,11 +86,11 @@ class Segment:
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), size_of(size))
         whole: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
-        small, rooms, results = np.split(
+        small, slots, results = np.split(
             whole[_CONTROL_BYTES:], np.cumsum([2 * size * SMALL_BYTES, 2 * size * SLICE_BYTES])
         )
         self._small = small.reshape(2, size, SMALL_BYTES)
-        self._rooms = rooms.reshape(2, size, SLICE_BYTES)
+        self._slots = slots.reshape(2, size, SLICE_BYTES)
         self._results = results.reshape(2, SLICE_BYTES)
         self._peers_are_there = look
         self._waiter = Waiter(memory, _LINE_BYTES, rank, size, timeout_s, self._look)
@@ -249,7 +249,7 @@ class Segment:
 
     def _room(self, number: int, rank: int, like: Buffer, rows: int = 1) -> Buffer:
         """Return the memory for `rank`'s slice `number`: rows as long as `like`."""
-        return self._rooms[number & 1, rank, : rows * like.nbytes].view(like.dtype).reshape(rows, len(like))
+        return self._slots[number & 1, rank, : rows * like.nbytes].view(like.dtype).reshape(rows, len(like))
 
     def _lay_out(self, number: int, note: int, counter: int = POSTED) -> None:
         """Publish that this rank has written `number`, and its note."""

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from frog.comm.attempt_store import attempt_store
 from frog.comm.backend import choose_backend
-from frog.comm.collectives.cost import kept
+from frog.comm.collectives.cost import saved_costs
 from frog.comm.collectives.errors import CollectiveError
 from frog.comm.collectives.rendezvous import Peer, own_host
 from frog.comm.elastic.entrance import join_survivors, meet_survivors
@@ -155,7 +155,7 @@ def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> M
         host, node = address(env)
         survivors = meet_survivors(
             store, env.rank, env.world_size, secret.encode(), host, node,
-            timeout_s=timeout_s, patience_s=_PATIENCE_S, costs=kept() if env.rank == 0 else None,
+            timeout_s=timeout_s, patience_s=_PATIENCE_S, costs=saved_costs() if env.rank == 0 else None,
         )  # fmt: skip
     return Membership(survivors, env, device, timeout_s, secret)
 

@@ -76,7 +76,7 @@ class Survivors:
         self.identity, self._peers, self._secret = identity, dict(peers), secret
         self._timeout_s, self._patience_s, self._costs, self._memory = timeout_s, patience_s, costs, memory
         self._lines: dict[int, Connection] = {}
-        self._rooms: dict[int, bytearray] = {}
+        self._buffers: dict[int, bytearray] = {}
         self._inbox: list[tuple[int, Proposal]] = []
         for peer, line in lines.items():
             self._add_line(peer, line)
@@ -220,7 +220,7 @@ class Survivors:
             place.close()
 
     def _add_line(self, peer: int, line: Connection) -> None:
-        self._lines[peer], self._rooms[peer] = line, bytearray(PROPOSAL_BYTES)
+        self._lines[peer], self._buffers[peer] = line, bytearray(PROPOSAL_BYTES)
         self._listen(peer)
 
     # ---- a collective ------------------------------------------------------------------------------------------------
@@ -329,11 +329,11 @@ class Survivors:
             self._dead.add(peer)
 
     def _listen(self, peer: int) -> None:
-        def said() -> None:
-            self._inbox.append((peer, Proposal.unpack(self._rooms[peer])))
+        def receive_proposal() -> None:
+            self._inbox.append((peer, Proposal.unpack(self._buffers[peer])))
             self._listen(peer)
 
-        self._lines[peer].receive(CONTROL, 0, memoryview(self._rooms[peer]), then=said)
+        self._lines[peer].receive(CONTROL, 0, memoryview(self._buffers[peer]), then=receive_proposal)
 
     def _receive(self, until_s: float) -> None:
         """Wait until a message arrives, a rank dies, or the time is up."""
