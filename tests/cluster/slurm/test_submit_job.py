@@ -45,7 +45,7 @@ def test_submitted_run_completes(harness: Harness, real_slurm: RealSlurm) -> Non
         "1",
     ]
     output = real_slurm.ask(*words, cwd=harness.root)
-    found = re.match(r"job (\d+) is in the queue: 2 x 1 ranks", output)
+    found = re.match(r"job (\d+) is in the queue: 2 x 1 rank of", output)
     assert found
     job = found[1]
     real_slurm.wait_for(job, "COMPLETED", timeout=300)
