@@ -239,7 +239,7 @@ def test_submitit_resubmits_after_the_third_time_limit(tmp_path: Path, monkeypat
     page = runpy.run_path(str(ROOT / "scripts" / "submit_with_submitit.py"))
     executors = []
     monkeypatch.setattr("submitit.AutoExecutor.submit", lambda executor, call: executors.append(executor))
-    page["hand_in"](page["read_arguments"]())
+    page["submit"](page["read_arguments"]())
     assert executors[0]._executor.max_num_timeout >= 1000
 
 
