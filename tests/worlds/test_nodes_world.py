@@ -201,9 +201,12 @@ def test_failure_without_restarts_ends_the_run(harness: Harness) -> None:
     lose_node(harness, "nodes-lost", 1)
     _, err = run_to_end(process, 120)
     assert process.returncode not in (0, None)
-    assert "error: node1 was killed by SIGKILL with all its ranks\nrank 0 (pid" in err
+    assert "error: node1 was killed by SIGKILL with all its ranks\n" in err
     assert "Traceback" not in err
-    assert process.returncode == 1
+    # On a machine that stands still for 20 s, the launcher ends rank 0 before it reports its own error.
+    stopped = "the ranks of node0 did not notice, so the launcher stopped them" in err
+    assert stopped or "with all its ranks\nrank 0 (pid" in err
+    assert process.returncode == (137 if stopped else 1)
     wait_until(lambda: all_gone(family), 20, "the world to end")
 
 

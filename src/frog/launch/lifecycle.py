@@ -33,7 +33,7 @@ class Limits:
     """Time from asking a world to stop until killing it: enough for a step and a checkpoint. torchrun waits 30 s."""
     last_words_s: float = 5.0
     """The same for an agent without ranks, which is only looking for unreachable nodes."""
-    patience_s: float = 60.0
+    patience_s: float = 20.0
     """Time for the other nodes to detect a failed node before they are asked to stop."""
     repair_at_most_s: float = 30.0
     """Time until a lost node returns even if the others have not continued without it."""

@@ -88,6 +88,7 @@ _UNHEARD = [
 """Functions that start programs, affect processes or create files outside, without raising an event."""
 _RELOADED = {"_posixsubprocess", "_signal", "_posixshmem"}
 _HOMES = (os.__file__, torch.__path__[0], str(Path(__file__).parents[3]))
+_open = open
 _LIBRARIES = (*(os.path.dirname(home) + os.sep for home in _HOMES), "<frozen ", "<ranks.py>")
 """Prefixes of library code's file names, as opposed to the learner's code and code compiled from strings."""
 _ADDED_BY_PYTHON = {"__slotnames__", "__annotations__"}
@@ -212,9 +213,12 @@ class _Bounds:
             self.refuse("patched", f"It accessed the interpreter's internals ({event}).")
 
     def _compile(self, event: str, args: tuple[Any, ...]) -> None:
-        """Refuse code that claims to be a library's; imports compile a library's own."""
-        name = os.fsdecode(args[1]) if isinstance(args[1], (str, bytes)) else ""
-        if name.startswith(_LIBRARIES) and not _is_import(sys._getframe(2)):
+        """Refuse code that claims to be a library's.
+
+        Imports compile a library's own code, and Python the part of a line that a traceback underlines.
+        """
+        source, name = args[0], os.fsdecode(args[1]) if isinstance(args[1], (str, bytes)) else ""
+        if name.startswith(_LIBRARIES) and not (_is_import(sys._getframe(2)) or _is_part_of_line(source, name)):
             self.refuse("patched", f"It compiled code as if it were in {name}.")
 
     def _set(self, event: str, args: tuple[Any, ...]) -> None:
@@ -263,6 +267,16 @@ def _gives_frame(caller: FrameType, what: str) -> bool:
 def _names(frame: FrameType, name: str) -> bool:
     """Return True if a function's own code names an attribute, and does not only call what it has been given."""
     return name in frame.f_code.co_names or name in frame.f_code.co_consts
+
+
+def _is_part_of_line(source: Any, path: str) -> bool:
+    """True if `source` is a part of one line of a file."""
+    part = os.fsdecode(source) if isinstance(source, (str, bytes)) else ""
+    try:
+        with _open(path, encoding="utf-8", errors="replace") as file:
+            return bool(part) and any(part in line for line in file)
+    except OSError:
+        return False
 
 
 def _is_import(caller: FrameType | None) -> bool:
