@@ -22,7 +22,6 @@ from frog.core.memory import PROCESS_BYTES, check_memory
 from frog.core.processes import NOT_MET, kill_group
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
-from frog.core.units import count
 from frog.core.wrapping import terminal_columns, wrapped_lines
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
@@ -52,7 +51,7 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
             raise UsageError(f"--nproc {nodes}: a world needs at least one rank")
         nodes = Nodes(1, 1, nodes)
     num_ranks = nodes.most * nodes.ranks
-    check_memory(num_ranks * PROCESS_BYTES, f"a world of {count(num_ranks, 'rank')}", "use fewer ranks")
+    check_memory(num_ranks * PROCESS_BYTES, f"a world of {num_ranks} ranks", "use fewer ranks")
     check_start_method()
     words, options = target(program), options or Options()
     if options.restarts and not can_resume(program):
