@@ -121,7 +121,7 @@ def test_resumed_finetuning_accepts_more_epochs(here: Harness) -> None:
     [
         ((), "nothing to fine-tune"),
         (("base", "--resume", "tuned"), "--resume tuned with run: a resumed run keeps its own settings"),
-        (("--resume", "tuned", "--lora", "rank=2"), "and lora"),
+        (("--resume", "tuned", "--lora", "rank=2"), "--resume tuned with lora"),
         (("--resume", "tuned", "--continue"), "--resume cannot be combined with --continue"),
         (
             ("--resume", "base"),
