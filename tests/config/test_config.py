@@ -215,7 +215,7 @@ def test_world_size_that_does_not_divide_batch_is_rejected(run_file: Path) -> No
     with pytest.raises(ConfigError, match="global_batch_size=16 is not a multiple of world size 3") as caught:
         load_run_config(run_file).check_world(3)
     assert caught.value.hint == "--set train.global_batch_size=15"
-    with pytest.raises(ConfigError, match="strategy.tp 3"):
+    with pytest.raises(ConfigError, match=r"strategy\.tp 3"):
         load_run_config(run_file, ["strategy.tp=3"]).check_world(2)
 
 

@@ -228,11 +228,19 @@ def serve(material: Path, folder: Path, seed: int, numbers: range, processes: bo
     sys.addaudithook(hear)
     signal.signal(signal.SIGALRM, _alarm)
     sandbox = Sandbox(material, folder)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))  # for this process and its children
+    most = _data_bytes() + MOST_MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # for this process and its children
     for number in numbers:
         pipe.send(number)  # fails if the parent has closed the pipe
         pipe.send(run_case(seed, number, sandbox, processes)[0])
     pipe.send(None)
+
+
+def _data_bytes() -> int:
+    """Return this process's data, as RLIMIT_DATA counts it: a fork of the tests' worker begins with the worker's."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData")), 0)
 
 
 def _import_all() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from harness import Harness, all_gone, tree, wait_until
+from harness import PATIENCE, Harness, all_gone, tree, wait_until
 from page_harness import SCRIPTS, PageHarness, finish, make_page_harness
 
 from frog.core.ports import free_port
@@ -36,9 +37,17 @@ def by_hand(port: int, node_rank: int, nnodes: int = 2) -> dict[str, str]:
 
 
 def wait_for_line(process: subprocess.Popen[str], words: str) -> None:
-    """Wait until the process prints these words."""
+    """Wait until the process prints these words; after two minutes without them, end it."""
     assert process.stdout is not None
-    assert any(words in line for line in iter(process.stdout.readline, ""))
+    deadline = threading.Timer(PATIENCE * 40, process.terminate)
+    deadline.start()
+    lines = []
+    for line in iter(process.stdout.readline, ""):
+        lines.append(line)
+        if words in line:
+            deadline.cancel()
+            return
+    raise AssertionError(f"the process ended without {words!r}:\n{''.join(lines)}")
 
 
 def prove_barrier(out: str, world_size: int) -> None:
@@ -97,7 +106,7 @@ def test_two_launchers_form_one_world(pages: PageHarness) -> None:
     prove_barrier(here + there, 2)
     assert f"MASTER_PORT={port}" in here
     assert "NODE_RANK=1  node1    global rank 1" in here
-    assert "node1 has come" in here
+    assert "node1 connected from" in here
     assert "rank 1 on node1" in there
 
 
@@ -122,7 +131,7 @@ def test_launcher_refuses_nodes_with_conflicting_settings(pages: PageHarness) ->
         _, err = finish(pages.start_page(PAGE, env=by_hand(port, 1, nnodes=size)), 1)
         assert f"nnodes is {size} on that node, but 3 on node 0" in err
     twin = pages.start_page(PAGE, *PATIENT, env=by_hand(port, 1, nnodes=3))
-    wait_for_line(first, "node1 has come")
+    wait_for_line(first, "node1 connected from")
     _, err = finish(pages.start_page(PAGE, env=by_hand(port, 1, nnodes=3)), 1)
     assert "NODE_RANK=1 is already in use" in err
     _, err = finish(pages.start_page(PAGE, env=by_hand(port, 0, nnodes=3)), 1)

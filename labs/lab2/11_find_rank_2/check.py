@@ -106,9 +106,13 @@ def explain(grade, runs, logs, answers, right, wrong):
         f"{said['step']} ({said['what']}). Wrong in {len(wrong)} of {len(runs)} runs."
     )
     tails = drawing(logs[first])
+    ties = {}
     for id, way in BELIEFS.items():
-        if all(answers[n]["rank"] in way(logs[n]) for n in range(len(runs))):
-            grade.reject(id, says, tails)
+        named = [way(log) for log in logs]
+        if all(answers[n]["rank"] in named[n] for n in range(len(runs))):
+            ties[id] = sum(map(len, named))
+    if ties:
+        grade.reject(min(ties, key=ties.get), says, tails)
     if all(answers[n]["rank"] == right[n]["rank"] for n in wrong):
         judge_details(grade, says, tails, answers, right, wrong)
     kinds = {runs[n]["what"] for n in wrong}

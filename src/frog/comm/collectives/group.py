@@ -87,10 +87,14 @@ class Group:
         return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
     def look(self) -> None:
-        """Raise PeerClosed if a peer has closed its connection, Alarm if an alarm has been raised."""
-        for connection in self.mesh.connections.values():
-            if connection.has_left():
-                raise PeerClosed(connection.peer)
+        """Raise PeerClosed if a rank of this node has closed its connection, Alarm if an alarm has been raised.
+
+        A rank of another node may leave after the last collective, before this node's first rank has passed on its
+        result; if it leaves too early, that first rank fails.
+        """
+        for rank in self._local:
+            if rank != self.rank and self.mesh.connections[rank].has_left():
+                raise PeerClosed(self.mesh.connections[rank].peer)
         for alarm in self.mesh.alarms:
             if alarm.can_be_read():
                 raise Alarm(alarm.peer)
