@@ -263,7 +263,8 @@ def barrier() -> Figure:
         figure.rect(arrives, y, plot.x(longest) - arrives, 72, "data", round_=2)
         figure.text(1160, y + 48, f"{seconds:.2f} s", "ink", "end", 34)
     figure.line([(plot.x(longest), 62), (plot.x(longest), 440)], "ink", 6)
-    for tenth in range(0, int(longest * 10) - 5, 5):
+    tenths = 5 if longest > 1 else 1
+    for tenth in range(0, int(longest * 10 * 0.6) + 1, tenths):  # the rest is left for the words at the end
         figure.text(plot.x(tenth / 10), 478, f"{tenth / 10:g}", "quiet", "middle", 26)
     figure.text(plot.x(longest), 478, "all leave together", "ink", "end", 30, "bold")
     figure.text(1160, 478, "s", "quiet", "end", 26)
