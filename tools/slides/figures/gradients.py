@@ -55,7 +55,7 @@ def ring_reduce_scatter() -> Figure:
 
 def ring_all_gather() -> Figure:
     """The second half of a ring all-reduce of four ranks: after three more messages all ranks have all sums."""
-    return _ring(3, 6, ["half way", "message 4", "message 5", "message 6"])
+    return _ring(3, 6, ["halfway", "message 4", "message 5", "message 6"])
 
 
 def ring_bytes() -> Figure:
