@@ -318,10 +318,9 @@ class RunConfig:
 
     def _world_hint(self, problems: Sequence[str], world_size: int) -> str:
         """Return the setting to change; the batch, if only the batch does not fit."""
-        train = self.train
-        divides = self.strategy.dp_size(world_size) > 0
-        if divides and problems == [self._batch_problem(world_size)]:
-            fitting = nearest_batch(train.global_batch_size, self.strategy.dp_size(world_size), train.grad_accum)
+        train, dp_size = self.train, self.strategy.dp_size(world_size)
+        if dp_size and problems == [self._batch_problem(world_size)]:
+            fitting = nearest_batch(train.global_batch_size, dp_size, train.grad_accum)
             return f"--set train.global_batch_size={fitting}"
         return "change one of these numbers: --set strategy.tp=…, train.grad_accum=…"
 

@@ -88,7 +88,7 @@ _UNHEARD = [
 """Functions that start programs, affect processes or create files outside, without raising an event."""
 _RELOADED = {"_posixsubprocess", "_signal", "_posixshmem"}
 _HOMES = (os.__file__, torch.__path__[0], str(Path(__file__).parents[3]))
-_open = open
+_open = open  # the built-in one, whatever a learner's code puts in its place
 _LIBRARIES = (*(os.path.dirname(home) + os.sep for home in _HOMES), "<frozen ", "<ranks.py>")
 """Prefixes of library code's file names, as opposed to the learner's code and code compiled from strings."""
 _ADDED_BY_PYTHON = {"__slotnames__", "__annotations__"}
