@@ -25,7 +25,7 @@ EXERCISES = find_exercises()
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> None:
-    found = [(one, grader.check(one.exercise, one.files)) for one in specimens(exercise)]
+    found = [(one, grader.check(one.exercise, one.files, one.seed)) for one in specimens(exercise)]
     assert [problem for one, verdict in found if (problem := one.problem(verdict))] == []
     if exercise.lab < 2:
         assert [text for _, verdict in found if misworded(text := verdict.observed or "")] == []

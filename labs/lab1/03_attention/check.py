@@ -14,14 +14,16 @@ from frog.learn.grader.words import count
 
 def check(grade: Grade) -> None:
     value = grade.call({"seed": grade.seed}).values[0]
-    for found, inputs in zip(value["cases"], make_inputs(grade.seed), strict=True):
+    cases = list(zip(value["cases"], make_inputs(grade.seed), strict=True))
+    for found, inputs in cases:
         check_shape(grade, found["y"], inputs[0])
     reach = seen_from(value)
     sums = f"{float(value['ones'].min()):.2f} to {float(value['ones'].max()):.2f}"
-    for place, (found, inputs) in enumerate(zip(value["cases"], make_inputs(grade.seed), strict=True)):
+    for place, (found, inputs) in enumerate(cases):
         check_untouched(grade, found, inputs)
         if not close(found["y"], oracle(*inputs), is_large := place == LARGE):
-            explain(grade, found["y"], *inputs, reach, sums, is_large)
+            fitting = beliefs_that_fit([(one["y"], qkv) for one, qkv in cases])
+            explain(grade, found["y"], *inputs, reach, sums, is_large, fitting)
     check_gradients(grade, value["gradients"])
     grade.measured("largest difference from PyTorch's attention", f"{difference(value['cases'], grade.seed):.1e}")
     grade.measured(f"token {REPLACED} was replaced", f"the output changed {reach}")
@@ -53,8 +55,21 @@ def check_untouched(grade: Grade, found: dict[str, Any], inputs: tuple[Tensor, T
             grade.reject("in-place", f"The call changed the caller's {name} by up to {change:.3g}.")
 
 
+def beliefs_that_fit(cases: list[tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]) -> set[str]:
+    """Return the misconceptions that give the outputs of all cases; a single case can fit several."""
+    fits = [
+        {
+            belief
+            for belief, variant in beliefs(*inputs).items()
+            if close(y.nan_to_num(), variant.nan_to_num(), place == LARGE)
+        }
+        for place, (y, inputs) in enumerate(cases)
+    ]
+    return set.intersection(*fits)
+
+
 def explain(
-    grade: Grade, y: Tensor, q: Tensor, k: Tensor, v: Tensor, reach: str, sums: str, is_large: bool
+    grade: Grade, y: Tensor, q: Tensor, k: Tensor, v: Tensor, reach: str, sums: str, is_large: bool, fitting: set[str]
 ) -> NoReturn:
     expected = oracle(q, k, v)
     about = f"{count(q.shape[1], 'query head')}, {count(k.shape[1], 'key head')}, {count(q.shape[2], 'token')}."
@@ -66,8 +81,8 @@ def explain(
                 f"{about} {int((~y.isfinite()).sum())} of {count(y.numel(), 'number')} of your output are not finite."
             )
             grade.reject("overflows", text)
-    for belief, variant in beliefs(q, k, v).items():
-        if close(y.nan_to_num(), variant.nan_to_num(), is_large):
+    for belief in beliefs(q, k, v):
+        if belief in fitting:
             apart = float((y - expected).nan_to_num().abs().max())
             text = f"{about} Your output differs from PyTorch's by up to {apart:.3f}."
             id = belief.split(".")[0]

@@ -15,7 +15,8 @@ def check(grade: Grade) -> None:
     """Check three rounds of nodes with new sizes, in random orders; then worlds with absent or late nodes."""
     draw = random.Random(grade.seed)
     sizes = [[1], [3], [2, 1], [1, 3, 2], *[[draw.randint(1, 3) for _ in range(draw.randint(2, 4))] for _ in range(6)]]
-    whole = [make_run(draw, each, ()) for each in sizes]
+    once = [make_run(draw, each, (), numbers=(0,)) for each in ([3], [2, 3])]  # no other round has keys
+    whole = [*once, *(make_run(draw, each, ()) for each in sizes)]
     absent = [make_run(draw, *each) for each in (([2, 1, 2], (1,)), ([1, 2, 1, 1], (1, 3)), ([2, 1], (0,)))]
     absent += [make_run(draw, [1, 2, 1], (2,), is_there_first=True)]
     late = [make_run(draw, each, (), len(each) - 1) for each in ([1, 2, 1], [2, 2])]
@@ -35,7 +36,9 @@ def check(grade: Grade) -> None:
     check_opened(grade, many, of_many)
     check_many(grade, many, of_many)
     check_real(grade, draw)
-    grade.measured("processes that agreed, in three rounds each", str(sum(len(run["tasks"]) for run in whole)))
+    grade.measured(
+        "processes that agreed, in three rounds each", str(sum(len(run["tasks"]) for run in whole[len(once) :]))
+    )
     grade.measured("worlds with missing nodes whose processes named them", str(len(absent)))
     grade.predicted("first-of-node-2", 3 + 1)
 
@@ -59,7 +62,7 @@ def make_run(
         *(draw.sample([other for other in range(1, 5) if other != size], 2) for size in sizes), strict=True
     )
     waits = bool(absent) or late is not None
-    rounds = [sizes] if waits else [sizes, list(again), list(third)]
+    rounds = [sizes] if waits or len(numbers) == 1 else [sizes, list(again), list(third)]
     if is_there_first:
         rounds = [sizes, list(again)]
     numbers = numbers[: len(rounds)]
@@ -165,14 +168,14 @@ def check_world(grade: Grade, run: Run, task: Run, found: Run) -> None:
     own = [task["host"]] * task["num_ranks"]
     if found["world_size"] == task["num_ranks"] and found["hosts"] in (own, right["hosts"]) and len(sizes) > 1:
         grade.reject("one-node", observed)
+    if of_both_rounds(run, found["hosts"]) and right["world_size"] != len(found["hosts"]) == found["world_size"]:
+        others = [str(each) for number, each in enumerate(run["sizes"]) if number != task["round"]]
+        grade.reject("old-keys", f"{observed} In the other rounds the nodes had {' and '.join(others)} ranks.")
     equal = task["node_rank"] * task["num_ranks"] + task["local_rank"]
     if found["world_size"] == len(sizes) * task["num_ranks"] != right["world_size"]:
         grade.reject("nodes-are-equal", observed)
     if found["hosts"] == right["hosts"] and found["rank"] == equal != right["rank"]:
         grade.reject("nodes-are-equal", observed)
-    if of_both_rounds(run, found["hosts"]) and right["world_size"] != len(found["hosts"]) == found["world_size"]:
-        others = [str(each) for number, each in enumerate(run["sizes"]) if number != task["round"]]
-        grade.reject("old-keys", f"{observed} In the other rounds the nodes had {' and '.join(others)} ranks.")
     if found["world_size"] == right["world_size"] and sorted(found["hosts"]) == sorted(right["hosts"]):
         grade.reject("order-of-arrival", observed)
     grade.reject("unknown", observed)

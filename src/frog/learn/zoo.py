@@ -6,6 +6,7 @@ import argparse
 import re
 import shutil
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
-from frog.learn.grader.client import Grader
+from frog.learn.grader.client import NUM_SEEDS, Grader
 from frog.learn.grader.exercise import LABS, Exercise, find_exercise, find_exercises
 from frog.learn.grader.verdict import Verdict
 from frog.learn.predictions import is_near_enough
@@ -43,6 +44,11 @@ class Specimen:
     @property
     def title(self) -> str:
         return f"{self.exercise.id} {self.kind}{'/' + self.name if self.name else ''}"
+
+    @property
+    def seed(self) -> int:
+        """Seed of its repeatable check, different for each solution. `frog learn dev check` draws new seeds instead."""
+        return zlib.crc32(self.title.encode()) % NUM_SEEDS
 
     def problem(self, verdict: Verdict) -> str | None:
         """Describe how a verdict differs from the required one; None if it does not."""

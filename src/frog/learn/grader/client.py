@@ -18,6 +18,9 @@ from frog.core.errors import LaunchError
 from frog.learn.grader.exercise import Exercise
 from frog.learn.grader.verdict import Verdict
 
+NUM_SEEDS = 10**6
+"""Seeds of checks are below this number."""
+
 
 class Grader:
     """Checks exercises. Starts loading torch at once, so that the first check finds it ready."""
@@ -56,7 +59,7 @@ class Grader:
     def check(self, exercise: Exercise, files: dict[str, bytes], seed: int | None = None) -> Verdict:
         """Check a learner's files, with a new seed by default. Raises LaunchError if the grader has ended."""
         self.wait()
-        number = secrets.randbelow(10**6) if seed is None else seed
+        number = secrets.randbelow(NUM_SEEDS) if seed is None else seed
         request = {"exercise": str(exercise.folder), "files": files, "seed": number}
         try:
             self._pipe.send_bytes(msgspec.msgpack.encode(request))
