@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "frog"
 LAYERS = {
     **dict.fromkeys(("core", "commands"), 0),
     "runs": 1,
-    "config": 2,
+    **dict.fromkeys(("config", "observe"), 2),
     **dict.fromkeys(("comm", "data", "model", "optim", "diagnose"), 3),
     **dict.fromkeys(("checkpoint", "parallel", "cluster"), 4),
     **dict.fromkeys(("launch", "train", "plan"), 5),
@@ -69,6 +69,9 @@ def cycle_in(graph: dict[str, set[str]]) -> list[str] | None:
 CONTENT = {SOURCE / "peers" / "examples"}
 """Files that users copy; the rules do not apply to them."""
 
+HOOK = SOURCE / "observe" / "hook"
+"""Code that runs in the ranks of other programs, perhaps with an older Python and without Frog."""
+
 FILES = [
     path
     for path in sorted(SOURCE.rglob("*.py"))
@@ -121,8 +124,18 @@ def test_every_package_has_a_docstring() -> None:
 
 
 def test_only_env_reads_the_environment() -> None:
-    readers = [path for path in FILES if "os.environ" in path.read_text() or "getenv" in path.read_text()]
+    ours = [path for path in FILES if HOOK not in path.parents]
+    readers = [path for path in ours if "os.environ" in path.read_text() or "getenv" in path.read_text()]
     assert [path.relative_to(SOURCE).as_posix() for path in readers] == ["core/env.py"]
+
+
+def test_hook_needs_only_the_standard_library_of_python_3_9() -> None:
+    for path in sorted(HOOK.rglob("*.py")):
+        tree = ast.parse(path.read_text(), feature_version=(3, 9))
+        names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+        names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+        foreign = [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
+        assert not foreign, f"{path.name} imports {foreign}"
 
 
 @pytest.mark.parametrize(

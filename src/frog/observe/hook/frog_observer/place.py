@@ -1,0 +1,122 @@
+"""This process's place in the world, from its environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_FIRST_SPECIAL_STEP = 0xFFFF_FFF0
+"""Slurm numbers steps without `srun` (batch scripts, salloc's shells) from here on."""
+
+_LAUNCHERS = frozenset(
+    [
+        *("torchrun", "accelerate", "deepspeed", "frog", "mpirun", "mpiexec"),
+        *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
+        *("deepspeed.launcher.launch", "deepspeed.launcher.runner", "frog.launch.torchrun.agent", "frog.cli"),
+    ]
+)
+"""Python programs that start ranks. srun or a Kubernetes operator may start one with the variables of a rank."""
+
+_IDENTITY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "FROG_ATTEMPT")
+"""Variables that differ between a rank and the ranks that it starts as a launcher."""
+
+
+class Place(NamedTuple):
+    """A rank, and the folder for its files."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    attempt: int
+    folder: str
+    """`observed/attempt_A/rank_N` in the run folder."""
+    requests: str
+    """The file with the last request to all ranks."""
+    mark: str
+    """Value of FROG_OBSERVED_PID for this process's children: its pid and its identity as a rank."""
+
+
+def find_place(environ: Mapping[str, str], pid: int, words: list[str] | None = None) -> Place | None:
+    """Return the place of this process if it is a rank to observe, else None.
+
+    words: the command of this process. Children of a rank inherit its variables, but are not observed.
+    """
+    run_dir = environ.get("FROG_RUN_DIR")
+    found = _rank_variables(environ, pid)
+    if not run_dir or found is None or _is_launcher(_own_words() if words is None else words):
+        return None
+    rank, local_rank, node_rank, world_size = found
+    identity = "/".join(environ.get(name, "") for name in _IDENTITY)
+    parent, _, observed = environ.get("FROG_OBSERVED_PID", "").partition(":")
+    if parent and parent != str(pid) and observed == identity:
+        return None
+    attempt = _number(environ, "FROG_ATTEMPT", _number(environ, "TORCHELASTIC_RESTART_COUNT", 0))
+    base = os.path.join(os.path.abspath(run_dir), "observed")
+    folder = os.path.join(base, f"attempt_{attempt}", f"rank_{rank}")
+    requests = os.path.join(base, "request.json")
+    return Place(rank, local_rank, node_rank, world_size, attempt, folder, requests, f"{pid}:{identity}")
+
+
+def _rank_variables(environ: Mapping[str, str], pid: int) -> tuple[int, int, int, int] | None:
+    """Return rank, local rank, node rank and world size, as torchrun, mpirun or srun sets them."""
+    if environ.get("RANK", "").isdecimal():
+        rank = int(environ["RANK"])
+        node_rank = _number(environ, "GROUP_RANK", _number(environ, "NODE_RANK", 0))
+        return rank, _number(environ, "LOCAL_RANK", rank), node_rank, _number(environ, "WORLD_SIZE", rank + 1)
+    for names in (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    ):
+        if all(environ.get(name, "").isdecimal() for name in names):
+            rank, local_rank, size = (int(environ[name]) for name in names)
+            return rank, local_rank, 0, size
+    if _is_task(environ, pid):
+        local_rank, node_rank = _number(environ, "SLURM_LOCALID", 0), _number(environ, "SLURM_NODEID", 0)
+        return int(environ["SLURM_PROCID"]), local_rank, node_rank, int(environ["SLURM_STEP_NUM_TASKS"])
+    return None
+
+
+def _is_task(environ: Mapping[str, str], pid: int) -> bool:
+    """True for a task of a step of several; False for a batch script or a shell."""
+    names = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    if not all(environ.get(name, "").isdecimal() for name in names):
+        return False
+    step, tasks = int(environ["SLURM_STEP_ID"]), int(environ["SLURM_STEP_NUM_TASKS"])
+    own = "SLURM_PTY_PORT" not in environ or environ.get("SLURM_TASK_PID") == str(pid)
+    return step < _FIRST_SPECIAL_STEP and tasks > 1 and own
+
+
+def _own_words() -> list[str]:
+    words = getattr(sys, "orig_argv", None)  # Python 3.10
+    if words is None:
+        try:
+            with open("/proc/self/cmdline", "rb") as file:
+                words = os.fsdecode(file.read()).split("\0")
+        except OSError:
+            words = []
+    return list(words)
+
+
+def _is_launcher(words: list[str]) -> bool:
+    """True if a Python command starts ranks: `python -m torch.distributed.run`, `python …/bin/torchrun`."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-m":
+            return next(rest, "") in _LAUNCHERS
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(rest, "")
+        elif word == "-c":
+            return False
+        elif word.startswith("-m") and not word.startswith("--"):
+            return word[2:] in _LAUNCHERS
+        elif not word.startswith("-"):
+            return os.path.basename(word) in _LAUNCHERS
+    return False
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else default

@@ -1,0 +1,108 @@
+"""Which Python processes are observed, as which rank: from their environment and command alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from frog.observe.hook.frog_observer.place import find_place
+
+RANK = {"FROG_RUN_DIR": "/runs/x", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "GROUP_RANK": "1"}
+SCRIPT = ["python", "-u", "train.py"]
+
+
+def test_rank_of_torchrun_has_a_folder_per_attempt() -> None:
+    place = find_place({**RANK, "TORCHELASTIC_RESTART_COUNT": "2"}, 10, SCRIPT)
+    assert place is not None
+    assert (place.rank, place.local_rank, place.node_rank, place.world_size, place.attempt) == (3, 1, 1, 4, 2)
+    assert place.folder == "/runs/x/observed/attempt_2/rank_3"
+    assert place.requests == "/runs/x/observed/request.json"
+
+
+def test_attempt_of_frog_counts_before_that_of_torchrun() -> None:
+    place = find_place({**RANK, "FROG_ATTEMPT": "5", "TORCHELASTIC_RESTART_COUNT": "2"}, 10, SCRIPT)
+    assert place is not None
+    assert place.attempt == 5
+
+
+@pytest.mark.parametrize("without", ["FROG_RUN_DIR", "RANK"])
+def test_process_without_rank_or_folder_is_not_observed(without: str) -> None:
+    assert find_place({name: value for name, value in RANK.items() if name != without}, 10, SCRIPT) is None
+
+
+def test_child_of_a_rank_is_not_observed_but_its_own_successor_is() -> None:
+    place = find_place(RANK, 10, SCRIPT)
+    assert place is not None
+    inherited = {**RANK, "FROG_OBSERVED_PID": place.mark}
+    assert find_place(inherited, 11, SCRIPT) is None
+    assert find_place(inherited, 10, SCRIPT) is not None, "the same process after exec"
+
+
+def test_rank_below_another_rank_is_observed() -> None:
+    """A Kubernetes operator sets RANK for a pod, in which torchrun starts ranks."""
+    pod = {"FROG_RUN_DIR": "/runs/x", "RANK": "1", "WORLD_SIZE": "2"}
+    place = find_place(pod, 10, ["python", "wrapper.py"])
+    assert place is not None
+    assert find_place({**RANK, "FROG_OBSERVED_PID": place.mark}, 11, SCRIPT) is not None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python", "/opt/bin/torchrun", "--nproc-per-node=2", "train.py"],
+        ["python", "-u", "-m", "torch.distributed.run", "train.py"],
+        ["python3.11", "-mtorch.distributed.launch", "train.py"],
+        ["python", "-X", "faulthandler", "-W", "error", "-m", "accelerate.commands.launch", "train.py"],
+        ["python", "-m", "frog.launch.torchrun.agent", "reports.jsonl"],
+    ],
+    ids=" ".join,
+)
+def test_launcher_in_a_pod_with_rank_is_not_observed(words: list[str]) -> None:
+    assert find_place(RANK, 10, words) is None
+
+
+@pytest.mark.parametrize(
+    "words", [["python", "-c", "torchrun"], ["python", "train.py", "-m", "torchrun"], ["python"], []], ids=" ".join
+)
+def test_program_is_not_mistaken_for_a_launcher(words: list[str]) -> None:
+    assert find_place(RANK, 10, words) is not None
+
+
+TASK = {
+    "FROG_RUN_DIR": "/runs/x",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_NUM_TASKS": "6",
+}
+
+
+def test_task_of_srun_is_a_rank() -> None:
+    place = find_place(TASK, 10, SCRIPT)
+    assert place is not None
+    assert (place.rank, place.local_rank, place.node_rank, place.world_size) == (5, 1, 2, 6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_ID": str(0xFFFF_FFFB)},  # a batch script
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_PTY_PORT": "1", "SLURM_TASK_PID": "9"},
+    ],
+    ids=str,
+)
+def test_batch_script_and_shell_of_slurm_are_not_ranks(changes: dict[str, str]) -> None:
+    assert find_place({**TASK, **changes}, 10, SCRIPT) is None
+
+
+def test_rank_of_open_mpi_is_observed() -> None:
+    variables = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
+    place = find_place({"FROG_RUN_DIR": "/runs/x", **variables}, 10, SCRIPT)
+    assert place is not None
+    assert (place.rank, place.world_size) == (2, 4)
+
+
+@pytest.mark.parametrize("rank", ["", "-1", "x", "²", "1.5"])
+def test_invalid_rank_is_not_observed(rank: str) -> None:
+    assert find_place({**RANK, "RANK": rank}, 10, SCRIPT) is None
