@@ -235,7 +235,7 @@ def read_rank_observed(folder: Path, rank: int) -> Observed:
 
 def read_statuses(run: Path, attempt: int) -> dict[int, Status]:
     """Read only where the ranks of an attempt are, by rank: for a watchdog, which does so often."""
-    found: dict[int, Status] = msgspec.field(default_factory=dict)
+    found: dict[int, Status] = {}
     for rank, path in _numbered(observed_folder(run) / f"attempt_{attempt}", "rank"):
         with contextlib.suppress(FileNotFoundError, RunError):
             found[rank] = read_typed(path / "status.json", Status, most_bytes=_MOST_BYTES)
