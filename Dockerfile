@@ -1,10 +1,10 @@
-# The image that pods run: Frog and what it needs, nothing else. Build it in the project's folder:
+# The image for pods, with Frog and its dependencies only. Build it in the project's folder:
 #
-#   docker build -t registry.example.org/frog:0.1.0 .                 for NVIDIA GPUs: PyPI's torch for Linux carries CUDA
+#   docker build -t registry.example.org/frog:0.1.0 .                 for NVIDIA GPUs: PyPI's torch for Linux includes CUDA
 #   docker build -t registry.example.org/frog:0.1.0-cpu --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 #
-# Every version is fixed: Python's by the image's tag, the others by constraints.txt, and what builds Frog below. A tag
-# can be moved by its owner, a digest cannot; once pulled, name it so: --build-arg BASE=python:3.11.13-slim-bookworm@sha256:…
+# All versions are fixed: Python's by the image's tag, hatchling's below, and all others by constraints.txt. The owner of a
+# tag can move it, but not a digest. To fix the digest: --build-arg BASE=python:3.11.13-slim-bookworm@sha256:…
 ARG BASE=python:3.11.13-slim-bookworm
 FROM ${BASE}
 
@@ -14,8 +14,8 @@ ENV PIP_NO_CACHE_DIR=1 \
     PIP_ROOT_USER_ACTION=ignore \
     PYTHONDONTWRITEBYTECODE=1
 
-# torch first, in a layer that a change of Frog's code leaves alone. An index of torch's own stands beside PyPI, not in its
-# place: it has torch, and not all that torch needs. Of one version pip takes the build with a suffix, such as +cpu.
+# torch comes first, in a layer that a change of Frog's code does not rebuild. torch's own index is used in addition to
+# PyPI, since it lacks some of torch's dependencies. For one version, pip prefers the build with a suffix, such as +cpu.
 WORKDIR /src
 COPY constraints.txt ./
 RUN pip install --extra-index-url "${TORCH_INDEX}" -c constraints.txt torch==2.13.0
@@ -25,11 +25,11 @@ COPY src ./src
 COPY labs ./labs
 COPY docs ./docs
 COPY config ./config
-# pip would build Frog with the newest hatchling, which no constraint reaches: so with this one.
+# pip ignores constraints for build tools and would use the newest hatchling. So install this version first.
 RUN pip install -c constraints.txt hatchling==1.33.0 \
     && pip install --no-build-isolation -c constraints.txt .
 
-# Pods run as this user, and must: runAsNonRoot. It owns no file of the image; it writes to the volumes alone.
+# Pods must run as this user (runAsNonRoot). It owns no file of the image except its home and /workspace.
 RUN groupadd --gid 1000 frog \
     && useradd --uid 1000 --gid 1000 --create-home frog \
     && mkdir /workspace \
@@ -37,10 +37,10 @@ RUN groupadd --gid 1000 frog \
 USER 1000:1000
 WORKDIR /workspace
 
-# Without a shell in between, so that the program is process 1 and hears SIGTERM itself. It ends its own children, so no
-# init is needed beside it. Manifests name their own command: python -m frog.cluster.kubernetes.pod torchrun …
+# Without a shell, so that the program is process 1 and receives SIGTERM. It ends its own children, so the image needs no
+# init process. Manifests have their own command: python -m frog.cluster.kubernetes.pod torchrun …
 ENTRYPOINT ["frog"]
 CMD ["--help"]
 
-# Kubernetes does not read this; the manifests' probes ask the ranks' heartbeats. Elsewhere a run that hangs ends itself.
+# Kubernetes ignores HEALTHCHECK; the manifests' probes read the ranks' heartbeats. Elsewhere, a run that hangs ends itself.
 HEALTHCHECK NONE

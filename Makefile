@@ -1,36 +1,36 @@
-# Frog: `make demo` shows it at work, `make test` and `make test-all` prove it. All make the environment first, and reuse it after.
+# Frog: `make demo` trains a model; `make test` and `make test-all` run the tests. All create the environment once and reuse it.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Byte code is made after it, by all cores: pip makes it file by file.
+# pip compiles byte code file by file; COMPILE does it afterwards on all cores.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-# Some packages hold files for later Pythons, which do not compile.
+# Some packages contain files for later Python versions, which do not compile.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 
-# Tests that run side by side: one more than two cores, since those of worlds and clusters wait much.
+# Tests that run at the same time: one more than two cores, since tests of worlds and clusters often wait.
 WORKERS ?= 3
 
-# Containers tell Python to keep no byte code: each of a thousand starts would then compile Frog anew.
+# Many containers forbid Python to write byte code; each of a thousand starts would then compile Frog again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup system demo session-a session-b session-c slides docs notebooks test test-all test-torch check clean
 
 help:
 	@echo "make demo    train a tiny transformer on four local ranks and write its report"
-	@echo "make session-a, session-b, session-c  play the demonstrations of a session on real runs"
+	@echo "make session-a, session-b, session-c  play a session's demonstrations on real runs"
 	@echo "make slides  build the decks of tools/slides/, for learners and instructors; needs Node.js and Chromium"
 	@echo "make docs    build the documentation's site to build/docs/site; frog docs serves it"
-	@echo "make notebooks  write notebooks/*.py, labs 0 to 2 as text, as .ipynb too"
-	@echo "make test    run the tests of every room, with one real world of each kind (minutes)"
-	@echo "make test-all  those and every other test"
-	@echo "make test-torch TORCH=2.9.1  run the tests that depend on torch with another version of it, in an environment of its own"
+	@echo "make notebooks  also write notebooks/*.py (labs 0 to 2 as text) as .ipynb"
+	@echo "make test    run the fast tests of every package, with one real world of each kind (minutes)"
+	@echo "make test-all  run all tests"
+	@echo "make test-torch TORCH=2.9.1  run the tests that depend on torch with another version of it, in a separate environment"
 	@echo "make check   ruff and mypy"
-	@echo "make setup   make .venv with what a learner needs; tests, checks and the site add theirs to it"
-	@echo "make system  Slurm, Open MPI, MPICH, Chromium and npm from Debian's packages, where apt and root are: for the real ones in tests"
-	@echo "make clean   remove what the others made (runs/ and data/ too)"
+	@echo "make setup   create .venv with what a learner needs; tests, checks and the site install more into it"
+	@echo "make system  install Slurm, Open MPI, MPICH, Chromium and npm from Debian's packages, for tests with the real ones; needs apt and root"
+	@echo "make clean   remove everything that these targets created, including runs/ and data/"
 
 setup: $(VENV)/.ready
 
@@ -42,15 +42,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(COMPILE)
 	@touch $@
 
-# What tests, checks, the site and notebooks need besides.
+# Packages for tests, checks, the site and notebooks.
 $(VENV)/.dev: $(VENV)/.ready
 	$(INSTALL) -e '.[dev]'
 	@$(COMPILE)
 	@touch $@
 
-# Without these, what needs them says so in the tests' summary, and job files run under the emulator.
+# Without these, tests that need them are skipped and say so, and job files run under the emulator.
 SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin mpich iproute2 shellcheck
-# For the slides, unless they are there from elsewhere; Ubuntu's packages have no Chromium.
+# For the slides, unless installed otherwise; Ubuntu's packages have no Chromium.
 PAGE_PACKAGES := $(if $(shell command -v chromium || command -v google-chrome),,chromium) $(if $(shell command -v npm),,npm)
 
 system:
@@ -60,21 +60,21 @@ system:
 	else export DEBIAN_FRONTEND=noninteractive; \
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES) || exit 1; \
 	for package in $(PAGE_PACKAGES); do apt-get install -y -qq --no-install-recommends $$package \
-	|| echo "make system: no $$package here: nothing tests how the slides' pages look"; done; fi
+	|| echo "make system: $$package cannot be installed: no test looks at the slides' pages"; done; fi
 
 demo: setup
 	$(BIN)/frog data prepare
 	$(BIN)/frog run --nproc 4 -- train config/demo.toml
 	$(BIN)/frog report latest
 
-# A session's demonstrations, step by step; AUTO=--auto waits for nobody.
+# A session's demonstrations, step by step; AUTO=--auto does not wait for Enter.
 session-a session-b session-c: setup
 	$(BIN)/frog demo $(subst session-,,$@) $(AUTO)
 
 slides: $(VENV)/.dev
 	$(BIN)/python tools/slides/build.py
 
-# EXAMPLES=--examples first makes the real runs that the site shows.
+# EXAMPLES=--examples first creates the real runs that the site shows.
 docs: $(VENV)/.dev
 	$(BIN)/frog docs --build $(EXAMPLES)
 
@@ -84,12 +84,12 @@ notebooks: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
-# One run: slow and quick tests of a file share its worlds. Those marked alone compare two clusters by the second: last.
+# Fast and slow tests of a file share its worlds, so they run together. Tests marked alone compare the times of two clusters.
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
-# Another torch than the pinned one: TORCH=2.9.1, and PYTHON=python3.12 for another Python. CUDA builds take 5 to 7 GB.
+# A torch other than the pinned one: TORCH=2.9.1, and PYTHON=python3.12 for another Python. CUDA builds take 5 to 7 GB.
 TORCH_VENV = .venv-torch-$(TORCH)
 TORCH_BIN = $(TORCH_VENV)/bin
 TORCH_INSTALL = $(TORCH_BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(TORCH_VENV)/constraints.txt
