@@ -183,6 +183,7 @@ TARGETS = (
     Target("diagnose one", _RUN, names="runs/one", share=4),
     Target("diagnose one --json", _RUN),
     Target("diagnose {text}", _RUN, good="runs/one"),
+    Target("diagnose --explain-log runs/one/logs/rank_0/train.log", _RUN, names="runs/one/logs/rank_0/train.log", share=2),
     Target("compare one tuned", _RUN, names="runs/one", share=2),
     Target("logs one", _RUN, names="runs/one", share=3),
     Target("logs one --grep {text}", _RUN, good="step"),

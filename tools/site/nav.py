@@ -45,7 +45,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
                 *([{"Real runs": [{title: page} for title, page in examples.items()]}] if examples else []),
             ]
         },
-        {"Understand": _docs("run-folder", "troubleshooting")},
+        {"Understand": _docs("your-program", "run-folder", "troubleshooting", "known-errors")},
         {"Break and measure": _docs("chaos", "network", "collectives")},
         {
             "Scale": [

@@ -13,21 +13,48 @@ def add_diagnose_parser(subparsers: argparse._SubParsersAction[argparse.Argument
         help="find what went wrong in a run: the fault, rank, step, phase and collective",
         description="Find what went wrong in a run, from its folder alone, and print the evidence.",
     )
-    parser.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
+    parser.add_argument("run", metavar="RUN", nargs="?", help="a run folder, a name under runs/, or 'latest'")
+    parser.add_argument(
+        "--explain-log",
+        metavar="FILE",
+        nargs="+",
+        help="explain a distributed job's log by known errors instead; several files are logs of one job, '-' is stdin",
+    )
     parser.add_argument("--json", action="store_true", help="print the diagnosis as one JSON object")
     parser.set_defaults(handler=_diagnose)
 
 
 def _diagnose(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
     from frog.core.wrapping import terminal_columns, wrapped_lines
     from frog.diagnose.diagnosis import letter
     from frog.diagnose.rules import diagnose
     from frog.runs.folder import find_folder
 
+    if args.explain_log:
+        return _explain_log(args)
+    if args.run is None:
+        raise UsageError("diagnose needs a run", "frog diagnose latest, or frog diagnose --explain-log FILE")
     folder = find_folder(args.run)
     found = diagnose(folder).shortened()
     if args.json:
         print(json.dumps(found.as_json(), indent=2))
     else:
         print(wrapped_lines(letter(str(folder.path), found), terminal_columns()))
+    return 0
+
+
+def _explain_log(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
+    from frog.core.wrapping import terminal_columns, wrapped_lines
+    from frog.diagnose.known_errors.letter import log_letter
+    from frog.diagnose.known_errors.read import explain_files
+
+    if args.run is not None:
+        raise UsageError("diagnose takes a run or --explain-log, not both", "leave one of them out")
+    found = explain_files(args.explain_log)
+    if args.json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        print(wrapped_lines(log_letter(", ".join(args.explain_log), found), terminal_columns()))
     return 0

@@ -1,0 +1,1 @@
+"""Known errors of distributed jobs, and the explanation of a log by them."""

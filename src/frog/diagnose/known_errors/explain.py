@@ -1,0 +1,211 @@
+"""Explain a job's log: the first cause, apart from what followed from it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from frog.diagnose.known_errors.known import KnownError, Level, find_known
+from frog.diagnose.known_errors.lines import LogLine, clean_lines
+from frog.diagnose.known_errors.table import TABLE
+from frog.diagnose.known_errors.tracebacks import Frame, Traceback, TracebackReader
+from frog.diagnose.known_errors.watchdog import Watchdog
+
+_MOST_FINDINGS = 2000
+_LOOKS_LIKE_ERROR = re.compile(
+    r"\b(?:error|exception|fatal|failed|failure|abort(?:ed|ing)?|killed|cannot)\b", re.IGNORECASE
+)
+_FAILED_RANK = re.compile(r"^\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
+_ROOT_CAUSE = "Root Cause (first observed failure)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the log, or a traceback, that the table knows; or an exception that it does not."""
+
+    line: LogLine
+    known: KnownError | None
+    level: Level
+    rank: int | None
+    text: str
+    exception: str | None = None
+    """The class of the exception, if it is the end of a traceback."""
+    frame: Frame | None = None
+    """The user's innermost line."""
+    moment: str | None = None
+    """The last time of day in the file up to this line."""
+
+    @property
+    def id(self) -> str:
+        return self.known.id if self.known else "exception"
+
+
+@dataclass
+class Explanation:
+    """The first cause in a log, and what else was found."""
+
+    cause: Finding | None = None
+    """None if nothing in the log explains the failure."""
+    details: list[str] = field(default_factory=list)
+    """Sentences about hangs: who waited in which collective."""
+    reported_rank: int | None = None
+    """The rank that the launcher names as the first that failed."""
+    others: list[Finding] = field(default_factory=list)
+    """Further findings of other kinds, at most eight."""
+    consequences: dict[str, int] = field(default_factory=dict)
+    """Number of lines that follow from the failure of another process, by id."""
+    unknown: list[LogLine] = field(default_factory=list)
+    """The last lines that look like an error, if there is no cause."""
+    cut: bool = False
+    """True if a traceback begins, but the log lacks its exception."""
+    lines: int = 0
+
+    @property
+    def rank(self) -> int | None:
+        if self.cause is None:
+            return None
+        return self.cause.rank if self.cause.rank is not None else self.reported_rank
+
+    @property
+    def certain(self) -> bool:
+        """True if the log shows the cause itself."""
+        found = self.cause
+        return found is not None and found.level is Level.CAUSE and (found.known is None or found.known.sure)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "cause": _as_json(self.cause),
+            "rank": self.rank,
+            "certain": self.certain,
+            "details": self.details,
+            "others": [_as_json(found) for found in self.others],
+            "consequences": self.consequences,
+            "unknown": [{"file": line.file, "line": line.number, "text": line.text} for line in self.unknown],
+            "lines": self.lines,
+        }
+
+
+def _as_json(found: Finding | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    known = found.known
+    return {
+        "id": found.id,
+        "level": found.level.name.lower(),
+        "rank": found.rank,
+        "file": found.line.file,
+        "line": found.line.number,
+        "text": found.text,
+        "exception": found.exception,
+        "users_line": str(found.frame) if found.frame else None,
+        "cause": known.cause if known else None,
+        "advice": known.advice if known else None,
+        "section": known.section if known else None,
+    }
+
+
+def explain_log(lines: Iterable[str], file: str = "") -> Explanation:
+    """Explain one log."""
+    return explain_lines(clean_lines(lines, file))
+
+
+def explain_lines(lines: Iterable[LogLine]) -> Explanation:
+    """Explain the lines of one or several logs, which must be in order within each file."""
+    reader = _Reader()
+    for line in lines:
+        reader.read(line)
+    return reader.explanation()
+
+
+class _Reader:
+    """Collects findings line by line, in bounded memory."""
+
+    def __init__(self) -> None:
+        self.tracebacks, self.watchdog = TracebackReader(), Watchdog()
+        self.findings: list[Finding] = []
+        self.consequences: Counter[str] = Counter()
+        self.unknown: list[LogLine] = []
+        self.lines, self.cut, self.after_root_cause = 0, False, False
+        self.reported_rank: int | None = None
+        self.moments: dict[str, str] = {}
+
+    def read(self, line: LogLine) -> None:
+        self.lines += 1
+        if line.moment is not None:
+            self.moments[line.file] = line.moment
+        done, belongs = self.tracebacks.read(line)
+        for traceback in done:
+            self._end(traceback)
+        if not belongs and line.text:
+            self._read_line(line)
+
+    def _read_line(self, line: LogLine) -> None:
+        self.watchdog.read(line)
+        self._read_launcher(line.text)
+        known = find_known(line.text, TABLE)
+        if known is not None:
+            self._add(Finding(line, known, known.level_of(in_traceback=False), line.named_rank, line.text.strip()))
+        elif _LOOKS_LIKE_ERROR.search(line.text):
+            self.unknown = [*self.unknown[-4:], line]
+
+    def _read_launcher(self, text: str) -> None:
+        """Read the rank that torchrun names as the first that failed."""
+        if _ROOT_CAUSE in text:
+            self.after_root_cause = True
+        elif self.after_root_cause and (found := _FAILED_RANK.match(text)):
+            self.reported_rank, self.after_root_cause = int(found[1]), False
+
+    def _end(self, traceback: Traceback) -> None:
+        """Add the most likely cause of a chain of tracebacks."""
+        if not traceback.type:
+            self.cut = True
+            return
+        findings = [self._finding(one) for one in traceback.chain if one.type]
+        known = [found for found in findings if found.known is not None and found.level is Level.CAUSE]
+        self._add((known or findings)[0])
+
+    def _finding(self, traceback: Traceback) -> Finding:
+        known = find_known(traceback.text, TABLE)
+        level = known.level_of(in_traceback=True) if known else Level.CAUSE
+        line = traceback.end or traceback.begin
+        return Finding(
+            line, known, level, traceback.rank, traceback.text.strip(), traceback.name, traceback.users_frame
+        )
+
+    def _add(self, found: Finding) -> None:
+        if found.level is Level.CONSEQUENCE:
+            self.consequences[found.id] += 1
+        elif len(self.findings) < _MOST_FINDINGS:
+            self.findings.append(replace(found, moment=self.moments.get(found.line.file)))
+
+    def explanation(self) -> Explanation:
+        for traceback in self.tracebacks.rest():
+            self._end(traceback)
+        cause = first_cause(self.findings)
+        others: dict[str, Finding] = {}
+        for found in self.findings:
+            if cause is not None and found.id != cause.id:
+                others.setdefault(found.id, found)
+        hang = cause is not None and cause.level is Level.SYMPTOM
+        return Explanation(
+            cause,
+            self.watchdog.sentences() if hang else [],
+            self.reported_rank,
+            list(others.values())[:8],
+            dict(self.consequences),
+            [] if cause else self.unknown,
+            self.cut,
+            self.lines,
+        )
+
+
+def first_cause(findings: Sequence[Finding]) -> Finding | None:
+    """Return the first finding of the lowest level: by time if several files have times, else by line."""
+    level = min((found.level for found in findings), default=None)
+    best = [found for found in findings if found.level is level]
+    if len({found.line.file for found in best}) > 1 and all(found.moment is not None for found in best):
+        return min(best, key=lambda found: found.moment or "")
+    return best[0] if best else None

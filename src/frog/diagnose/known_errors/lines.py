@@ -1,0 +1,105 @@
+"""Lines of a log without colours, quotes, times and names of ranks, which become fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+
+MOST_CHARACTERS = 4000
+"""Most characters of a line; the rest is ignored."""
+
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]{0,200}\x07|\[(?:0|1|3[0-7]|9[0-7])(?:;\d+)?m")
+_RANKS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^\[rank:? ?(?P<rank>\d{1,6})\]:? ?",  # torch
+        r"^\[default(?P<rank>\d{1,6})\]:? ?",  # torchrun --tee
+        r"^\[\d+,(?P<rank>\d{1,6})\]<std(?:out|err)>: ?",  # mpirun
+        r"^\[(?P<rank>\d{1,4})\]: ?(?=\S|  )",
+    )
+)
+_LABEL = re.compile(r"^ *(?P<rank>\d{1,6}): ")
+"""The prefix of `srun --label`; text may begin like this too, so it counts only if many lines have it."""
+_SAMPLE = 200
+_SOURCES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^\([\w. ]{1,60} pid=\d+(?:, ip=[\d.]+)?\) ?",  # Ray
+        r"^\[pod/[^\]]{1,200}\] ?",  # kubectl logs --prefix
+        r"^[\w.-]{1,80}-(?:worker|master|launcher)-\d+(?:/[\w-]+)? ?[|:]? ",
+        r"^[\w.-]{1,80}\s+\| ",  # docker compose
+    )
+)
+_TIMES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^\[?\d{4}-(?P<month>\d\d)-(?P<day>\d\d)[T_ ](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?\]?"
+        r"(?: std(?:out|err) [FP])?:? ?",
+        r"^\d\d:\d\d:\d\d(?:[.,]\d{1,9})? ",
+    )
+)
+_GLOG = re.compile(r"^\[?[EWIF](?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d\.\d{1,9}) ")
+_IN_TEXT = re.compile(r"\[Rank (?P<rank>\d{1,6})\]|\bRank (?P<of_group>\d{1,6})\] |\brank[ :=]+(?P<word>\d{1,6})\b")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of a log."""
+
+    number: int
+    """Number of the line in its file, from 1."""
+    text: str
+    rank: int | None = None
+    """The rank of its prefix."""
+    file: str = ""
+    moment: str | None = None
+    """Month, day and time, if the line has them; compares as text."""
+
+    @property
+    def named_rank(self) -> int | None:
+        """The rank of the prefix, else the rank that the text names as its own."""
+        if self.rank is not None:
+            return self.rank
+        found = _IN_TEXT.search(self.text)
+        return int(next(group for group in found.groups() if group is not None)) if found else None
+
+
+def clean_lines(lines: Iterable[str], file: str = "") -> Iterator[LogLine]:
+    """Turn prefixes into fields; each version of a progress bar's line counts as a line."""
+    lines = iter(lines)
+    first = list(islice(lines, _SAMPLE))
+    written = [line for line in first if line.strip()]
+    labelled = sum(_LABEL.match(line) is not None for line in written) > len(written) / 2
+    ranks = (*_RANKS, _LABEL) if labelled else _RANKS
+    for number, raw in enumerate(chain(first, lines), 1):
+        for part in raw[: 16 * MOST_CHARACTERS].rstrip("\r\n").split("\r"):
+            yield _clean(number, part[:MOST_CHARACTERS], file, ranks)
+
+
+def _clean(number: int, text: str, file: str, ranks: tuple[re.Pattern[str], ...]) -> LogLine:
+    text = _CONTROL.sub("", text)
+    rank, moment = None, None
+    if text.startswith(">"):  # quoted in Markdown
+        text = text.lstrip(">").removeprefix(" ")
+    for _ in range(4):  # prefixes come in any order
+        before = text
+        for pattern in _TIMES + _SOURCES:
+            if found := pattern.match(text):
+                moment, text = moment or _moment(found), text[found.end() :]
+        for pattern in ranks:
+            if rank is None and (found := pattern.match(text)):
+                rank, text = int(found["rank"]), text[found.end() :]
+        if text == before:
+            break
+    if moment is None and (found := _GLOG.match(text)):
+        moment = _moment(found)
+    return LogLine(number, text.replace("```", ""), rank, file, moment)
+
+
+def _moment(found: re.Match[str]) -> str | None:
+    fields = found.groupdict()
+    if "month" not in fields:
+        return None
+    return f"{int(fields['month']):02}-{fields['day']} {fields['time'].replace(',', '.')}"

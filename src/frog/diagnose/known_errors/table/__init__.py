@@ -1,0 +1,30 @@
+"""The table of known errors; in each text, the first entry that matches counts."""
+
+from __future__ import annotations
+
+from frog.diagnose.known_errors.known import KnownError
+from frog.diagnose.known_errors.table import (
+    checkpoints,
+    exits,
+    files,
+    gpu,
+    libraries,
+    memory,
+    model,
+    nccl,
+    rendezvous,
+    schedulers,
+)
+
+TABLE: tuple[KnownError, ...] = (
+    *schedulers.ERRORS,
+    *memory.ERRORS,
+    *gpu.ERRORS,
+    *nccl.ERRORS,
+    *rendezvous.ERRORS,
+    *libraries.ERRORS,
+    *checkpoints.ERRORS,
+    *model.ERRORS,
+    *files.ERRORS,
+    *exits.ERRORS,
+)

@@ -1,0 +1,199 @@
+"""Known errors of Slurm, Kubernetes, containers and the shell of a job."""
+
+from __future__ import annotations
+
+from frog.diagnose.known_errors.known import KnownError, Level
+
+ERRORS = (
+    KnownError(
+        "slurm-time-limit",
+        ("DUE TO TIME LIMIT",),
+        "The job reached its time limit.",
+        "request more time, or a signal before the end (--signal=B:USR1@60) with a checkpoint, --requeue and a program "
+        "that resumes",
+        section=39,
+    ),
+    KnownError(
+        "slurm-preempted",
+        ("DUE TO PREEMPTION", "job was preempted", "Preempted by"),
+        "The scheduler took the job's nodes for a job of higher priority.",
+        "submit with --requeue and let the program resume from its last checkpoint",
+    ),
+    KnownError(
+        "slurm-node-failed",
+        (
+            "DUE TO NODE FAILURE",
+            "DUE TO NODE_FAIL",
+            "error: Node failure on",
+            "lost due to node failure",
+            "Node failure on node",
+        ),
+        "A node of the job failed.",
+        "submit again, exclude the node if it repeats, and resume from the last checkpoint",
+    ),
+    KnownError(
+        "slurm-account",
+        ("Invalid account or account/partition combination",),
+        "The account is not yours, not for that partition, missing, or a variable that Slurm does not expand.",
+        "`sacctmgr show associations user=$USER` lists your accounts; write the name out",
+        section=38,
+    ),
+    KnownError(
+        "slurm-gres",
+        ("Invalid generic resource (gres) specification", "Invalid GRES specification", "invalid gres"),
+        "The cluster has no such GPUs under this name, or the partition has none.",
+        "`sinfo -o '%P %G'` lists the names; request them as the site writes them, for example --gres=gpu:a100:4",
+    ),
+    KnownError(
+        "slurm-partition",
+        ("invalid partition specified", "Invalid partition name specified"),
+        "The partition does not exist, or is not for your account.",
+        "`sinfo -s` lists the partitions",
+    ),
+    KnownError(
+        "slurm-configuration-unavailable",
+        (
+            "Requested node configuration is not available",
+            "Requested partition configuration not available",
+            "Node count specification invalid",
+            "More processors requested than permitted",
+            "Memory required by task is not available",
+            "CPU count per node can not be satisfied",
+            "Requested nodes are busy",
+        ),
+        "No node of the partition has what the job or the step requests together: GPUs, CPUs, memory.",
+        "compare with `scontrol show node NODE`; an srun in a job shares the job's CPUs and memory (--exact, "
+        "--cpus-per-task)",
+    ),
+    KnownError(
+        "slurm-limit",
+        (
+            "QOSMax",
+            "AssocMax",
+            "AssocGrp",
+            "violates accounting/QOS policy",
+            "Requested time limit is invalid",
+            "QOSGrp",
+        ),
+        "The request is above a limit of the account, the QOS or the partition.",
+        "reduce time, nodes or number of jobs; `sacctmgr show qos` and `scontrol show partition` list the limits",
+    ),
+    KnownError(
+        "job-file-line-ends",
+        ("Batch script contains DOS line breaks", "bad interpreter: … ^M", "$'\\r': command not found"),
+        "The script has the line ends of Windows.",
+        r"sed -i 's/\r$//' FILE",
+        section=38,
+    ),
+    KnownError(
+        "slurm-pmi",
+        ("OMPI was not built with SLURM's PMI support", "PMI2_Init failed", "PMIX ERROR"),
+        "MPI and srun do not agree on how ranks find each other (PMI).",
+        "start with mpirun in the allocation, or with the site's `srun --mpi=…` (`srun --mpi=list`)",
+    ),
+    KnownError(
+        "mpi-slots",
+        ("There are not enough slots available in the system",),
+        "mpirun has fewer slots than the number of processes.",
+        "request more tasks from the scheduler, or pass a hostfile or --oversubscribe",
+    ),
+    KnownError(
+        "kubernetes-no-gpu",
+        ("Insufficient nvidia.com/gpu", "Insufficient amd.com/gpu"),
+        "No node has enough free GPUs, or the device plugin does not run.",
+        "look for nvidia.com/gpu under Allocatable in `kubectl describe node`; if it is 0, the plugin is the problem",
+        section=40,
+    ),
+    KnownError(
+        "kubernetes-no-room",
+        (
+            "Insufficient cpu",
+            "Insufficient memory",
+            "Insufficient ephemeral-storage",
+            "had untolerated taint",
+            "didn't match Pod's node affinity",
+            "didn't match node selector",
+            "exceeded quota:",
+            "unbound immediate",
+            "No available node types can fulfill resource request",
+        ),
+        "The scheduler finds no node for the pod or worker: too large a request, a taint, a selector, a volume, or a "
+        "quota.",
+        "`kubectl describe pod POD` lists what each node lacks",
+    ),
+    KnownError(
+        "kubernetes-evicted",
+        (
+            "The node was low on resource: ephemeral-storage",
+            "was evicted",
+            "Pod ephemeral local storage usage exceeds",
+            "DiskPressure",
+            "reason: Evicted",
+            "Evicted ",
+        ),
+        "The kubelet removed the pod because its node ran out of disk or memory, or the pod used more than its limit.",
+        "write to a volume, not to the container's own disk; set requests and limits for memory and ephemeral-storage",
+    ),
+    KnownError(
+        "kubernetes-image",
+        ("ImagePullBackOff", "ErrImagePull", "Failed to pull image", "manifest unknown", "pull access denied"),
+        "The image does not exist under this name, or the node may not pull it.",
+        "check the name and tag, and the imagePullSecrets",
+    ),
+    KnownError(
+        "kubernetes-volume",
+        ("Unable to attach or mount volumes", "MountVolume.SetUp failed", "FailedMount", "FailedAttachVolume"),
+        "A volume of the pod cannot be mounted: it does not exist, or another node uses it.",
+        "`kubectl describe pod POD` and `kubectl get pvc`; several nodes need ReadWriteMany",
+    ),
+    KnownError(
+        "container-no-gpu-runtime",
+        ("could not select device driver", "nvidia-container-cli: ", "unknown or invalid runtime name: nvidia"),
+        "The container runtime cannot pass GPUs: the NVIDIA container toolkit is missing, or does not fit the driver.",
+        "install and configure nvidia-container-toolkit, then restart the runtime",
+    ),
+    KnownError(
+        "program-not-found",
+        (
+            "command not found",
+            "execve(): … No such file or directory",
+            "couldn't exec … No such file",
+            "executable file not found in $PATH",
+            "can't open file",
+            "No module named torch.distributed",
+            "CondaError: Run 'conda init'",
+            "launcher 'pdsh' not installed",
+            "Couldn't find executable",
+        ),
+        "The job's shell does not find a program or script: its environment is not active there, or the path is "
+        "relative to another folder.",
+        "activate the environment in the job file itself (module load, source …/activate), and use absolute paths",
+        alone=Level.HINT,
+    ),
+    KnownError(
+        "slurm-credentials",
+        (
+            "Protocol authentication error",
+            "Munge decode failed",
+            "Job credential revoked",
+            "Zero Bytes were transmitted or received",
+            "Invalid job credential",
+        ),
+        "Slurm's daemons do not trust each other: munge, clocks, or a node that lost its job.",
+        "report the node to the site",
+        sure=False,
+    ),
+    KnownError(
+        "node-missing",
+        (
+            "Unable to contact slurm controller",
+            "Unable to confirm allocation for job",
+            "Socket timed out on send/recv",
+            "Communication connection failure",
+        ),
+        "Slurm's controller or a node did not answer.",
+        "submit again later; report it to the site if it repeats",
+        level=Level.SYMPTOM,
+        sure=False,
+    ),
+)

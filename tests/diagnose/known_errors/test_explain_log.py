@@ -1,0 +1,219 @@
+"""The first cause in a log is told apart from what followed from it."""
+
+from __future__ import annotations
+
+import random
+import string
+
+import pytest
+
+from frog.diagnose.known_errors.explain import Explanation, explain_lines, explain_log
+from frog.diagnose.known_errors.known import Level
+from frog.diagnose.known_errors.letter import log_letter
+from frog.diagnose.known_errors.lines import clean_lines
+
+OUT_OF_MEMORY = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/u/train.py", line 88, in <module>
+[rank1]:     main()
+[rank1]:   File "/opt/conda/lib/python3.10/site-packages/torch/nn/modules/module.py", line 1518, in _call_impl
+[rank1]:     return forward_call(*args, **kwargs)
+[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has 79.15 GiB
+"""
+TIMEOUT = """\
+[rank{rank}]:[E1206 18:44:12.715298746 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation \
+timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=5449, NumelOut=5449, Timeout(ms)=600000) ran for 600061 \
+milliseconds before timing out.
+"""
+TORCHRUN = """\
+W0801 13:23:17.366000 32974 torch/distributed/elastic/multiprocessing/api.py:9] Sending process 3 closing signal SIGTERM
+E0801 13:23:20.000000 32974 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 1
+Traceback (most recent call last):
+  File "/opt/conda/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+Root Cause (first observed failure):
+[0]:
+  time      : 2023-04-15_19:02:05
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 130182)
+============================================================
+"""
+KEY_ERROR = """\
+Traceback (most recent call last):
+  File "/home/u/train.py", line 12, in main
+    batch["labels"]
+KeyError: 'labels'
+"""
+
+
+def explain(text: str) -> Explanation:
+    return explain_log(text.splitlines(keepends=True))
+
+
+def test_exception_wins_over_its_consequences() -> None:
+    found = explain(TIMEOUT.format(rank=0, seq=7) + OUT_OF_MEMORY + TORCHRUN)
+    assert found.cause is not None
+    assert found.cause.id == "gpu-out-of-memory"
+    assert (found.rank, found.cause.line.number) == (1, 7)
+    assert str(found.cause.frame) == "/home/u/train.py:88 in <module>"
+    assert found.certain
+    assert [other.id for other in found.others] == ["collective-timeout"]
+    assert found.consequences == {"ended-by-launcher": 1, "launcher-summary": 4}
+
+
+def test_unknown_exception_is_named_with_the_rank_that_the_launcher_reports() -> None:
+    found = explain(KEY_ERROR + TORCHRUN)
+    assert found.cause is not None
+    assert (found.cause.id, found.cause.exception, found.rank) == ("exception", "KeyError", 1)
+    assert "KeyError: 'labels'" in log_letter("log", found)
+    assert "/home/u/train.py:12 in main" in log_letter("log", found)
+
+
+def test_time_out_names_waiting_and_absent_ranks_and_is_not_certain() -> None:
+    found = explain("".join(TIMEOUT.format(rank=rank, seq=7) for rank in (0, 1, 3)) + TORCHRUN)
+    assert found.cause is not None
+    assert found.cause.level is Level.SYMPTOM
+    assert not found.certain
+    assert found.details[0] == "Ranks 0, 1 and 3 waited in ALLREDUCE number 7 of 5449 elements."
+    assert "rank 2" in found.details[-1]
+
+
+def test_time_out_names_the_rank_that_is_behind() -> None:
+    found = explain(TIMEOUT.format(rank=0, seq=9) + TIMEOUT.format(rank=1, seq=7))
+    assert "lowest number is that of rank 1" in " ".join(found.details)
+
+
+def test_consequences_alone_give_no_answer() -> None:
+    found = explain(TORCHRUN)
+    assert found.cause is None
+    assert "no cause in this log" in log_letter("log", found)
+    assert "names rank 1" in log_letter("log", found)
+
+
+def test_unmatched_log_shows_the_last_lines_that_look_like_errors() -> None:
+    found = explain("all fine\nfoo: the flux failed: 7\nbye\n")
+    assert found.cause is None
+    assert "line 2: foo: the flux failed: 7" in log_letter("log", found)
+    assert "no known error matches" in log_letter("log", found)
+
+
+def test_traceback_without_its_exception_gives_no_answer() -> None:
+    found = explain(KEY_ERROR.rpartition("KeyError")[0])
+    assert found.cause is None
+    assert "before its exception" in log_letter("log", found)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{}", "[default1]:{}", "[1,1]<stderr>:{}", "> {}", "\x1b[31m{}\x1b[0m", "2024-05-01T10:00:00.123Z stderr F {}",
+        "[2024-05-01 10:00:00,123] {}", "(RayTrainWorker pid=81, ip=10.0.0.7) {}", "trainer-worker-0 | {}",
+        "[pod/train-abc/main] {}", " 1: {}", "[36m(TaskRunner pid=3)[0m {}", "1: 2024-05-01 10:00:00 {}",
+    ],
+)  # fmt: skip
+def test_prefixes_do_not_hide_a_traceback(form: str) -> None:
+    lines = [form.format(line) for line in KEY_ERROR.splitlines()]
+    found = explain_log(lines)
+    assert found.cause is not None
+    assert found.cause.exception == "KeyError"
+    assert found.rank == (1 if "1:" in form or "default1" in form or "1,1" in form else None)
+    assert str(found.cause.frame) == "/home/u/train.py:12 in main"
+
+
+def test_alternating_lines_of_two_ranks_are_two_tracebacks() -> None:
+    one = [f"[rank0]: {line}" for line in KEY_ERROR.splitlines()]
+    other = OUT_OF_MEMORY.splitlines()
+    mixed = [line for pair in zip(one, other, strict=False) for line in pair] + other[len(one) :]
+    found = explain_log(mixed)
+    assert found.cause is not None
+    assert (found.cause.exception, found.rank) == ("KeyError", 0)
+    assert [other.id for other in found.others] == ["gpu-out-of-memory"]
+
+
+def test_exception_inside_a_loader_worker_is_the_cause() -> None:
+    found = explain(
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n'
+        "RuntimeError: Caught ValueError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "data.py", line 7, in __getitem__\n'
+        "ValueError: bad sample\n"
+    )
+    assert found.cause is not None
+    assert (found.cause.exception, str(found.cause.frame)) == ("ValueError", "data.py:7 in __getitem__")
+
+
+@pytest.mark.parametrize(
+    ("link", "named"),
+    [
+        ("The above exception was the direct cause of the following exception:", "KeyError"),
+        ("During handling of the above exception, another exception occurred:", "ValueError"),
+    ],
+)
+def test_cause_of_a_chain_is_its_direct_cause_else_its_last_exception(link: str, named: str) -> None:
+    found = explain(f"{KEY_ERROR}\n{link}\n\n{KEY_ERROR.replace('KeyError', 'ValueError')}")
+    assert found.cause is not None
+    assert found.cause.exception == named
+
+
+def test_message_of_several_lines_decides() -> None:
+    found = explain(
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n'
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error\n"
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
+        "Last error:\n"
+        "Error while creating shared memory segment /dev/shm/nccl-Ab12 (size 9637888)\n"
+    )
+    assert found.cause is not None
+    assert found.cause.id == "shared-memory-too-small"
+
+
+def test_lines_after_an_exception_do_not_belong_to_its_message() -> None:
+    found = explain(
+        KEY_ERROR + "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank\n"
+    )
+    assert found.cause is not None
+    assert found.cause.exception == "KeyError"
+    assert found.cause.known is None
+
+
+def test_first_failure_of_several_logs_is_chosen_by_time() -> None:
+    late = clean_lines(f"2024-05-01 10:00:09 x\n{KEY_ERROR}".splitlines(), "a")
+    soon = clean_lines(f"2024-05-01 10:00:03 x\n{KEY_ERROR.replace('KeyError', 'ValueError')}".splitlines(), "b")
+    found = explain_lines([*late, *soon])
+    assert found.cause is not None
+    assert (found.cause.line.file, found.cause.exception) == ("b", "ValueError")
+
+
+def test_warning_in_a_line_counts_only_if_nothing_else_does() -> None:
+    warning = "huggingface/tokenizers: The current process just got forked, after parallelism has already been used.\n"
+    alone, both = explain(warning), explain(warning + KEY_ERROR)
+    assert alone.cause is not None
+    assert both.cause is not None
+    assert (alone.cause.id, alone.certain) == ("tokenizers-fork", False)
+    assert both.cause.exception == "KeyError"
+
+
+def test_spliced_and_damaged_logs_are_explained_without_an_error() -> None:
+    chance = random.Random(7)
+    whole = OUT_OF_MEMORY + TIMEOUT.format(rank=3, seq=8) + KEY_ERROR + TORCHRUN
+    for _ in range(300):
+        text = list(whole)
+        for _ in range(chance.randrange(40)):
+            at = chance.randrange(len(text))
+            text[at : at + chance.randrange(60)] = chance.choices(
+                string.printable + "…│\x1b\x00\ud800", k=chance.randrange(9)
+            )
+        found = explain("".join(text))
+        assert len(log_letter("log", found)) < 20_000
+        found.as_json()
+
+
+def test_long_log_is_explained_in_bounded_memory() -> None:
+    found = explain_log(line for _ in range(3000) for line in KEY_ERROR.splitlines())
+    assert found.lines == 12_000
+    assert len(found.others) <= 8

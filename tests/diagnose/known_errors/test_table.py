@@ -1,0 +1,68 @@
+"""The table of known errors agrees with the pages, and no entry hides another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from frog.diagnose.known_errors.explain import explain_log
+from frog.diagnose.known_errors.known import GAP, KnownError, find_known
+from frog.diagnose.known_errors.page import GROUPS, page
+from frog.diagnose.known_errors.table import TABLE
+
+DOCS = Path(__file__).parents[3] / "docs"
+SECTIONS = {
+    int(number): message
+    for number, message in re.findall(r"^### (\d+)\. `(.*)`$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("number", SECTIONS)
+def test_heading_of_the_troubleshooting_page_leads_to_its_entry(number: int) -> None:
+    known = find_known(SECTIONS[number].replace(GAP, "17"), TABLE)
+    assert known is not None
+    assert known.section == number
+
+
+def test_sections_of_entries_exist() -> None:
+    assert len(SECTIONS) >= 40
+    assert {error.section for error in TABLE if error.section} == set(SECTIONS)
+
+
+def test_ids_are_unique() -> None:
+    ids = [error.id for error in TABLE]
+    assert sorted(set(ids)) == sorted(ids)
+
+
+@pytest.mark.parametrize("error", TABLE, ids=lambda error: error.id)
+def test_each_message_leads_to_its_own_entry(error: KnownError) -> None:
+    for message in error.looks_like:
+        found = find_known(message.replace(GAP, " 17 "), TABLE)
+        assert found is error, f"{message!r} leads to {found and found.id}"
+
+
+@pytest.mark.parametrize("error", TABLE, ids=lambda error: error.id)
+def test_entry_says_cause_and_advice_in_sentences(error: KnownError) -> None:
+    assert error.cause.endswith((".", "?"))
+    assert error.advice
+    assert not error.advice.endswith(".")
+
+
+def test_page_of_known_errors_is_generated_from_the_table() -> None:
+    assert page() == (DOCS / "known-errors.md").read_text(), "run python -m frog.diagnose.known_errors.page"
+    assert [error for group in GROUPS.values() for error in group] == list(TABLE)
+
+
+def test_ordinary_output_matches_no_entry() -> None:
+    lines = [
+        "step 12 loss 3.21 tok/s 10234",
+        " 45%|████▌     | 900/2000 [12:03<14:44,  1.24it/s]",
+        "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default",
+        "NCCL INFO Channel 00/08 : 0 1 2 3",
+        "saved checkpoint to /scratch/run/step_100",
+    ]
+    found = explain_log(lines)
+    assert found.cause is None
+    assert found.unknown == []
