@@ -8,9 +8,9 @@ import string
 import pytest
 
 from frog.diagnose.known_errors.explain import Explanation, explain_lines, explain_log
-from frog.diagnose.known_errors.known import Level
 from frog.diagnose.known_errors.letter import log_letter
 from frog.diagnose.known_errors.lines import clean_lines
+from frog.diagnose.known_errors.table.known import Level
 
 OUT_OF_MEMORY = """\
 [rank1]: Traceback (most recent call last):

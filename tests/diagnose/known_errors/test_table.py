@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from frog.diagnose.known_errors.explain import explain_log
-from frog.diagnose.known_errors.known import GAP, KnownError, find_known
 from frog.diagnose.known_errors.page import GROUPS, page
 from frog.diagnose.known_errors.table import TABLE
+from frog.diagnose.known_errors.table.known import GAP, KnownError, find_known
 
 DOCS = Path(__file__).parents[3] / "docs"
 SECTIONS = {

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from frog.diagnose.known_errors.known import KnownError, Level, find_known
 from frog.diagnose.known_errors.lines import LogLine, clean_lines
 from frog.diagnose.known_errors.table import TABLE
+from frog.diagnose.known_errors.table.known import KnownError, Level, find_known
 from frog.diagnose.known_errors.tracebacks import Frame, Traceback, TracebackReader
 from frog.diagnose.known_errors.watchdog import Watchdog
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from frog.diagnose.known_errors.explain import Explanation, Finding
-from frog.diagnose.known_errors.known import Level
 from frog.diagnose.known_errors.table import TABLE
+from frog.diagnose.known_errors.table.known import Level
 
 PAGE = "docs/troubleshooting.md"
 _MOST_TEXT, _MOST_QUOTED = 600, 6

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import textwrap
 
-from frog.diagnose.known_errors.known import KnownError, Level
 from frog.diagnose.known_errors.table import (
     TABLE,
     checkpoints,
@@ -21,6 +20,7 @@ from frog.diagnose.known_errors.table import (
     rendezvous,
     schedulers,
 )
+from frog.diagnose.known_errors.table.known import KnownError, Level
 
 GROUPS = {
     "Slurm, Kubernetes, containers": schedulers.ERRORS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from frog.diagnose.known_errors.known import KnownError
 from frog.diagnose.known_errors.table import (
     checkpoints,
     exits,
@@ -15,6 +14,7 @@ from frog.diagnose.known_errors.table import (
     rendezvous,
     schedulers,
 )
+from frog.diagnose.known_errors.table.known import KnownError
 
 TABLE: tuple[KnownError, ...] = (
     *schedulers.ERRORS,

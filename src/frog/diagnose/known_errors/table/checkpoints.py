@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frog.diagnose.known_errors.known import KnownError, Level
+from frog.diagnose.known_errors.table.known import KnownError, Level
 
 ERRORS = (
     KnownError(

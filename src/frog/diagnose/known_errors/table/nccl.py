@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from frog.diagnose.known_errors.known import KnownError, Level
+from frog.diagnose.known_errors.table.known import KnownError, Level
 
 ERRORS = (
     KnownError(
         "duplicate-gpu",
         ("Duplicate GPU detected",),
         "Two ranks use one GPU: set_device is missing, more ranks than GPUs, or every task sees the same GPU.",
-        'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before init_process_group, and start one rank per '
-        "GPU",
+        "call torch.cuda.set_device(LOCAL_RANK) before init_process_group, and start one rank per GPU",
         section=23,
     ),
     KnownError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frog.diagnose.known_errors.known import KnownError, Level
+from frog.diagnose.known_errors.table.known import KnownError, Level
 
 ERRORS = (
     KnownError(
@@ -50,7 +50,7 @@ ERRORS = (
         ),
         "The launcher and the program do not agree on how the local rank is passed: torch.distributed.launch adds "
         "--local-rank (before torch 2.0 --local_rank), torchrun sets LOCAL_RANK.",
-        'start with torchrun and read int(os.environ["LOCAL_RANK"])',
+        "start with torchrun and read the variable LOCAL_RANK",
     ),
     KnownError(
         "unknown-option",
