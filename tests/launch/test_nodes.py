@@ -56,5 +56,5 @@ def test_simulated_nodes_share_no_gpu(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     starter = Starter(parse_nodes("2x2"), [], Options(), tmp_path, None)
-    found = [starter._environment(node)["CUDA_VISIBLE_DEVICES"] for node in (0, 1)]
+    found = [starter.environment(node)["CUDA_VISIBLE_DEVICES"] for node in (0, 1)]
     assert found == [gpus if expected is None else expected for expected in own]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -174,6 +175,24 @@ def visible_gpus() -> list[str]:
 def child_env(**changes: str) -> dict[str, str]:
     """Return the environment for a process that Frog starts: this process's, with `changes`."""
     return {**os.environ, **changes}
+
+
+_OF_LIBRARIES = re.compile(
+    r"(NCCL|GLOO|TORCH|TORCHELASTIC|PYTORCH|CUDA|HIP|ROCR|OMP|MKL|GOMP|KMP|SLURM|SLURMD|OMPI|PMI|PMIX|PET|KUBERNETES"
+    r"|UCX|FI|HF|TRANSFORMERS|ACCELERATE|DS|FROG|VIRTUAL|CONDA|PYTHON)_\w+"
+    r"|PYTHON\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|LD_PRELOAD"
+)
+_INTERNAL = re.compile(r"FROG_(LAUNCH\w*|REPLACE|RUN_DIR|HOOKS|OBSERVED\w*)")
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|COOKIE")
+
+
+def launch_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of launchers and libraries in an environment, without any that may hold a secret."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if _OF_LIBRARIES.fullmatch(name) and not _SECRET.search(name) and not _INTERNAL.fullmatch(name)
+    }
 
 
 _NEEDED = frozenset(

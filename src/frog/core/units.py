@@ -41,3 +41,8 @@ def format_seconds(duration_s: float) -> str:
 def time_text() -> str:
     """Return the current UTC time to the millisecond, in a form that sorts as text."""
     return datetime.datetime.now(datetime.UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
+
+
+def now_text() -> str:
+    """Return the current UTC time to the second, as in run.json."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

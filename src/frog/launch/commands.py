@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,25 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "run",
         help="start several ranks, or several simulated nodes, on this machine",
-        description="Start a world with torchrun: frog run --nproc 4 -- train config/demo.toml",
+        description="Start a world with torchrun: frog run --nproc 4 -- train config/demo.toml, or -- my.py for your "
+        "own program",
     )
     add_world_arguments(parser)
     parser.add_argument(
+        "--no-observe",
+        dest="observe",
+        action="store_false",
+        help="do not record what the ranks of a program other than Frog's are doing",
+    )
+    parser.add_argument(
         "--from", dest="manifest", type=Path, metavar="K8S.yaml", help="run a manifest's pods as local processes"
     )
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="-- train RUN.toml ..., or a script")
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="PROGRAM",
+        help="-- train RUN.toml ..., or any program: -- my.py ..., -- -m package ..., -- COMMAND ...",
+    )
     parser.set_defaults(handler=_run)
 
 
@@ -73,6 +86,7 @@ def add_world_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from frog.launch.torchrun_command import merge, parse_torchrun
     from frog.launch.world import run_world
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
@@ -88,8 +102,11 @@ def _run(args: argparse.Namespace) -> int:
                     f"frog run --from {args.manifest}",
                 )
         return run_manifest(args.manifest, extra=program)
+    if (command := parse_torchrun(program)) is not None:
+        merge(command, args)
+        program = list(command.program)
     nodes, options = read_world(args)
-    return run_world(nodes, program, options)
+    return run_world(nodes, program, replace(options, runs=Path("runs"), observe=args.observe))
 
 
 def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = None) -> tuple[Nodes, Options]:

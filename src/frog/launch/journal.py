@@ -14,17 +14,25 @@ from frog.runs.launcher_schema import LAUNCHER_FIELDS
 
 
 class Journal:
-    """Records the launcher's events. Buffers them until the ranks have chosen the run folder."""
+    """Records the launcher's events. Buffers them until there is a run folder.
 
-    def __init__(self, scratch: Path) -> None:
+    folder: the run folder, if the launcher creates it. A folder that the ranks choose takes its place, and receives all
+    events.
+    """
+
+    def __init__(self, scratch: Path, folder: RunFolder | None = None) -> None:
         self._pointer = scratch / "run_folder"
-        self._waiting: list[str] = []
-        self.folder: RunFolder | None = None
+        self._lines: list[str] = []
+        self._num_written = 0
+        self.folder = folder
+        self._is_chosen = False
+        """True if the ranks have chosen the folder."""
 
     def look_for_folder(self) -> RunFolder | None:
-        """Return the run folder once rank 0 has chosen it, and write the buffered lines to it."""
-        if self.folder is None and self._pointer.exists():
-            self.folder = RunFolder(Path(self._pointer.read_text()))
+        """Return the run folder if there is one, and write the buffered lines to it."""
+        if not self._is_chosen and self._pointer.exists():
+            self.folder, self._is_chosen = RunFolder(Path(self._pointer.read_text())), True
+            self._num_written = 0
         self._write()
         return self.folder
 
@@ -32,12 +40,13 @@ class Journal:
         """Write one event. Raises ValueError if its fields differ from the schema."""
         if fields.keys() != set(LAUNCHER_FIELDS[event]):
             raise ValueError(f"{event}: fields {sorted(fields)}, the schema has {sorted(LAUNCHER_FIELDS[event])}")
-        self._waiting.append(json.dumps({"event": event, "unix_ns": unix_ns or time.time_ns(), **fields}) + "\n")
+        self._lines.append(json.dumps({"event": event, "unix_ns": unix_ns or time.time_ns(), **fields}) + "\n")
         self.look_for_folder()
 
     def _write(self) -> None:
         """Write the buffered lines; on a full disk keep them, since the ranks will report that error."""
-        if self.folder is None or not self._waiting:
+        waiting = self._lines[self._num_written :]
+        if self.folder is None or not waiting:
             return
         with contextlib.suppress(OSError):
             self.folder.events.mkdir(parents=True, exist_ok=True)
@@ -45,8 +54,8 @@ class Journal:
                 size = file.seek(0, os.SEEK_END)
                 # A killed launcher or a full disk may have left an incomplete line.
                 torn = size and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
-                lines = (b"\n" if torn else b"") + "".join(self._waiting).encode()
+                lines = (b"\n" if torn else b"") + "".join(waiting).encode()
                 if file.write(lines) < len(lines):
                     os.ftruncate(file.fileno(), size)
                     return
-            self._waiting.clear()
+            self._num_written = len(self._lines)

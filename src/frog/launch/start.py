@@ -15,6 +15,8 @@ from frog.core.cores import usable_cores
 from frog.core.env import child_env, visible_gpus
 from frog.launch.agent import Agent, agent_command
 from frog.launch.nodes import Nodes
+from frog.launch.rank_output import RankOutput
+from frog.observe.environment import environment as observer_environment
 
 if TYPE_CHECKING:
     from frog.launch.network import Link, Network
@@ -39,6 +41,10 @@ class Options:
     """Maximum number of lost ranks to replace in an elastic run."""
     network: Link | None = None
     extra_env: Mapping[str, str] = field(default_factory=dict)
+    runs: Path | None = None
+    """Folder in which to create the run folder of a program that is not Frog's; None: such a program leaves none."""
+    observe: bool = True
+    """Start the observer in each rank of such a program (frog.observe)."""
 
 
 class Starter:
@@ -51,6 +57,8 @@ class Starter:
         self._store: subprocess.Popen[bytes] | None = None
         self._endpoint = "127.0.0.1:0"
         self._num_agents = 0
+        self.output: RankOutput | None = None
+        """Reads the ranks' output; None: they write to the launcher's own, or with several nodes to their agent's."""
 
     def address(self, node: int) -> str:
         """Return a node's address."""
@@ -77,12 +85,16 @@ class Starter:
         reports = self.scratch / f"node_{node}_{self._num_agents}" / "reports.jsonl"
         reports.parent.mkdir()
         self._num_agents += 1
+        if self.output is not None:
+            self.output.open_pipes(
+                reports.parent, self.nodes.ranks, self.nodes.host(node) if self.nodes.several else ""
+            )
         restarts = self.options.restarts
         command = agent_command(self.nodes, self.address(node), self._endpoint, reports, self.words, restarts)
         if self.network is not None:
             command = self.network.enter(node, command)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if self.nodes.several else {}
-        process = subprocess.Popen(command, env=self._environment(node), start_new_session=True, **pipes)  # type: ignore[call-overload]
+        process = subprocess.Popen(command, env=self.environment(node), start_new_session=True, **pipes)  # type: ignore[call-overload]
         return Agent(node, self.nodes.host(node), process, reports)
 
     def close(self) -> None:
@@ -91,7 +103,8 @@ class Starter:
             self._store.kill()
             self._store.wait()
 
-    def _environment(self, node: int) -> dict[str, str]:
+    def environment(self, node: int) -> dict[str, str]:
+        """Return the environment of a node's agent, which its ranks inherit."""
         num_ranks = self.nodes.most * self.nodes.ranks
         threads = self.options.threads or max(1, int(usable_cores()) // num_ranks)
         changes = {
@@ -109,4 +122,8 @@ class Starter:
                 changes["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + own]) if len(gpus) >= num_ranks else ""
         if self.network is not None:
             changes["GLOO_SOCKET_IFNAME"] = self.network.interface
+        if self.output is not None:
+            changes["PYTHONUNBUFFERED"] = "1"  # its last words would be lost with a killed rank
+            if self.options.observe and self.output.folder is not None:
+                changes.update(observer_environment(self.output.folder.path))
         return child_env(**changes)

@@ -25,9 +25,11 @@ from frog.core.scratch import scratch_folder
 from frog.core.wrapping import terminal_columns, wrapped_lines
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
+from frog.launch.last_words import with_words
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
 from frog.launch.nodes import Nodes, world_table
-from frog.launch.program import can_be_joined, can_resume, target
+from frog.launch.program import can_be_joined, can_resume, parse_program
+from frog.launch.recorded import RecordedProgram
 from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs
 from frog.runs.heartbeat import read_heartbeat
@@ -41,7 +43,8 @@ _LOOK_S = 0.5
 def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | None = None) -> int:
     """Run `program` on every rank of a world under torchrun; return the exit code of the world.
 
-    program: a frog command that runs on ranks (`train RUN.toml ...`), or a Python script with its arguments.
+    program: a frog command that runs on ranks (`train RUN.toml ...`), a Python script, a module (`-m package`), or any
+    command, with its arguments.
     nodes: an integer means that many ranks on one node.
 
     Raises:  UsageError if there is nothing to run; LaunchError, with the error of the rank that failed first.
@@ -53,7 +56,7 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
     num_ranks = nodes.most * nodes.ranks
     check_memory(num_ranks * PROCESS_BYTES, f"a world of {num_ranks} ranks", "use fewer ranks")
     check_start_method()
-    words, options = target(program), options or Options()
+    parsed, options = parse_program(program), options or Options()
     if options.restarts and not can_resume(program):
         raise UsageError(f"{program[0]} cannot resume: it has no checkpoints", "omit --restarts")
     if options.replace and not can_be_joined(program):
@@ -64,7 +67,12 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
             from frog.launch.network import Network
 
             network = stack.enter_context(Network(nodes.most, options.network))
-        launch = _Launch(nodes, options, scratch, Starter(nodes, words, options, scratch, network))
+        starter = Starter(nodes, parsed.target, options, scratch, network)
+        recorded = None
+        if options.runs is not None and parsed.kind != "frog":
+            recorded = RecordedProgram.create(parsed, options.runs, starter.environment(0))
+            starter.output = recorded.output
+        launch = _Launch(nodes, options, scratch, starter, recorded=recorded)
         stack.callback(launch.clean_up)
         return launch.run()
 
@@ -73,11 +81,19 @@ class _Launch:
     """One `frog run`, from the first agent's start to the last one's end."""
 
     def __init__(
-        self, nodes: Nodes, options: Options, scratch: Path, starter: Starter, limits: Limits | None = None
+        self,
+        nodes: Nodes,
+        options: Options,
+        scratch: Path,
+        starter: Starter,
+        limits: Limits | None = None,
+        recorded: RecordedProgram | None = None,
     ) -> None:
         self.nodes, self.options, self.scratch, self.starter = nodes, options, scratch, starter
         self.network = starter.network
-        self.journal, self.output = Journal(scratch), Output()
+        self.recorded = recorded
+        """The run folder and output of a program that is not Frog's."""
+        self.journal, self.output = Journal(scratch, recorded.folder if recorded else None), Output()
         self.agents: list[Agent] = []
         self.failures: list[Failure] = []
         self.signals: list[int] = []
@@ -117,9 +133,13 @@ class _Launch:
                 time.sleep(0.05)
                 self._tick()
         self._tick()
+        if self.recorded is not None:
+            self.recorded.output.settle()
         error = self._error()
         code = 0 if error is None else signal_code(self.signals[0]) if self.signals else error.exit_code
         self.journal.record("end", code=code, network=self._network_figures())
+        if self.recorded is not None:
+            self.recorded.write_record(error, self._final_failures(), bool(self.signals))
         if error and not self.signals:
             raise error
         if error and self._failed_by_itself:
@@ -141,6 +161,8 @@ class _Launch:
             agent.finish()
         self.starter.close()
         self.output.close()
+        if self.recorded is not None:
+            self.recorded.output.close()
 
     # ---- starting ----------------------------------------------------------------------------------------------------
 
@@ -196,6 +218,8 @@ class _Launch:
         if folder is not None and self.nodes.several:
             for agent in self.agents:
                 self.output.open_log(agent.node, folder.node_log(agent.node))
+        if self.recorded is not None:
+            self.recorded.sign()
         self._serve_requests()
         self._look_for_hangs()
         self._restart_lost_nodes()
@@ -207,7 +231,7 @@ class _Launch:
             kind, unix_ns, time_s = event.pop("event"), event.pop("unix_ns"), event.pop("time_s", None)
             self.journal.record(kind, unix_ns, **event)
             if kind == "exit":
-                self.failures.append({**event, "time_s": time_s})
+                self.failures.append({**event, "time_s": time_s, "unix_ns": unix_ns})
                 if not self._survives_losses:
                     agent.watched.clear()
                 if self.options.restarts or self._survives_losses:
@@ -346,8 +370,15 @@ class _Launch:
         codes = [agent.process.returncode for agent in self.agents if not agent.excused]
         if codes and not any(codes):
             return None
+        return world_error(self._final_failures(), self.lost, codes, self.journal.folder, self.unaware)
+
+    def _final_failures(self) -> list[Failure]:
+        """Return the failures that ended the world, each with its rank's last words if the program is not Frog's."""
         last = max(self._shown, default=0)
         failures = [failure for failure in self.failures if failure["attempt"] == last]
         if self._survives_losses:
             failures = final_failures(failures)
-        return world_error(failures, self.lost, codes, self.journal.folder, self.unaware)
+        if self.recorded is not None and failures:
+            ranks = {rank for world in self._shown.get(last, []) for rank in world["ranks"]}
+            failures = with_words(failures, self.recorded.output.kept, ranks, self.recorded.folder)
+        return failures

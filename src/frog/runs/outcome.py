@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from frog.core import errors
 from frog.core.errors import CommError, FrogError, LaunchError, UsageError
 from frog.core.exitcodes import describe_exit, shell_code, signal_code
+from frog.core.units import count
 from frog.runs.folder import RunFolder
 from frog.runs.read import read_lines
 
+_MOST_RANKS = 8
 _TOGETHER_S = 10
 """Failures within this time belong together. torchrun kills hanging ranks 30 s after the failure that they caused."""
 
+
+class Blame(IntEnum):
+    """How likely a failure is the cause of the others, the likeliest first."""
+
+    CAUSE = 0
+    TEARDOWN = 1
+    """It finished its program, and failed when its process shut down."""
+    WAITED = 2
+    """It waited too long for another rank."""
+    LOST_PEER = 3
+    """Its connection to another rank ended."""
+    STOPPED = 4
+    """It was asked to stop, after another failure."""
+
+
 Failure = dict[str, Any]
-"""An agent's report of a failed rank: rank, pid, code (negative: the signal), time_s, error, traceback."""
+"""An agent's report of a failed rank: rank, pid, code (negative: the signal), time_s, error, traceback.
+
+For a program that is not Frog's, `frog.launch.last_words` adds: blame; ended, True
+if its program had ended; left, the ranks that ended without a failure.
+"""
 
 
 def last_failures(path: Path) -> list[Failure]:
@@ -82,13 +104,50 @@ def explain(failures: Sequence[Failure], folder: RunFolder | None = None) -> Lau
     if first["code"] == UsageError.exit_code and expected:
         error = LaunchError(words)
     else:
-        others = len({failure["rank"] for failure in failures}) - 1
-        also = f" ({others} other rank{'s' if others > 1 else ''} failed too)" if others else ""
         said = words if expected else (first["traceback"] or words).rstrip()
-        text = f"{describe_failure(first)}{also}\n{said}".rstrip()
-        error = LaunchError(text, f"see its log: {folder.rank_log(first['rank'])}" if folder and report else None)
+        also, after = _others(first, failures) if "blame" in first else (_too(first, failures), [])
+        text = "\n".join([f"{describe_failure(first)}{also}", *([said] if said else []), *after])
+        error = LaunchError(text, _where_to_look(first, folder) if folder else None)
     error.exit_code = shell_code(first["code"])
     return error
+
+
+def _where_to_look(first: Failure, folder: RunFolder) -> str | None:
+    log = folder.rank_log(first["rank"])
+    if "blame" not in first:
+        return f"see its log: {log}" if first["error"] else None
+    return f"frog diagnose {folder.path}" + (f", or its log: {log}" if log.exists() else "")
+
+
+def _too(first: Failure, failures: Sequence[Failure]) -> str:
+    others = {failure["rank"] for failure in failures} - {first["rank"]}
+    return f" ({len(others)} other rank{'s' if len(others) > 1 else ''} failed too)" if others else ""
+
+
+def _others(first: Failure, failures: Sequence[Failure]) -> tuple[str, list[str]]:
+    """Return what a program's first failure means for its other ranks: after the first line, and at the end."""
+    others = [failure for failure in failures if failure["rank"] != first["rank"]]
+    num_victims = sum(failure["blame"] > Blame.TEARDOWN for failure in others)
+    after = []
+    if first["blame"] == Blame.TEARDOWN:
+        had = "had ended" if first["ended"] else "had probably ended"
+        after.append(
+            f"its program {had}: the process failed while it shut down. A thread of a process group was still running; "
+            "call torch.distributed.destroy_process_group() at the end of the program"
+        )
+    if first["blame"] > Blame.TEARDOWN and first["left"]:
+        after.append(f"{_ranks(first['left'])} had ended without an error while this rank still waited for others")
+    if num_victims:
+        after.append(f"{count(num_victims, 'other rank')} failed because of it")
+    if len(others) > num_victims:
+        after.append(f"{count(len(others) - num_victims, 'other rank')} failed too")
+    return ("" if first["blame"] != Blame.TEARDOWN else ", after its program"), after
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_MOST_RANKS]))
+    more = f" and {len(numbers) - _MOST_RANKS} more" if len(numbers) > _MOST_RANKS else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
 def describe_failure(failure: Failure) -> str:
@@ -102,6 +161,11 @@ def _is_frogs(failure: Failure) -> bool:
     return isinstance(found, type) and issubclass(found, FrogError)
 
 
-def _is_victim(failure: Failure) -> bool:
-    """True if this rank failed because another had left: its error is a CommError, or torchrun ended it."""
+def _is_victim(failure: Failure) -> int:
+    """Return 0 if this rank failed on its own, more if another had left: a CommError, or torchrun ended it.
+
+    Blames of programs that are not Frog's are ordered by their likelihood.
+    """
+    if "blame" in failure:
+        return int(failure["blame"])
     return failure["code"] == -signal.SIGTERM or (failure["error"] or {}).get("type") == CommError.__name__

@@ -40,6 +40,16 @@ class DataSummary(Typed, frozen=True, kw_only=True):
     heldout_tokens: Count
 
 
+class ProgramInfo(Typed, frozen=True, kw_only=True):
+    """A program that is not Frog's, as `frog run` started it on every rank."""
+
+    command: list[str]
+    kind: Literal["script", "module", "command"]
+    cwd: str
+    environment: dict[str, str]
+    """Variables of launchers and libraries."""
+
+
 class RunFile(Typed, frozen=True, kw_only=True):
     """run.json: written when a run starts, and extended when it resumes."""
 
@@ -59,6 +69,8 @@ class RunFile(Typed, frozen=True, kw_only=True):
     segments: list[RunStart]
     finetune: dict[str, Any] | None = None
     """Fine-tuned runs: output of `frog.config.finetune.finetune_dict`."""
+    program: ProgramInfo | None = None
+    """A program that is not Frog's: `config`, `data` and `segments` are empty."""
 
     def setting(self, *keys: str, default: Any = None) -> Any:
         """Return a field of the configuration."""

@@ -12,6 +12,7 @@ docs/run-folder.md documents all files.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -118,7 +119,10 @@ def is_active(folder: RunFolder, problems: list[str] | None = None) -> bool:
     last = next((event for event in reversed(launcher) if isinstance(event, LaunchEvent | LauncherEndEvent)), None)
     beats = list(_last_beats(folder, problems))
     if isinstance(last, LaunchEvent) and is_alive(last.pid):
-        sign_ns = max(said.unix_ns for said in (launcher[-1], *beats))
+        signs = [said.unix_ns for said in (launcher[-1], *beats)]
+        with contextlib.suppress(OSError):  # the launcher of a program without heartbeats touches its events
+            signs.append(folder.launcher_events.stat().st_mtime_ns)
+        sign_ns = max(signs)
         if time.time_ns() - sign_ns < _QUIET_S * 1e9:
             return True
     since_ns = last.unix_ns if last is not None else 0

@@ -7,7 +7,6 @@ attempt.json  how the last start ended, if it failed or stopped before the step 
 
 from __future__ import annotations
 
-import datetime
 import os
 import platform
 import shutil
@@ -27,6 +26,7 @@ from frog.comm import World
 from frog.config import RunConfig, to_dict
 from frog.core.env import host_name
 from frog.core.files import write_json
+from frog.core.units import now_text
 from frog.parallel.mesh import Mesh
 from frog.runs.folder import RunFolder
 from frog.runs.record import FORMAT
@@ -135,8 +135,3 @@ def start_event(run: Run, from_step: int) -> dict[str, Any]:
         "place": run.mesh.place,
         "passed_over": [asdict(damage) for damage in run.passed_over],
     }
-
-
-def now_text() -> str:
-    """Return the current UTC time, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

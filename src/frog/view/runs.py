@@ -13,6 +13,8 @@ from frog.core.printable import printable
 from frog.core.units import format_count
 from frog.runs import read_rank
 from frog.runs.folder import RunFolder
+from frog.runs.launcher_schema import WorldEvent
+from frog.runs.read import read_launcher
 from frog.runs.record import Record, RunFile
 from frog.runs.run import is_active
 from frog.runs.schema import EvalEvent, StepEvent
@@ -52,6 +54,8 @@ def _row(folder: RunFolder) -> RunRow:
     except RunError as error:
         return RunRow(folder.path.name, "unreadable", None, None, None, None, None, None, None, error.what)
     unread: list[str] = []
+    if run.program is not None:
+        return _row_of_program(folder, run, record)
     row = RunRow(
         name=folder.path.name,
         status=status_of(folder, run, record, unread),
@@ -71,6 +75,22 @@ def _row(folder: RunFolder) -> RunRow:
             row, step=record.step, loss=record.loss, heldout_loss=heldout_loss, tokens_per_s=record.tokens_per_s
         )
     return _with_last_step(row, folder)
+
+
+def _row_of_program(folder: RunFolder, run: RunFile, record: Record | None) -> RunRow:
+    """Return the row of a program that is not Frog's: its steps are unknown, its world is known from the launcher."""
+    worlds = read_launcher(folder).of(WorldEvent)
+    return RunRow(
+        name=folder.path.name,
+        status=status_of(folder, run, record),
+        step=None,
+        num_steps=None,
+        world_size=worlds[-1].world_size if worlds else None,
+        loss=None,
+        heldout_loss=None,
+        tokens_per_s=None,
+        created=run.created,
+    )
 
 
 def numbers_of(folder: RunFolder, record: Record) -> Record:
@@ -96,7 +116,7 @@ def status_of(folder: RunFolder, run: RunFile, record: Record | None, problems: 
     """
     if record is not None:
         return record.status
-    if not run.segments:
+    if not run.segments and run.program is None:
         return "imported"
     return "running" if is_active(folder, problems) else "died"
 
@@ -117,7 +137,7 @@ def runs_table(rows: list[RunRow]) -> Table:
         table.add_row(
             Text(printable(row.name)),
             Text(row.status, style=styles.get(row.status, "red")),
-            f"{row.step if row.step is not None else '?'}/{row.num_steps or '?'}",
+            _steps(row),
             str(row.world_size or ""),
             _number(row.loss, "{:.3f}".format),
             _number(row.heldout_loss, "{:.3f}".format),
@@ -125,6 +145,10 @@ def runs_table(rows: list[RunRow]) -> Table:
             when(row.created, "%m-%d %H:%M"),
         )
     return table
+
+
+def _steps(row: RunRow) -> str:
+    return "" if row.step is None and row.num_steps is None else f"{row.step or 0}/{row.num_steps or '?'}"
 
 
 def _number(value: float | None, form: Any) -> str:

@@ -33,6 +33,7 @@ from frog.core.env import MAY_MEET, SURVIVES, launch_dir, most_replaced, set_att
 from frog.core.errors import CommError, LaunchError, UsageError
 from frog.core.exitcodes import ASKED_TO_STOP, signal_code
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
+from frog.launch.rank_output import pipe_path
 from frog.launch.torchrun.elastic import (
     TESTED,
     Ranks,
@@ -40,6 +41,7 @@ from frog.launch.torchrun.elastic import (
     check_state,
     fork_ranks_with,
     missing_to_fork,
+    pipe_output,
     processes_of,
     rendezvous_round,
     unsupported,
@@ -215,6 +217,8 @@ def _run_agent(arguments: list[str]) -> int:
     _ReportingAgent.reports = Path(arguments[0])
     _wait_for_others(_ReportingAgent.reports)
     use_agent(_ReportingAgent)
+    if pipe_path(_ReportingAgent.reports.parent, 0).exists():
+        pipe_output(_ReportingAgent.reports.parent)
     try:
         run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError:

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed.elastic.multiprocessing.api as processes
 import torch.distributed.launcher.api as launcher
+import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from frog.core.env import attempt_number
 from frog.core.errors import LaunchError
+from frog.launch.rank_output import mark, pipe_path
 
 TESTED = "2.9 to 2.15"
 
@@ -64,6 +69,32 @@ def rendezvous_round(group: WorkerGroup) -> int | None:
     """Return the number of earlier worlds of this rendezvous; None if it does not count them."""
     holder = getattr(group.spec.rdzv_handler, "_state_holder", None)
     return None if holder is None else int(holder.state.round)
+
+
+# ---- the ranks' output -----------------------------------------------------------------------------------------------
+
+
+class PipedOutput(DefaultLogsSpecs):
+    """Sends stdout and stderr of each rank to its FIFO, which the launcher reads (frog.launch.rank_output)."""
+
+    folder: ClassVar[Path]
+    """Contains the FIFOs."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Return the FIFOs as log files; first write to each which rank the following output comes from."""
+        logs: LogsDest = super().reify(envs)
+        for local, env in envs.items():
+            path = pipe_path(self.folder, local)
+            path.write_bytes(mark(int(env["RANK"]), attempt_number()))
+            logs.stdouts[local] = logs.stderrs[local] = str(path)
+        return logs
+
+
+def pipe_output(folder: Path) -> None:
+    """Make torchrun send each rank's output to its FIFO in `folder`."""
+    _require(torchrun, torchrun.__name__, ("_get_logs_specs_class",), "frog run", _PLAIN_TORCHRUN)
+    PipedOutput.folder = folder
+    vars(torchrun)["_get_logs_specs_class"] = lambda name: PipedOutput
 
 
 # ---- ranks forked ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,125 @@
+"""The run folder of a program that is not Frog's: the launcher writes it, since the program does not know of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import frog
+from frog.core.env import launch_variables
+from frog.core.errors import LaunchError
+from frog.core.files import write_json
+from frog.core.units import now_text
+from frog.launch.program import RankProgram
+from frog.launch.rank_output import RankOutput
+from frog.runs.folder import RunFolder
+from frog.runs.outcome import Failure, first_failure
+from frog.runs.record import FORMAT
+
+_SIGN_S = 10.0
+"""Interval at which the launcher touches its events, so that readers know that it is alive."""
+_MOST_MESSAGE = 4_000
+_PACKAGES = ("torch", "numpy", "transformers", "accelerate", "deepspeed", "lightning", "datasets")
+
+
+class RecordedProgram:
+    """A program's run folder and output, from its start to its end."""
+
+    def __init__(self, program: RankProgram, folder: RunFolder | None) -> None:
+        self.program, self.folder = program, folder
+        self.output = RankOutput(folder)
+        self._began_s = self._signed_s = time.monotonic()
+
+    @classmethod
+    def create(cls, program: RankProgram, runs: Path, environment: Mapping[str, str]) -> RecordedProgram:
+        """Create the run folder `runs/NAME`, or `runs/NAME-2` and so on if it exists.
+
+        A folder that cannot be written does not prevent the run: a warning says so.
+        """
+        try:
+            folder = RunFolder(_new_folder(runs, program.name))
+            write_json(folder.run_json, _run_file(program, folder, environment))
+        except OSError as error:
+            print(f"no run folder: {runs}: {error.strerror}", file=sys.stderr, flush=True)
+            return cls(program, None)
+        print(f"run folder: {folder.path}", file=sys.stderr, flush=True)
+        return cls(program, folder)
+
+    def sign(self) -> None:
+        """Show readers of the folder that the launcher is alive."""
+        if self.folder is not None and time.monotonic() - self._signed_s > _SIGN_S:
+            self._signed_s = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.utime(self.folder.launcher_events)
+
+    def write_record(self, error: LaunchError | None, failures: list[Failure], interrupted: bool) -> None:
+        """Write record.json at the end."""
+        status = "completed" if error is None else "interrupted" if interrupted else "failed"
+        first = first_failure(failures) if failures else None
+        record = {
+            "format": FORMAT,
+            "status": status,
+            "step": 0,
+            "error": None if error is None or interrupted else _recorded_error(error, first),
+            "ended": now_text(),
+            "wall_s": round(time.monotonic() - self._began_s, 3),
+        }
+        if self.folder is not None:
+            with contextlib.suppress(OSError):  # the disk is full
+                write_json(self.folder.record_json, record)
+
+
+def _recorded_error(error: LaunchError, first: Failure | None) -> dict[str, object]:
+    report = (first or {}).get("error") or {}
+    return {
+        "type": report.get("type") or type(error).__name__,
+        "message": (report.get("message") or error.what)[:_MOST_MESSAGE],
+        "rank": first["rank"] if first else 0,
+        "step": 0,
+    }
+
+
+def _new_folder(runs: Path, name: str) -> Path:
+    runs.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = runs / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+        number += 1
+
+
+def _run_file(program: RankProgram, folder: RunFolder, environment: Mapping[str, str]) -> dict[str, object]:
+    return {
+        "format": FORMAT,
+        "name": folder.path.name,
+        "created": now_text(),
+        "argv": list(sys.argv),
+        "config": {},
+        "num_parameters": 0,
+        "data": None,
+        "versions": {"frog": frog.__version__, "python": platform.python_version(), **_versions()},
+        "segments": [],
+        "program": {
+            "command": list(program.words),
+            "kind": program.kind,
+            "cwd": str(Path.cwd()),
+            "environment": launch_variables(environment),
+        },
+    }
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the libraries that are installed next to Frog."""
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -1,0 +1,149 @@
+"""The rank that failed first, and its error, from the output of all ranks."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from frog.core.errors import LaunchError
+from frog.launch.last_words import read_words, with_words
+from frog.runs.folder import RunFolder
+from frog.runs.outcome import Blame, Failure, world_error
+
+S = 1_000_000_000
+
+
+def traceback(error: str, line: int = 3) -> str:
+    return f'Traceback (most recent call last):\n  File "my.py", line {line}, in <module>\n    step()\n{error}'
+
+
+BAD = traceback("ValueError: bad batch")
+CLOSED = traceback(
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:30090. GLHF!", 7
+)
+REMOTE = traceback(
+    "torch.distributed.DistBackendError: NCCL error in: ../NCCL.cpp:3369, remote process exited or there was "
+    "a network error, NCCL version 2.27.3\nncclRemoteError: A call failed, a network error.\nLast error:\n"
+)
+WATCHDOG = (
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    "  what():  [PG ID 0 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+)
+MEMORY = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.")
+TEARDOWN = "training finished\nterminate called without an active exception"
+
+
+def lines(text: str, at_s: float = 100.0) -> list[tuple[int, str]]:
+    return [(round(at_s * S), line) for line in text.split("\n")]
+
+
+def failed(rank: int, code: int = 1, at_s: float = 100.5) -> Failure:
+    event = {"attempt": 0, "rank": rank, "pid": 1000 + rank, "code": code, "time_s": int(at_s), "error": None}
+    return {**event, "traceback": None, "unix_ns": round(at_s * S)}
+
+
+def explained(folder: RunFolder | None = None, num_ranks: int = 4, **said: tuple[str, int, float]) -> LaunchError:
+    """Return the error of a world: for each rank its output, its exit code, and the time of the output."""
+    kept = {(0, int(name[4:])): lines(text, at_s) for name, (text, _, at_s) in said.items()}
+    failures = [failed(int(name[4:]), code, at_s + 0.1) for name, (_, code, at_s) in said.items()]
+    return world_error(with_words(failures, kept, set(range(num_ranks)), folder), {}, [1], folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message", "blame"),
+    [
+        (BAD, "ValueError", "bad batch", Blame.CAUSE),
+        (MEMORY, "OutOfMemoryError", "CUDA out of memory. Tried", Blame.CAUSE),
+        (CLOSED, "RuntimeError", "[../gloo", Blame.LOST_PEER),
+        (REMOTE, "DistBackendError", "NCCL error in", Blame.LOST_PEER),
+        (WATCHDOG, "c10::DistBackendError", "[PG ID 0 Rank 1] Watchdog", Blame.WAITED),
+        (TEARDOWN, "terminate", "terminate called without", Blame.TEARDOWN),
+        ("Fatal Python error: Segmentation fault\n\nThread 0x7", "Fatal Python error", "Segmentation", Blame.CAUSE),
+        (traceback("KeyError"), "KeyError", "", Blame.CAUSE),
+    ],
+)
+def test_error_is_found_in_the_output(text: str, kind: str, message: str, blame: Blame) -> None:
+    words = read_words(lines(f"step 1\n{text}"))
+    assert words is not None
+    assert (words.type, words.blame) == (kind, blame)
+    assert words.message.startswith(message)
+    assert words.text.splitlines()[0] in text
+
+
+def test_cause_of_a_chain_is_its_first_exception() -> None:
+    chain = f"{BAD}\n\nDuring handling of the above exception, another exception occurred:\n\n{CLOSED}"
+    words = read_words(lines(chain))
+    assert words is not None
+    assert (words.type, words.blame, words.text) == ("ValueError", Blame.CAUSE, chain)
+
+
+def test_prefix_of_torch_is_removed_and_an_ignored_exception_is_skipped() -> None:
+    said = "\n".join(f"[rank3]: {line}" for line in BAD.split("\n"))
+    words = read_words(lines(f"{said}\nException ignored in: <function f>\n{CLOSED}"))
+    assert words is not None
+    assert words.text == BAD
+
+
+def test_output_without_an_error_has_no_words() -> None:
+    assert read_words(lines("step 1\nstep 2")) is None
+    assert read_words([]) is None
+
+
+@pytest.mark.parametrize("victim", [CLOSED, REMOTE, WATCHDOG])
+def test_rank_that_lost_its_peer_is_counted_and_not_printed(victim: str) -> None:
+    error = explained(rank0=(victim, 1, 99.0), rank2=(BAD, 1, 100.0), rank3=(victim, -15, 101.0))
+    assert error.what == f"rank 2 (pid 1002) ended with exit code 1\n{BAD}\n2 other ranks failed because of it"
+
+
+def test_earlier_of_two_causes_is_printed() -> None:
+    error = explained(rank0=(BAD, 1, 100.2), rank1=(MEMORY, 1, 100.1))
+    assert error.what == f"rank 1 (pid 1001) ended with exit code 1\n{MEMORY}\n1 other rank failed too"
+
+
+def test_killed_rank_is_the_cause_although_it_says_nothing() -> None:
+    error = explained(rank0=(CLOSED, 1, 100.0), rank1=("step 1\nstep 2", -9, 100.2))
+    first, *last, others = error.what.splitlines()
+    assert (first, others) == ("rank 1 (pid 1001) was killed by SIGKILL", "1 other rank failed because of it")
+    assert last == ["its last lines:", "  step 1", "  step 2"]
+    assert error.exit_code == 137
+
+
+def test_rank_that_ended_early_is_named_when_others_lose_it() -> None:
+    error = explained(num_ranks=3, rank0=(CLOSED, 1, 100.0), rank2=(CLOSED, -15, 100.0))
+    assert "rank 1 had ended without an error while this rank still waited for others" in error.what
+
+
+@pytest.mark.parametrize(("state", "said"), [("ended", "had ended"), (None, "had probably ended"), ("running", None)])
+def test_abort_after_the_program_is_explained(state: str | None, said: str | None, tmp_path: Path) -> None:
+    if state is not None:
+        path = tmp_path / "observed" / "attempt_0" / "rank_1" / "status.json"
+        path.parent.mkdir(parents=True)
+        place = {"rank": 1, "local_rank": 1, "node_rank": 0, "world_size": 4, "attempt": 0, "host": "pond", "pid": 7}
+        times = {"started_unix_ns": 1, "unix_ns": 1, "mono_ns": 1, "cpu_s": 1.0, "rss_bytes": 1}
+        path.write_text(json.dumps({"format": 1, **place, **times, "state": state}))
+    error = explained(RunFolder(tmp_path), rank1=(TEARDOWN, -6, 100.0), rank0=("", -15, 100.0))
+    assert (f"its program {said}" in error.what) if said else ("its program" not in error.what)
+    assert error.exit_code == 134
+
+
+def test_error_that_the_observer_wrote_is_preferred(tmp_path: Path) -> None:
+    path = tmp_path / "observed" / "attempt_0" / "rank_1" / "error.json"
+    path.parent.mkdir(parents=True)
+    told = {"format": 1, "rank": 1, "pid": 7, "unix_ns": 99 * S, "type": "ValueError", "message": "bad batch"}
+    path.write_text(json.dumps({**told, "traceback": BAD}))
+    error = explained(RunFolder(tmp_path), rank0=(MEMORY, 1, 99.5), rank1=("", 1, 100.0))
+    assert error.what.startswith(f"rank 1 (pid 1001) ended with exit code 1\n{BAD}")
+    assert error.hint == f"frog diagnose {tmp_path}"
+
+
+def test_any_output_is_read_without_an_error() -> None:
+    pieces = [*BAD.split("\n"), *CLOSED.split("\n"), *WATCHDOG.split("\n"), "", " ", "\0", "Fatal Python error: x"]
+    pieces += ["During handling of the above exception, another exception occurred:", "Exception ignored in: x"]
+    random_ = random.Random(26)
+    for _ in range(2_000):
+        text = "\n".join(random_.choices(pieces, k=random_.randrange(12)))
+        words = read_words(lines(text))
+        assert words is None or words.text
