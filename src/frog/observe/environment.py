@@ -10,11 +10,14 @@ from frog.core.env import variable
 HOOK = Path(__file__).parent / "hook"
 
 
-def environment(folder: Path, *, hooks: tuple[str, ...] = ("frog_observer",)) -> dict[str, str]:
+def environment(
+    folder: Path, *, hooks: tuple[str, ...] = ("frog_observer",), before: str | None = None
+) -> dict[str, str]:
     """Return the variables with which the ranks of a launcher write their evidence to `folder`, a run folder.
 
-    PYTHONPATH keeps its entries after the observer's. hooks: modules on the path to install, in this order.
+    hooks: modules on the path to install, in this order. before: the ranks' PYTHONPATH so far (default: this
+    process's), whose entries follow the observer's.
     """
-    before = variable("PYTHONPATH")
+    before = before or variable("PYTHONPATH")
     path = str(HOOK) if before is None else os.pathsep.join((str(HOOK), before))
     return {"FROG_RUN_DIR": str(folder.resolve()), "FROG_HOOKS": ",".join(hooks), "PYTHONPATH": path}

@@ -165,6 +165,15 @@ class Stacks(Typed, frozen=True, kw_only=True):
     threads: list[ThreadStack] = msgspec.field(default_factory=list)
 
 
+class EarlierError(Typed, frozen=True, kw_only=True):
+    """An exception that ended a thread before the program failed."""
+
+    type: str
+    message: str = ""
+    line: CodeLine | None = None
+    thread: str = ""
+
+
 class ProgramError(Typed, frozen=True, kw_only=True):
     """error.json: an exception that ended a rank or one of its threads."""
 
@@ -181,6 +190,7 @@ class ProgramError(Typed, frozen=True, kw_only=True):
     line: CodeLine | None = None
     """Innermost frame in the user's code."""
     thread: str = "MainThread"
+    earlier: list[EarlierError] = msgspec.field(default_factory=list)
 
 
 class Request(Typed, frozen=True, kw_only=True):

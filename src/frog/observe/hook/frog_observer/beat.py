@@ -1,7 +1,7 @@
-"""The observer's thread: twice a second, where the rank is, in status.json.
+"""The observer's thread: twice a second it writes where the rank is, and answers requests for more.
 
-The thread is invisible to the program: not in `threading.enumerate()`, handles no signal, does not delay the exit, and
-forked children do not have it.
+The program does not see the thread: it is not in `threading.enumerate()`, receives no signal and does not delay the
+exit. Forked children do not have it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,25 @@ import _thread
 import atexit
 import os
 import signal
-import socket
 import sys
 import threading
 import time
-from collections import Counter
+import warnings
+from collections.abc import Callable
 from typing import Any
 
-from . import files, frames, recorder
+from . import files, frames
+from .crashes import Crashes
+from .dumper import Dumper
+from .errors import Errors
+from .owner import Owner
 from .place import Place
+from .recorder import Recorder, torch_version
 
 BEAT_S = 0.5
+_PLAIN_S, _FRAMES_S = 2.0, 5.0
+"""Deadlines for torch's answers without and with frames. They take 0.1 s, or for ever."""
+
 _MOST_LINES = 20
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 """Signals that a thread raises by its own fault; blocking them would hide a crash."""
@@ -31,89 +39,187 @@ class Beats:
 
     def __init__(self, place: Place) -> None:
         self.place, self.pid = place, os.getpid()
-        self.main = threading.main_thread().ident or 0
-        self.state = "running"
-        self.answered = 0
-        self._fixed = {
+        self._main = threading.main_thread().ident or 0
+        self._recorder, self._owner = Recorder(), Owner(place, self.pid)
+        self._beating, self._over = _thread.allocate_lock(), False
+        self._state, self._started_unix_ns = "running", time.time_ns()
+        self._answered = self._requested()[0]
+        self._samples = {"taken": 0, "in_collective": 0, "waiting": 0}
+        self._lines: dict[str, int] = {}
+        self._last_cpu_s, self._last_s = time.process_time(), time.monotonic()
+        self._forking = False
+
+    def start(self) -> None:
+        """Write the first status, and start the threads."""
+        self._beat()
+        self._crashes = Crashes(os.path.join(self.place.folder, "crash.txt"))
+        self._errors = Errors(self.place, self._fail)
+        self._dumper = Dumper(_start_thread)
+        _start_thread(self._run)
+        os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork)
+        atexit.register(self._end)
+
+    def _run(self) -> None:
+        while not self._over:
+            time.sleep(BEAT_S)
+            try:
+                self._beat()
+                if not self._forking:
+                    self._crashes.beat()
+                self._answer()
+            except Exception:  # torch is half loaded, or the interpreter is shutting down
+                continue
+
+    # ---- status ------------------------------------------------------------------------------------------------------
+
+    def _beat(self, last: bool = False) -> None:
+        """Write status.json. last: it stays as it is from now on."""
+        if not self._beating.acquire(timeout=_PLAIN_S):
+            return
+        try:
+            if not self._over and self._owner.may_write(torch_version() is not None):
+                files.write_json(self.place.folder, "status.json", self._status())
+            self._over = self._over or last
+        finally:
+            self._beating.release()
+
+    def _status(self) -> dict[str, Any]:
+        stack = frames.stack_of(sys._current_frames().get(self._main))
+        line = frames.user_line(stack)
+        self._recorder.look_at_groups()
+        groups, cpu_s = self._recorder.counts(), time.process_time()
+        self._take_sample(groups, line, cpu_s)
+        frequent = sorted(self._lines.items(), key=lambda item: -item[1])[:_MOST_LINES]
+        place = self.place
+        return {
             "format": 1,
             "rank": place.rank,
             "local_rank": place.local_rank,
             "node_rank": place.node_rank,
             "world_size": place.world_size,
             "attempt": place.attempt,
-            "host": os.environ.get("FROG_NODE_NAME") or socket.gethostname(),
+            "host": place.host,
             "pid": self.pid,
-            "started_unix_ns": time.time_ns(),
-        }
-        self._samples = {"taken": 0, "in_collective": 0, "waiting": 0}
-        self._lines: Counter[str] = Counter()
-        self._last_cpu_s, self._last_s = time.process_time(), time.monotonic()
-
-    def start(self) -> None:
-        """Write the first status, and start the thread."""
-        self.beat()
-        atexit.register(self.end)
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)  # the thread inherits it
-        try:
-            _thread.start_new_thread(self._run, ())
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-    def end(self) -> None:
-        """Write the last status. Python calls this at the end of the program, after the program's own handlers."""
-        if os.getpid() == self.pid:
-            self.state = "ended" if self.state == "running" else self.state
-            self.beat()
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(BEAT_S)
-            try:
-                self.beat()
-            except Exception:  # torch is half-loaded, or the interpreter is shutting down
-                continue
-
-    def beat(self) -> None:
-        """Write status.json."""
-        stack = frames.stack_of(self.main)
-        groups = recorder.counts()
-        line = frames.user_line(stack)
-        cpu_s = time.process_time()
-        self._take_sample(stack, groups, line, cpu_s)
-        torch, backend = recorder.versions()
-        status = {
-            **self._fixed,
+            "started_unix_ns": self._started_unix_ns,
             "unix_ns": time.time_ns(),
             "mono_ns": time.monotonic_ns(),
-            "state": self.state,
+            "state": self._state,
             "cpu_s": cpu_s,
             "rss_bytes": _resident_bytes(),
             "gpu_bytes": None,
             "groups": groups,
             "line": line,
             "in": frames.place_of(stack[0]) if stack else None,
-            "samples": {**self._samples, "lines": [list(item) for item in self._lines.most_common(_MOST_LINES)]},
-            "answered": self.answered,
-            "torch": torch,
-            "backend": backend,
+            "samples": {**self._samples, "lines": frequent},
+            "answered": self._answered,
+            "torch": torch_version(),
+            "backend": self._recorder.backend,
         }
-        files.write_json(self.place.folder, "status.json", status)
 
-    def _take_sample(
-        self, stack: list[Any], groups: list[dict[str, Any]], line: dict[str, Any] | None, cpu_s: float
-    ) -> None:
+    def _take_sample(self, groups: list[dict[str, Any]], line: dict[str, Any] | None, cpu_s: float) -> None:
         """Count where the main thread is at this beat."""
         now_s = time.monotonic()
         waits = cpu_s - self._last_cpu_s < 0.1 * (now_s - self._last_s)
         self._last_cpu_s, self._last_s = cpu_s, now_s
-        pending = any(group["enqueued"] > group["completed"] for group in groups)
         self._samples["taken"] += 1
         self._samples["waiting"] += waits
-        self._samples["in_collective"] += pending
+        self._samples["in_collective"] += any(group["enqueued"] > group["completed"] for group in groups)
         if line is not None:
-            self._lines[f"{os.path.basename(line['file'])}:{line['line']}"] += 1
-            if len(self._lines) > 50 * _MOST_LINES:
-                self._lines = Counter(dict(self._lines.most_common(10 * _MOST_LINES)))
+            name = f"{os.path.basename(line['file'])}:{line['line']}"
+            self._lines[name] = self._lines.get(name, 0) + 1
+            if len(self._lines) > 1000:  # a program of a thousand lines that all take equally long
+                self._lines = {name: number for name, number in self._lines.items() if number > 1}
+
+    # ---- evidence on request -----------------------------------------------------------------------------------------
+
+    def _requested(self) -> tuple[int, str]:
+        """Return the number and the reason of the last request to all ranks."""
+        request = files.read_json(self.place.requests)
+        if not isinstance(request, dict) or not isinstance(request.get("number"), int):
+            return 0, ""
+        return request["number"], str(request.get("reason", ""))[:200]
+
+    def _answer(self) -> None:
+        """Answer a new request, with as much as torch returns in time."""
+        number, reason = self._requested()
+        if number == self._answered or number == 0:
+            return
+        self._write_evidence(reason)
+        self._answered = number
+        self._beat()
+
+    def _write_evidence(self, reason: str) -> None:
+        """Write stacks.json and collectives.json: first what cannot block, then what may."""
+        if not self._owner.may_write(torch_version() is not None):
+            return
+        self._write_stacks(reason, with_code=False)
+        self._dumper.run(lambda: self._write_stacks(reason, with_code=True), _PLAIN_S)
+        if self._dumper.run(lambda: self._write_collectives(with_frames=False), _PLAIN_S):
+            self._dumper.run(lambda: self._write_collectives(with_frames=True), _FRAMES_S)
+
+    def _write_stacks(self, reason: str, with_code: bool) -> None:
+        head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns(), "reason": reason}
+        stacks = frames.all_stacks(self._main, with_code)
+        files.write_json(self.place.folder, "stacks.json", {**head, "threads": stacks})
+
+    def _write_collectives(self, with_frames: bool) -> None:
+        head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns()}
+        found = {**head, **self._recorder.collectives(with_frames)}
+        while len(data := files.encode(found)) > files.MOST_BYTES and found["entries"]:
+            found["entries"] = found["entries"][(len(found["entries"]) + 1) // 2 :]
+        files.write_bytes(self.place.folder, "collectives.json", data)
+
+    # ---- ends --------------------------------------------------------------------------------------------------------
+
+    def _fail(self) -> None:
+        """Write all evidence: an exception ends the program."""
+        self._state = "failed"
+        self._write_evidence("error")
+        self._beat()
+
+    def _end(self) -> None:
+        """Write the last status. Python calls this when the program ends, after the program's own handlers."""
+        if os.getpid() != self.pid:
+            return
+        try:
+            self._errors.note_last()
+            if self._state == "running":
+                self._state = "ended"
+                if self._owner.may_write(torch_version() is not None):
+                    self._dumper.run(lambda: self._write_collectives(with_frames=False), _PLAIN_S)
+            self._beat(last=True)
+            self._crashes.stop_timer()
+        except Exception:
+            return
+
+    # ---- forks -------------------------------------------------------------------------------------------------------
+
+    def _before_fork(self) -> None:
+        if os.getpid() != self.pid:
+            return
+        self._forking = True
+        self._crashes.stop_timer()
+        if sys.version_info >= (3, 12) and _num_threads() <= 3:  # the program alone would not be warned
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+
+    def _after_fork(self) -> None:
+        self._forking = False
+
+
+def _start_thread(run: Callable[[], None]) -> None:
+    """Start a thread that receives no signal: the program's main thread expects them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    try:
+        _thread.start_new_thread(run, ())  # the thread inherits what is blocked
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _num_threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
 
 
 def _resident_bytes() -> int:

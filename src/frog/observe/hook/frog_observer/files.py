@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import os
@@ -9,23 +10,25 @@ import os
 MOST_BYTES = 4 << 20
 """Most bytes of one file."""
 
-
-def write_json(folder: str, name: str, value: object) -> bool:
-    """Replace a file atomically; return False if that is impossible."""
-    try:
-        return write_bytes(folder, name, json.dumps(value, allow_nan=False).encode("utf-8", "backslashreplace"))
-    except (ValueError, RecursionError, MemoryError):
-        return False
+_MOST_READ_BYTES = 1 << 16
 
 
-def write_bytes(folder: str, name: str, data: bytes) -> bool:
-    """Replace a file atomically; return False if that is impossible or the data is too large.
+def write_json(folder: str, name: str, value: object) -> None:
+    """Replace a file atomically, if possible."""
+    write_bytes(folder, name, encode(value))
 
-    Creates the folder if necessary. Does not wait for the disk: after a power failure, the file may be empty.
+
+def encode(value: object) -> bytes:
+    """Return a value as JSON."""
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def write_bytes(folder: str, name: str, data: bytes) -> None:
+    """Replace a file atomically, if possible. Creates the folder.
+
+    Does not wait for the disk: after a power failure, the file may be empty.
     """
-    if len(data) > MOST_BYTES:
-        return False
-    staging = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    staging = os.path.join(folder, f".{name}.{os.getpid()}.{_thread.get_ident()}.tmp")
     try:
         try:
             _write(staging, data)
@@ -34,9 +37,8 @@ def write_bytes(folder: str, name: str, data: bytes) -> bool:
             _write(staging, data)
         os.replace(staging, os.path.join(folder, name))
     except OSError:
-        _remove(staging)
-        return False
-    return True
+        with contextlib.suppress(OSError):
+            os.unlink(staging)
 
 
 def _write(path: str, data: bytes) -> None:
@@ -48,15 +50,11 @@ def _write(path: str, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
 def read_json(path: str) -> object:
     """Read a small JSON file; None if it is missing or damaged."""
     try:
         with open(path, "rb") as file:
-            return json.loads(file.read(1 << 16))
+            value: object = json.loads(file.read(_MOST_READ_BYTES))
+            return value
     except (OSError, ValueError, RecursionError):
         return None

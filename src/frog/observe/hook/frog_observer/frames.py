@@ -1,13 +1,15 @@
 """Where threads are: frames as data, and the innermost line of the user's own code.
 
-Takes frames from other threads while they run. Reads only code objects and line numbers, never variables.
+Takes frames of other threads while they run. Reads only code objects and line numbers, never variables.
 """
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
-from types import FrameType
+import threading
+from types import FrameType, TracebackType
 from typing import Any
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -15,6 +17,13 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _TYPED_IN = ("<string>", "<stdin>")
 """File names of `python -c` and of code from stdin."""
+
+_MOST_FRAMES, _MOST_THREADS, _MOST_CODE = 64, 64, 200
+
+try:
+    _START = os.getcwd()
+except OSError:
+    _START = os.sep
 
 
 def is_user_file(path: str) -> bool:
@@ -24,14 +33,19 @@ def is_user_file(path: str) -> bool:
     return not path.startswith((_STANDARD_LIBRARY, _OWN)) and not any(part in path for part in _INSTALLED)
 
 
-def stack_of(thread: int) -> list[FrameType]:
-    """Return a thread's frames, innermost first, without the observer's own; empty if it has ended."""
-    frames: list[FrameType] = []
-    frame = sys._current_frames().get(thread)
+def full_path(name: str) -> str:
+    """Return the absolute path of a code object's file, which may be relative to where Python started."""
+    return name if name.startswith("<") else os.path.normpath(os.path.join(_START, name))
+
+
+def stack_of(frame: FrameType | None) -> list[FrameType]:
+    """Return a thread's frames, innermost first, without the observer's own."""
+    found: list[FrameType] = []
     while frame is not None:
-        frames.append(frame)
+        if not frame.f_code.co_filename.startswith(_OWN):
+            found.append(frame)
         frame = frame.f_back
-    return [frame for frame in frames if not frame.f_code.co_filename.startswith(_OWN)]
+    return found
 
 
 def place_of(frame: FrameType, line: int | None = None) -> dict[str, Any]:
@@ -40,17 +54,35 @@ def place_of(frame: FrameType, line: int | None = None) -> dict[str, Any]:
     return {"file": full_path(frame.f_code.co_filename), "line": number or 0, "function": frame.f_code.co_name}
 
 
-def full_path(name: str) -> str:
-    """Return the absolute path of a code object's file, which is relative to where Python started."""
-    return name if name.startswith("<") else os.path.normpath(os.path.join(_START, name))
+def user_line(stack: list[FrameType]) -> dict[str, Any] | None:
+    """Return the innermost place in the user's code. stack: innermost first."""
+    return next((place_of(frame) for frame in stack if is_user_file(frame.f_code.co_filename)), None)
 
 
-def user_line(frames: list[FrameType]) -> dict[str, Any] | None:
-    """Return the innermost place in the user's code. frames: innermost first."""
-    return next((place_of(frame) for frame in frames if is_user_file(frame.f_code.co_filename)), None)
+def all_stacks(main: int, with_code: bool) -> list[dict[str, Any]]:
+    """Return the frames of all threads, the main thread first, innermost frame last.
+
+    with_code: also read the lines from their files, which may block on a stalled file system.
+    """
+    names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]
+    found = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        stack = stack_of(frame)[:_MOST_FRAMES]
+        if stack:
+            places = [_with_code(place_of(one), with_code) for one in reversed(stack)]
+            found.append({"name": names.get(ident, str(ident)), "main": ident == main, "frames": places})
+    return found[:_MOST_THREADS]
 
 
-try:
-    _START = os.getcwd()
-except OSError:
-    _START = os.sep
+def traceback_places(traceback: TracebackType | None) -> list[dict[str, Any]]:
+    """Return the frames of a traceback, innermost last."""
+    found = []
+    while traceback is not None:
+        found.append(_with_code(place_of(traceback.tb_frame, traceback.tb_lineno), True))
+        traceback = traceback.tb_next
+    return found[-_MOST_FRAMES:]
+
+
+def _with_code(place: dict[str, Any], read: bool) -> dict[str, Any]:
+    code = linecache.getline(place["file"], place["line"]).strip()[:_MOST_CODE] if read else ""
+    return {**place, "code": code}

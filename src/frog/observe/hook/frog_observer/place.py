@@ -31,6 +31,7 @@ class Place(NamedTuple):
     node_rank: int
     world_size: int
     attempt: int
+    host: str
     folder: str
     """`observed/attempt_A/rank_N` in the run folder."""
     requests: str
@@ -57,7 +58,8 @@ def find_place(environ: Mapping[str, str], pid: int, words: list[str] | None = N
     base = os.path.join(os.path.abspath(run_dir), "observed")
     folder = os.path.join(base, f"attempt_{attempt}", f"rank_{rank}")
     requests = os.path.join(base, "request.json")
-    return Place(rank, local_rank, node_rank, world_size, attempt, folder, requests, f"{pid}:{identity}")
+    host = environ.get("FROG_NODE_NAME") or os.uname().nodename
+    return Place(rank, local_rank, node_rank, world_size, attempt, host, folder, requests, f"{pid}:{identity}")
 
 
 def _rank_variables(environ: Mapping[str, str], pid: int) -> tuple[int, int, int, int] | None:

@@ -1,0 +1,63 @@
+"""An observed program behaves as an unobserved one: output, exit code, threads, signals, hooks, children."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from observe.programs import PROGRAMS, run_program, without_observers_threads
+
+from frog.observe.environment import HOOK
+from frog.runs.observed import Observed, read_observed
+
+
+def observed(run: Path) -> Observed:
+    return read_observed(run)[0][1]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_behaves_the_same_with_and_without_observer(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = without_observers_threads(run_program(PROGRAMS[name], folder, tmp_path))
+    assert result == without_observers_threads(run_program(PROGRAMS[name], None, tmp_path))
+    assert observed(folder).problems == []
+
+
+@pytest.mark.parametrize("name", ["ends", "raises", "crashes", "forks"])
+@pytest.mark.parametrize("folder", ["/proc/nowhere", "/dev/null", "/dev/full/x"])
+def test_program_behaves_the_same_if_nothing_can_be_written(name: str, folder: str, tmp_path: Path) -> None:
+    result = run_program(PROGRAMS[name], Path(folder), tmp_path)
+    assert result == run_program(PROGRAMS[name], None, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["forks", "pool", "thread_raises", "ends"])
+def test_warnings_as_errors_find_nothing(name: str, tmp_path: Path) -> None:
+    options = ("-W", "error", "-X", "dev")
+    with_observer = run_program(PROGRAMS[name], tmp_path / "run", tmp_path, *options)
+    assert with_observer == run_program(PROGRAMS[name], None, tmp_path, *options)
+
+
+def test_hook_runs_the_next_sitecustomize(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.seen = __file__\n")
+    code = "import sitecustomize\nprint(seen == sitecustomize.__file__)"
+    assert run_program(code, tmp_path / "run", tmp_path, PYTHONPATH=str(tmp_path)) == ("True\n", "", 0)
+
+
+def test_failing_sitecustomize_of_the_user_is_reported_as_without_observer(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("1 / 0\n")
+    path = {"PYTHONPATH": str(tmp_path)}
+    expected = run_program("print(1)", None, tmp_path, **path)
+    assert "ZeroDivisionError" in expected[1]
+    assert run_program("print(1)", tmp_path / "run", tmp_path, **path) == expected
+
+
+def test_failing_hook_costs_one_line(tmp_path: Path) -> None:
+    environ = {"FROG_HOOKS": "no_such_hook"}
+    out, err, code = run_program("print(1)", None, tmp_path, PYTHONPATH=hook_path(tmp_path), **environ)
+    assert (out, code) == ("1\n", 0)
+    assert err == "frog: no_such_hook did not start: ModuleNotFoundError: No module named 'no_such_hook'\n"
+
+
+def hook_path(tmp_path: Path) -> str:
+    return os.pathsep.join((str(HOOK), os.environ.get("PYTHONPATH", "")))
