@@ -15,8 +15,10 @@ from test_explain_traps import GOOD, changed
 from frog.cli import main
 from frog.cluster.jobfile.commands import format_findings
 from frog.cluster.jobfile.explain import explain, explain_file
+from frog.cluster.jobfile.launchers import _unabbreviated
 from frog.cluster.jobfile.lines import say_lines
 from frog.cluster.jobfile.shell.script import parse
+from frog.cluster.jobfile.shell.words import open_quote
 from frog.core.errors import UsageError
 
 HERE = Path(__file__).parent
@@ -264,3 +266,40 @@ def test_explain_bounds_the_work_for_large_files(text: str, tmp_path: Path) -> N
         explain_file(path)
     finally:
         sys.setprofile(None)
+
+
+QUOTES = '#!/bin/bash\n#SBATCH --time=10\nbash -c "\n  ./x\n"\necho "one"\necho "two\necho "three"\necho "four"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (QUOTES, 7),
+        (QUOTES.replace('two\n', 'two"\n').replace('four"', "four"), 9),
+        (QUOTES.replace('two\n', 'two"\n').replace("./x\n\"", "./x\n"), 3),
+        (QUOTES.replace('"', "'"), 7),
+        (QUOTES.replace('"two', '"$(echo "two")'), 7),
+    ],
+)  # fmt: skip
+def test_open_quote_is_reported_where_it_opens(text: str, line: int) -> None:
+    assert open_quote(text) == line
+
+
+def test_text_without_open_quote_has_none() -> None:
+    assert open_quote(QUOTES.replace("two\n", 'two"\n')) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("nnode", "nnodes"), ("nproc", "nproc-per-node"), ("master-a", "master-addr"), ("rdzv", "rdzv"), ("n", "n")],
+)
+def test_option_of_torchrun_may_be_abbreviated(written: str, name: str) -> None:
+    assert _unabbreviated(written) == name
+
+
+@pytest.mark.parametrize(("quote", "codes"), [('"', []), ("'", ["head-of-its-own"])])
+def test_command_in_double_quotes_runs_in_the_batch_script(quote: str, codes: list[str], tmp_path: Path) -> None:
+    launch = "torchrun --nnode=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv-endpoint=$(hostname):29500 a.py"
+    header = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=10\n"
+    found = explain(f"{header}srun bash -c {quote}\n  {launch}\n{quote}\n", tmp_path / "x.sh")
+    assert [item.code for item in found.findings] == codes

@@ -14,6 +14,7 @@ from frog.cluster.emulator.job import EmulatedJob
 from frog.cluster.emulator.notation import fill_pattern, pattern_values
 from frog.cluster.emulator.processes import enter
 from frog.cluster.emulator.variables import submitted_environment
+from frog.cluster.node_names import NodeNames
 
 _NO_FILE = 53
 """Signal that Slurm reports for a job whose output file cannot be opened."""
@@ -47,11 +48,17 @@ def write_error(job: EmulatedJob, text: str) -> None:
         file.write(text)
 
 
-def run_script(job: EmulatedJob, variables: Mapping[str, str], folder: Path, started: Callable[[int], None]) -> int:
+def run_script(
+    job: EmulatedJob,
+    variables: Mapping[str, str],
+    folder: Path,
+    names: NodeNames | None,
+    started: Callable[[int], None],
+) -> int:
     """Run the job's script to its end; return its exit code, negative for a signal."""
     with contextlib.ExitStack() as files:
         try:
-            process = _start(job, variables, folder, files)
+            process = _start(job, variables, folder, names, files)
         except OSError as error:
             return _not_started(job, folder, error)
     started(process.pid)
@@ -62,7 +69,11 @@ def run_script(job: EmulatedJob, variables: Mapping[str, str], folder: Path, sta
 
 
 def _start(
-    job: EmulatedJob, variables: Mapping[str, str], folder: Path, files: contextlib.ExitStack
+    job: EmulatedJob,
+    variables: Mapping[str, str],
+    folder: Path,
+    names: NodeNames | None,
+    files: contextlib.ExitStack,
 ) -> subprocess.Popen[bytes]:
     script = folder / "slurm_script"
     stdin = files.enter_context(input_path(job).open("rb"))
@@ -85,6 +96,7 @@ def _start(
             stderr=stderr,
             umask=job.request.umask,
             start_new_session=True,
+            preexec_fn=None if names is None else lambda: names.enter_if_possible(job.allocations[0].node),
         )
 
 

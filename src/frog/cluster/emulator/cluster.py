@@ -19,6 +19,7 @@ from frog.cluster.emulator.command import NAMES
 from frog.cluster.emulator.processes import MARK, find_marked, kill_marked, signal_one
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.wire import read_client
+from frog.cluster.node_names import loopback_addresses, provide_names
 from frog.cluster.slurm.cluster_file import CLUSTER_FILE, ClusterKind, EmulatorFile, read_cluster_file
 from frog.cluster.slurm.configuration import Shape
 from frog.cluster.slurm.lock import LOCK_FILE, locked
@@ -29,7 +30,7 @@ from frog.core.processes import is_alive
 KILL_WAIT_S, LOOK_S = 30.0, 30.0
 """Seconds from SIGTERM to SIGKILL, and between checks of the time limits: as in the Slurm of `frog slurm up`."""
 _DOWN_S = KILL_WAIT_S + 30.0
-_LOG = "daemon.log"
+_LOG, _HOSTS = "daemon.log", "hosts"
 
 
 def up(
@@ -40,22 +41,27 @@ def up(
     *,
     kill_wait_s: float = KILL_WAIT_S,
     look_s: float = LOOK_S,
-) -> None:
+) -> str | None:
     """Start the daemon, which checks time limits every `look_s` seconds, and write the commands.
 
+    Return what its user should know: why the nodes' names do not resolve, if they do not.
     Raises:  UsageError if the folder has a running cluster or other files; LaunchError if the daemon does not start.
     """
-    shape = Shape(nodes, gpus_per_node, cpus_per_node).as_dict()
+    shape = Shape(nodes, gpus_per_node, cpus_per_node)
     folder = folder.resolve()
     with locked(folder, mode=0o700):
         _make_room(folder)
         cluster = f"frog{secrets.token_hex(4)}"
         try:
-            _start(folder, {**shape, "kill_wait_s": kill_wait_s, "look_s": look_s, "cluster": cluster})
+            names, problem = provide_names(folder / _HOSTS, loopback_addresses(shape.node_names), rename=True)
+            hosts = None if names is None else str(names.hosts)
+            timing = {"kill_wait_s": kill_wait_s, "look_s": look_s}
+            _start(folder, {**shape.as_dict(), **timing, "cluster": cluster, "hosts": hosts})
         except BaseException:
             kill_marked(f"{cluster}/")
             _remove_files(folder)
             raise
+    return problem
 
 
 def _start(folder: Path, shape: dict[str, Any]) -> None:
@@ -83,7 +89,7 @@ def _make_room(folder: Path) -> None:
         raise UsageError(f"{folder}/: a Slurm emulator is already running", "frog slurm down")
     if found is not None:
         _clear(folder, found)
-    own = {LOCK_FILE, _LOG, "bin", *(f"bin/{name}" for name in NAMES)}  # remains of a killed `frog slurm up`
+    own = {LOCK_FILE, _LOG, _HOSTS, "bin", *(f"bin/{name}" for name in NAMES)}  # remains of a killed `frog slurm up`
     if any(str(entry.relative_to(folder)) not in own for entry in folder.rglob("*")):
         raise UsageError(f"{folder}/ has other files", "another --folder")
 
@@ -121,7 +127,7 @@ def _clear(folder: Path, own: EmulatorFile) -> None:
 
 def _remove_files(folder: Path) -> None:
     """Remove the files of `up`, the daemon and its jobs, and no others."""
-    for name in (*(f"bin/{name}" for name in NAMES), CLUSTER_FILE, _LOG):
+    for name in (*(f"bin/{name}" for name in NAMES), CLUSTER_FILE, _LOG, _HOSTS):
         (folder / name).unlink(missing_ok=True)
     for job in (folder / "spool").glob("job*"):
         shutil.rmtree(job, ignore_errors=True)

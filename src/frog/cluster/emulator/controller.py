@@ -35,6 +35,7 @@ from frog.cluster.emulator.processes import kill_marked, signal_marked, signal_o
 from frog.cluster.emulator.queue import find_jobs, next_to_start
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.variables import PARTITION, batch_variables, mark_of
+from frog.cluster.node_names import NodeNames
 
 _CONT, _TERM = signal.SIGCONT, signal.SIGTERM
 LOOK_S = 30.0
@@ -53,6 +54,7 @@ class SlurmController:
         self.cluster = cluster
         self.nodes = list(nodes)
         self.kill_wait_s, self.look_s = kill_wait_s, LOOK_S
+        self.names: NodeNames | None = None
         self.jobs: list[EmulatedJob] = []
         self.changed = threading.Condition(threading.RLock())
         self.stopping = False
@@ -167,7 +169,7 @@ class SlurmController:
                     self._signal(job, [_CONT, _TERM], to_batch=True, to_steps=False)
                 self.changed.notify_all()
 
-        code = batch.run_script(job, variables, folder, started)
+        code = batch.run_script(job, variables, folder, self.names, started)
         self.close(job, code)
 
     def close(self, job: EmulatedJob, code: int) -> None:

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.taskfiles import TaskFiles, broadcast, pump
 from frog.cluster.emulator.variables import task_environment
 from frog.cluster.emulator.wire import Conversation
+from frog.cluster.node_names import NodeNames
 from frog.core.exitcodes import shell_code, signal_code
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
@@ -116,6 +118,7 @@ class StepRun:
                 stdout=subprocess.PIPE if label or given_out is None else given_out,
                 stderr=subprocess.PIPE if label or given_err is None else given_err,
                 start_new_session=True,
+                preexec_fn=self._node_entrance(str(task["node"])),
             )
         except OSError as error:
             name = f"{folder}/{self._program[0]}" if "/" in self._program[0] else self._program[0]
@@ -132,6 +135,11 @@ class StepRun:
                 target = os.dup(own if given is None else given)
                 self._pumps.append(pump(os.dup(stream.fileno()), target, label))
                 stream.close()
+
+    def _node_entrance(self, node: str) -> Callable[[], None] | None:
+        """Return the function that gives a new process its node's host name, and the names of the others."""
+        hosts = self._answer["hosts"]
+        return None if hosts is None else partial(NodeNames(Path(hosts)).enter_if_possible, node)
 
     def _label(self, rank: int) -> str:
         return f"{rank:{len(str(len(self._tasks) - 1))}d}: " if "label" in self._options else ""

@@ -149,4 +149,5 @@ def step_answer(
         "tasks": tasks,
         "with_gpus": with_gpus,
         "kill_wait_s": controller.kill_wait_s,
+        "hosts": None if controller.names is None else str(controller.names.hosts),
     }

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from frog.cluster.jobfile.directives import GivenOption
 from frog.cluster.jobfile.shell.script import Command
-from frog.cluster.jobfile.shell.words import Word
+from frog.cluster.jobfile.shell.words import Word, live_text
 
+_SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 SHELLS = ("bash", "sh", "dash", "zsh")
 CONTAINERS = (
     "apptainer",
@@ -42,6 +43,13 @@ _SAME = {
     "deepspeed": {"num-nodes": "nnodes", "num-gpus": "nproc-per-node", "node-rank": "node-rank", "H": "hostfile"},
     "torchrun": {"r": "redirects", "t": "tee", "m": "module"},
 }  # fmt: skip
+_TORCHRUN = (
+    "nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "standalone", "max-restarts",
+    "monitor-interval", "start-method", "event-log-handler", "role", "module", "no-python", "run-path", "log-dir",
+    "redirects", "tee", "local-ranks-filter", "node-rank", "master-addr", "master-port", "local-addr", "logs-specs",
+    "numa-binding", "signals-to-handle", "shutdown-timeout", "virtual-local-rank", "use-env",
+)  # fmt: skip
+"""torchrun's long options. Its parser, argparse, also takes a beginning that only one of them has: --nnode."""
 _STARTERS = ("ssh", "pdsh", "mpirun", "mpiexec", "horovodrun", "parallel", "xargs", "clush", "orterun", "jsrun")
 _WRAPPERS = {"exec", "time", "nohup", "command", "env", "nice", "ionice", "stdbuf", "unbuffer", "eval", "timeout",
              "numactl", "sudo", "nsys", "catchsegv", "strace", "!", "-"}  # fmt: skip
@@ -93,6 +101,9 @@ class SrunStep:
     def in_task(self, word: Word) -> bool:
         """True if each task's own shell reads that word, and not the batch script's."""
         if self.script_word is None or word.expansions() & self.script_word.expansions():
+            return False
+        commands = _SUBSTITUTION.findall(word.raw)
+        if commands and all(command in live_text(self.script_word.raw) for command in commands):
             return False
         return "$" not in word.raw or word.raw not in self.put_in
 
@@ -169,6 +180,8 @@ def _options(kind: str, rest: list[Word]) -> dict[str, Word]:
         raw_name, equals, raw_value = written.raw.partition("=")
         name = raw_name.strip("'\"").lstrip("-").replace("_", "-")
         name = _SAME[kind].get(name, name)
+        if kind == "torchrun":
+            name = _unabbreviated(name)
         if equals:
             options[name] = Word(raw_value, written.line)
         elif name in _FLAGS[kind] or not rest or (rest[0].text.startswith("-") and rest[0].text != "-1"):
@@ -176,6 +189,12 @@ def _options(kind: str, rest: list[Word]) -> dict[str, Word]:
         else:
             options[name] = rest.pop(0)
     return options
+
+
+def _unabbreviated(name: str) -> str:
+    """Return the option of torchrun that begins with `name`, or `name` itself if several do."""
+    found = [option for option in _TORCHRUN if option.startswith(name)]
+    return found[0] if len(found) == 1 and len(name) > 1 else name
 
 
 def inner_script(program: tuple[Word, ...]) -> Word | None:

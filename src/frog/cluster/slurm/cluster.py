@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from frog.cluster.node_names import provide_names
 from frog.cluster.slurm.cluster_file import CLUSTER_FILE, ClusterKind, ShapeFields, SlurmFile, read_cluster_file
 from frog.cluster.slurm.configuration import Shape, Site, write_configuration
 from frog.cluster.slurm.host import choose_host, own_name
@@ -90,7 +91,7 @@ def up(
         _make_room(folder, report)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return _start(folder, shape)
+                return _start(folder, shape, report)
             except LaunchError as error:
                 if attempt == _ATTEMPTS or "Address already in use" not in str(error):
                     raise
@@ -176,7 +177,7 @@ def _make_room(folder: Path, report: Callable[[str], None]) -> None:
     _clear(cluster.site, keep_logs=False)
 
 
-def _start(folder: Path, shape: Shape) -> Cluster:
+def _start(folder: Path, shape: Shape, report: Callable[[str], None]) -> Cluster:
     cluster = Cluster(_choose_site(folder, shape), shape)
     site = cluster.site
     try:
@@ -185,11 +186,18 @@ def _start(folder: Path, shape: Shape) -> Cluster:
         _remove_logs(site.logs)
         site.logs.mkdir(exist_ok=True)
         write_configuration(site, shape)
+        names, problem = provide_names(
+            site.scratch / "hosts", dict.fromkeys(shape.node_names, site.address), rename=False
+        )
+        if problem is not None:
+            report(problem)
         site.munge_key.write_bytes(secrets.token_bytes(128))
         site.munge_key.chmod(0o400)
         started: dict[str, subprocess.Popen[bytes]] = {}
         for name, command in _commands(site, shape).items():
-            started[name] = start_daemon(command, site.name, site.logs / f"{name}.out", cluster.env, site.host)
+            log = site.logs / f"{name}.out"
+            of_node = names if name.startswith("slurmd-") else None
+            started[name] = start_daemon(command, site.name, log, cluster.env, site.host, of_node)
             if name == "munged":
                 _wait(site, started, site.munge_socket.exists, "munged listens")
         _wait(site, started, lambda: _all_idle(cluster), "every node is idle")

@@ -46,7 +46,9 @@ def _up(args: argparse.Namespace) -> int:
     if args.emulator:
         from frog.cluster.emulator import cluster as emulator
 
-        emulator.up(args.folder, *size)
+        problem = emulator.up(args.folder, *size)
+        if problem is not None:
+            print(problem)
         what = "the Slurm emulator"
     else:
         from frog.cluster.slurm import cluster

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from frog.cluster.node_names import NodeNames
 from frog.core.env import child_env
 from frog.core.namespaces import HOST_NAME, unshare_as_same_user
 
@@ -35,13 +36,19 @@ class ClusterProcess:
 
 
 def start_daemon(
-    command: Sequence[str], cluster: str, log: Path, env: dict[str, str], host: str
+    command: Sequence[str],
+    cluster: str,
+    log: Path,
+    env: dict[str, str],
+    host: str,
+    names: NodeNames | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a daemon, which may outlive this process. Its output goes to `log`.
 
-    If `host` is not this machine's name, the daemon runs in a namespace where it is.
+    If `host` is not this machine's name, the daemon runs in a namespace where it is. With `names`, it and the jobs that
+    it starts resolve the nodes' names.
     """
-    own_name = host == socket.gethostname()
+    new_name = None if host == socket.gethostname() else host
     with open(log, "ab") as output:
         return subprocess.Popen(
             command,
@@ -51,8 +58,15 @@ def start_daemon(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd="/",
-            preexec_fn=None if own_name else lambda: go_by_name(host),
+            preexec_fn=None if new_name is None and names is None else lambda: _prepare(new_name, names),
         )
+
+
+def _prepare(host: str | None, names: NodeNames | None) -> None:
+    if names is not None:
+        names.enter(host)
+    elif host is not None:
+        go_by_name(host)
 
 
 def go_by_name(host: str) -> None:

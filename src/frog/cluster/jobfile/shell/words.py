@@ -133,8 +133,31 @@ def _end_of_double(raw: str, place: int) -> int:
 
 
 def open_quote(text: str) -> int | None:
-    """Return the line of a quote that is never closed."""
-    place, opened, ends = 0, 0, []
+    """Return the line of a quote that is never closed.
+
+    The shell pairs a forgotten quote with the first one of the next string, and so on to the last, which stays open.
+    The line is that of the string that, closed at its line's end, leaves the fewest lines in quotes. A quote at the end
+    of its line opens a text of several lines on purpose.
+    """
+    found = _quotes(text)
+    if not found or found[-1][1] is not None:
+        return None
+    best, fewest = found[-1][0], (True, len(text))
+    for start, end in found:
+        line_end = text.find("\n", start) % (len(text) + 1)
+        if end is not None and line_end >= end:
+            continue
+        closed = _quotes(text[:line_end] + text[start] + text[line_end:])
+        lines = sum(text.count("\n", start, end) for start, end in closed if end is not None)
+        doubt = (line_end == start + 1, lines)
+        if closed[-1][1] is not None and doubt < fewest:
+            best, fewest = start, doubt
+    return text.count("\n", 0, best) + 1
+
+
+def _quotes(text: str) -> list[tuple[int, int | None]]:
+    """Return where each quoted string starts and ends; the last one may have no end."""
+    place, found, ends = 0, list[tuple[int, int | None]](), []
     while place < len(text):
         char = text[place]
         if char == "\\":
@@ -148,8 +171,9 @@ def open_quote(text: str) -> int | None:
             match = re.compile(rf"^\s*{ends.pop(0)}$", re.MULTILINE).search(text, place)
             place = match.end() if match else len(text)
         elif char in "'\"":
-            opened = place
+            start = place
             place = (text.find("'", place + 1) + 1) or len(text) + 1 if char == "'" else _end_of_double(text, place)
+            found.append((start, place if place <= len(text) else None))
         else:
             place += 1
-    return text.count("\n", 0, opened) + 1 if place > len(text) and text[opened : opened + 1] in "'\"" else None
+    return found
