@@ -14,6 +14,7 @@ from pathlib import Path
 import frog
 from frog.core.env import launch_variables
 from frog.core.errors import LaunchError
+from frog.core.exitcodes import signal_name
 from frog.core.files import write_json
 from frog.core.units import now_text
 from frog.launch.program import RankProgram
@@ -76,13 +77,13 @@ class RecordedProgram:
 
 
 def _recorded_error(error: LaunchError, first: Failure | None) -> dict[str, object]:
-    report = (first or {}).get("error") or {}
-    return {
-        "type": report.get("type") or type(error).__name__,
-        "message": (report.get("message") or error.what)[:_MOST_MESSAGE],
-        "rank": first["rank"] if first else 0,
-        "step": 0,
-    }
+    """Return the error of the rank that failed first; of the launcher if no rank failed."""
+    if first is None:
+        return {"type": type(error).__name__, "message": error.what[:_MOST_MESSAGE], "rank": 0, "step": 0}
+    report, code = first["error"] or {}, first["code"]
+    kind = report.get("type") or (signal_name(-code) if code < 0 else f"exit code {code}")
+    message = report.get("message") or ("" if report else first["traceback"] or "")
+    return {"type": kind, "message": message[:_MOST_MESSAGE], "rank": first["rank"], "step": 0}
 
 
 def _new_folder(runs: Path, name: str) -> Path:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from frog.core.errors import RunError
 from frog.core.schema import shortened
@@ -15,20 +15,11 @@ from frog.runs.folder import RunFolder
 from frog.runs.history import History, RankHistory, read_history
 from frog.runs.record import Record, RunFile
 from frog.view.checkpoints import open_checkpoints
+from frog.view.program_compare import Finding, Outcome, compare_programs
 from frog.view.weights import differences
 
-Outcome = Literal["equal", "close", "different", "not compared"]
 _MOST_NOTES = 40
 _ORDER: tuple[Outcome, ...] = ("not compared", "equal", "close", "different")
-
-
-@dataclass
-class Finding:
-    """The result of one comparison."""
-
-    what: str
-    outcome: Outcome
-    detail: str
 
 
 @dataclass
@@ -41,6 +32,8 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
     common_steps: int | None = None
     """Number of steps of the shorter run, if one is longer."""
+    are_programs: bool = False
+    """True if the runs are of programs that are not Frog's, whose results are unknown."""
 
     @property
     def outcome(self) -> Outcome:
@@ -52,6 +45,8 @@ class Comparison:
         """The outcome in words, and its limits."""
         if self.outcome == "different":
             return "different"
+        if self.are_programs:
+            return "same program, same world, same end; results were not compared"
         words = "bitwise equal" if self.outcome == "equal" else f"within tolerance (rtol {self.rtol:g})"
         if self.common_steps is not None:
             words += f" over the first {self.common_steps} steps"
@@ -79,6 +74,9 @@ def compare_runs(a: RunFolder, b: RunFolder, rtol: float) -> Comparison:
 
     Raises:  RunError if one is not a run, or if they have no step and no checkpoint in common.
     """
+    if (programs := compare_programs(a, b)) is not None:
+        titles, found = programs
+        return Comparison(titles, rtol, found, are_programs=True)
     sides = (_read(a), _read(b))
     comparison = Comparison((_title(sides[0]), _title(sides[1])), rtol)
     comparison.notes = _notes(*sides)

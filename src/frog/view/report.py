@@ -18,6 +18,7 @@ from frog.view.charts import charts, marks
 from frog.view.checkpoints import CheckpointReader, open_checkpoints
 from frog.view.network import network_section
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
+from frog.view.program_report import program_context
 from frog.view.runs import numbers_of, status_of, when
 from frog.view.strategy import known_config, strategy_section
 from frog.view.timeline import phase_fractions, windows
@@ -43,11 +44,15 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
 
 def render_report(folder: RunFolder) -> str:
     """Return the report as HTML text."""
-    return _template().render(_context(folder))
+    run = folder.read_run_json()
+    if run.program is not None:
+        context = {**program_context(folder, run, run.program), "css": _asset("report.css")}
+        return _template("program.html.jinja").render(context)
+    return _template("report.html.jinja").render(_context(folder))
 
 
 @cache
-def _template() -> Template:
+def _template(name: str) -> Template:
     import jinja2
 
     environment = jinja2.Environment(
@@ -66,7 +71,7 @@ def _template() -> Template:
         percent=_percent,
         ratio=_ratio,
     )
-    return environment.get_template("report.html.jinja")
+    return environment.get_template(name)
 
 
 def _context(folder: RunFolder) -> dict[str, Any]:
