@@ -1,7 +1,24 @@
 """Frog: distributed training, learned on a laptop and carried to a cluster with the same code."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from frog.core.env import wait_passively
 
+if TYPE_CHECKING:
+    from frog.observe.record import record
+
+__all__ = ["record"]
 __version__ = "0.1.0"
 
 wait_passively()  # every program of Frog's imports this first, and torch reads the setting when it loads
+
+
+def __getattr__(name: str) -> Any:
+    """Import `frog.record` when a program uses it: commands and ranks of Frog do not need it."""
+    if name == "record":
+        from frog.observe.record import record
+
+        return record
+    raise AttributeError(f"module 'frog' has no attribute {name!r}")

@@ -110,6 +110,12 @@ def launch_dir() -> Path | None:
     return Path(text) if text else None
 
 
+def run_dir() -> Path | None:
+    """Return the run folder to which the ranks of any program write their evidence, if there is one (frog.observe)."""
+    text = os.environ.get("FROG_RUN_DIR")
+    return Path(text) if text else None
+
+
 def survives_losses() -> bool:
     """True if the run of this launcher's ranks continues when some of them are lost."""
     folder = launch_dir()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -173,10 +173,24 @@ def read_history(folder: RunFolder) -> History:
     run = assemble(folder, [worker for own in digests.values() for worker in own.workers], problems)
     segments, segment_of = _segments(run, digests[min(digests)]) if digests else ([], {})
     ranks = {rank: _rank_history(rank, own, segments, segment_of) for rank, own in digests.items()}
+    _fill_loss_mean(ranks.values())
     for index, segment in enumerate(segments):
         starts = [rank.starts[index] for rank in ranks.values() if index in rank.starts]
         segment.hosts = list(dict.fromkeys(start.host for start in starts))
     return History(run, segments, ranks)
+
+
+def _fill_loss_mean(ranks: Collection[RankHistory]) -> None:
+    """Set the mean loss of each step to the mean of the ranks' losses if no rank reports it, as with `frog.record`.
+
+    It stays NaN in a step that some rank did not record.
+    """
+    if not ranks or any(np.isfinite(rank.scalars["loss_mean"]).any() for rank in ranks):
+        return
+    steps = functools.reduce(np.intersect1d, (rank.steps for rank in ranks))
+    mean = np.mean([rank.scalars["loss"][np.searchsorted(rank.steps, steps)] for rank in ranks], axis=0)
+    for rank in ranks:
+        rank.scalars["loss_mean"][np.searchsorted(rank.steps, steps)] = mean
 
 
 @dataclass

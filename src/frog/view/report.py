@@ -129,7 +129,7 @@ def _headline(run: RunFile, record: Record | None, history: History) -> dict[str
     last = {name: _finite(float(values[-1])) for name, values in main.scalars.items()} if main and has_steps else {}
     loss, tokens_per_s = (record.loss, record.tokens_per_s) if record else (None, None)
     return {
-        "step": record.step if record else int(main.steps[-1]) if main and has_steps else 0,
+        "step": record.step if record and not run.program else int(main.steps[-1]) if main and has_steps else 0,
         "num_steps": run.count("train", "steps"),
         "loss": loss if loss is not None else last.get("loss_mean"),
         "eval": (record and record.eval) or (evals[-1] if evals else None),

@@ -78,9 +78,9 @@ def _row(folder: RunFolder) -> RunRow:
 
 
 def _row_of_program(folder: RunFolder, run: RunFile, record: Record | None) -> RunRow:
-    """Return the row of a program that is not Frog's: its steps are unknown, its world is known from the launcher."""
+    """Return the row of a program that is not Frog's: its world from the launcher, and what it recorded."""
     worlds = read_launcher(folder).of(WorldEvent)
-    return RunRow(
+    row = RunRow(
         name=folder.path.name,
         status=status_of(folder, run, record),
         step=None,
@@ -91,6 +91,7 @@ def _row_of_program(folder: RunFolder, run: RunFile, record: Record | None) -> R
         tokens_per_s=None,
         created=run.created,
     )
+    return _with_last_step(row, folder)
 
 
 def numbers_of(folder: RunFolder, record: Record) -> Record:
@@ -105,7 +106,8 @@ def _with_last_step(row: RunRow, folder: RunFolder) -> RunRow:
     events = read_rank(folder, ranks[0]) if ranks else None
     step, score = (events.last(StepEvent), events.last(EvalEvent)) if events else (None, None)
     if step is not None:
-        row = replace(row, step=step.step, loss=step.loss_mean, tokens_per_s=step.tokens_per_s)
+        loss = step.loss if step.loss_mean is None else step.loss_mean
+        row = replace(row, step=step.step, loss=loss, tokens_per_s=step.tokens_per_s)
     return replace(row, heldout_loss=score.loss if score else None)
 
 
