@@ -2,7 +2,8 @@
 
 The launcher starts this in place of the `torchrun` script. It is the same agent, but it writes the ranks that it starts
 and the failures that it detects to REPORTS.jsonl instead of logging and raising them. It also forks the ranks of Frog's
-programs from a process that has torch loaded (frog.launch.torchrun.forkserver).
+programs from a process that has torch loaded (frog.launch.torchrun.forkserver), and connects the output of other
+programs to the launcher (frog.launch.rank_output).
 
 If an elastic run loses a rank, the agent does not stop the others. With `frog run --replace N`, it starts a new process
 in place of the lost rank, which joins the run as `frog join` does.
@@ -211,13 +212,15 @@ def main(arguments: list[str]) -> int:
 def _run_agent(arguments: list[str]) -> int:
     check_agent()
     args = parse_args(arguments[1:])  # type: ignore[no-untyped-call]
-    _fork_ranks(args)
+    _ReportingAgent.reports = Path(arguments[0])
+    is_piped = pipe_path(_ReportingAgent.reports.parent, 0).exists()
+    if not is_piped:
+        _fork_ranks(args)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     leave_with_parent(last=_kill_ranks)
-    _ReportingAgent.reports = Path(arguments[0])
     _wait_for_others(_ReportingAgent.reports)
     use_agent(_ReportingAgent)
-    if pipe_path(_ReportingAgent.reports.parent, 0).exists():
+    if is_piped:
         pipe_output(_ReportingAgent.reports.parent)
     try:
         run(args)  # type: ignore[no-untyped-call]

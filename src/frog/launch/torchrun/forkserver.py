@@ -13,7 +13,8 @@ Why this is safe, and when Frog does not fork:
   LD_PRELOAD ...). A rank whose environment differs in variables other than its rank, or that needs another Python,
   starts as a new program, as under torchrun.
 - A script may change its environment before it imports torch. So scripts also start as new programs. Frog's programs
-  do not change it, and are forked. FROG_START=spawn or =fork overrides both.
+  do not change it, and are forked. FROG_START=spawn overrides this, and =fork forks the scripts that use Frog's
+  packages. Other scripts are observed from their interpreter's start (frog.observe), so they are never forked.
 - `os.fork` in a process that has loaded torch is known to work on Linux. Frog does not fork on other systems, nor if
   torch was built for GPUs: an initialized driver does not survive a fork, and this was not tested with a GPU.
 
