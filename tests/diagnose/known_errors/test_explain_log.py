@@ -159,6 +159,68 @@ def test_cause_of_a_chain_is_its_direct_cause_else_its_last_exception(link: str,
     assert found.cause.exception == named
 
 
+def test_traceback_in_a_spawned_process_is_the_cause_with_its_process_as_rank() -> None:
+    found = explain(
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 9, in <module>\n'
+        "    mp.spawn(main, nprocs=2)\n"
+        "Exception: \n\n-- Process 1 terminated with the following error:\n" + KEY_ERROR
+    )
+    assert found.cause is not None
+    assert (found.cause.exception, found.rank) == ("KeyError", 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        KEY_ERROR.partition("\n")[2],
+        KEY_ERROR.splitlines()[-1],
+        KEY_ERROR.replace("\n", " "),
+        "```\n" + KEY_ERROR + "```",
+        "\n".join(f"> {line}" for line in KEY_ERROR.splitlines()),
+        KEY_ERROR.replace("KeyError", "frog.errors.KeyError").replace("\n", "\r\n"),
+    ],
+    ids=["without its first line", "only its last line", "in one line", "in a code block", "quoted", "from Windows"],
+)
+def test_pasted_traceback_is_recognized(text: str) -> None:
+    found = explain(text)
+    assert found.cause is not None
+    assert found.cause.exception == "KeyError"
+
+
+def test_frames_in_a_box_are_read() -> None:
+    found = explain(
+        "╭───────────────── Traceback (most recent call last) ─────────────────╮\n"
+        "│ /home/u/train.py:12 in main                                         │\n"
+        "│                                                                     │\n"
+        "│   12     batch['labels']                                            │\n"
+        "╰─────────────────────────────────────────────────────────────────────╯\n"
+        "KeyError: 'labels'\n"
+    )
+    assert found.cause is not None
+    assert (found.cause.exception, str(found.cause.frame)) == ("KeyError", "/home/u/train.py:12 in main")
+
+
+def test_line_of_another_process_inside_a_traceback_is_read() -> None:
+    lines = KEY_ERROR.splitlines()
+    lines.insert(
+        2, "node1:17:99 [0] init.cc:4 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10"
+    )
+    found = explain_log(lines)
+    assert found.cause is not None
+    assert found.cause.id == "duplicate-gpu"
+    assert [other.exception for other in found.others] == ["KeyError"]
+
+
+def test_warning_that_explains_the_error_is_the_cause() -> None:
+    found = explain(
+        "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\n"
+        "RuntimeError: No CUDA GPUs are available\n"
+    )
+    assert found.cause is not None
+    assert found.cause.id == "driver-too-old"
+
+
 def test_message_of_several_lines_decides() -> None:
     found = explain(
         "Traceback (most recent call last):\n"

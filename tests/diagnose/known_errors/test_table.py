@@ -9,8 +9,8 @@ import pytest
 
 from frog.diagnose.known_errors.explain import explain_log
 from frog.diagnose.known_errors.page import GROUPS, page
-from frog.diagnose.known_errors.table import TABLE
-from frog.diagnose.known_errors.table.known import GAP, KnownError, find_known
+from frog.diagnose.known_errors.table import KNOWN, TABLE
+from frog.diagnose.known_errors.table.known import GAP, KnownError
 
 DOCS = Path(__file__).parents[3] / "docs"
 SECTIONS = {
@@ -21,7 +21,7 @@ SECTIONS = {
 
 @pytest.mark.parametrize("number", SECTIONS)
 def test_heading_of_the_troubleshooting_page_leads_to_its_entry(number: int) -> None:
-    known = find_known(SECTIONS[number].replace(GAP, "17"), TABLE)
+    known = KNOWN.find(SECTIONS[number].replace(GAP, "17"))
     assert known is not None
     assert known.section == number
 
@@ -39,7 +39,7 @@ def test_ids_are_unique() -> None:
 @pytest.mark.parametrize("error", TABLE, ids=lambda error: error.id)
 def test_each_message_leads_to_its_own_entry(error: KnownError) -> None:
     for message in error.looks_like:
-        found = find_known(message.replace(GAP, " 17 "), TABLE)
+        found = KNOWN.find(message.replace(GAP, " 17 "))
         assert found is error, f"{message!r} leads to {found and found.id}"
 
 

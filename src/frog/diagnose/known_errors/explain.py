@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frog.diagnose.known_errors.lines import LogLine, clean_lines
-from frog.diagnose.known_errors.table import TABLE
-from frog.diagnose.known_errors.table.known import KnownError, Level, find_known
+from frog.diagnose.known_errors.table import KNOWN
+from frog.diagnose.known_errors.table.known import KnownError, Level
 from frog.diagnose.known_errors.tracebacks import Frame, Traceback, TracebackReader
 from frog.diagnose.known_errors.watchdog import Watchdog
 
@@ -145,7 +145,7 @@ class _Reader:
     def _read_line(self, line: LogLine) -> None:
         self.watchdog.read(line)
         self._read_launcher(line.text)
-        known = find_known(line.text, TABLE)
+        known = KNOWN.find(line.text)
         if known is not None:
             self._add(Finding(line, known, known.level_of(in_traceback=False), line.named_rank, line.text.strip()))
         elif _LOOKS_LIKE_ERROR.search(line.text):
@@ -168,7 +168,7 @@ class _Reader:
         self._add((known or findings)[0])
 
     def _finding(self, traceback: Traceback) -> Finding:
-        known = find_known(traceback.text, TABLE)
+        known = KNOWN.find(traceback.text)
         level = known.level_of(in_traceback=True) if known else Level.CAUSE
         line = traceback.end or traceback.begin
         return Finding(
@@ -203,9 +203,15 @@ class _Reader:
 
 
 def first_cause(findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding of the lowest level: by time if several files have times, else by line."""
+    """Return the first finding of the lowest level, or an earlier warning that explains it."""
     level = min((found.level for found in findings), default=None)
-    best = [found for found in findings if found.level is level]
-    if len({found.line.file for found in best}) > 1 and all(found.moment is not None for found in best):
-        return min(best, key=lambda found: found.moment or "")
-    return best[0] if best else None
+    first = _first([found for found in findings if found.level is level])
+    warnings = [found for found in findings if first and found.known and first.id in found.known.explains]
+    return _first(warnings) or first
+
+
+def _first(findings: Sequence[Finding]) -> Finding | None:
+    """Return the first finding: by time if they are in several files with times, else by line."""
+    if len({found.line.file for found in findings}) > 1 and all(found.moment is not None for found in findings):
+        return min(findings, key=lambda found: found.moment or "")
+    return findings[0] if findings else None

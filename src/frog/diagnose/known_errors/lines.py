@@ -29,7 +29,7 @@ _SOURCES = tuple(
         r"^\([\w. ]{1,60} pid=\d+(?:, ip=[\d.]+)?\) ?",  # Ray
         r"^\[pod/[^\]]{1,200}\] ?",  # kubectl logs --prefix
         r"^[\w.-]{1,80}-(?:worker|master|launcher)-\d+(?:/[\w-]+)? ?[|:]? ",
-        r"^[\w.-]{1,80}\s+\| ",  # docker compose
+        r"^[\w.-]{1,80}\s+\|\|? ",  # docker compose, Determined
     )
 )
 _TIMES = tuple(

@@ -15,7 +15,7 @@ from frog.core.errors import UsageError
 from frog.diagnose.known_errors.explain import Explanation, explain_lines
 from frog.diagnose.known_errors.lines import clean_lines
 
-HEAD, TAIL, _CHUNK = 16 << 20, 48 << 20, 1 << 20
+HEAD, TAIL, _CHUNK = 8 << 20, 24 << 20, 1 << 20
 """Bytes that are read at the beginning and at the end of a log; what is between is skipped."""
 
 

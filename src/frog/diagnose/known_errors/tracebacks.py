@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from frog.diagnose.known_errors.lines import LogLine
 
@@ -15,6 +16,9 @@ _BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\W*File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?')
 _RICH_FRAME = re.compile(r"^[│|] (?P<file>\S{1,300}):(?P<line>\d{1,9}) in (?P<function>[^│|]{1,200}?) *[│|]?$")
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
+_INLINE_FRAME = re.compile(r'File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9}), in (?P<function>\S{1,200})')
+_INLINE_EXCEPTION = re.compile(r"(?:^|[ >)])(?P<type>(?:\w+\.){0,9}\w+(?:Error|Exception)): (?P<message>.*)")
+_NAMES_ITS_ERROR = re.compile(r"\w(?:Error|Exception)$")
 _ENDS = ("Error", "Exception", "Exit", "Interrupt", "Warning", "Timeout", "Failure", "Closed", "StopIteration", "Empty")
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>", "/lib/python3", "\\Lib\\", "/usr/lib/python")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -25,7 +29,10 @@ _RECORD = re.compile(
     r"|\w+@\S+[:#$]"
 )
 """Beginnings of lines that do not continue an exception's message."""
-_MOST_FRAMES, _MOST_MESSAGE_LINES, _MOST_OPEN = 200, 24, 64
+_SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error")
+_MOST_FRAMES, _MOST_MESSAGE_LINES, _MOST_OPEN, _MOST_FOREIGN = 200, 24, 64, 20
+
+Taken = Literal["taken", "foreign", "ended"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,18 @@ class Traceback:
         return bool(self.message) and _WRAPS.match(self.message[0]) is not None
 
 
+def _in_one_line(line: LogLine) -> Traceback | None:
+    """Return a traceback that lost its line breaks, as in Markdown without a code block."""
+    after = line.text.partition(_BEGIN)[2]
+    frames = [Frame(found["file"], int(found["line"]), found["function"]) for found in _INLINE_FRAME.finditer(after)]
+    found = _INLINE_EXCEPTION.search(after)
+    if not frames or found is None:
+        return None
+    return Traceback(
+        line, line.named_rank, frames[:_MOST_FRAMES], type=found["type"], message=[found["message"]], end=line
+    )
+
+
 class TracebackReader:
     """Collects the tracebacks of a log, one per stream: a rank, or all lines without one."""
 
@@ -100,18 +119,26 @@ class TracebackReader:
         reading = self._open.get(key)
         begins = _BEGIN in line.text
         if reading is None:
-            if not begins:
+            if begins and (whole := _in_one_line(line)):
+                return [whole], True
+            opened = _Open.of(line, []) if begins else _Open.without_begin(line)
+            if opened is None:
                 return [], False
-            self._open[key] = _Open.of(line, [])
+            self._open[key] = opened
             return ([self._open.pop(next(iter(self._open))).traceback] if len(self._open) > _MOST_OPEN else []), True
         if begins:
             chained = reading.chained or reading.traceback.wraps_another
             done = reading.traceback
             before = [*done.before, done] if chained else []
-            self._open[key] = _Open.of(line, before[-8:])
+            opened = self._open[key] = _Open.of(line, before[-8:])
+            if reading.process is not None and opened.traceback.rank is None:
+                opened.traceback.rank = reading.process
             return ([] if chained else [done]), True
-        if reading.takes(line.text, line):
-            return [], True
+        match reading.takes(line.text, line):
+            case "taken":
+                return [], True
+            case "foreign":
+                return [], False
         del self._open[key]
         return [reading.traceback], False
 
@@ -132,6 +159,8 @@ class _Open:
     chained: bool = False
     strange: int = 0
     blank: int = 0
+    process: int | None = None
+    """The process whose traceback comes next."""
 
     @classmethod
     def of(cls, line: LogLine, before: list[Traceback]) -> _Open:
@@ -140,8 +169,21 @@ class _Open:
         prefix = prefix.removesuffix("Original ")
         return cls(Traceback(line, line.named_rank, before=before), "" if boxed else prefix, boxed)
 
-    def takes(self, text: str, line: LogLine) -> bool:
-        """Add a line; False if the traceback has ended before it."""
+    @classmethod
+    def without_begin(cls, line: LogLine) -> _Open | None:
+        """Return a traceback whose beginning the log lacks: it starts with a frame, or with the exception itself."""
+        if _FRAME.match(line.text):
+            opened = cls(Traceback(line, line.named_rank), "", boxed=False)
+            opened.takes(line.text, line)
+            return opened
+        found = _EXCEPTION.match(line.text.lstrip("\"'`* "))
+        if found is None or not found["message"] or not _NAMES_ITS_ERROR.search(found["type"]):
+            return None
+        bare = Traceback(line, line.named_rank, type=found["type"], message=[found["message"]], end=line)
+        return cls(bare, "", boxed=False)
+
+    def takes(self, text: str, line: LogLine) -> Taken:
+        """Add a line, unless it is foreign (another process wrote it) or the traceback has ended before it."""
         if self.prefix.strip() and text.startswith(self.prefix):
             text = text[len(self.prefix) :]
         traceback = self.traceback
@@ -151,22 +193,24 @@ class _Open:
             if len(traceback.frames) < _MOST_FRAMES:
                 traceback.frames.append(Frame(found["file"], int(found["line"]), found["function"] or ""))
             self.strange = 0
-            return True
+            return "taken"
         if traceback.type:
-            return self._continues(text)
+            return "taken" if self._continues(text) else "ended"
         return self._body(text, line)
 
-    def _body(self, text: str, line: LogLine) -> bool:
+    def _body(self, text: str, line: LogLine) -> Taken:
         """Add a line between the first line and the exception."""
         outside = text.lstrip(" |").rstrip()
         indent = len(text) - len(text.lstrip())
         found = _EXCEPTION.match(outside)
         if found and (indent == 0 or found["type"].endswith(_ENDS)) and self._is_exception(found, indent):
             self.traceback.type, self.traceback.end = found["type"], line
-            self.traceback.message = [(found["message"] or "")]
-            return True
-        self.strange = 0 if indent or not outside or self.boxed else self.strange + 1
-        return self.strange < 20
+            self.traceback.message = [found["message"] or ""]
+            return "taken"
+        if indent or not outside or self.boxed:
+            return "taken"
+        self.strange += 1
+        return "foreign" if self.strange < _MOST_FOREIGN else "ended"
 
     def _is_exception(self, found: re.Match[str], indent: int) -> bool:
         known = found["type"].endswith(_ENDS)
@@ -174,6 +218,9 @@ class _Open:
 
     def _continues(self, text: str) -> bool:
         """Add a line of the message, or one that links two tracebacks."""
+        if found := _SPAWNED.match(text):  # torch.multiprocessing.spawn quotes the traceback of its process
+            self.traceback.message[0], self.chained, self.process = text, True, int(found[1])
+            return True
         if any(words in text for words in _CHAINED):
             self.chained, self.traceback.is_cause = True, _CHAINED[1] in text
             return True

@@ -14,7 +14,7 @@ from frog.diagnose.known_errors.table import (
     rendezvous,
     schedulers,
 )
-from frog.diagnose.known_errors.table.known import KnownError
+from frog.diagnose.known_errors.table.known import KnownError, KnownErrors
 
 TABLE: tuple[KnownError, ...] = (
     *schedulers.ERRORS,
@@ -28,3 +28,5 @@ TABLE: tuple[KnownError, ...] = (
     *files.ERRORS,
     *exits.ERRORS,
 )
+
+KNOWN = KnownErrors(TABLE)

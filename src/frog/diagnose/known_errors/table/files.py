@@ -38,6 +38,8 @@ ERRORS = (
             "Repo id must be in the form",
             "HFValidationError",
             "Incorrect path_or_model_id",
+            "does not appear to have a file named",
+            "is not the path to a directory",
         ),
         "The Hugging Face Hub does not give access to this name: it does not exist, needs a license or a token, or is "
         "meant as a local path that is not on this node.",

@@ -11,12 +11,15 @@ ERRORS = (
             "The NVIDIA driver on your system is too old",
             "CUDA driver version is insufficient for CUDA runtime version",
             "was compiled with an unsupported toolchain",
+            "API call is not supported in the installed CUDA driver",
             "forward compatibility was attempted on non supported HW",
         ),
         "torch, or a library next to it, was built for a newer CUDA than the GPU's driver supports.",
         "install torch's build for an older CUDA, or ask the site for a newer driver; `nvidia-smi` shows the driver's "
         "CUDA version",
         section=3,
+        explains=("no-gpu", "cuda-initialization", "nccl-cuda-error"),
+        alone=Level.HINT,
     ),
     KnownError(
         "driver-library-mismatch",
@@ -108,7 +111,7 @@ ERRORS = (
             "ind >= 0 && ind < ind_dim_size",
             "idx_dim >= 0 && idx_dim < index_size",
             "vectorized_gather_kernel: Assertion",
-            "`index out of bounds`",
+            "Assertion `index out of bounds",
         ),
         "An index is larger than the table it looks into: a token id that is not below the vocabulary's size, or a "
         "sequence longer than the position embeddings.",

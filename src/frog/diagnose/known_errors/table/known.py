@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 
 GAP = "…"
 """Replaces numbers and names in a message, as in docs/troubleshooting.md."""
 _MOST_IN_A_GAP = 300
+_GRAM = 5
 
 
 class Level(IntEnum):
@@ -39,34 +40,55 @@ class KnownError:
     """False if the same message has several causes."""
     section: int | None = None
     """Number of the section of docs/troubleshooting.md."""
+    explains: tuple[str, ...] = ()
+    """Ids of errors that follow from this one: a warning counts as the cause if one of them ends the job."""
     alone: Level | None = None
     """Level in a line that is not the end of a traceback, if it differs."""
-
-    @cached_property
-    def _patterns(self) -> tuple[tuple[str, re.Pattern[str] | None], ...]:
-        return tuple(_pattern(message.lower()) for message in self.looks_like)
-
-    def matches(self, lowered: str) -> bool:
-        """True if one of the messages is in a text of lower-case letters."""
-        return any(
-            needle in lowered and (pattern is None or pattern.search(lowered) is not None)
-            for needle, pattern in self._patterns
-        )
 
     def level_of(self, in_traceback: bool) -> Level:
         return self.level if in_traceback or self.alone is None else self.alone
 
 
-def _pattern(message: str) -> tuple[str, re.Pattern[str] | None]:
-    """Return the longest literal part, for a fast search, and the pattern of the whole message if it has gaps."""
-    parts = message.split(GAP)
-    needle = max(parts, key=len)
-    if len(parts) == 1:
-        return needle, None
-    return needle, re.compile(f".{{0,{_MOST_IN_A_GAP}}}?".join(map(re.escape, parts)), re.DOTALL)
+class KnownErrors:
+    """A table of known errors with an index, so that a line that matches nothing costs little."""
+
+    def __init__(self, errors: tuple[KnownError, ...]) -> None:
+        self.errors = errors
+        self._index: dict[str, list[tuple[int, _Pattern]]] = {}
+        patterns = [
+            (number, _Pattern.of(message)) for number, error in enumerate(errors) for message in error.looks_like
+        ]
+        common = Counter(gram for _, pattern in patterns for gram in set(_grams(pattern.needle)))
+        for number, pattern in patterns:
+            rarest = min(_grams(pattern.needle), key=lambda gram: (common[gram], gram))
+            self._index.setdefault(rarest, []).append((number, pattern))
+        self._keys = frozenset(self._index)
+
+    def find(self, text: str) -> KnownError | None:
+        """Return the first entry that matches: the table lists specific errors before general ones."""
+        lowered = f"\n{text}\n".lower()
+        hits = self._keys.intersection(_grams(lowered))
+        numbers = [number for gram in hits for number, pattern in self._index[gram] if pattern.is_in(lowered)]
+        return self.errors[min(numbers)] if numbers else None
 
 
-def find_known(text: str, errors: tuple[KnownError, ...]) -> KnownError | None:
-    """Return the first entry that matches: the table lists specific errors before general ones."""
-    lowered = text.lower()
-    return next((error for error in errors if error.matches(lowered)), None)
+@dataclass(frozen=True)
+class _Pattern:
+    """A message: its longest literal part, and the whole as a pattern if it has gaps."""
+
+    needle: str
+    whole: re.Pattern[str] | None
+
+    @classmethod
+    def of(cls, message: str) -> _Pattern:
+        parts = message.lower().split(GAP)
+        joined = f".{{0,{_MOST_IN_A_GAP}}}?".join(map(re.escape, parts))
+        return cls(max(parts, key=len), re.compile(joined, re.DOTALL) if len(parts) > 1 else None)
+
+    def is_in(self, lowered: str) -> bool:
+        return self.needle in lowered and (self.whole is None or self.whole.search(lowered) is not None)
+
+
+def _grams(text: str) -> list[str]:
+    """Return the pieces of a text that the index has as keys."""
+    return [text[at : at + _GRAM] for at in range(len(text) - _GRAM + 1)] or [text]

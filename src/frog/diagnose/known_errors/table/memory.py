@@ -71,6 +71,10 @@ ERRORS = (
             "No available memory for the cache blocks",
             "is less than desired GPU memory utilization",
             "CUDA_ERROR_OUT_OF_MEMORY",
+            "RESOURCE_EXHAUSTED: Out of memory",
+            "larger than the maximum number of tokens that can be stored in KV cache",
+            "error=2 : out of memory",
+            "cuda runtime error (2) : out of memory",
         ),
         "The GPU's memory is used up. Weights, gradients and optimizer state have a fixed size; activations grow with "
         "the batch and the sequence. Another process on the same GPU counts too.",
@@ -88,7 +92,8 @@ ERRORS = (
             "oom_kill_disable",
             "Out of memory: Kill",
             "Memory cgroup out of memory",
-            "Out Of Memory",
+            "task … Out Of Memory",
+            "OUT_OF_MEMORY",
             "DefaultCPUAllocator: can't allocate memory",
             "DefaultCPUAllocator: not enough memory",
             "Cannot allocate memory",
@@ -121,8 +126,8 @@ ERRORS = (
     KnownError(
         "dataloader-worker-died",
         (
-            "DataLoader worker (pid … exited unexpectedly",
-            "DataLoader worker (pid … is killed by signal",
+            "DataLoader worker (pid…exited unexpectedly",
+            "DataLoader worker (pid…is killed by signal",
         ),
         "A DataLoader worker died without an exception of its own: killed for memory, a crash in native code, or an "
         "error printed earlier by the worker.",

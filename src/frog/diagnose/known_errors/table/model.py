@@ -37,6 +37,12 @@ ERRORS = (
         section=30,
     ),
     KnownError(
+        "ddp-device-ids",
+        ("device_ids and output_device arguments only work with",),
+        "DDP received device_ids, but the model is on the CPU or on several devices.",
+        "move the model to the rank's GPU before wrapping it, or leave device_ids out",
+    ),
+    KnownError(
         "uneven-inputs",
         ("Detected at least one rank that exhausted inputs",),
         "The ranks have different numbers of batches.",

@@ -19,6 +19,7 @@ ERRORS = (
             "Unable to find interface for: ",
             "unable to find address for interface",
             "Unable to find address for: ",
+            "Socket creation failed : Address family not supported",
         ),
         "This machine has no network interface (or no address) with the requested name: NCCL_SOCKET_IFNAME or "
         "GLOO_SOCKET_IFNAME was copied from another machine, or the host's name does not resolve.",
@@ -109,6 +110,19 @@ ERRORS = (
         "The tensors of two ranks have different sizes in one collective, or the ranks are in different collectives.",
         "let all ranks make the same calls with the same sizes; look for a collective under `if rank == …`",
         section=26,
+    ),
+    KnownError(
+        "collective-arguments",
+        (
+            "Tensors must be contiguous",
+            "Invalid scalar type",
+            "Input tensor data type is not supported for NCCL",
+            "must be equal to world_size times input tensor size",
+            "must match number of collective participants",
+            "Cannot use ReduceOp",
+        ),
+        "A collective does not accept this tensor: its layout, type or size.",
+        "use .contiguous(), a type that the backend knows (not bool), and the sizes that the collective requires",
     ),
     KnownError(
         "no-backend-for-device",

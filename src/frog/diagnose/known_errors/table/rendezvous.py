@@ -7,7 +7,15 @@ from frog.diagnose.known_errors.table.known import KnownError, Level
 ERRORS = (
     KnownError(
         "launcher-variables-missing",
-        ("environment variable … expected, but not set",),
+        (
+            "environment variable … expected, but not set",
+            "KeyError: 'RANK'",
+            "KeyError: 'LOCAL_RANK'",
+            "KeyError: 'WORLD_SIZE'",
+            "KeyError: 'MASTER_ADDR'",
+            "KeyError: 'MASTER_PORT'",
+            "KeyError: 'SLURM_",
+        ),
         "A program for several ranks was started with plain `python`, without the launcher's variables.",
         "start it with `torchrun --nproc_per_node=N`; do not export RANK alone",
         section=16,
@@ -99,6 +107,7 @@ ERRORS = (
             "client socket has failed to connect to any network address",
             "The connection to the C10d store has failed",
             "connect() timed out",
+            "connect [127.0.1.1]",
             "Gloo connectFullMesh failed",
             "TCP client failed to connect/validate to host",
             "Failed to connect to … after … attempts",

@@ -79,6 +79,19 @@ ERRORS = (
         "reduce time, nodes or number of jobs; `sacctmgr show qos` and `scontrol show partition` list the limits",
     ),
     KnownError(
+        "slurm-qos",
+        ("Invalid qos specification",),
+        "The quality of service (QOS) does not exist, or is not for your account or partition.",
+        "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours",
+    ),
+    KnownError(
+        "slurm-conflicting-options",
+        ("are mutually exclusive", "set by two different environment variables"),
+        "Two options of the job contradict each other; srun also reads those of the surrounding job.",
+        "unset one of the named variables, or request memory and CPUs in one way only",
+        alone=Level.HINT,
+    ),
+    KnownError(
         "job-file-line-ends",
         ("Batch script contains DOS line breaks", "bad interpreter: … ^M", "$'\\r': command not found"),
         "The script has the line ends of Windows.",
