@@ -11,9 +11,16 @@ def add_diagnose_parser(subparsers: argparse._SubParsersAction[argparse.Argument
     parser = subparsers.add_parser(
         "diagnose",
         help="find what went wrong in a run: the fault, rank, step, phase and collective",
-        description="Find what went wrong in a run, from its folder alone, and print the evidence.",
+        description="Find what went wrong in a run, from its folder alone, and print the evidence. Also reads what any "
+        "other program left: flight-recorder dumps, torchrun's error files, Slurm's output and sacct, py-spy dumps, "
+        "logs.",
     )
-    parser.add_argument("run", metavar="RUN", nargs="?", help="a run folder, a name under runs/, or 'latest'")
+    parser.add_argument(
+        "run",
+        metavar="RUN_OR_FOLDER",
+        nargs="?",
+        help="a run folder, a name under runs/, 'latest', or any folder or file with evidence",
+    )
     parser.add_argument(
         "--explain-log",
         metavar="FILE",
@@ -28,19 +35,17 @@ def _diagnose(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
     from frog.core.wrapping import terminal_columns, wrapped_lines
     from frog.diagnose.diagnosis import letter
-    from frog.diagnose.rules import diagnose
-    from frog.runs.folder import find_folder
+    from frog.diagnose.find import diagnose_path
 
     if args.explain_log:
         return _explain_log(args)
     if args.run is None:
         raise UsageError("diagnose needs a run", "frog diagnose latest, or frog diagnose --explain-log FILE")
-    folder = find_folder(args.run)
-    found = diagnose(folder).shortened()
+    path, found = diagnose_path(args.run)
     if args.json:
-        print(json.dumps(found.as_json(), indent=2))
+        print(json.dumps(found.shortened().as_json(), indent=2))
     else:
-        print(wrapped_lines(letter(str(folder.path), found), terminal_columns()))
+        print(wrapped_lines(letter(str(path), found.shortened()), terminal_columns()))
     return 0
 
 

@@ -25,6 +25,11 @@ class Diagnosis:
     phase: str | None = None
     collective: str | None = None
     """The collective that failed or was never called by all: "all_reduce of 4096 bytes over dp"."""
+    line: str | None = None
+    """Of other programs than Frog's: the line of the user's code at which the rank was, such as "train.py:14 "
+    "(main)"."""
+    peer_line: str | None = None
+    """The line at which the other ranks were."""
     certain: bool = True
     """False if another cause would leave the same traces; the finding then names both."""
     outcome: str = "failed"

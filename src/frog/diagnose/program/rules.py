@@ -1,0 +1,224 @@
+"""Find what went wrong in a program, from its evidence. The first rule that explains it wins.
+
+An exception of a rank's own comes first: everything else follows from it. Then signals and exit codes, then what the
+collectives show, then what the scheduler says about the whole job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from frog.diagnose.diagnosis import Diagnosis, note, span
+from frog.diagnose.program.compare import differences
+from frog.diagnose.program.end_rules import exited, interrupted, killed, of_job, own_exception
+from frog.diagnose.program.evidence import Evidence, place
+from frog.diagnose.program.lines import describe_call, report_ranks
+from frog.diagnose.program.mismatch_rules import mismatch, reported
+from frog.diagnose.program.slow_rules import slow_rank
+from frog.diagnose.program.victims import is_victim, timed_out
+from frog.diagnose.program.wait_rules import absent
+
+_WAITS_S = 5.0
+"""A collective that has been pending for less time may still complete."""
+
+Rule = Callable[[Evidence], Diagnosis | None]
+
+
+def diagnose_program(evidence: Evidence) -> Diagnosis:
+    """Return what went wrong in a program, or that nothing did."""
+    for rule in RULES:
+        found = rule(evidence)
+        if found is not None:
+            return _with_gaps(evidence, found)
+    return _with_gaps(evidence, _unknown(evidence))
+
+
+def mismatched(evidence: Evidence) -> Diagnosis | None:
+    """Explain the first collective at which ranks met with different calls."""
+    found = next((one for one in differences(evidence) if one.kind != "absent"), None)
+    if found is None or (all(call.done for call in found.calls.values()) and not has_failed(evidence)):
+        return None
+    return mismatch(evidence, found)
+
+
+def waited(evidence: Evidence) -> Diagnosis | None:
+    """Explain the first collective in which some ranks wait and which others never called."""
+    if not has_failed(evidence) and not _waited_long(evidence):
+        return None
+    absences = [one for one in differences(evidence) if one.kind == "absent"]
+    return next((explained for one in absences if (explained := absent(evidence, one)) is not None), None)
+
+
+def has_failed(evidence: Evidence) -> bool:
+    """True if something shows that the program did not end normally."""
+    if evidence.hung or any(job.state not in (None, "COMPLETED", "RUNNING") for job in evidence.jobs):
+        return True
+    if evidence.ended_code not in (None, 0):
+        return True
+    ranks = evidence.ranks.values()
+    return any(rank.exit_code not in (None, 0) or (rank.error is not None and rank.error.fatal) for rank in ranks)
+
+
+def _waited_long(evidence: Evidence) -> bool:
+    """True if a collective was pending for long when the record was written, or if nobody knows."""
+    for rank in evidence.ranks.values():
+        for call in rank.pending:
+            if rank.dumped_ns is None or (call.created_ns and rank.dumped_ns - call.created_ns > _WAITS_S * 1e9):
+                return True
+    return False
+
+
+def all_inside(evidence: Evidence) -> Diagnosis | None:
+    """Find a collective that all members called and that never completed."""
+    pending = {number: rank.pending[0] for number, rank in evidence.ranks.items() if rank.pending}
+    if not pending or not has_failed(evidence) or len(pending) < max(2, len(evidence.world)):
+        return None
+    first = min(pending.values(), key=lambda call: call.created_ns or 0)
+    same = {number: call for number, call in pending.items() if (call.group, call.seq) == (first.group, first.seq)}
+    if len(same) < len(pending):
+        return None
+    late = sorted(number for number, call in same.items() if call.started is False)
+    base = Diagnosis(
+        "network",
+        "",
+        certain=False,
+        line=place(first.line) or None,
+        collective=describe_call(evidence, first),
+        evidence=report_ranks(evidence, sorted(same)),
+    )
+    if late and len(late) < len(same):
+        return base.with_more(
+            fault="busy",
+            rank=late[0],
+            finding=f"all ranks called {describe_call(evidence, first)}, but on {span(late)} the device never "
+            "started it",
+            advice=f"an earlier kernel blocks the stream of {span(late)}: look at what it enqueued before, on "
+            "all streams",
+        )
+    return base.with_more(
+        finding=f"all ranks called {describe_call(evidence, first)}, with equal sizes, and it never completed: the "
+        "program is not the cause, as far as the evidence shows",
+        advice="look at the network and the devices: NCCL_DEBUG=INFO, `dmesg | grep -i xid`, `nvidia-smi nvlink "
+        "--status`",
+    )
+
+
+def vanished(evidence: Evidence) -> Diagnosis | None:
+    """Find a rank that stopped without an end while others lost it."""
+    victims = [number for number, rank in evidence.ranks.items() if is_victim(rank)]
+    gone = [
+        number
+        for number in evidence.world
+        if (rank := evidence.ranks.get(number)) is None
+        or (rank.error is None and rank.exit_code is None and rank.state in (None, "running"))
+    ]
+    if not victims or not gone or evidence.active:
+        return None
+    times = {number: rank.seen_ns for number in gone if (rank := evidence.ranks.get(number)) and rank.seen_ns}
+    first = min(times, key=lambda number: times[number] or 0, default=gone[0])
+    rank = evidence.ranks.get(first)
+    at = f" at {place(rank.line)}" if rank is not None and rank.line else ""
+    waited = any((error := evidence.ranks[number].error) is not None and timed_out(error) for number in victims)
+    how = "stopped or blocked" if waited else "killed (SIGKILL), or its host failed"
+    return Diagnosis(
+        "gone" if waited else "kill",
+        f"{span(gone)} left no end{at}, and {span(victims)} lost the connection: {how}",
+        rank=first,
+        line=place(rank.line) or None if rank is not None else None,
+        certain=False,
+        evidence=report_ranks(evidence, [first, *victims]),
+        advice="`dmesg | grep -i oom` on its host or the scheduler's log (`sacct -j JOB`) can tell how it ended",
+    )
+
+
+def teardown(evidence: Evidence) -> Diagnosis | None:
+    """Find ranks that crashed or waited only after the program's end."""
+    ranks = evidence.ranks
+    ended = [number for number, rank in ranks.items() if rank.state == "ended" and rank.exit_code not in (None, 0)]
+    if not ended or any(rank.state != "ended" for rank in ranks.values()):
+        return None
+    codes = sorted({ranks[number].exit_code or 0 for number in ended})
+    return Diagnosis(
+        "teardown",
+        f"all ranks reached the end of the program; {span(ended)} then failed while the process shut down "
+        f"(exit code {', '.join(map(str, codes))}): the results are complete",
+        rank=ended[0],
+        outcome="completed",
+        evidence=report_ranks(evidence, ended),
+        advice="call dist.destroy_process_group() at the end, on all ranks, after the last collective completed",
+    )
+
+
+def healthy(evidence: Evidence) -> Diagnosis | None:
+    """Find a program of which all ranks ended without an error."""
+    if has_failed(evidence) or not evidence.ranks:
+        return None
+    slow = slow_rank(evidence)
+    if slow is not None:
+        return slow
+    ranks = evidence.ranks
+    ended = all(rank.state == "ended" or rank.exit_code == 0 for rank in ranks.values())
+    done = ended or evidence.ended_code == 0 or any(job.state == "COMPLETED" for job in evidence.jobs)
+    if not done and not evidence.active:
+        return None
+    status = "completed" if done else "running"
+    return Diagnosis(
+        "none" if done else "running",
+        f"{len(evidence.world)} ranks {'ended without an error' if done else 'run; nothing is wrong so far'}",
+        outcome=status,
+        evidence=report_ranks(evidence, sorted(ranks)),
+        advice="nothing",
+    )
+
+
+def slow(evidence: Evidence) -> Diagnosis | None:
+    """Report a slow rank of a program that failed for no other known reason."""
+    return slow_rank(evidence)
+
+
+RULES: tuple[Rule, ...] = (
+    interrupted,
+    teardown,
+    own_exception,
+    mismatched,
+    reported,
+    killed,
+    exited,
+    waited,
+    all_inside,
+    lambda evidence: exited(evidence, at_all=True),
+    lambda evidence: of_job(evidence, ("OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED")),
+    vanished,
+    lambda evidence: of_job(evidence, ("TIMEOUT", "CANCELLED")),
+    healthy,
+    slow,
+)
+
+
+def _unknown(evidence: Evidence) -> Diagnosis:
+    victims = [number for number, rank in evidence.ranks.items() if is_victim(rank)]
+    lost = f"; {span(victims)} only lost the others" if victims else ""
+    failed = has_failed(evidence)
+    errors = [
+        note(error.unix_ns, "log", f"{error.short_type}: {error.first_line}", error.source)
+        for error in evidence.loose_errors[:8]
+    ]
+    return Diagnosis(
+        "unknown",
+        ("the program failed, but no known failure pattern matches" if failed else "the evidence shows no failure")
+        + lost,
+        certain=False,
+        outcome="failed" if failed else "unknown",
+        evidence=(*errors, *report_ranks(evidence, sorted(evidence.ranks))),
+        advice="more evidence helps: a flight-recorder dump of every rank (TORCH_FR_BUFFER_SIZE=2000, "
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1), `py-spy dump` of every rank, the logs of all ranks",
+    )
+
+
+def _with_gaps(evidence: Evidence, found: Diagnosis) -> Diagnosis:
+    """Add the problems of reading, and what is missing."""
+    lines = [f"{'':12}  {problem}" for problem in evidence.problems[:20]]
+    ranks = [rank for rank in evidence.ranks.values() if rank.sources]
+    if ranks and not any(rank.has_calls for rank in ranks) and found.fault in ("unknown", "gone", "kill"):
+        lines.append(f"{'':12}  no record of collectives was found, so the ranks cannot be compared")
+    return found.with_more(*lines)

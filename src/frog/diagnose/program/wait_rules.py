@@ -1,0 +1,195 @@
+"""Rules about a collective that some members of a group called and others did not."""
+
+from __future__ import annotations
+
+from frog.diagnose.diagnosis import Diagnosis, span
+from frog.diagnose.program.branches import rank_branch
+from frog.diagnose.program.compare import Difference
+from frog.diagnose.program.evidence import Evidence, RankEvidence, place, same_line
+from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
+from frog.runs.observed import CodeLine
+
+
+def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Explain why some ranks never called a collective in which others wait."""
+    if not found.absent:
+        return _no_record(evidence, found)
+    for rule in (_guarded, _finished, _other_group, _busy, _blocked):
+        explained = rule(evidence, found)
+        if explained is not None:
+            return explained
+    return _base(evidence, found, found.absent[0]).with_more(
+        fault="stuck",
+        certain=False,
+        finding=f"{_waits(evidence, found)}, which {span([*found.absent])} never called",
+        advice=f"find out what {span([*found.absent])} did instead: `py-spy dump --pid PID` on its host",
+    )
+
+
+def _waits(evidence: Evidence, found: Difference) -> str:
+    ranks = sorted(found.calls)
+    return f"{span(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {describe_call(evidence, found.call)}"
+
+
+def _base(evidence: Evidence, found: Difference, rank: int) -> Diagnosis:
+    """Return the fields of every diagnosis of a wait; `rank` is the one to look at."""
+    order = list(dict.fromkeys([rank, *found.absent, *found.unknown, *found.calls]))
+    seen = evidence.ranks.get(rank)
+    own = found.calls[rank].line if rank in found.calls else seen.line if seen else None
+    other = found.call.line if rank not in found.calls else next((_line(evidence, each) for each in found.absent), None)
+    return Diagnosis(
+        "stuck",
+        "",
+        rank=rank,
+        node_rank=seen.node_rank if seen else None,
+        line=place(own) or None,
+        peer_line=place(other) or None,
+        collective=describe_call(evidence, found.call),
+        evidence=report_ranks(evidence, order),
+    )
+
+
+def _line(evidence: Evidence, number: int) -> CodeLine | None:
+    rank = evidence.ranks.get(number)
+    return rank.line if rank is not None else None
+
+
+def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a collective under a test of the rank, which only some ranks pass."""
+    branch = rank_branch(found.call.line)
+    if branch is None or any(_has_called(evidence.ranks[each], found) for each in found.absent):
+        return None
+    callers, others = sorted(found.calls), sorted(found.absent)
+    odd = callers[0] if len(callers) <= len(others) else others[0]
+    return _base(evidence, found, odd).with_more(
+        fault="branch",
+        finding=f"{_waits(evidence, found)}, which {span(others)} never {'calls' if len(others) == 1 else 'call'}: "
+        f"only some ranks pass {branch}",
+        advice="move the collective out of the branch: every rank of its group must call it\n"
+        "work for one rank alone belongs inside the branch, the barrier after it",
+    )
+
+
+def _has_called(rank: RankEvidence, found: Difference) -> bool:
+    """True if a rank called a collective from the same line before."""
+    return any(same_line(call.line, found.call.line) for call in rank.calls)
+
+
+def _count(rank: RankEvidence, found: Difference) -> int:
+    return sum(same_line(call.line, found.call.line) for call in rank.calls if call.group == found.group)
+
+
+def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank that reached its end, or left a loop, while others wait for it."""
+    over = [each for each in found.absent if _is_finished(evidence.ranks[each])]
+    if not over:
+        return None
+    rank = evidence.ranks[over[0]]
+    base = _base(evidence, found, over[0])
+    times = _count(rank, found)
+    if not times:
+        return base.with_more(
+            fault="ended",
+            certain=_knows_lines(rank, found),
+            finding=f"{span(over)} ended without an error before {'it' if len(over) == 1 else 'they'} called "
+            f"{describe_call(evidence, found.call)}, in which {span(sorted(found.calls))} waited",
+            advice="look for a return, break or sys.exit(0) that only this rank reaches",
+        )
+    if (survived := survived_error(rank)) is not None:
+        return base.with_more(
+            fault="skipped",
+            certain=False,
+            finding=f"rank {over[0]} called {found.call.op} at {place(found.call.line)} {times} times, others "
+            "once more, "
+            f"and wait there; its log shows an error that it survived, so it probably skipped one: {survived}",
+            advice="a rank that catches an error must still call the collectives of that step, or all ranks must agree "
+            "to skip it: all-reduce a flag first",
+        )
+    return base.with_more(
+        fault="batches",
+        certain=False,
+        finding=f"{span(over)} left its loop after {times} calls of {found.call.op} at {place(found.call.line)} and "
+        f"ended; {span(sorted(found.calls))} began one more and waited: one rank has fewer batches, or skipped one",
+        advice="give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed "
+        "number of "
+        "steps; under DDP, `with model.join():` accepts uneven inputs\n"
+        "a `continue` or a caught exception that skips a step on one rank has the same effect",
+    )
+
+
+def _knows_lines(rank: RankEvidence, found: Difference) -> bool:
+    return found.call.line is not None and all(call.line is not None for call in rank.calls)
+
+
+def _is_finished(rank: RankEvidence) -> bool:
+    return rank.state == "ended" or rank.exit_code == 0
+
+
+def _other_group(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find two groups whose collectives ranks call in different orders, so that each waits for the other."""
+    for number in found.absent:
+        rank = evidence.ranks[number]
+        pending = [call for call in rank.pending if call.group != found.group and not call.p2p]
+        if pending:
+            return _base(evidence, found, number).with_more(
+                fault="order",
+                certain=rank.state != "ended",
+                finding=f"{_waits(evidence, found)}; rank {number} waits in "
+                f"{describe_call(evidence, pending[0])} instead",
+                line=place(pending[0].line) or None,
+                advice="ranks must call the collectives of overlapping groups in the same order",
+            )
+    return None
+
+
+def _busy(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank that still computes."""
+    busy = [each for each in found.absent if evidence.ranks[each].cpu_busy and evidence.ranks[each].state == "running"]
+    if not busy:
+        return None
+    rank = evidence.ranks[busy[0]]
+    at = f" at {place(rank.line)}" if rank.line else ""
+    branch = rank_branch(rank.line)
+    why = f", which only some ranks reach: {branch}" if branch else ""
+    return _base(evidence, found, busy[0]).with_more(
+        fault="busy",
+        certain=rank.line is not None,
+        finding=f"{_waits(evidence, found)}; {span(busy)} was still computing{at}{why}",
+        advice="an endless loop, or work that takes longer than the time-out, such as an evaluation on one rank: raise "
+        "the timeout of init_process_group, or give all ranks a share of it",
+    )
+
+
+def _blocked(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a living rank that waits for something other than a collective."""
+    still = [each for each in found.absent if evidence.ranks[each].state == "running" and evidence.ranks[each].line]
+    if not still:
+        return None
+    rank = evidence.ranks[still[0]]
+    branch = rank_branch(rank.line)
+    why = f", under {branch}" if branch else ""
+    inside = next((frame for frame in rank.stack), None)
+    doing = f" (in {inside.function} of {place(inside).partition(' ')[0]})" if inside and inside != rank.line else ""
+    return _base(evidence, found, still[0]).with_more(
+        fault="blocked",
+        finding=f"{_waits(evidence, found)}; {span(still)} was at {place(rank.line)}{doing}{why}, and did not compute",
+        certain=False,
+        advice="look for a lock, a queue, a file system or a data loader that does not answer, or a sleep, at "
+        "that line",
+    )
+
+
+def _no_record(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Report ranks of which nothing is known, while the others wait for them."""
+    if not found.unknown:
+        return None
+    lost = list(found.unknown)
+    return _base(evidence, found, lost[0]).with_more(
+        fault="gone",
+        certain=False,
+        finding=f"{_waits(evidence, found)}; {span(lost)} left no record of "
+        f"{'its' if len(lost) == 1 else 'their'} collectives: killed, on a lost host, stuck so hard that nothing was "
+        "written, or the file was not copied here",
+        advice=f"look for the files of {span(lost)}, or at its host: `dmesg | grep -i oom`, `nvidia-smi`, "
+        "`sacct -j JOB`",
+    )

@@ -1,0 +1,187 @@
+"""A plain torch program with a planted bug, named by its argument. It imports nothing of Frog.
+
+The comments `odd` and `waits` mark the lines that a diagnosis must name.
+"""
+
+import datetime
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+STEPS = 6
+
+
+def step(size=64):
+    x = torch.ones(size)
+    dist.all_reduce(x)
+    return x
+
+
+def train(steps):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()  # waits: batches
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(loss.detach())
+
+
+def branch(rank):
+    for _ in range(STEPS):
+        step()
+    if rank == 0:
+        print("saving")
+        dist.barrier()  # odd: branch
+    dist.all_reduce(torch.ones(3))  # waits: branch
+
+
+def lone_barrier(rank):
+    for _ in range(STEPS):
+        step()
+    if rank == 0:
+        dist.barrier()  # odd: lone_barrier
+
+
+def loop(rank):
+    for number in range(STEPS):
+        if rank == 1 and number == 3:
+            while True:
+                sum(range(1000))  # odd: loop
+        dist.all_reduce(torch.ones(5))  # waits: loop
+
+
+def slow(rank):
+    for _ in range(20):
+        if rank == 1:
+            time.sleep(0.12)
+        dist.all_reduce(torch.ones(5))  # odd: slow
+
+
+def error(rank):
+    for number in range(STEPS):
+        if rank == 1 and number == 3:
+            raise ValueError("bad sample 7")  # odd: error
+        step()
+
+
+def batches(rank):
+    train(STEPS + (rank == 0))
+
+
+def order(rank):
+    sizes = {"weight": 12, "bias": 3, "scale": 7}
+    for name in sorted(sizes, reverse=rank == 1):
+        dist.all_reduce(torch.ones(sizes[name]))  # odd: order
+
+
+def not_finite(rank):
+    for number in range(STEPS):
+        loss = torch.tensor(float("nan") if rank == 1 and number == 3 else 0.5)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"loss is {loss} in step {number}")  # odd: not_finite
+        step()
+
+
+def early_exit(rank):
+    if rank == 1:
+        print("no data for this rank")
+        return
+    dist.all_reduce(torch.ones(5))  # waits: early_exit
+
+
+def memory(rank):
+    step()
+    if rank == 1:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+        torch.ones(1 << 30)  # odd: memory
+    step()
+
+
+def skipped(rank):
+    for number in range(STEPS):
+        try:
+            if rank == 1 and number == 3:
+                raise OSError("file 3 is damaged")
+            dist.all_reduce(torch.ones(5))  # waits: skipped
+        except OSError as problem:
+            print("skipping a batch:", problem)
+            continue
+        dist.barrier()
+
+
+class Fatal(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 3 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(1) * index
+
+
+def loader(rank):
+    for batch in DataLoader(Fatal(), num_workers=1):  # odd: loader
+        step(len(batch))
+
+
+def shape(rank):
+    step()
+    dist.all_reduce(torch.ones(4 + rank, 2))  # odd: shape
+
+
+def kill(rank):
+    for number in range(STEPS):
+        step()
+        if rank == 1 and number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def groups(rank):
+    world = range(dist.get_world_size())
+    one, two = dist.new_group(list(world)), dist.new_group(list(world))
+    for group in (one, two) if rank == 0 else (two, one):
+        dist.barrier(group=group)  # odd: groups
+
+
+def evaluation(rank):
+    step()
+    if rank == 0:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            torch.randn(64, 64).square().sum()  # odd: evaluation
+    dist.barrier()  # waits: evaluation
+
+
+def blocked(rank):
+    step()
+    if rank == 1:
+        time.sleep(60)  # odd: blocked
+    dist.barrier()  # waits: blocked
+
+
+def healthy(rank):
+    train(STEPS)
+
+
+def leave(rank):
+    step()
+    if rank == 1:
+        time.sleep(1)
+        os._exit(3)  # odd: leave
+    step()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(os.environ.get("PLANTED_TIMEOUT_S", "6"))))
+    globals()[sys.argv[1]](dist.get_rank())
+    dist.destroy_process_group()

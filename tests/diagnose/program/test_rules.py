@@ -1,0 +1,188 @@
+"""What the rules make of hand-written evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from seen import at, evidence, failed, rank
+
+from frog.diagnose.program.evidence import Evidence, Group, JobState, RankEvidence
+from frog.diagnose.program.rules import diagnose_program
+from frog.runs.observed import CodeLine
+
+STEP = [("all_reduce", 64, 10), ("all_reduce", 64, 10)]
+
+
+# ---- calls that do not match -----------------------------------------------------------------------------------------
+
+
+def test_call_under_a_test_of_the_rank_is_a_branch(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("if rank == 0:\n    dist.barrier()\ndist.all_reduce(x)\n")
+    ranks = [rank(0, *STEP, ("barrier", 1, 2), pending=1), rank(1, *STEP, ("all_reduce", 3, 3), pending=1)]
+    for one in ranks:
+        for number, call in enumerate(one.calls):
+            line = CodeLine(file=str(script), line=call.line.line if call.line else 0, function="main")
+            one.calls[number] = type(call)(**{**vars(call), "line": line})
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.line, found.peer_line) == (
+        "branch",
+        0,
+        "train.py:2 (main)",
+        "train.py:3 (main)",
+    )
+    assert "`if rank == 0:` in line 1" in found.finding
+    assert found.certain
+
+
+def test_same_sizes_in_another_order_are_named_as_such() -> None:
+    ahead, back = [("all_reduce", size, 20) for size in (12, 3, 7)], [("all_reduce", size, 20) for size in (7, 3, 12)]
+    found = diagnose_program(
+        evidence(*(rank(n, *ahead, world=3, pending=3) for n in (0, 1)), rank(2, *back, world=3, pending=3))
+    )
+    assert (found.fault, found.rank, found.line) == ("order", 2, "train.py:20 (main)")
+    assert "the same 3 collectives in another order" in found.finding
+
+
+def test_other_first_dimension_is_uneven_data() -> None:
+    ranks = [rank(n, ("all_gather", 32, 9), world=3, pending=1) for n in range(3)]
+    call = ranks[2].calls[0]
+    ranks[2].calls[0] = type(call)(**{**vars(call), "sizes": ((20,),)})
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.collective) == (
+        "shape",
+        2,
+        "all_gather of 32 float (collective 1 of all ranks), called at train.py:9 (main)",
+    )
+    assert "first dimension (20 and 32)" in found.finding
+
+
+def test_skipped_call_is_found_by_the_next_one() -> None:
+    pair = [("all_reduce", 5, 10), ("barrier", 1, 12)]
+    whole, part = rank(0, *pair, *pair, *pair, pending=2), rank(1, *pair, ("barrier", 1, 12), pending=1)
+    part.trouble.append("skipping a batch: file 3 is damaged")
+    found = diagnose_program(evidence(whole, part))
+    assert (found.fault, found.rank, found.peer_line) == ("skipped", 1, "train.py:10 (main)")
+    assert "file 3 is damaged" in found.finding
+
+
+def test_loop_that_one_rank_left_has_fewer_batches() -> None:
+    loop = [("all_reduce", 5, 10)] * 4
+    ranks = [rank(0, *loop, ("all_reduce", 5, 10), pending=1), rank(1, *loop, ("barrier", 1, 15), pending=1)]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("batches", 1, False)
+
+
+def test_equal_calls_of_unequal_shape_are_no_difference() -> None:
+    first, second = rank(0, ("all_reduce", 12, 5), pending=1), rank(1, ("all_reduce", 12, 5), pending=1)
+    call = second.calls[0]
+    second.calls[0] = type(call)(**{**vars(call), "sizes": ((3, 4),)})
+    assert diagnose_program(evidence(first, second)).fault == "network"
+
+
+# ---- calls that some never made --------------------------------------------------------------------------------------
+
+
+def test_absent_rank_that_computes_is_busy() -> None:
+    late = rank(1, *STEP, state="running", line=at(33, "evaluate"), cpu_busy=True)
+    found = diagnose_program(evidence(rank(0, *STEP, ("barrier", 1, 20), pending=1), late))
+    assert (found.fault, found.rank, found.line, found.peer_line) == (
+        "busy",
+        1,
+        "train.py:33 (evaluate)",
+        "train.py:20 (main)",
+    )
+
+
+def test_absent_rank_that_ended_left_early_or_had_fewer_batches() -> None:
+    waits = rank(0, *STEP, ("all_reduce", 64, 10), pending=1)
+    found = diagnose_program(evidence(waits, rank(1, *STEP, state="ended")))
+    assert (found.fault, found.rank) == ("batches", 1)
+    waits = rank(0, *STEP, ("barrier", 1, 20), pending=1)
+    found = diagnose_program(evidence(waits, rank(1, *STEP, state="ended")))
+    assert (found.fault, found.rank) == ("ended", 1)
+
+
+def test_rank_without_any_record_is_suspected_but_not_certain() -> None:
+    ranks = [rank(n, *STEP, ("barrier", 1, 20), world=4, pending=1) for n in range(3)]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("gone", 3, False)
+
+
+def test_groups_called_in_opposite_order_wait_for_each_other() -> None:
+    ranks = [rank(0, ("barrier", 1, 4), pending=1), rank(1, ("barrier", 1, 5), pending=1)]
+    call = ranks[1].calls[0]
+    ranks[1].calls[0] = type(call)(**{**vars(call), "group": Group((0, 1), "1")})
+    found = diagnose_program(evidence(*ranks))
+    assert found.fault == "order"
+    assert "instead" in found.finding
+
+
+def test_short_wait_of_a_running_program_is_no_fault() -> None:
+    waits, late = rank(0, *STEP, ("barrier", 1, 20), pending=1), rank(1, *STEP)
+    for one in (waits, late):
+        one.state, one.dumped_ns = "running", 4 * 10**9
+    running = evidence(waits, late, hung=False)
+    running.active = True
+    assert diagnose_program(running).fault == "running"
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_first_exception_wins_and_victims_are_counted() -> None:
+    lost = failed("RuntimeError", "Connection closed by peer [127.0.0.1]:4", 10, second=6)
+    ranks = [rank(n, *STEP, world=5, error=lost, state="failed") for n in (0, 2, 3, 4)]
+    cause = rank(1, *STEP, world=5, error=failed("ValueError", "bad sample 7", 31, second=5), state="failed")
+    found = diagnose_program(evidence(*ranks, cause, hung=False))
+    assert (found.fault, found.rank, found.line, found.certain) == ("raise", 1, "train.py:31 (main)", True)
+    assert "other 4 ranks" in found.advice
+    assert any("4 more ranks only lost their connection" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "fault"),
+    [
+        ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", "memory"),
+        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory", "memory"),
+        ("RuntimeError", "DataLoader worker (pid 31) is killed by signal: Killed. ", "loader"),
+        ("RuntimeError", "DataLoader worker (pid(s) 31, 32) exited unexpectedly", "loader"),
+        ("FloatingPointError", "loss is nan in step 3", "nan"),
+        ("RuntimeError", "Function 'MulBackward0' returned nan values in its 0th output.", "nan"),
+        ("KeyError", "'nanotechnology'", "raise"),
+    ],
+)
+def test_exceptions_are_sorted_by_what_they_mean(kind: str, message: str, fault: str) -> None:
+    found = diagnose_program(evidence(rank(0), rank(1, error=failed(kind, message, 7)), hung=False))
+    assert (found.fault, found.rank, found.line) == (fault, 1, "train.py:7 (main)")
+
+
+def test_sigkill_is_memory_only_if_the_scheduler_says_so() -> None:
+    ranks = evidence(rank(0, exit_code=-15), rank(1, exit_code=-9), hung=False)
+    assert (diagnose_program(ranks).fault, diagnose_program(ranks).rank) == ("kill", 1)
+    ranks.jobs.append(JobState("OUT_OF_MEMORY", "job.err", "Detected 1 oom_kill event"))
+    assert (diagnose_program(ranks).fault, diagnose_program(ranks).rank) == ("memory", 1)
+
+
+def test_abort_after_the_end_of_the_program_is_teardown() -> None:
+    found = diagnose_program(evidence(rank(0, state="ended"), rank(1, state="ended", exit_code=-6), hung=False))
+    assert (found.fault, found.outcome) == ("teardown", "completed")
+
+
+def test_time_limit_is_named_if_nothing_else_is_known() -> None:
+    ranks = Evidence("here", {0: RankEvidence(0, sources=["job.out"])}, jobs=[JobState("TIMEOUT", "job.out")])
+    assert diagnose_program(ranks).fault == "time_limit"
+
+
+def test_rank_that_comes_last_each_time_is_slow() -> None:
+    ranks = [rank(n, *[("all_reduce", 5, 8)] * 20, state="ended") for n in (0, 1)]
+    late = [type(call)(**{**vars(call), "created_ns": (call.created_ns or 0) + 3 * 10**8}) for call in ranks[1].calls]
+    ranks[1].calls = late
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.rank, found.outcome) == ("slow", 1, "completed")
+
+
+def test_healthy_program_is_healthy() -> None:
+    found = diagnose_program(evidence(rank(0, *STEP, state="ended"), rank(1, *STEP, state="ended"), hung=False))
+    assert (found.fault, found.outcome) == ("none", "completed")
