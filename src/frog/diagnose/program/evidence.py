@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from frog.diagnose.diagnosis import span
 from frog.runs.observed import CodeLine
 
 MOST_LAST_LINES = 40
@@ -23,8 +24,6 @@ class Group(NamedTuple):
 
     def label(self, world: Iterable[int]) -> str:
         """Return words for people: "all ranks", "the group of ranks 0 and 2"."""
-        from frog.diagnose.diagnosis import span
-
         if self.members and set(self.members) == set(world):
             return "all ranks" if self.name == "0" else f"all ranks (group {self.name})"
         if self.members:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from frog.diagnose.known_errors.lines import LogLine, clean_lines
@@ -12,12 +12,11 @@ from frog.diagnose.known_errors.tracebacks import Traceback, TracebackReader
 from frog.diagnose.known_errors.watchdog import Watchdog
 from frog.diagnose.program.evidence import MOST_LAST_LINES, Call, Evidence, SeenError
 from frog.diagnose.program.group_names import GroupNames
-from frog.diagnose.program.places import user_line
 from frog.diagnose.program.recorder import op_name
+from frog.diagnose.program.seen_errors import seen_error
 from frog.diagnose.program.slurm import JobLines
 from frog.diagnose.program.torchrun import FailureTable
 from frog.diagnose.program.victims import is_mismatch_text
-from frog.runs.observed import CodeLine
 
 _OWN_PREFIX = re.compile(r"^rank (\d{1,6}) \| ?")
 _NOT_FINITE = re.compile(r"\bloss\b[^\w\n]{0,20}(nan|-?inf)\b", re.IGNORECASE)
@@ -125,15 +124,6 @@ def _is_end(error: SeenError, end: SeenError | None) -> bool:
     return end is not None and error.short_type == end.short_type
 
 
-def seen_error(traceback: Traceback, name: str) -> SeenError | None:
-    """Convert a traceback; None if it is cut off before its exception."""
-    if not traceback.type:
-        return None
-    frames = [CodeLine(file=each.file, line=each.line, function=each.function) for each in traceback.frames]
-    line = user_line(reversed(frames)) or (frames[-1] if frames else None)
-    return SeenError(traceback.type, "\n".join(traceback.message)[:4096], line, tuple(frames), source=name)
-
-
 def _add_watchdog(evidence: Evidence, waiting: int, watchdog: Watchdog, name: str, prefix: int | None = None) -> None:
     """Add the collective in which NCCL's watchdog found a rank.
 
@@ -146,10 +136,3 @@ def _add_watchdog(evidence: Evidence, waiting: int, watchdog: Watchdog, name: st
     if not rank.has_calls:
         rank.calls.append(Call(group, found.seq, op_name(found.op), False, numel=found.numel, source=name))
     rank.enqueued.setdefault(group, max(found.seq, watchdog.enqueued.get(waiting, 0)))
-
-
-def seen_errors(lines: Iterable[str], name: str) -> list[SeenError]:
-    """Return the exceptions of a text."""
-    reader = TracebackReader()
-    done = [traceback for line in clean_lines(lines, name) for traceback in reader.read(line)[0]]
-    return [error for each in (*done, *reader.rest()) if (error := seen_error(each, name)) is not None]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from frog.diagnose.program.evidence import Evidence, SeenError
+from frog.diagnose.program.seen_errors import seen_errors
 
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s?(.*)$")
 _RANK = re.compile(r"(\d{1,7}) \(local_rank: \d{1,7}\)")
@@ -74,8 +75,6 @@ def error_text(value: dict[str, Any]) -> tuple[str, str, int | None]:
 
 def add_error_file(evidence: Evidence, value: dict[str, Any], name: str, rank_of_file: int | None) -> None:
     """Add a rank's error."""
-    from frog.diagnose.program.logs import seen_errors
-
     message, traceback, seconds = error_text(value)
     kind, _, rest = message.partition(":")
     found = next(reversed(seen_errors(traceback.split("\n"), name)), None)
