@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from synthetic_run import make_run
 
 from frog.core.errors import FrogError, RunError
+from frog.core.files import put_in_place
 from frog.launch.journal import Journal
 from frog.launch.program import parse_program
 from frog.launch.recorded import RecordedProgram
@@ -110,12 +112,24 @@ def test_quiet_program_is_running_as_long_as_its_launcher_signs() -> None:
 def test_report_says_how_each_rank_ended_and_what_is_unknown(failed: bool) -> None:
     html = render_report(run_of_two_ranks(recorded(), failed=failed))
     assert "my.py --lr &#39;1 &lt;&amp;&#39;" in html
-    assert "Steps, losses, learning rate and tokens: a program does not report them to Frog." in html
+    assert "Steps and losses: the program does not call frog.record." in html
     assert "the run was not observed" in html
     assert "said &lt;b&gt;1&lt;/b&gt; \\x1b[2J" in html
     assert ("SIGKILL on rank 1" in html) is failed
     assert html.count("was killed by SIGKILL") == failed
     assert html.count("ended with exit code 0") == (0 if failed else 2)
+
+
+def test_report_draws_what_the_program_recorded() -> None:
+    folder = run_of_two_ranks(recorded(), failed=False)
+    content = json.loads(folder.run_json.read_text())
+    made = make_run(folder.path.parent / "made")
+    put_in_place(made.events, folder.events)
+    folder.run_json.write_text(json.dumps(content))
+    html = render_report(folder)
+    assert "As the program recorded it" in html
+    assert "does not call frog.record" not in html
+    assert {finding.what for finding in compare_runs(folder, folder, 0.0).findings} >= {"loss of each rank"}
 
 
 def test_report_of_a_program_that_wrote_nothing_else() -> None:
@@ -141,7 +155,7 @@ def test_program_is_not_compared_with_frogs_trainer() -> None:
     a, b = (run_of_two_ranks(recorded(), failed=False) for _ in range(2))
     content = json.loads(b.run_json.read_text())
     b.run_json.write_text(json.dumps({**content, "program": None}))
-    with pytest.raises(RunError, match="runs/my is a program's run"):
+    with pytest.raises(RunError, match="runs/my: the program recorded no steps"):
         compare_runs(a, b, 0.0)
 
 

@@ -16,7 +16,7 @@ from frog.runs.launcher_schema import LAUNCHER_FIELDS
 class Journal:
     """Records the launcher's events. Buffers them until there is a run folder.
 
-    folder: the run folder, if the launcher creates it. A folder that the ranks choose takes its place, and receives all
+    folder: the run folder, if the launcher creates it. A folder that the ranks choose replaces it, and receives all
     events.
     """
 

@@ -74,10 +74,10 @@ def compare_runs(a: RunFolder, b: RunFolder, rtol: float) -> Comparison:
 
     Raises:  RunError if one is not a run, or if they have no step and no checkpoint in common.
     """
-    if (programs := compare_programs(a, b)) is not None:
+    sides = (_read(a), _read(b))
+    if not all(map(_num_steps, sides)) and (programs := compare_programs(a, b)) is not None:
         titles, found = programs
         return Comparison(titles, rtol, found, are_programs=True)
-    sides = (_read(a), _read(b))
     comparison = Comparison((_title(sides[0]), _title(sides[1])), rtol)
     comparison.notes = _notes(*sides)
     if (fewer := min(map(_num_steps, sides))) != max(map(_num_steps, sides)):

@@ -39,7 +39,8 @@ def compare_programs(a: RunFolder, b: RunFolder) -> tuple[tuple[str, str], list[
     if left is None or right is None:
         program = b if left is None else a
         raise RunError(
-            f"{program.path} is a program's run, without steps or losses to compare", "compare two runs of one kind"
+            f"{program.path}: the program recorded no steps or losses to compare",
+            "call frog.record in its training loop",
         )
     worlds, records = (_world(a), _world(b)), (a.read_achieved(), b.read_achieved())
     findings = [
@@ -48,7 +49,7 @@ def compare_programs(a: RunFolder, b: RunFolder) -> tuple[tuple[str, str], list[
         _settings("environment", _environment(left), _environment(right)),
         _finding("world", f"{worlds[0]} ranks", f"{worlds[1]} ranks"),
         _finding("end", _end(records[0]), _end(records[1])),
-        Finding("results", "not compared", "a program does not report steps, losses or checkpoints to Frog"),
+        Finding("results", "not compared", "a program that does not call frog.record reports no steps or losses"),
     ]
     return (_title(a, runs[0], worlds[0]), _title(b, runs[1], worlds[1])), findings
 

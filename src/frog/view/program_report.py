@@ -12,9 +12,10 @@ from frog.core.exitcodes import describe_exit
 from frog.core.files import open_plain
 from frog.core.printable import printable
 from frog.core.schema import shortened
-from frog.runs import RecordedRun, read_run
+from frog.runs import RecordedRun
 from frog.runs.attempts import Attempt
 from frog.runs.folder import RunFolder
+from frog.runs.history import History
 from frog.runs.observed import Observed, read_observed
 from frog.runs.record import ProgramInfo, Record, RunFile
 from frog.view.runs import status_of
@@ -53,9 +54,10 @@ class LogTail:
     lines: list[str]
 
 
-def program_context(folder: RunFolder, run: RunFile, program: ProgramInfo) -> dict[str, Any]:
-    """Return what the page of a program shows."""
-    recorded = read_run(folder)
+def program_context(folder: RunFolder, run: RunFile, program: ProgramInfo, history: History) -> dict[str, Any]:
+    """Return what the page of a program shows, without its charts."""
+    recorded, main = history.run, history.main
+    has_steps = main is not None and len(main.steps) > 0
     status = status_of(folder, run, recorded.record)
     observed = _last_observed(folder)
     rows = _rows(recorded, observed, status)
@@ -71,7 +73,9 @@ def program_context(folder: RunFolder, run: RunFile, program: ProgramInfo) -> di
         "nodes": sorted({row.node for row in rows if row.node is not None}),
         "tails": _tails(folder, [row.rank for row in rows], first),
         "first": first,
-        "unknown": _unknown(folder, observed, recorded.record),
+        "step": int(main.steps[-1]) if main and has_steps else None,
+        "loss": float(main.scalars["loss_mean"][-1]) if main and has_steps else None,
+        "unknown": _unknown(folder, observed, recorded.record, has_steps),
         "problems": recorded.problems,
     }
 
@@ -124,9 +128,10 @@ def tail(path: Path) -> list[str]:
     return [shortened(printable(line), _MOST_LINE) for line in lines[-_TAIL_LINES:] if line or len(lines) > 1]
 
 
-def _unknown(folder: RunFolder, observed: dict[int, Observed], record: Record | None) -> list[str]:
+def _unknown(folder: RunFolder, observed: dict[int, Observed], record: Record | None, has_steps: bool) -> list[str]:
     """Return what the report cannot show, and why."""
-    found = ["Steps, losses, learning rate and tokens: a program does not report them to Frog."]
+    found = [] if has_steps else ["Steps and losses: the program does not call frog.record."]
+    found.append("Phases of a step, and checkpoints: only Frog's trainer reports them.")
     if not observed:
         found.append("Where the ranks were, their collectives and memory: the run was not observed.")
     elif not any(seen.status and seen.status.groups for seen in observed.values()):

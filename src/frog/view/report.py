@@ -45,10 +45,11 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
 def render_report(folder: RunFolder) -> str:
     """Return the report as HTML text."""
     run = folder.read_run_json()
+    history = read_history(folder)
     if run.program is not None:
-        context = {**program_context(folder, run, run.program), "css": _asset("report.css")}
-        return _template("program.html.jinja").render(context)
-    return _template("report.html.jinja").render(_context(folder))
+        context = program_context(folder, run, run.program, history)
+        return _template("program.html.jinja").render(**context, **_drawing(history))
+    return _template("report.html.jinja").render(**_context(folder, history), **_drawing(history))
 
 
 @cache
@@ -74,20 +75,31 @@ def _template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def _context(folder: RunFolder) -> dict[str, Any]:
+def _drawing(history: History) -> dict[str, Any]:
+    """Return the charts, and what draws them."""
+    drawn = {"charts": charts(history), "marks": marks(history)}
+    return {
+        "charts": drawn["charts"],
+        "chart_json": json_for_script(drawn),
+        "phase_colors": PHASE_COLORS,
+        "rank_colors": RANK_COLORS,
+        "library_css": _asset("uPlot.min.css"),
+        "library_js": _asset("uPlot.iife.min.js"),
+        "css": _asset("report.css"),
+        "js": _asset("report.js"),
+    }
+
+
+def _context(folder: RunFolder, history: History) -> dict[str, Any]:
     run, record = folder.read_run_json(), folder.read_record()
-    history = read_history(folder)
     good, broken = open_checkpoints(folder)
     movement = weight_movement(good)
     status = status_of(folder, run, record)
-    drawn = {"charts": charts(history), "marks": marks(history)}
     return {
         "run": run,
         "status": status,
         "headline": _headline(run, numbers_of(folder, record) if record else None, history),
         "error": _error(folder, record, history, status),
-        "charts": drawn["charts"],
-        "chart_json": json_for_script(drawn),
         "fractions": phase_fractions(history),
         "windows": windows(history),
         "strategy": strategy_section(run, history),
@@ -102,12 +114,6 @@ def _context(folder: RunFolder) -> dict[str, Any]:
         "samples": _samples(history),
         "problems": history.run.problems,
         "config": _config(run),
-        "phase_colors": PHASE_COLORS,
-        "rank_colors": RANK_COLORS,
-        "library_css": _asset("uPlot.min.css"),
-        "library_js": _asset("uPlot.iife.min.js"),
-        "css": _asset("report.css"),
-        "js": _asset("report.js"),
     }
 
 
