@@ -68,7 +68,7 @@ ERRORS = (
     KnownError(
         "checkpoint-weights-only",
         ("Weights only load failed", "WeightsUnpickler error"),
-        "Since torch 2.6, torch.load accepts only tensors, plain values and classes that you allow.",
+        "Since torch 2.6, torch.load by default accepts only tensors, plain values and classes that you allow.",
         "save tensors and plain values; use weights_only=False only for files that you trust",
         section=37,
     ),

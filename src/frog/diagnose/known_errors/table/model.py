@@ -156,7 +156,7 @@ ERRORS = (
     KnownError(
         "scaler-half-gradients",
         ("Attempting to unscale FP16 gradients", "ValueError: Attempting to unscale"),
-        "GradScaler requires weights in float32, but the model was converted to half precision.",
+        "GradScaler rejects float16 gradients: the model was converted to half precision.",
         "keep the weights in float32 and use autocast, or use bf16 without a scaler",
         section=31,
     ),
@@ -169,7 +169,7 @@ ERRORS = (
     KnownError(
         "loss-scale-at-minimum",
         ("Current loss scale already at minimum", "Minimum loss scale reached"),
-        "Every step overflowed in fp16, so the loss scale was halved down to its minimum.",
+        "Too many steps overflowed in fp16, so the loss scale was halved down to its minimum.",
         "use bf16 or a lower learning rate; look for the first NaN in the loss or the data",
         section=32,
     ),

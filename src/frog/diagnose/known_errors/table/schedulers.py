@@ -114,7 +114,8 @@ ERRORS = (
         "kubernetes-no-gpu",
         ("Insufficient nvidia.com/gpu", "Insufficient amd.com/gpu"),
         "No node has enough free GPUs, or the device plugin does not run.",
-        "look for nvidia.com/gpu under Allocatable in `kubectl describe node`; if it is 0, the plugin is the problem",
+        "look for nvidia.com/gpu under Allocatable in `kubectl describe node`; if it is 0 or missing on a node with "
+        "GPUs, read the plugin's log",
         section=40,
     ),
     KnownError(
