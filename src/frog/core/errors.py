@@ -71,6 +71,10 @@ class LaunchError(FrogError):
     """A world could not be started, or one of its ranks failed."""
 
 
+class HangError(LaunchError):
+    """The ranks of a world waited for each other until the deadline."""
+
+
 class NonFiniteError(FrogError):
     """A loss or a gradient is NaN or infinite."""
 

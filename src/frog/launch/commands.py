@@ -76,9 +76,9 @@ def add_world_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deadline",
         type=float,
-        default=60.0,
         metavar="S",
-        help="kill a rank that sends no heartbeat for this long (default: %(default)g)",
+        help="end a hanging world after this long without a sign of progress (default: 60; 300 while a rank of a "
+        "program that is not Frog's waits outside a collective)",
     )
     parser.add_argument(
         "--network", metavar="LINK", help='simulate a slow network between the nodes: "rate=100mbit delay=20ms" (Linux)'
@@ -118,7 +118,7 @@ def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = N
         raise UsageError("no world size", "--nproc 4 for four ranks, or --nodes 2x4 for two nodes of four")
     nodes = parse_nodes(args.nodes) if args.nodes is not None else Nodes(1, 1, args.nproc)
     restarts = args.restarts if args.restarts is not None else 3 if nodes.elastic else 0
-    if not _LEAST_DEADLINE_S <= args.deadline < math.inf:
+    if args.deadline is not None and not _LEAST_DEADLINE_S <= args.deadline < math.inf:
         raise UsageError(
             f"--deadline {args.deadline:g} is too short: ranks send two heartbeats per second",
             f"use at least {_LEAST_DEADLINE_S:g} seconds",
@@ -131,5 +131,7 @@ def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = N
 
         network = parse_network(args.network)
     env = dict(extra_env or {})
-    options = Options(args.threads, restarts, args.deadline, replace=args.replace, network=network, extra_env=env)
+    options = Options(args.threads, restarts, replace=args.replace, network=network, extra_env=env)
+    if args.deadline is not None:
+        options = replace(options, deadline_s=args.deadline, idle_s=args.deadline)
     return nodes, options

@@ -25,13 +25,13 @@ class Journal:
         self._lines: list[str] = []
         self._num_written = 0
         self.folder = folder
-        self._is_chosen = False
+        self.is_chosen = False
         """True if the ranks have chosen the folder."""
 
     def look_for_folder(self) -> RunFolder | None:
         """Return the run folder if there is one, and write the buffered lines to it."""
-        if not self._is_chosen and self._pointer.exists():
-            self.folder, self._is_chosen = RunFolder(Path(self._pointer.read_text())), True
+        if not self.is_chosen and self._pointer.exists():
+            self.folder, self.is_chosen = RunFolder(Path(self._pointer.read_text())), True
             self._num_written = 0
         self._write()
         return self.folder

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import frog
 from frog.core.env import launch_variables
-from frog.core.errors import LaunchError
+from frog.core.errors import HangError, LaunchError
 from frog.core.exitcodes import signal_name
 from frog.core.files import write_json
 from frog.core.units import now_text
@@ -62,7 +62,7 @@ class RecordedProgram:
     def write_record(self, error: LaunchError | None, failures: list[Failure], interrupted: bool) -> None:
         """Write record.json at the end."""
         status = "completed" if error is None else "interrupted" if interrupted else "failed"
-        first = first_failure(failures) if failures else None
+        first = first_failure(failures) if failures and not isinstance(error, HangError) else None
         record = {
             "format": FORMAT,
             "status": status,

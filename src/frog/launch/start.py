@@ -32,7 +32,9 @@ class Options:
     threads: int | None = None
     restarts: int = 0
     deadline_s: float = 60.0
-    """Kill a rank that sends no heartbeat for this long."""
+    """Kill a rank that sends no heartbeat for this long, and a program that is not Frog's if all its ranks wait."""
+    idle_s: float = 300.0
+    """The same for a program that is not Frog's if a rank waits outside a collective."""
     stuck_s: float = 300.0
     """Kill a rank that waits in one collective for this long, unless its `train.timeout_s` allows more."""
     repair_s: float = 5.0

@@ -30,6 +30,7 @@ from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
 from frog.launch.nodes import Nodes, world_table
 from frog.launch.program import can_be_joined, can_resume, parse_program
 from frog.launch.recorded import RecordedProgram
+from frog.launch.stalls import StallWatch
 from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs
 from frog.runs.heartbeat import read_heartbeat
@@ -107,6 +108,7 @@ class _Launch:
             nodes.elastic, options.repair_s, self.life.limits.repair_at_most_s, set(range(nodes.most))
         )
         self._next_look = 0.0
+        self._stalls = StallWatch(self.journal, options)
         self._wait_until = time.monotonic() + self.life.limits.up_at_most_s
         self._failed_by_itself = False
 
@@ -222,6 +224,7 @@ class _Launch:
             self.recorded.sign()
         self._serve_requests()
         self._look_for_hangs()
+        self._look_for_stalls()
         self._restart_lost_nodes()
         self._enforce_deadlines()
 
@@ -282,6 +285,17 @@ class _Launch:
                 agent.watched.pop(hang.rank)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hang.pid, signal.SIGKILL)
+
+    def _look_for_stalls(self) -> None:
+        """End a program that is not Frog's if its ranks wait for each other."""
+        attempt = max(self._shown, default=0)
+        healthy = self.life.state is State.RUNNING and all(one["attempt"] != attempt for one in self.failures)
+        if healthy and self._stalls.must_end(attempt, self._ranks_of(attempt), time.monotonic()):
+            for agent in self._running():
+                agent.kill_ranks()
+
+    def _ranks_of(self, attempt: int) -> set[int]:
+        return {rank for world in self._shown.get(attempt, []) for rank in world["ranks"]}
 
     def _serve_requests(self) -> None:
         """Handle the ranks' requests for actions that only the launcher can do."""
@@ -370,6 +384,8 @@ class _Launch:
         codes = [agent.process.returncode for agent in self.agents if not agent.excused]
         if codes and not any(codes):
             return None
+        if not self.lost and (hang := self._stalls.error(max(self._shown, default=0))):
+            return hang
         return world_error(self._final_failures(), self.lost, codes, self.journal.folder, self.unaware)
 
     def _final_failures(self) -> list[Failure]:
@@ -379,6 +395,6 @@ class _Launch:
         if self._survives_losses:
             failures = final_failures(failures)
         if self.recorded is not None and failures:
-            ranks = {rank for world in self._shown.get(last, []) for rank in world["ranks"]}
-            failures = with_words(failures, self.recorded.output.kept, ranks, self.recorded.folder)
+            output, folder = self.recorded.output, self.recorded.folder
+            failures = with_words(failures, output.kept, self._ranks_of(last), folder)
         return failures

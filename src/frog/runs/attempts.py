@@ -20,6 +20,7 @@ from frog.runs.launcher_schema import (
     LeftOutEvent,
     NodeEvent,
     ReplaceEvent,
+    StallEvent,
     WorldEvent,
 )
 from frog.runs.read import EventList
@@ -127,6 +128,7 @@ class Attempt:
     exits: list[ExitEvent] = field(default_factory=list)
     replacements: list[ReplaceEvent] = field(default_factory=list)
     hangs: list[HangEvent] = field(default_factory=list)
+    stalls: list[StallEvent] = field(default_factory=list)
     left_out: list[LeftOutEvent] = field(default_factory=list)
     nodes: list[NodeEvent] = field(default_factory=list)
     """Ends of node agents."""
@@ -228,6 +230,8 @@ def _add_event(attempt: Attempt, event: AnyLauncherEvent) -> None:
             attempt.replacements.append(event)
         case HangEvent():
             attempt.hangs.append(event)
+        case StallEvent():
+            attempt.stalls.append(event)
         case LeftOutEvent():
             attempt.left_out.append(event)
         case NodeEvent():

@@ -106,6 +106,22 @@ class HangEvent(LauncherEvent, tag="hang", frozen=True, kw_only=True):
     heartbeat: Beat
 
 
+class StallEvent(LauncherEvent, tag="stall", frozen=True, kw_only=True):
+    """A program that is not Frog's made no progress (frog.launch.program_watch)."""
+
+    attempt: Rank
+    kind: Literal["hang", "left", "computing"]
+    """hang: all ranks wait; left: for a rank that has ended; computing: for a rank that computes."""
+    still_s: float
+    """Time since the last finished collective."""
+    roles: dict[int, Literal["waits", "idle", "computes", "stopped", "ended", "failed"]]
+    """What each rank did."""
+    text: str
+    """The same for people, with the collectives and the lines."""
+    ends: bool
+    """True if the launcher ended the ranks."""
+
+
 class LeftOutEvent(LauncherEvent, tag="left_out", frozen=True, kw_only=True):
     """A rank that the others continued without was still alive, and was killed."""
 
@@ -143,6 +159,7 @@ AnyLauncherEvent = (
     | ExitEvent
     | ReplaceEvent
     | HangEvent
+    | StallEvent
     | LeftOutEvent
     | NodeEvent
     | ReturnEvent

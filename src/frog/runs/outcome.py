@@ -136,7 +136,7 @@ def _others(first: Failure, failures: Sequence[Failure]) -> tuple[str, list[str]
             "call torch.distributed.destroy_process_group() at the end of the program"
         )
     if first["blame"] > Blame.TEARDOWN and first["left"]:
-        after.append(f"{_ranks(first['left'])} had ended without an error while this rank still waited for others")
+        after.append(f"{name_ranks(first['left'])} had ended without an error while this rank still waited for others")
     if num_victims:
         after.append(f"{count(num_victims, 'other rank')} failed because of it")
     if len(others) > num_victims:
@@ -144,7 +144,8 @@ def _others(first: Failure, failures: Sequence[Failure]) -> tuple[str, list[str]
     return ("" if first["blame"] != Blame.TEARDOWN else ", after its program"), after
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def name_ranks(numbers: Sequence[int]) -> str:
+    """Name ranks in a sentence: "rank 3", "ranks 0, 1"."""
     shown = ", ".join(map(str, numbers[:_MOST_RANKS]))
     more = f" and {len(numbers) - _MOST_RANKS} more" if len(numbers) > _MOST_RANKS else ""
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}{more}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -51,6 +52,8 @@ class Beats:
 
     def start(self) -> None:
         """Write the first status, and start the threads."""
+        with contextlib.suppress(OSError):
+            os.makedirs(self.place.folder, exist_ok=True)
         self._beat()
         self._crashes = Crashes(os.path.join(self.place.folder, "crash.txt"))
         self._errors = Errors(self.place, self._fail)

@@ -24,17 +24,13 @@ def encode(value: object) -> bytes:
 
 
 def write_bytes(folder: str, name: str, data: bytes) -> None:
-    """Replace a file atomically, if possible. Creates the folder.
+    """Replace a file atomically, if possible. Does not create a folder: the launcher may have removed the run's.
 
     Does not wait for the disk: after a power failure, the file may be empty.
     """
     staging = os.path.join(folder, f".{name}.{os.getpid()}.{_thread.get_ident()}.tmp")
     try:
-        try:
-            _write(staging, data)
-        except FileNotFoundError:
-            os.makedirs(folder, exist_ok=True)
-            _write(staging, data)
+        _write(staging, data)
         os.replace(staging, os.path.join(folder, name))
     except OSError:
         with contextlib.suppress(OSError):

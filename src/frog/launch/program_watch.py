@@ -1,0 +1,219 @@
+"""The watchdog of a program that is not Frog's: decides from what its ranks do whether they make progress.
+
+A state machine without processes or clocks. It receives what was seen of all ranks, with the time, and decides:
+
+    healthy ──> computing   a rank computes for long while others wait in a collective: reported, not ended
+       │  └───> hang        no rank has finished a collective for too long, and none of them computes
+       └──────> left        the same, and a rank has ended that the others wait for
+
+A finished collective returns the world to `healthy`. A rank with a pending collective waits, whatever its processor
+time, since NCCL spins while it waits; unless it moves data, as over a slow link. If every rank has enqueued the same
+collective, torch completes it in the background, so a world in which all ranks wait does not continue by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from frog.runs.observed import CodeLine
+
+_WINDOW_S = 1.0
+_GAP_S = 5.0
+"""After a longer time without a look, the machine or the launcher was suspended, and the ranks perhaps too."""
+_BUSY_CORES, _BUSY_BYTES_PER_S = 0.1, 64 << 10
+"""A rank that uses more than this computes, or moves data: to a disk, or over a slow link to its peers."""
+
+
+@dataclass(frozen=True)
+class WatchLimits:
+    """Time limits."""
+
+    deadline_s: float = 60.0
+    """Time without progress until a world in which all ranks wait is a hang, and until a slow rank is reported."""
+    idle_s: float = 300.0
+    """The same if a rank does nothing outside a collective: it may wait for a disk or a download."""
+    compute_s: float = 1800.0
+    """Time that a rank may compute while others wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What is seen of one rank at one moment."""
+
+    completed: int
+    """Collectives that it has completed."""
+    pending: bool
+    """True if it waits in a collective, or elsewhere in torch.distributed."""
+    cpu_s: float
+    moved_bytes: int = 0
+    """Bytes that it has read and written."""
+    children_cpu_s: float | None = None
+    """Processor time of its child processes; None if not measured."""
+    line: CodeLine | None = None
+    inside: CodeLine | None = None
+    ended: bool = False
+    """True if its program has ended, even if its process still exists."""
+    failed: bool = False
+    """True if an exception ended its program."""
+    stopped: bool = False
+    """True if a signal or a debugger has stopped the process."""
+
+
+class Role(Enum):
+    """What a rank does in a world without progress."""
+
+    WAITS = "waits"
+    IDLE = "idle"
+    COMPUTES = "computes"
+    STOPPED = "stopped"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class Kind(Enum):
+    """What is wrong with a world."""
+
+    HANG = "hang"
+    LEFT = "left"
+    COMPUTING = "computing"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A world without progress."""
+
+    kind: Kind
+    still_s: float
+    """Time since the last progress."""
+    roles: Mapping[int, Role]
+    ends: bool
+    """True if the world cannot continue, and must be ended."""
+
+
+@dataclass
+class _Track:
+    """One rank over time. Times are those at which something last changed."""
+
+    sight: Sight
+    place_at: float
+    function_at: float
+    pending_at: float
+    busy_at: float
+    moved_at: float
+    stopped_at: float
+    window_at: float
+    window: Sight
+
+    @classmethod
+    def begin(cls, sight: Sight, now: float) -> _Track:
+        return cls(sight, now, now, now, now, now, now, now, sight)
+
+    def update(self, sight: Sight, now: float) -> None:
+        before, self.sight = self.sight, sight
+        if (sight.line, sight.inside) != (before.line, before.inside):
+            self.place_at = now
+        if _function(sight) != _function(before):
+            self.function_at = now
+        if sight.pending != before.pending:
+            self.pending_at = now
+        if sight.stopped != before.stopped:
+            self.stopped_at = now
+        if now - self.window_at >= _WINDOW_S:
+            if _cpu_s(self.window, sight) >= _BUSY_CORES * (now - self.window_at):
+                self.busy_at = now
+            if sight.moved_bytes - self.window.moved_bytes >= _BUSY_BYTES_PER_S * (now - self.window_at):
+                self.moved_at = now
+            self.window_at, self.window = now, sight
+
+    @property
+    def still_at(self) -> float:
+        """Return since when it waits or does nothing."""
+        if self.sight.stopped:
+            return self.stopped_at
+        if self.sight.pending:
+            return max(self.pending_at, self.moved_at, min(self.place_at, self.busy_at))
+        return max(self.pending_at, self.moved_at, self.function_at, self.busy_at)
+
+    def role(self, now: float) -> Role:
+        if self.sight.failed:
+            return Role.FAILED
+        if self.sight.ended:
+            return Role.ENDED
+        if self.sight.stopped:
+            return Role.STOPPED
+        if self.sight.pending:
+            return Role.WAITS
+        return Role.COMPUTES if now - max(self.busy_at, self.moved_at) <= 2 * _WINDOW_S else Role.IDLE
+
+
+def _function(sight: Sight) -> tuple[str, str] | None:
+    return None if sight.line is None else (sight.line.file, sight.line.function)
+
+
+def _cpu_s(before: Sight, after: Sight) -> float:
+    """Return the processor time of a rank and its children between two moments."""
+    cpu_s = after.cpu_s - before.cpu_s
+    if before.children_cpu_s is not None and after.children_cpu_s is not None:
+        cpu_s += max(0.0, after.children_cpu_s - before.children_cpu_s)
+    return cpu_s
+
+
+@dataclass
+class ProgramWatch:
+    """The state of one attempt of a world."""
+
+    limits: WatchLimits
+    _tracks: dict[int, _Track] = field(default_factory=dict)
+    _progress_at: float = 0.0
+    _reported: bool = False
+    _looked_at: float = 0.0
+
+    def look(self, sights: Mapping[int, Sight], now: float) -> Finding | None:
+        """Take what is seen of all ranks, and decide. A slow rank is reported once until the next progress."""
+        self._update(sights, now)
+        running = [track for track in self._tracks.values() if not track.sight.ended]
+        if not running or not any(track.sight.pending or track.sight.completed for track in running):
+            return None  # a program that does not use torch.distributed, or has ended
+        return self._find_hang(running, now) or self._find_slow_rank(running, now)
+
+    def still_s(self, now: float) -> float:
+        """Return the time since the last progress."""
+        return now - self._progress_at if self._tracks else 0.0
+
+    def _update(self, sights: Mapping[int, Sight], now: float) -> None:
+        changed = sights.keys() != self._tracks.keys()
+        for rank, sight in sights.items():
+            track = self._tracks.get(rank)
+            if track is None:
+                self._tracks[rank] = _Track.begin(sight, now)
+            else:
+                changed |= sight.completed != track.sight.completed or sight.ended != track.sight.ended
+                track.update(sight, now)
+        if changed or now - self._looked_at > _GAP_S:
+            self._progress_at, self._reported = now, False
+        self._looked_at = now
+
+    def _find_hang(self, running: list[_Track], now: float) -> Finding | None:
+        still_s = now - max(self._progress_at, *(track.still_at for track in running))
+        waiting = all(track.sight.pending or track.sight.stopped for track in running)
+        if still_s < (self.limits.deadline_s if waiting else self.limits.idle_s):
+            return None
+        left = any(track.sight.ended for track in self._tracks.values())
+        return Finding(Kind.LEFT if left and waiting else Kind.HANG, still_s, self._roles(now), ends=True)
+
+    def _find_slow_rank(self, running: list[_Track], now: float) -> Finding | None:
+        still_s = self.still_s(now)
+        roles = self._roles(now)
+        waiting = [t for t in running if t.sight.pending and now - t.still_at >= self.limits.deadline_s]
+        if still_s < self.limits.deadline_s or not waiting or Role.COMPUTES not in roles.values():
+            return None
+        ends = still_s >= self.limits.compute_s
+        if self._reported and not ends:
+            return None
+        self._reported = True
+        return Finding(Kind.COMPUTING, still_s, roles, ends)
+
+    def _roles(self, now: float) -> dict[int, Role]:
+        return {rank: track.role(now) for rank, track in sorted(self._tracks.items())}

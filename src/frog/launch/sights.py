@@ -1,0 +1,69 @@
+"""What the launcher sees of a program's ranks: their observers' statuses, and their processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from frog.launch.program_watch import Sight
+from frog.runs.observed import Status
+
+_INSIDE_TORCH = "torch/distributed/"
+
+
+def see_rank(status: Status, with_children: bool) -> Sight:
+    """Return what is seen of one rank now. with_children: also measure its child processes."""
+    sight = Sight(
+        completed=sum(group.completed for group in status.groups),
+        pending=any(group.pending for group in status.groups)
+        or (status.inside is not None and _INSIDE_TORCH in status.inside.file),
+        cpu_s=status.cpu_s,
+        line=status.line,
+        inside=status.inside,
+        ended=status.state != "running",
+        failed=status.state == "failed",
+    )
+    return sight if sight.ended else _with_process(sight, status.pid, with_children)
+
+
+def see_ranks(statuses: Mapping[int, Status], with_children: bool) -> dict[int, Sight]:
+    """Return what is seen of each rank now."""
+    return {rank: see_rank(status, with_children) for rank, status in statuses.items()}
+
+
+def _with_process(sight: Sight, pid: int, with_children: bool) -> Sight:
+    """Add what the operating system knows of a process; a status may be old, and the process may have ended."""
+    try:
+        process = psutil.Process(pid)
+        state, times = process.status(), process.cpu_times()
+        children = process.children(recursive=True) if with_children else []
+    except psutil.Error:
+        return replace(sight, ended=True)
+    return replace(
+        sight,
+        cpu_s=times.user + times.system,
+        moved_bytes=_moved_bytes(pid),
+        children_cpu_s=sum(map(_cpu_s, children)) if with_children else None,
+        ended=state == psutil.STATUS_ZOMBIE,
+        stopped=state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP),
+    )
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def _moved_bytes(pid: int) -> int:
+    """Return the bytes that a process has read and written, also through sockets; 0 where that is unknown."""
+    try:
+        fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        return int(fields["rchar"]) + int(fields["wchar"])
+    except (OSError, ValueError, KeyError):
+        return 0

@@ -1,0 +1,142 @@
+"""Finds worlds of other people's programs that do not continue, and collects what their ranks know about it.
+
+watching ──> asking ──> found
+   └── <─────────┘   a collective finished in the meantime
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Set
+from dataclasses import dataclass
+
+from frog.core.errors import HangError
+from frog.core.exitcodes import signal_code
+from frog.launch.journal import Journal
+from frog.launch.program_watch import Finding, ProgramWatch, Role, WatchLimits
+from frog.launch.sights import see_ranks
+from frog.launch.stall_text import describe_stall
+from frog.launch.start import Options
+from frog.runs.folder import RunFolder
+from frog.runs.observed import Observed, Status, read_observed, read_statuses, write_request
+
+_LOOK_S = 0.5
+_ANSWER_S = 10.0
+"""Time for the ranks to write their evidence. Those that can do so in a second."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A world that does not continue, or one that waits for a slow rank."""
+
+    attempt: int
+    finding: Finding
+    text: str
+    """What the ranks do, for people."""
+
+
+@dataclass
+class _Question:
+    """A request to all ranks for their evidence."""
+
+    number: int
+    finding: Finding
+    asked_at: float
+
+
+class StallWatch:
+    """Watches the attempts of one program."""
+
+    def __init__(self, journal: Journal, options: Options) -> None:
+        self.journal, self.folder = journal, journal.folder if options.observe else None
+        self.limits = WatchLimits(deadline_s=options.deadline_s, idle_s=options.idle_s)
+        self._may_restart = options.restarts > 0
+        self.ended: Stall | None = None
+        """The last stall for which the ranks had to be ended."""
+        self._attempt = -1
+        self._watch = ProgramWatch(self.limits)
+        self._question: _Question | None = None
+        self._next_look = 0.0
+
+    def must_end(self, attempt: int, ranks: Set[int], now: float) -> bool:
+        """Look at the ranks; return True if they must be ended.
+
+        Records a stall, and prints one that is not the run's last word.
+        """
+        stall = self.look(attempt, ranks, now)
+        if stall is None:
+            return False
+        finding = stall.finding
+        self.journal.record(
+            "stall",
+            attempt=attempt,
+            kind=finding.kind.value,
+            still_s=round(finding.still_s, 3),
+            roles={rank: role.value for rank, role in finding.roles.items()},
+            text=stall.text,
+            ends=finding.ends,
+        )
+        if finding.ends:
+            self.ended = stall
+        if not finding.ends or self._may_restart:
+            print(stall.text, file=sys.stderr, flush=True)
+        return finding.ends
+
+    def error(self, attempt: int) -> HangError | None:
+        """Return the error of an attempt that was ended."""
+        if self.ended is None or self.ended.attempt != attempt or self.folder is None:
+            return None
+        error = HangError(self.ended.text, f"frog diagnose {self.folder.path}")
+        error.exit_code = signal_code(signal.SIGKILL)
+        return error
+
+    def look(self, attempt: int, ranks: Set[int], now: float) -> Stall | None:
+        """Return a stall, once the ranks have answered or can no longer be expected to.
+
+        None for a run without a folder or observers, and for one of Frog's trainer, which has heartbeats.
+        """
+        if self.folder is None or self.journal.is_chosen:
+            return None
+        if attempt != self._attempt:
+            self._attempt, self._watch, self._question = attempt, ProgramWatch(self.limits), None
+        if now < self._next_look:
+            return None
+        self._next_look = now + _LOOK_S
+        return self._look(self.folder, ranks, now)
+
+    def _look(self, folder: RunFolder, ranks: Set[int], now: float) -> Stall | None:
+        statuses = read_statuses(folder.path, self._attempt)
+        if not ranks or statuses.keys() != ranks:
+            return None  # some ranks have not started, or are not observed
+        quiet = self._watch.still_s(now) > self.limits.deadline_s / 2
+        finding = self._watch.look(see_ranks(statuses, with_children=quiet), now)
+        if self._question is not None:
+            return self._answered(folder, self._question, statuses, now)
+        if finding is None:
+            return None
+        if not finding.ends:
+            seen = {rank: Observed(folder.path, rank, status) for rank, status in statuses.items()}
+            return Stall(self._attempt, finding, describe_stall(finding, seen))
+        number = write_request(folder.path, finding.kind.value)
+        self._question = _Question(number, finding, now)
+        return None
+
+    def _answered(
+        self, folder: RunFolder, question: _Question, statuses: dict[int, Status], now: float
+    ) -> Stall | None:
+        """Return the stall if all ranks that can answer have done so; forget it if a collective has finished.
+
+        To answer takes processor time, which is no sign of progress.
+        """
+        waited_s = now - question.asked_at
+        if self._watch.still_s(now) < waited_s:
+            self._question = None
+            return None
+        stopped = {rank for rank, role in question.finding.roles.items() if role is Role.STOPPED}
+        able = [own for rank, own in statuses.items() if own.state == "running" and rank not in stopped]
+        if waited_s < _ANSWER_S and any(status.answered != question.number for status in able):
+            return None
+        self._question = None
+        evidence = read_observed(folder.path).get(self._attempt, {})
+        return Stall(self._attempt, question.finding, describe_stall(question.finding, evidence))

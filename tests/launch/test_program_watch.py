@@ -1,0 +1,170 @@
+"""The watchdog's decisions about worlds of other people's programs, with times passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frog.launch.program_watch import Finding, Kind, ProgramWatch, Role, Sight, WatchLimits
+from frog.runs.observed import CodeLine
+
+LIMITS = WatchLimits(deadline_s=10, idle_s=40, compute_s=200)
+LOOK_S = 0.5
+WAIT = CodeLine(file="/me/train.py", line=6, function="step")
+WORK = CodeLine(file="/me/train.py", line=8, function="evaluate")
+
+World = Callable[[float], dict[int, Sight]]
+"""What is seen of all ranks at a time."""
+
+
+def waits(now: float, cores: float = 0.0, completed: int = 5, **fields: object) -> Sight:
+    return Sight(completed=completed, pending=True, cpu_s=cores * now, line=WAIT, inside=WAIT, **fields)  # type: ignore[arg-type]
+
+
+def works(now: float, cores: float = 1.0, completed: int = 5, **fields: object) -> Sight:
+    return Sight(completed=completed, pending=False, cpu_s=cores * now, line=WORK, inside=WORK, **fields)  # type: ignore[arg-type]
+
+
+def watch(world: World, until_s: float, start_s: float = 0.0) -> list[tuple[float, Finding]]:
+    """Return the findings with their times, up to the first that ends the world."""
+    watchdog, found = ProgramWatch(LIMITS), []
+    for number in range(int(until_s / LOOK_S) + 1):
+        now = number * LOOK_S
+        finding = watchdog.look(world(now), start_s + now)
+        if finding is not None:
+            found.append((now, finding))
+            if finding.ends:
+                break
+    return found
+
+
+@pytest.mark.parametrize("cores", [0.0, 1.0], ids=["sleeping", "spinning"])
+def test_world_in_which_all_ranks_wait_is_a_hang(cores: float) -> None:
+    ((at, finding),) = watch(lambda now: {0: waits(now, cores), 1: waits(now, cores)}, 100)
+    assert (finding.kind, finding.ends, finding.roles) == (Kind.HANG, True, {0: Role.WAITS, 1: Role.WAITS})
+    assert at == LIMITS.deadline_s
+
+
+def test_rank_that_sleeps_outside_a_collective_is_a_hang_later() -> None:
+    ((at, finding),) = watch(lambda now: {0: waits(now), 1: works(now, cores=0)}, 100)
+    assert (at, finding.kind, finding.roles) == (LIMITS.idle_s, Kind.HANG, {0: Role.WAITS, 1: Role.IDLE})
+
+
+def test_rank_that_computes_is_reported_once_and_ended_much_later() -> None:
+    (first_at, first), (last_at, last) = watch(lambda now: {0: waits(now), 1: works(now)}, 300)
+    assert (first_at, first.kind, first.ends) == (LIMITS.deadline_s, Kind.COMPUTING, False)
+    assert (last_at, last.kind, last.ends) == (LIMITS.compute_s, Kind.COMPUTING, True)
+    assert first.roles == {0: Role.WAITS, 1: Role.COMPUTES}
+
+
+def test_slow_rank_is_reported_again_after_progress() -> None:
+    found = watch(lambda now: {r: f(now, completed=int(now // 50)) for r, f in enumerate((waits, works))}, 120)
+    assert [at for at, _ in found] == [10, 60, 110]
+
+
+def test_rank_that_loads_with_child_processes_computes() -> None:
+    found = watch(lambda now: {0: waits(now), 1: works(now, cores=0, children_cpu_s=now)}, 100)
+    assert [(finding.kind, finding.ends) for _, finding in found] == [(Kind.COMPUTING, False)]
+
+
+def test_collective_over_a_slow_link_is_not_a_hang() -> None:
+    moving = lambda now: waits(now, moved_bytes=int(100_000 * now))  # noqa: E731
+    assert watch(lambda now: {0: moving(now), 1: waits(now)}, 300) == []
+
+
+def test_rank_that_has_ended_is_named_as_left() -> None:
+    ((at, finding),) = watch(lambda now: {0: waits(now), 1: works(now, cores=0, ended=True)}, 100)
+    assert (at, finding.kind, finding.roles) == (LIMITS.deadline_s, Kind.LEFT, {0: Role.WAITS, 1: Role.ENDED})
+
+
+def test_rank_that_failed_but_does_not_exit_is_named_as_failed() -> None:
+    ((_, finding),) = watch(lambda now: {0: waits(now), 1: works(now, ended=True, failed=True)}, 100)
+    assert (finding.kind, finding.roles[1]) == (Kind.LEFT, Role.FAILED)
+
+
+def test_stopped_rank_counts_as_waiting() -> None:
+    ((at, finding),) = watch(lambda now: {0: waits(now), 1: works(0, stopped=now > 3)}, 100)
+    assert (finding.kind, finding.roles[1]) == (Kind.HANG, Role.STOPPED)
+    assert at == LIMITS.deadline_s + 3.5
+
+
+def test_evaluation_between_collectives_is_not_a_hang() -> None:
+    assert watch(lambda now: {0: works(now), 1: works(now)}, 500) == []
+
+
+def test_program_without_collectives_is_never_a_hang() -> None:
+    assert watch(lambda now: {0: works(now, cores=0, completed=0)}, 1000) == []
+
+
+def test_rank_that_polls_its_pending_collective_waits() -> None:
+    lines = (WAIT, replace_line(WAIT, 7))
+    polls = lambda now: replace(waits(now), line=lines[int(2 * now) % 2])  # noqa: E731
+    ((at, finding),) = watch(lambda now: {0: polls(now), 1: waits(now)}, 100)
+    assert (at, finding.kind) == (LIMITS.deadline_s, Kind.HANG)
+
+
+def replace_line(line: CodeLine, number: int) -> CodeLine:
+    return CodeLine(file=line.file, line=number, function=line.function)
+
+
+def test_time_without_a_look_does_not_count() -> None:
+    watchdog = ProgramWatch(LIMITS)
+    assert watchdog.look({0: waits(0)}, 0) is None
+    assert watchdog.look({0: waits(0)}, 1000) is None
+    assert watchdog.look({0: waits(0)}, 1004) is None
+
+
+def test_ended_world_is_not_a_hang() -> None:
+    assert watch(lambda now: {0: works(0, ended=True), 1: works(0, ended=True)}, 100) == []
+
+
+PERIODS = st.floats(min_value=0.5, max_value=LIMITS.deadline_s - LOOK_S)
+RANKS = st.integers(1, 5)
+
+
+@given(RANKS, PERIODS, st.floats(0, 2), st.data())
+@settings(max_examples=60, deadline=None)
+def test_world_that_finishes_collectives_is_healthy(
+    ranks: int, period_s: float, cores: float, data: st.DataObject
+) -> None:
+    """Whatever the ranks do in between, and whichever rank is seen to finish."""
+    kinds = data.draw(st.lists(st.sampled_from([waits, works]), min_size=ranks, max_size=ranks))
+    finishes = data.draw(st.integers(0, ranks - 1))
+
+    def world(now: float) -> dict[int, Sight]:
+        done = {rank: int(now / period_s) if rank == finishes else 0 for rank in range(ranks)}
+        return {rank: kind(now, cores, completed=done[rank]) for rank, kind in enumerate(kinds)}
+
+    assert watch(world, 60) == []
+
+
+@given(RANKS, st.floats(0.2, 3), st.integers(0, 4), st.floats(0, 1e6))
+@settings(max_examples=60, deadline=None)
+def test_computing_rank_is_never_ended_early(waiting: int, cores: float, place: int, start_s: float) -> None:
+    def world(now: float) -> dict[int, Sight]:
+        ranks = [waits(now) for _ in range(waiting)]
+        ranks.insert(min(place, waiting), works(now, cores))
+        return dict(enumerate(ranks))
+
+    found = watch(world, LIMITS.compute_s - 1, start_s)
+    assert [(at, finding.ends) for at, finding in found] == [(LIMITS.deadline_s, False)]
+
+
+@given(st.integers(0, 100), RANKS, st.floats(0, 2), st.floats(0, 1e6))
+@settings(max_examples=60, deadline=None)
+def test_hang_is_found_at_the_deadline_after_the_last_progress(
+    steps: int, ranks: int, cores: float, start_s: float
+) -> None:
+    last_s = steps * LOOK_S
+
+    def world(now: float) -> dict[int, Sight]:
+        return {rank: waits(now, cores, completed=int(min(now, last_s) / LOOK_S)) for rank in range(ranks)}
+
+    ((at, finding),) = watch(world, last_s + 30, start_s)
+    assert finding.ends
+    assert LIMITS.deadline_s <= at - last_s <= LIMITS.deadline_s + 2 * LOOK_S
+    assert finding.still_s == pytest.approx(at - last_s)

@@ -1,0 +1,120 @@
+"""Real worlds of programs without any import of Frog that hang, are slow, or are stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from harness import Harness, run_to_end, wait_until
+
+from frog.runs.launcher_schema import StallEvent
+from frog.runs.observed import read_observed, read_statuses
+
+HANG = """
+import os, time
+import torch, torch.distributed as dist
+
+def step(x, rank):
+    dist.all_reduce(x)
+    if rank == 0:
+        dist.all_reduce(x)  # rank 1 does not call it
+    elif os.environ.get("TORCHELASTIC_RESTART_COUNT") == os.environ.get("HANGS", "0"):
+        time.sleep(600)
+    else:
+        dist.all_reduce(x)
+
+dist.init_process_group("gloo")
+step(torch.ones(7), dist.get_rank())
+dist.destroy_process_group()
+"""
+SLOW = """
+import os, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(4)
+dist.all_reduce(x)
+if dist.get_rank() == 1:
+    while not os.path.exists("enough"):
+        torch.ones(300, 300) @ torch.ones(300, 300)
+dist.all_reduce(x)
+dist.destroy_process_group()
+"""
+STEPS = """
+import time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+while True:
+    dist.all_reduce(torch.ones(4))
+    time.sleep(0.01)
+"""
+DEADLINE = ("--deadline", "5")
+
+
+def test_hang_ends_with_the_ranks_the_collective_and_both_lines(harness: Harness) -> None:
+    (harness.root / "hang.py").write_text(HANG)
+    done = harness.run("frog", "run", "--nproc", "2", *DEADLINE, "--", "hang.py", code=137)
+    heading, rank_0, rank_1, hint = done.stderr.partition("error: ")[2].splitlines()
+    assert heading.startswith("hang: no rank has finished a collective")
+    assert rank_0 == "  rank 0: waits in all_reduce number 2 of group 0 (Float [7]) at hang.py:8 in step"
+    place = "  rank 1: waits outside torch.distributed at hang.py:10 in step (time.sleep(600)), after 1 collective"
+    assert rank_1 == place
+    assert hint == "  try: frog diagnose runs/hang"
+    run = harness.events("hang")
+    (stall,) = [event for event in run.launcher if isinstance(event, StallEvent)]
+    assert (stall.kind, stall.roles, stall.ends) == ("hang", {0: "waits", 1: "idle"}, True)
+    assert harness.record("hang")["error"]["type"] == "HangError"
+    evidence = read_observed(harness.folder("hang").path)[0]
+    for rank in (0, 1):
+        collectives, stacks = evidence[rank].collectives, evidence[rank].stacks
+        assert collectives is not None
+        assert stacks is not None
+        assert (collectives.frames, collectives.groups["0"].ranks, stacks.reason) == (True, [0, 1], "hang")
+        assert evidence[rank].problems == []
+    collectives = evidence[0].collectives
+    assert collectives is not None
+    assert [(entry.seq, entry.done, entry.line and entry.line.line) for entry in collectives.entries] == [
+        (1, True, 6),
+        (2, False, 8),
+    ]
+
+
+def test_world_restarts_after_a_hang(harness: Harness) -> None:
+    (harness.root / "again.py").write_text(HANG)
+    done = harness.run("frog", "run", "--nproc", "2", "--restarts", "1", *DEADLINE, "--", "again.py")
+    assert "hang: no rank has finished a collective" in done.stderr
+    assert "restarted (attempt 1): world size 2" in done.stderr
+    assert harness.record("again")["status"] == "completed"
+    states = [own.status.state for own in read_observed(harness.folder("again").path)[1].values() if own.status]
+    assert states == ["ended", "ended"]
+
+
+def test_slow_rank_is_reported_but_not_ended(harness: Harness) -> None:
+    (harness.root / "slow.py").write_text(SLOW)
+    process = harness.start("frog", "run", "--nproc", "2", *DEADLINE, "--", "slow.py")
+    stalls = harness.folder("slow").launcher_events
+    wait_until(lambda: stalls.exists() and '"stall"' in stalls.read_text(), 60, "the report", process)
+    (harness.root / "enough").touch()
+    _, err = run_to_end(process, 60)
+    assert process.returncode == 0
+    assert "rank 1 computed for 5 s while other ranks wait in a collective" in err
+    assert "  rank 0: waits in collective number 2 of group 0 at slow.py:10\n" in err
+    assert "  rank 1: computes at slow.py:9, after 1 collective\n" in err
+
+
+def test_stopped_rank_is_named(harness: Harness) -> None:
+    (harness.root / "steps.py").write_text(STEPS)
+    process = harness.start("frog", "run", "--nproc", "2", *DEADLINE, "--", "steps.py")
+    folder = harness.folder("steps").path
+
+    def runs() -> bool:
+        statuses = read_statuses(folder, 0)
+        return len(statuses) == 2 and all(any(g.completed > 3 for g in s.groups) for s in statuses.values())
+
+    wait_until(runs, 60, "the first collectives", process)
+    os.kill(read_statuses(folder, 0)[1].pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+    _, err = run_to_end(process, 60)
+    assert process.returncode == 137, err
+    assert "  rank 1: is stopped at steps.py:" in err
+    assert time.monotonic() - began_s > 4
