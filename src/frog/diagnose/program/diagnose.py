@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from frog.diagnose.diagnosis import Diagnosis
 from frog.diagnose.program.gather import gather
 from frog.diagnose.program.observed import attempts_of
 from frog.diagnose.program.rules import diagnose_program
+from frog.diagnose.recorded import recorded_findings
+from frog.runs.folder import RunFolder
+from frog.runs.history import read_history
 
 _GOOD = ("none", "running", "interrupted", "slow", "teardown")
 
@@ -17,6 +21,11 @@ def diagnose_folder(path: Path) -> Diagnosis:
 
     Raises:  RunError if no file there is evidence.
     """
+    return _with_recorded(_of_attempts(path), path)
+
+
+def _of_attempts(path: Path) -> Diagnosis:
+    """Return what went wrong in the last start that failed, and in the earlier ones."""
     attempts = attempts_of(path)
     found = diagnose_program(gather(path, attempts[-1]))
     if len(attempts) == 1:
@@ -29,3 +38,13 @@ def diagnose_folder(path: Path) -> Diagnosis:
     return failed[-1].with_more(
         finding=f"{failed[-1].finding}; {again}", outcome="recovered", also=(*failed[:-1], found)
     )
+
+
+def _with_recorded(found: Diagnosis, path: Path) -> Diagnosis:
+    """Add what the numbers show that the program recorded; in a run that did not fail, they come first."""
+    folder = RunFolder(path)
+    recorded = recorded_findings(read_history(folder)) if folder.event_ranks() else []
+    if not recorded or found.fault not in ("none", "running", "interrupted"):
+        return found.with_more(also=(*found.also, *recorded))
+    first, *rest = recorded
+    return replace(first, outcome=found.outcome, also=(*rest, *found.also))
