@@ -160,7 +160,7 @@ def test_script_that_ignores_signals_is_killed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("sbatch --constraint=a100 --wrap true", "--constraint of sbatch"),
+        ("sbatch --gpu-bind=closest --wrap true", "--gpu-bind=closest of sbatch"),
         ("sbatch --nodes=1-2 --wrap true", "--nodes=1-2"),
         ("sbatch --export=NONE --wrap true", "--export=NONE"),
         ("sbatch --output=%q.out --wrap true", "%q in the name '%q.out'"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from frog.cluster.emulator.harmless import HARMLESS, note
 from frog.cluster.emulator.notation import (
     compress_counts,
     compress_hosts,
@@ -23,7 +24,15 @@ from frog.cluster.emulator.notation import (
     signal_number,
     write_elapsed,
 )
-from frog.cluster.emulator.options import check_patterns, gpus, memory_mb, read_script, read_words, srun_variables
+from frog.cluster.emulator.options import (
+    KNOWN,
+    check_patterns,
+    gpus,
+    memory_mb,
+    read_script,
+    read_words,
+    srun_variables,
+)
 from frog.cluster.emulator.processes import parse_ps
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.sbatch import _script, parse_dependency
@@ -100,9 +109,11 @@ def test_dependency_option_is_parsed() -> None:
 
 
 def test_memory_and_gpu_options_are_parsed() -> None:
-    assert [memory_mb(text) for text in ("100M", "2G", "300", "1500K")] == [100, 2048, 300, 2]
+    assert [memory_mb({"mem": text}, "mem") for text in ("100M", "2G", "300", "1500K")] == [100, 2048, 300, 2]
+    assert memory_mb({}, "mem-per-cpu") is None
     assert (gpus({"gres": "gpu:4"}), gpus({"gpus-per-node": "2"}), gpus({})) == ((4, None), (2, 2), (0, None))
-    for options in ({"gres": "gpu:h100:4"}, {"gres": "shard:1"}, {"gpus-per-node": "h100:4"}):
+    assert (gpus({"gres": "gpu:h100:4"}), gpus({"gpus-per-node": "h100:4"})) == ((4, None), (4, 4))
+    for options in ({"gres": "gpu:h100:x"}, {"gres": "shard:1"}, {"gpus-per-node": "h100:"}):
         with pytest.raises(SlurmRefusal, match="does not support --g"):
             gpus(options)
 
@@ -142,15 +153,45 @@ def test_invalid_file_pattern_is_refused_at_submission() -> None:
     ("program", "words", "named"),
     [
         ("sbatch", ["--gpus-per-socket=1"], "--gpus-per-socket of sbatch"),
-        ("sbatch", ["-C", "a100"], "-C of sbatch"),
-        ("sbatch", ["--gpus=4"], "--gpus of sbatch"),
+        ("sbatch", ["-x", "node1"], "-x of sbatch"),
+        ("sbatch", ["--distribution=cyclic"], "--distribution=cyclic of sbatch"),
+        ("sbatch", ["--gpu-bind=closest"], "--gpu-bind=closest of sbatch"),
+        ("srun", ["--mpi=pmix", "x"], "--mpi=pmix of srun"),
         ("srun", ["--multi-prog", "x"], "--multi-prog of srun"),
-        ("srun", ["--wait=5", "x"], "--wait of srun"),
+        ("srun", ["--bcast", "x"], "--bcast of srun"),
     ],
 )
 def test_unsupported_option_is_named(program: str, words: list[str], named: str) -> None:
     with pytest.raises(SlurmRefusal, match=f"does not support {named}"):
         read_words(program, words, SBATCH if program == "sbatch" else SRUN)
+
+
+def test_harmless_options_are_accepted_and_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--mail-type=END,FAIL", "--mail-user", "me@example.org", "--hint=nomultithread", "-N2", "-v", "job"]
+    options, rest = read_words("sbatch", words, SBATCH)
+    assert (options["nodes"], rest) == ("2", ["job"])
+    note("sbatch", options)
+    assert capsys.readouterr().err == "sbatch: no effect on the emulator: --mail-type, --mail-user, --hint\n"
+    note("sbatch", {**options, "quiet": None})
+    note("sbatch", {"nodes": "2"})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("program", ["sbatch", "srun"])
+def test_every_option_is_known_harmless_or_refused(program: str) -> None:
+    table = SBATCH if program == "sbatch" else SRUN
+    assert set(table) >= KNOWN[program] | HARMLESS[program]
+    assert not KNOWN[program] & HARMLESS[program]
+
+
+def test_gpus_of_the_whole_job_are_divided_evenly() -> None:
+    assert gpus({"gpus": "8", "nodes": "2"}) == (4, None)
+    assert gpus({"gpus": "a100:4"}) == (4, None)
+    assert gpus({"gres": "gpu:h100:2"}) == (2, None)
+    assert gpus({"gres": "gpu"}) == (1, None)
+    for wrong in ({"gpus": "3", "nodes": "2"}, {"gpus": "8", "nodes": "2", "gpus-per-node": "2"}, {"gres": "shard:2"}):
+        with pytest.raises(SlurmRefusal, match="does not support"):
+            gpus(wrong)
 
 
 def test_last_of_two_contradicting_options_applies() -> None:

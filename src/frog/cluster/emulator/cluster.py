@@ -20,6 +20,7 @@ from frog.cluster.emulator.processes import MARK, find_marked, kill_marked, sign
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.wire import read_client
 from frog.cluster.node_names import loopback_addresses, provide_names
+from frog.cluster.site_names import COMMANDS, SiteNames, remove_commands, shell_path
 from frog.cluster.slurm.cluster_file import CLUSTER_FILE, ClusterKind, EmulatorFile, read_cluster_file
 from frog.cluster.slurm.configuration import Shape
 from frog.cluster.slurm.lock import LOCK_FILE, locked
@@ -30,6 +31,7 @@ from frog.core.processes import is_alive
 KILL_WAIT_S, LOOK_S = 30.0, 30.0
 """Seconds from SIGTERM to SIGKILL, and between checks of the time limits: as in the Slurm of `frog slurm up`."""
 _DOWN_S = KILL_WAIT_S + 30.0
+_NO_NAMES = SiteNames()
 _LOG, _HOSTS = "daemon.log", "hosts"
 
 
@@ -41,6 +43,7 @@ def up(
     *,
     kill_wait_s: float = KILL_WAIT_S,
     look_s: float = LOOK_S,
+    site: SiteNames = _NO_NAMES,
 ) -> str | None:
     """Start the daemon, which checks time limits every `look_s` seconds, and write the commands.
 
@@ -55,8 +58,9 @@ def up(
         try:
             names, problem = provide_names(folder / _HOSTS, loopback_addresses(shape.node_names), rename=True)
             hosts = None if names is None else str(names.hosts)
-            timing = {"kill_wait_s": kill_wait_s, "look_s": look_s}
-            _start(folder, {**shape.as_dict(), **timing, "cluster": cluster, "hosts": hosts})
+            site.write_commands(folder / COMMANDS)
+            own = {"cluster": cluster, "hosts": hosts, "partitions": site.partitions, "features": site.features}
+            _start(folder, {**shape.as_dict(), "kill_wait_s": kill_wait_s, "look_s": look_s, **own})
         except BaseException:
             kill_marked(f"{cluster}/")
             _remove_files(folder)
@@ -89,6 +93,7 @@ def _make_room(folder: Path) -> None:
         raise UsageError(f"{folder}/: a Slurm emulator is already running", "frog slurm down")
     if found is not None:
         _clear(folder, found)
+    remove_commands(folder / COMMANDS)
     own = {LOCK_FILE, _LOG, _HOSTS, "bin", *(f"bin/{name}" for name in NAMES)}  # remains of a killed `frog slurm up`
     if any(str(entry.relative_to(folder)) not in own for entry in folder.rglob("*")):
         raise UsageError(f"{folder}/ has other files", "another --folder")
@@ -129,6 +134,7 @@ def _remove_files(folder: Path) -> None:
     """Remove the files of `up`, the daemon and its jobs, and no others."""
     for name in (*(f"bin/{name}" for name in NAMES), CLUSTER_FILE, _LOG, _HOSTS):
         (folder / name).unlink(missing_ok=True)
+    remove_commands(folder / COMMANDS)
     for job in (folder / "spool").glob("job*"):
         shutil.rmtree(job, ignore_errors=True)
     for name in ("bin", "spool"):
@@ -158,6 +164,7 @@ def environment(folder: Path) -> dict[str, str]:
     """Return the variables with which a shell finds the emulator's commands first."""
     bin_folder = str(folder.resolve() / "bin")
     path = [part for part in (variable("PATH") or os.defpath).split(os.pathsep) if part != bin_folder]
+    path = shell_path(folder, *path)
     # The simulated nodes claim more CPUs than exist: that many threads would only compete.
     return {"PATH": os.pathsep.join([bin_folder, *path]), "OMP_NUM_THREADS": "1"}
 

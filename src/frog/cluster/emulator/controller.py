@@ -7,6 +7,7 @@ their time limits.
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import threading
 import time
@@ -34,8 +35,9 @@ from frog.cluster.emulator.notation import write_moment
 from frog.cluster.emulator.processes import kill_marked, signal_marked, signal_one
 from frog.cluster.emulator.queue import find_jobs, next_to_start
 from frog.cluster.emulator.refusal import SlurmRefusal
-from frog.cluster.emulator.variables import PARTITION, batch_variables, mark_of
+from frog.cluster.emulator.variables import batch_variables, mark_of
 from frog.cluster.node_names import NodeNames
+from frog.cluster.site_names import SiteNames
 
 _CONT, _TERM = signal.SIGCONT, signal.SIGTERM
 LOOK_S = 30.0
@@ -55,6 +57,7 @@ class SlurmController:
         self.nodes = list(nodes)
         self.kill_wait_s, self.look_s = kill_wait_s, LOOK_S
         self.names: NodeNames | None = None
+        self.site = SiteNames()
         self.jobs: list[EmulatedJob] = []
         self.changed = threading.Condition(threading.RLock())
         self.stopping = False
@@ -64,11 +67,7 @@ class SlurmController:
 
     def submit(self, request: JobRequest, partition: str | None) -> EmulatedJob:
         """Add a job, or all tasks of an array, to the queue; return the first."""
-        if partition not in (None, PARTITION):
-            raise SlurmRefusal(
-                f"invalid partition specified: {partition}\n"
-                "Batch job submission failed: Invalid partition name specified"
-            )
+        self._check_names(request, partition)
         never = check_fits(request, self.nodes)
         with self.changed:
             number, self._next_job = self._next_job, self._next_job + 1
@@ -83,6 +82,22 @@ class SlurmController:
             self.jobs += new
             self.changed.notify_all()
             return new[0]
+
+    def _check_names(self, request: JobRequest, partition: str | None) -> None:
+        """Refuse a partition or a feature that this cluster does not have."""
+        if partition not in (None, *self.site.all_partitions):
+            raise SlurmRefusal(
+                f"invalid partition specified: {partition}\n"
+                "Batch job submission failed: Invalid partition name specified",
+                hint=f"--partition=main; or start the cluster with: frog slurm up --emulator --partition {partition}",
+            )
+        request.partition = partition or request.partition
+        features = re.findall(r"[A-Za-z][\w.-]*", request.constraint or "")
+        if missing := [name for name in features if name not in self.site.features]:
+            raise SlurmRefusal(
+                "Batch job submission failed: Invalid feature specification",
+                hint=f"start the cluster with: frog slurm up --emulator --feature {','.join(missing)}",
+            )
 
     def run(self) -> None:
         """Start jobs, and warn and stop jobs at their time limits, until the daemon stops."""

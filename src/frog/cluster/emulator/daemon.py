@@ -26,6 +26,7 @@ from frog.cluster.emulator.layout import StepRequest, check_step_gpus
 from frog.cluster.emulator.notation import parse_moment, parse_time_limit
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.node_names import NodeNames
+from frog.cluster.site_names import SiteNames
 from frog.cluster.slurm.cluster_file import CLUSTER_FILE, EmulatorFile
 from frog.core.processes import is_alive
 from frog.core.schema import decode, write_typed
@@ -65,7 +66,7 @@ class _Handler(socketserver.StreamRequestHandler):
             if answer is not None:
                 self._send(**answer)
         except SlurmRefusal as error:
-            self._send(error=error.what, code=error.exit_code)
+            self._send(error=error.what, code=error.exit_code, hint=error.hint)
         except (ConnectionError, BrokenPipeError):
             return
 
@@ -280,6 +281,7 @@ def _run(folder: Path, shape: dict[str, Any]) -> None:
     first_job = 10_000 + secrets.randbelow(9000)
     controller = SlurmController(folder, cluster, nodes, first_job, shape["kill_wait_s"])
     controller.look_s = shape["look_s"]
+    controller.site = SiteNames(partitions=tuple(shape["partitions"]), features=tuple(shape["features"]))
     if shape["hosts"] is not None:
         controller.names = NodeNames(Path(shape["hosts"]))
     stop: queue.SimpleQueue[int] = queue.SimpleQueue()  # unlike an Event, safe to use in a signal handler

@@ -65,6 +65,12 @@ class JobRequest:
     gpus_per_task: int | None = None
     exclusive: bool = False
     mem_mb: int | None = None
+    mem_per_cpu_mb: int | None = None
+    mem_per_gpu_mb: int | None = None
+    gpus_option: int | None = None
+    """Value of --gpus, which SLURM_GPUS repeats."""
+    partition: str = "main"
+    constraint: str | None = None
     account: str | None = None
     comment: str | None = None
     time_limit_min: int | None = None

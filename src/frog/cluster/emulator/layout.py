@@ -47,6 +47,8 @@ def check_fits(request: JobRequest, nodes: Sequence[Node]) -> str | None:
     if request.mem_mb is not None and request.mem_mb > MEMORY_MB:
         raise SlurmRefusal(f"Memory specification can not be satisfied\n{_UNAVAILABLE}")
     node = nodes[0]
+    if (request.mem_per_cpu_mb or 0) * request.cpus_of_task * (request.ntasks_per_node or 1) > MEMORY_MB:
+        raise SlurmRefusal(f"Memory specification can not be satisfied\n{_UNAVAILABLE}")
     if request.cpus_of_task * (request.ntasks_per_node or 1) > node.cpus:
         raise SlurmRefusal(f"CPU count per node can not be satisfied\n{_UNAVAILABLE}")
     if (request.nodes or 1) > len(nodes):
@@ -142,6 +144,8 @@ class StepRequest:
     per_node: int | None = None
     """Value of --ntasks-per-node; ignored if it contradicts the other numbers."""
     gpus_per_task: int | None = None
+    gpus_per_node: int | None = None
+    """Value of --gpus-per-node or --gres in the step."""
     all_gpus: bool = False
     """True if the step has all GPUs of its nodes, because its job requested them with --gpus-per-node."""
 
@@ -232,12 +236,14 @@ def _step_on(
 def check_step_gpus(request: StepRequest, job: EmulatedJob) -> None:
     """Refuse a step that requests GPUs that its job does not have. Raises SlurmRefusal."""
     per_task, of_job = request.gpus_per_task, job.request.gpus_per_task
-    if not per_task:
+    if not per_task and not request.gpus_per_node:
         return
-    said = None
-    if not any(allocation.gpus for allocation in job.allocations):
+    said, most = None, max(len(allocation.gpus) for allocation in job.allocations)
+    if request.gpus_per_node and most and request.gpus_per_node != most:
+        raise unknown(f"{request.gpus_per_node} GPUs per node in a step of a job with {most} per node")
+    if not most:
         said = "Step requested GRES but job doesn't have GRES"
-    elif of_job is not None and per_task > of_job:
+    elif of_job is not None and per_task is not None and per_task > of_job:
         said = f"Step requested gres_per_task=gpu:{per_task} is more than the job's gres_per_task=gpu:{of_job}"
     if said:
         raise SlurmRefusal(

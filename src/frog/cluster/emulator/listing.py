@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -159,7 +160,7 @@ def _fit(text: str, point: str, width: str) -> str:
 
 
 _NODE_COLUMNS: dict[str, Column] = {
-    "P": ("PARTITION", lambda group: f"{group['partition']}*"),
+    "P": ("PARTITION", lambda group: group["partition"] + ("*" if group["partition"] == "main" else "")),
     "R": ("PARTITION", lambda group: group["partition"]),
     "a": ("AVAIL", lambda group: "up"),
     "l": ("TIMELIMIT", lambda group: "infinite"),
@@ -185,10 +186,11 @@ def sinfo(client: Client, words: Sequence[str]) -> int:
     found = client.ask("look")
     form = given.options.get("format") or (_SINFO_NODES if "Node" in given.options else _SINFO)
     groups: dict[tuple[object, ...], Row] = {}
-    for node in found["nodes"]:
+    for partition, node in itertools.product(found["partitions"], found["nodes"]):
         state = "" if "format" in given.options and not re.search(r"%[.\d]*[tT]", form) else node["state"]
-        key = (node["name"],) if "Node" in given.options or re.search(r"%[.\d]*n", form) else (state,)
-        group = groups.setdefault(key, {**node, "partition": found["partition"], "names": []})
+        one_each = "Node" in given.options or re.search(r"%[.\d]*n", form)
+        key = (partition, node["name"] if one_each else state)
+        group = groups.setdefault(key, {**node, "partition": partition, "names": []})
         group["names"].append(node["name"])
     _print(list(groups.values()), form, _NODE_COLUMNS, "sinfo", head="noheader" not in given.options)
     return 0

@@ -8,23 +8,33 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from frog.cluster.emulator.harmless import HARMLESS
 from frog.cluster.emulator.notation import expand_hosts, fill_pattern, parse_whole, pattern_values
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.jobfile.directives import GivenOption, read_directives, read_options
 from frog.cluster.jobfile.options import Option
 
 _BOTH = (
-    "account", "chdir", "comment", "cpus-per-task", "error", "exclusive", "export", "gpus-per-node", "gpus-per-task",
-    "gres", "help", "input", "job-name", "mem", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
-    "partition", "qos", "quiet", "time", "version",
+    "account", "chdir", "comment", "constraint", "cpus-per-task", "distribution", "error", "exclusive", "export",
+    "gpu-bind", "gpus", "gpus-per-node", "gpus-per-task", "gres", "help", "input", "job-name", "mem", "mem-per-cpu",
+    "mem-per-gpu", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "partition", "qos", "quiet",
+    "time", "version",
 )  # fmt: skip
 KNOWN = {
     "sbatch": frozenset(
         (*_BOTH, "array", "dependency", "hold", "kill-on-invalid-dep", "no-requeue", "parsable", "requeue", "signal",
          "wait", "wrap")
     ),
-    "srun": frozenset((*_BOTH, "exact", "kill-on-bad-exit", "label", "overlap", "unbuffered")),
+    "srun": frozenset((*_BOTH, "exact", "jobid", "kill-on-bad-exit", "label", "mpi", "overlap", "unbuffered", "wait")),
 }  # fmt: skip
+
+
+_ONLY = {
+    "distribution": re.compile(r"(block|\*)([:,].*)?"),
+    "gpu-bind": re.compile(r"none"),
+    "mpi": re.compile(r"none"),
+}
+"""Values that mean what the emulator does anyway; others change the result."""
 
 
 def read_words(
@@ -71,8 +81,10 @@ def _check(program: str, item: GivenOption) -> None:
             "has no value", "requires an argument"
         )
         raise SlurmRefusal(f"{program}: {says}\n{help_line}", exit_code=255, plain=True)
-    if item.name not in KNOWN[program]:
+    if item.name not in KNOWN[program] | HARMLESS[program]:
         raise unknown(f"{item.written} of {program}")
+    if (expected := _ONLY.get(item.name)) is not None and not expected.fullmatch(item.value or ""):
+        raise unknown(f"{item.written}={item.value} of {program}")
 
 
 def count(options: Mapping[str, str | None], name: str, least: int = 1) -> int | None:
@@ -94,7 +106,13 @@ def gpus(options: Mapping[str, str | None]) -> tuple[int, int | None]:
     """Return the GPUs per node and the value of --gpus-per-node; --gres overrides it, whatever their order."""
     said = {name: _gpu_count(options, name) for name in ("gpus-per-node", "gres") if name in options}
     per_node = said.get("gpus-per-node")
-    return said.get("gres", per_node or 0), per_node
+    found = said.get("gres", per_node or 0)
+    if "gpus" not in options:
+        return found, per_node
+    total, nodes = _gpu_count(options, "gpus"), count(options, "nodes") or 1
+    if total != (found or total // nodes) * nodes:
+        raise unknown(f"--gpus={options['gpus']} on {nodes} nodes: unequal numbers of GPUs")
+    return total // nodes, per_node
 
 
 def gpus_per_task(options: Mapping[str, str | None]) -> int | None:
@@ -104,10 +122,14 @@ def gpus_per_task(options: Mapping[str, str | None]) -> int | None:
 
 def _gpu_count(options: Mapping[str, str | None], name: str) -> int:
     text = options[name] or ""
-    number = text.removeprefix("gpu:") if name == "gres" and text != "gpu" else text.replace("gpu", "1")
-    if (count := parse_whole(number)) is None:
+    first, *rest = text.split(":")
+    words = rest if first == "gpu" else [first, *rest]
+    number = parse_whole(words[-1]) if words else 1
+    kind = words if number is None else words[:-1]
+    known = len(kind) <= 1 and all(re.fullmatch(r"[A-Za-z][\w.-]*", word) for word in kind)
+    if not known or (name == "gres" and first != "gpu"):
         raise unknown(f"--{name}={text}")
-    return count
+    return 1 if number is None else number
 
 
 def hosts(options: Mapping[str, str | None]) -> list[str]:
@@ -128,11 +150,18 @@ def check_patterns(options: Mapping[str, str | None]) -> None:
             raise SlurmRefusal(f"--{name}: {error.what}", exit_code=error.exit_code, hint=error.hint) from None
 
 
-def memory_mb(text: str) -> int:
-    """Parse 100M, 4G, 2000 (megabytes) or 0 (all memory of the node)."""
-    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", text, re.IGNORECASE)
+def total_gpus(options: Mapping[str, str | None]) -> int | None:
+    """Return the value of --gpus."""
+    return _gpu_count(options, "gpus") if "gpus" in options else None
+
+
+def memory_mb(options: Mapping[str, str | None], name: str) -> int | None:
+    """Return megabytes for 100M, 4G, 2000 (megabytes) or 0 (all memory of the node); None without the option."""
+    if name not in options:
+        return None
+    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", options[name] or "", re.IGNORECASE)
     if match is None:
-        raise SlurmRefusal("Invalid --mem specification", exit_code=255)
+        raise SlurmRefusal(f"Invalid --{name} specification", exit_code=255)
     number, unit = int(match[1]), match[2].upper() or "M"
     return -(-number // 1024) if unit == "K" else number * {"M": 1, "G": 1024, "T": 1024 * 1024}[unit]
 
@@ -148,9 +177,9 @@ _REFUSED_VARIABLES = frozenset(
     for name in (
         "ACCOUNT", "ACCTG_FREQ", "BCAST", "BCAST_EXCLUDE", "BURST_BUFFER", "CLUSTERS", "CLUSTER_CONSTRAINT", "COMPRESS",
         "CONSTRAINT", "CORE_SPEC", "CPUS_PER_GPU", "CPU_BIND", "CPU_FREQ_REQ", "DELAY_BOOT", "DEPENDENCY",
-        "DISABLE_STATUS", "DIST_PLANESIZE", "EPILOG", "EXACT", "EXCLUSIVE", "EXIT_ERROR", "EXIT_IMMEDIATE", "GPUS",
-        "GPU_BIND", "GPU_FREQ", "GRES", "GRES_FLAGS", "HINT", "IMMEDIATE", "MEM_BIND", "MEM_PER_CPU",
-        "MEM_PER_GPU", "MPI_TYPE", "NETWORK", "NO_KILL", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_SOCKET",
+        "DISABLE_STATUS", "DIST_PLANESIZE", "EPILOG", "EXACT", "EXCLUSIVE", "EXIT_ERROR", "EXIT_IMMEDIATE", "GPU_BIND",
+        "GPU_FREQ", "GRES", "GRES_FLAGS", "HINT", "IMMEDIATE", "MEM_BIND",
+        "MPI_TYPE", "NETWORK", "NO_KILL", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_SOCKET",
         "OPEN_MODE", "OVERCOMMIT", "OVERLAP", "PARTITION", "POWER", "PROFILE", "PROLOG", "QOS", "REMOTE_CWD",
         "REQ_SWITCH", "RESERVATION", "RESV_PORTS", "SEND_LIBS", "SIGNAL", "SPREAD_JOB", "SRUN_REDUCE_TASK_EXIT_MSG",
         "STDERRMODE", "STDINMODE", "STDOUTMODE", "STEP_KILLED_MSG_NODE_ID", "TASK_EPILOG", "TASK_PROLOG", "TEST_EXEC",

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from frog.cluster.emulator import options as opt
+from frog.cluster.emulator.harmless import note
 from frog.cluster.emulator.job import JobRequest
 from frog.cluster.emulator.notation import parse_array, parse_signal, parse_time_limit
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
@@ -36,6 +37,7 @@ def sbatch(client: Client, words: Sequence[str]) -> int:
         if one in given:
             options.pop(other, None)
     opt.check_patterns(options)
+    note("sbatch", options)
     request = make_request(options, default_name=name)
     request.script, request.arguments = script, rest[1:]
     request.command = "(null)" if "wrap" in given else str(Path(rest[0]).resolve())
@@ -116,7 +118,11 @@ def make_request(options: Mapping[str, str | None], *, default_name: str, progra
         gpus_per_node_option=gpus_per_node_option,
         gpus_per_task=opt.gpus_per_task(options),
         exclusive=_exclusive(options),
-        mem_mb=opt.memory_mb(options["mem"] or "") if "mem" in options else None,
+        mem_mb=opt.memory_mb(options, "mem"),
+        mem_per_cpu_mb=opt.memory_mb(options, "mem-per-cpu"),
+        mem_per_gpu_mb=opt.memory_mb(options, "mem-per-gpu"),
+        gpus_option=opt.total_gpus(options),
+        constraint=options.get("constraint"),
         account=options.get("account"),
         comment=options.get("comment"),
         time_limit_min=parse_time_limit(options["time"] or "") if "time" in options else None,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.cluster.emulator import options as opt
+from frog.cluster.emulator.harmless import OF_A_JOB, note
 from frog.cluster.emulator.layout import StepRequest
 from frog.cluster.emulator.notation import parse_whole
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
@@ -18,9 +19,7 @@ from frog.cluster.emulator.wire import Client, Conversation
 from frog.cluster.jobfile.options import SRUN
 from frog.core.env import child_env, variable
 
-_ONLY_OUTSIDE = (
-    "account", "comment", "exclusive", "gpus-per-node", "gres", "job-name", "mem", "partition", "qos", "time",
-)  # fmt: skip
+_ONLY_OUTSIDE = ("exclusive", "gpus", "time")
 """Options of an allocation, which the emulator does not support for a step inside a job."""
 
 
@@ -35,9 +34,12 @@ def srun(client: Client, words: Sequence[str]) -> int:
     if not program:
         raise SlurmRefusal("srun: fatal: No command given to execute.", plain=True)
     job = variable("SLURM_JOB_ID")
+    if options.get("jobid", job) != job:
+        raise unknown(f"--jobid={options['jobid']} of srun: a step in another job")
     if job is not None:
         if outside := [name for name in _ONLY_OUTSIDE if name in options]:
             raise unknown(f"--{outside[0]} of srun inside a job")
+        note("srun", options, others=OF_A_JOB)
         return _step(client, job, dict(child_env()), options, program)
     return _alone(client, options, program)
 
@@ -67,7 +69,10 @@ def _step(
     client: Client, job: str, base: dict[str, str], options: Mapping[str, str | None], program: Sequence[str]
 ) -> int:
     base |= opt.export_changes(options.get("export"))
+    if options.get("job-name"):
+        base["SLURM_JOB_NAME"] = options["job-name"] or ""
     wanted = _wanted(options, base)
+    opt.count(options, "wait", least=0)
     cpus = opt.count(options, "cpus-per-task")
     conversation = client.open("step", job=job, step=asdict(wanted), label="label" in options, cpus=cpus)
     try:
@@ -113,6 +118,7 @@ def _wanted(options: Mapping[str, str | None], env: Mapping[str, str]) -> StepRe
         per_node=per_node,
         gpus_per_task=opt.gpus_per_task(options),
         all_gpus="SLURM_GPUS_PER_NODE" in env,
+        gpus_per_node=opt.gpus(options)[0] or None,
     )
 
 

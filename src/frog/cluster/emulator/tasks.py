@@ -210,12 +210,19 @@ class StepRun:
             for number in (signal.SIGCONT, signal.SIGTERM):
                 signal_marked(self._mark, number, leaders=self._living())
             self._kill_at = time.monotonic() + float(self._answer["kill_wait_s"])
+        self._wait_after_first_end()
 
     def _living(self) -> list[int]:
         return [process.pid for rank, process in self._processes.items() if rank not in self._codes]
 
     def _kills_on_bad_exit(self) -> bool:
         return "kill-on-bad-exit" in self._options and self._options["kill-on-bad-exit"] != "0"
+
+    def _wait_after_first_end(self) -> None:
+        """With --wait=S, end the other tasks S seconds after the first task's end."""
+        seconds = int(self._options.get("wait") or 0)
+        if seconds and self._kill_at is None and len(self._codes) < len(self._tasks):
+            self._kill_at = time.monotonic() + seconds
 
     def _on_signal(self, number: int) -> None:
         if number in _FORCING:

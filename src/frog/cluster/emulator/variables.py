@@ -10,7 +10,6 @@ from frog.cluster.emulator.layout import StepAllocation
 from frog.cluster.emulator.notation import compress_counts, compress_hosts
 from frog.cluster.emulator.processes import MARK
 
-PARTITION = "main"
 HIDDEN_WITHOUT_GPUS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
 
 
@@ -67,7 +66,7 @@ def job_variables(job: EmulatedJob, cluster: str) -> dict[str, str]:
         "SLURM_JOB_NAME": request.name,
         "SLURM_JOB_NODELIST": hosts,
         "SLURM_JOB_NUM_NODES": str(len(job.allocations)),
-        "SLURM_JOB_PARTITION": PARTITION,
+        "SLURM_JOB_PARTITION": request.partition,
         "SLURM_JOB_UID": str(os.getuid()),
         "SLURM_JOB_USER": request.user,
         "SLURM_NODELIST": hosts,
@@ -84,6 +83,9 @@ def job_variables(job: EmulatedJob, cluster: str) -> dict[str, str]:
         "SLURM_GPUS_PER_NODE": request.gpus_per_node_option or None,
         "SLURM_JOB_ACCOUNT": request.account,
         "SLURM_JOB_DEPENDENCY": request.dependency_text,
+        "SLURM_GPUS": request.gpus_option,
+        "SLURM_MEM_PER_CPU": request.mem_per_cpu_mb,
+        "SLURM_MEM_PER_GPU": request.mem_per_gpu_mb,
         "SLURM_MEM_PER_NODE": request.mem_mb,
         "SLURM_NPROCS": ntasks,
         "SLURM_NTASKS": ntasks,

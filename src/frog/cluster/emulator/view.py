@@ -13,7 +13,6 @@ from frog.cluster.emulator.notation import compress_hosts
 from frog.cluster.emulator.processes import MARK
 from frog.cluster.emulator.queue import dependency_text
 from frog.cluster.emulator.variables import (
-    PARTITION,
     job_variables,
     mark_of,
     step_variables,
@@ -29,7 +28,7 @@ def snapshot(controller: SlurmController) -> dict[str, Any]:
     """Return the jobs in order of submission, and the nodes."""
     return {
         "cluster": controller.cluster,
-        "partition": PARTITION,
+        "partitions": controller.site.all_partitions,
         "jobs": [_job(job, controller.jobs) for job in controller.jobs],
         "nodes": _nodes(controller),
     }
@@ -60,7 +59,7 @@ def _job(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> dict[str, Any]:
         "submitted_s": job.submitted_s,
         "started_s": began,
         "ended_s": job.ended_s or job.limit_s,
-        "partition": PARTITION,
+        "partition": request.partition,
         "account": request.account,
         "comment": request.comment,
         "hosts": compress_hosts(job.node_names),

@@ -27,6 +27,7 @@ class _Refused(Typed, frozen=True):
 
     error: str | None = None
     code: int = 1
+    hint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Conversation:
         answer = decode(line, dict[str, Any], _DAEMON, error=SlurmRefusal)
         refused = convert(answer, _Refused, _DAEMON, error=SlurmRefusal)
         if refused.error is not None:
-            raise SlurmRefusal(refused.error, exit_code=refused.code)
+            raise SlurmRefusal(refused.error, refused.hint, exit_code=refused.code)
         return answer
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import shutil
@@ -17,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from frog.cluster.node_names import provide_names
+from frog.cluster.site_names import COMMANDS, SiteNames, remove_commands, shell_path
 from frog.cluster.slurm.cluster_file import CLUSTER_FILE, ClusterKind, ShapeFields, SlurmFile, read_cluster_file
 from frog.cluster.slurm.configuration import Shape, Site, write_configuration
 from frog.cluster.slurm.host import choose_host, own_name
@@ -28,6 +30,7 @@ from frog.core.errors import LaunchError, UsageError
 from frog.core.ports import free_port
 from frog.core.schema import shortened, write_typed
 
+_NO_NAMES = SiteNames()
 KIND: Literal["slurm"] = "slurm"
 _UP_S = 60.0
 _JOBS_S = 40.0
@@ -70,14 +73,20 @@ class Cluster:
 
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment variables with which a shell's Slurm commands find the cluster."""
-    path = path_without_emulators()
+    path = os.pathsep.join(shell_path(folder, *path_without_emulators().split(os.pathsep)))
     # The simulated nodes claim more CPUs than exist: that many threads would only compete.
     found = {"SLURM_CONF": str(folder.resolve() / "slurm.conf"), "OMP_NUM_THREADS": "1"}
     return found if path == variable("PATH") else {**found, "PATH": path}
 
 
 def up(
-    folder: Path, nodes: int, gpus_per_node: int, cpus_per_node: int, *, report: Callable[[str], None] = _silent
+    folder: Path,
+    nodes: int,
+    gpus_per_node: int,
+    cpus_per_node: int,
+    *,
+    site: SiteNames = _NO_NAMES,
+    report: Callable[[str], None] = _silent,
 ) -> Cluster:
     """Start a cluster and wait until every node is idle.
 
@@ -91,7 +100,7 @@ def up(
         _make_room(folder, report)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return _start(folder, shape, report)
+                return _start(folder, shape, site, report)
             except LaunchError as error:
                 if attempt == _ATTEMPTS or "Address already in use" not in str(error):
                     raise
@@ -159,6 +168,7 @@ def _daemon_name(command: str) -> str:
 def _make_room(folder: Path, report: Callable[[str], None]) -> None:
     """Refuse a live cluster, clear a dead one, refuse a folder with other files."""
     if not (folder / CLUSTER_FILE).exists():
+        remove_commands(folder / COMMANDS)
         logs = folder / "logs"
         own = {folder / LOCK_FILE} | ({logs} if logs.is_dir() else set())
         foreign = [entry.name for entry in _entries(folder) if entry not in own]
@@ -177,7 +187,7 @@ def _make_room(folder: Path, report: Callable[[str], None]) -> None:
     _clear(cluster.site, keep_logs=False)
 
 
-def _start(folder: Path, shape: Shape, report: Callable[[str], None]) -> Cluster:
+def _start(folder: Path, shape: Shape, foreign: SiteNames, report: Callable[[str], None]) -> Cluster:
     cluster = Cluster(_choose_site(folder, shape), shape)
     site = cluster.site
     try:
@@ -185,7 +195,8 @@ def _start(folder: Path, shape: Shape, report: Callable[[str], None]) -> Cluster
         write_typed(folder / CLUSTER_FILE, own)
         _remove_logs(site.logs)
         site.logs.mkdir(exist_ok=True)
-        write_configuration(site, shape)
+        write_configuration(site, shape, foreign)
+        foreign.write_commands(folder / COMMANDS)
         names, problem = provide_names(
             site.scratch / "hosts", dict.fromkeys(shape.node_names, site.address), rename=False
         )
@@ -285,6 +296,7 @@ def _clear(site: Site, *, keep_logs: bool) -> None:
         shutil.rmtree(site.scratch, ignore_errors=True)
     for name in ("slurm.conf", "gres.conf", CLUSTER_FILE):
         (site.folder / name).unlink(missing_ok=True)
+    remove_commands(site.folder / COMMANDS)
     if not keep_logs:
         _remove_logs(site.logs)
 

@@ -7,9 +7,15 @@ import shlex
 from pathlib import Path
 
 from frog.cluster.jobfile.commands import add_explain_parser
+from frog.cluster.site_names import SiteNames, split_names
 from frog.core.errors import UsageError
 
 _FOLDER = Path(".slurm")
+_NAMES = {
+    "partition": "another name of the partition, for job files of another site",
+    "feature": "a feature of every node, for --constraint",
+    "stub": "a command that does nothing but say so: module, conda",
+}
 
 
 def add_slurm_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,6 +30,8 @@ def add_slurm_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     up.add_argument("--nodes", type=int, default=2, metavar="N", help="simulated nodes (default: %(default)s)")
     up.add_argument("--gpus-per-node", type=int, default=4, metavar="N", help="simulated GPUs (default: %(default)s)")
     up.add_argument("--cpus-per-node", type=int, default=32, metavar="N", help="simulated CPUs (default: %(default)s)")
+    for name, does in _NAMES.items():
+        up.add_argument(f"--{name}", action="append", default=[], metavar="NAME[,NAME]", help=does)
     up.add_argument("--emulator", action="store_true", help="start a small emulator instead of Slurm")
     _add(actions, "status", "show daemons, nodes and jobs", _status)
     down = _add(actions, "down", "end all jobs and the cluster", _down)
@@ -43,17 +51,18 @@ def _add(
 
 def _up(args: argparse.Namespace) -> int:
     size = (args.nodes, args.gpus_per_node, args.cpus_per_node)
+    site = SiteNames(split_names(args.partition), split_names(args.feature), split_names(args.stub))
     if args.emulator:
         from frog.cluster.emulator import cluster as emulator
 
-        problem = emulator.up(args.folder, *size)
+        problem = emulator.up(args.folder, *size, site=site)
         if problem is not None:
             print(problem)
         what = "the Slurm emulator"
     else:
         from frog.cluster.slurm import cluster
 
-        cluster.up(args.folder, *size, report=print)
+        cluster.up(args.folder, *size, site=site, report=print)
         what = "Slurm"
     each = f"{args.gpus_per_node} GPUs and {args.cpus_per_node} CPUs" + (" each" if args.nodes > 1 else "")
     print(

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from frog.cluster.site_names import SiteNames
 from frog.cluster.slurm.cluster_file import SiteFields
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
 
+_NO_NAMES = SiteNames()
 _MEMORY_MB = 512_000
 """Megabytes per simulated node, large enough for job files that ask for much memory."""
 
@@ -98,7 +100,7 @@ class Site:
         return cls(**{**msgspec.structs.asdict(fields), **paths, "ports": tuple(fields.ports)})
 
 
-def write_configuration(site: Site, shape: Shape) -> None:
+def write_configuration(site: Site, shape: Shape, foreign: SiteNames = _NO_NAMES) -> None:
     """Write the files of the daemons."""
     home = site.home
     home.symlink_to(site.folder)
@@ -112,7 +114,7 @@ def write_configuration(site: Site, shape: Shape) -> None:
     prolog.write_text(_TASK_PROLOG)
     prolog.chmod(0o755)
     write_atomic(site.folder / "gres.conf", _gres_conf(site, shape))
-    write_atomic(site.slurm_conf, _slurm_conf(site, shape, home))
+    write_atomic(site.slurm_conf, _slurm_conf(site, shape, foreign, home))
 
 
 _TASK_PROLOG = """#!/bin/sh
@@ -132,12 +134,18 @@ def _gres_conf(site: Site, shape: Shape) -> str:
     )
 
 
-def _slurm_conf(site: Site, shape: Shape, home: Path) -> str:
+def _slurm_conf(site: Site, shape: Shape, foreign: SiteNames, home: Path) -> str:
     gpus = f" Gres=gpu:{shape.gpus_per_node}" if shape.gpus_per_node else ""
+    features = f" Features={','.join(foreign.features)}" if foreign.features else ""
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={site.host} NodeAddr={site.address} Port={port} CPUs={shape.cpus_per_node}"
-        f" RealMemory={_MEMORY_MB}{gpus} State=UNKNOWN"
+        f" RealMemory={_MEMORY_MB}{gpus}{features} State=UNKNOWN"
         for name, port in zip(shape.node_names, site.ports[1:], strict=True)
+    )
+    partitions = "\n".join(
+        f"PartitionName={name} Nodes={','.join(shape.node_names)} Default={'YES' if name == 'main' else 'NO'}"
+        " MaxTime=INFINITE State=UP"
+        for name in foreign.all_partitions
     )
     return f"""# A cluster simulated on one machine. `frog slurm up` wrote this file; `frog slurm down` removes it.
 ClusterName={site.name}
@@ -185,5 +193,5 @@ SchedulerParameters=sched_interval=2,bf_interval=2
 FirstJobId={site.first_job}
 
 {nodes}
-PartitionName=main Nodes={",".join(shape.node_names)} Default=YES MaxTime=INFINITE State=UP
+{partitions}
 """
