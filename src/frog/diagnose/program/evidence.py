@@ -10,6 +10,8 @@ from typing import NamedTuple
 from frog.diagnose.diagnosis import span
 from frog.runs.observed import CodeLine
 
+_MOST_GAPS = 4
+"""Largest factor by which more ranks may be missing than known."""
 MOST_LAST_LINES = 40
 """Lines to keep of the end of a rank's log."""
 
@@ -210,10 +212,13 @@ class Evidence:
     @property
     def world(self) -> list[int]:
         """All ranks that should exist, as far as known."""
-        size = self.world_size or 0
         members = {rank for each in self.ranks.values() for group in each.enqueued for rank in group.members}
         members |= {rank for each in self.ranks.values() for call in each.calls for rank in call.group.members}
-        return sorted({*self.ranks, *members, *range(size)})
+        known = {*self.ranks, *members}
+        size = self.world_size or 0
+        if not size and known and max(known) < _MOST_GAPS * len(known):
+            size = max(known)  # ranks are numbered without gaps
+        return sorted({*known, *range(size)})
 
     def state(self, *names: str) -> JobState | None:
         """Return the first report of one of these states."""

@@ -83,6 +83,7 @@ def _read(streams: dict[int | None, _Stream], line: LogLine, reader: TracebackRe
     if done:
         stream.after = 0
     if inside:
+        stream.after = 0
         return
     stream.watchdog.read(line)
     if not stream.mismatch and is_mismatch_text(text):

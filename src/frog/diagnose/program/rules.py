@@ -71,7 +71,8 @@ def _waited_long(evidence: Evidence) -> bool:
 def all_inside(evidence: Evidence) -> Diagnosis | None:
     """Find a collective that all members called and that never completed."""
     pending = {number: rank.pending[0] for number, rank in evidence.ranks.items() if rank.pending}
-    if not pending or not has_failed(evidence) or len(pending) < max(2, len(evidence.world)):
+    is_stuck = has_failed(evidence) or any(call.started for call in pending.values())
+    if not pending or not is_stuck or len(pending) < max(2, len(evidence.world)):
         return None
     first = min(pending.values(), key=lambda call: call.created_ns or 0)
     same = {number: call for number, call in pending.items() if (call.group, call.seq) == (first.group, first.seq)}

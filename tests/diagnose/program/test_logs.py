@@ -1,0 +1,203 @@
+"""Text that launchers, schedulers and debuggers leave, and what the diagnosis makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from frog.core.errors import RunError
+from frog.diagnose.program.diagnose import diagnose_folder
+from frog.diagnose.program.gather import gather
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/ada/job/train.py", line 41, in <module>
+    main()
+  File "/home/ada/job/data.py", line 7, in load
+    raise KeyError(name)
+KeyError: 'shard-12'"""
+LOST = """Traceback (most recent call last):
+  File "/home/ada/job/train.py", line 41, in <module>
+    dist.barrier()
+torch.distributed.DistBackendError: NCCL error in: x.cpp:3, remote process exited or there was a network error
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."""
+WATCHDOG = (
+    "[rank{rank}]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective "
+    "operation "
+    "timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, Timeout(ms)=600000) ran for "
+    "600060 milliseconds before timing out."
+)
+LAST = (
+    "[rank{rank}]:[E321 02:07:08.465150152 ProcessGroupNCCL.cpp:1664] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
+    "Exception "
+    "(either an error or timeout) detected by watchdog at work: {seq}, last enqueued NCCL work: {last}, last completed "
+    "NCCL work: {done}."
+)
+CHILD_FAILED = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-01-02_03:04:06
+  host      : node2
+  rank      : 5 (local_rank: 1)
+  exitcode  : -15 (pid: 41)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 41
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-02_03:04:05
+  host      : node2
+  rank      : 4 (local_rank: 0)
+  exitcode  : -9 (pid: 40)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 40
+============================================================"""
+STACKS = """Process 4711: python train.py
+Python v3.11.4 (/usr/bin/python3.11)
+
+Thread 4711 ({state}): "MainThread"
+    wait (threading.py:320)
+    barrier (torch/distributed/distributed_c10d.py:4159)
+    {function} (train.py:{line})
+    <module> (train.py:99)
+Thread 4712 (idle): "Thread-1"
+    run (other.py:5)
+"""
+
+
+def prefixed(prefix: str, text: str) -> str:
+    return "".join(f"{prefix}{line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize("form", ["[rank{}]: ", "{}: ", "[1,{}]<stderr>:", "[default{}]:", "rank {} | "])
+def test_prefixes_tell_the_ranks_of_a_common_log(tmp_path: Path, form: str) -> None:
+    text = prefixed(form.format(0), f"step 1\nstep 2\n{LOST}") + prefixed(form.format(2), f"step 1\n{TRACEBACK}")
+    (tmp_path / "slurm-4711.out").write_text(text)
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank, found.line) == ("raise", 2, "data.py:7 (load)")
+    assert "KeyError" in found.finding
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("rank_0.log", "rank_1.log"), ("out.0.txt", "out.1.txt"), ("attempt_0/0/stderr.log", "attempt_0/1/stderr.log")],
+)
+def test_names_of_files_tell_the_ranks_of_separate_logs(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name, text in zip(names, (LOST, TRACEBACK), strict=True):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"step 1\n{text}\n")
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank, found.line) == ("raise", 1, "data.py:7 (load)")
+
+
+def test_watchdog_lines_show_the_rank_that_is_behind(tmp_path: Path) -> None:
+    lines = [WATCHDOG.format(rank=rank, seq=1580, op="ALLREDUCE", numel=4096) for rank in (0, 1, 3)]
+    lines += [LAST.format(rank=rank, seq=1580, last=1582, done=1579) for rank in (0, 1, 3)]
+    lines += [WATCHDOG.format(rank=2, seq=1579, op="BROADCAST", numel=1)]
+    lines += [LAST.format(rank=2, seq=1579, last=1579, done=1578)]
+    (tmp_path / "job.err").write_text("\n".join(lines))
+    found = diagnose_folder(tmp_path)
+    assert found.rank == 2
+    assert found.collective is not None
+    assert "1580" in found.finding or "1579" in found.finding
+
+
+def test_watchdog_lines_of_one_number_and_two_sizes_are_a_mismatch(tmp_path: Path) -> None:
+    lines = [
+        WATCHDOG.format(rank=rank, seq=7, op="_ALLGATHER_BASE", numel=50 if rank == 3 else 64) for rank in range(4)
+    ]
+    (tmp_path / "job.err").write_text("\n".join(lines))
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank) == ("shape", 3)
+    assert "64 elements" in found.finding
+
+
+def test_watchdog_line_that_a_rank_lacks_is_evidence(tmp_path: Path) -> None:
+    lines = [WATCHDOG.format(rank=rank, seq=7, op="ALLREDUCE", numel=64) for rank in (0, 1, 3)]
+    (tmp_path / "job.err").write_text("\n".join(lines))
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank, found.certain) == ("gone", 2, False)
+
+
+def test_torchruns_table_tells_exit_codes(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(CHILD_FAILED)
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank) == ("kill", 4)
+
+
+def test_torchruns_error_file_tells_the_line(tmp_path: Path) -> None:
+    content = {
+        "message": {
+            "message": "KeyError: 'shard-12'",
+            "extraInfo": {"py_callstack": TRACEBACK, "timestamp": "1700000000"},
+        }
+    }
+    path = tmp_path / "none_x/attempt_0/3/error.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(content))
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank, found.line) == ("raise", 3, "data.py:7 (load)")
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks have been OOM Killed.",
+            "memory",
+        ),
+        ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***", "time_limit"),
+        ("slurmstepd: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***", "preempted"),
+        (
+            "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO NODE FAILURE, SEE LOGS ***",
+            "node",
+        ),
+        ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-01-02T03:04:05 ***", "interrupted"),
+    ],
+)
+def test_slurms_lines_tell_how_a_job_ended(tmp_path: Path, line: str, fault: str) -> None:
+    (tmp_path / "slurm-17.out").write_text(f"epoch 1\n{line}\n")
+    assert diagnose_folder(tmp_path).fault == fault
+
+
+def test_sruns_lines_tell_the_exit_codes_of_ranks(tmp_path: Path) -> None:
+    text = "srun: error: n1: tasks 0,2-3: Exited with exit code 1\nsrun: error: n1: task 1: Killed\n"
+    (tmp_path / "slurm-17.err").write_text(text)
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank) == ("kill", 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "JobID|JobName|State|ExitCode|MaxRSS\n17|train|OUT_OF_MEMORY|0:125|\n17.0|python|OUT_OF_MEMORY|0:125|64G\n",
+        "JobID           JobName      State ExitCode\n------------ ---------- ---------- --------\n"
+        "17                train OUT_OF_ME+    0:125\n",
+    ],
+)
+def test_sacct_tells_the_state_of_a_job(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sacct.txt").write_text(text)
+    assert diagnose_folder(tmp_path).fault == "memory"
+
+
+def test_stacks_and_watchdog_lines_name_the_line_of_the_absent_rank(tmp_path: Path) -> None:
+    lines = [WATCHDOG.format(rank=rank, seq=7, op="ALLREDUCE", numel=64) for rank in (0, 2)]
+    (tmp_path / "job.err").write_text("\n".join(lines))
+    for rank in range(3):
+        text = STACKS.format(state="active" if rank == 1 else "idle", function="evaluate", line=50 + rank)
+        (tmp_path / f"py-spy_rank_{rank}.txt").write_text(text)
+    found = diagnose_folder(tmp_path)
+    assert (found.rank, found.line) == (1, "train.py:51 (evaluate)")
+
+
+def test_folder_without_evidence_is_an_error_that_lists_the_kinds(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f'"""{TRACEBACK}"""')
+    (tmp_path / "notes.txt").write_text("nothing here")
+    with pytest.raises(RunError, match="no evidence") as caught:
+        gather(tmp_path)
+    assert "flight-recorder dumps" in str(caught.value)
+    assert "sacct" in str(caught.value)
