@@ -7,7 +7,6 @@ their time limits.
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import threading
 import time
@@ -30,7 +29,7 @@ from frog.cluster.emulator.job import (
     Node,
     NodeAllocation,
 )
-from frog.cluster.emulator.layout import StepAllocation, StepRequest, check_fits, place_step
+from frog.cluster.emulator.layout import StepAllocation, StepRequest, check_fits, check_names, place_step
 from frog.cluster.emulator.notation import write_moment
 from frog.cluster.emulator.processes import kill_marked, signal_marked, signal_one
 from frog.cluster.emulator.queue import find_jobs, next_to_start
@@ -67,7 +66,8 @@ class SlurmController:
 
     def submit(self, request: JobRequest, partition: str | None) -> EmulatedJob:
         """Add a job, or all tasks of an array, to the queue; return the first."""
-        self._check_names(request, partition)
+        check_names(request, partition, self.site)
+        request.partition = partition or request.partition
         never = check_fits(request, self.nodes)
         with self.changed:
             number, self._next_job = self._next_job, self._next_job + 1
@@ -82,22 +82,6 @@ class SlurmController:
             self.jobs += new
             self.changed.notify_all()
             return new[0]
-
-    def _check_names(self, request: JobRequest, partition: str | None) -> None:
-        """Refuse a partition or a feature that this cluster does not have."""
-        if partition not in (None, *self.site.all_partitions):
-            raise SlurmRefusal(
-                f"invalid partition specified: {partition}\n"
-                "Batch job submission failed: Invalid partition name specified",
-                hint=f"--partition=main; or start the cluster with: frog slurm up --emulator --partition {partition}",
-            )
-        request.partition = partition or request.partition
-        features = re.findall(r"[A-Za-z][\w.-]*", request.constraint or "")
-        if missing := [name for name in features if name not in self.site.features]:
-            raise SlurmRefusal(
-                "Batch job submission failed: Invalid feature specification",
-                hint=f"start the cluster with: frog slurm up --emulator --feature {','.join(missing)}",
-            )
 
     def run(self) -> None:
         """Start jobs, and warn and stop jobs at their time limits, until the daemon stops."""

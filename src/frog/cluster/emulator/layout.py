@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from frog.cluster.emulator.job import EmulatedJob, JobRequest, Node, NodeAllocation
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
+from frog.cluster.site_names import SiteNames
 
 MEMORY_MB = 512_000
 """Memory of each simulated node."""
@@ -59,6 +61,21 @@ def check_fits(request: JobRequest, nodes: Sequence[Node]) -> str | None:
     if not asks_nodes and not request.gpus_per_task and request.gpus_per_node <= node.gpus:
         return "PartitionConfig"
     raise SlurmRefusal(_UNAVAILABLE)
+
+
+def check_names(request: JobRequest, partition: str | None, site: SiteNames) -> None:
+    """Raise SlurmRefusal for a partition or a feature that the cluster does not have."""
+    if partition not in (None, *site.all_partitions):
+        raise SlurmRefusal(
+            f"invalid partition specified: {partition}\nBatch job submission failed: Invalid partition name specified",
+            hint=f"--partition=main; or start the cluster with: frog slurm up --emulator --partition {partition}",
+        )
+    features = re.findall(r"[A-Za-z][\w.-]*", request.constraint or "")
+    if missing := [name for name in features if name not in site.features]:
+        raise SlurmRefusal(
+            "Batch job submission failed: Invalid feature specification",
+            hint=f"start the cluster with: frog slurm up --emulator --feature {','.join(missing)}",
+        )
 
 
 def place_job(request: JobRequest, free: Sequence[FreeResources]) -> list[NodeAllocation] | None:
