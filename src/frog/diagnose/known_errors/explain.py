@@ -160,10 +160,10 @@ class _Reader:
 
     def _end(self, traceback: Traceback) -> None:
         """Add the most likely cause of a chain of tracebacks."""
-        if not traceback.type:
+        findings = [self._finding(one) for one in traceback.chain if one.type]
+        if not findings:
             self.cut = True
             return
-        findings = [self._finding(one) for one in traceback.chain if one.type]
         known = [found for found in findings if found.known is not None and found.level is Level.CAUSE]
         self._add((known or findings)[0])
 

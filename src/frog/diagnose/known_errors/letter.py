@@ -29,8 +29,9 @@ def log_letter(name: str, found: Explanation) -> str:
 def _cause(name: str, found: Explanation, cause: Finding) -> list[str]:
     known = cause.known
     rank = f"rank {found.rank}" if found.rank is not None else "rank unknown"
+    place = f"{cause.line.file or name}: " + ("no error, only a warning: " if _only_a_warning(found) else "")
     head = [
-        f"{cause.line.file or name}: {known.id if known else cause.exception}, {rank}, line {cause.line.number}", "",
+        f"{place}{known.id if known else cause.exception}, {rank}, line {cause.line.number}", "",
         *(f"  {line}" for line in _quote(cause.text)),
         *([f"  raised at {cause.frame}"] if cause.frame else []), "",
     ]  # fmt: skip
@@ -38,6 +39,9 @@ def _cause(name: str, found: Explanation, cause: Finding) -> list[str]:
         meaning = f"This exception is none of the {len(TABLE)} known errors; its text says what happened."
         advice = "open the named line; does it happen with one process too?"
         sure = "It is the first exception in the log that does not follow from another rank's failure."
+    elif cause.level is Level.HINT and not _only_a_warning(found):
+        meaning, advice = known.cause, known.advice
+        sure = "The log shows that the job failed, but of its lines only this warning can explain it."
     else:
         meaning, advice, sure = known.cause, known.advice, _CERTAINTY[cause.level, known.sure]
     section = [f"  {PAGE}, section {known.section}"] if known and known.section else []
@@ -45,6 +49,11 @@ def _cause(name: str, found: Explanation, cause: Finding) -> list[str]:
         *head, "What it means", f"  {meaning}", *(f"  {detail}" for detail in found.details), "",
         "What to do", f"  {advice}", *section, "", "How sure", f"  {sure}",
     ]  # fmt: skip
+
+
+def _only_a_warning(found: Explanation) -> bool:
+    """True if the log does not show that the job failed."""
+    return found.cause is not None and found.cause.level is Level.HINT and not found.consequences
 
 
 def _nothing(name: str, found: Explanation) -> list[str]:

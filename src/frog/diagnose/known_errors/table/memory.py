@@ -72,6 +72,7 @@ ERRORS = (
             "is less than desired GPU memory utilization",
             "CUDA_ERROR_OUT_OF_MEMORY",
             "RESOURCE_EXHAUSTED: Out of memory",
+            "GpuLaunchKernel … out of memory",
             "larger than the maximum number of tokens that can be stored in KV cache",
             "error=2 : out of memory",
             "cuda runtime error (2) : out of memory",
@@ -111,6 +112,15 @@ ERRORS = (
         "request more memory (--mem, resources.limits.memory), use fewer ranks or DataLoader workers per node, and do "
         "not load the whole checkpoint or data set in every rank",
         section=28,
+    ),
+    KnownError(
+        "out-of-memory",
+        ("out of memory",),
+        "Memory is used up; the message does not say whether the GPU's or the host's.",
+        "watch nvidia-smi and `free -h` while it runs; use a smaller batch, and fewer workers",
+        level=Level.SYMPTOM,
+        sure=False,
+        alone=Level.HINT,
     ),
     KnownError(
         "process-pool-died",

@@ -167,13 +167,18 @@ ERRORS = (
         "install and configure nvidia-container-toolkit, then restart the runtime",
     ),
     KnownError(
+        "script-not-found",
+        ("can't open file",),
+        "Python does not find the program's file: the path is relative to another folder, or not on this node.",
+        "use an absolute path, or change to the program's folder in the job file",
+    ),
+    KnownError(
         "program-not-found",
         (
             "command not found",
             "execve(): … No such file or directory",
             "couldn't exec … No such file",
             "executable file not found in $PATH",
-            "can't open file",
             "No module named torch.distributed",
             "CondaError: Run 'conda init'",
             "launcher 'pdsh' not installed",
