@@ -82,6 +82,7 @@ BENCHMARKS = {
     "train_cpu": Benchmark("train_cpu.py", tiny=("--tiny", "--threads", "1")),
     "train_ddp": Benchmark("train_ddp.py", tiny=("--tiny",), nproc=2),
     "wild_jobfiles": Benchmark("wild_jobfiles.py", tiny=(str(JOB_FILES),), needs="a folder after --"),
+    "wild_logs": Benchmark("wild_logs.py", tiny=(str(JOB_FILES),), needs="a folder after --"),
 }
 
 

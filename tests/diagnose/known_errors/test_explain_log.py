@@ -111,7 +111,10 @@ def test_traceback_without_its_exception_gives_no_answer() -> None:
     [
         "{}", "[default1]:{}", "[1,1]<stderr>:{}", "> {}", "\x1b[31m{}\x1b[0m", "2024-05-01T10:00:00.123Z stderr F {}",
         "[2024-05-01 10:00:00,123] {}", "(RayTrainWorker pid=81, ip=10.0.0.7) {}", "trainer-worker-0 | {}",
-        "[pod/train-abc/main] {}", " 1: {}", "[36m(TaskRunner pid=3)[0m {}", "1: 2024-05-01 10:00:00 {}",
+        "[pod/train-abc/main] {}", "x1000c0: {}", "stderr: {}",
+        "(Worker pid=9) ERROR 04-17 09:00:33 ray_utils.py:44] {}",
+        "[2024-02-27T21:35:34.295662Z] fa88a9df || {}", " 1: {}",
+        "[36m(TaskRunner pid=3)[0m {}", "1: 2024-05-01 10:00:00 {}",
     ],
 )  # fmt: skip
 def test_prefixes_do_not_hide_a_traceback(form: str) -> None:
@@ -119,7 +122,7 @@ def test_prefixes_do_not_hide_a_traceback(form: str) -> None:
     found = explain_log(lines)
     assert found.cause is not None
     assert found.cause.exception == "KeyError"
-    assert found.rank == (1 if "1:" in form or "default1" in form or "1,1" in form else None)
+    assert found.rank == (1 if form.strip().startswith("1:") or "default1" in form or "1,1" in form else None)
     assert str(found.cause.frame) == "/home/u/train.py:12 in main"
 
 
@@ -186,6 +189,25 @@ def test_pasted_traceback_is_recognized(text: str) -> None:
     found = explain(text)
     assert found.cause is not None
     assert found.cause.exception == "KeyError"
+
+
+@pytest.mark.parametrize("words", ["Exception ignored in: <function f at 0x7f>", "--- Logging error ---"])
+def test_exception_that_does_not_end_the_process_is_ignored(words: str) -> None:
+    assert explain(f"{words}\n{KEY_ERROR}").cause is None
+    found = explain(f"{words}\n{KEY_ERROR}\nlater\n" + KEY_ERROR.replace("KeyError", "ValueError"))
+    assert found.cause is not None
+    assert found.cause.exception == "ValueError"
+
+
+def test_traceback_of_a_ray_task_is_the_exception_inside() -> None:
+    found = explain(
+        "ray.exceptions.RayTaskError(KeyError): ray::Worker.run() (pid=7, ip=10.0.0.7)\n"
+        '  File "/home/u/train.py", line 12, in main\n'
+        "    batch['labels']\n"
+        "KeyError: 'labels'\n"
+    )
+    assert found.cause is not None
+    assert (found.cause.exception, str(found.cause.frame)) == ("KeyError", "/home/u/train.py:12 in main")
 
 
 def test_frames_in_a_box_are_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,12 @@ def test_ordinary_output_matches_no_entry() -> None:
     found = explain_log(lines)
     assert found.cause is None
     assert found.unknown == []
+
+
+def test_expected_answers_of_the_threads_exist() -> None:
+    threads = tomllib.loads((Path(__file__).parent / "wild.toml").read_text())["thread"]
+    known = {error.id for error in TABLE} | {"none"}
+    named = {answer for thread in threads for answer in thread["expected"] if not answer.startswith("exception:")}
+    assert len(threads) >= 100
+    assert named <= known
+    assert len({(thread["repository"], thread["number"]) for thread in threads}) == len(threads)

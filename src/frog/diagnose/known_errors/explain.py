@@ -160,6 +160,8 @@ class _Reader:
 
     def _end(self, traceback: Traceback) -> None:
         """Add the most likely cause of a chain of tracebacks."""
+        if traceback.is_ignored:
+            return
         findings = [self._finding(one) for one in traceback.chain if one.type]
         if not findings:
             self.cut = True

@@ -30,6 +30,8 @@ _SOURCES = tuple(
         r"^\[pod/[^\]]{1,200}\] ?",  # kubectl logs --prefix
         r"^[\w.-]{1,80}-(?:worker|master|launcher)-\d+(?:/[\w-]+)? ?[|:]? ",
         r"^[\w.-]{1,80}\s+\|\|? ",  # docker compose, Determined
+        # pdsh, accelerate
+        r"^(?:stdout|stderr|[a-zA-Z][\w.-]{0,60}\d): (?=  |Traceback|[\w.]{1,80}(?:Error|Exception):)",
     )
 )
 _TIMES = tuple(
@@ -38,6 +40,8 @@ _TIMES = tuple(
         r"^\[?\d{4}-(?P<month>\d\d)-(?P<day>\d\d)[T_ ](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?\]?"
         r"(?: std(?:out|err) [FP])?:? ?",
         r"^\d\d:\d\d:\d\d(?:[.,]\d{1,9})? ",
+        r"^(?:ERROR|CRITICAL|WARNING|INFO) (?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d) "  # vLLM
+        r"\[?[\w./]{1,80}:\d+\] ?",
     )
 )
 _GLOG = re.compile(r"^\[?[EWIF](?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d\.\d{1,9}) ")
@@ -54,6 +58,8 @@ class LogLine:
     rank: int | None = None
     """The rank of its prefix."""
     file: str = ""
+    source: str = ""
+    """The prefix of a process that is not a rank: a Ray worker, a pod, a host."""
     moment: str | None = None
     """Month, day and time, if the line has them; compares as text."""
 
@@ -80,14 +86,17 @@ def clean_lines(lines: Iterable[str], file: str = "") -> Iterator[LogLine]:
 
 def _clean(number: int, text: str, file: str, ranks: tuple[re.Pattern[str], ...]) -> LogLine:
     text = _CONTROL.sub("", text)
-    rank, moment = None, None
+    rank, moment, source = None, None, ""
     if text.startswith(">"):  # quoted in Markdown
         text = text.lstrip(">").removeprefix(" ")
     for _ in range(4):  # prefixes come in any order
         before = text
-        for pattern in _TIMES + _SOURCES:
+        for pattern in _TIMES:
             if found := pattern.match(text):
                 moment, text = moment or _moment(found), text[found.end() :]
+        for pattern in _SOURCES:
+            if found := pattern.match(text):
+                source, text = source or found[0].strip(), text[found.end() :]
         for pattern in ranks:
             if rank is None and (found := pattern.match(text)):
                 rank, text = int(found["rank"]), text[found.end() :]
@@ -95,7 +104,7 @@ def _clean(number: int, text: str, file: str, ranks: tuple[re.Pattern[str], ...]
             break
     if moment is None and (found := _GLOG.match(text)):
         moment = _moment(found)
-    return LogLine(number, text.replace("```", ""), rank, file, moment)
+    return LogLine(number, text.replace("```", ""), rank, file, source, moment)
 
 
 def _moment(found: re.Match[str]) -> str | None:

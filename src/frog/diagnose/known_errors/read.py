@@ -42,16 +42,24 @@ def _skipped(file: BinaryIO) -> bytes:
         return file.read(HEAD + TAIL)
     head = file.read(HEAD)
     file.seek(size - TAIL)
-    return head + b"\n" + file.read(TAIL)
+    return _whole_lines(head, file.read(TAIL))
 
 
 def _ends(stream: BinaryIO) -> bytes:
     """Read a stream to its end, and keep its beginning and its end."""
     head = stream.read(HEAD)
     tail: deque[bytes] = deque(maxlen=TAIL // _CHUNK)
+    num_chunks = 0
     while chunk := stream.read(_CHUNK):
         tail.append(chunk)
-    return head + b"".join(tail)
+        num_chunks += 1
+    kept = b"".join(tail)
+    return head + kept if num_chunks == len(tail) else _whole_lines(head, kept)
+
+
+def _whole_lines(head: bytes, tail: bytes) -> bytes:
+    """Join two parts of a log without the lines that the gap between them has cut."""
+    return head[: head.rfind(b"\n") + 1] + tail[tail.find(b"\n") + 1 :]
 
 
 def _lines(data: bytes) -> Iterator[str]:

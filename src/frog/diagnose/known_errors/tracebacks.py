@@ -25,13 +25,17 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _WRAPS = re.compile(r"^Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 _RECORD = re.compile(
     r"\[|[EWIF]\d{4} |(?:WARNING|ERROR|INFO|DEBUG|CRITICAL)\b|srun|slurm|wandb|[\w.-]+:\d+:\d+ \[|[=─-]{5}|frame #"
-    r"|terminate called|Exception raised from|\s*\d+%|Process |Killing |Epoch|Loading|python|/\S+: line|/\S+\.py:\d+"
+    r"|terminate called|Exception raised from|\s*\d+%|Process |Killing |Unhandled error|Epoch|Loading|python"
+    r"|/\S+: line|/\S+\.py:\d+"
     r"|\w+@\S+[:#$]"
 )
 """Beginnings of lines that do not continue an exception's message."""
 _SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error")
 _MOST_FRAMES, _MOST_MESSAGE_LINES, _MOST_OPEN, _MOST_FOREIGN = 200, 24, 64, 20
 
+_IGNORED = ("Exception ignored in", "--- Logging error ---")
+_Stream = tuple[str, int | None, str]
+"""A file, a rank and another prefix, such as a Ray worker's."""
 Taken = Literal["taken", "foreign", "ended"]
 
 
@@ -61,6 +65,8 @@ class Traceback:
     message: list[str] = field(default_factory=list)
     end: LogLine | None = None
     """The line of the exception."""
+    is_ignored: bool = False
+    """True if Python or logging only reports it, and the process continues."""
     before: list[Traceback] = field(default_factory=list)
     """Tracebacks that this one names as its cause or its context."""
     is_cause: bool = False
@@ -91,6 +97,11 @@ class Traceback:
         return both if self.before[-1].is_cause else both[::-1]
 
     @property
+    def quotes_frames(self) -> bool:
+        """True if the message is the traceback of another process, as Ray's are."""
+        return bool(self.message) and "ray::" in self.message[0]
+
+    @property
     def wraps_another(self) -> bool:
         return bool(self.message) and _WRAPS.match(self.message[0]) is not None
 
@@ -111,36 +122,37 @@ class TracebackReader:
     """Collects the tracebacks of a log, one per stream: a rank, or all lines without one."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, int | None], _Open] = {}
+        self._open: dict[_Stream, _Open] = {}
+        self._ignored: set[_Stream] = set()
+        """Streams whose last line announces an exception that does not end the process."""
 
     def read(self, line: LogLine) -> tuple[list[Traceback], bool]:
         """Return the tracebacks that end with this line, and True if the line belongs to a traceback."""
-        key = (line.file, line.rank)
+        key = (line.file, line.rank, line.source)
+        done: list[Traceback] = []
         reading = self._open.get(key)
         begins = _BEGIN in line.text
-        if reading is None:
-            if begins and (whole := _in_one_line(line)):
-                return [whole], True
-            opened = _Open.of(line, []) if begins else _Open.without_begin(line)
-            if opened is None:
-                return [], False
+        if reading is not None and not begins:
+            taken = reading.takes(line.text, line)
+            if taken != "ended":
+                return [], taken == "taken"
+            done.append(self._open.pop(key).traceback)
+        if begins and (whole := _in_one_line(line)):
+            return [*done, *self._close(key), whole], True
+        opened = _Open.following(self._open.pop(key, None), line, done) if begins else _Open.without_begin(line)
+        ignored = key in self._ignored
+        self._ignored.discard(key)
+        if opened is not None:
+            opened.traceback.is_ignored = ignored
             self._open[key] = opened
-            return ([self._open.pop(next(iter(self._open))).traceback] if len(self._open) > _MOST_OPEN else []), True
-        if begins:
-            chained = reading.chained or reading.traceback.wraps_another
-            done = reading.traceback
-            before = [*done.before, done] if chained else []
-            opened = self._open[key] = _Open.of(line, before[-8:])
-            if reading.process is not None and opened.traceback.rank is None:
-                opened.traceback.rank = reading.process
-            return ([] if chained else [done]), True
-        match reading.takes(line.text, line):
-            case "taken":
-                return [], True
-            case "foreign":
-                return [], False
-        del self._open[key]
-        return [reading.traceback], False
+            if len(self._open) > _MOST_OPEN:
+                done += self._close(next(iter(self._open)))
+        elif any(words in line.text for words in _IGNORED):
+            self._ignored.add(key)
+        return done, opened is not None
+
+    def _close(self, key: _Stream) -> list[Traceback]:
+        return [self._open.pop(key).traceback] if key in self._open else []
 
     def rest(self) -> list[Traceback]:
         """Return the tracebacks that the end of the log leaves open."""
@@ -170,6 +182,19 @@ class _Open:
         return cls(Traceback(line, line.named_rank, before=before), "" if boxed else prefix, boxed)
 
     @classmethod
+    def following(cls, last: _Open | None, line: LogLine, done: list[Traceback]) -> _Open:
+        """Return a new traceback; it is chained to the open one, or the open one is done."""
+        if last is None:
+            return cls.of(line, [])
+        if not (last.chained or last.traceback.wraps_another):
+            done.append(last.traceback)
+            return cls.of(line, [])
+        opened = cls.of(line, [*last.traceback.before, last.traceback][-8:])
+        if opened.traceback.rank is None:
+            opened.traceback.rank = last.process
+        return opened
+
+    @classmethod
     def without_begin(cls, line: LogLine) -> _Open | None:
         """Return a traceback whose beginning the log lacks: it starts with a frame, or with the exception itself."""
         if _FRAME.match(line.text):
@@ -188,7 +213,9 @@ class _Open:
             text = text[len(self.prefix) :]
         traceback = self.traceback
         if found := _FRAME.match(text) or (_RICH_FRAME.match(text) if self.boxed else None):
-            if traceback.type:  # another traceback in the message
+            if traceback.type and not traceback.quotes_frames:
+                return "ended"
+            if traceback.type:
                 traceback.type, traceback.message, traceback.frames = "", [], []
             if len(traceback.frames) < _MOST_FRAMES:
                 traceback.frames.append(Frame(found["file"], int(found["line"]), found["function"] or ""))
