@@ -25,7 +25,18 @@ LAYERS = {
 }
 """Layers of the packages, as in docs/architecture.md."""
 
-WITH_TORCH = ("data", "model", "comm", "parallel", "checkpoint", "optim", "train", "learn/grader", "launch/torchrun")
+WITH_TORCH = (
+    "data",
+    "model",
+    "comm",
+    "parallel",
+    "checkpoint",
+    "optim",
+    "train",
+    "learn/grader",
+    "launch/torchrun",
+    "observe/hook/frog_simulated_gpus",
+)
 """Packages that may import torch. In other packages only `rank.py` may, the part that runs on every rank."""
 
 
@@ -134,7 +145,8 @@ def test_hook_needs_only_the_standard_library_of_python_3_9() -> None:
         tree = ast.parse(path.read_text(), feature_version=(3, 9))
         names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
         names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-        foreign = [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
+        allowed = {*sys.stdlib_module_names, *(["torch"] if path.parent.name == "frog_simulated_gpus" else [])}
+        foreign = [name for name in names if name.partition(".")[0] not in allowed]
         assert not foreign, f"{path.name} imports {foreign}"
 
 

@@ -41,7 +41,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         },
         {
             "Train": [
-                *_docs("strategies", "elastic", "guard-model", "launchers"),
+                *_docs("strategies", "elastic", "guard-model", "launchers", "simulated-gpus"),
                 *([{"Real runs": [{title: page} for title, page in examples.items()]}] if examples else []),
             ]
         },

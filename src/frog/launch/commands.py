@@ -31,6 +31,12 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     add_world_arguments(parser)
     parser.add_argument(
+        "--simulate-gpus",
+        type=at_least(1),
+        metavar="N",
+        help="N simulated GPUs per node: a program for CUDA and NCCL runs on the CPU and gloo",
+    )
+    parser.add_argument(
         "--no-observe",
         dest="observe",
         action="store_false",
@@ -106,7 +112,9 @@ def _run(args: argparse.Namespace) -> int:
         merge(command, args)
         program = list(command.program)
     nodes, options = read_world(args)
-    return run_world(nodes, program, replace(options, runs=Path("runs"), observe=args.observe))
+    return run_world(
+        nodes, program, replace(options, runs=Path("runs"), observe=args.observe, simulate_gpus=args.simulate_gpus)
+    )
 
 
 def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = None) -> tuple[Nodes, Options]:

@@ -17,6 +17,7 @@ from frog.launch.agent import Agent, agent_command
 from frog.launch.nodes import Nodes
 from frog.launch.rank_output import RankOutput
 from frog.observe.environment import environment as observer_environment
+from frog.observe.environment import simulated_gpus
 
 if TYPE_CHECKING:
     from frog.launch.network import Link, Network
@@ -47,6 +48,8 @@ class Options:
     """Folder in which to create the run folder of a program that is not Frog's; None: such a program leaves none."""
     observe: bool = True
     """Start the observer in each rank of such a program (frog.observe)."""
+    simulate_gpus: int | None = None
+    """Number of GPUs per node to simulate on the CPU."""
 
 
 class Starter:
@@ -119,7 +122,9 @@ class Starter:
         }
         if self.nodes.several:
             changes["FROG_NODE_NAME"] = self.nodes.host(node)
-            if gpus := visible_gpus():  # simulated nodes have none in common, as real ones
+            if self.options.simulate_gpus is None and (
+                gpus := visible_gpus()
+            ):  # simulated nodes have none in common, as real ones
                 first, own = node * self.nodes.ranks, self.nodes.ranks
                 changes["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + own]) if len(gpus) >= num_ranks else ""
         if self.network is not None:
@@ -128,4 +133,6 @@ class Starter:
             changes["PYTHONUNBUFFERED"] = "1"  # its last words would be lost with a killed rank
             if self.options.observe and self.output.folder is not None:
                 changes.update(observer_environment(self.output.folder.path))
+        if self.options.simulate_gpus is not None:
+            changes.update(simulated_gpus(self.options.simulate_gpus, changes))
         return child_env(**changes)

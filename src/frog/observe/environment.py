@@ -1,13 +1,16 @@
-"""The environment that starts the observer in every rank below a launcher."""
+"""The environment that starts the observer, or simulates GPUs, in every rank below a launcher."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from frog.core.env import variable
 
 HOOK = Path(__file__).parent / "hook"
+SIMULATED_GPUS = "frog_simulated_gpus"
+"""The hook that simulates GPUs."""
 
 
 def environment(
@@ -21,3 +24,20 @@ def environment(
     before = before or variable("PYTHONPATH")
     path = str(HOOK) if before is None else os.pathsep.join((str(HOOK), before))
     return {"FROG_RUN_DIR": str(folder.resolve()), "FROG_HOOKS": ",".join(hooks), "PYTHONPATH": path}
+
+
+def simulated_gpus(count: int | None, changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that add simulated GPUs to a process and its children (docs/simulated-gpus.md).
+
+    count: GPUs of a node; None: those that Slurm gives to a job. changes: other variables of the process, whose hooks
+    and PYTHONPATH this keeps.
+    """
+    before = changes or {}
+    hooks = before.get("FROG_HOOKS") or variable("FROG_HOOKS")
+    path = before.get("PYTHONPATH") or variable("PYTHONPATH")
+    entries = [entry for entry in (path or "").split(os.pathsep) if entry and entry != str(HOOK)]
+    return {
+        "FROG_SIMULATE_GPUS": "slurm" if count is None else str(count),
+        "FROG_HOOKS": f"{hooks},{SIMULATED_GPUS}" if hooks else SIMULATED_GPUS,
+        "PYTHONPATH": os.pathsep.join((str(HOOK), *entries)),
+    }

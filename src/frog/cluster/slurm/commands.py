@@ -9,6 +9,7 @@ from pathlib import Path
 from frog.cluster.jobfile.commands import add_explain_parser
 from frog.cluster.site_names import SiteNames, split_names
 from frog.core.errors import UsageError
+from frog.observe.environment import simulated_gpus
 
 _FOLDER = Path(".slurm")
 _NAMES = {
@@ -36,7 +37,10 @@ def add_slurm_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     _add(actions, "status", "show daemons, nodes and jobs", _status)
     down = _add(actions, "down", "end all jobs and the cluster", _down)
     down.add_argument("--keep-logs", action="store_true", help="keep the daemons' logs in the folder")
-    _add(actions, "env", 'print the variables that connect a shell to the cluster: eval "$(frog slurm env)"', _env)
+    env = _add(
+        actions, "env", 'print the variables that connect a shell to the cluster: eval "$(frog slurm env)"', _env
+    )
+    env.add_argument("--simulate-gpus", action="store_true", help="let programs for CUDA use the jobs' simulated GPUs")
     add_explain_parser(actions)
 
 
@@ -108,6 +112,8 @@ def _env(args: argparse.Namespace) -> int:
         from frog.cluster.slurm.cluster import environment
 
         variables = environment(args.folder)
+    if args.simulate_gpus:
+        variables = {**variables, **simulated_gpus(None, variables)}
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
     return 0

@@ -1,0 +1,214 @@
+"""torch.distributed: gloo in place of NCCL, and meshes of CPUs in place of meshes of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .devices import CPU, is_gpu, real
+from .notes import count_ignored, note_rank, remark
+from .replace import called_by_torch, wrap, wrap_everywhere
+
+Function = Callable[..., Any]
+
+
+class ProcessGroupNCCL:
+    """The names that programs read from NCCL's process group, whose options have no effect."""
+
+    class Options:
+        """Options of NCCL, of which gloo has none."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            count_ignored("ProcessGroupNCCL.Options")
+            self.config = type("Config", (), {})()
+            self.is_high_priority_stream = False
+
+
+_asked: dict[int, str] = {}
+"""By the id of a process group: the backend that the program asked for."""
+
+
+def gloo_for(backend: Any) -> Any:
+    """Return the backend on a CPU for the one that a program names: nccl, "cpu:gloo,cuda:nccl", or None."""
+    name = str(backend).lower() if backend is not None else ""
+    if "nccl" in name or not name:
+        return "gloo"
+    parts = [part for part in name.split(",") if not part.startswith("cuda:")]
+    return ",".join(parts) if len(parts) < len(name.split(",")) else backend
+
+
+def _without_options(kwargs: dict[str, Any]) -> None:
+    kwargs.pop("device_id", None)
+    if isinstance(kwargs.get("pg_options"), ProcessGroupNCCL.Options):
+        kwargs["pg_options"] = None
+
+
+def _remember(group: Any, backend: Any) -> Any:
+    if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
+        _asked[id(group)] = "gloo" if str(backend).lower() == "gloo" else "nccl"
+    return group
+
+
+def _init_process_group(function: Function) -> Function:
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        if is_gpu(kwargs.get("device_id")):
+            real(kwargs["device_id"])
+        _without_options(kwargs)
+        function(gloo_for(backend), *args, **kwargs)
+        _remember(dist.group.WORLD, backend)
+        note_rank(dist.get_rank())
+
+    return init_process_group
+
+
+def _new_group(function: Function) -> Function:
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        _without_options(kwargs)
+        args = tuple(None if isinstance(arg, ProcessGroupNCCL.Options) else arg for arg in args)
+        group = function(ranks, timeout, gloo_for(backend) if backend is not None else None, *args, **kwargs)
+        return _remember(group, backend if backend is not None else _asked.get(id(dist.group.WORLD)))
+
+    return new_group
+
+
+def _new_subgroups(function: Function) -> Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _without_options(kwargs)
+        if kwargs.get("backend") is not None:
+            kwargs["backend"] = gloo_for(kwargs["backend"])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _split_group(function: Function) -> Function:
+    """Make the groups one by one, as gloo cannot split a communicator."""
+
+    def split_group(
+        parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        own = None
+        for ranks in split_ranks or ():
+            group = dist.new_group(ranks, timeout)
+            own = group if dist.get_rank() in ranks else own
+        return own
+
+    return split_group
+
+
+def _barrier(function: Function) -> Function:
+    def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        for index in device_ids or ():
+            real(index)
+        return function(group, async_op)
+
+    return barrier
+
+
+def _get_backend(function: Function) -> Function:
+    """Answer a program with the backend that it asked for, and torch with the real one."""
+
+    def get_backend(group: Any = None) -> Any:
+        found = function(group)
+        if called_by_torch() or found != "gloo":
+            return found
+        return _asked.get(id(group if group is not None else dist.group.WORLD), found)
+
+    return get_backend
+
+
+def _mesh(function: Function) -> Function:
+    """Make a mesh of CPUs where a mesh of GPUs is asked for."""
+
+    def call(device_type: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(_type_of(device_type), *args, **kwargs)
+
+    return call
+
+
+def _mesh_method(function: Function) -> Function:
+    def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        if "device_type" in kwargs:
+            kwargs["device_type"] = _type_of(kwargs["device_type"])
+        return function(owner, *(_type_of(arg) for arg in args), **kwargs)
+
+    return call
+
+
+def _type_of(device_type: Any) -> Any:
+    return "cpu" if isinstance(device_type, str) and device_type.startswith("cuda") else device_type
+
+
+def _ddp(function: Function) -> Function:
+    def __init__(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        for device in device_ids or ():
+            real(device)
+        function(self, module, None, None, *args, **kwargs)
+
+    return __init__
+
+
+def _data_parallel(function: Function) -> Function:
+    """Run the module once, on the whole batch."""
+
+    def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        function(self, module, *args, **kwargs)
+        self.device_ids = []
+        self.module = module
+        remark("nn.DataParallel computes the whole batch on one simulated GPU")
+
+    return __init__
+
+
+def patch_distributed() -> None:
+    """Replace what torch.distributed knows about NCCL and GPUs."""
+    if not dist.is_available():
+        return
+    wrap_everywhere(
+        dist.distributed_c10d,
+        {
+            "init_process_group": _init_process_group,
+            "new_group": _new_group,
+            "new_subgroups": _new_subgroups,
+            "new_subgroups_by_enumeration": _new_subgroups,
+            "split_group": _split_group,
+            "barrier": _barrier,
+            "get_backend": _get_backend,
+            "is_nccl_available": lambda function: lambda: True,
+        },
+    )
+    if not hasattr(dist, "ProcessGroupNCCL"):
+        for module in (dist, dist.distributed_c10d):
+            setattr(module, "ProcessGroupNCCL", ProcessGroupNCCL)  # noqa: B010
+    wrap_everywhere(dist.device_mesh, {"init_device_mesh": _mesh})
+    wrap(dist.device_mesh.DeviceMesh, "__init__", _mesh_method)
+    wrap(torch.nn.parallel.DistributedDataParallel, "__init__", _ddp)
+    wrap(torch.nn.DataParallel, "__init__", _data_parallel)
+
+
+def patch_fsdp(module: ModuleType) -> None:
+    """Let FSDP1 use the CPU, which it refuses as a default."""
+
+    def device_handle(function: Function) -> Function:
+        def call(state: Any, module_: Any, ignored_params: Any, device_id: Any) -> Any:
+            if device_id is not None:
+                real(device_id)
+            return function(state, module_, ignored_params, CPU)
+
+        return call
+
+    def device_from_id(function: Function) -> Function:
+        def call(device_id: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if device_id is None else CPU
+
+        return call
+
+    wrap(module, "_init_device_handle", device_handle)
+    wrap(module, "_get_device_from_device_id", device_from_id)
+    wrap(module, "_check_single_device_module", lambda function: lambda *args: None)

@@ -1,0 +1,47 @@
+"""All replacements, each right after the import of the module that it changes."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import notes
+from .importing import after_import
+
+
+def simulate(count: int) -> None:
+    """Replace torch's functions for `count` simulated GPUs, now or when the program imports torch."""
+    notes.print_at_exit()
+    after_import(
+        {
+            "torch": lambda module: _patch_torch(count),
+            "torch.distributed.fsdp._init_utils": _patch_fsdp,
+            "torch._dynamo.eval_frame": _patch_dynamo,
+        }
+    )
+
+
+def _patch_torch(count: int) -> None:
+    from . import amp, attention, compiling, cuda, devices, distributed, memory, streams, tensors
+
+    devices.Gpus.count = count
+    tensors.patch_tensors()
+    streams.patch_streams()
+    memory.patch_memory()
+    cuda.patch_cuda()
+    cuda.patch_accelerator()
+    amp.patch_amp()
+    distributed.patch_distributed()
+    attention.patch_attention()
+    compiling.patch_compile()
+
+
+def _patch_fsdp(module: ModuleType) -> None:
+    from . import distributed
+
+    distributed.patch_fsdp(module)
+
+
+def _patch_dynamo(module: ModuleType) -> None:
+    from . import compiling
+
+    compiling.skip_frames(module)

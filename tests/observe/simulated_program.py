@@ -1,0 +1,107 @@
+"""A program for CUDA that prints, as JSON, what it sees of two simulated GPUs."""
+
+import json
+import pickle
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from frog_simulated_gpus.replace import missing, replaced
+from torch import nn
+
+seen: dict[str, object] = {"missing": missing, "replaced": replaced}
+
+
+def error_of(call) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def devices() -> None:
+    seen["count"] = torch.cuda.device_count()
+    seen["available"] = [torch.cuda.is_available(), torch.accelerator.is_available()]
+    torch.cuda.set_device(1)
+    x = torch.zeros(3)
+    model = nn.Linear(3, 2).to(torch.device("cuda", 1))
+    seen["devices"] = [str(x.device), str(x.cuda().device), str(model.weight.device), str(model(x.cuda()).device)]
+    seen["is_cuda"] = [x.is_cuda, x.to("cuda:1").is_cuda, x.cuda().cpu().is_cuda, x.to(0).is_cuda]
+    with torch.cuda.device(0):
+        seen["inside"] = torch.cuda.current_device()
+    seen["current"] = [torch.cuda.current_device(), x.cuda().get_device(), x.get_device()]
+    seen["beyond"] = [
+        error_of(call)
+        for call in (
+            lambda: torch.cuda.set_device(2),
+            lambda: x.to("cuda:2"),
+            lambda: x.cuda(2),
+            lambda: torch.zeros(1, device="cuda:7"),
+            lambda: model.to("cuda:2"),
+            lambda: torch.load("none", map_location="cuda:2"),
+        )
+    ]
+    with torch.device("meta"):
+        seen["meta"] = str(nn.Linear(2, 2).weight.device)
+    with torch.device("cuda"):
+        seen["context"] = str(torch.zeros(2).device)
+
+
+def copies() -> None:
+    on_gpu = torch.ones(2, device="cuda")
+    snapshot = on_gpu.cpu()
+    on_gpu.add_(1)
+    host = torch.ones(2)
+    moved = host.cuda()
+    moved.add_(1)
+    seen["snapshot"], seen["host"], seen["same"] = snapshot.tolist(), host.tolist(), moved.to("cuda") is moved
+    parameter = torch.ones(2, device="cuda", requires_grad=True)
+    seen["leaf"] = parameter.cuda().is_leaf
+    path = Path(tempfile.mkdtemp()) / "x.pt"
+    torch.save({"x": on_gpu}, path)
+    locations = ("cuda:1", torch.device("cuda"), {"cuda:0": "cuda:1"}, lambda storage, place: storage.cuda(0), None)
+    seen["loaded"] = [torch.load(path, map_location=location)["x"].tolist() for location in locations]
+    seen["pickled"] = str(pickle.loads(pickle.dumps(on_gpu)).device.type)
+
+
+def numbers() -> None:
+    generator = torch.Generator("cuda").manual_seed(3)
+    seen["generator"] = [
+        isinstance(generator, torch.Generator),
+        torch.rand(2, generator=generator, device="cuda").tolist()
+        == torch.rand(2, generator=torch.Generator().manual_seed(3)).tolist(),
+    ]
+    state = torch.cuda.get_rng_state()
+    first = torch.rand(2, device="cuda")
+    torch.cuda.set_rng_state(state)
+    seen["random"] = torch.equal(first, torch.rand(2, device="cuda"))
+    x = torch.ones(4, 4, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        seen["autocast"] = [str((x @ x).dtype), torch.is_autocast_enabled(), torch.is_autocast_enabled("cuda")]
+    scaler = torch.amp.GradScaler("cuda")
+    seen["scaler"] = [scaler.is_enabled(), scaler.scale(torch.ones((), device="cuda")).item()]
+
+
+def rest() -> None:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        start.record()
+        kept = torch.ones(3_000_000, device="cuda")
+        end.record()
+    torch.cuda.synchronize()
+    seen["elapsed"] = start.elapsed_time(end) > 0
+    seen["memory"] = [torch.cuda.memory_allocated() >= kept.nbytes, torch.cuda.max_memory_allocated() >= kept.nbytes]
+    seen["name"] = torch.cuda.get_device_name(0)
+    seen["refused"] = [error_of(torch.cuda.CUDAGraph), error_of(lambda: torch.cuda.MemPool())]
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    torch.cuda.empty_cache()
+    public = [name for name in torch.cuda.__all__ if callable(getattr(torch.cuda, name, None))]
+    seen["untouched"] = [name for name in public if f"torch.cuda.{name}" not in replaced]
+
+
+for part in (devices, copies, numbers, rest):
+    part()
+json.dump(seen, sys.stdout)

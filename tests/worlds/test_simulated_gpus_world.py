@@ -1,0 +1,29 @@
+"""Simulated GPUs in a world: a program for CUDA and NCCL computes what the same program computes on gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness import Harness
+
+WORKER = Path(__file__).with_name("simulated_gpus_worker.py")
+
+
+def losses(output: str) -> list[str]:
+    return [line.removeprefix("rank 0 | ") for line in output.splitlines() if "0x" in line]
+
+
+def test_program_for_cuda_has_the_losses_of_the_same_program_for_gloo(harness: Harness) -> None:
+    command = ("frog", "run", "--nproc", "2")
+    simulated = harness.run(*command, "--simulate-gpus", "2", "--", str(WORKER), "cuda")
+    plain = harness.run(*command, "--", str(WORKER), "cpu")
+    assert len(losses(plain.stdout)) == 10
+    assert losses(simulated.stdout) == losses(plain.stdout)
+    assert simulated.stdout.count("1 call had no effect: torch.cuda.empty_cache") == 1
+    assert "had no effect" not in plain.stdout
+
+
+def test_rank_beyond_the_last_simulated_gpu_fails_as_with_cuda(harness: Harness) -> None:
+    done = harness.run("frog", "run", "--nproc", "2", "--simulate-gpus", "1", "--", str(WORKER), "cuda", code=1)
+    assert "error: rank 1 (" in done.stderr
+    assert "CUDA error: invalid device ordinal" in done.stderr
