@@ -39,6 +39,7 @@ from frog.learn.doctor.commands import add_doctor_parser
 from frog.learn.drill import add_drill_parser
 from frog.learn.explain.commands import add_explain_parser
 from frog.learn.quiz.commands import add_quiz_parser
+from frog.observe.commands import add_observe_parser
 from frog.parallel.commands import add_schedule_parser
 from frog.peers.commands import add_collectives_parser
 from frog.plan.commands import add_plan_parsers
@@ -160,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     add_logs_parser(commands)
     add_chaos_parser(commands)
     add_diagnose_parser(commands)
+    add_observe_parser(commands)
     add_schedule_parser(commands)
     add_proof_parser(commands)
     add_profile_parser(commands)

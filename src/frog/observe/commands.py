@@ -1,0 +1,58 @@
+"""`frog observe`: the environment that starts the observer, and a look at the ranks of a running program."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_observe_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `observe`."""
+    parser = subparsers.add_parser(
+        "observe",
+        help="show what each rank of a running program is doing; observe the ranks of plain torchrun or srun",
+        description="Ask the ranks of a running program for their stacks and collectives, and show where each one is. "
+        "`frog run` observes every program. With --env, print the environment in which plain torchrun or srun does so "
+        "too.",
+    )
+    parser.add_argument("run", metavar="RUN", nargs="?", help="a running program: a name, a folder, or latest")
+    parser.add_argument("--env", action="store_true", help="print the lines of an environment file")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="with --env: folder for what the ranks write (default: a new one in runs/)",
+    )
+    parser.set_defaults(handler=_observe)
+
+
+def _observe(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
+
+    if args.env == (args.run is not None):
+        raise UsageError("observe needs a run, or --env", "frog observe latest, or frog observe --env > frog.env")
+    if args.dir is not None and not args.env:
+        raise UsageError("--dir belongs to --env", "frog observe DIR")
+    return _print_environment(args.dir) if args.env else _show_ranks(args.run)
+
+
+def _print_environment(folder: Path | None) -> int:
+    import shlex
+
+    from frog.observe.environment import environment
+    from frog.runs.folder import free_name
+    from frog.runs.observed import observed_folder
+
+    chosen = folder or Path("runs") / free_name("observed")
+    observed_folder(chosen).mkdir(parents=True, exist_ok=True)
+    for name, value in environment(chosen).items():
+        print(f"{name}={shlex.quote(value)}")
+    return 0
+
+
+def _show_ranks(run: str) -> int:
+    from frog.core.wrapping import terminal_columns, wrapped_lines
+    from frog.observe.ask import ask_ranks
+
+    print(wrapped_lines(ask_ranks(run), terminal_columns()))
+    return 0
