@@ -54,11 +54,13 @@ DEADLINE = ("--deadline", "5")
 def test_hang_ends_with_the_ranks_the_collective_and_both_lines(harness: Harness) -> None:
     (harness.root / "hang.py").write_text(HANG)
     done = harness.run("frog", "run", "--nproc", "2", *DEADLINE, "--", "hang.py", code=137)
-    heading, rank_0, rank_1, hint = done.stderr.partition("error: ")[2].splitlines()
+    heading, rank_0, rank_1, diagnosis, hint = done.stderr.partition("error: ")[2].splitlines()
     assert heading.startswith("hang: no rank has finished a collective")
     assert rank_0 == "  rank 0: waits in all_reduce number 2 of group 0 (Float [7]) at hang.py:8 in step"
     place = "  rank 1: waits outside torch.distributed at hang.py:10 in step (time.sleep(600)), after 1 collective"
     assert rank_1 == place
+    assert diagnosis.startswith("diagnosis: rank 0 waits in all_reduce")
+    assert "which rank 1 never calls" in diagnosis
     assert hint == "  try: frog diagnose runs/hang"
     run = harness.events("hang")
     (stall,) = [event for event in run.launcher if isinstance(event, StallEvent)]

@@ -6,13 +6,15 @@ watching ──> asking ──> found
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Set
 from dataclasses import dataclass
 
-from frog.core.errors import HangError
+from frog.core.errors import FrogError, HangError
 from frog.core.exitcodes import signal_code
+from frog.diagnose.program.diagnose import diagnose_folder
 from frog.launch.journal import Journal
 from frog.launch.program_watch import Finding, ProgramWatch, Role, WatchLimits
 from frog.launch.sights import see_ranks
@@ -21,6 +23,7 @@ from frog.launch.start import Options
 from frog.runs.folder import RunFolder
 from frog.runs.observed import Observed, Status, read_observed, read_statuses, write_request
 
+_NO_FINDING = ("unknown", "none", "running")
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
 """Time for the ranks to write their evidence. Those that can do so in a second."""
@@ -87,7 +90,7 @@ class StallWatch:
         """Return the error of an attempt that was ended."""
         if self.ended is None or self.ended.attempt != attempt or self.folder is None:
             return None
-        error = HangError(self.ended.text, f"frog diagnose {self.folder.path}")
+        error = HangError(f"{self.ended.text}{_diagnosis(self.folder)}", f"frog diagnose {self.folder.path}")
         error.exit_code = signal_code(signal.SIGKILL)
         return error
 
@@ -140,3 +143,12 @@ class StallWatch:
         self._question = None
         evidence = read_observed(folder.path).get(self._attempt, {})
         return Stall(self._attempt, question.finding, describe_stall(question.finding, evidence))
+
+
+def _diagnosis(folder: RunFolder) -> str:
+    """Return the finding of `frog diagnose` as a line, if it has one."""
+    with contextlib.suppress(FrogError):
+        found = diagnose_folder(folder.path)
+        if found.fault not in _NO_FINDING:
+            return f"\n{'diagnosis' if found.certain else 'probably'}: {found.finding}"
+    return ""

@@ -20,7 +20,7 @@ def ask_ranks(run: str) -> str:
 
     Raises:  RunError if the run does not exist or has no observed ranks.
     """
-    folder = Path(run) if observed_folder(Path(run)).is_dir() else find_folder(run).path
+    folder = _find(run)
     ranks = _last_attempt(folder)
     if not ranks:
         raise RunError(f"{folder}: no rank has written a status", "start the program with frog run, or see --env")
@@ -31,6 +31,12 @@ def ask_ranks(run: str) -> str:
             ranks = _last_attempt(folder)
     lines = [_describe(own) for own in ranks.values()]
     return "\n".join([*lines, f"stacks of all threads, and the last collectives: {observed_folder(folder)}"])
+
+
+def _find(run: str) -> Path:
+    """Find a run, or a folder of plain torchrun or srun, which has no run.json."""
+    named = [path for path in (Path(run), Path("runs") / run) if observed_folder(path).is_dir()]
+    return named[0] if named else find_folder(run).path
 
 
 def _last_attempt(folder: Path) -> dict[int, Observed]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path, PurePath
 
 from frog.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, SeenError
@@ -9,7 +10,7 @@ from frog.diagnose.program.group_names import GroupNames
 from frog.diagnose.program.places import user_line
 from frog.diagnose.program.stacks import fault_frames
 from frog.runs.folder import RunFolder
-from frog.runs.launcher_schema import ExitEvent, HangEvent, LauncherEndEvent, LaunchEvent, WorldEvent
+from frog.runs.launcher_schema import ExitEvent, HangEvent, LauncherEndEvent, LaunchEvent, StallEvent, WorldEvent
 from frog.runs.observed import CollectiveEntry, Observed, ProgramError, Status, read_observed
 from frog.runs.read import read_launcher
 from frog.runs.run import is_active
@@ -123,10 +124,12 @@ def _add_launcher(evidence: Evidence, folder: RunFolder, attempt: int) -> None:
                 evidence.world_size = event.world_size
                 for rank, pid in zip(event.ranks, event.pids, strict=False):
                     evidence.of(rank).pid = evidence.of(rank).pid or pid
-            case ExitEvent() if event.attempt == attempt:
+            case ExitEvent() if event.attempt == attempt and not (evidence.hung and event.code == -signal.SIGKILL):
                 _add_exit(evidence.of(event.rank), event)
             case HangEvent() if event.attempt == attempt:
                 evidence.hung, evidence.deadline_s = True, event.waited_s
+            case StallEvent() if event.attempt == attempt and event.ends:  # the launcher kills all ranks
+                evidence.hung, evidence.deadline_s = True, event.still_s
             case LauncherEndEvent():
                 evidence.ended_code = event.code
                 evidence.stopped_by_user = event.code in (130, 143)
