@@ -80,6 +80,17 @@ def test_cause_of_a_chain_is_its_first_exception() -> None:
     assert (words.type, words.blame, words.text) == ("ValueError", Blame.CAUSE, chain)
 
 
+def test_abort_after_an_exception_does_not_hide_it() -> None:
+    words = read_words(lines(f"{BAD}\nterminate called without an active exception"))
+    assert words is not None
+    assert (words.text, words.blame) == (BAD, Blame.CAUSE)
+    error = explained(rank1=(f"{BAD}\nterminate called without an active exception", -6, 100.0))
+    assert error.what == f"rank 1 (pid 1001) was killed by SIGABRT\n{BAD}"
+    handled = read_words([*lines(BAD, 90.0), *lines(f"retrying\n{TEARDOWN}")])
+    assert handled is not None
+    assert handled.blame is Blame.TEARDOWN
+
+
 def test_prefix_of_torch_is_removed_and_an_ignored_exception_is_skipped() -> None:
     said = "\n".join(f"[rank3]: {line}" for line in BAD.split("\n"))
     words = read_words(lines(f"{said}\nException ignored in: <function f>\n{CLOSED}"))

@@ -22,6 +22,8 @@ Lines = Sequence[tuple[int, str]]
 
 _KILLED, _TERMINATED = signal_code(signal.SIGKILL), signal_code(signal.SIGTERM)
 _CRASHES = (signal_code(signal.SIGABRT), signal_code(signal.SIGSEGV))
+_TOGETHER_NS = 200_000_000
+"""Lines of one error message arrive within this time."""
 _NUM_LAST = 5
 _MOST_LINES = 60
 _MOST_MESSAGE_LINES = 30
@@ -73,7 +75,7 @@ def read_words(lines: Lines) -> Words | None:
     for index in range(len(plain) - 1, -1, -1):
         text = plain[index][1]
         if text.startswith("terminate called"):
-            return _of_terminate(plain, index)
+            return _ended_by_exception(plain, index) or _of_terminate(plain, index)
         if text.startswith("Fatal Python error: "):
             return _of_fatal(plain, index)
         if text.startswith(_TRACEBACK) and not (index and plain[index - 1][1].startswith("Exception ignored")):
@@ -113,7 +115,9 @@ def _end_of_error(lines: Lines, first: int) -> int:
         index += 1
     end = min(len(lines), index + _MOST_MESSAGE_LINES)
     for number in range(index + 1, end):
-        text = lines[number][1]
+        unix_ns, text = lines[number]
+        if unix_ns - lines[number - 1][0] > _TOGETHER_NS:
+            return number
         if text.strip() in _CHAINED or text.startswith(_TRACEBACK) or _NEXT.match(text):
             return number
     return end
@@ -122,6 +126,16 @@ def _end_of_error(lines: Lines, first: int) -> int:
 def _message_lines(texts: Sequence[str]) -> list[str]:
     """Return the lines of a traceback from the exception's name on."""
     return next((list(texts[i:]) for i in range(1, len(texts)) if texts[i][:1] not in (" ", "\t", "")), [])
+
+
+def _ended_by_exception(lines: Lines, index: int) -> Words | None:
+    """Return the exception directly above a `terminate` without an exception of its own: Python ended because of it."""
+    if "without an active exception" not in lines[index][1]:
+        return None
+    words = read_words(lines[:index])
+    end = next((i for i in range(index - 1, -1, -1) if lines[i][1].strip()), None)
+    is_above = words is not None and end is not None and words.text.endswith(lines[end][1].rstrip())
+    return words if is_above else None
 
 
 def _of_terminate(lines: Lines, index: int) -> Words:
