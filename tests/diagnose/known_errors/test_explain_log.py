@@ -234,6 +234,26 @@ def test_line_of_another_process_inside_a_traceback_is_read() -> None:
     assert [other.exception for other in found.others] == ["KeyError"]
 
 
+@pytest.mark.parametrize(
+    "remark",
+    [
+        "image.py:13: UserWarning: Failed to load image Python extension: libc.so: cannot open shared object file",
+        "node1:7:8 [5] NCCL INFO TUNER/Plugin: Plugin load returned 2 : No space left on device",
+        "[2024-06-26 11:41:45,126] [INFO] [launch.py:9:f] retry: Address already in use",
+    ],
+)
+def test_remark_of_a_library_is_not_a_cause(remark: str) -> None:
+    found = explain(remark + "\n" + KEY_ERROR)
+    assert found.cause is not None
+    assert found.cause.exception == "KeyError"
+    alone, of_a_failed_job = explain(remark), explain(remark + "\n" + TORCHRUN)
+    assert alone.cause is None
+    assert len(alone.others) == 1
+    assert of_a_failed_job.cause is not None
+    assert not of_a_failed_job.certain
+    assert "only this warning can explain it" in log_letter("log", of_a_failed_job)
+
+
 def test_warning_that_explains_the_error_is_the_cause() -> None:
     found = explain(
         "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\n"

@@ -18,6 +18,10 @@ _MOST_FINDINGS = 2000
 _LOOKS_LIKE_ERROR = re.compile(
     r"\b(?:error|exception|fatal|failed|failure|abort(?:ed|ing)?|killed|cannot)\b", re.IGNORECASE
 )
+_REMARK = re.compile(
+    r"\b(?:User|Future|Runtime|Deprecation|Resource|Import)Warning\b|\bNCCL INFO\b|\[(?:INFO|DEBUG)\]|^I\d{4} "
+)
+"""Marks a line that its program does not take for an error."""
 _FAILED_RANK = re.compile(r"^\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 
@@ -35,6 +39,8 @@ class Finding:
     """The class of the exception, if it is the end of a traceback."""
     frame: Frame | None = None
     """The user's innermost line."""
+    is_remark: bool = False
+    """True if the program itself does not take the line for an error."""
     moment: str | None = None
     """The last time of day in the file up to this line."""
 
@@ -147,7 +153,9 @@ class _Reader:
         self._read_launcher(line.text)
         known = KNOWN.find(line.text)
         if known is not None:
-            self._add(Finding(line, known, known.level_of(in_traceback=False), line.named_rank, line.text.strip()))
+            is_remark = _REMARK.search(line.text) is not None
+            level = max(known.level_of(in_traceback=False), Level.HINT if is_remark else Level.CAUSE)
+            self._add(Finding(line, known, level, line.named_rank, line.text.strip(), is_remark=is_remark))
         elif _LOOKS_LIKE_ERROR.search(line.text):
             self.unknown = [*self.unknown[-4:], line]
 
@@ -186,10 +194,11 @@ class _Reader:
     def explanation(self) -> Explanation:
         for traceback in self.tracebacks.rest():
             self._end(traceback)
-        cause = first_cause(self.findings)
+        failed = bool(self.consequences) or self.cut
+        cause = first_cause([found for found in self.findings if failed or not _is_harmless(found)])
         others: dict[str, Finding] = {}
         for found in self.findings:
-            if cause is not None and found.id != cause.id:
+            if cause is None or found.id != cause.id:
                 others.setdefault(found.id, found)
         hang = cause is not None and cause.level is Level.SYMPTOM
         return Explanation(
@@ -210,6 +219,12 @@ def first_cause(findings: Sequence[Finding]) -> Finding | None:
     first = _first([found for found in findings if found.level is level])
     warnings = [found for found in findings if first and found.known and first.id in found.known.explains]
     return _first(warnings) or first
+
+
+def _is_harmless(found: Finding) -> bool:
+    """True for a remark that matters only in the log of a job that failed."""
+    known = found.known
+    return found.is_remark and known is not None and known.level is not Level.HINT and not known.explains
 
 
 def _first(findings: Sequence[Finding]) -> Finding | None:

@@ -66,12 +66,14 @@ ERRORS = (
         "The Hugging Face Hub does not give access to this name: it does not exist, needs a license or a token, or is "
         "meant as a local path that is not on this node, or cannot be downloaded from it.",
         "check the spelling and that the folder exists on every node; accept the license and set HF_TOKEN",
+        alone=Level.HINT,
     ),
     KnownError(
         "read-only-disk",
         ("Read-only file system",),
         "A file cannot be written: its disk is mounted read-only.",
         "write to another folder; for caches, set HF_HOME, TRITON_CACHE_DIR and TORCH_HOME",
+        alone=Level.HINT,
     ),
     KnownError(
         "file-system-error",
@@ -93,6 +95,7 @@ ERRORS = (
         ("FileExistsError",),
         "Several ranks create the same file or folder at the same time, or it is left of an earlier run.",
         "let rank 0 create it, or use exist_ok=True",
+        alone=Level.HINT,
     ),
     KnownError(
         "file-not-found",

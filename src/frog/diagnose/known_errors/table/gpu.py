@@ -32,6 +32,7 @@ ERRORS = (
         ("system not yet initialized",),
         "The GPUs need NVIDIA's fabric manager (machines with NVSwitch), which is not running or has another version.",
         "start nvidia-fabricmanager in the driver's version; on a cluster, report the node",
+        explains=("no-gpu", "cuda-initialization"),
     ),
     KnownError(
         "cuda-not-in-torch",
@@ -59,6 +60,7 @@ ERRORS = (
         "wrong.",
         "run nvidia-smi in the same job and container; request GPUs (--gres, --gpus, nvidia.com/gpu); print "
         "CUDA_VISIBLE_DEVICES",
+        alone=Level.HINT,
     ),
     KnownError(
         "invalid-device-ordinal",
@@ -197,6 +199,7 @@ ERRORS = (
         "cuDNN failed: no memory left, or another version of cuDNN on LD_LIBRARY_PATH than torch's own.",
         "try a smaller batch; unset LD_LIBRARY_PATH",
         sure=False,
+        alone=Level.HINT,
     ),
     KnownError(
         "extension-not-built",
@@ -206,7 +209,6 @@ ERRORS = (
             "Error building extension",
             "ninja: build stopped",
             "Ninja is required to load C++ extensions",
-            "does not match the version torch was compiled with",
             "has no attribute 'ds_opt_adam'",
             "mismatches the version that was used to compile",
             "Unable to JIT load the",
@@ -216,6 +218,13 @@ ERRORS = (
         "A C++ or CUDA extension could not be built: compiler, ninja or CUDA toolkit are missing or do not fit torch.",
         "load a compiler and the CUDA toolkit of torch's version (torch.version.cuda), set CUDA_HOME, delete "
         "~/.cache/torch_extensions, and build once before the job",
+    ),
+    KnownError(
+        "cuda-toolkit-differs",
+        ("does not match the version torch was compiled with",),
+        "The installed CUDA toolkit and torch's CUDA have different versions, so that extensions may not be built.",
+        "load the toolkit of torch.version.cuda",
+        alone=Level.HINT,
     ),
     KnownError(
         "cuda-setup-bitsandbytes",
@@ -241,6 +250,7 @@ ERRORS = (
         ),
         "A compiled library does not fit the others: it was built for another version of torch, CUDA or libc.",
         "reinstall the named package for this version of torch in a fresh environment, and unset LD_LIBRARY_PATH",
+        alone=Level.HINT,
     ),
     KnownError(
         "triton-out-of-resource",

@@ -39,13 +39,11 @@ ERRORS = (
         "zero3-parameters-in-flight",
         (
             "inflight params",
-            "in-flight",
             "param status is … INFLIGHT",
             "assert param.ds_status == ZeroParamStatus",
             "ZeroParamStatus.NOT_AVAILABLE",
             "ZeroParamStatus.INFLIGHT",
             "tracing error at step",
-            "Invalidate trace cache",
         ),
         "Under ZeRO-3 the ranks, or two steps, used the modules in different orders: a branch on the data or on the "
         "rank, or an evaluation in the middle of a step.",
@@ -105,7 +103,7 @@ ERRORS = (
     ),
     KnownError(
         "jax-coordination",
-        ("DEADLINE_EXCEEDED: Barrier timed out", "The tasks have crashed. Check the task logs", "missing heartbeat"),
+        ("DEADLINE_EXCEEDED: Barrier timed out", "The tasks have crashed. Check the task logs"),
         "A process of the JAX job died or did not reach a barrier in time.",
         "look at the log of the task that the message names",
         level=Level.SYMPTOM,

@@ -90,7 +90,6 @@ ERRORS = (
             "oom_kill event",
             "oom-kill event",
             "OOMKilled",
-            "oom_kill_disable",
             "Out of memory: Kill",
             "Memory cgroup out of memory",
             "task … Out Of Memory",

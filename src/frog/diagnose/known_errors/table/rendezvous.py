@@ -25,7 +25,6 @@ ERRORS = (
         (
             "Default process group has not been initialized",
             "Default process group is not initialized",
-            "process group is not initialized",
             "please make sure to call init_process_group",
         ),
         "A collective ran before init_process_group, after destroy_process_group, or without a launcher.",
@@ -92,7 +91,6 @@ ERRORS = (
         "clients-missing",
         (
             "seconds waiting for clients",
-            "clients joined",
             "Wait timeout after … for key",
             "Timed out waiting for clients",
         ),
@@ -207,6 +205,7 @@ ERRORS = (
         ("Can't pickle", "cannot pickle", "Can't get attribute"),
         "An object must be sent to another process, and cannot be pickled: a lambda, a local class, an open file.",
         "define functions and classes at the top of a module, or open files in the worker",
+        alone=Level.HINT,
     ),
     KnownError(
         "peer-closed-connection",

@@ -100,7 +100,7 @@ ERRORS = (
     ),
     KnownError(
         "slurm-pmi",
-        ("OMPI was not built with SLURM's PMI support", "PMI2_Init failed", "PMIX ERROR"),
+        ("OMPI was not built with SLURM's PMI support", "PMI2_Init failed"),
         "MPI and srun do not agree on how ranks find each other (PMI).",
         "start with mpirun in the allocation, or with the site's `srun --mpi=…` (`srun --mpi=list`)",
     ),
@@ -139,11 +139,11 @@ ERRORS = (
         "kubernetes-evicted",
         (
             "The node was low on resource: ephemeral-storage",
-            "was evicted",
+            "pod was evicted",
             "Pod ephemeral local storage usage exceeds",
             "DiskPressure",
-            "reason: Evicted",
-            "Evicted ",
+            "reason:…evicted",
+            " Evicted   ",
         ),
         "The kubelet removed the pod because its node ran out of disk or memory, or the pod used more than its limit.",
         "write to a volume, not to the container's own disk; set requests and limits for memory and ephemeral-storage",
