@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from evidence_material import write_evidence
 
 from frog.comm.collectives.cost import Costs
 from frog.core.files import write_json
@@ -62,6 +63,7 @@ def make_material(folder: Path) -> None:
     _frog(folder, "bundle", "config/demo.toml", "--to", "bundle", "--no-wheels", *_SETS)
     _frog(folder, "profile", "config/demo.toml", "--steps", "1", "--name", "profiled", *_SETS)
     _write_of_collectives(folder)
+    write_evidence(folder)
     _frog(folder, "learn", "init", "course")
     _frog(folder / "course", "learn", "predict", "blind-guess", "10.8")
     _frog(folder / "course", "learn", "hint", "1.1")

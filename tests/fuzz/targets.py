@@ -37,6 +37,8 @@ class Target:
 
 
 _RUN = ("runs/one/*.json", "runs/one/events/*", "runs/one/heartbeats/*", "runs/one/logs/*/*")
+_PROGRAM = ("runs/program/*.json", "runs/program/events/*", "runs/program/logs/*/*", "runs/program/observed/*/*/*")
+_EVIDENCE = ("evidence/*", "evidence/attempt_0/1/*")
 _KEPT = ("runs/one/*.json", "runs/one/checkpoints/*/*")
 _TUNED = ("runs/tuned/*.json", "runs/tuned/adapter/*", "runs/one/run.json", "runs/one/tokenizer.json")
 _COURSE = ("course/progress.json", "course/exercises/lab1/01*/*", "course/exercises/lab2/01*/*", "course/progress.json")
@@ -183,6 +185,9 @@ TARGETS = (
     Target("diagnose one", _RUN, names="runs/one", share=4),
     Target("diagnose one --json", _RUN),
     Target("diagnose {text}", _RUN, good="runs/one"),
+    Target("diagnose program", _PROGRAM, names="runs/program", share=3),
+    Target("diagnose evidence", _EVIDENCE, names="evidence", share=4),
+    Target("diagnose evidence --json", _EVIDENCE),
     Target("diagnose --explain-log runs/one/logs/rank_0/train.log", _RUN, names="runs/one/logs/rank_0/train.log", share=2),
     Target("compare one tuned", _RUN, names="runs/one", share=2),
     Target("logs one", _RUN, names="runs/one", share=3),

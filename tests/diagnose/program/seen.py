@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from frog.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, SeenError
 from frog.runs.observed import CodeLine
 
@@ -35,6 +38,10 @@ def rank(number: int, *calls: tuple[str, int, int], world: int = 2, pending: int
     ]
     fields.setdefault("sources", [f"rank_{number}"])
     return RankEvidence(number, calls=made, has_calls=True, **fields)  # type: ignore[arg-type]
+
+
+def changed(call: Call, **fields: Any) -> Call:
+    return replace(call, **fields)
 
 
 def failed(kind: str, message: str, line: int | None = None, second: int = 0) -> SeenError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from frog.core.errors import FrogError
 from frog.core.schema import read_bounded
 from frog.runs.observed import CodeLine
 
-_MOST_BYTES = 2 << 20
+_MOST_BYTES, _MOST_TEST = 2 << 20, 200
 _RANK = re.compile(
     r"\b\w*(rank|is_main|is_master|master_process|main_process|is_first|is_last|is_chief|is_leader)\w*\b", re.IGNORECASE
 )
@@ -26,28 +27,61 @@ def rank_branch(line: CodeLine | None) -> str | None:
     if line is None or not line.file.endswith(".py"):
         return None
     found = None
-    for test, start, first, last in _branches(line.file):
+    for test, start, first, last in _blocks(line.file).branches:
         if first <= line.line <= last:
             found = f"`{test}` in line {start}"
     return found
 
 
+def in_one_loop(one: CodeLine, other: CodeLine) -> bool:
+    """True if a loop of a program encloses both lines. False if its source cannot be read."""
+    if one.file != other.file or not one.file.endswith(".py"):
+        return False
+    return any(
+        first <= min(one.line, other.line) and max(one.line, other.line) <= last
+        for first, last in _blocks(one.file).loops
+    )
+
+
+@dataclass
+class _Blocks:
+    """The blocks of a file that matter here."""
+
+    branches: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Tests of the rank: their text, their line, and the first and last line that they guard."""
+    loops: list[tuple[int, int]] = field(default_factory=list)
+    """The first and last line of each loop."""
+
+
 @lru_cache(maxsize=64)
-def _branches(file: str) -> list[tuple[str, int, int, int]]:
-    """Return the tests of the rank in a file: their text, line, and the first and last line that they guard."""
+def _blocks(file: str) -> _Blocks:
+    """Return the blocks of a file; none if it cannot be read."""
+    found = _Blocks()
     try:
         text = read_bounded(Path(file), most_bytes=_MOST_BYTES).decode("utf-8", "replace")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
     except (OSError, FrogError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    found = []
+        return found
+    lines = text.split("\n")
     for node in ast.walk(tree):
         if isinstance(node, ast.If):
-            test = ast.get_source_segment(text, node.test) or ""
-            if _RANK.search(test) and len(test) <= 200:
-                for word, block in ((f"if {test}:", node.body), (f"if {test}: … else:", node.orelse)):
-                    if block:
-                        found.append((word, node.lineno, block[0].lineno, block[-1].end_lineno or block[-1].lineno))
-    return sorted(found, key=lambda each: each[2])
+            _add_tests(found, node, lines)
+        elif isinstance(node, (ast.For, ast.While, ast.AsyncFor)):
+            found.loops.append((node.lineno, node.end_lineno or node.lineno))
+    found.branches.sort(key=lambda each: each[2])
+    return found
+
+
+def _add_tests(found: _Blocks, node: ast.If, lines: list[str]) -> None:
+    if node.test.lineno != node.test.end_lineno:
+        return
+    test = (
+        lines[node.test.lineno - 1].encode()[node.test.col_offset : node.test.end_col_offset].decode(errors="replace")
+    )
+    if not _RANK.search(test) or len(test) > _MOST_TEST:
+        return
+    for words, block in ((f"if {test}:", node.body), (f"if {test}: … else:", node.orelse)):
+        if block:
+            found.branches.append((words, node.lineno, block[0].lineno, block[-1].end_lineno or block[-1].lineno))

@@ -159,7 +159,7 @@ def killed(evidence: Evidence) -> Diagnosis | None:
     number = min(dead, key=lambda each: (dead[each].exited_ns or _FAR, each))
     rank, found = dead[number], _base(evidence, number, [number])
     name = signal_name(-(rank.exit_code or 0))
-    at = f" at {place(rank.line)}" if rank.line else ""
+    at = f"; it was last seen at {place(rank.line)}" if rank.line else ""
     if name == "SIGKILL":
         return _sigkill(evidence, number, at, found)
     return found.with_more(
@@ -178,7 +178,7 @@ def _sigkill(evidence: Evidence, number: int, at: str, found: Diagnosis) -> Diag
         return found.with_more(
             note(full.unix_ns, "scheduler", full.text or full.state or "", full.source),
             fault="memory",
-            finding=f"the kernel killed rank {number}{at}: its job was out of memory",
+            finding=f"the kernel killed rank {number}, whose job was out of memory{at}",
             advice="ask for more memory (--mem), or use fewer DataLoader workers, less prefetching, smaller batches",
         )
     return found.with_more(

@@ -139,8 +139,8 @@ class RankEvidence:
     """What faulthandler wrote about a fatal signal."""
     last_lines: list[str] = field(default_factory=list)
     """The end of its log."""
-    mismatch: str = ""
-    """The line of its log in which the backend reports that it received a message of another collective."""
+    mismatch: tuple[str, str] | None = None
+    """The line of a log in which the backend reports that it received a message of another collective; the log."""
     trouble: list[str] = field(default_factory=list)
     """Lines of its log that mention an error which it survived."""
     nan_line: str = ""
@@ -197,8 +197,8 @@ class Evidence:
     """Exit codes of srun's tasks, and the file that reports them."""
     by_torchrun: bool = False
     """True if torchrun started the ranks, so that a task of srun may have several."""
-    mismatch: str = ""
-    """The same, in text that names no rank."""
+    mismatch: tuple[str, str] | None = None
+    """As of a rank, in a log that names none."""
     loose_errors: list[SeenError] = field(default_factory=list)
     """Exceptions in text that names no rank."""
     files: list[str] = field(default_factory=list)

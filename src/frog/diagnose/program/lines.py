@@ -13,20 +13,21 @@ _MOST_RANKS = 8
 _CPP_PLACE = re.compile(r"^\[(enforce fail at )?/?\S*\.(cc|cpp|cu|h|hpp):\d+\] ?")
 
 
-def report_rank(evidence: Evidence, number: int) -> list[str]:
+def report_rank(evidence: Evidence, number: int, *, waits: bool = True) -> list[str]:
     """Return what is known about a rank: its error, its exit, the collective in which it waits, where it was."""
     rank = evidence.ranks.get(number)
     if rank is None or not (rank.sources or rank.exit_code is not None):
         return [
             note(None, f"rank {number}", "left no evidence: killed, on a lost host, or its files were not copied", "")
         ]
-    lines = [report_error(rank), report_exit(rank), report_wait(evidence, rank), report_position(rank)]
+    wait = report_wait(evidence, rank) if waits else None
+    lines = [report_error(rank), report_exit(rank), wait, report_position(rank)]
     return [line for line in lines if line]
 
 
-def report_ranks(evidence: Evidence, first: list[int]) -> tuple[str, ...]:
+def report_ranks(evidence: Evidence, first: list[int], *, waits: bool = True) -> tuple[str, ...]:
     """Return the evidence about some ranks in full, and the number of the others that are victims."""
-    lines = [line for number in first[:_MOST_RANKS] for line in report_rank(evidence, number)]
+    lines = [line for number in first[:_MOST_RANKS] for line in report_rank(evidence, number, waits=waits)]
     if len(first) > _MOST_RANKS:
         lines.append(f"{'':12}  and {len(first) - _MOST_RANKS} more ranks like these")
     victims = [number for number, rank in evidence.ranks.items() if number not in first and is_victim(rank)]

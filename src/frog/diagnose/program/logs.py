@@ -38,7 +38,7 @@ class _Stream:
     after: int = 0
     """Lines after the last traceback that show that the program continued."""
     not_finite: str = ""
-    mismatch: str = ""
+    mismatch: tuple[str, str] | None = None
     trouble: list[str] = field(default_factory=list)
     watchdog: Watchdog = field(default_factory=Watchdog)
     crash: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ def _read(streams: dict[int | None, _Stream], line: LogLine, reader: TracebackRe
         return
     stream.watchdog.read(line)
     if not stream.mismatch and is_mismatch_text(text):
-        stream.mismatch = text.strip()[:400]
+        stream.mismatch = text.strip()[:400], line.file
     if text.startswith(("Fatal Python error", "Current thread 0x")) or (stream.crash and text.startswith("  File ")):
         stream.crash = [*stream.crash, text][:12]
     if not _NOISE.search(text):

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from frog.diagnose.diagnosis import Diagnosis, note, span
-from frog.diagnose.program.branches import rank_branch
+from frog.diagnose.program.branches import in_one_loop, rank_branch
 from frog.diagnose.program.compare import Difference
 from frog.diagnose.program.evidence import Call, Evidence, place, same_line
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
@@ -36,6 +36,11 @@ class Sides:
     @property
     def other_call(self) -> Call:
         return self.other_calls[0]
+
+    @property
+    def is_short(self) -> bool:
+        """True if a rank called nothing after the difference."""
+        return min(len(self.odd_calls), len(self.other_calls)) < 2
 
     def swapped(self) -> Sides:
         return Sides(
@@ -87,7 +92,7 @@ def reported(evidence: Evidence) -> Diagnosis | None:
         collective=describe_call(evidence, call) if call is not None else None,
         certain=False,
         evidence=(
-            note(rank.exited_ns, f"rank {odd}", rank.mismatch or evidence.mismatch, ""),
+            note(rank.exited_ns, f"rank {odd}", *(rank.mismatch or evidence.mismatch or ("", ""))),
             *report_ranks(evidence, [odd, *([other] if other is not None else [])]),
         ),
         advice="either the ranks called different collectives, or the same ones in another order (of "
@@ -131,7 +136,7 @@ def _base(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
         collective=describe_call(evidence, sides.other_call),
         evidence=(
             *(_call_line(evidence, number, found.calls[number]) for number in (sides.odd, sides.other, *rest[:6])),
-            *report_ranks(evidence, [sides.odd, sides.other]),
+            *report_ranks(evidence, [sides.odd, sides.other], waits=False),
         ),
     )
 
@@ -244,6 +249,8 @@ def _left_loop(sides: Sides) -> bool:
     """True if the others repeat a call of a loop, and the odd rank's call is at a later line of the same function."""
     one, other = sides.odd_call.line, sides.other_call.line
     repeats = any(_same(call, sides.other_call) for call in sides.odd_before)
+    if one and other and in_one_loop(one, other):
+        return False
     return bool(
         repeats
         and one
@@ -298,8 +305,8 @@ def _size(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
 
 
 def _first_dim(sides: Sides) -> str:
-    """Say that only the first dimension differs, as it does for batches of different sizes."""
+    """Say that only the first of several dimensions differs, as it does for batches of different sizes."""
     one, other = sides.odd_call.sizes, sides.other_call.sizes
-    if one and other and one[0] and other[0] and one[0] != other[0] and one[0][1:] == other[0][1:]:
+    if one and other and len(one[0]) > 1 and len(other[0]) > 1 and one[0] != other[0] and one[0][1:] == other[0][1:]:
         return f" in the first dimension ({one[0][0]} and {other[0][0]}), as uneven data has"
-    return ""
+    return ", or the same ones in another order: no later calls are known that would tell" if sides.is_short else ""

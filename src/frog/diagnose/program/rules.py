@@ -154,9 +154,9 @@ def healthy(evidence: Evidence) -> Diagnosis | None:
     """Find a program of which all ranks ended without an error."""
     if has_failed(evidence) or not evidence.ranks:
         return None
-    slow = slow_rank(evidence)
-    if slow is not None:
-        return slow
+    found = not_finite_in_log(evidence) or slow_rank(evidence)
+    if found is not None:
+        return found
     ranks = evidence.ranks
     ended = all(rank.state == "ended" or rank.exit_code == 0 for rank in ranks.values())
     done = ended or evidence.ended_code == 0 or any(job.state == "COMPLETED" for job in evidence.jobs)
@@ -169,6 +169,27 @@ def healthy(evidence: Evidence) -> Diagnosis | None:
         outcome=status,
         evidence=report_ranks(evidence, sorted(ranks)),
         advice="nothing",
+    )
+
+
+def not_finite_in_log(evidence: Evidence) -> Diagnosis | None:
+    """Report a program that went on with a loss that is not finite."""
+    ranks = sorted(number for number, rank in evidence.ranks.items() if rank.nan_line)
+    if not ranks:
+        return None
+    alone = len(ranks) == 1 and len(evidence.ranks) > 1
+    return Diagnosis(
+        "nan",
+        f"the log of {span(ranks)} shows a loss that is not finite, and the program went on",
+        rank=ranks[0] if alone else None,
+        certain=False,
+        outcome="completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed",
+        evidence=tuple(
+            note(None, f"rank {number}", evidence.ranks[number].nan_line, evidence.ranks[number].sources[-1])
+            for number in ranks[:8]
+        ),
+        advice="print the loss of every rank before the all-reduce: after it, every rank has the NaN of one; "
+        "torch.autograd.set_detect_anomaly(True) shows where it arises",
     )
 
 

@@ -108,7 +108,8 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
     return base.with_more(
         fault="batches",
         certain=False,
-        finding=f"{span(over)} left its loop after {times} calls of {found.call.op} at {place(found.call.line)} and "
+        finding=f"{span(over)} left {'its' if len(over) == 1 else 'their'} loop after {times} calls of "
+        f"{found.call.op} at {place(found.call.line)} and "
         f"ended; {span(sorted(found.calls))} began one more and waited: one rank has fewer batches, or skipped one",
         advice="give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed "
         "number of "
