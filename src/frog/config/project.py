@@ -67,14 +67,19 @@ def make_project(folder: Path) -> None:
 
     Raises:  UsageError if the folder is not empty, or cannot be written to.
     """
-    source = _INSTALLED if _INSTALLED.is_dir() else _CLONE
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder}: is not empty", "name a new folder")
         for name in FILES:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder / name, (source / name).read_bytes())
+            write_atomic(folder / name, shipped_file(name).read_bytes())
         write_atomic(folder / ".gitignore", _IGNORED)
         write_atomic(folder / "README.md", _README.format(name=folder.resolve().name))
     except OSError as problem:
         raise UsageError(f"{folder}: cannot be created: {problem.strerror}", "name another folder") from None
+
+
+def shipped_file(name: str) -> Path:
+    """Return the path of a file of the repository that an installed Frog has too."""
+    installed = _INSTALLED / name
+    return installed if installed.exists() else _CLONE / name

@@ -190,7 +190,18 @@ def test_every_submit_option_has_known_cluster_kinds() -> None:
     options = vars(parser.parse_args(["submit", "run.toml", "--to", "slurm"])).keys()
     assert set(FOR_SLURM) | set(FOR_KUBERNETES) <= options
     rest = options - set(FOR_SLURM) - set(FOR_KUBERNETES)
-    assert rest == {"run_file", "to", "nodes", "ranks_per_node", "set", "dry_run", "handler"}
+    assert rest == {
+        "run_file",
+        "to",
+        "nodes",
+        "ranks_per_node",
+        "set",
+        "dry_run",
+        "handler",
+        "program",
+        "requeue",
+        "no_observe",
+    }
 
 
 def test_missing_sbatch_is_reported(

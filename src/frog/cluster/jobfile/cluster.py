@@ -11,6 +11,7 @@ from typing import Any
 from frog.cluster.jobfile.directives import read_options, time_limit_s
 from frog.cluster.jobfile.options import SBATCH
 from frog.config.load import build_section, list_problems
+from frog.config.project import shipped_file
 from frog.core.errors import ConfigError
 from frog.core.schema import read_toml, shortened
 from frog.core.suggest import nearest
@@ -158,8 +159,11 @@ def load_profile(name: str, clusters: Path = CLUSTERS) -> ClusterProfile:
 
 
 def profile_path(name: str, clusters: Path = CLUSTERS) -> Path:
-    """Return the path of a profile."""
-    return Path(name) if name.endswith(".toml") else clusters / f"{name}.toml"
+    """Return the path of a profile: in the project's folder, or else the one that comes with Frog."""
+    if name.endswith(".toml"):
+        return Path(name)
+    own, shipped = clusters / f"{name}.toml", shipped_file(f"{CLUSTERS}/{name}.toml")
+    return shipped if clusters == CLUSTERS and not own.exists() and shipped.exists() else own
 
 
 def parse_profile(table: Mapping[str, Any], path: Path) -> ClusterProfile:

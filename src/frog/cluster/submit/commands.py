@@ -26,13 +26,21 @@ def add_submit_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="submit a run to a cluster: Slurm or Kubernetes",
         description="Render the job for the cluster, check it against the run file, and submit it.",
     )
-    parser.add_argument("run_file", type=Path, metavar="RUN.toml", help=f"such as {DEFAULT_RUN_FILE}")
+    parser.add_argument("run_file", nargs="?", metavar="RUN.toml", help=f"such as {DEFAULT_RUN_FILE}")
+    parser.add_argument(
+        "program", nargs="*", metavar="-- COMMAND", help="instead: any program, such as -- my.py --lr 0.1"
+    )
     parser.add_argument("--to", choices=["slurm", "kubernetes"], required=True)
     parser.add_argument("--nodes", type=at_least(1), metavar="N", help="number of nodes (default: 1)")
     parser.add_argument("--ranks-per-node", type=at_least(1), metavar="N", help="ranks per node (default: one per GPU)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one field of the run file; repeatable"
     )
+    program = parser.add_argument_group("-- COMMAND")
+    program.add_argument(
+        "--requeue", action="store_true", help="start the job again at its time limit: the program resumes by itself"
+    )
+    program.add_argument("--no-observe", action="store_true", help="do not record what each rank does")
     parser.add_argument("--dry-run", action="store_true", help="print the job and submit nothing")
     _add_slurm_options(parser.add_argument_group("--to slurm"))
     _add_kubernetes_options(parser)
@@ -64,7 +72,8 @@ def _add_kubernetes_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_submit(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    """Submit the run; return the exit code."""
+    """Submit the run or the program; return the exit code."""
+    _read_work(args)
     _check_options(parser, args)
     if args.to == "kubernetes":
         from frog.cluster.submit.kubernetes import submit_to_kubernetes
@@ -76,10 +85,33 @@ def run_submit(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
     return submit_to_slurm(args)
 
 
+def _read_work(args: argparse.Namespace) -> None:
+    """Separate a run file from a program: the former ends in .toml."""
+    if args.run_file is None:
+        raise UsageError(
+            "nothing to submit",
+            f"frog submit {DEFAULT_RUN_FILE} --to {args.to}, or frog submit --to {args.to} -- my.py",
+        )
+    if args.run_file.endswith(".toml") and not args.program:
+        args.run_file = Path(args.run_file)
+        wrong = [name for name in ("requeue", "no_observe") if getattr(args, name)]
+    else:
+        args.program = [args.run_file, *args.program]
+        wrong = [name for name in ("set", "bundle") if getattr(args, name)]
+        if args.to == "kubernetes":
+            raise UsageError(
+                "--to kubernetes takes a run file of Frog's trainer, not a program", "--to slurm takes any program"
+            )
+    if wrong:
+        kind = "a program" if args.program else "a run file"
+        raise UsageError(f"{', '.join(map(_written, wrong))}: cannot be combined with {kind}", "remove it")
+
+
 def _check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse options that belong to the other kind of cluster."""
     others, owner = (FOR_SLURM, "slurm") if args.to == "kubernetes" else (FOR_KUBERNETES, "kubernetes")
-    if wrong := [option for option in others if getattr(args, option) != parser.get_default(option)]:
+    given = [option for option in others if getattr(args, option) != parser.get_default(option)]
+    if wrong := [option for option in given if option != "name" or not args.program]:
         raise UsageError(
             f"{', '.join(map(_written, wrong))}: only --to {owner} has this option", f"remove it, or use --to {owner}"
         )

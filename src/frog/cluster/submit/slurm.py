@@ -16,6 +16,7 @@ from frog.cluster.jobfile.commands import format_findings
 from frog.cluster.jobfile.explain import explain
 from frog.cluster.submit.ask import ask_cluster
 from frog.cluster.submit.bundle_facts import BUNDLE_JSON, BundleFacts
+from frog.cluster.submit.program_work import program_work
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request, render_job
 from frog.config import RunConfig, load_run_config
 from frog.core.errors import DataError, LaunchError, UsageError
@@ -23,6 +24,7 @@ from frog.core.files import write_atomic
 from frog.core.schema import read_typed
 from frog.core.units import count
 from frog.data.folder import DEFAULT_NAME, set_folder
+from frog.observe.environment import HOOK
 
 
 def submit_to_slurm(args: argparse.Namespace) -> int:
@@ -54,6 +56,8 @@ def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
     A bundle's run file is the one in its folder. The bundle's profile and request fill in missing arguments; with
     another --profile, which is another cluster, only the arguments count.
     """
+    if args.program:
+        return _program_request(args)
     facts = None if args.bundle is None else _bundle_facts(args)
     run_file, settings = (args.run_file, ()) if facts is None else (Path(facts.run_file), facts.settings)
     settings = (*settings, *args.set)
@@ -69,6 +73,21 @@ def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
         run_file=run_file,
         settings=settings,
         bundled=args.bundle is not None,
+        command=command_line(args),
+    )
+    check_request(request)
+    return request
+
+
+def _program_request(args: argparse.Namespace) -> SlurmRequest:
+    observer = None if args.no_observe else HOOK
+    work = program_work(args.program, requeue=args.requeue, observer=observer, name=args.name)
+    request = SlurmRequest.asked_for(
+        args,
+        {},
+        profile=load_profile(args.profile or DEFAULT_PROFILE),
+        config=work,
+        run_file=Path(work.file or work.name),
         command=command_line(args),
     )
     check_request(request)
@@ -95,12 +114,15 @@ def _bundle_facts(args: argparse.Namespace) -> BundleFacts:
 
 def command_line(args: argparse.Namespace, command: str = "submit") -> str:
     """Return the command that repeats the request, as a one-line comment."""
-    words = ["frog", command, str(args.run_file)]
-    for option in ("to", "profile", *REQUEST_OPTIONS, "bundle", "platform", "python_version", "no_wheels"):
+    program = getattr(args, "program", [])
+    words = ["frog", command, *([] if program else [str(args.run_file)])]
+    options = ("to", "name", "profile", *REQUEST_OPTIONS, "bundle", "platform", "python_version", "no_wheels")
+    for option in (*options, "requeue", "no_observe"):
         value = getattr(args, option, None)
         if value is not None and value is not False:
             words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
     words += [word for setting in args.set for word in ("--set", setting)]
+    words += ["--", *program] if program else []
     return " ".join(shlex.join(words).split())
 
 
@@ -119,6 +141,8 @@ def render_checked(request: SlurmRequest, folder: Path) -> str:
 
 def _ready(request: SlurmRequest, folder: Path) -> None:
     """Refuse a job that would fail at its start."""
+    if not isinstance(request.config, RunConfig):
+        return
     _data_is_there(request.config, folder)
     python = folder / request.profile.python
     if request.profile.container is None and not os.access(python, os.X_OK):
@@ -172,6 +196,7 @@ def _hint(words: str, path: Path) -> str:
 
 def _next_steps(request: SlurmRequest, folder: Path, job_id: str) -> str:
     name = request.config.name if request.named else f"{request.config.name}-{job_id}"
+    of_node = folder / request.output.replace("%j", f"{job_id}-node0")
     output = folder / request.output.replace("%j", job_id)
     run = folder / "runs" / name
     return "\n".join(
@@ -180,8 +205,12 @@ def _next_steps(request: SlurmRequest, folder: Path, job_id: str) -> str:
             f"with a time limit of {request.time_text}",
             f"  state              squeue --job {job_id}",
             f"  output             tail -f {output}",
-            f"  log of rank 0      tail -f {run}/logs/rank_0/train.log",
+            f"  log of rank 0      tail -f {run}/logs/rank_0/train.log"
+            if request.program is None
+            else f"  output of node 0   tail -f {of_node}",
             f"  save and end it    scancel {job_id}",
-            f"  report             frog report {run if folder != Path() else name}",
+            f"  report             frog report {run if folder != Path() else name}"
+            if request.program is None
+            else f"  if it fails        frog diagnose {run}",
         ]
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from frog.cluster.jobfile.cluster import ClusterProfile, is_slurm_name
 from frog.cluster.jobfile.directives import time_limit_s, write_time
-from frog.config import RunConfig
+from frog.cluster.submit.program_work import ProgramWork, Work
 from frog.core.errors import ConfigError
 from frog.core.units import count
 
@@ -20,7 +20,7 @@ JOBS = Path("runs/jobs")
 DEFAULT_TIME = "00:30:00"
 REQUEST_OPTIONS = ("nodes", "ranks_per_node", "time", "account", "partition", "qos")
 """Fields of a request that have options in `frog submit` and `frog bundle`."""
-_SIGNAL_S, _LEAST_SIGNAL_S, _MARGIN_S = 120, 15, 10
+_SIGNAL_S, _PROGRAM_SIGNAL_S, _LEAST_SIGNAL_S, _MARGIN_S = 120, 60, 15, 10
 _TEMPLATE = Path(__file__).with_name("templates") / "job.sbatch.jinja"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
@@ -29,8 +29,10 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFF
 class SlurmRequest:
     """The user's request. The profile sets a field that is None."""
 
-    config: RunConfig
+    config: Work
+    """The run, or a program."""
     run_file: Path
+    """The run file, or the program's file."""
     profile: ClusterProfile
     nodes: int = 1
     ranks_per_node: int | None = None
@@ -51,6 +53,11 @@ class SlurmRequest:
         """Return the request of the arguments; missing ones come from `made_with`; and `further` fields."""
         said = {name: value for name in REQUEST_OPTIONS if (value := getattr(args, name)) is not None}
         return cls(**{**made_with, **said}, **further)
+
+    @property
+    def program(self) -> ProgramWork | None:
+        """The program; None for a run of Frog's trainer."""
+        return self.config if isinstance(self.config, ProgramWork) else None
 
     @property
     def ranks(self) -> int:
@@ -148,10 +155,14 @@ def _gaps(request: SlurmRequest) -> dict[str, Any]:
     signal_s = _signal_s(request)
     node_output = request.output.replace("%j", "%j-node%n")
     name_in_words = name if request.named else f"{name}-$SLURM_JOB_ID"
+    program = request.program
     own_name = "" if request.named else f' --set name="{name}-$SLURM_JOB_ID"'
     settings = "".join(f" --set {shlex.quote(setting)}" for setting in request.settings)
     return {
         "profile": profile,
+        "program": program,
+        "needed": str(request.run_file) if program is None else program.file,
+        "python": profile.python if program is None else _python_of(program, profile),
         "run_file": str(request.run_file),
         "nodes": request.nodes,
         "ranks": request.ranks,
@@ -173,9 +184,12 @@ def _gaps(request: SlurmRequest) -> dict[str, Any]:
 
 
 def _signal_s(request: SlurmRequest) -> int:
-    """Return the seconds between the warning signal and the time limit: two minutes, or a quarter of a short job."""
+    """Return the seconds between the warning signal and the time limit: at most a quarter of a short job.
+
+    torchrun gives a program 30 s after SIGTERM, so a minute is enough; Frog's trainer takes its time to save.
+    """
     limit_s = time_limit_s(request.time_text) or 0
-    return min(_SIGNAL_S, max(_LEAST_SIGNAL_S, limit_s // 4))
+    return min(_SIGNAL_S if request.program is None else _PROGRAM_SIGNAL_S, max(_LEAST_SIGNAL_S, limit_s // 4))
 
 
 def _directives(request: SlurmRequest, signal_s: int) -> list[str]:
@@ -194,11 +208,18 @@ def _directives(request: SlurmRequest, signal_s: int) -> list[str]:
     asked += [
         ("cpus-per-task", request.cpus_per_node),
         ("time", request.time_text),
-        ("signal", f"B:USR1@{signal_s}"),
+        ("signal", None if request.program and not request.program.requeue else f"B:USR1@{signal_s}"),
         ("open-mode", "append"),
         ("output", request.output),
     ]
-    return [f"--{name}={value}" for name, value in asked if value is not None] + ["--requeue", *profile.directives]
+    again = "--requeue" if request.program is None or request.program.requeue else "--no-requeue"
+    return [f"--{name}={value}" for name, value in asked if value is not None] + [again, *profile.directives]
+
+
+def _python_of(program: ProgramWork, profile: ClusterProfile) -> str:
+    """Return the profile's Python; if it is the default and absent, the one of the submitting shell."""
+    default = ClusterProfile.__dataclass_fields__["python"].default
+    return "python" if profile.python == default and not Path(default).exists() else profile.python
 
 
 def _container(profile: ClusterProfile) -> str:

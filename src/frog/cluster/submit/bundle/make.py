@@ -61,10 +61,10 @@ def make_bundle(args: argparse.Namespace) -> None:
         (folder / JOBS).mkdir(parents=True)
         if with_wheels:
             _add_wheels(folder, config, args)
-        write_typed(folder / BUNDLE_JSON, _facts(request, args, with_wheels))
+        write_typed(folder / BUNDLE_JSON, _facts(request, config.data.name, args, with_wheels))
         write_atomic(folder / request.job_file, render_checked(request, folder))
         warnings = _warnings(request, folder)
-        write_atomic(folder / "README.md", _readme(request, with_wheels, warnings, args))
+        write_atomic(folder / "README.md", _readme(request, config.data.name, with_wheels, warnings, args))
         count = write_sums(folder)
     size = sum(path.stat().st_size for path in args.to.rglob("*") if path.is_file())
     took = format_seconds(time.monotonic() - start)
@@ -105,14 +105,14 @@ def _add_wheels(folder: Path, config: RunConfig, args: argparse.Namespace) -> No
     (folder / "setup.sh").chmod(0o755)
 
 
-def _facts(request: SlurmRequest, args: argparse.Namespace, with_wheels: bool) -> BundleFacts:
+def _facts(request: SlurmRequest, data: str, args: argparse.Namespace, with_wheels: bool) -> BundleFacts:
     """Return the facts about the bundle, for programs."""
     return BundleFacts(
         frog=__version__,
         run=request.config.name,
         run_file=str(request.run_file),
         settings=list(request.settings),
-        data=request.config.data.name,
+        data=data,
         profile=profile_path(args.profile).stem,
         request=BundleRequest(**{name: getattr(request, name) for name in REQUEST_OPTIONS}),
         wheels=with_wheels,
@@ -121,7 +121,7 @@ def _facts(request: SlurmRequest, args: argparse.Namespace, with_wheels: bool) -
     )
 
 
-def _readme(request: SlurmRequest, with_wheels: bool, warnings: list[str], args: argparse.Namespace) -> str:
+def _readme(request: SlurmRequest, data: str, with_wheels: bool, warnings: list[str], args: argparse.Namespace) -> str:
     profile = request.profile
     python = args.python_version or python_version()
     where = profile.scratch or "a folder that all nodes share"
@@ -141,7 +141,7 @@ def _readme(request: SlurmRequest, with_wheels: bool, warnings: list[str], args:
         where=where,
         setup=setup,
         checks=checks or "- nothing: the profile lists no checks\n",
-        data=request.config.data.name,
+        data=data,
         folder=args.to.name,
     )  # fmt: skip
 

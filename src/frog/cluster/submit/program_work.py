@@ -1,0 +1,84 @@
+"""A program that is not Frog's, as the work of a job: its command, and how torchrun starts it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from frog.core.errors import UsageError
+
+_PYTHON = re.compile(r"python[\d.]*")
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
+
+
+class Work(Protocol):
+    """What a job runs: a run of Frog's trainer, or a program."""
+
+    @property
+    def name(self) -> str: ...
+
+    def world_problems(self, world_size: int) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class ProgramWork:
+    """A program of the user's own."""
+
+    words: tuple[str, ...]
+    """Its command: `my.py ...`, `-m package ...`, `python my.py ...`, or another command."""
+    name: str
+    """Name of the job; that of its run folder followed by the job's number."""
+    requeue: bool = False
+    """True if the program resumes from its own checkpoints, so that the job may start again."""
+    observer: Path | None = None
+    """Folder of the observer's code, as the job sees it; None to run without."""
+
+    def world_problems(self, world_size: int) -> list[str]:
+        return []
+
+    @property
+    def target(self) -> str:
+        """The program as torchrun's last words, quoted for a shell."""
+        words = list(self.words[1:] if _PYTHON.fullmatch(self.words[0]) else self.words)
+        if words[0] == "-m":
+            return shlex.join(words)
+        return shlex.join(words if words[0].endswith(".py") else ["--no-python", *self.words])
+
+    @property
+    def file(self) -> str | None:
+        """The script or program that must exist in the job's folder; None for a module or a command on PATH."""
+        words = self.words[1:] if _PYTHON.fullmatch(self.words[0]) else self.words
+        return words[0] if words and (words[0].endswith(".py") or "/" in words[0]) else None
+
+
+def program_work(words: Sequence[str], *, requeue: bool, observer: Path | None, name: str | None) -> ProgramWork:
+    """Return the work that runs a command.
+
+    Raises:  UsageError if there is no such file, or if the command would start ranks itself.
+    """
+    first = Path(words[0]).name
+    if first in _LAUNCHERS:
+        raise UsageError(
+            f"{first}: the job file starts torchrun on every node itself",
+            f"frog submit --to slurm --nodes 2 --ranks-per-node 4 -- {_after_launcher(words)}",
+        )
+    script = next((word for word in words if not word.startswith("-") and not _PYTHON.fullmatch(word)), first)
+    stem = script.rpartition(".")[2] if "-m" in words[:2] else Path(script).stem
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name or stem).strip("-.")
+    found = ProgramWork(tuple(words), plain or "program", requeue, observer)
+    if len(words) == 1 and _PYTHON.fullmatch(words[0]):
+        raise UsageError(f"{words[0]}: no script to run", "frog submit --to slurm -- my.py")
+    if any(not word.isprintable() for word in words):
+        raise UsageError("the command must be one line of printable characters", "put it into a script")
+    if found.file is not None and not Path(found.file).is_file():
+        raise UsageError(f"{found.file}: no such file", "submit from the folder that contains it")
+    return found
+
+
+def _after_launcher(words: Sequence[str]) -> str:
+    place = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+    return "my.py" if place is None else shlex.join(words[place:])
