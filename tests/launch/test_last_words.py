@@ -114,6 +114,15 @@ def test_earlier_of_two_causes_is_printed() -> None:
     assert error.what == f"rank 1 (pid 1001) ended with exit code 1\n{MEMORY}\n1 other rank failed too"
 
 
+def test_ranks_with_the_same_error_are_counted() -> None:
+    error = explained(rank0=(BAD, 1, 100.2), rank1=(BAD, 1, 100.1), rank2=(MEMORY, 1, 100.3), rank3=(CLOSED, 1, 100.4))
+    assert error.what.splitlines()[-3:] == [
+        "1 other rank failed with the same error",
+        "1 other rank failed because of it",
+        "1 other rank failed too",
+    ]
+
+
 def test_killed_rank_is_the_cause_although_it_says_nothing() -> None:
     error = explained(rank0=(CLOSED, 1, 100.0), rank1=("step 1\nstep 2", -9, 100.2))
     first, *last, others = error.what.splitlines()

@@ -127,7 +127,10 @@ def _too(first: Failure, failures: Sequence[Failure]) -> str:
 def _others(first: Failure, failures: Sequence[Failure]) -> tuple[str, list[str]]:
     """Return what a program's first failure means for its other ranks: after the first line, and at the end."""
     others = [failure for failure in failures if failure["rank"] != first["rank"]]
-    num_victims = sum(failure["blame"] > Blame.TEARDOWN for failure in others)
+    is_cause = first["blame"] <= Blame.TEARDOWN
+    num_victims = sum(is_cause and failure["blame"] > Blame.TEARDOWN for failure in others)
+    num_same = sum(is_cause and _error_of(failure) == _error_of(first) is not None for failure in others)
+    num_more = len(others) - num_victims - num_same
     after = []
     if first["blame"] == Blame.TEARDOWN:
         had = "had ended" if first["ended"] else "had probably ended"
@@ -135,13 +138,21 @@ def _others(first: Failure, failures: Sequence[Failure]) -> tuple[str, list[str]
             f"its program {had}: the process failed while it shut down. A thread of a process group was still running; "
             "call torch.distributed.destroy_process_group() at the end of the program"
         )
-    if first["blame"] > Blame.TEARDOWN and first["left"]:
+    if not is_cause and first["left"]:
         after.append(f"{name_ranks(first['left'])} had ended without an error while this rank still waited for others")
+    if num_same:
+        after.append(f"{count(num_same, 'other rank')} failed with the same error")
     if num_victims:
         after.append(f"{count(num_victims, 'other rank')} failed because of it")
-    if len(others) > num_victims:
-        after.append(f"{count(len(others) - num_victims, 'other rank')} failed too")
+    if num_more:
+        after.append(f"{count(num_more, 'other rank')} failed too")
     return ("" if first["blame"] != Blame.TEARDOWN else ", after its program"), after
+
+
+def _error_of(failure: Failure) -> tuple[str | None, str] | None:
+    """Return the class and message of a failure's error, if it reported one."""
+    error = failure["error"]
+    return (error["type"], error["message"]) if error else None
 
 
 def name_ranks(numbers: Sequence[int]) -> str:
