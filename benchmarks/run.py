@@ -72,6 +72,7 @@ BENCHMARKS = {
     "learn": Benchmark("learn.py", ("--zoo",), ("--rounds", "1", "--only", "lab0/01_one_formula")),
     "loader": Benchmark("loader.py", tiny=("--runs", "1", "--repeats", "1")),
     "network": Benchmark("network.py", tiny=("--rounds", "1", "--tiny")),
+    "observe": Benchmark("observe.py", tiny=("--pairs", "2", "--block-s", "0.2", "--hangs", "1")),
     "overlap": Benchmark("overlap.py", tiny=("--tiny",)),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
     "slow_links": Benchmark("slow_links.py", tiny=("--tiny", "--batch", "8")),
