@@ -65,7 +65,7 @@ class StallWatch:
     def must_end(self, attempt: int, ranks: Set[int], now: float) -> bool:
         """Look at the ranks; return True if they must be ended.
 
-        Records a stall, and prints one that is not the run's last word.
+        Records a stall; prints it unless the run's error repeats it.
         """
         stall = self.look(attempt, ranks, now)
         if stall is None:
@@ -130,7 +130,7 @@ class StallWatch:
     ) -> Stall | None:
         """Return the stall if all ranks that can answer have done so; forget it if a collective has finished.
 
-        To answer takes processor time, which is no sign of progress.
+        The processor time of an answer is not progress.
         """
         waited_s = now - question.asked_at
         if self._watch.still_s(now) < waited_s:

@@ -44,7 +44,7 @@ class Recorder:
     def look_at_groups(self) -> None:
         """Remember the members of new groups and the backend of the first.
 
-        Holds a process group only if the names have changed: whoever drops the last reference destroys the group.
+        Holds a process group only if the names have changed: the thread that drops the last reference destroys it.
         """
         world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
         names = () if world is None else tuple(world.pg_names.values())
@@ -59,6 +59,7 @@ class Recorder:
 
     def collectives(self, with_frames: bool) -> dict[str, Any]:
         """Return the fields of collectives.json that come from torch."""
+        self.look_at_groups()
         recorded = [_dump(plain, True) if not with_frames else _dump_frames(full) for plain, full in _RECORDERS]
         for number, dump in enumerate(recorded):
             self._learn_names(number, dump)

@@ -1,0 +1,165 @@
+"""What the observer reads from torch: counts, members of groups, and the lines of collectives, in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frog.observe.environment import environment
+from frog.runs.observed import Observed, read_observed
+
+SETUP = """
+import sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(3, 2)
+def reduce():
+    dist.all_reduce(x)
+"""
+GROUPS = """
+reduce()
+own = dist.new_group([0], group_desc="mine")
+for _ in range(3):
+    dist.broadcast(x, 0, group=own)
+"""
+
+
+def observe(code: str, tmp_path: Path) -> Observed:
+    env = {**os.environ, **environment(tmp_path / "run"), "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    (tmp_path / "my.py").write_text(SETUP + code)
+    done = subprocess.run([sys.executable, "my.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    found = read_observed(tmp_path / "run")[0][0]
+    assert found.problems == []
+    assert "frog" not in done.stderr, done.stderr
+    return found
+
+
+def test_collectives_of_a_failed_program_have_groups_sizes_and_lines(tmp_path: Path) -> None:
+    found = observe(GROUPS + "raise ValueError", tmp_path)
+    assert found.collectives is not None
+    assert found.status is not None
+    assert {name: (group.description, group.ranks) for name, group in found.collectives.groups.items()} == {
+        "0": ("default_pg", [0]),
+        "1": ("mine", [0]),
+    }
+    assert [(group.group, group.enqueued, group.completed) for group in found.status.groups] == [
+        ("0", 1, 1),
+        ("1", 3, 3),
+    ]
+    first, *others = found.collectives.entries
+    assert (first.op, first.backend, first.seq, first.sizes, first.dtypes, first.done) == (
+        "all_reduce",
+        "gloo",
+        1,
+        [[3, 2]],
+        ["Float"],
+        True,
+    )
+    assert first.line is not None
+    assert (Path(first.line.file).name, first.line.line, first.line.function) == ("my.py", 7, "reduce")
+    assert [place.function for place in first.stack] == ["reduce", "<module>"]
+    assert [(entry.group, entry.seq) for entry in others] == [("1", 1), ("1", 2), ("1", 3)]
+
+
+def test_groups_are_known_after_the_program_destroys_them(tmp_path: Path) -> None:
+    found = observe(GROUPS + "time.sleep(0.8)\ndist.destroy_process_group()", tmp_path)
+    assert found.collectives is not None
+    assert found.status is not None
+    assert (found.status.state, found.status.backend) == ("ended", "gloo")
+    assert (found.collectives.frames, sorted(found.collectives.groups)) == (False, ["0", "1"])
+    assert len(found.collectives.entries) == 4
+
+
+def test_dump_with_lines_does_not_import_torchs_compiler(tmp_path: Path) -> None:
+    code = """
+reduce()
+before = set(sys.modules)
+def check():
+    new = [name for name in set(sys.modules) - before if name.startswith("torch")]
+    open("new", "w").write(repr((sorted(new), "_inductor" in vars(torch))))
+import atexit; atexit.register(check)
+raise ValueError
+"""
+    found = observe(code, tmp_path)
+    assert found.collectives is not None
+    assert found.collectives.frames
+    assert (tmp_path / "new").read_text() == "([], False)"
+
+
+def test_ring_keeps_the_last_2000_collectives_within_the_limit(tmp_path: Path) -> None:
+    found = observe("for _ in range(2500): reduce()\nraise ValueError", tmp_path)
+    assert found.collectives is not None
+    assert (len(found.collectives.entries), found.collectives.entries[-1].seq) == (2000, 2500)
+    assert (found.folder / "collectives.json").stat().st_size < 4 << 20
+
+
+def test_huge_dump_keeps_the_last_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from frog.observe.hook.frog_observer import files
+    from frog.observe.hook.frog_observer.beat import Beats
+    from frog.observe.hook.frog_observer.place import find_place
+
+    place = find_place({"RANK": "0", "WORLD_SIZE": "1", "FROG_RUN_DIR": str(tmp_path)}, os.getpid(), ["python"])
+    assert place is not None
+    os.makedirs(place.folder)
+    beats = Beats(place)
+    entries = [{"seq": number, "op": "x" * 100} for number in range(2000)]
+
+    def collectives(with_frames: bool) -> dict[str, Any]:
+        return {"frames": with_frames, "groups": {}, "status": [], "entries": entries}
+
+    monkeypatch.setattr(beats._recorder, "collectives", collectives)
+    monkeypatch.setattr(files, "MOST_BYTES", 10_000)
+    beats._write_collectives(with_frames=True)
+    data = (Path(place.folder) / "collectives.json").read_bytes()
+    kept = json.loads(data)["entries"]
+    assert len(data) <= 10_000
+    assert (len(kept) > 20, kept[-1]["seq"]) == (True, 1999)
+
+
+def test_recorders_of_gloo_and_nccl_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers by which a recorder counts its groups differ from their names."""
+    from frog.observe.hook.frog_observer.recorder import Recorder
+
+    gloo = {**entry("gloo:barrier", "2", 10, "scheduled", retired=True), "pg_id": 0}
+    active = {**entry("nccl:all_reduce", "0", 30, "started", retired=False), "pg_id": 0}
+    timed_out = {**entry("nccl:_all_gather_base", "0", 20, "scheduled", retired=True), "pg_id": 0}
+    done = {**entry("nccl:broadcast", "0", 5, "completed", retired=True), "pg_id": 0}
+
+    def recorder(*entries: dict[str, Any], **status: Any) -> Any:
+        counts = {f"last_{name}_collective": value for name, value in status.items()}
+
+        def dump(with_collectives: bool, only_active: bool) -> bytes:
+            found = {"pg_status": {"0": counts}, "entries": entries if with_collectives else []}
+            return json.dumps(found).encode()
+
+        return dump
+
+    module = SimpleNamespace(
+        _dump_fr_trace_json=recorder(gloo, enqueued="1", completed="1", started="-1"),
+        _dump_nccl_trace_json=recorder(done, active, timed_out, enqueued=3, completed=1, started=-1),
+    )
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
+    found = Recorder().collectives(with_frames=False)
+    assert [(group["group"], group["enqueued"], group["completed"]) for group in found["status"]] == [
+        ("2", 1, 1),
+        ("0", 3, 1),
+    ]
+    assert [(one["group"], one["backend"], one["op"], one["done"]) for one in found["entries"]] == [
+        ("0", "nccl", "broadcast", True),
+        ("2", "gloo", "barrier", True),
+        ("0", "nccl", "_all_gather_base", False),
+        ("0", "nccl", "all_reduce", False),
+    ]
+
+
+def entry(name: str, group: str, created_ns: int, state: str, *, retired: bool) -> dict[str, Any]:
+    fields = {"collective_seq_id": 1, "p2p_seq_id": 0, "is_p2p": False, "input_sizes": [], "input_dtypes": []}
+    times = {"time_created_ns": created_ns, "time_discovered_started_ns": None, "time_discovered_completed_ns": None}
+    return {**fields, **times, "profiling_name": name, "process_group": [group, ""], "state": state, "retired": retired}
