@@ -145,7 +145,7 @@ class _Reader:
         done, belongs = self.tracebacks.read(line)
         for traceback in done:
             self._end(traceback)
-        if not belongs and line.text:
+        if not belongs and line.text and not line.text.startswith("│"):  # code in a box that is cut
             self._read_line(line)
 
     def _read_line(self, line: LogLine) -> None:
@@ -179,7 +179,8 @@ class _Reader:
 
     def _finding(self, traceback: Traceback) -> Finding:
         known = KNOWN.find(traceback.text)
-        level = known.level_of(in_traceback=True) if known else Level.CAUSE
+        bare = not traceback.frames and not traceback.before
+        level = known.level_of(in_traceback=True) if known else Level.SYMPTOM if bare else Level.CAUSE
         line = traceback.end or traceback.begin
         return Finding(
             line, known, level, traceback.rank, traceback.text.strip(), traceback.name, traceback.users_frame

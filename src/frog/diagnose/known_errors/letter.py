@@ -38,7 +38,11 @@ def _cause(name: str, found: Explanation, cause: Finding) -> list[str]:
     if known is None:
         meaning = f"This exception is none of the {len(TABLE)} known errors; its text says what happened."
         advice = "open the named line; does it happen with one process too?"
-        sure = "It is the first exception in the log that does not follow from another rank's failure."
+        sure = (
+            "It is the first exception in the log that does not follow from another rank's failure."
+            if cause.level is Level.CAUSE
+            else "The log has this line, but not where it was raised: it may not be what ended the job."
+        )
     elif cause.level is Level.HINT and not _only_a_warning(found):
         meaning, advice = known.cause, known.advice
         sure = "The log shows that the job failed, but of its lines only this warning can explain it."

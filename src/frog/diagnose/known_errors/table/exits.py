@@ -52,7 +52,8 @@ ERRORS = (
             "terminated with signal SIGBUS",
             "return code = -7",
             "Fatal Python error: Bus error",
-            "Bus error",
+            "\nBus error",
+            ": Bus error",
             "exit code 135",
         ),
         "A process touched memory that is not there (SIGBUS): most often /dev/shm is full, which has only 64 MB in a "

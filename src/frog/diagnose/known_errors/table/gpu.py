@@ -148,6 +148,8 @@ ERRORS = (
             "uncorrectable NVLink error",
             "GPU has fallen off the bus",
             "GPU is lost",
+            "Unable to determine the device handle for GPU",
+            "PCIe Bus Error",
             "NVRM: Xid",
             "hardware stack error",
         ),
