@@ -222,4 +222,5 @@ def test_bundle_facts_with_wrong_types_are_refused(here: Path) -> None:
     parser = argparse.ArgumentParser()
     add_submit_parser(parser.add_subparsers())
     args = parser.parse_args(["submit", "run.toml", "--to", "slurm", "--bundle", str(folder)])
+    args.run_file = Path(args.run_file)
     held_to_its_schema(folder / "bundle.json", lambda: read_request(args, folder), names="")
