@@ -159,7 +159,7 @@ def test_minimal_run_has_a_report(tmp_path: Path) -> None:
     kind = Synthetic(segments=[(1, 0, 1)], eval_every=None, checkpoint_every=None)
     page = page_of(make_run(tmp_path / "r", kind))
     assert [line["label"] for line in page.data["charts"][0]["lines"]] == ["mean"]
-    assert "The run has no readable checkpoint" in page.text
+    assert "The run has no checkpoint: its last step was" in page.text
     assert "The run sampled no text" in page.text
     assert "Held-out" not in page.text
 

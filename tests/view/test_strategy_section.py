@@ -48,14 +48,14 @@ def test_ddp_bytes_match_formula(tmp_path: Path) -> None:
     text = text_of(folder)
     assert "gradients are averaged" in text
     assert "In step 60, rank 0 sent 3.8 MiB, as did every other rank" in text
-    assert "dp 4 all_reduce gradients 1 2.5 MiB 3.8 MiB 3.8 MiB 1.000" in text
+    assert "dp 4 all_reduce gradients 1 2.5 MiB 3.8 MiB 3.8 MiB 1.00" in text
     assert 'class="off"' not in render_report(folder)
 
 
 def test_excess_traffic_is_highlighted(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(collectives=[("all_reduce", "dp", 2 * GRADIENT_BYTES)]))
     assert section_of(folder)["detail"]["ratio"] == 2.0
-    assert '<span class="off">2.000</span>' in render_report(folder)
+    assert '<span class="off">2.00</span>' in render_report(folder)
 
 
 def test_large_traffic_without_formula_is_named(tmp_path: Path) -> None:

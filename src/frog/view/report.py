@@ -17,6 +17,7 @@ from frog.runs.record import Record, RunFile
 from frog.view.charts import charts, marks
 from frog.view.checkpoints import CheckpointReader, open_checkpoints
 from frog.view.network import network_section
+from frog.view.numbers import format_number, format_percent, format_ratio, together
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
 from frog.view.program_report import program_context
 from frog.view.runs import numbers_of, status_of, when
@@ -68,9 +69,10 @@ def _template(name: str) -> Template:
         count=format_count,
         seconds=format_seconds,
         when=when,
-        number=_number,
-        percent=_percent,
-        ratio=_ratio,
+        number=format_number,
+        percent=format_percent,
+        ratio=format_ratio,
+        together=together,
     )
     return environment.get_template(name)
 
@@ -112,6 +114,8 @@ def _context(folder: RunFolder, history: History) -> dict[str, Any]:
         "movement": movement,
         "heat": _heat(movement) if movement else [],
         "samples": _samples(history),
+        "why_no_checkpoint": _why_none(run, "checkpoint", history),
+        "why_no_sample": _why_none(run, "eval", history),
         "problems": history.run.problems,
         "config": _config(run),
     }
@@ -256,28 +260,12 @@ def _plain(value: Any) -> str:
     return "off" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _number(value: float | None, digits: int = 4) -> str:
-    """Format significant digits, without an exponent for numbers of everyday size."""
-    if value is None:
-        return "–"  # noqa: RUF001
-    if not math.isfinite(value):
-        return str(value)
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        decimals = digits - 1 - (math.floor(math.log10(abs(value))) if value else 0)
-        return f"{value:,.{max(0, decimals)}f}"
-    return f"{value:.{digits - 1}e}"
-
-
-def _percent(fraction: float | None) -> str:
-    if fraction is None:
-        return "–"  # noqa: RUF001
-    percent = 100 * fraction
-    for least, decimals in ((10, 0), (1, 1), (0.1, 2)):
-        if percent >= least:
-            return f"{percent:.{decimals}f} %"
-    return f"{percent:.2g} %"
-
-
-def _ratio(value: float) -> str:
-    """Format three decimals: the formulas promise 1 %, so a tenth of it must be visible."""
-    return f"{value:.3f}"
+def _why_none(run: RunFile, section: str, history: History) -> str:
+    """Return why a run has no checkpoint, or no sample, which it writes every `section`.every steps."""
+    every = run.count(section, "every")
+    step = 0 if history.main is None or not len(history.main.steps) else int(history.main.steps[-1])
+    if not every:
+        return f"{section}.every is off"
+    if section == "eval" and not run.count("eval", "sample_tokens"):
+        return "eval.sample_tokens is off"
+    return f"its last step was {step}, and {section}.every is {every}"
