@@ -247,8 +247,9 @@ def read_statuses(run: Path, attempt: int) -> dict[int, Status]:
     """Read only where the ranks of an attempt are, by rank: for a watchdog, which does so often."""
     found: dict[int, Status] = {}
     for rank, path in _numbered(observed_folder(run) / f"attempt_{attempt}", "rank"):
-        with contextlib.suppress(FileNotFoundError, RunError):
-            found[rank] = read_typed(path / "status.json", Status, most_bytes=_MOST_BYTES)
+        status = _read(Observed(path, rank), "status.json", Status)
+        if status is not None:
+            found[rank] = status
     return found
 
 
@@ -266,13 +267,16 @@ T = TypeVar("T", bound=Typed)
 
 
 def _read(found: Observed, name: str, kind: type[T]) -> T | None:
-    try:
-        return read_typed(found.folder / name, kind, most_bytes=_MOST_BYTES)
-    except FileNotFoundError:
-        return None
-    except RunError as error:
-        found.problems.append(error.what)
-        return None
+    problem = ""
+    for _ in range(3):  # the rank may be writing at this moment
+        try:
+            return read_typed(found.folder / name, kind, most_bytes=_MOST_BYTES)
+        except FileNotFoundError:
+            return None
+        except RunError as error:
+            problem = error.what
+    found.problems.append(problem)
+    return None
 
 
 def _numbered(folder: Path, name: str) -> list[tuple[int, Path]]:

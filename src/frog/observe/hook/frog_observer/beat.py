@@ -81,7 +81,7 @@ class Beats:
             return
         try:
             if not self._over and self._owner.may_write(torch_version() is not None):
-                files.write_json(self.place.folder, "status.json", self._status())
+                files.rewrite(self.place.folder, "status.json", files.encode(self._status()))
             self._over = self._over or last
         finally:
             self._beating.release()

@@ -10,6 +10,7 @@ import os
 MOST_BYTES = 4 << 20
 """Most bytes of one file."""
 
+_PAGE_BYTES = 4096
 _MOST_READ_BYTES = 1 << 16
 
 
@@ -35,6 +36,25 @@ def write_bytes(folder: str, name: str, data: bytes) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(staging)
+
+
+def rewrite(folder: str, name: str, data: bytes) -> None:
+    """Replace a small file by one write of a fixed length, if possible.
+
+    Readers see the old or the new text, which is within one page. A file system that all ranks share has no new file
+    and no renaming to do. A larger text replaces the file as `write_bytes` does.
+    """
+    if len(data) > _PAGE_BYTES:
+        write_bytes(folder, name, data)
+        return
+    with contextlib.suppress(OSError):
+        descriptor = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(descriptor, data.ljust(_PAGE_BYTES))
+            if os.fstat(descriptor).st_size > _PAGE_BYTES:
+                os.ftruncate(descriptor, _PAGE_BYTES)
+        finally:
+            os.close(descriptor)
 
 
 def _write(path: str, data: bytes) -> None:
