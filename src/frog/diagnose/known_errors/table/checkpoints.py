@@ -104,7 +104,7 @@ ERRORS = (
             "unable to find latest file",
             "not a checkpoint folder",
         ),
-        "There is no complete checkpoint at this path on this node.",
+        "This path has no complete checkpoint on this node.",
         "check the path on every node: is the folder shared?",
         alone=Level.HINT,
     ),

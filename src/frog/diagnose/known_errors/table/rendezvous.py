@@ -160,8 +160,8 @@ ERRORS = (
             "The TCPStore server … timed out",
             "Timed out after … waiting for key",
         ),
-        "A rank waited in vain for another rank's entry in the store: the other rank was late, stuck or dead before "
-        "the first collective.",
+        "A rank waited for another rank's entry in the store until it gave up: the other rank was late, stuck or dead "
+        "before the first collective.",
         "look at the rank that did not come: a slow download or load on one rank, or an error in its log; raise the "
         "timeout of init_process_group if it is only slow",
         level=Level.SYMPTOM,
