@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 STEPS = 200
 SETTINGS = (f"train.steps={STEPS}", "checkpoint.every=5000", "eval.every=5000")
 HOME = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-"""Names of simulated nodes do not resolve."""
+"""Without root or user namespaces, names of simulated nodes do not resolve."""
 
 
 @pytest.fixture(scope="module")
