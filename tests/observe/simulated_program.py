@@ -21,7 +21,12 @@ def error_of(call) -> str:
     return "no error"
 
 
+def on_cpu(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.ones(2, device=torch.device("cpu"))
+
+
 def devices() -> None:
+    seen["named"] = [str(torch.device(1)), str(torch.device("cuda", 0)), isinstance(torch.device(0), torch.device)]
     seen["count"] = torch.cuda.device_count()
     seen["available"] = [torch.cuda.is_available(), torch.accelerator.is_available()]
     torch.cuda.set_device(1)
@@ -93,6 +98,7 @@ def rest() -> None:
     torch.cuda.synchronize()
     seen["elapsed"] = start.elapsed_time(end) > 0
     seen["memory"] = [torch.cuda.memory_allocated() >= kept.nbytes, torch.cuda.max_memory_allocated() >= kept.nbytes]
+    seen["scripted"] = torch.jit.script(on_cpu)(torch.ones(2, device="cuda")).tolist()
     seen["name"] = torch.cuda.get_device_name(0)
     seen["refused"] = [error_of(torch.cuda.CUDAGraph), error_of(lambda: torch.cuda.MemPool())]
     torch.cuda.empty_cache()

@@ -46,6 +46,7 @@ def test_no_public_function_of_torch_cuda_reaches_the_driver(seen: dict[str, Any
 
 def test_devices_have_the_names_of_gpus(seen: dict[str, Any]) -> None:
     assert (seen["count"], seen["available"]) == (2, [True, True])
+    assert seen["named"] == ["cuda:1", "cuda:0", True]
     assert seen["devices"] == ["cpu", "cuda:1", "cuda:1", "cuda:1"]
     assert seen["is_cuda"] == [False, True, False, True]
     assert (seen["inside"], seen["current"]) == (0, [1, 1, -1])
@@ -70,6 +71,10 @@ def test_random_numbers_and_mixed_precision_work(seen: dict[str, Any]) -> None:
     assert seen["random"]
     assert seen["autocast"] == ["torch.bfloat16", True, True]
     assert seen["scaler"] == [True, 65536.0]
+
+
+def test_torchscript_compiles_constructors(seen: dict[str, Any]) -> None:
+    assert seen["scripted"] == [2, 2]
 
 
 def test_times_and_memory_are_those_of_the_process(seen: dict[str, Any]) -> None:

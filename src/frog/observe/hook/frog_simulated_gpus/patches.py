@@ -5,12 +5,14 @@ from __future__ import annotations
 from types import ModuleType
 
 from . import notes
+from .flash_attention import provide_flash_attention
 from .importing import after_import
 
 
 def simulate(count: int) -> None:
     """Replace torch's functions for `count` simulated GPUs, now or when the program imports torch."""
     notes.print_at_exit()
+    provide_flash_attention()
     after_import(
         {
             "torch": lambda module: _patch_torch(count),

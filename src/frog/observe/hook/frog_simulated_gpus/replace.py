@@ -29,6 +29,7 @@ def replace(owner: Any, name: str, new: Any) -> None:
         new = _own_copy(new, name)
         if hasattr(getattr(owner, name), "__wrapped__"):  # torch's compiler reads it
             new.__dict__.setdefault("__wrapped__", getattr(owner, name).__wrapped__)
+    _register_with_jit(getattr(owner, name), new)
     setattr(owner, name, new)
     replaced.append(_name_of(owner, name))
 
@@ -54,6 +55,14 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
     if new.__module__ is None:  # a builtin, which pickle would not find
         new.__module__ = owner.__name__
     replace(owner, name, new)
+
+
+def _register_with_jit(original: Any, new: Any) -> None:
+    """Let TorchScript compile a wrapper as the builtin that it wraps."""
+    builtins: Any = getattr(sys.modules.get("torch.jit"), "_builtins", None)
+    operator = builtins and builtins._find_builtin(original)
+    if operator:
+        builtins._register_builtin(new, operator)
 
 
 def wrap_everywhere(owner: Any, makers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> None:

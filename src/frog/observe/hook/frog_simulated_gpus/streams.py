@@ -33,6 +33,10 @@ class Stream:
         """Return True: no work is left."""
         return True
 
+    def is_capturing(self) -> bool:
+        """Return False: graphs are refused."""
+        return False
+
     def synchronize(self) -> None:
         """Return at once: no work is left."""
 

@@ -33,7 +33,7 @@ def patch_tensors() -> None:
     _patch_legacy_types()
     wrap(torch, "load", _load)
     wrap(torch._C._nn, "_parse_to", _parse_to)
-    replace(torch, "Generator", _generator_class(torch.Generator))
+    _patch_classes()
 
 
 def on_host(tensor: Any) -> bool:
@@ -244,14 +244,30 @@ def _parse_to(function: Function) -> Function:
     return parse
 
 
-def _generator_class(original: type) -> type:
-    """Return a class that makes generators on the CPU, and to which all generators belong."""
+def _stand_in(original: type, make: Function) -> type:
+    """Return a class that stands for one of torch's own and whose instances `make` makes."""
 
     class Kind(type):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original)
 
-        def __call__(cls, device: Any = "cpu") -> Any:
-            return original(real(device))
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs)
 
-    return Kind("Generator", (), {"__module__": "torch", "__doc__": original.__doc__})
+        def __eq__(cls, other: object) -> bool:
+            return other is cls or other is original
+
+        def __hash__(cls) -> int:
+            return hash(original)
+
+    return Kind(original.__name__, (), {"__module__": "torch", "__doc__": original.__doc__})
+
+
+def _patch_classes() -> None:
+    device, generator = torch.device, torch.Generator
+
+    def make_device(*args: Any, **kwargs: Any) -> Any:
+        return device("cuda", *args) if len(args) == 1 and type(args[0]) is int else device(*args, **kwargs)
+
+    replace(torch, "device", _stand_in(device, make_device))
+    replace(torch, "Generator", _stand_in(generator, lambda device="cpu": generator(real(device))))
