@@ -7,7 +7,7 @@ the standard library and of itself, because the program's Python may not have Fr
 
 from __future__ import annotations
 
-from .settings import VARIABLE, num_gpus
+from .settings import VARIABLE, num_gpus, prefer_cpu_libraries
 
 
 def install() -> None:
@@ -17,6 +17,7 @@ def install() -> None:
         return
     from .patches import simulate
 
+    prefer_cpu_libraries()
     simulate(count)
 
 

@@ -37,3 +37,8 @@ def rank() -> int:
     """Return this process's rank, 0 without a launcher."""
     names = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)
+
+
+def prefer_cpu_libraries() -> None:
+    """Let DeepSpeed use its own operators for the CPU, unless the user has chosen others."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
