@@ -92,6 +92,11 @@ def test_stopped_rank_counts_as_waiting() -> None:
     assert at == LIMITS.deadline_s + 3.5
 
 
+def test_last_rank_may_upload_for_long_after_the_others_have_ended() -> None:
+    world = lambda now: {0: works(now, cores=0), 1: works(now, cores=0, ended=True)}  # noqa: E731
+    assert watch(world, LIMITS.compute_s - 1) == []
+
+
 def test_evaluation_between_collectives_is_not_a_hang() -> None:
     assert watch(lambda now: {0: works(now), 1: works(now)}, 500) == []
 

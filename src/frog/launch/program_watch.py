@@ -35,7 +35,7 @@ class WatchLimits:
     idle_s: float = 300.0
     """The same if a rank does nothing outside a collective: it may wait for a disk or a download."""
     compute_s: float = 1800.0
-    """Time that a rank may compute while others wait."""
+    """Time that a rank may compute while others wait, and that ranks may do nothing while no rank waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +197,13 @@ class ProgramWatch:
 
     def _find_hang(self, running: list[_Track], now: float) -> Finding | None:
         still_s = now - max(self._progress_at, *(track.still_at for track in running))
-        waiting = all(track.sight.pending or track.sight.stopped for track in running)
-        if still_s < (self.limits.deadline_s if waiting else self.limits.idle_s):
+        waiting = [track.sight.pending or track.sight.stopped for track in running]
+        limits = self.limits
+        allowed_s = limits.deadline_s if all(waiting) else limits.idle_s if any(waiting) else limits.compute_s
+        if still_s < allowed_s:
             return None
         left = any(track.sight.ended for track in self._tracks.values())
-        return Finding(Kind.LEFT if left and waiting else Kind.HANG, still_s, self._roles(now), ends=True)
+        return Finding(Kind.LEFT if left and all(waiting) else Kind.HANG, still_s, self._roles(now), ends=True)
 
     def _find_slow_rank(self, running: list[_Track], now: float) -> Finding | None:
         still_s = self.still_s(now)

@@ -61,9 +61,12 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _moved_bytes(pid: int) -> int:
-    """Return the bytes that a process has read and written, also through sockets; 0 where that is unknown."""
+    """Return a count of the bytes that a process has read and written; 0 where that is unknown.
+
+    It includes gloo's sockets, and pages of mapped files that came from a disk.
+    """
     try:
         fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-        return int(fields["rchar"]) + int(fields["wchar"])
+        return sum(int(fields[name]) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
     except (OSError, ValueError, KeyError):
         return 0
