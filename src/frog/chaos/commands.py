@@ -34,10 +34,20 @@ def add_chaos_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     parser.add_argument(
         "--on-loss", choices=["shrink"], help="in a campaign: the runs must continue with the remaining ranks"
     )
+    parser.add_argument(
+        "--resume-test",
+        type=Path,
+        metavar="CHECKPOINTS",
+        help="of a program that is not Frog's: run it undisturbed, with the fault, and again; compare the checkpoints "
+        "that it writes to this file or folder",
+    )
+    parser.add_argument(
+        "--resume-args", default="", metavar="WORDS", help="arguments with which that program resumes (--resume-test)"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="campaign table (default: chaos/seed-SEED.txt)")
     add_world_arguments(parser)
     parser.set_defaults(deadline=15.0)
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="list, or -- train RUN.toml ...")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="list, or -- train RUN.toml ..., or -- my.py ...")
     parser.set_defaults(handler=_chaos)
 
 
@@ -47,6 +57,10 @@ def _chaos(args: argparse.Namespace) -> int:
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if program == ["list"]:
         return _list()
+    if is_other_program(program):
+        return _inject_into_program(args, program)
+    if args.resume_test is not None or args.resume_args:
+        raise UsageError("--resume-test is for programs that are not Frog's", "frog chaos ... -- my.py")
     if args.campaign is not None:
         if args.fault or args.faults:
             raise UsageError("a campaign draws its own faults", "omit --fault and --faults, or omit --campaign")
@@ -60,8 +74,37 @@ def _chaos(args: argparse.Namespace) -> int:
     return _meet(args, program)
 
 
+def is_other_program(program: Sequence[str]) -> bool:
+    """True if a program is not Frog's, so that its steps and checkpoints are unknown."""
+    from frog.launch.program import parse_program
+
+    return bool(program) and parse_program(program).kind != "frog"
+
+
+def _inject_into_program(args: argparse.Namespace, program: Sequence[str]) -> int:
+    """Inject faults into a program that is not Frog's."""
+    from frog.chaos.program import inject
+    from frog.chaos.program_faults import PROGRAM_EXAMPLE, parse_program_faults
+    from frog.core.errors import UsageError
+
+    for option in ("campaign", "on_loss", "faults"):
+        if getattr(args, option) is not None:
+            name = option.replace("_", "-")
+            raise UsageError(f"--{name} needs a training run of Frog's, not {program[0]}", PROGRAM_EXAMPLE)
+    if not args.fault:
+        raise UsageError("no fault specified", PROGRAM_EXAMPLE)
+    nodes, options = read_world(args)
+    faults = parse_program_faults(args.fault, nodes.most * nodes.ranks, options.network is not None)
+    if args.resume_test is None:
+        return inject(nodes, program, options, faults)
+    from frog.chaos.resume_test import resume_test
+
+    return resume_test(nodes, program, options, faults, args.resume_test, args.resume_args)
+
+
 def _list() -> int:
     """Print every kind, with its phases and its effect."""
+    from frog.chaos.program_faults import PROGRAM_EXAMPLE, PROGRAM_KINDS
     from frog.config.fault_kinds import KINDS
 
     print("faults that can be injected when a rank begins a phase of a step:\n")
@@ -70,6 +113,10 @@ def _list() -> int:
         where = "any phase" if set(kind.phases) == set(PHASES) else ", ".join(kind.phases)
         print(f"  {'':<8}   in {where}; default: {kind.default}")
     print(f"\nphases: {', '.join(PHASES)}\nother fields: micro=N (micro-batch), times=N (in N attempts)\n{_EXAMPLE}")
+    print("\nfaults in a program that is not Frog's, when a rank starts its Nth collective, or after some seconds:\n")
+    for name, program_kind in PROGRAM_KINDS.items():
+        print(f"  {name:<8} {program_kind.what}")
+    print(PROGRAM_EXAMPLE)
     return 0
 
 

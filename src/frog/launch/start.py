@@ -50,6 +50,8 @@ class Options:
     """Start the observer in each rank of such a program (frog.observe)."""
     simulate_gpus: int | None = None
     """Number of GPUs per node to simulate on the CPU."""
+    hooks: tuple[str, ...] = ("frog_observer",)
+    """Modules of `observe/hook` to start in each rank if it is observed."""
 
 
 class Starter:
@@ -132,7 +134,7 @@ class Starter:
         if self.output is not None:
             changes["PYTHONUNBUFFERED"] = "1"  # its last words would be lost with a killed rank
             if self.options.observe and self.output.folder is not None:
-                changes.update(observer_environment(self.output.folder.path))
+                changes.update(observer_environment(self.output.folder.path, hooks=self.options.hooks))
         if self.options.simulate_gpus is not None:
             changes.update(simulated_gpus(self.options.simulate_gpus, changes))
         return child_env(**changes)

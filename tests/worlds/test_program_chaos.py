@@ -1,0 +1,97 @@
+"""`frog chaos` on programs that are not Frog's: faults at a collective, and the resume test."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from harness import Harness
+
+from frog.runs.launcher_schema import ExitEvent
+
+STEPS = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, path = dist.get_rank(), "out/last.pt"
+state = {"step": 0, "weight": torch.zeros(4), "momentum": torch.zeros(4)}
+if os.path.exists(path):
+    state.update({name: value for name, value in torch.load(path).items() if name in sys.argv[1].split(",")})
+for step in range(state["step"], 200):
+    gradient = torch.full((4,), float(step + rank))
+    dist.all_reduce(gradient)
+    state["momentum"] = 0.5 * state["momentum"] + gradient
+    state["weight"] = state["weight"] + state["momentum"]
+    state["step"] = step + 1
+    if state["step"] % 10 == 0:
+        if rank == 0:
+            os.makedirs("out", exist_ok=True)
+            torch.save(state, path + ".new")
+            os.replace(path + ".new", path)
+        dist.barrier()
+    time.sleep(0.01)
+dist.destroy_process_group()
+"""
+WORLD = ("--nproc", "2", "--deadline", "30")
+
+
+@pytest.fixture
+def program(harness: Harness) -> Harness:
+    for name in ("out", "out.undisturbed"):
+        shutil.rmtree(harness.root / name, ignore_errors=True)
+    for name in ("steps.py", "killed.py"):
+        (harness.root / name).write_text(STEPS)
+    return harness
+
+
+def test_rank_of_a_program_is_killed_at_a_collective(program: Harness) -> None:
+    fault = ("--fault", "kill rank=1 collective=15")
+    done = program.run("frog", "chaos", *WORLD, *fault, "--", "killed.py", "step,weight,momentum", code=137)
+    assert "was killed by SIGKILL" in done.stderr
+    assert "see the evidence: frog diagnose latest" in done.stderr
+    exits = [event for event in program.events("killed").launcher if isinstance(event, ExitEvent)]
+    assert {event.rank for event in exits if event.code == -9} == {1}
+
+
+def test_fault_after_the_end_of_a_program_never_happens(program: Harness) -> None:
+    fault = ("--fault", "kill rank=1 collective=100000")
+    done = program.run("frog", "chaos", *WORLD, *fault, "--", "steps.py", "step,weight,momentum", code=1)
+    assert "fault never happened: kill rank=1 collective=100000" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "code", "lines"),
+    [
+        ("step,weight,momentum", 0, ["2 of 2 tensors are equal", "passed: the resumed run ends where the undisturbed"]),
+        ("step,weight", 1, ["1 of 2 tensors are equal", "weight differs by up to", "failed: the resumed run is not"]),
+    ],
+)
+def test_resume_test_finds_a_state_that_is_not_restored(
+    program: Harness, names: str, code: int, lines: list[str]
+) -> None:
+    words = ("--fault", "kill rank=1 collective=28", "--resume-test", "out")
+    done = program.run("frog", "chaos", *WORLD, *words, "--", "steps.py", names, code=code)
+    assert "resume test, run 2 of 3: kill rank=1 collective=28: exit code 137" in done.stdout
+    for line in lines:
+        assert line in done.stdout
+
+
+def test_resume_test_refuses_a_folder_that_exists(program: Harness) -> None:
+    (program.root / "out").mkdir()
+    words = ("--fault", "kill rank=1 collective=28", "--resume-test", "out")
+    done = program.run("frog", "chaos", *WORLD, *words, "--", "steps.py", "step", code=2)
+    assert "out exists: the test would mix its checkpoints with those" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--campaign", "3"], "--campaign needs a training run of Frog's, not steps.py"),
+        ([], "no fault specified"),
+        (["--fault", "kill rank=1"], "needs either collective=N or after=SECONDS"),
+    ],
+)
+def test_wrong_options_for_a_program_are_refused(program: Harness, words: list[str], message: str) -> None:
+    done = program.run("frog", "chaos", *WORLD, *words, "--", "steps.py", code=2)
+    assert message in done.stderr
