@@ -151,34 +151,38 @@ def merge(command: TorchrunCommand, args: argparse.Namespace) -> None:
 
     Raises:  UsageError if they contradict the options of `frog run`.
     """
-    if args.nodes is None and command.num_nodes > 1:
-        raise UsageError(
-            f"torchrun --nnodes {command.num_nodes}: this machine is one node",
-            f"frog run --nodes {command.num_nodes}x{command.num_ranks} -- {' '.join(command.program[:2])} ... "
-            "simulates them",
-        )
-    if args.nodes is not None:
-        expected = {f"{command.num_nodes}x{command.num_ranks}"} | (
-            {str(command.num_nodes)} if command.num_ranks == 1 else set()
-        )
-        if command.num_nodes > 1 and args.nodes not in expected:
-            raise UsageError(
-                f"--nodes {args.nodes} and torchrun --nnodes {command.num_nodes} --nproc-per-node {command.num_ranks} "
-                "disagree",
-                f"--nodes {command.num_nodes}x{command.num_ranks}, or omit torchrun and its options",
-            )
-    elif args.nproc is None:
-        args.nproc = command.num_ranks
-    elif args.nproc != command.num_ranks:
-        raise UsageError(
-            f"--nproc {args.nproc} and torchrun --nproc-per-node {command.num_ranks} disagree", "omit one of them"
-        )
+    if args.nodes is None:
+        _merge_ranks(command, args)
+    else:
+        _check_nodes(command, args.nodes)
     if command.restarts is not None:
         if args.restarts not in (None, command.restarts):
-            raise UsageError(
-                f"--restarts {args.restarts} and torchrun --max-restarts {command.restarts} disagree",
-                "omit one of them",
-            )
+            raise _disagreement(f"--restarts {args.restarts}", f"--max-restarts {command.restarts}")
         args.restarts = command.restarts
     if command.ignored:
         print(f"no effect under frog run: torchrun {', '.join(command.ignored)}", file=sys.stderr)
+
+
+def _merge_ranks(command: TorchrunCommand, args: argparse.Namespace) -> None:
+    if command.num_nodes > 1:
+        size, program = f"{command.num_nodes}x{command.num_ranks}", " ".join(command.program[:2])
+        raise UsageError(
+            f"torchrun --nnodes {command.num_nodes}: this machine is one node",
+            f"frog run --nodes {size} -- {program} ... simulates them",
+        )
+    if args.nproc not in (None, command.num_ranks):
+        raise _disagreement(f"--nproc {args.nproc}", f"--nproc-per-node {command.num_ranks}")
+    args.nproc = command.num_ranks
+
+
+def _check_nodes(command: TorchrunCommand, nodes: str) -> None:
+    """Check that the simulated nodes are those that torchrun's options describe, if they describe several."""
+    size = f"{command.num_nodes}x{command.num_ranks}"
+    same = (size, str(command.num_nodes)) if command.num_ranks == 1 else (size,)
+    if command.num_nodes > 1 and nodes not in same:
+        theirs = f"--nnodes {command.num_nodes} --nproc-per-node {command.num_ranks}"
+        raise _disagreement(f"--nodes {nodes}", theirs)
+
+
+def _disagreement(ours: str, theirs: str) -> UsageError:
+    return UsageError(f"{ours} and torchrun {theirs} disagree", "omit one of them")
