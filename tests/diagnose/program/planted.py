@@ -1,5 +1,6 @@
-"""A plain torch program with a planted bug, named by its argument. It imports nothing of Frog.
+"""A plain torch program with a planted bug, named by its first argument. It imports nothing of Frog.
 
+The second argument is the time-out of its collectives in seconds.
 The comments `odd` and `waits` mark the lines that a diagnosis must name.
 """
 
@@ -182,6 +183,6 @@ def leave(rank):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(os.environ.get("PLANTED_TIMEOUT_S", "6"))))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[2])))
     globals()[sys.argv[1]](dist.get_rank())
     dist.destroy_process_group()

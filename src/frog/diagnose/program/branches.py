@@ -22,7 +22,7 @@ _RANK = re.compile(
 def rank_branch(line: CodeLine | None) -> str | None:
     """Return `if rank == 0:` (line 12) if a test of the rank encloses a line of a program, else None.
 
-    Reads the file as it is now.
+    Reads the current file, which may have changed since the program ran.
     """
     if line is None or not line.file.endswith(".py"):
         return None

@@ -8,7 +8,7 @@ from frog.core.exitcodes import describe_exit, signal_name
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.evidence import Evidence, RankEvidence, SeenError, place
 from frog.diagnose.program.lines import describe_call, report_ranks
-from frog.diagnose.program.victims import is_victim, own_error
+from frog.diagnose.program.victims import is_victim, lost_loader, own_error
 
 _FAR = float("inf")
 
@@ -18,7 +18,6 @@ _DEVICE_MEMORY = re.compile(
 _HOST_MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory|unable to allocate|DefaultCPUAllocator|std::bad_alloc"
 )
-_LOADER = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
 _NOT_FINITE = re.compile(r"\b(nan|nans|inf|infinite|non-?finite|not finite)\b", re.IGNORECASE)
 
 
@@ -84,10 +83,10 @@ def _base(evidence: Evidence, rank: int, ranks: list[int]) -> Diagnosis:
 
 
 def _loader(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis | None:
-    if not _LOADER.search(error.message):
+    if not lost_loader(error):
         return None
     killed = re.search(r"killed by signal: ?(\w+)", error.message)
-    how = f"by signal {killed[1]}" if killed else "unexpectedly"
+    how = f"by the signal {killed[1]}" if killed else "unexpectedly"
     return found.with_more(
         fault="loader",
         finding=f"a DataLoader worker of rank {rank.rank} ended {how}, so rank {rank.rank} could not continue"

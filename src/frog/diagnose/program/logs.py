@@ -112,7 +112,8 @@ def _add(evidence: Evidence, number: int | None, stream: _Stream, name: str) -> 
     rank.nan_line, rank.crash = rank.nan_line or stream.not_finite, rank.crash or "\n".join(stream.crash)
     rank.trouble += stream.trouble
     rank.mismatch = rank.mismatch or stream.mismatch
-    if rank.error is None and errors and stream.after == 0 and rank.state in (None, "failed"):
+    may_have_failed = rank.state in (None, "failed") or rank.exit_code not in (None, 0)
+    if rank.error is None and errors and stream.after == 0 and may_have_failed:
         rank.error = errors.pop()
     rank.caught += [
         replace(error, fatal=False) for error in errors if rank.state is None or not _is_end(error, rank.error)

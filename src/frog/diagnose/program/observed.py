@@ -16,7 +16,7 @@ from frog.runs.read import read_launcher
 from frog.runs.run import is_active
 
 _LEAST_BEATS = 3
-"""Beats at one line from which the use of the processor is told."""
+"""Fewest beats at one line that show whether the rank computed there."""
 
 
 def attempts_of(run: Path) -> list[int]:

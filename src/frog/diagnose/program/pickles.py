@@ -1,6 +1,6 @@
 """Read pickles of plain data: dicts, lists, tuples, text, numbers, booleans and None. Nothing else, and no code runs.
 
-Python's own unpickler can be told to load no classes, but a damaged or hostile file of a few bytes still makes it
+Python's own unpickler can refuse to load classes, but a damaged or hostile file of a few bytes still makes it
 allocate gigabytes. Torch's flight recorder writes few kinds of values, so this reader knows only their operations.
 """
 

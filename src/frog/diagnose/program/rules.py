@@ -60,7 +60,7 @@ def has_failed(evidence: Evidence) -> bool:
 
 
 def _waited_long(evidence: Evidence) -> bool:
-    """True if a collective was pending for long when the record was written, or if nobody knows."""
+    """True if a collective was pending for long when the record was written, or if that time is unknown."""
     for rank in evidence.ranks.values():
         for call in rank.pending:
             if rank.dumped_ns is None or (call.created_ns and rank.dumped_ns - call.created_ns > _WAITS_S * 1e9):
@@ -135,7 +135,11 @@ def vanished(evidence: Evidence) -> Diagnosis | None:
 def teardown(evidence: Evidence) -> Diagnosis | None:
     """Find ranks that crashed or waited only after the program's end."""
     ranks = evidence.ranks
-    ended = [number for number, rank in ranks.items() if rank.state == "ended" and rank.exit_code not in (None, 0)]
+    ended = [
+        number
+        for number, rank in ranks.items()
+        if rank.state == "ended" and rank.exit_code not in (None, 0) and rank.error is None
+    ]
     if not ended or any(rank.state != "ended" for rank in ranks.values()):
         return None
     codes = sorted({ranks[number].exit_code or 0 for number in ended})
@@ -173,14 +177,14 @@ def healthy(evidence: Evidence) -> Diagnosis | None:
 
 
 def not_finite_in_log(evidence: Evidence) -> Diagnosis | None:
-    """Report a program that went on with a loss that is not finite."""
+    """Report a program that continued with a loss that is not finite."""
     ranks = sorted(number for number, rank in evidence.ranks.items() if rank.nan_line)
     if not ranks:
         return None
     alone = len(ranks) == 1 and len(evidence.ranks) > 1
     return Diagnosis(
         "nan",
-        f"the log of {span(ranks)} shows a loss that is not finite, and the program went on",
+        f"the log of {span(ranks)} shows a loss that is not finite, and the program continued",
         rank=ranks[0] if alone else None,
         certain=False,
         outcome="completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed",

@@ -16,6 +16,7 @@ _OF_A_PEER = re.compile(
     r"\bmonitoredbarrier\b.*(failed|timed out|not pass)|ranks? .* failed to pass monitoredbarrier",
     re.IGNORECASE,
 )
+_LOADER = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
 _COMMUNICATION = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistQueueEmptyError", "CommError")
 _NOT_OF_A_PEER = re.compile(r"invalid (argument|usage)|ncclinvalid|mismatch", re.IGNORECASE)
 _MISMATCH = re.compile(
@@ -27,12 +28,25 @@ _MISMATCH = re.compile(
 
 def lost_peers(error: SeenError) -> bool:
     """True if a communication error shows that another rank ended or did not come."""
-    if is_mismatch(error):
+    if is_mismatch(error) or lost_loader(error):
         return False
     if error.short_type in _COMMUNICATION:
         return not _NOT_OF_A_PEER.search(error.message) or bool(_OF_A_PEER.search(error.message))
     return error.short_type in ("RuntimeError", "TimeoutError", "ConnectionError", "OSError", "EOFError") and bool(
         _OF_A_PEER.search(error.message)
+    )
+
+
+def lost_loader(error: SeenError) -> bool:
+    """True if a rank lost a worker of its own DataLoader."""
+    if _LOADER.search(error.message):
+        return True
+    inside = any("torch/utils/data/" in frame.file.replace("\\", "/") for frame in error.frames)
+    return inside and error.short_type in (
+        "ConnectionResetError",
+        "ConnectionRefusedError",
+        "EOFError",
+        "BrokenPipeError",
     )
 
 

@@ -1,0 +1,64 @@
+"""`frog run` of a plain torch program with a planted bug, and what `frog diagnose` says about the run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from harness import Harness, run_to_end
+
+PLANTED = Path(__file__).parents[1] / "diagnose/program/planted.py"
+
+
+class Expected(NamedTuple):
+    """What a diagnosis must say."""
+
+    fault: str
+    rank: int | None
+    line: bool = True
+    """True if it must name the line with the comment `odd`."""
+    peer_line: bool = False
+    """True if it must name the line with the comment `waits`."""
+
+
+FAST = {
+    "branch": Expected("branch", 0, peer_line=True),
+    "loop": Expected("busy", 1, peer_line=True),
+    "error": Expected("raise", 1),
+    "skipped": Expected("skipped", 1, line=False, peer_line=True),
+}
+SLOW = {
+    "lone_barrier": Expected("branch", 0),
+    "batches": Expected("batches", 1, line=False, peer_line=True),
+    "order": Expected("shape", None),
+    "not_finite": Expected("nan", 1),
+    "early_exit": Expected("ended", 1, line=False, peer_line=True),
+    "memory": Expected("memory", 1),
+    "loader": Expected("loader", 1, line=False),
+    "shape": Expected("shape", None),
+    "kill": Expected("kill", 1, line=False),
+    "evaluation": Expected("busy", 0, peer_line=True),
+    "blocked": Expected("blocked", 1, peer_line=True),
+    "leave": Expected("exit", 1, line=False),
+    "slow": Expected("slow", 1),
+    "healthy": Expected("none", None, line=False),
+}
+
+
+@pytest.mark.parametrize("bug", [*FAST, *(pytest.param(bug, marks=pytest.mark.slow) for bug in SLOW)])
+def test_planted_bug_is_found_with_its_rank_and_line(harness: Harness, bug: str) -> None:
+    shutil.copy(PLANTED, harness.root / "train_it.py")
+    run_to_end(harness.start("frog", "run", "--nproc", "2", "--", "train_it.py", bug, "10"), 120)
+    found = json.loads(harness.run("frog", "diagnose", "latest", "--json").stdout)
+    expected = {**FAST, **SLOW}[bug]
+    told = (found["fault"], found["rank"] if expected.rank is not None else None)
+    assert told == (expected.fault, expected.rank), found["finding"]
+    for wanted, name, mark in ((expected.line, "line", "odd"), (expected.peer_line, "peer_line", "waits")):
+        if wanted:
+            assert re.match(r"train_it.py:(\d+)", found[name] or "x"), found["finding"]
+            number = int(re.findall(r":(\d+)", found[name])[0])
+            assert f"# {mark}: {bug}" in PLANTED.read_text().splitlines()[number - 1], found["finding"]
