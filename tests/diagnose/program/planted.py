@@ -63,8 +63,8 @@ def loop(rank):
 def slow(rank):
     for _ in range(20):
         if rank == 1:
-            time.sleep(0.12)
-        dist.all_reduce(torch.ones(5))  # odd: slow
+            time.sleep(0.3)  # odd: slow
+        dist.all_reduce(torch.ones(5))
 
 
 def error(rank):

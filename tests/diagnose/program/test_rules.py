@@ -92,6 +92,12 @@ def test_absent_rank_that_computes_is_busy() -> None:
     )
 
 
+def test_absent_rank_that_was_stopped_is_named() -> None:
+    late = rank(1, *STEP, state="running", line=at(10), stopped=True)
+    found = diagnose_program(evidence(rank(0, *STEP, ("barrier", 1, 20), pending=1), late))
+    assert (found.fault, found.rank, found.certain) == ("stop", 1, True)
+
+
 def test_absent_rank_that_ended_left_early_or_had_fewer_batches() -> None:
     waits = rank(0, *STEP, ("all_reduce", 64, 10), pending=1)
     found = diagnose_program(evidence(waits, rank(1, *STEP, state="ended")))

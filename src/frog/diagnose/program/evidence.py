@@ -121,6 +121,8 @@ class RankEvidence:
     """When it was last seen."""
     cpu_busy: bool | None = None
     """True if it computed when last seen; False if it waited."""
+    stopped: bool = False
+    """True if its process existed but no thread of it could run."""
     error: SeenError | None = None
     caught: list[SeenError] = field(default_factory=list)
     """Exceptions in its log that did not end it."""
@@ -133,6 +135,8 @@ class RankEvidence:
     completed: dict[Group, int] = field(default_factory=dict)
     line: CodeLine | None = None
     """Innermost line of the main thread in the user's code, when last seen."""
+    often: str = ""
+    """The line of the user's code at which it was seen most often, such as `train.py:14`."""
     stack: list[CodeLine] = field(default_factory=list)
     """Frames of the main thread, innermost first."""
     crash: str = ""

@@ -73,6 +73,7 @@ def _add_status(rank: RankEvidence, status: Status, names: GroupNames) -> None:
     rank.host, rank.node_rank, rank.pid, rank.state = status.host, status.node_rank, status.pid, status.state
     rank.seen_ns, rank.line = status.unix_ns, status.line
     rank.cpu_busy = _is_busy(status)
+    rank.often = next((text for text, _ in status.samples.lines if not text.startswith("<")), "")
     for counts in status.groups:
         group = names.find(counts.group)
         rank.enqueued[group], rank.completed[group] = counts.enqueued, counts.completed
@@ -130,12 +131,23 @@ def _add_launcher(evidence: Evidence, folder: RunFolder, attempt: int) -> None:
                 evidence.hung, evidence.deadline_s = True, event.waited_s
             case StallEvent() if event.attempt == attempt and event.ends:  # the launcher kills all ranks
                 evidence.hung, evidence.deadline_s = True, event.still_s
+            case StallEvent() if event.attempt == attempt:
+                _add_stall(evidence, event)
             case LauncherEndEvent():
                 evidence.ended_code = event.code
                 evidence.stopped_by_user = event.code in (130, 143)
     evidence.active = bool(starts) and evidence.ended_code is None and is_active(folder)
     if events:
         evidence.files.append("events/launcher.jsonl")
+
+
+def _add_stall(evidence: Evidence, event: StallEvent) -> None:
+    """Add what each rank did while the program made no progress, as its launcher measured it."""
+    evidence.hung |= event.ends
+    for number, role in event.roles.items():
+        rank = evidence.of(number)
+        rank.stopped = role == "stopped"
+        rank.cpu_busy = {"computes": True, "waits": False, "idle": False}.get(role, rank.cpu_busy)
 
 
 def _add_exit(rank: RankEvidence, event: ExitEvent) -> None:

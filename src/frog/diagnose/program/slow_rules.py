@@ -55,10 +55,11 @@ def _in_group(evidence: Evidence, group: Group) -> Diagnosis | None:
     return Diagnosis(
         "slow",
         f"rank {slowest} comes last to {last.count(slowest)} of {len(rows)} collectives of "
-        f"{group.label(evidence.world)}, by {late_s:.2f} s: the others wait for it",
+        f"{group.label(evidence.world)}, by {late_s:.2f} s: the others wait for it"
+        + (f". It was most often seen at {rank.often}" if rank.often else ""),
         rank=slowest,
         node_rank=rank.node_rank,
-        line=place(line) or None,
+        line=rank.often or place(line) or None,
         certain=not skewed,
         outcome="completed" if rank.state == "ended" else "running" if evidence.active else "failed",
         evidence=report_ranks(evidence, [slowest]),

@@ -14,7 +14,7 @@ def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
     """Explain why some ranks never called a collective in which others wait."""
     if not found.absent:
         return _no_record(evidence, found)
-    for rule in (_guarded, _finished, _other_group, _busy, _blocked):
+    for rule in (_stopped, _guarded, _finished, _other_group, _busy, _blocked):
         explained = rule(evidence, found)
         if explained is not None:
             return explained
@@ -141,6 +141,21 @@ def _other_group(evidence: Evidence, found: Difference) -> Diagnosis | None:
                 advice="ranks must call the collectives of overlapping groups in the same order",
             )
     return None
+
+
+def _stopped(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank whose process existed but could not run."""
+    stopped = [each for each in found.absent if evidence.ranks[each].stopped]
+    if not stopped:
+        return None
+    rank = evidence.ranks[stopped[0]]
+    at = f" at {place(rank.line)}" if rank.line else ""
+    return _base(evidence, found, stopped[0]).with_more(
+        fault="stop",
+        finding=f"{_waits(evidence, found)}; {span(stopped)} was stopped{at}: its process existed but did nothing",
+        advice="a stopped process (SIGSTOP, a debugger, a frozen container or laptop), or one blocked in the kernel (a "
+        "network file system that does not answer: state D in `ps`)",
+    )
 
 
 def _busy(evidence: Evidence, found: Difference) -> Diagnosis | None:
