@@ -79,6 +79,12 @@ def test_time_out_names_waiting_and_absent_ranks_and_is_not_certain() -> None:
     assert not found.certain
     assert found.details[0] == "Ranks 0, 1 and 3 waited in ALLREDUCE number 7 of 5449 elements."
     assert "rank 2" in found.details[-1]
+    assert found.rank is None
+    assert "several ranks" in log_letter("log", found)
+
+
+def test_task_of_srun_is_the_rank() -> None:
+    assert explain("srun: error: node4: task 7: Out Of Memory\n").rank == 7
 
 
 def test_time_out_names_the_rank_that_is_behind() -> None:

@@ -71,7 +71,8 @@ class Explanation:
 
     @property
     def rank(self) -> int | None:
-        if self.cause is None:
+        """The rank with the cause; None if it is unknown, as in a hang, where each rank that reports only waited."""
+        if self.cause is None or self.details:
             return None
         return self.cause.rank if self.cause.rank is not None else self.reported_rank
 

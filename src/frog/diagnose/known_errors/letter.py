@@ -28,7 +28,7 @@ def log_letter(name: str, found: Explanation) -> str:
 
 def _cause(name: str, found: Explanation, cause: Finding) -> list[str]:
     known = cause.known
-    rank = f"rank {found.rank}" if found.rank is not None else "rank unknown"
+    rank = "several ranks" if found.details else "rank unknown" if found.rank is None else f"rank {found.rank}"
     place = f"{cause.line.file or name}: " + ("no error, only a warning: " if _only_a_warning(found) else "")
     head = [
         f"{place}{known.id if known else cause.exception}, {rank}, line {cause.line.number}", "",

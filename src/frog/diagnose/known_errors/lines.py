@@ -45,7 +45,10 @@ _TIMES = tuple(
     )
 )
 _GLOG = re.compile(r"^\[?[EWIF](?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d\.\d{1,9}) ")
-_IN_TEXT = re.compile(r"\[Rank (?P<rank>\d{1,6})\]|\bRank (?P<of_group>\d{1,6})\] |\brank[ :=]+(?P<word>\d{1,6})\b")
+_IN_TEXT = re.compile(
+    r"\[Rank (?P<rank>\d{1,6})\]|\bRank (?P<of_group>\d{1,6})\] |\brank[ :=]+(?P<word>\d{1,6})\b"
+    r"|^srun: error: \S{1,200}: task (?P<task>\d{1,6}): "
+)
 
 
 @dataclass(frozen=True)
