@@ -173,3 +173,11 @@ def test_damaged_request_is_ignored(tmp_path: Path) -> None:
     found = evidence("import time\ntime.sleep(0.7)", tmp_path)
     assert found.status is not None
     assert (found.status.state, found.stacks) == ("ended", None)
+
+
+@pytest.mark.slow
+def test_code_that_does_not_release_the_gil_is_seen(tmp_path: Path) -> None:
+    """From the first line on: no beat of the observer has happened yet."""
+    found = evidence("import ctypes\ndef hold():\n    ctypes.PyDLL(None).sleep(34)\nhold()", tmp_path)
+    assert found.crash.startswith("Timeout (0:00:30)!")
+    assert 'program.py", line 3 in hold' in found.crash

@@ -56,6 +56,7 @@ class Beats:
             os.makedirs(self.place.folder, exist_ok=True)
         self._beat()
         self._crashes = Crashes(os.path.join(self.place.folder, "crash.txt"))
+        self._crashes.beat()
         self._errors = Errors(self.place, self._fail)
         self._dumper = Dumper(_start_thread)
         _start_thread(self._run)
