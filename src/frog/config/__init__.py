@@ -1,6 +1,6 @@
 """RunConfig and its sections: the contents of a run file, read and checked before anything starts."""
 
-from frog.config.load import from_dict, load_model_config, load_run_config, parse_run_config, to_dict
+from frog.config.load import from_dict, load_model_config, load_model_sizes, load_run_config, parse_run_config, to_dict
 from frog.config.model import ModelConfig
 from frog.config.optimizers import OptimizerConfig
 from frog.config.run import (
@@ -25,6 +25,7 @@ __all__ = [
     "TrainConfig",
     "from_dict",
     "load_model_config",
+    "load_model_sizes",
     "load_run_config",
     "parse_run_config",
     "to_dict",

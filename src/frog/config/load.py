@@ -8,12 +8,13 @@ import dataclasses
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from frog.config.hugging_face import from_hugging_face
 from frog.config.model import ModelConfig
+from frog.config.other_models import sizes_of
 from frog.config.run import ModelSource, RunConfig
 from frog.core.errors import ConfigError
 from frog.core.schema import convert, parse_toml, read_toml, read_typed, shortened
@@ -78,6 +79,29 @@ def load_model_config(path: Path) -> ModelConfig:
     if problems or model is None:
         raise ConfigError(list_problems(path, problems), "correct the lines above")
     return model
+
+
+def load_model_sizes(path: Path) -> tuple[ModelConfig, list[str]]:
+    """Read the sizes of any decoder's config.json, also of one that Frog cannot train.
+
+    Return a model of the same sizes, and what formulas about it leave out.
+
+    Raises:  ConfigError listing every key that is unknown, missing or out of range.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+
+    def translate(table: dict[str, Any]) -> dict[str, Any]:
+        table, found = sizes_of(table)
+        notes.extend(found)
+        return table
+
+    model = _read_model(path, {}, problems, translate)
+    if model is not None:
+        problems += model.problems()
+    if problems or model is None:
+        raise ConfigError(list_problems(path, problems), "correct the lines above")
+    return model, notes
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -152,7 +176,12 @@ def _is_text(parts: Sequence[str]) -> bool:
     return hint in (str, str | None)
 
 
-def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str]) -> ModelConfig | None:
+def _read_model(
+    path: Path | None,
+    overrides: dict[str, Any],
+    problems: list[str],
+    translate: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> ModelConfig | None:
     if path is None:
         return None
     try:
@@ -164,7 +193,7 @@ def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str
         problems.append(f"model.file: {error.what}")
         return None
     model: ModelConfig | None = build_section(
-        ModelConfig, from_hugging_face({**table, **overrides}, problems), "model.", problems
+        ModelConfig, from_hugging_face(translate({**table, **overrides}), problems), "model.", problems
     )
     return model
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from frog.config.model import ModelConfig
 from frog.config.optimizers import OPTIMIZERS, OptimizerConfig
@@ -20,6 +20,9 @@ MOST_ELASTIC_RANKS = 64
 
 _MOST = 10**9
 """Upper limit of every count in a run file: a larger number is a typing mistake."""
+
+_MOST_MICRO = 64
+"""Most micro-batches to try for a hint."""
 
 _MOST_OF = {"global_batch_size": 10**7, "grad_accum": 10**5, "sequence_length": 10**8, "sample_tokens": 10**5}
 """Lower limits than `_MOST` for some fields, over ten times the largest value anyone has trained with."""
@@ -322,7 +325,20 @@ class RunConfig:
         if dp_size and problems == [self._batch_problem(world_size)]:
             fitting = nearest_batch(train.global_batch_size, dp_size, train.grad_accum)
             return f"--set train.global_batch_size={fitting}"
-        return "change one of these numbers: --set strategy.tp=…, train.grad_accum=…"
+        for change, config in self._single_changes(world_size):
+            if not config.world_problems(world_size):
+                return f"--set {change}"
+        return f"frog strategies --world {world_size} shows what is possible"
+
+    def _single_changes(self, world_size: int) -> Iterator[tuple[str, RunConfig]]:
+        """Yield runs that differ in one number: a smaller axis that divides the world, or more micro-batches."""
+        for axis in ("tp", "cp", "pp", "ep"):
+            for size in range(getattr(self.strategy, axis) - 1, 0, -1):
+                if world_size % size == 0:
+                    change: dict[str, Any] = {axis: size}
+                    yield f"strategy.{axis}={size}", replace(self, strategy=replace(self.strategy, **change))
+        for micro in range(self.train.grad_accum + 1, self.train.grad_accum + _MOST_MICRO):
+            yield f"train.grad_accum={micro}", replace(self, train=replace(self.train, grad_accum=micro))
 
 
 def nearest_batch(global_batch_size: int, dp_size: int, grad_accum: int) -> int:

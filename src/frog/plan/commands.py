@@ -56,28 +56,30 @@ def add_plan_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
 def _strategies(args: argparse.Namespace) -> int:
     from frog.plan.strategies import compare_strategies
 
-    config = _config(args)
+    config, notes = _config(args)
     rows = compare_strategies(config, args.world)
     if args.json:
         _print_json(config, args.world, rows)
     else:
         _print_comparison(config, args.world, rows)
+        print("".join(f"\nnot in these numbers: {note}" for note in notes), end="\n" if notes else "")
     return 0
 
 
-def _config(args: argparse.Namespace) -> RunConfig:
-    """Return the model and batch for the comparison.
+def _config(args: argparse.Namespace) -> tuple[RunConfig, list[str]]:
+    """Return the model and batch for the comparison, and what the formulas leave out of another model.
 
     Raises:  ConfigError if the file or the sizes are invalid.
     """
-    from frog.config import DataConfig, RunConfig, TrainConfig, load_model_config, load_run_config
+    from frog.config import DataConfig, RunConfig, TrainConfig, load_model_sizes, load_run_config
     from frog.core.errors import ConfigError
 
     length, batch = args.sequence_length, args.global_batch
     if args.model.suffix == ".toml":
         requested = {"data.sequence_length": length, "train.global_batch_size": batch}
-        return load_run_config(args.model, [f"{key}={value}" for key, value in requested.items() if value is not None])
-    model = load_model_config(args.model)
+        given = [f"{key}={value}" for key, value in requested.items() if value is not None]
+        return load_run_config(args.model, given), []
+    model, notes = load_model_sizes(args.model)
     config = RunConfig(
         model=model,
         data=DataConfig(sequence_length=model.max_position_embeddings if length is None else length),
@@ -85,7 +87,7 @@ def _config(args: argparse.Namespace) -> RunConfig:
     )
     if problems := config.problems():
         raise ConfigError("\n".join(problems), "change --sequence-length or --global-batch")
-    return config
+    return config, notes
 
 
 def _print_json(config: RunConfig, world: int, rows: list[Row]) -> None:

@@ -125,6 +125,12 @@ def get_data(config: RunConfig, world: World) -> PreparedData:
             f"set vocab_size to {data.vocab_size} or more, or prepare the data with --vocab-size "
             f"{config.model.vocab_size}",
         )
+    if world.is_main and data.vocab_size < config.model.vocab_size / 2:
+        unused = config.model.vocab_size - data.vocab_size
+        print(
+            f"note: vocab_size={config.model.vocab_size}, but data set {data.name} has {data.vocab_size} tokens: "
+            f"{unused:,} rows of the embedding are never used. --set model.vocab_size={data.vocab_size} omits them"
+        )
     return data
 
 
