@@ -4,6 +4,7 @@ import json
 import pickle
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -99,6 +100,13 @@ def rest() -> None:
     seen["elapsed"] = start.elapsed_time(end) > 0
     seen["memory"] = [torch.cuda.memory_allocated() >= kept.nbytes, torch.cuda.max_memory_allocated() >= kept.nbytes]
     seen["scripted"] = torch.jit.script(on_cpu)(torch.ones(2, device="cuda")).tolist()
+    from flash_attn import flash_attn_func
+    from flash_attn.bert_padding import pad_input
+
+    ones = torch.ones(1, 2, 1, 4, device="cuda")
+    del sys.modules["flash_attn"]
+    seen["flash"] = [flash_attn_func(ones, ones, ones).shape == ones.shape, find_spec("flash_attn") is None]
+    seen["unknown"] = error_of(pad_input)
     seen["name"] = torch.cuda.get_device_name(0)
     seen["refused"] = [error_of(torch.cuda.CUDAGraph), error_of(lambda: torch.cuda.MemPool())]
     torch.cuda.empty_cache()

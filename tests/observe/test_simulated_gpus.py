@@ -88,6 +88,11 @@ def test_what_needs_a_gpu_is_refused_by_name(seen: dict[str, Any]) -> None:
     ]
 
 
+def test_flash_attn_can_be_imported_but_is_not_installed(seen: dict[str, Any]) -> None:
+    assert seen["flash"] == [True, True]
+    assert seen["unknown"].startswith("RuntimeError: flash_attn.bert_padding.pad_input is not simulated")
+
+
 def test_calls_without_effect_are_listed_at_the_end(result: subprocess.CompletedProcess[str]) -> None:
     expected = "3 calls had no effect: torch.cuda.empty_cache, torch.cuda.set_per_process_memory_fraction"
     assert result.stderr.splitlines()[-1] == f"simulated GPUs: {expected}"

@@ -122,8 +122,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec for the modules of flash_attn that exist here."""
-        if fullname not in _FUNCTIONS:
+        """Return a spec for the modules of flash_attn that exist here.
+
+        Only for an import: a library that asks with `importlib.util.find_spec` if the package is installed, and would
+        then look for its version, is told that it is not.
+        """
+        if fullname not in _FUNCTIONS or sys._getframe(2).f_code.co_name != "_find_and_load_unlocked":
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
