@@ -145,11 +145,13 @@ PROGRAMS = [
             + "ds --deepspeed_config ds_config.json"), 2, (*HF, "deepspeed")),
     Program("stas00/ml-engineering", "debug", torchrun(2, "torch-distributed-gpu-test.py")),
     Program("stas00/ml-engineering", "network/benchmarks", torchrun(2, "all_gather_object_vs_all_reduce.py")),
-    Program("pytorch/PiPPy", "examples/basic", torchrun(4, "example.py"), 4),
-    Program("pytorch/PiPPy", "examples/basic", torchrun(4, "example_train.py"), 4),
-    Program("pytorch/PiPPy", "examples/huggingface", torchrun(2, "pippy_gpt2.py --batch_size 2 --batches 1"), 2, HF),
+    Program("pytorch/PiPPy", "examples/basic", torchrun(4, "example.py"), 4, environment={"PYTHONPATH": "../.."}),
+    Program("pytorch/PiPPy", "examples/basic", torchrun(4, "example_train.py"), 4, environment={"PYTHONPATH": "../.."}),
+    Program("pytorch/PiPPy", "examples/huggingface", torchrun(2, "pippy_gpt2.py --batch_size 2 --batches 1"), 2, HF,
+            environment={"PYTHONPATH": "../.."}),
     Program("pytorch/torchtitan", "", torchrun(2, "-m torchtitan.train --module llama3 --config llama3_debugmodel"
-            " --training.steps 2"), 2, ("grain", "tyro", "spmd_types"), timeout_s=500),
+            " --training.steps 2"), 2, ("grain", "tyro", "spmd_types", "triton"),
+            link("c4.json", to="tests/assets/c4_test/data.json"), timeout_s=500),
     Program("huggingface/accelerate", "src/accelerate/test_utils/scripts", torchrun(2, "test_script.py"), 2,
             ("accelerate",), timeout_s=500),
     Program("huggingface/accelerate", "src/accelerate/test_utils/scripts", torchrun(2, "test_sync.py"), 2,
@@ -180,6 +182,7 @@ def make_data(data: Path) -> None:
         + struct.pack("<20000H", *[draw.randrange(50257) for _ in range(20000)])
     )
     examples = [{"instruction": line, "input": "", "output": line} for line in lines[:64]]
+    (data / "c4.json").write_text("\n".join(json.dumps({"text": line}) for line in lines))
     (data / "alpaca.json").write_text(json.dumps(examples))
     (data / "nersc.yaml").write_text(NERSC.replace("DATA", str(data)))
     (data / "picotron.json").write_text(json.dumps(_picotron(data)))

@@ -47,6 +47,9 @@ sharded = model()
 fully_shard(sharded, mesh=init_device_mesh(kind, (dist.get_world_size(),)))
 train(sharded, "fsdp2")
 if kind == "cuda":
+    gathered = torch.empty(dist.get_world_size() * 6, device=device)
+    dist.all_gather_into_tensor(gathered, torch.full((2, 3), float(dist.get_rank()), device=device))
+    assert gathered.tolist() == [0.0] * 6 + [1.0] * 6
     torch.cuda.empty_cache()
     dist.barrier(device_ids=[local_rank])
 dist.destroy_process_group()
