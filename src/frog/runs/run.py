@@ -120,10 +120,10 @@ def is_active(folder: RunFolder, problems: list[str] | None = None) -> bool:
     beats = list(_last_beats(folder, problems))
     if isinstance(last, LaunchEvent) and is_alive(last.pid):
         signs = [said.unix_ns for said in (launcher[-1], *beats)]
-        with contextlib.suppress(OSError):  # the launcher of a program without heartbeats touches its events
-            signs.append(folder.launcher_events.stat().st_mtime_ns)
-        sign_ns = max(signs)
-        if time.time_ns() - sign_ns < _QUIET_S * 1e9:
+        if not beats:  # a program without heartbeats: its launcher touches its events
+            with contextlib.suppress(OSError):
+                signs.append(folder.launcher_events.stat().st_mtime_ns)
+        if time.time_ns() - max(signs) < _QUIET_S * 1e9:
             return True
     since_ns = last.unix_ns if last is not None else 0
     return any(_is_living(beat) and beat.unix_ns > since_ns for beat in beats)
