@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,9 @@ def test_architecture_page_lists_the_same_layers() -> None:
 def test_no_source_file_is_too_long() -> None:
     long = {path.name: count for path in FILES + PAGES if (count := len(path.read_text().splitlines())) > 400}
     assert not long
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports them by name, and two of one name fail when they run together."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
