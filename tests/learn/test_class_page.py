@@ -179,7 +179,7 @@ def test_class_page_summarizes_many_exports(here: Path, capsys: pytest.CaptureFi
         (lambda t: t["journal"][2].update(what="passed"), "$.journal[2] ("),
         (lambda t: t["journal"][5]["detail"].update(misconception="x"), "$.journal[5] ("),
         (lambda t: t.update(learner="Bob"), "$.journal[0] ("),
-        (lambda t: t.update(named="Bob"), "$.named: found Bob, its journal says None"),
+        (lambda t: t.update(named="Bob"), "$.named: is not the name that its journal has"),
         (lambda t: (t["journal"][2].update(what="rejected"), rehash(t)), "$.journal: contains an entry that Frog"),
     ],
 )  # fmt: skip

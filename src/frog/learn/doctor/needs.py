@@ -47,7 +47,7 @@ def _tool(name: str, labs: tuple[int, ...], package: str, brew: str | None = Non
 
 
 _PYTHON = [
-    Need("python", "Python", _ALL, None, "brew install python", "sudo apt-get install python3 python3-venv"),
+    Need("python", "Python", _ALL, None, "brew install python@3.13", "sudo apt-get install python3 python3-venv"),
     Need("environment", "Python", _ALL, "packages are installed into the system's Python; better: make setup"),
     Need("pip", "Python", _ALL, "the installed packages are enough; to add more: python -m ensurepip, or conda"),
     Need("fork", "Python", _WORLDS, "export FROG_START=spawn: each rank starts Python, which takes longer"),
