@@ -33,7 +33,7 @@ LISTED = {
     "Data vs model vs pipeline parallelism": "The same work can be split in three ways",
     "Autograd and computation graph": "Forward writes a graph down",
     "Forward pass, backward pass, gradient update": "Forward and backward take nearly all of a step",
-    "Intro to training loops": "Every training loop is these lines",
+    "Intro to training loops": "A training loop is these lines",
     "How NCCL performs all-reduce: ring": "The first half of a ring adds up",
     "How NCCL performs all-reduce: tree": "A tree needs 2 log2 N messages",
     "How NCCL performs all-reduce: bytes": "Each rank sends 2(N-1)/N of the gradient",

@@ -8,8 +8,8 @@ Plan of communication, each micro-batch (U bytes of a unit's parameters, n ranks
   backward   an all-gather of each layer except the last, one ahead again, L - 1 in all; and zero2's reduce-scatter of
              each unit's gradient, L + 1 in all, after which the layer is freed.
   finish     with hybrid sharding one all-reduce of each partition over `replicate`.
-The optimizer step gathers nothing: the next forward pass does. The total is at most 1.5 times the traffic of ddp,
-since the root unit and the last layer are gathered only once.
+The optimizer step gathers nothing: the next forward pass does. With one micro-batch the total is at most 1.5 times the
+traffic of ddp.
 
 To free a unit, the storage of its flat buffer is resized to zero. The parameters, and the tensors that autograd saved,
 keep pointing at that storage, and are valid again when it is refilled.
