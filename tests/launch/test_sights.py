@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness import wait_until
-from runs.test_observed import STATUS
+from runs.test_observed_files import STATUS
 
 from frog.launch.sights import see_rank
 from frog.runs.observed import Status

@@ -103,7 +103,7 @@ def test_mistake_is_an_error_with_a_hint(
 
 
 def test_rank_without_a_sign_of_life_is_not_waited_for(tmp_path: Path) -> None:
-    from runs.test_observed import STATUS, write
+    from runs.test_observed_files import STATUS, write
 
     write(tmp_path, "status.json", STATUS)
     began_s = time.monotonic()
