@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
-import time
+import subprocess
+from collections.abc import Iterator
 
-from harness import Harness, run_to_end, wait_until
+from harness import Harness, kill_tree, run_to_end, wait_until
 
 from frog.runs.launcher_schema import StallEvent
 from frog.runs.observed import read_observed, read_statuses
+from frog.runs.read import read_launcher
 
+TOGETHER = """# Wait until all ranks have imported torch: on busy cores, that takes one of them seconds longer.
+import os, sys, time
+folder = f"together-{os.path.basename(sys.argv[0])}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+os.makedirs(folder, exist_ok=True)
+open(os.path.join(folder, os.environ["RANK"]), "w").close()
+while len(os.listdir(folder)) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.01)
+"""
 HANG = """
 import os, time
-import torch, torch.distributed as dist
+import torch, torch.distributed as dist, together
 
 def step(x, rank):
     dist.all_reduce(x)
@@ -30,19 +42,18 @@ dist.destroy_process_group()
 """
 SLOW = """
 import os, time
-import torch, torch.distributed as dist
+import torch, torch.distributed as dist, together
 dist.init_process_group("gloo")
 x = torch.ones(4)
 dist.all_reduce(x)
 if dist.get_rank() == 1:
-    while not os.path.exists("enough"):
-        torch.ones(300, 300) @ torch.ones(300, 300)
+    while not os.path.exists("enough"): torch.ones(300, 300) @ torch.ones(300, 300)
 dist.all_reduce(x)
 dist.destroy_process_group()
 """
 STEPS = """
 import time
-import torch, torch.distributed as dist
+import torch, torch.distributed as dist, together
 dist.init_process_group("gloo")
 while True:
     dist.all_reduce(torch.ones(4))
@@ -51,8 +62,29 @@ while True:
 DEADLINE = ("--deadline", "5")
 
 
+def write(harness: Harness, name: str, text: str) -> None:
+    (harness.root / "together.py").write_text(TOGETHER)
+    (harness.root / name).write_text(text)
+
+
+@contextlib.contextmanager
+def started(harness: Harness, name: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a world of two; end it if the test fails, since it would run for ever."""
+    process = harness.start("frog", "run", "--nproc", "2", *DEADLINE, "--", name)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            kill_tree(process)
+            process.communicate()
+
+
+def stalls_of(harness: Harness, name: str) -> list[StallEvent]:
+    return [event for event in read_launcher(harness.folder(name)).events if isinstance(event, StallEvent)]
+
+
 def test_hang_ends_with_the_ranks_the_collective_and_both_lines(harness: Harness) -> None:
-    (harness.root / "hang.py").write_text(HANG)
+    write(harness, "hang.py", HANG)
     done = harness.run("frog", "run", "--nproc", "2", *DEADLINE, "--", "hang.py", code=137)
     heading, rank_0, rank_1, diagnosis, hint = done.stderr.partition("error: ")[2].splitlines()
     assert heading.startswith("hang: no rank has finished a collective")
@@ -62,8 +94,7 @@ def test_hang_ends_with_the_ranks_the_collective_and_both_lines(harness: Harness
     assert diagnosis.startswith("diagnosis: rank 0 waits in all_reduce")
     assert "which rank 1 never calls" in diagnosis
     assert hint == "  try: frog diagnose runs/hang"
-    run = harness.events("hang")
-    (stall,) = [event for event in run.launcher if isinstance(event, StallEvent)]
+    (stall,) = stalls_of(harness, "hang")
     assert (stall.kind, stall.roles, stall.ends) == ("hang", {0: "waits", 1: "idle"}, True)
     assert harness.record("hang")["error"]["type"] == "HangError"
     evidence = read_observed(harness.folder("hang").path)[0]
@@ -82,7 +113,7 @@ def test_hang_ends_with_the_ranks_the_collective_and_both_lines(harness: Harness
 
 
 def test_world_restarts_after_a_hang(harness: Harness) -> None:
-    (harness.root / "again.py").write_text(HANG)
+    write(harness, "again.py", HANG)
     done = harness.run("frog", "run", "--nproc", "2", "--restarts", "1", *DEADLINE, "--", "again.py")
     assert "hang: no rank has finished a collective" in done.stderr
     assert "restarted (attempt 1): world size 2" in done.stderr
@@ -92,31 +123,32 @@ def test_world_restarts_after_a_hang(harness: Harness) -> None:
 
 
 def test_slow_rank_is_reported_but_not_ended(harness: Harness) -> None:
-    (harness.root / "slow.py").write_text(SLOW)
-    process = harness.start("frog", "run", "--nproc", "2", *DEADLINE, "--", "slow.py")
-    stalls = harness.folder("slow").launcher_events
-    wait_until(lambda: stalls.exists() and '"stall"' in stalls.read_text(), 60, "the report", process)
-    (harness.root / "enough").touch()
-    _, err = run_to_end(process, 60)
+    write(harness, "slow.py", SLOW)
+    with started(harness, "slow.py") as process:
+        wait_until(lambda: stalls_of(harness, "slow") != [], 60, "the report", process)
+        (harness.root / "enough").touch()
+        _, err = run_to_end(process, 60)
     assert process.returncode == 0
-    assert "rank 1 computed for 5 s while other ranks wait in a collective" in err
-    assert "  rank 0: waits in collective number 2 of group 0 at slow.py:10\n" in err
-    assert "  rank 1: computes at slow.py:9, after 1 collective\n" in err
+    (stall,) = stalls_of(harness, "slow")
+    assert stall.still_s >= 5
+    assert re.search(r"rank 1 computed for \d+ s while other ranks wait in a collective", err)
+    assert "  rank 0: waits in collective number 2 of group 0 at slow.py:9\n" in err
+    assert "  rank 1: computes at slow.py:8, after 1 collective\n" in err
 
 
 def test_stopped_rank_is_named(harness: Harness) -> None:
-    (harness.root / "steps.py").write_text(STEPS)
-    process = harness.start("frog", "run", "--nproc", "2", *DEADLINE, "--", "steps.py")
+    write(harness, "steps.py", STEPS)
     folder = harness.folder("steps").path
 
     def runs() -> bool:
         statuses = read_statuses(folder, 0)
         return len(statuses) == 2 and all(any(g.completed > 3 for g in s.groups) for s in statuses.values())
 
-    wait_until(runs, 60, "the first collectives", process)
-    os.kill(read_statuses(folder, 0)[1].pid, signal.SIGSTOP)
-    began_s = time.monotonic()
-    _, err = run_to_end(process, 60)
+    with started(harness, "steps.py") as process:
+        wait_until(runs, 60, "the first collectives", process)
+        os.kill(read_statuses(folder, 0)[1].pid, signal.SIGSTOP)
+        _, err = run_to_end(process, 60)
     assert process.returncode == 137, err
     assert "  rank 1: is stopped at steps.py:" in err
-    assert time.monotonic() - began_s > 4
+    (stall,) = stalls_of(harness, "steps")
+    assert stall.still_s >= 5
