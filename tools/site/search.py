@@ -19,7 +19,7 @@ _TIERS = (
     (GUIDE, r"labs/lab\d/[^/]+/index\.html"),
     (INTERNALS, r"reference/api/|docs/(?:development/|architecture\.|exercises\.)"),
     (INTERNALS, r"(?:CHANGELOG|CONTRIBUTING)\.|(?:src|scripts|config|notebooks|examples)/|train\.py|Dockerfile"),
-    (REFERENCE, r"reference/|docs/run-folder\."),
+    (REFERENCE, r"reference/|docs/(?:run-folder|known-errors)\."),
     (GUIDE, r""),
 )
 """Tier of each page by the beginning of its path; the first match applies. None: search does not find the page."""
