@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -17,6 +18,18 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 STEPS = 6
+
+
+def meet():
+    """Wait for the other rank, whose import of torch may take longer than the time-out on busy cores.
+
+    Computes meanwhile: a diagnosis counts how often each rank waited.
+    """
+    folder = Path(f"met_{os.environ['MASTER_PORT']}")
+    folder.mkdir(exist_ok=True)
+    (folder / os.environ["RANK"]).touch()
+    while len(list(folder.iterdir())) < int(os.environ["WORLD_SIZE"]):
+        pass
 
 
 def step(size=64):
@@ -55,8 +68,7 @@ def lone_barrier(rank):
 def loop(rank):
     for number in range(STEPS):
         if rank == 1 and number == 3:
-            while True:
-                sum(range(1000))  # odd: loop
+            all(sum(range(1000)) for _ in count())  # odd: loop
         dist.all_reduce(torch.ones(5))  # waits: loop
 
 
@@ -183,6 +195,7 @@ def leave(rank):
 
 
 if __name__ == "__main__":
+    meet()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[2])))
     globals()[sys.argv[1]](dist.get_rank())
     dist.destroy_process_group()
