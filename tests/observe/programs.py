@@ -34,8 +34,8 @@ PROGRAMS = {
     "sys.excepthook = lambda *args: (print('first', flush=True), next(*args))\n1 / 0",
     "message_fails": "class Bad(Exception):\n    def __str__(self): raise RuntimeError\nraise Bad",
     "thread_raises": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='worker')\nt.start()\nt.join()",
-    "thread_remains": "import threading, time\n"
-    "threading.Thread(target=lambda: (time.sleep(0.2), print('later'))).start()\nprint('main')",
+    "thread_remains": "import threading, time\nmain = threading.current_thread()\n"
+    "threading.Thread(target=lambda: (main.join(), time.sleep(0.2), print('later'))).start()\nprint('main')",
     "daemon_thread_remains": "import threading, time\n"
     "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
     "counts_threads": "import threading\n"
@@ -80,5 +80,5 @@ def run_command(words: list[str], folder: Path | None, tmp: Path, **changes: str
 def without_observers_threads(result: tuple[str, str, int]) -> tuple[str, str, int]:
     """Remove the observer's threads and the addresses from a fault handler's output."""
     out, err, code = result
-    own = r"Thread 0x.*\n  (?:File .*frog_observer.*\n(?:  File .*\n)*|<no Python frame>\n)\n"
+    own = r"Thread 0x.*\n(?:(?:  File .*\n)*?  File .*frog_observer.*\n(?:  File .*\n)*|  <no Python frame>\n)\n"
     return out, re.sub("0x[0-9a-f]+", "0x", re.sub(own, "", err)), code
