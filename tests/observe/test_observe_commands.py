@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from harness import wait_until
 
 from frog.cli import main
 from frog.observe.ask import ask_ranks
-from frog.runs.observed import read_observed, read_statuses
+from frog.runs.observed import observed_folder, read_observed, read_statuses
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 PROGRAM = """
@@ -50,6 +49,7 @@ def test_program_runs_with_observer_and_keeps_its_arguments_and_exit_code(tmp_pa
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.wait()
     assert (out, process.returncode) == ("['my.py', '--lr', '1']\n", 3)
     assert shown.startswith(f"rank 0: at {tmp_path}/my.py:")
     assert " in loop, after 0 collectives\n" in shown
@@ -106,11 +106,10 @@ def test_rank_without_a_sign_of_life_is_not_waited_for(tmp_path: Path) -> None:
     from runs.test_observed_files import STATUS, write
 
     write(tmp_path, "status.json", STATUS)
-    began_s = time.monotonic()
     shown = ask_ranks(str(tmp_path)).splitlines()[0]
     assert shown.startswith("rank 0: no sign of life for ")
     assert shown.endswith("; last at /home/me/train.py:12 in main, after 8 collectives")
-    assert time.monotonic() - began_s < 5
+    assert not (observed_folder(tmp_path) / "request.json").exists()
 
 
 def test_module_of_the_observer_without_a_program_is_an_error() -> None:
