@@ -65,10 +65,11 @@ def copies() -> None:
     seen["snapshot"], seen["host"], seen["same"] = snapshot.tolist(), host.tolist(), moved.to("cuda") is moved
     parameter = torch.ones(2, device="cuda", requires_grad=True)
     seen["leaf"] = parameter.cuda().is_leaf
-    path = Path(tempfile.mkdtemp()) / "x.pt"
-    torch.save({"x": on_gpu}, path)
     locations = ("cuda:1", torch.device("cuda"), {"cuda:0": "cuda:1"}, lambda storage, place: storage.cuda(0), None)
-    seen["loaded"] = [torch.load(path, map_location=location)["x"].tolist() for location in locations]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.pt"
+        torch.save({"x": on_gpu}, path)
+        seen["loaded"] = [torch.load(path, map_location=location)["x"].tolist() for location in locations]
     seen["pickled"] = str(pickle.loads(pickle.dumps(on_gpu)).device.type)
 
 

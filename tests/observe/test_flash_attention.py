@@ -14,8 +14,12 @@ from frog.observe.hook.frog_simulated_gpus.flash_attention import (
 )
 
 
-def test_attention_equals_softmax_of_scores_in_float64() -> None:
+@pytest.fixture(autouse=True)
+def seed() -> None:
     torch.manual_seed(1)
+
+
+def test_attention_equals_softmax_of_scores_in_float64() -> None:
     q, k, v = (torch.randn(2, 5, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
     scores = torch.einsum("bqhc,bkhc->bhqk", q, k.repeat_interleave(2, 2)) / 8**0.5
     scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))

@@ -14,7 +14,7 @@ from frog.cluster import node_names
 from frog.cluster.emulator import cluster
 
 SERVE = """
-import os, socket
+import os, socket, time
 host = os.environ["MASTER_ADDR"]
 if os.environ["SLURM_PROCID"] == "0":
     with socket.create_server((host, 0)) as server:
@@ -23,7 +23,7 @@ if os.environ["SLURM_PROCID"] == "0":
         print(server.accept()[0].recv(99).decode(), "reached", socket.gethostname())
 else:
     while not os.path.exists("port"):
-        os.sched_yield()
+        time.sleep(0.01)
     with socket.create_connection((host, int(open("port").read())), timeout=60) as connection:
         connection.sendall(socket.gethostname().encode())
 """
