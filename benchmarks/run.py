@@ -84,6 +84,7 @@ BENCHMARKS = {
     "train_ddp": Benchmark("train_ddp.py", tiny=("--tiny",), nproc=2),
     "wild_jobfiles": Benchmark("wild_jobfiles.py", tiny=(str(JOB_FILES),), needs="a folder after --"),
     "wild_logs": Benchmark("wild_logs.py", tiny=(str(JOB_FILES),), needs="a folder after --"),
+    "wild_programs": Benchmark("wild_programs.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),
 }
 
 

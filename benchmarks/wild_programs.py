@@ -372,11 +372,12 @@ def main() -> None:
     args = parser.parse_args()
     clones = args.clones.resolve()
     data = (args.data or clones / ".data").resolve()
-    make_data(data)
-    subprocess.run([args.python, "-c", MODEL, data], capture_output=True)
     chosen = [
         one for one in PROGRAMS if any(word in f"{one.repository}/{one.folder}: {one.command}" for word in args.only)
     ]
+    if chosen:
+        make_data(data)
+        subprocess.run([args.python, "-c", MODEL, data], capture_output=True)
     outcomes = []
     for program in chosen:
         outcome = run(program, clones, data, args.python)

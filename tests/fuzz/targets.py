@@ -91,7 +91,7 @@ def _slurm_words(path: Path, text: str) -> None:
     readers: tuple[Callable[[], Any], ...] = (
         lambda: notation.expand_hosts(text), lambda: notation.parse_array(text), lambda: notation.parse_signal(text),
         lambda: notation.parse_time_limit(text), lambda: notation.parse_moment(text), lambda: parse_dependency(text),
-        lambda: options.memory_mb(text), lambda: options.read_script(f"#!/bin/sh\n#SBATCH {text}"),
+        lambda: options.memory_mb({"mem": text}, "mem"), lambda: options.read_script(f"#!/bin/sh\n#SBATCH {text}"),
         lambda: options.check_patterns({"output": text}), lambda: notation.fill_pattern(f"%{text}j", {"j": "1"}),
         lambda: make_request(options.read_words("sbatch", ["--nodelist", text, "--time", text], SBATCH)[0], default_name="x"),
         lambda: make_request(options.read_words("sbatch", ["--nodes", text, "-n", text], SBATCH)[0], default_name="x"),
