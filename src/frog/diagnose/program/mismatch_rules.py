@@ -63,7 +63,7 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
 def reported(evidence: Evidence) -> Diagnosis | None:
     """Explain a mismatch that the backend reported in a log, if the records do not show it.
 
-    gloo ends the process that receives a message of the wrong size, so its record is lost.
+    gloo ends a process that receives a longer message than it expects, so its record is lost.
     """
     said = {number: rank for number, rank in evidence.ranks.items() if rank.mismatch}
     crashed = {number: rank for number, rank in evidence.ranks.items() if evidence.mismatch and rank.exit_code == -6}
