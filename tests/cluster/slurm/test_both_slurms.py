@@ -333,6 +333,7 @@ def _answer(env: Mapping[str, str], folder: Path, command: str) -> dict[str, Any
     stderr = re.sub(
         r"^srun: job \d+ (queued and|has been).*\n", "", stderr, flags=re.MULTILINE
     )  # printed only if it had to wait
+    stderr = re.sub(r"^  try: .*\n", "", stderr, flags=re.MULTILINE)  # the emulator's hint follows Slurm's own words
     # Real srun reports tasks that end within 0.1 s in one line.
     stderr = re.sub(r"^(.*: )tasks 0-1: (.*)$", r"\1task 0: \2\n\1task 1: \2", stderr, flags=re.MULTILINE)
     return {"code": done.returncode, "stdout": sorted(done.stdout.splitlines()), "stderr": sorted(stderr.splitlines())}

@@ -1,4 +1,4 @@
-"""Small files that readers never see half-written. A full disk or a read-only folder must not stop the program."""
+"""Small files that other processes read at any moment. A full disk or a read-only folder must not stop the program."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ MOST_BYTES = 4 << 20
 
 _PAGE_BYTES = 4096
 _MOST_READ_BYTES = 1 << 16
+_MOST_READS = 5
 
 
 def write_json(folder: str, name: str, value: object) -> None:
@@ -41,8 +42,9 @@ def write_bytes(folder: str, name: str, data: bytes) -> None:
 def rewrite(folder: str, name: str, data: bytes) -> None:
     """Replace a small file by one write of a fixed length, if possible.
 
-    Readers see the old or the new text, which is within one page. A file system that all ranks share has no new file
-    and no renaming to do. A larger text replaces the file as `write_bytes` does.
+    A reader may rarely see a part of the old and a part of the new text, and has to read again, as `read_json` does. In
+    return, a file system that all ranks share has no new file and no renaming to do. A text that is larger than a page
+    replaces the file as `write_bytes` does.
     """
     if len(data) > _PAGE_BYTES:
         write_bytes(folder, name, data)
@@ -68,9 +70,13 @@ def _write(path: str, data: bytes) -> None:
 
 def read_json(path: str) -> object:
     """Read a small JSON file; None if it is missing or damaged."""
-    try:
-        with open(path, "rb") as file:
-            value: object = json.loads(file.read(_MOST_READ_BYTES))
-            return value
-    except (OSError, ValueError, RecursionError):
-        return None
+    for _ in range(_MOST_READS):
+        try:
+            with open(path, "rb") as file:
+                value: object = json.loads(file.read(_MOST_READ_BYTES))
+                return value
+        except (ValueError, RecursionError):  # another process may be writing at this moment
+            continue
+        except OSError:
+            return None
+    return None
