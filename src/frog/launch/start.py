@@ -124,9 +124,8 @@ class Starter:
         }
         if self.nodes.several:
             changes["FROG_NODE_NAME"] = self.nodes.host(node)
-            if self.options.simulate_gpus is None and (
-                gpus := visible_gpus()
-            ):  # simulated nodes have none in common, as real ones
+            gpus = visible_gpus() if self.options.simulate_gpus is None else []
+            if gpus:  # simulated nodes have none in common, as real ones
                 first, own = node * self.nodes.ranks, self.nodes.ranks
                 changes["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + own]) if len(gpus) >= num_ranks else ""
         if self.network is not None:
