@@ -5,7 +5,7 @@
 The folder contains the logs of tests/diagnose/known_errors/wild.toml under any names: they are identified by sha256.
 For each thread, its cause was decided by reading it before the program ran; `expected` lists the answers that agree
 with the cause, "none" if the log does not show it, and "exception:TYPE" for an exception that the table does not know.
-`first` is the verdict of the program as it was before anybody saw the held-out set, where the verdict has changed.
+`first` is the verdict of the program from before its authors read the held-out set, where it has changed.
 """
 
 from __future__ import annotations

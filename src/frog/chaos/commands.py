@@ -38,7 +38,7 @@ def add_chaos_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "--resume-test",
         type=Path,
         metavar="CHECKPOINTS",
-        help="of a program that is not Frog's: run it undisturbed, with the fault, and again; compare the checkpoints "
+        help="run a program that is not Frog's undisturbed, with the fault, and again; compare the checkpoints "
         "that it writes to this file or folder",
     )
     parser.add_argument(

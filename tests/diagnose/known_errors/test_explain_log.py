@@ -1,4 +1,4 @@
-"""The first cause in a log is told apart from what followed from it."""
+"""The explanation of a log distinguishes the first cause from its consequences."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class ProgramWork:
 def program_work(words: Sequence[str], *, requeue: bool, observer: Path | None, name: str | None) -> ProgramWork:
     """Return the work that runs a command.
 
-    Raises:  UsageError if there is no such file, or if the command would start ranks itself.
+    Raises:  UsageError if the file does not exist, or if the command would start ranks itself.
     """
     first = Path(words[0]).name
     if first in _LAUNCHERS:

@@ -124,8 +124,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """Return a spec for the modules of flash_attn that exist here.
 
-        Only for an import: a library that asks with `importlib.util.find_spec` if the package is installed, and would
-        then look for its version, is told that it is not.
+        Only for an import: for a library that asks `importlib.util.find_spec` whether the package is installed, and
+        would then look for its version, the package does not exist.
         """
         if fullname not in _FUNCTIONS or sys._getframe(2).f_code.co_name != "_find_and_load_unlocked":
             return None
