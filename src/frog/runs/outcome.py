@@ -121,7 +121,7 @@ def _where_to_look(first: Failure, folder: RunFolder) -> str | None:
 
 def _too(first: Failure, failures: Sequence[Failure]) -> str:
     others = {failure["rank"] for failure in failures} - {first["rank"]}
-    return f" ({len(others)} other rank{'s' if len(others) > 1 else ''} failed too)" if others else ""
+    return f" ({count(len(others), 'other rank')} failed too)" if others else ""
 
 
 def _others(first: Failure, failures: Sequence[Failure]) -> tuple[str, list[str]]:
