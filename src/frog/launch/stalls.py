@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from frog.core.errors import FrogError, HangError
 from frog.core.exitcodes import signal_code
-from frog.diagnose.program.diagnose import diagnose_folder
 from frog.launch.journal import Journal
 from frog.launch.program_watch import Finding, ProgramWatch, Role, WatchLimits
 from frog.launch.sights import see_ranks
@@ -146,7 +145,9 @@ class StallWatch:
 
 
 def _diagnosis(folder: RunFolder) -> str:
-    """Return the finding of `frog diagnose` as a line, if it has one."""
+    """Return the finding of `frog diagnose` as a line, if it has one. Loads numpy, so only after a stall."""
+    from frog.diagnose.program.diagnose import diagnose_folder
+
     with contextlib.suppress(FrogError):
         found = diagnose_folder(folder.path)
         if found.fault not in _NO_FINDING:
