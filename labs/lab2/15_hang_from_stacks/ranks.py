@@ -59,6 +59,13 @@ def take_stacks(number: int, rank: int, threads: list[threading.Thread], last: s
         time.sleep(0.005)
 
 
+def wait_for_all(number: int, rank: int) -> None:
+    """Wait until every rank has its stacks. A rank that goes on before would free the others from their hang."""
+    store = dist.FileStore(f"taken{number}", SIZE)
+    store.set(str(rank), "has its stacks")
+    store.wait([str(other) for other in range(SIZE)], timedelta(seconds=60))
+
+
 def hang(case: dict[str, Any], number: int, rank: int, source: str) -> list[str]:
     """Hang in one way; return the stacks of this rank's threads."""
     trainer = ModuleType("trainer")
@@ -75,6 +82,7 @@ def hang(case: dict[str, Any], number: int, rank: int, source: str) -> list[str]
         thread.start()
     last = ENDS_IN.get(case["does"], "all_reduce") if is_odd else "all_reduce"
     stacks = take_stacks(number, rank, threads, last)
+    wait_for_all(number, rank)
     stop.set()
     plan["ends"].set()
     _kept.append(one)
