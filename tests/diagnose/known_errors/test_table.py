@@ -44,6 +44,22 @@ def test_each_message_leads_to_its_own_entry(error: KnownError) -> None:
         assert found is error, f"{message!r} leads to {found and found.id}"
 
 
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ("Input type (torch.FloatTensor) and weight type (torch.cuda.HalfTensor)", "different-devices"),
+        ("Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor)", "different-devices"),
+        ("Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor)", "different-dtypes"),
+        ("Input type (torch.FloatTensor) and weight type (torch.HalfTensor)", "different-dtypes"),
+        ("Preempted by pod 0a1b on node worker-3", "slurm-preempted"),
+        ("Sequence group 0 is preempted by PreemptionMode.SWAP mode because there is not enough KV cache space", None),
+    ],
+)  # fmt: skip
+def test_similar_messages_lead_to_their_own_entries(text: str, id: str | None) -> None:
+    known = KNOWN.find(f"{text} should be the same" if text.startswith("Input") else text)
+    assert (known and known.id) == id
+
+
 @pytest.mark.parametrize("error", TABLE, ids=lambda error: error.id)
 def test_entry_says_cause_and_advice_in_sentences(error: KnownError) -> None:
     assert error.cause.endswith((".", "?"))

@@ -96,7 +96,7 @@ def test_rendezvous_story_describes_the_order_of_arrivals() -> None:
     )
     told = write_story("rendezvous", notes)
     assert "rank 1 arrived 100 ms before rank 0 opened the store" in told
-    assert "recorded their order: rank 1, 2, 0." in told
+    assert "a counter in the store: rank 1, 2, 0." in told
     assert "The last to arrive was rank 2" in told
     assert "Here it arrived as number 2." in told
     assert "2 = 0 x 3 + 2" in told
@@ -138,7 +138,7 @@ def test_explain_rendezvous_on_two_real_nodes(harness: Harness) -> None:
     assert re.search(r"^rank 0 on node0 [ #o.=]+ opened the store, waited", out, re.MULTILINE)
     assert re.search(r"^rank 1 on node1 [ #?.=]+ number [12] to connect, waited", out, re.MULTILINE)
     assert "1 = 1 x 1 + 0" in out
-    assert re.search(r"their order: rank (0, 1|1, 0)\.$", out, re.MULTILINE)
+    assert re.search(r"counter in the store: rank (0, 1|1, 0)\.$", out, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -38,16 +38,16 @@ GROUPS = {
 _INTRODUCTION = f"""\
 # Errors that `frog diagnose --explain-log` knows
 
-`frog diagnose --explain-log FILE` searches a job's log for these {len(TABLE)} errors and reports the one that came
-first ([your-program.md](your-program.md#explain-a-log)). `…` replaces numbers and names in a message; upper and lower
-case do not matter. Entries with a number are explained in [troubleshooting.md](troubleshooting.md). This page is
-generated from the table in `src/frog/diagnose/known_errors/table/`.
+`frog diagnose --explain-log FILE` searches a job's log for these {len(TABLE)} errors and reports the first cause
+([your-program.md](your-program.md#explain-a-log)). `…` replaces numbers and names in a message; upper and lower case do
+not matter. Entries with a number are explained in [troubleshooting.md](troubleshooting.md). This page is generated from
+the table in `src/frog/diagnose/known_errors/table/`.
 """
 
 _LEVELS = {
     Level.CAUSE: "",
     Level.SYMPTOM: "A symptom: reported if the log does not contain a cause.",
-    Level.HINT: "A warning: reported if the log contains nothing else.",
+    Level.HINT: "A warning: reported if the log contains neither a cause nor a symptom.",
     Level.CONSEQUENCE: "A consequence: counted, never reported as the cause.",
 }
 

@@ -151,7 +151,7 @@ def _rendezvous(notes: Notes) -> str:
 
 
 def _arrivals(notes: Notes, order: Notes, serves: bool) -> list[str]:
-    """Describe the store's server, early connection attempts, and the order of arrival."""
+    """Describe the store's server, early connection attempts, and the order in which the ranks went on."""
     inside = ", ".join(str(note["rank"]) for note in sorted(notes, key=lambda note: note["arrival"]))
     lines = [f"{notes[0]['listener']} serves the store; all ranks know its address from MASTER_ADDR and MASTER_PORT."]
     early = [note for note in order if note["knocked_ns"] < notes[0]["knocked_ns"]] if serves else []
@@ -161,7 +161,9 @@ def _arrivals(notes: Notes, order: Notes, serves: bool) -> list[str]:
             f"rank {early[0]['rank']} arrived {before} before rank 0 opened the store, and retried until it "
             "could connect."
         )
-    lines.append(f"A counter in the store recorded their order: rank {inside}.")
+    lines.append(f"Once connected, each rank incremented a counter in the store: rank {inside}.")
+    if serves:
+        lines.append("rank 0 comes late there, because its server first waits for all ranks.")
     return lines
 
 

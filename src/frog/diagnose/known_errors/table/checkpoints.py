@@ -105,7 +105,7 @@ ERRORS = (
             "not a checkpoint folder",
         ),
         "This path has no complete checkpoint on this node.",
-        "check the path on every node: is the folder shared?",
+        "check the path on every node, and that the folder is shared",
         alone=Level.HINT,
     ),
 )

@@ -57,7 +57,7 @@ ERRORS = (
             "exit code 135",
         ),
         "A process touched memory that is not there (SIGBUS): most often /dev/shm is full, which has only 64 MB in a "
-        "container, or a mapped file was cut.",
+        "Docker container, or a mapped file was cut.",
         "run the container with --shm-size=16g or --ipc=host",
         level=Level.SYMPTOM,
         sure=False,
@@ -148,7 +148,7 @@ ERRORS = (
             "closing signal SIGINT",
         ),
         "The job was cancelled, by a person or by a program.",
-        "if it was not you, `sacct -j JOB` shows by whom",
+        "if it was not you, `sacct -j JOB -o State%30` shows by whom",
         level=Level.SYMPTOM,
         sure=False,
     ),

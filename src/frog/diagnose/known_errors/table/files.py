@@ -78,7 +78,7 @@ ERRORS = (
     KnownError(
         "file-system-error",
         ("Stale file handle", "Transport endpoint is not connected", "Input/output error", "Remote I/O error"),
-        "A network file system failed, or a file was replaced while a rank had it open.",
+        "A file system, often a network one, failed, or a file was replaced while a rank had it open.",
         "try again; if it repeats, copy the data to the node's disk, and report the node",
         alone=Level.HINT,
     ),
@@ -115,8 +115,9 @@ ERRORS = (
     KnownError(
         "import-failed",
         ("ImportError", "cannot import name"),
-        "A module has no such name: the installed version differs from the one that the program was written for.",
-        "install the versions that the program names",
+        "A module has no such name or needs a package that is missing: the installed versions often differ from those "
+        "that the program was written for.",
+        "install the versions that the program names, and the package that the message names",
         alone=Level.HINT,
     ),
     KnownError(

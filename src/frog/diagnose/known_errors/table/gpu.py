@@ -56,8 +56,8 @@ ERRORS = (
             "ProcessGroupNCCL is only supported with GPUs, no GPUs found",
             "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
         ),
-        "The process sees no GPU: none was requested or passed to the container, or CUDA_VISIBLE_DEVICES is empty or "
-        "wrong.",
+        "The process sees no GPU: none was requested or passed to the container, the driver does not run, or "
+        "CUDA_VISIBLE_DEVICES is empty or wrong.",
         "run nvidia-smi in the same job and container; request GPUs (--gres, --gpus, nvidia.com/gpu); print "
         "CUDA_VISIBLE_DEVICES",
         alone=Level.HINT,
@@ -101,7 +101,7 @@ ERRORS = (
             "bf16 is not supported on your device",
             "FP8 is only supported on devices with compute capability",
         ),
-        "The GPU does not support the requested number format or kernel.",
+        "The GPU does not support the requested number format or kernel, or the process sees no GPU.",
         "use fp16 instead of bf16, or another attention implementation, or a newer GPU",
     ),
     KnownError(
@@ -115,7 +115,7 @@ ERRORS = (
             "vectorized_gather_kernel: Assertion",
             "Assertion `index out of bounds",
         ),
-        "An index is larger than the table it looks into: a token id that is not below the vocabulary's size, or a "
+        "An index is outside the table it looks into: a token id that is not below the vocabulary's size, or a "
         "sequence longer than the position embeddings.",
         "compare the sizes of the tokenizer and the embedding (resize_token_embeddings), and the sequence's length "
         "with max_position_embeddings; on the CPU the error has a position",
@@ -153,8 +153,10 @@ ERRORS = (
             "NVRM: Xid",
             "hardware stack error",
         ),
-        "The GPU or its link reports a hardware error.",
+        "The GPU or its link reports an error, usually of the hardware; an Xid of 13, 31 or 43 and a stack error can "
+        "also come from a kernel.",
         "exclude the node (--exclude=NODE), restart from the last checkpoint, and report the node",
+        sure=False,
     ),
     KnownError(
         "illegal-memory-access",
@@ -250,7 +252,8 @@ ERRORS = (
             "cannot open shared object file",
             "DLL load failed",
         ),
-        "A compiled library does not fit the others: it was built for another version of torch, CUDA or libc.",
+        "A compiled library is missing or does not fit the others: it was built for another version of torch, CUDA or "
+        "libc.",
         "reinstall the named package for this version of torch in a fresh environment, and unset LD_LIBRARY_PATH",
         alone=Level.HINT,
     ),

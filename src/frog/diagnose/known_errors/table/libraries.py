@@ -77,7 +77,8 @@ ERRORS = (
             "Must flatten tensors with the same dtype",
         ),
         "One FSDP unit has parameters of several types, or frozen and trained ones together.",
-        "convert the model to one type before wrapping; use use_orig_params=True, or wrap adapters separately",
+        "convert the model to one type before wrapping; for frozen and trained parameters, use use_orig_params=True, "
+        "or wrap adapters separately",
     ),
     KnownError(
         "fsdp-parameters-on-cpu",
@@ -123,7 +124,7 @@ ERRORS = (
             "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode",
             "can't train a model that has been loaded in 8-bit precision with `device_map",
         ),
-        "Each rank loaded the model onto all GPUs (device_map='auto').",
+        "Each rank loaded the model onto all GPUs (device_map='auto'), or onto another GPU than its own.",
         'use device_map={"": local_rank}',
     ),
     KnownError(
@@ -162,8 +163,8 @@ ERRORS = (
     KnownError(
         "lightning-configuration",
         ("MisconfigurationException",),
-        "Lightning rejects the Trainer's arguments.",
-        "the message names them",
+        "Lightning rejects the Trainer's arguments, or what the module defines.",
+        "the message names it",
     ),
     KnownError(
         "lightning-deadlock-detected",
@@ -181,7 +182,7 @@ ERRORS = (
             "AcceleratorState` object has no attribute",
         ),
         "The program uses accelerate in a way that its configuration does not allow.",
-        "the message names the argument",
+        "the message often names the argument",
     ),
     KnownError(
         "ray-worker-died",
@@ -208,7 +209,7 @@ ERRORS = (
             "Engine process failed to start",
             "WorkerProc initialization failed",
         ),
-        "A worker of the inference engine failed at its start.",
+        "A process of the inference engine failed, often at its start.",
         "look for its exception above",
         level=Level.CONSEQUENCE,
     ),

@@ -8,8 +8,8 @@ ERRORS = (
     KnownError(
         "mps-out-of-memory",
         ("MPS backend out of memory",),
-        "All programs on a Mac share its memory with the GPU, and it is used up.",
-        "use a smaller batch with more gradient accumulation, and close other programs",
+        "A Mac's GPU shares the memory with all programs, and torch may use only a part of it, which is used up.",
+        "use a smaller batch with more gradient accumulation",
         section=5,
     ),
     KnownError(
@@ -28,8 +28,8 @@ ERRORS = (
             "insufficient shared memory",
             "Increase the size of shared memory",
         ),
-        "Shared memory (/dev/shm) is full: workers pass batches through it, and NCCL its buffers. A container has only "
-        "64 MB by default.",
+        "Shared memory (/dev/shm) is full: workers pass batches through it, and NCCL its buffers. A Docker container "
+        "has only 64 MB by default.",
         "run the container with --shm-size=16g or --ipc=host; in Kubernetes, mount a volume in memory at /dev/shm; or "
         "use fewer DataLoader workers",
         section=14,
@@ -77,8 +77,8 @@ ERRORS = (
             "error=2 : out of memory",
             "cuda runtime error (2) : out of memory",
         ),
-        "The GPU's memory is used up. Weights, gradients and optimizer state have a fixed size; activations grow with "
-        "the batch and the sequence. Another process on the same GPU counts too.",
+        "The GPU's free memory does not suffice. Weights, gradients and optimizer state have a fixed size; "
+        "activations grow with the batch and the sequence. Another process on the same GPU counts too.",
         "use a smaller micro-batch with more gradient accumulation, then activation checkpointing, then a sharded "
         "strategy (ZeRO-3, FSDP); check with nvidia-smi that no other process uses the GPU, and that each rank uses "
         "its own",
@@ -128,7 +128,7 @@ ERRORS = (
             "One of the subprocesses has abruptly died during map operation",
             "Some of the processes in the pool have died",
         ),
-        "A worker process of a pool was killed, most often because the host ran out of memory.",
+        "A worker process of a pool died, most often because the host ran out of memory.",
         "use fewer worker processes (num_proc), and look for oom-kill messages with `dmesg`",
         sure=False,
     ),

@@ -64,8 +64,8 @@ ERRORS = (
         ("has been modified by an inplace operation", "is a view and is being modified inplace"),
         "A tensor that the backward pass needs was changed in place; with DDP, often by a second forward pass before "
         "the backward pass (buffers are broadcast).",
-        "avoid the in-place operation, or set broadcast_buffers=False; torch.autograd.set_detect_anomaly(True) names "
-        "the operation",
+        "avoid the in-place operation, or set broadcast_buffers=False; torch.autograd.set_detect_anomaly(True) shows "
+        "the operation whose gradient failed",
     ),
     KnownError(
         "backward-twice",
@@ -90,7 +90,10 @@ ERRORS = (
             "Expected all tensors to be on the same device",
             "module must have its parameters and buffers on device",
             "same device, but found at least two devices",
-            "Input type (torch.FloatTensor) and weight type",
+            "Input type (torch.FloatTensor) and weight type (torch.cuda.",
+            "Input type (torch.HalfTensor) and weight type (torch.cuda.",
+            "Input type (torch.cuda.…and weight type (torch.FloatTensor)",
+            "Input type (torch.cuda.…and weight type (torch.HalfTensor)",
         ),
         "Two tensors of one operation are on different devices.",
         "create tensors with device=x.device, register constants as buffers, and move the batch to the rank's GPU",
@@ -108,7 +111,8 @@ ERRORS = (
             "self and mat2 must have the same dtype",
             "FlashAttention only support fp16 and bf16 data type",
         ),
-        "Two tensors of one operation have different number formats: half precision in one place only.",
+        "Two tensors of one operation have different number formats, or one that it does not accept; often half "
+        "precision in one place only.",
         "use autocast around the forward pass, or convert the inputs to the weights' type",
         alone=Level.HINT,
     ),
@@ -122,7 +126,8 @@ ERRORS = (
     KnownError(
         "view-size",
         ("is invalid for input of size",),
-        "`view` cannot produce this shape: the heads do not divide the width, or a batch is smaller than expected.",
+        "`view` cannot produce this shape: often the heads do not divide the width, or a batch is smaller than "
+        "expected.",
         "check that hidden_size is a multiple of num_attention_heads, and the last batch's size",
         section=10,
     ),
@@ -165,7 +170,7 @@ ERRORS = (
         "scaler-order",
         ("No inf checks were recorded for this optimizer", "unscale_() has already been called on this optimizer"),
         "GradScaler's calls are in the wrong order, or no parameter has a gradient.",
-        "call scale, backward, unscale_, clip, step and update once each per step",
+        "call unscale_, clip, step and update once per optimizer step, after scale and backward",
     ),
     KnownError(
         "loss-scale-at-minimum",
@@ -209,8 +214,8 @@ ERRORS = (
             "not implemented for 'Byte'",
             "not implemented for 'Long'",
         ),
-        "The operation does not exist for this number format on this device; often the model runs on the CPU by "
-        "mistake.",
+        "The operation does not exist for this number format on this device, or the format cannot hold a value; often "
+        "the model runs on the CPU by mistake.",
         "check that the model is on the GPU, or use float32 for this operation",
     ),
     KnownError(

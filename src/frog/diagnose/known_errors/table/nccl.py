@@ -51,7 +51,7 @@ ERRORS = (
         ),
         "InfiniBand or RoCE failed between two nodes: a port that is down, a wrong adapter or GID, a limit of locked "
         "memory, or a peer that died.",
-        "check `ibstat` and `ulimit -l` (must be unlimited) on the named nodes; choose adapters with NCCL_IB_HCA and "
+        "check `ibstat` and `ulimit -l` (best unlimited) on the named nodes; choose adapters with NCCL_IB_HCA and "
         "NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 shows whether it works over TCP",
         sure=False,
     ),
@@ -100,7 +100,8 @@ ERRORS = (
             "collective operation type mismatch",
             "gradients are inconsistent between workers",
         ),
-        "Two ranks called different collectives, or the same one with different sizes.",
+        "Two ranks called different collectives, or the same one with different sizes; in fairseq: their gradients "
+        "differ.",
         "let all ranks make the same calls in the same order, even a rank that has nothing to contribute",
         section=25,
     ),
@@ -122,7 +123,7 @@ ERRORS = (
             "Cannot use ReduceOp",
         ),
         "A collective does not accept this tensor: its layout, type or size.",
-        "use .contiguous(), a type that the backend knows (not bool), and the sizes that the collective requires",
+        "use .contiguous(), a type that the backend knows (not int16), and the sizes that the collective requires",
     ),
     KnownError(
         "no-backend-for-device",
@@ -200,8 +201,8 @@ ERRORS = (
             "Process group watchdog thread terminated with exception",
             "NCCL watchdog thread terminated with exception",
         ),
-        "Another rank exited, and this rank noticed.",
-        "look for the error of the other rank, which came first",
+        "Another rank exited, or an operation failed or timed out earlier, and this rank noticed.",
+        "look for the error or timeout that came first, often on another rank",
         level=Level.CONSEQUENCE,
         section=27,
     ),
@@ -235,8 +236,9 @@ ERRORS = (
     KnownError(
         "barrier-without-device",
         ("devices used by this process are currently unknown", "to perform barrier as devices"),
-        "A barrier ran before the rank chose its GPU, so NCCL guessed one; if the guess is wrong, it hangs.",
-        "call torch.cuda.set_device(local_rank) before the first collective, or pass device_id to init_process_group",
+        "A barrier ran before torch knew the rank's GPU, so it guessed one; if the guess is wrong, the barrier can "
+        "hang.",
+        "pass device_id to init_process_group, or device_ids=[local_rank] to the barrier",
         level=Level.HINT,
         sure=False,
     ),

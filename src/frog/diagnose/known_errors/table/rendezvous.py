@@ -16,7 +16,8 @@ ERRORS = (
             "KeyError: 'MASTER_PORT'",
             "KeyError: 'SLURM_",
         ),
-        "A program for several ranks was started with plain `python`, without the launcher's variables.",
+        "A program for several ranks was started without the launcher that sets its variables, often with plain "
+        "`python`.",
         "start it with `torchrun --nproc_per_node=N`; do not export RANK alone",
         section=16,
     ),
@@ -40,7 +41,7 @@ ERRORS = (
     KnownError(
         "port-in-use",
         ("address already in use", "EADDRINUSE", "only one usage of each socket address"),
-        "Another process listens on the port: a second job on the machine, or a rank that is left of the last run.",
+        "Another process uses the port: often a second job on the machine, or a rank that is left of the last run.",
         "choose another port (--rdzv-endpoint=127.0.0.1:0, --master_port, a port from the job's number), or end the "
         "processes that are left",
         section=18,
@@ -112,8 +113,9 @@ ERRORS = (
             "No route to host",
         ),
         "No process answers at MASTER_ADDR:MASTER_PORT: rank 0 was not started or ended, is on another node, or is "
-        "behind a firewall.",
-        "check that MASTER_ADDR is the node of rank 0; from another node, run `nc -vz $MASTER_ADDR $MASTER_PORT`",
+        "behind a firewall. With gloo also: a rank's own name resolves to an address that other nodes cannot reach.",
+        "check that MASTER_ADDR is the node of rank 0; from another node, run `nc -vz $MASTER_ADDR $MASTER_PORT`; "
+        "with gloo, set GLOO_SOCKET_IFNAME",
         section=19,
     ),
     KnownError(
@@ -160,8 +162,8 @@ ERRORS = (
             "The TCPStore server … timed out",
             "Timed out after … waiting for key",
         ),
-        "A rank waited for another rank's entry in the store until it gave up: the other rank was late, stuck or dead "
-        "before the first collective.",
+        "A rank waited for another rank's entry in the store until it gave up: the other rank was late, stuck or "
+        "dead, often before the first collective.",
         "look at the rank that did not come: a slow download or load on one rank, or an error in its log; raise the "
         "timeout of init_process_group if it is only slow",
         level=Level.SYMPTOM,
@@ -175,8 +177,8 @@ ERRORS = (
             "The server socket cannot be initialized on",
             "The server socket has failed to listen on",
         ),
-        "A rank could not connect at its first try; this is normal before the store listens, and on machines without "
-        "IPv6.",
+        "A rank could not connect or listen at its first try; this is normal before the store listens, and on "
+        "machines without IPv6.",
         "if nothing follows, check MASTER_ADDR and MASTER_PORT",
         level=Level.HINT,
         sure=False,
@@ -203,7 +205,7 @@ ERRORS = (
     KnownError(
         "cannot-pickle",
         ("Can't pickle", "cannot pickle", "Can't get attribute"),
-        "An object must be sent to another process, and cannot be pickled: a lambda, a local class, an open file.",
+        "An object is saved or sent to another process, and cannot be pickled: a lambda, a local class, an open file.",
         "define functions and classes at the top of a module, or open files in the worker",
         alone=Level.HINT,
     ),
@@ -215,7 +217,7 @@ ERRORS = (
             "ConnectionResetError",
             "ConnectionRefusedError: [Errno 111]",
         ),
-        "The process at the other end of a connection has exited.",
+        "The process at the other end of a connection has exited or does not listen.",
         "look for the error of the other rank, which came first",
         level=Level.CONSEQUENCE,
         section=27,

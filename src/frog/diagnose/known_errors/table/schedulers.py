@@ -15,7 +15,7 @@ ERRORS = (
     ),
     KnownError(
         "slurm-preempted",
-        ("DUE TO PREEMPTION", "job was preempted", "Preempted by"),
+        ("DUE TO PREEMPTION", "job was preempted", "Preempted by … on node"),
         "The scheduler took the job's nodes for a job of higher priority.",
         "submit with --requeue and let the program resume from its last checkpoint",
     ),
@@ -47,7 +47,7 @@ ERRORS = (
     KnownError(
         "slurm-partition",
         ("invalid partition specified", "Invalid partition name specified"),
-        "The partition does not exist, or is not for your account.",
+        "The partition does not exist under this name.",
         "`sinfo -s` lists the partitions",
     ),
     KnownError(
@@ -61,7 +61,7 @@ ERRORS = (
             "CPU count per node can not be satisfied",
             "Requested nodes are busy",
         ),
-        "No node of the partition has what the job or the step requests together: GPUs, CPUs, memory.",
+        "No node of the partition has, or no node of the job has free, what is requested together: GPUs, CPUs, memory.",
         "compare with `scontrol show node NODE`; an srun in a job shares the job's CPUs and memory (--exact, "
         "--cpus-per-task)",
     ),
@@ -76,7 +76,8 @@ ERRORS = (
             "QOSGrp",
         ),
         "The request is above a limit of the account, the QOS or the partition.",
-        "reduce time, nodes or number of jobs; `sacctmgr show qos` and `scontrol show partition` list the limits",
+        "reduce time, nodes or number of jobs; `sacctmgr show assoc`, `sacctmgr show qos` and `scontrol show "
+        "partition` list the limits",
     ),
     KnownError(
         "slurm-qos",
@@ -131,9 +132,8 @@ ERRORS = (
             "unbound immediate",
             "No available node types can fulfill resource request",
         ),
-        "The scheduler finds no node for the pod or worker: too large a request, a taint, a selector, a volume, or a "
-        "quota.",
-        "`kubectl describe pod POD` lists what each node lacks",
+        "The pod or worker gets no node: too large a request, a taint, a selector, a volume, or a quota.",
+        "`kubectl describe pod POD` counts the nodes by what they lack; for a quota, `kubectl describe quota`",
     ),
     KnownError(
         "kubernetes-evicted",
@@ -145,25 +145,27 @@ ERRORS = (
             "reason:…evicted",
             " Evicted   ",
         ),
-        "The kubelet removed the pod because its node ran out of disk or memory, or the pod used more than its limit.",
+        "The kubelet removed the pod because its node ran low on disk or memory, or the pod used more local storage "
+        "than its limit.",
         "write to a volume, not to the container's own disk; set requests and limits for memory and ephemeral-storage",
     ),
     KnownError(
         "kubernetes-image",
         ("ImagePullBackOff", "ErrImagePull", "Failed to pull image", "manifest unknown", "pull access denied"),
-        "The image does not exist under this name, or the node may not pull it.",
+        "The image does not exist under this name, or the node cannot or may not pull it.",
         "check the name and tag, and the imagePullSecrets",
     ),
     KnownError(
         "kubernetes-volume",
         ("Unable to attach or mount volumes", "MountVolume.SetUp failed", "FailedMount", "FailedAttachVolume"),
-        "A volume of the pod cannot be mounted: it does not exist, or another node uses it.",
-        "`kubectl describe pod POD` and `kubectl get pvc`; several nodes need ReadWriteMany",
+        "A volume of the pod cannot be mounted, for example because it does not exist or another node uses it.",
+        "`kubectl describe pod POD` and `kubectl get pvc`; several nodes that write need ReadWriteMany",
     ),
     KnownError(
         "container-no-gpu-runtime",
         ("could not select device driver", "nvidia-container-cli: ", "unknown or invalid runtime name: nvidia"),
-        "The container runtime cannot pass GPUs: the NVIDIA container toolkit is missing, or does not fit the driver.",
+        "The container runtime cannot pass GPUs: the NVIDIA container toolkit is missing, or it or the image does not "
+        "fit the driver.",
         "install and configure nvidia-container-toolkit, then restart the runtime",
     ),
     KnownError(
@@ -184,8 +186,8 @@ ERRORS = (
             "launcher 'pdsh' not installed",
             "Couldn't find executable",
         ),
-        "The job's shell does not find a program or script: its environment is not active there, or the path is "
-        "relative to another folder.",
+        "The job's shell does not find a program or script: it is not installed, its environment is not active there, "
+        "or the path is relative to another folder.",
         "activate the environment in the job file itself (module load, source …/activate), and use absolute paths",
         alone=Level.HINT,
     ),
@@ -210,8 +212,8 @@ ERRORS = (
             "Socket timed out on send/recv",
             "Communication connection failure",
         ),
-        "Slurm's controller or a node did not answer.",
-        "submit again later; report it to the site if it repeats",
+        "Slurm's controller or a node did not answer, or SLURM_JOB_ID is of a job that has ended.",
+        "check SLURM_JOB_ID; submit again later; report it to the site if it repeats",
         level=Level.SYMPTOM,
         sure=False,
     ),
