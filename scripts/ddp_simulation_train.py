@@ -54,7 +54,7 @@ def join_world(timeout_s):
     if gpus:
         torch.cuda.set_device(device)
     bind_loopback(env.master_addr)  # a laptop's host name often does not resolve: use its loopback interface
-    # The timeout limits how long a rank waits for the others in a collective. The default is half an hour.
+    # The timeout limits how long a rank waits for the others in a collective. The default of gloo is half an hour.
     options = {"backend": "nccl" if gpus else "gloo", "timeout": timedelta(seconds=timeout_s)}
     if gpus:
         options["device_id"] = device  # NCCL would guess it from the rank
