@@ -66,6 +66,7 @@ def test_job_file_of_a_program_has_no_findings(work: ProgramWork, profile: str, 
         (("-m", "pack.train"), "-m pack.train", "train"),
         (("python3.11", "dir/my script.py"), "'dir/my script.py'", "my-script"),
         (("./run.sh", "x"), "--no-python ./run.sh x", "run"),
+        (("my.py", "$$x ${local_rank}"), "my.py '$$$$x $${local_rank}'", "my"),
         (("python", "-c", "pass"), "--no-python python -c pass", "pass"),
     ],
 )
@@ -76,7 +77,7 @@ def test_program_becomes_the_last_words_of_torchrun(
     (tmp_path / "dir").mkdir()
     for file in ("my.py", "dir/my script.py", "run.sh"):
         (tmp_path / file).write_text("")
-    work = program_work(words, requeue=False, observer=None, name=None)
+    work = program_work(words, to="slurm", requeue=False, observer=None, name=None)
     assert (work.target, work.name) == (target, name)
 
 
@@ -95,7 +96,7 @@ def test_impossible_program_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text("")
     with pytest.raises(UsageError, match=error) as caught:
-        program_work(words, requeue=False, observer=None, name=None)
+        program_work(words, to="slurm", requeue=False, observer=None, name=None)
     assert hint in (caught.value.hint or "")
 
 
@@ -105,7 +106,6 @@ def test_impossible_program_is_refused(
         (["--to", "slurm"], "nothing to submit"),
         (["--to", "slurm", "--set", "train.steps=1", "--", "my.py"], "--set: cannot be combined with a program"),
         (["run.toml", "--to", "slurm", "--requeue"], "--requeue: cannot be combined with a run file"),
-        (["--to", "kubernetes", "--", "my.py"], "--to kubernetes takes a run file"),
     ],
 )
 def test_options_that_do_not_fit_the_work_are_refused(

@@ -5,6 +5,8 @@ Frog refuses an unsupported field if it would change the result, and lists it in
 
 from __future__ import annotations
 
+import base64
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +49,8 @@ class KubernetesJob:
     deadline_s: int | None
     rules: tuple[Rule, ...]
     template: PodTemplate
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    """The cluster's identifier of the Job, new for each that is created."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,21 @@ class Service:
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         return bool(self.selector) and all(labels.get(key) == value for key, value in self.selector.items())
+
+
+@dataclass(frozen=True)
+class ConfigMap:
+    """Files and values by key."""
+
+    data: Mapping[str, str]
+    binary: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        return [*self.data, *self.binary]
+
+    def content(self, key: str) -> bytes:
+        return self.binary[key] if key in self.binary else self.data[key].encode()
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ class Manifest:
     """Namespace of each object, by kind and name."""
     jobs: list[KubernetesJob] = field(default_factory=list)
     services: dict[str, Service] = field(default_factory=dict)
-    config_maps: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    config_maps: dict[str, ConfigMap] = field(default_factory=dict)
     claims: dict[str, Claim] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     text: str = ""
@@ -220,10 +239,18 @@ def _read_service(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
 
 
 def _read_config_map(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
-    manifest.config_maps[meta.name] = files = top.text_map("data")
-    for key in files:
+    data, binary = top.text_map("data"), {}
+    for key, text in top.text_map("binaryData").items():
+        try:
+            binary[key] = base64.b64decode("".join(text.split()), validate=True)
+        except ValueError:
+            top.problem("not base64", f"binaryData.{key}")
+    manifest.config_maps[meta.name] = found = ConfigMap(data, binary)
+    for key in found.keys:
         if not is_key(key):
             top.problem(f"{key!r}: not a valid key in Kubernetes", "data")
+    if both := sorted(set(data) & set(binary)):
+        top.problem(f"{both[0]!r}: also in data", "binaryData")
     top.without_effect("immutable")
 
 
@@ -246,10 +273,10 @@ def _check_together(manifest: Manifest, problems: list[str]) -> None:
         if volume.config_map is not None and files is None:
             problems.append(f"volume {volume.name}: no ConfigMap {volume.config_map} in the file")
         for key in volume.items:
-            if files is not None and key not in files:
+            if files is not None and key not in files.keys:
                 problems.append(f"volume {volume.name}: ConfigMap {volume.config_map} has no {key}")
     for variable in template.container.env:
         if variable.config_map is not None:
             name, key = variable.config_map
-            if key not in manifest.config_maps.get(name, {}):
+            if name not in manifest.config_maps or key not in manifest.config_maps[name].data:
                 problems.append(f"env {variable.name}: no ConfigMap {name} with {key} in the file")

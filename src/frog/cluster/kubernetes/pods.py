@@ -184,9 +184,11 @@ class Pod:
         folder.mkdir(parents=True, exist_ok=True)
         if volume.config_map is not None:
             files = self.manifest.config_maps[volume.config_map]
-            for key, name in (volume.items or {key: key for key in files}).items():
+            for key, name in (volume.items or {key: key for key in files.keys}).items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_text(files[key])
+                (folder / name).unlink(missing_ok=True)
+                (folder / name).write_bytes(files.content(key))
+                (folder / name).chmod(volume.mode)
         return folder
 
     # ---- while it runs -----------------------------------------------------------------------------------------------
@@ -294,6 +296,8 @@ def pod_labels(job: KubernetesJob, index: int) -> dict[str, str]:
     """Return a pod's labels: its template's, and those that the Job controller adds."""
     return {
         **job.template.labels,
+        "batch.kubernetes.io/controller-uid": job.uid,
+        "controller-uid": job.uid,
         "batch.kubernetes.io/job-name": job.name,
         "job-name": job.name,
         INDEX_KEY: str(index),
@@ -328,7 +332,7 @@ def _value(variable: Variable, manifest: Manifest, known: Mapping[str, object], 
         return field_value(variable.field_path, known)
     if variable.config_map is not None:
         name, key = variable.config_map
-        return manifest.config_maps[name][key]
+        return manifest.config_maps[name].data[key]
     return expand(variable.value or "", env)
 
 

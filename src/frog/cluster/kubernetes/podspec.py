@@ -40,6 +40,8 @@ class Volume:
     config_map: str | None = None
     items: Mapping[str, str] = field(default_factory=dict)
     """Keys of the ConfigMap, and the names of their files; empty for all keys."""
+    mode: int = 0o644
+    """Permissions of the ConfigMap's files."""
     claim: str | None = None
     in_memory: bool = False
     size_bytes: int | None = None
@@ -247,8 +249,8 @@ def _read_volume(fields: Fields) -> Volume:
     elif fields.has("configMap"):
         source = fields.object("configMap")
         items = dict(map(_read_item, source.objects("items")))
-        volume = Volume(name, config_map=source.text("name"), items=items)
-        source.without_effect("defaultMode")
+        mode = source.number("defaultMode", 0o644, most=0o777)
+        volume = Volume(name, config_map=source.text("name"), items=items, mode=mode)
         source.done()
     elif fields.has("persistentVolumeClaim"):
         claim = fields.object("persistentVolumeClaim")

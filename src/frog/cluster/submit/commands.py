@@ -11,10 +11,10 @@ from frog.config.arguments import DEFAULT_RUN_FILE
 from frog.core.argument_types import at_least
 from frog.core.errors import UsageError
 
-FOR_SLURM = ("profile", "time", "account", "partition", "qos", "bundle")
+FOR_SLURM = ("profile", "time", "account", "partition", "qos", "bundle", "requeue")
 FOR_KUBERNETES = (
     "kind", "image", "namespace", "name", "gpus", "restarts", "claim", "storage", "storage_class", "cpus", "memory",
-    "runtime",
+    "runtime", "include",
 )  # fmt: skip
 """Options that only one kind of cluster has."""
 
@@ -38,7 +38,9 @@ def add_submit_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     program = parser.add_argument_group("-- COMMAND")
     program.add_argument(
-        "--requeue", action="store_true", help="start the job again at its time limit: the program resumes by itself"
+        "--requeue",
+        action="store_true",
+        help="slurm: start the job again at its time limit: the program resumes by itself",
     )
     program.add_argument("--no-observe", action="store_true", help="do not record what each rank does")
     parser.add_argument("--dry-run", action="store_true", help="print the job and submit nothing")
@@ -94,14 +96,10 @@ def _read_work(args: argparse.Namespace) -> None:
         )
     if args.run_file.endswith(".toml") and not args.program:
         args.run_file = Path(args.run_file)
-        wrong = [name for name in ("requeue", "no_observe") if getattr(args, name)]
+        wrong = [name for name in ("requeue", "no_observe", "include") if getattr(args, name)]
     else:
         args.program = [args.run_file, *args.program]
         wrong = [name for name in ("set", "bundle") if getattr(args, name)]
-        if args.to == "kubernetes":
-            raise UsageError(
-                "--to kubernetes takes a run file of Frog's trainer, not a program", "--to slurm takes any program"
-            )
     if wrong:
         kind = "a program" if args.program else "a run file"
         raise UsageError(f"{', '.join(map(_written, wrong))}: cannot be combined with {kind}", "remove it")

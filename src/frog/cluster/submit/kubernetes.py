@@ -1,4 +1,4 @@
-"""`frog submit RUN.toml --to kubernetes`: render the manifests, and print them or pass them to kubectl."""
+"""`frog submit --to kubernetes`: render the manifests, and print them or pass them to kubectl."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 from frog.cluster.submit.ask import ask_cluster
 from frog.cluster.submit.kubernetes_request import KubernetesRequest
+from frog.cluster.submit.program_work import program_work
 from frog.config import load_run_config
 from frog.core.argument_types import at_least
 from frog.core.errors import UsageError
 from frog.core.printable import printable
+from frog.observe.environment import HOOK
 
 _OPTIONS = (
     "image",
@@ -40,7 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="job: an indexed Job and a headless Service, for any cluster; trainjob: Kubeflow Trainer's",
     )
     group.add_argument(
-        "--image", help=f"an image with Frog, as the Dockerfile builds it (default: {KubernetesRequest.image})"
+        "--image",
+        help=f"an image with Frog, as the Dockerfile builds it (default: {KubernetesRequest.image}); for -- COMMAND: "
+        "one with torch and the program's packages",
     )
     group.add_argument("--namespace", metavar="NAME", help=f"default: {KubernetesRequest.namespace}")
     group.add_argument("--name", metavar="NAME", help="name of the Job (default: frog- and the run's name)")
@@ -54,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--restarts",
         type=at_least(0),
         metavar="N",
-        help=f"job: number of restarts after a failure (default: {KubernetesRequest.restarts})",
+        help=f"job: number of restarts after a failure (default: {KubernetesRequest.restarts}; for -- COMMAND: 0)",
     )
     group.add_argument(
         "--claim", metavar="NAME", help="an existing volume claim for data/ and runs/ (default: create one)"
@@ -64,6 +68,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--storage-class", metavar="NAME", help="storage class of the created volume (default: the cluster's)"
+    )
+    group.add_argument(
+        "--include",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="-- COMMAND: further files or folders that the program needs, such as 'configs/*.yaml'; repeatable",
     )
     group.add_argument("--cpus", type=at_least(1), metavar="N", help="per pod")
     group.add_argument("--memory", metavar="64Gi", help="per pod")
@@ -86,7 +97,7 @@ def submit_to_kubernetes(args: argparse.Namespace) -> int:
     if args.dry_run:
         sys.stdout.write(text)
         return 0
-    print(_apply(text), end="")
+    print(_apply(text, server_side=request.program is not None), end="")
     print(_next_steps(request, args.kind))
     return 0
 
@@ -95,25 +106,40 @@ def _make_request(args: argparse.Namespace) -> KubernetesRequest:
     from frog.cluster.submit.kubernetes_job import read_files, with_settings
 
     _refuse_what_has_no_effect(args)
+    if args.program:
+        return _request(args, _program_parts(args))
     run_file = Path(args.run_file)
     config = load_run_config(run_file, args.set)
     files, needed = read_files(run_file, config)
-    return KubernetesRequest(
-        config=config,
-        files=files,
-        run_file=run_file.name,
-        settings=with_settings(args.set, needed),
-        nodes=args.nodes,
-        ranks_per_node=_ranks_per_node(args),
-        gpus=args.gpus,
-        command=_command(args),
-        **_given(args),
-    )
+    settings = with_settings(args.set, needed)
+    return _request(args, {"config": config, "files": files, "run_file": run_file.name, "settings": settings})
+
+
+def _program_parts(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a request that a program determines."""
+    from frog.cluster.submit.kubernetes_program import read_program
+
+    if args.image is None:
+        raise UsageError(
+            "--image: name an image that has torch and the program's packages",
+            "--image pytorch/pytorch:TAG, or an image of your own",
+        )
+    observer = None if args.no_observe else HOOK
+    work = program_work(args.program, to="kubernetes", requeue=False, observer=observer, name=args.name)
+    files, data = read_program(work, args.include, Path())
+    return {"config": work, "files": files, "data": data, "restarts": 0}
+
+
+def _request(args: argparse.Namespace, parts: dict[str, Any]) -> KubernetesRequest:
+    common = {"nodes": args.nodes, "ranks_per_node": _ranks_per_node(args), "gpus": args.gpus}
+    return KubernetesRequest(**{**parts, **common, "command": _command(args), **_given(args)})
 
 
 def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
     """Raise UsageError for an option that the requested manifests do not use."""
     reasons = {}
+    if args.kind == "trainjob" and args.program:
+        raise UsageError("--kind trainjob: takes a run file of Frog's trainer", "--kind job takes any program")
     if args.kind == "trainjob":
         reasons["restarts"] = "the runtime of a TrainJob sets the number of restarts"
     else:
@@ -138,7 +164,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def _command(args: argparse.Namespace) -> str:
     """Return the equivalent command line without default values, as one printable line."""
-    words = ["frog", "submit", str(args.run_file), "--to", "kubernetes"]
+    words = ["frog", "submit", *([] if args.program else [str(args.run_file)]), "--to", "kubernetes"]
     words += ["--nodes", str(args.nodes), "--ranks-per-node", str(_ranks_per_node(args))]
     if args.kind != "job":
         words += ["--kind", args.kind]
@@ -148,14 +174,20 @@ def _command(args: argparse.Namespace) -> str:
         if value != getattr(KubernetesRequest, option):
             words += [f"--{option.replace('_', '-')}", str(value)]
     words += [word for setting in args.set for word in ("--set", setting)]
+    words += [word for pattern in args.include for word in ("--include", pattern)]
+    words += ["--no-observe"] if args.no_observe else []
+    words += ["--", *args.program] if args.program else []
     line = " ".join(shlex.join(words).split())
     return printable(line)
 
 
-def _apply(text: str) -> str:
-    """Pass the manifests to kubectl; return its output."""
+def _apply(text: str, *, server_side: bool) -> str:
+    """Pass the manifests to kubectl; return its output.
+
+    server_side: without it, kubectl copies each object into an annotation, which holds at most 256 KiB.
+    """
     return ask_cluster(
-        ["kubectl", "apply", "--filename", "-"],
+        ["kubectl", "apply", *(["--server-side"] if server_side else []), "--filename", "-"],
         absent=(
             "kubectl is not installed; nothing was submitted",
             "--dry-run > job.yaml prints the manifests; `frog run --from job.yaml` tries them on this machine",
@@ -182,10 +214,13 @@ def _hint(words: str) -> str:
 def _next_steps(request: KubernetesRequest, kind: str) -> str:
     label = "batch.kubernetes.io/job-name" if kind == "job" else "jobset.sigs.k8s.io/jobset-name"
     space, name = f"-n {request.namespace} ", request.job_name
+    program = request.program is not None
+    run = f"runs/{request.config.name}{'-…' if program else ''} on the volume {request.claim or 'frog-work'}"
+    what = "what each rank did, for frog diagnose" if program else "logs, events, checkpoints"
+    saves = "(the ranks receive SIGTERM, and SIGKILL 30 s later)" if program else "(a checkpoint is saved first)"
     return (
         f"\nwatch it:    kubectl {space}get pods -l {label}={name} -w\n"
         f"output:      kubectl {space}logs -f -l {label}={name} --prefix --max-log-requests {request.nodes}\n"
-        f"end it:      kubectl {space}delete {kind} {name}    (a checkpoint is saved first)\n"
-        f"the run:     runs/{request.config.name} on the volume {request.claim or 'frog-work'}: "
-        "logs, events, checkpoints"
+        f"end it:      kubectl {space}delete {kind} {name}    {saves}\n"
+        f"the run:     {run}: {what}"
     )

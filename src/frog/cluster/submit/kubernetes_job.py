@@ -10,7 +10,8 @@ from typing import Any
 import jinja2
 
 from frog.cluster.kubernetes.names import is_key, is_label, is_object_name, is_service_name
-from frog.cluster.kubernetes.yamltext import block, load_documents, scalar
+from frog.cluster.kubernetes.yamltext import block, load_documents, quoted, scalar
+from frog.cluster.submit.kubernetes_program import OBSERVER_PATH, PROGRAM_PATH, check_size, program_values
 from frog.cluster.submit.kubernetes_request import LONGEST_NAME, Kind, KubernetesRequest
 from frog.cluster.submit.runfiles import named_files
 from frog.config import RunConfig
@@ -19,7 +20,7 @@ from frog.core.errors import ConfigError, UsageError
 CONFIG_PATH = "/config"
 WORK_PATH = "/workspace"
 PORT = 29500
-_GRACE_S = 120
+_GRACE_S, _PROGRAM_GRACE_S = 120, 60
 _LARGEST_CONFIG_MAP = 1 << 20
 _AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)")
 _IMAGE = re.compile(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
@@ -40,10 +41,12 @@ def render(request: KubernetesRequest, kind: Kind) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    templates.filters |= {"scalar": scalar, "block": block, "ljust": lambda value, width: str(value).ljust(width)}
-    text = templates.get_template(f"{kind}.yaml.jinja").render(_values(request))
+    templates.filters |= {"scalar": scalar, "quoted": quoted, "block": block}
+    templates.filters["ljust"] = lambda value, width: str(value).ljust(width)
+    name = f"{kind}.yaml.jinja" if request.program is None else "program.yaml.jinja"
+    text = templates.get_template(name).render(_values(request))
     for document in load_documents(text):
-        if document["kind"] == "ConfigMap" and document["data"] != dict(request.files):
+        if document["kind"] == "ConfigMap" and [*document.get("data", {}).values()] != [*request.files.values()]:
             raise AssertionError("the ConfigMap does not contain the files")
     return text
 
@@ -51,6 +54,10 @@ def render(request: KubernetesRequest, kind: Kind) -> str:
 def _values(request: KubernetesRequest) -> dict[str, Any]:
     # Kubernetes reads $(NAME) as a variable and $$ as one $.
     settings = [word for setting in request.settings for word in ("--set", setting.replace("$", "$$"))]
+    program = {
+        "program": ["-m", "frog.train", f"{CONFIG_PATH}/{request.run_file}", "--continue", *settings],
+        "run": f"{WORK_PATH}/runs/{request.config.name}",
+    }
     return {
         "request": request,
         "name": request.job_name,
@@ -58,10 +65,11 @@ def _values(request: KubernetesRequest) -> dict[str, Any]:
         "config": CONFIG_PATH,
         "work": WORK_PATH,
         "port": PORT,
-        "grace_s": _GRACE_S,
-        "run": f"{WORK_PATH}/runs/{request.config.name}",
-        "program": ["-m", "frog.train", f"{CONFIG_PATH}/{request.run_file}", "--continue", *settings],
+        "program_path": PROGRAM_PATH,
+        "observer_path": OBSERVER_PATH,
+        "grace_s": _GRACE_S if request.program is None else _PROGRAM_GRACE_S,
         "threads": max(1, request.cpus_per_pod // request.ranks_per_node),
+        **(program if request.program is None else program_values(request)),
     }
 
 
@@ -75,6 +83,10 @@ def _check(request: KubernetesRequest, kind: Kind) -> None:
     for setting in request.settings:
         if any("\ud800" <= letter <= "\udfff" for letter in setting):
             raise UsageError(f"--set {setting!a}: not UTF-8", "write it in UTF-8, the encoding of YAML")
+    if request.program is not None:
+        check_size(request, _LARGEST_CONFIG_MAP)
+    if not isinstance(request.config, RunConfig):
+        return
     request.config.check_world(request.nodes * request.ranks_per_node)
     size = sum(len(name) + len(text.encode()) for name, text in request.files.items())
     if size > _LARGEST_CONFIG_MAP:
@@ -99,7 +111,7 @@ def _check_names(request: KubernetesRequest, kind: Kind) -> None:
         if name is not None and not is_object_name(name):
             raise UsageError(f"{option} {name}: must be lower-case letters, digits, '-' and '.'")
     for name in request.files:
-        if not is_key(name):
+        if request.program is None and not is_key(name):
             raise ConfigError(
                 f"{name}: a file name in a ConfigMap has only letters, digits, '-', '_' and '.'", "rename the file"
             )

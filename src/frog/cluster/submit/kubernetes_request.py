@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from frog import __version__
-from frog.config import RunConfig
+from frog.cluster.submit.program_work import ProgramWork, Work
 
 Kind = Literal["job", "trainjob"]
 
@@ -23,10 +23,13 @@ LONGEST_NAME: Mapping[Kind, int] = {
 class KubernetesRequest:
     """The request of one submission."""
 
-    config: RunConfig
+    config: Work
+    """The run, or a program."""
     files: Mapping[str, str]
-    """Files of the ConfigMap by name: the run file and the files it names."""
-    run_file: str
+    """Files of the ConfigMap: the run file and the files it names, by name; or those of the program, by path."""
+    run_file: str = ""
+    data: tuple[str, ...] = ()
+    """Files that a program's command names and that the volume must have."""
     settings: tuple[str, ...] = ()
     """KEY=VALUE for --set."""
     nodes: int = 2
@@ -45,6 +48,11 @@ class KubernetesRequest:
     runtime: str = "torch-distributed"
     command: str = ""
     """The command line that made the request, for the file's first line."""
+
+    @property
+    def program(self) -> ProgramWork | None:
+        """The program; None for a run of Frog's trainer."""
+        return self.config if isinstance(self.config, ProgramWork) else None
 
     @property
     def job_name(self) -> str:

@@ -43,20 +43,32 @@ class ProgramWork:
     @property
     def target(self) -> str:
         """The program as torchrun's last words, quoted for a shell."""
-        words = list(self.words[1:] if _PYTHON.fullmatch(self.words[0]) else self.words)
-        if words[0] == "-m":
-            return shlex.join(words)
-        return shlex.join(words if words[0].endswith(".py") else ["--no-python", *self.words])
+        return shlex.join(self.torchrun_words)
+
+    @property
+    def torchrun_words(self) -> tuple[str, ...]:
+        """The program as torchrun's last words. torchrun reads $$ as one $."""
+        words = self.words_after_python
+        if words[0] != "-m" and not words[0].endswith(".py"):
+            words = ("--no-python", *self.words)
+        return tuple(word.replace("$", "$$") for word in words)
+
+    @property
+    def words_after_python(self) -> tuple[str, ...]:
+        """The command without a Python in front of it."""
+        return self.words[1:] if _PYTHON.fullmatch(self.words[0]) else self.words
 
     @property
     def file(self) -> str | None:
         """The script or program that must exist in the job's folder; None for a module or a command on PATH."""
-        words = self.words[1:] if _PYTHON.fullmatch(self.words[0]) else self.words
+        words = self.words_after_python
         return words[0] if words and (words[0].endswith(".py") or "/" in words[0]) else None
 
 
-def program_work(words: Sequence[str], *, requeue: bool, observer: Path | None, name: str | None) -> ProgramWork:
-    """Return the work that runs a command.
+def program_work(
+    words: Sequence[str], *, to: str, requeue: bool, observer: Path | None, name: str | None
+) -> ProgramWork:
+    """Return the work that runs a command on a kind of cluster, `to`. A pod's image can have a program of its own.
 
     Raises:  UsageError if the file does not exist, or if the command would start ranks itself.
     """
@@ -64,17 +76,18 @@ def program_work(words: Sequence[str], *, requeue: bool, observer: Path | None, 
     if first in _LAUNCHERS:
         raise UsageError(
             f"{first}: the job file starts torchrun on every node itself",
-            f"frog submit --to slurm --nodes 2 --ranks-per-node 4 -- {_after_launcher(words)}",
+            f"frog submit --to {to} --nodes 2 --ranks-per-node 4 -- {_after_launcher(words)}",
         )
     script = next((word for word in words if not word.startswith("-") and not _PYTHON.fullmatch(word)), first)
     stem = script.rpartition(".")[2] if "-m" in words[:2] else Path(script).stem
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name or stem).strip("-.")
     found = ProgramWork(tuple(words), plain or "program", requeue, observer)
     if len(words) == 1 and _PYTHON.fullmatch(words[0]):
-        raise UsageError(f"{words[0]}: no script to run", "frog submit --to slurm -- my.py")
+        raise UsageError(f"{words[0]}: no script to run", f"frog submit --to {to} -- my.py")
     if any(not word.isprintable() for word in words):
         raise UsageError("the command must be one line of printable characters", "put it into a script")
-    if found.file is not None and not Path(found.file).is_file():
+    in_image = to == "kubernetes" and found.file is not None and Path(found.file).is_absolute()
+    if found.file is not None and not in_image and not Path(found.file).is_file():
         raise UsageError(f"{found.file}: no such file", "submit from the folder that contains it")
     return found
 

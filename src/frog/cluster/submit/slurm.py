@@ -81,7 +81,7 @@ def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
 
 def _program_request(args: argparse.Namespace) -> SlurmRequest:
     observer = None if args.no_observe else HOOK
-    work = program_work(args.program, requeue=args.requeue, observer=observer, name=args.name)
+    work = program_work(args.program, to="slurm", requeue=args.requeue, observer=observer, name=args.name)
     request = SlurmRequest.asked_for(
         args,
         {},

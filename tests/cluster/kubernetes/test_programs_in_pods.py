@@ -1,0 +1,67 @@
+"""A user's own program in pods: `frog run --from` runs the manifest that `frog submit -- my.py` renders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from harness import Harness
+
+PROGRAM = """
+import os, sys
+import torch
+import torch.distributed as dist
+from pack.part import NAME
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if "fail" in sys.argv and rank == 1:
+    raise RuntimeError("no samples")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"rank {rank} of {int(total)} {NAME} {sys.argv[1:]}", flush=True)
+if rank == 0:
+    open("result.txt", "w").write(open("configs/a.yaml").read())
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, may_make_pods: None) -> Harness:
+    """Create a folder with a program of one module, which reads a file that its command names."""
+    for name, text in {"my.py": PROGRAM, "pack/part.py": "NAME = 'net'\n", "configs/a.yaml": "a: 1\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return Harness(tmp_path)
+
+
+def render(here: Harness, *words: str) -> None:
+    options = ["--to", "kubernetes", "--nodes", "2", "--ranks-per-node", "1", "--no-gpus", "--image", "any"]
+    done = here.run("frog", "submit", *options, "--dry-run", "--", "my.py", *words)
+    (here.root / "k8s.yaml").write_text(done.stdout)
+
+
+def test_program_runs_in_pods_and_its_results_stay(here: Harness) -> None:
+    """The pods use only the files of the manifest: the program's own folder changes in between."""
+    render(here, "configs/a.yaml", "$(HOME) $$x 'y'")
+    (here.root / "my.py").write_text("raise SystemExit('the file on this machine')")
+    done = here.run("frog", "run", "--from", "k8s.yaml")
+    for rank in range(2):
+        said = f"frog-my-{rank} | [default0]:rank {rank} of 2 net ['configs/a.yaml', \"$(HOME) $$x 'y'\"]"
+        assert said in done.stdout.splitlines()
+    work = here.root / "volumes" / "frog-work"
+    assert (work / "result.txt").read_text() == "a: 1\n"
+    assert (work / "my.py").read_text() == PROGRAM
+    assert not list(work.glob("**/*.frog-my-*")), "no half-copied file"
+
+
+@pytest.mark.slow
+def test_failure_in_pods_is_diagnosed_from_the_volume(here: Harness) -> None:
+    render(here, "configs/a.yaml", "fail")
+    done = here.run("frog", "run", "--from", "k8s.yaml", code=1)
+    assert "Job frog-my failed (BackoffLimitExceeded)" in done.stderr
+    (folder,) = (here.root / "volumes" / "frog-work" / "runs").iterdir()
+    answer = json.loads(here.run("frog", "diagnose", str(folder), "--json").stdout)
+    assert (answer["fault"], answer["rank"]) == ("raise", 1)
+    assert answer["line"].endswith("my.py:10")
