@@ -114,3 +114,12 @@ def test_usage_mistakes_raise_frog_errors() -> None:
     frog("prepare", "--corpus", "ponds.txt", "--vocab-size", "300")
     with pytest.raises(DataError, match="--documents -1"):
         frog("inspect", "ponds", "--documents", "-1")
+
+
+def test_given_tokenizer_is_used_instead_of_training_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert frog("prepare", "--corpus", "ponds.txt", "--vocab-size", "300", "--name", "trained") == 0
+    capsys.readouterr()
+    assert frog("prepare", "--corpus", "ponds.txt", "--tokenizer", "data/trained", "--name", "given") == 0
+    assert "training the tokenizer" not in capsys.readouterr().out
+    trained, given = open_prepared("trained"), open_prepared("given")
+    assert (given.split("train").document(0) == trained.split("train").document(0)).all()

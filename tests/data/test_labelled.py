@@ -26,7 +26,7 @@ from frog.data.labelled_batches import (
     pad,
 )
 from frog.data.lines import parse_line
-from frog.data.tokenizer import END_OF_DOCUMENT_ID, train_tokenizer
+from frog.data.tokenizer import end_of_document_id, train_tokenizer
 
 TEXTS = ["the frog sat on a log", "a log sat on the frog", "frogs sing of ponds"]
 
@@ -206,9 +206,9 @@ def test_completion_row_labels_only_the_completion(tokenizer: Tokenizer) -> None
     before, after = tokenizer.encode(TEXTS[0]).ids, tokenizer.encode(" and sang").ids
     row = completion_row(TEXTS[0], " and sang", tokenizer, 64)
     assert row.tokens == [*before, *after]
-    assert row.labels == [IGNORED_LABEL] * (len(before) - 1) + [*after, END_OF_DOCUMENT_ID]
+    assert row.labels == [IGNORED_LABEL] * (len(before) - 1) + [*after, end_of_document_id(tokenizer)]
     assert len(row.tokens) == len(row.labels)
-    assert completion_row("", " and sang", tokenizer, 64).tokens == [END_OF_DOCUMENT_ID, *after]
+    assert completion_row("", " and sang", tokenizer, 64).tokens == [end_of_document_id(tokenizer), *after]
 
 
 def test_long_completion_row_truncates_the_start_of_the_prompt(tokenizer: Tokenizer) -> None:
@@ -216,7 +216,7 @@ def test_long_completion_row_truncates_the_start_of_the_prompt(tokenizer: Tokeni
     length = len(after) + 2
     row = completion_row(TEXTS[0], " and sang", tokenizer, length)
     assert row.tokens == [*before[-2:], *after]
-    assert row.labels == [IGNORED_LABEL, *after, END_OF_DOCUMENT_ID]
+    assert row.labels == [IGNORED_LABEL, *after, end_of_document_id(tokenizer)]
     assert row.num_cut == len(before) - 2
     tight = completion_row(TEXTS[0], " and sang", tokenizer, 2)
     assert len(tight.tokens) == len(tight.labels) == tight.num_labels == 2
@@ -224,7 +224,7 @@ def test_long_completion_row_truncates_the_start_of_the_prompt(tokenizer: Tokeni
 
 def test_rows_are_padded_on_the_right(tokenizer: Tokenizer) -> None:
     tokens, labels = pad([Row([1, 2, 3], [IGNORED_LABEL, 4, 5]), Row([6], [7])])
-    assert tokens.tolist() == [[1, 2, 3], [6, END_OF_DOCUMENT_ID, END_OF_DOCUMENT_ID]]
+    assert tokens.tolist() == [[1, 2, 3], [6, 0, 0]]
     assert labels.tolist() == [[IGNORED_LABEL, 4, 5], [7, IGNORED_LABEL, IGNORED_LABEL]]
 
 

@@ -141,6 +141,20 @@ def test_merged_classifier_loads_in_transformers(ours: Classifier, tmp_path: Pat
     assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
 
 
+def test_saved_classifier_pads_with_the_token_that_ends_a_text(ours: Classifier, tmp_path: Path) -> None:
+    end_id = 9
+    added = [{"id": 1, "content": "<s>", "special": True}, {"id": end_id, "content": "</s>", "special": True}]
+    tokenizer_json = tmp_path / "tokenizer.json"
+    tokenizer_json.write_text(json.dumps({"added_tokens": added}))
+    save_hf_classifier(ours, tmp_path / "out", tokenizer_json, ["a", "b", "c"])
+    theirs = LlamaForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    ends_with_token_0 = torch.tensor([[3, 4, 0, end_id, end_id], [5, 6, 7, 8, 0]])
+    last = torch.tensor([2, 4])
+    with torch.no_grad():
+        assert_close(theirs(input_ids=ends_with_token_0).logits, ours.classify(ends_with_token_0, last))
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
+
+
 def test_classifier_with_experts_is_saved_as_mixtral(tmp_path: Path) -> None:
     config = ModelConfig(97, 48, 40, 2, 4, 2, 24, num_local_experts=4, tie_word_embeddings=False)
     torch.manual_seed(3)

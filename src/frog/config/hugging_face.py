@@ -22,6 +22,9 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 }
 """Keys of a Hugging Face config.json for fixed properties of Frog's model, with the values that Frog allows."""
 
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
+"""What tokenizers call the token that ends a text: GPT-2 and Qwen, Llama 3, BLOOM and Mistral, Gemma, DeepSeek."""
+
 _MIXTRAL_EXPERTS = 8
 """Number of experts of a Mixtral whose config.json does not specify it."""
 

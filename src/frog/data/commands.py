@@ -35,8 +35,15 @@ def add_data_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     corpus.add_argument("--hub", metavar="NAME", help="a data set on the Hugging Face Hub, or a local copy")
     prepare.add_argument("--split", default="train", help="split of the Hub data set (default: %(default)s)")
     prepare.add_argument("--column", default="text", help="column with the text (default: %(default)s)")
-    prepare.add_argument(
-        "--vocab-size", type=int, default=2048, metavar="N", help="number of tokens (default: %(default)s)"
+    tokens = prepare.add_mutually_exclusive_group()
+    tokens.add_argument(
+        "--vocab-size", type=int, default=2048, metavar="N", help="train a tokenizer of N tokens (default: %(default)s)"
+    )
+    tokens.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="use a given tokenizer.json, or the one in a folder",
     )
     prepare.add_argument(
         "--heldout", type=float, default=0.05, metavar="PART", help="share of held-out documents (default: %(default)s)"
@@ -72,10 +79,11 @@ def run_prepare(args: argparse.Namespace) -> int:
             documents,
             source=source,
             vocab_size=args.vocab_size,
+            given_tokenizer=args.tokenizer,
             heldout_fraction=args.heldout,
             progress=progress,
         )
-    _print_summary(data, args.vocab_size)
+    _print_summary(data)
     if args.corpus is not None:
         _print_files(args.corpus, data)
     return 0
@@ -199,7 +207,7 @@ def _line_progress() -> Callable[[str, int], None]:
     return show
 
 
-def _print_summary(data: PreparedData, vocab_size_asked: int) -> None:
+def _print_summary(data: PreparedData) -> None:
     splits = data.manifest.splits
     num_bytes = sum(split.num_bytes for split in splits.values())
     num_tokens = sum(split.num_tokens for split in splits.values())
@@ -208,8 +216,9 @@ def _print_summary(data: PreparedData, vocab_size_asked: int) -> None:
         f"{splits['heldout'].num_documents} held out; {format_bytes(num_bytes)} of text, {num_tokens} tokens, "
         f"{num_bytes / num_tokens:.2f} bytes per token"
     )
-    if data.vocab_size < vocab_size_asked:
-        print(f"the text only yields {data.vocab_size} tokens; the requested size was {vocab_size_asked}")
+    asked = data.manifest.tokenizer.vocab_size_asked
+    if data.vocab_size < asked:
+        print(f"the text only yields {data.vocab_size} tokens; the requested size was {asked}")
 
 
 def _print_files(corpus: Path, data: PreparedData) -> None:

@@ -19,10 +19,12 @@ from frog.core.errors import ShapeError
 from frog.core.seeds import derive_seed
 from frog.data.labelled import Example
 from frog.data.loader import FILLING, Batch
-from frog.data.tokenizer import END_OF_DOCUMENT_ID
+from frog.data.tokenizer import end_of_document_id
 
 _LENGTH_MULTIPLE = 8
 """Rows are padded to a multiple of this length, so that batches have few different shapes."""
+_PAD_ID = 0
+"""Any token would do: padding follows the text, which does not attend to it, and has no labels."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Row:
 
 def class_row(text: str, label: int, tokenizer: Tokenizer, max_length: int) -> Row:
     """Return a row with the class as the label of the last token. Truncates the end of long texts."""
-    ids = tokenizer.encode(text).ids or [END_OF_DOCUMENT_ID]
+    ids = tokenizer.encode(text).ids or [end_of_document_id(tokenizer)]
     kept = ids[:max_length]
     return Row(kept, [IGNORED_LABEL] * (len(kept) - 1) + [label], len(ids) - len(kept))
 
@@ -52,8 +54,9 @@ def completion_row(prompt: str, completion: str, tokenizer: Tokenizer, max_lengt
     Tokenizes prompt and completion separately, so that no token spans both. Truncates the beginning of the prompt
     first.
     """
-    before = tokenizer.encode(prompt).ids or [END_OF_DOCUMENT_ID]
-    after = [*tokenizer.encode(completion).ids, END_OF_DOCUMENT_ID]
+    end_id = end_of_document_id(tokenizer)
+    before = tokenizer.encode(prompt).ids or [end_id]
+    after = [*tokenizer.encode(completion).ids, end_id]
     room = max(1, max_length + 1 - len(after))
     kept, answer = before[-room:], after[:max_length]
     ids = [*kept, *answer]
@@ -125,7 +128,7 @@ class LabelledBatches:
             yield self._batch(number * self.steps_per_epoch + index + 1, ids)
 
     def _batch(self, step: int, ids: np.ndarray) -> Batch:
-        rows = [self._rows[i] if i != FILLING else Row([END_OF_DOCUMENT_ID], [IGNORED_LABEL]) for i in ids]
+        rows = [self._rows[i] if i != FILLING else Row([_PAD_ID], [IGNORED_LABEL]) for i in ids]
         length = max(len(row.tokens) for row in rows)
         tokens, labels = pad(rows, min(-(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE, self._max_length))
         shape = (self._dp_size, self._grad_accum, -1, tokens.shape[-1])
@@ -147,7 +150,7 @@ def pad(rows: Sequence[Row], length: int | None = None) -> tuple[torch.Tensor, t
     Shapes:  -> tokens and labels, each (rows, length); the default length is that of the longest row
     """
     length = length or max(len(row.tokens) for row in rows)
-    tokens = torch.full((len(rows), length), END_OF_DOCUMENT_ID, dtype=torch.long)
+    tokens = torch.full((len(rows), length), _PAD_ID, dtype=torch.long)
     labels = torch.full((len(rows), length), IGNORED_LABEL, dtype=torch.long)
     for index, row in enumerate(rows):
         tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)

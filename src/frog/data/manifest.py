@@ -45,7 +45,7 @@ class SplitSummary(Typed, frozen=True):
 
 
 class TokenizerSummary(Typed, frozen=True):
-    """Parameters of the tokenizer's training."""
+    """The tokenizer: how it was trained, or which file it came from; `sample_chars` is 0 for a given one."""
 
     kind: str
     end_of_document: str

@@ -1,4 +1,4 @@
-"""Prepares a data set: survey the corpus, train the tokenizer, write the shards, then the manifest."""
+"""Prepares a data set: survey the corpus, train the tokenizer unless given, write the shards, then the manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ from frog.data.manifest import SPLITS, DataFile, DataManifest, SplitSummary, Tok
 from frog.data.prepared import PreparedData, open_prepared
 from frog.data.shards import SHARD_TOKENS, SplitWriter, token_dtype
 from frog.data.survey import Documents, HeldoutRule, Progress, Survey, settle_split, with_text
-from frog.data.tokenizer import END_OF_DOCUMENT, check_vocab_size, token_lengths, train_tokenizer
+from frog.data.tokenizer import (
+    check_vocab_size,
+    end_of_document_id,
+    load_given_tokenizer,
+    token_lengths,
+    train_tokenizer,
+    vocabulary_size,
+)
 from frog.data.verified import note_verified, verify_once
 
 MIN_SPLIT_TOKENS = 16
@@ -47,6 +54,7 @@ def prepare(
     *,
     source: str,
     vocab_size: int = 2048,
+    given_tokenizer: Path | None = None,
     heldout_fraction: float = 0.05,
     seed: int = 1337,
     root: Path = DATA_ROOT,
@@ -57,15 +65,17 @@ def prepare(
 
     Calls `documents` twice, or three times for a corpus with few documents; each call must yield the same texts.
 
-    Raises:  DataError if the corpus is empty, too small to split or unreadable, if another process is preparing `name`,
-             or if writing fails.
+    given_tokenizer: a tokenizer.json, or a folder with one, instead of a tokenizer of `vocab_size` tokens trained here.
+
+    Raises:  DataError if the corpus is empty, too small to split or unreadable, if the given tokenizer cannot be used,
+             if another process is preparing `name`, or if writing fails.
     """
     if not 0 < heldout_fraction < 1:
         raise DataError(f"held-out fraction {heldout_fraction}: must be between 0 and 1", "--heldout 0.05 is typical")
     set_folder(name, root)
     with claim(name, root):
         rule = HeldoutRule(seed, heldout_fraction)
-        return _prepare(name, documents, source, vocab_size, rule, root, shard_tokens, progress)
+        return _prepare(name, documents, source, vocab_size, rule, root, shard_tokens, progress, given_tokenizer)
 
 
 def ensure_prepared(
@@ -99,12 +109,15 @@ def _prepare(
     root: Path,
     shard_tokens: int,
     progress: Progress | None,
+    given_tokenizer: Path | None = None,
 ) -> PreparedData:
     check_vocab_size(vocab_size)  # before reading a large corpus in vain
+    given = load_given_tokenizer(given_tokenizer) if given_tokenizer is not None else None
     progress = progress or (lambda phase, num_bytes: None)
     documents, rule, survey = settle_split(documents, rule, source, progress)
-    progress("learn", survey.sample.num_chars)
-    tokenizer = train_tokenizer(survey.sample.texts(), vocab_size)
+    if given is None:
+        progress("learn", survey.sample.num_chars)
+    tokenizer = given or train_tokenizer(survey.sample.texts(), vocab_size)
     try:
         with replace_when_whole(name, root) as folder:
             splits, files = _write_splits(folder, tokenizer, documents, rule, shard_tokens, progress)
@@ -114,11 +127,11 @@ def _prepare(
                 name=name,
                 source=source,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
-                vocab_size=tokenizer.get_vocab_size(),
-                dtype=token_dtype(tokenizer.get_vocab_size()).str,  # type: ignore[arg-type]
+                vocab_size=vocabulary_size(tokenizer),
+                dtype=token_dtype(vocabulary_size(tokenizer)).str,  # type: ignore[arg-type]
                 seed=rule.seed,
                 heldout_fraction=rule.fraction,
-                tokenizer=_tokenizer_summary(vocab_size, survey),
+                tokenizer=_tokenizer_summary(tokenizer, given_tokenizer, vocab_size, survey),
                 splits=splits,
                 data_sha256=content_hash(files),
                 files=files,
@@ -131,12 +144,12 @@ def _prepare(
     return note_verified(open_prepared(name, root))
 
 
-def _tokenizer_summary(vocab_size: int, survey: Survey) -> TokenizerSummary:
+def _tokenizer_summary(tokenizer: Tokenizer, given: Path | None, vocab_size: int, survey: Survey) -> TokenizerSummary:
     return TokenizerSummary(
-        kind="byte-level BPE",
-        end_of_document=END_OF_DOCUMENT,
-        vocab_size_asked=vocab_size,
-        sample_chars=survey.sample.num_chars,
+        kind="byte-level BPE" if given is None else f"byte-level BPE from {given}",
+        end_of_document=str(tokenizer.id_to_token(end_of_document_id(tokenizer))),
+        vocab_size_asked=vocab_size if given is None else vocabulary_size(tokenizer),
+        sample_chars=survey.sample.num_chars if given is None else 0,
         tokenizers_version=version("tokenizers"),
     )
 
@@ -150,8 +163,8 @@ def _write_splits(
     progress: Progress,
 ) -> tuple[dict[str, SplitSummary], dict[str, DataFile]]:
     """Tokenize every document into its split; return the splits and their files for the manifest."""
-    dtype = token_dtype(tokenizer.get_vocab_size())
-    writers = [SplitWriter(folder.path, split, dtype, shard_tokens) for split in SPLITS]
+    dtype, end_id = token_dtype(vocabulary_size(tokenizer)), end_of_document_id(tokenizer)
+    writers = [SplitWriter(folder.path, split, dtype, shard_tokens, end_id) for split in SPLITS]
     try:
         num_bytes = 0
         for piece, encoding in _tokenized(tokenizer, documents, rule):

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from frog.data.manifest import OFFSET_BYTES, DataFile, Shard, SplitSummary
-from frog.data.tokenizer import END_OF_DOCUMENT_ID
 
 SHARD_TOKENS = 64 * 1024 * 1024
 OFFSET_DTYPE = np.dtype(f"<i{OFFSET_BYTES}")
@@ -52,8 +51,9 @@ class SplitWriter:
     A shard ends after the document that reaches `shard_tokens`; no document spans two shards.
     """
 
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int) -> None:
+    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, end_id: int) -> None:
         self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
+        self._end_id = end_id
         self._tokens: HashedFile | None = None
         self._offsets: HashedFile | None = None
         self._shard_size = self._shard_documents = 0
@@ -72,7 +72,7 @@ class SplitWriter:
             self._offsets.write(np.array([self._shard_size], OFFSET_DTYPE).tobytes())
             self._shard_documents += 1
         if ends_document:
-            token_ids = [*token_ids, END_OF_DOCUMENT_ID]
+            token_ids = [*token_ids, self._end_id]
         self._tokens.write(np.array(token_ids, self._dtype).tobytes())
         self._shard_size += len(token_ids)
         self.num_bytes += num_bytes

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from frog.config import ModelConfig, load_model_config
-from frog.config.hugging_face import to_hugging_face
+from frog.config.hugging_face import END_OF_TEXT, to_hugging_face
 from frog.core.errors import RunError, ShapeError
 from frog.core.files import write_json
-from frog.core.schema import Name, Typed, read_typed
+from frog.core.schema import Name, Natural, Typed, read_typed
 from frog.model.classifier import Classifier
 from frog.model.mixtral import split_experts, stack_experts
 from frog.model.transformer import TinyTransformer
@@ -27,9 +27,6 @@ _EMBEDDING = "embed_tokens.weight"
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 """A buffer that old versions of transformers saved with the weights."""
 
-_PAD_ID = 0
-"""The token that ends a document in training; no text to be classified contains it."""
-
 _COPIED = "was it copied completely?"
 
 _MOST_ABOUT = 64 << 20
@@ -38,12 +35,18 @@ _MOST_ABOUT = 64 << 20
 
 class _AddedToken(Typed, frozen=True):
     content: Name
+    id: Natural = 0
 
 
 class _TokenizerFile(Typed, frozen=True):
     """The part of tokenizer.json that says which token ends a text."""
 
     added_tokens: list[_AddedToken]
+
+    def end_of_text(self) -> _AddedToken | None:
+        """Return the token with a usual name, else the first; None if there is none."""
+        usual = {token.content: token for token in self.added_tokens}
+        return next((usual[name] for name in END_OF_TEXT if name in usual), next(iter(self.added_tokens), None))
 
 
 class _WeightIndex(Typed, frozen=True):
@@ -63,10 +66,10 @@ def save_hf(model: TinyTransformer, folder: Path, tokenizer_json: Path | None) -
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer_json is not None:
-        added = read_typed(tokenizer_json, _TokenizerFile, _COPIED).added_tokens
+        end = read_typed(tokenizer_json, _TokenizerFile, _COPIED).end_of_text()
         shutil.copyfile(tokenizer_json, folder / "tokenizer.json")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        write_json(folder / "tokenizer_config.json", {**settings, "eos_token": added[0].content if added else None})
+        write_json(folder / "tokenizer_config.json", {**settings, "eos_token": end.content if end else None})
     write_json(folder / "config.json", to_hugging_face(config))
 
 
@@ -147,7 +150,8 @@ def _read(path: Path) -> dict[str, Tensor]:
 def save_hf_classifier(model: Classifier, folder: Path, tokenizer_json: Path | None, labels: Sequence[str]) -> None:
     """Write a Llama or Mixtral ForSequenceClassification with its class names. The model's adapters must be merged.
 
-    transformers takes the last token that is not padding as a text's last, so texts must be padded with token 0.
+    transformers takes the last token that is not padding as a text's last, so texts must be padded with the token that
+    ends a text, which no text to be classified contains.
     """
     with torch.device("meta"):  # a causal model around the same layers, so that one function writes both
         causal = TinyTransformer(dataclasses.replace(model.config, tie_word_embeddings=True))
@@ -158,12 +162,13 @@ def save_hf_classifier(model: Classifier, folder: Path, tokenizer_json: Path | N
     weights["score.weight"] = model.score.weight.detach().cpu().contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = read_typed(folder / "config.json", dict[str, Any])
+    end = read_typed(tokenizer_json, _TokenizerFile, _COPIED).end_of_text() if tokenizer_json is not None else None
     (causal_name,) = config["architectures"]
     config |= {
         "architectures": [causal_name.replace("ForCausalLM", "ForSequenceClassification")],
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
-        "pad_token_id": _PAD_ID,
+        "pad_token_id": end.id if end else 0,
         "problem_type": "single_label_classification",
     }
     write_json(folder / "config.json", config)

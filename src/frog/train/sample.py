@@ -6,6 +6,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from frog.data.tokenizer import end_of_document_id
 from frog.model import TinyTransformer
 
 
@@ -26,7 +27,7 @@ def sample_text(
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
-    ids = tokenizer.encode(prompt).ids or [0]
+    ids = tokenizer.encode(prompt).ids or [end_of_document_id(tokenizer)]
     was_training = model.training
     model.eval()
     for _ in range(num_tokens):
