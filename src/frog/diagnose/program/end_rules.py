@@ -235,7 +235,11 @@ _JOB_STATES: dict[str, tuple[str, str, str]] = {
         "if it was still making progress, resume it from its last checkpoint or ask for more time (--time)\n"
         "if it was not, look for the last line of each rank's log",
     ),
-    "CANCELLED": ("interrupted", "a user or the scheduler cancelled the job", "`sacct -j JOB` shows by whom and when"),
+    "CANCELLED": (
+        "interrupted",
+        "a user or the scheduler cancelled the job",
+        "`sacct -j JOB --format=State%30,End` shows by whom and when",
+    ),
 }  # fmt: skip
 
 

@@ -148,7 +148,7 @@ ERRORS = (
             "closing signal SIGINT",
         ),
         "The job was cancelled, by a person or by a program.",
-        "if it was not you, `sacct -j JOB -o State%30` shows by whom",
+        "if it was not you, `sacct -j JOB --format=State%30` shows by whom",
         level=Level.SYMPTOM,
         sure=False,
     ),

@@ -147,7 +147,8 @@ ERRORS = (
             "failed to shutdown the rendezvous",
             'Failed to check the "should dump" flag on TCPStore',
         ),
-        "The process with the store (rank 0, or the agent of the first node) has ended.",
+        "The process at the other end, usually that with the store (rank 0, or the agent of the first node), has "
+        "ended.",
         "look at the log of rank 0 and of the first node",
         level=Level.CONSEQUENCE,
         section=27,
