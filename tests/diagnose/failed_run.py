@@ -105,7 +105,7 @@ class FailedRun:
         started = self.identities[rank] if self.identities else rank
         self.tell(
             "exit", own.now_ns + int(late_s * 1e9), attempt=self.attempt, rank=started, node=own.node_rank,
-            node_rank=own.node_rank, pid=own.pid, code=code, error=error, traceback=None,
+            node_rank=own.node_rank, pid=own.pid, code=code, error=error, traceback=None, left=[],
         )  # fmt: skip
 
     def left_out(self, rank: int, silent_s: float) -> None:

@@ -37,7 +37,7 @@ failed() { # attempt, rank, code, class and message of its error
     printf '{"event":"exit","unix_ns":1,"attempt":%s,"node_rank":0,"rank":%s,"pid":7,"code":%s,' \
         "$1" "$2" "$3" >> "$REPORTS"
     printf '"error":{"type":"%s","message":"%s","hint":null,"facts":{},"unix_ns":1},' "$4" "$5" >> "$REPORTS"
-    printf '"traceback":null,"time_s":%s}\n' "$(date +%s)" >> "$REPORTS"
+    printf '"traceback":null,"left":[],"time_s":%s}\n' "$(date +%s)" >> "$REPORTS"
 }
 replaced() { # rank, pid
     printf '{"event":"replace","unix_ns":1,"attempt":0,"node_rank":0,"rank":%s,"lost":7,"pid":%s,"number":1}\n' \

@@ -56,7 +56,7 @@ def run_of_two_ranks(program: RecordedProgram, *, failed: bool) -> RunFolder:
         folder.rank_log(rank).parent.mkdir(parents=True)
         folder.rank_log(rank).write_text(f"2026-11-26 10:00:00.000 rank {rank} | said <b>{rank}</b> \x1b[2J\n")
     if failed:
-        journal.record("exit", **node, rank=1, pid=12, code=-9, error=None, traceback=None)
+        journal.record("exit", **node, rank=1, pid=12, code=-9, error=None, traceback=None, left=[])
         error = {"type": "SIGKILL", "message": "", "rank": 1, "step": 0}
         record = {"format": 2, "status": "failed", "step": 0, "error": error, "ended": "", "wall_s": 3.25}
         folder.record_json.write_text(json.dumps(record))

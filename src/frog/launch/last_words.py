@@ -162,13 +162,13 @@ def _blame(message: str) -> Blame:
 
 
 def with_words(
-    failures: Sequence[Failure], kept: Mapping[tuple[int, int], Lines], ranks: set[int], folder: RunFolder | None
+    failures: Sequence[Failure], kept: Mapping[tuple[int, int], Lines], folder: RunFolder | None
 ) -> list[Failure]:
     """Add to each failure its error, its time, and its blame; `frog.runs.outcome` chooses the first failure by these.
 
-    kept: the last lines of each rank, by attempt and rank; ranks: all ranks of the attempt.
+    kept: the last lines of each rank, by attempt and rank.
     """
-    left = sorted(ranks - {failure["rank"] for failure in failures})
+    left = sorted({rank for failure in failures for rank in failure.get("left", ())})
     found = []
     for failure in failures:
         place = failure["attempt"], failure["rank"]

@@ -396,5 +396,5 @@ class _Launch:
             failures = final_failures(failures)
         if self.recorded is not None and failures:
             output, folder = self.recorded.output, self.recorded.folder
-            failures = with_words(failures, output.kept, self._ranks_of(last), folder)
+            failures = with_words(failures, output.kept, folder)
         return failures

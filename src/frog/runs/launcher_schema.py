@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+import msgspec
+
 from frog.core.schema import Typed
 from frog.runs.schema import Beat, Count, Event, ExitCode, Rank, ReportedError, Size, fields_of
 
@@ -78,6 +80,8 @@ class ExitEvent(LauncherEvent, tag="exit", frozen=True, kw_only=True):
     error: ReportedError | None
     """The error that the rank reported."""
     traceback: str | None
+    left: list[Rank] = msgspec.field(default_factory=list)
+    """Ranks of its node that had already ended without an error."""
 
 
 class ReplaceEvent(LauncherEvent, tag="replace", frozen=True, kw_only=True):

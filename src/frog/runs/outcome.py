@@ -35,10 +35,11 @@ class Blame(IntEnum):
 
 
 Failure = dict[str, Any]
-"""An agent's report of a failed rank: rank, pid, code (negative: the signal), time_s, error, traceback.
+"""An agent's report of a failed rank: rank, pid, code (negative: the signal), time_s, error, traceback,
+and left, the ranks of its node that had ended without an error.
 
-For a program that is not Frog's, `frog.launch.last_words` adds: blame; ended, True
-if its program had ended; left, the ranks that ended without a failure.
+For a program that is not Frog's, `frog.launch.last_words` adds: blame; ended, True if its program had ended; and in
+left, the ranks of all nodes.
 """
 
 

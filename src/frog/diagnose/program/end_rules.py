@@ -140,6 +140,20 @@ def _victims(evidence: Evidence, ranks: list[int]) -> str:
     return f"\nthe errors of the other {victims} rank{'s' if victims > 1 else ''} follow from it"
 
 
+def lost_node(evidence: Evidence) -> Diagnosis | None:
+    """Find a node whose launcher was killed together with its ranks."""
+    lost = sorted(number for number, rank in evidence.ranks.items() if rank.node_lost_ns is not None)
+    if not lost:
+        return None
+    lost_ns = evidence.ranks[lost[0]].node_lost_ns
+    return _base(evidence, lost[0], lost).with_more(
+        note(lost_ns, "launcher", f"the node of {span(lost)} ended without a word", "events/launcher.jsonl"),
+        fault="node",
+        finding=f"the node of {span(lost)} was lost: its agent and its ranks were killed together",
+        advice="look at the node: its power, its kernel's log, the scheduler's reason",
+    )
+
+
 # ---- without an exception --------------------------------------------------------------------------------------------
 
 

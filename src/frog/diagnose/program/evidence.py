@@ -123,6 +123,8 @@ class RankEvidence:
     """True if it computed when last seen; False if it waited."""
     stopped: bool = False
     """True if its process existed but no thread of it could run."""
+    node_lost_ns: int | None = None
+    """When its node was lost, if it was."""
     error: SeenError | None = None
     caught: list[SeenError] = field(default_factory=list)
     """Exceptions in its log that did not end it."""

@@ -10,7 +10,15 @@ from frog.diagnose.program.group_names import GroupNames
 from frog.diagnose.program.places import user_line
 from frog.diagnose.program.stacks import fault_frames
 from frog.runs.folder import RunFolder
-from frog.runs.launcher_schema import ExitEvent, HangEvent, LauncherEndEvent, LaunchEvent, StallEvent, WorldEvent
+from frog.runs.launcher_schema import (
+    ExitEvent,
+    HangEvent,
+    LauncherEndEvent,
+    LaunchEvent,
+    NodeEvent,
+    StallEvent,
+    WorldEvent,
+)
 from frog.runs.observed import CollectiveEntry, Observed, ProgramError, Status, read_observed
 from frog.runs.read import read_launcher
 from frog.runs.run import is_active
@@ -119,18 +127,21 @@ def _add_launcher(evidence: Evidence, folder: RunFolder, attempt: int) -> None:
     evidence.problems += lines.problems
     events = lines.events
     starts = [number for number, event in enumerate(events) if isinstance(event, LaunchEvent)]
+    on_node: dict[int, list[int]] = {}
     for event in events[starts[-1] :] if starts else events:
         match event:
             case WorldEvent() if event.attempt == attempt:
-                evidence.world_size = event.world_size
+                evidence.world_size, on_node[event.node] = event.world_size, event.ranks
                 for rank, pid in zip(event.ranks, event.pids, strict=False):
                     evidence.of(rank).pid = evidence.of(rank).pid or pid
             case ExitEvent() if event.attempt == attempt and not (evidence.hung and event.code == -signal.SIGKILL):
                 _add_exit(evidence.of(event.rank), event)
+                _add_left(evidence, event)
             case HangEvent() if event.attempt == attempt:
                 evidence.hung, evidence.deadline_s = True, event.waited_s
-            case StallEvent() if event.attempt == attempt and event.ends:  # the launcher kills all ranks
-                evidence.hung, evidence.deadline_s = True, event.still_s
+            case NodeEvent() if event.code == -signal.SIGKILL and not _has_ended(evidence):
+                for number in on_node.get(event.node, []):
+                    evidence.of(number).node_lost_ns = event.unix_ns
             case StallEvent() if event.attempt == attempt:
                 _add_stall(evidence, event)
             case LauncherEndEvent():
@@ -141,13 +152,29 @@ def _add_launcher(evidence: Evidence, folder: RunFolder, attempt: int) -> None:
         evidence.files.append("events/launcher.jsonl")
 
 
+def _has_ended(evidence: Evidence) -> bool:
+    """True if something has already ended the program: its launcher then kills what does not stop by itself."""
+    return evidence.hung or any(rank.exit_code for rank in evidence.ranks.values())
+
+
 def _add_stall(evidence: Evidence, event: StallEvent) -> None:
     """Add what each rank did while the program made no progress, as its launcher measured it."""
-    evidence.hung |= event.ends
+    if event.ends:  # the launcher kills all ranks
+        evidence.hung, evidence.deadline_s = True, event.still_s
     for number, role in event.roles.items():
         rank = evidence.of(number)
         rank.stopped = role == "stopped"
         rank.cpu_busy = {"computes": True, "waits": False, "idle": False}.get(role, rank.cpu_busy)
+        if role == "ended" and rank.state == "running":  # its process is gone; a failed one would have been reported
+            rank.exit_code, rank.exit_source = 0, "events/launcher.jsonl"
+
+
+def _add_left(evidence: Evidence, event: ExitEvent) -> None:
+    """Add the ranks that had ended without an error before one failed."""
+    for number in event.left:
+        rank = evidence.of(number)
+        if rank.exit_code is None:
+            rank.exit_code, rank.exit_source = 0, "events/launcher.jsonl"
 
 
 def _add_exit(rank: RankEvidence, event: ExitEvent) -> None:

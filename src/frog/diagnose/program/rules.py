@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.compare import differences
-from frog.diagnose.program.end_rules import exited, interrupted, killed, of_job, own_exception
+from frog.diagnose.program.end_rules import exited, interrupted, killed, lost_node, of_job, own_exception
 from frog.diagnose.program.evidence import Evidence, place
 from frog.diagnose.program.lines import describe_call, report_ranks
 from frog.diagnose.program.mismatch_rules import mismatch, reported
@@ -208,6 +208,7 @@ RULES: tuple[Rule, ...] = (
     own_exception,
     mismatched,
     reported,
+    lost_node,
     killed,
     exited,
     waited,

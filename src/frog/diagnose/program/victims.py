@@ -16,6 +16,11 @@ _OF_A_PEER = re.compile(
     r"\bmonitoredbarrier\b.*(failed|timed out|not pass)|ranks? .* failed to pass monitoredbarrier",
     re.IGNORECASE,
 )
+_CLOSED = re.compile(
+    r"(connection|pair).{0,20}(closed|reset)|broken pipe|remote process exited|peer closed|unexpected eof|"
+    r"got 0 bytes|ncclremoteerror",
+    re.IGNORECASE,
+)
 _LOADER = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
 _COMMUNICATION = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistQueueEmptyError", "CommError")
 _NOT_OF_A_PEER = re.compile(r"invalid (argument|usage)|ncclinvalid|mismatch", re.IGNORECASE)
@@ -63,6 +68,12 @@ def is_mismatch_text(text: str) -> bool:
 def timed_out(error: SeenError) -> bool:
     """True if a collective waited until its time-out."""
     return bool(re.search(r"time(d)?[ -]?out", error.message, re.IGNORECASE))
+
+
+def saw_a_peer_end(rank: RankEvidence) -> bool:
+    """True if a rank's error shows that the process of a peer ended, rather than that it did not answer."""
+    error = rank.error
+    return error is not None and lost_peers(error) and not timed_out(error) and bool(_CLOSED.search(error.message))
 
 
 def own_error(rank: RankEvidence) -> SeenError | None:

@@ -7,6 +7,7 @@ from frog.diagnose.program.branches import rank_branch
 from frog.diagnose.program.compare import Difference
 from frog.diagnose.program.evidence import Evidence, RankEvidence, place, same_line
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
+from frog.diagnose.program.victims import saw_a_peer_end, timed_out
 from frog.runs.observed import CodeLine
 
 
@@ -14,7 +15,7 @@ def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
     """Explain why some ranks never called a collective in which others wait."""
     if not found.absent:
         return _no_record(evidence, found)
-    for rule in (_stopped, _guarded, _finished, _other_group, _busy, _blocked):
+    for rule in (_stopped, _guarded, _finished, _other_group, _undelivered, _died, _busy, _blocked):
         explained = rule(evidence, found)
         if explained is not None:
             return explained
@@ -156,6 +157,49 @@ def _stopped(evidence: Evidence, found: Difference) -> Diagnosis | None:
         advice="a stopped process (SIGSTOP, a debugger, a frozen container or laptop), or one blocked in the kernel (a "
         "network file system that does not answer: state D in `ps`)",
     )
+
+
+def _undelivered(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank that still waits in an earlier collective, which the others have completed."""
+    for number in found.absent:
+        rank = evidence.ranks[number]
+        if not rank.pending or rank.error is not None:
+            continue
+        call = rank.pending[0]
+        if call.group != found.group or call.seq >= found.seq or call.p2p or rank.state == "ended":
+            continue
+        return _base(evidence, found, number).with_more(
+            fault="network",
+            certain=False,
+            finding=f"rank {number} waits in {describe_call(evidence, call)}, which {span(sorted(found.calls))} "
+            f"completed: data for it never arrived",
+            line=place(call.line or rank.line) or None,
+            advice="look at the network between their hosts: a firewall, a link that is down, a full switch\n"
+            "NCCL_DEBUG=INFO shows NCCL's connections",
+        )
+    return None
+
+
+def _died(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank whose process ended without a record of how, so that others lost the connection to it."""
+    gone = [each for each in found.absent if _left_no_end(evidence.ranks[each])]
+    lost = sorted(number for number, rank in evidence.ranks.items() if saw_a_peer_end(rank))
+    waited = any(rank.error is not None and timed_out(rank.error) for rank in evidence.ranks.values())
+    if not gone or not lost or waited or evidence.hung:
+        return None
+    rank = evidence.ranks[gone[0]]
+    at = f"; {'it' if len(gone) == 1 else 'the first'} was last seen at {place(rank.line)}" if rank.line else ""
+    return _base(evidence, found, gone[0]).with_more(
+        fault="kill",
+        certain=False,
+        finding=f"{span(gone)} ended without a word before {describe_call(evidence, found.call)}, and "
+        f"{span(lost)} lost the connection: killed (SIGKILL), or its host failed{at}",
+        advice="`dmesg | grep -i oom` on its host or the scheduler's log (`sacct -j JOB`) can tell how it ended",
+    )
+
+
+def _left_no_end(rank: RankEvidence) -> bool:
+    return rank.error is None and rank.exit_code is None and rank.state in (None, "running")
 
 
 def _busy(evidence: Evidence, found: Difference) -> Diagnosis | None:

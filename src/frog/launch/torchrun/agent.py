@@ -80,6 +80,7 @@ class _ReportingAgent(LocalElasticAgent):
         pids: dict[int, Any] = super()._start_workers(worker_group)
         _ReportingAgent.pids = tuple(pids.values())
         self._ended_ns: dict[int, int] = {}
+        self._left: list[int] = []
         self._write(
             "world",
             node_rank=worker_group.group_rank,
@@ -92,7 +93,7 @@ class _ReportingAgent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._note_ends()
+        self._note_ends(worker_group)
         if survives_losses() and self._report_losses(worker_group):
             return RunResult(state=WorkerState.HEALTHY)
         result: RunResult = super()._monitor_workers(worker_group)
@@ -100,7 +101,8 @@ class _ReportingAgent(LocalElasticAgent):
             if failure.exitcode == UsageError.exit_code:  # a restart does not fix a usage error
                 self._remaining_restarts = 0
             ended_ns = self._ended_ns.get(failure.pid) or time.time_ns()
-            self._write("exit", ended_ns, node_rank=worker_group.group_rank, **_describe(rank, failure))
+            said = {"node_rank": worker_group.group_rank, "left": self._left, **_describe(rank, failure)}
+            self._write("exit", ended_ns, **said)
         return result
 
     def _exit_barrier(self) -> None:
@@ -130,7 +132,8 @@ class _ReportingAgent(LocalElasticAgent):
             return False
         for local, report in reports.items():
             ranks.watched.discard(local)
-            self._write("exit", self._ended_ns.get(report["pid"]), node_rank=worker_group.group_rank, **report)
+            said = {"node_rank": worker_group.group_rank, "left": [], **report}  # the others may continue
+            self._write("exit", self._ended_ns.get(report["pid"]), **said)
             if handler := new.get(local):
                 self._replace(ranks, worker_group, local, handler, numbers[local])
         return goes_on
@@ -171,11 +174,13 @@ class _ReportingAgent(LocalElasticAgent):
         fields = {"rank": worker.global_rank, "lost": lost, "pid": worker.id, "number": number}
         self._write("replace", node_rank=worker_group.group_rank, **fields)
 
-    def _note_ends(self) -> None:
-        """Record the times of ended ranks: torchrun reports a failure only after it has ended the others."""
+    def _note_ends(self, worker_group: WorkerGroup) -> None:
+        """Record the ends of ranks: torchrun reports a failure only after it has ended the others."""
+        ranks = {worker.id: worker.global_rank for worker in worker_group.workers}
         for process in processes_of(self):
             if process.pid not in self._ended_ns and process.poll() is not None:
                 self._ended_ns[process.pid] = time.time_ns()
+                self._left += [ranks[process.pid]] if process.poll() == 0 and process.pid in ranks else []
 
     def _write(self, event: str, unix_ns: int | None = None, **fields: Any) -> None:
         line = {"event": event, "unix_ns": unix_ns or time.time_ns(), "attempt": self._attempt, **fields}
