@@ -74,6 +74,7 @@ BENCHMARKS = {
     "network": Benchmark("network.py", tiny=("--rounds", "1", "--tiny")),
     "observe": Benchmark("observe.py", tiny=("--pairs", "2", "--block-s", "0.2", "--hangs", "1")),
     "overlap": Benchmark("overlap.py", tiny=("--tiny",)),
+    "program_campaign": Benchmark("program_campaign.py", tiny=("--nproc", "2", "--only", "forward", "--count", "1")),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
     "slow_links": Benchmark("slow_links.py", tiny=("--tiny", "--batch", "8")),
     "start": Benchmark("start.py", tiny=("--tiny",)),
