@@ -51,6 +51,8 @@ def test_each_message_leads_to_its_own_entry(error: KnownError) -> None:
         ("Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor)", "different-devices"),
         ("Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor)", "different-dtypes"),
         ("Input type (torch.FloatTensor) and weight type (torch.HalfTensor)", "different-dtypes"),
+        ("_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed", "checkpoint-weights-only"),
+        ("_pickle.UnpicklingError: invalid load key, 'v'.", "checkpoint-damaged"),
         ("Preempted by pod 0a1b on node worker-3", "slurm-preempted"),
         ("Sequence group 0 is preempted by PreemptionMode.SWAP mode because there is not enough KV cache space", None),
     ],

@@ -44,6 +44,14 @@ ERRORS = (
         "nodes write to one shared folder",
     ),
     KnownError(
+        "checkpoint-weights-only",
+        ("Weights only load failed", "WeightsUnpickler error"),
+        "Since torch 2.6, torch.load by default accepts only tensors, plain values and classes that you allow. "
+        "`Unsupported operand` means another kind of file: an ordinary pickle, a Git LFS pointer, a web page.",
+        "save tensors and plain values; use weights_only=False only for files that you trust",
+        section=37,
+    ),
+    KnownError(
         "checkpoint-damaged",
         (
             "failed finding central directory",
@@ -64,13 +72,6 @@ ERRORS = (
         "interrupted, or it is a Git LFS pointer.",
         "compare its size with the original; use the previous checkpoint or download it again",
         section=35,
-    ),
-    KnownError(
-        "checkpoint-weights-only",
-        ("Weights only load failed", "WeightsUnpickler error"),
-        "Since torch 2.6, torch.load by default accepts only tensors, plain values and classes that you allow.",
-        "save tensors and plain values; use weights_only=False only for files that you trust",
-        section=37,
     ),
     KnownError(
         "torch-load-blocked",

@@ -128,6 +128,7 @@ ERRORS = (
             "cur_target >= 0 && cur_target < n_classes",
             "Target … is out of bounds",
             "input_val >= zero && input_val <= one",
+            "all elements of input should be between 0 and 1",
         ),
         "A label is outside the range of classes, or a probability outside 0 to 1.",
         "check the labels against the number of classes (0 to C-1), and the ignore_index",

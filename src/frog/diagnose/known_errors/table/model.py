@@ -12,7 +12,7 @@ ERRORS = (
             "It looks like your LightningModule has parameters that were not used in producing the loss",
         ),
         "DDP waits for the gradient of a parameter that the loss did not use.",
-        "remove the unused module, or set find_unused_parameters=True; TORCH_DISTRIBUTED_DEBUG=DETAIL names the "
+        "remove the unused module, or set find_unused_parameters=True; TORCH_DISTRIBUTED_DEBUG=INFO names the "
         "parameters",
         section=29,
     ),
@@ -52,6 +52,7 @@ ERRORS = (
         "ddp-nothing-to-train",
         (
             "module doesn't have any parameters that require a gradient",
+            "module doesn't have any parameter that requires a gradient",
             "element 0 of tensors does not require grad",
             "does not require grad and does not have a grad_fn",
         ),
@@ -211,6 +212,7 @@ ERRORS = (
             "not implemented for 'Half'",
             "not implemented for 'BFloat16'",
             "value cannot be converted to type at::Half",
+            "value cannot be converted to type c10::Half",
             "not implemented for 'Byte'",
             "not implemented for 'Long'",
         ),
