@@ -83,7 +83,7 @@ def run():
     data = Points(STEPS * BATCH * world)
     sampler = DistributedSampler(data, shuffle=False)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=0)
-    tests = torch.rand(20_000, 8) * 1000
+    tests = torch.rand(100_000, 8) * 1000
     train(rank, DistributedDataParallel(Network()), loader, tests)
     dist.destroy_process_group()
 

@@ -43,6 +43,7 @@ class Injected:
     faults: tuple[str, ...]
     on_rank: int | None = None
     tie: bool = False
+    """True if nothing tells the two ranks of a world of two apart."""
     network: bool = False
     line: str = ""
     """The line of the program at which it shows."""
@@ -110,7 +111,7 @@ def _injected(fault: Injected, world: int, rank: int, collective: int) -> Case:
         "--fault",
         f"{kind} rank={rank} collective={collective} {own}",
     ]
-    ranks = range(world) if fault.tie and world == 2 else [rank]
+    ranks = [] if fault.tie and world == 2 else [rank]
     source, lines = plant(PROGRAM.read_text(), [(fault.line, f"...{MARK}")] if fault.line else [], rank=rank)
     command = ("chaos", *words, "--deadline", f"{DEADLINE_S:g}")
     return Case(fault.words, f"collective {collective}", rank, command, source, fault.faults, frozenset(ranks), lines)

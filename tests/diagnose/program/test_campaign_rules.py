@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from seen import at, evidence, failed, rank
+import pytest
+from seen import at, changed, evidence, failed, rank
 
+from frog.diagnose.program.evidence import RankEvidence
 from frog.diagnose.program.rules import diagnose_program
+from frog.diagnose.program.seen_errors import with_origin
 
 STEP = [("all_reduce", 2561, 68), ("all_reduce", 1, 72)]
 CLOSED = failed("RuntimeError", "[gloo/pair.cc:537] Read error [127.0.0.1]:8077: Connection reset by peer", 68, 9)
@@ -38,3 +41,52 @@ def test_collective_that_only_some_completed_was_not_delivered() -> None:
     found = diagnose_program(evidence(ahead, behind))
     assert (found.fault, found.rank, found.certain) == ("network", 1, False)
     assert "which rank 0 completed" in found.finding
+
+
+def delayed(ranks: list[RankEvidence], number: int, every: int, by_s: float) -> None:
+    """Let a rank call every Nth collective later."""
+    ranks[number].calls = [
+        changed(call, created_ns=(call.created_ns or 0) + round(by_s * 10**9) * (call.seq % every == 0))
+        for call in ranks[number].calls
+    ]
+
+
+@pytest.mark.parametrize(("every", "by_s", "fault"), [(3, 0.9, "slow"), (3, 0.2, "none"), (10, 0.9, "none")])
+def test_rank_that_makes_the_others_wait_is_slow_even_if_not_at_each_collective(
+    every: int, by_s: float, fault: str
+) -> None:
+    ranks = [rank(number, *[("all_reduce", 5, 8)] * 40, state="ended") for number in (0, 1)]
+    delayed(ranks, 1, every, by_s)
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.rank) == (fault, 1 if fault == "slow" else None)
+    assert found.certain == (fault == "none")
+
+
+def test_two_ranks_that_are_late_in_turn_are_not_slow() -> None:
+    ranks = [rank(number, *[("all_reduce", 5, 8)] * 40, state="ended") for number in (0, 1)]
+    delayed(ranks, 0, 2, 0.4)
+    delayed(ranks, 1, 3, 0.9)
+    assert diagnose_program(evidence(*ranks, hung=False)).fault == "none"
+
+
+IN_WORKER = """Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 374, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/me/train.py", line 33, in __getitem__
+    raise ValueError("bad sample")
+ValueError: bad sample
+"""
+
+
+def test_exception_of_a_loaders_worker_has_its_line_in_the_worker() -> None:
+    error = with_origin(failed("ValueError", IN_WORKER, 67, 5))
+    found = diagnose_program(evidence(rank(0, error=error, state="failed"), rank(1), hung=False))
+    assert (found.fault, found.rank, found.line) == ("raise", 0, "train.py:33 (__getitem__)")
+    assert found.finding.endswith(": bad sample (in DataLoader worker process 0)")
+
+
+@pytest.mark.parametrize("message", ["bad", IN_WORKER.partition("\n")[0], IN_WORKER.replace("Caught", "Saw")])
+def test_exception_without_an_origin_stays_as_it_is(message: str) -> None:
+    error = failed("ValueError", message, 67)
+    assert with_origin(error) is error

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from frog.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, SeenError
 from frog.diagnose.program.group_names import GroupNames
 from frog.diagnose.program.places import user_line
+from frog.diagnose.program.seen_errors import with_origin
 from frog.diagnose.program.stacks import fault_frames
 from frog.runs.folder import RunFolder
 from frog.runs.launcher_schema import (
@@ -118,7 +119,8 @@ def _call(entry: CollectiveEntry, group: Group, source: str) -> Call:
 
 
 def _error(error: ProgramError, source: str) -> SeenError:
-    return SeenError(error.type, error.message, error.line, tuple(error.frames), error.unix_ns, source)
+    seen = SeenError(error.type, error.message, error.line, tuple(error.frames), error.unix_ns, source)
+    return with_origin(seen)
 
 
 def _add_launcher(evidence: Evidence, folder: RunFolder, attempt: int) -> None:

@@ -14,6 +14,10 @@ _LEAST_CALLS = 8
 _SHARE = 0.7
 """Least share of the collectives to which a slow rank comes last."""
 _LEAST_LATE_S = 0.02
+_SHARE_OF_TIME, _MORE = 0.25, 4
+"""Least part of the time during which the others wait for a slow rank, and how much more than for any other rank."""
+_SHARE_OF_CALLS, _LEAST_OFTEN_S = 0.2, 0.01
+"""Least share of the collectives to which it then comes late, and by how much."""
 _LEAST_PART = 0.2
 """Least lateness, as a part of the time between two collectives."""
 
@@ -26,6 +30,45 @@ def slow_rank(evidence: Evidence) -> Diagnosis | None:
         if found is not None:
             return found
     return None
+
+
+def _late_ns(rows: list[dict[int, int]], last: list[int], number: int) -> list[int]:
+    """Return by how much a rank came after all others, for each collective to which it came last."""
+    return [max(row.values()) - sorted(row.values())[-2] for row, who in zip(rows, last, strict=True) if who == number]
+
+
+def _often_late(evidence: Evidence, group: Group, rows: list[dict[int, int]], last: list[int]) -> Diagnosis | None:
+    """Report a rank that the others wait for during much of the time, though not at most collectives."""
+    rows, last = rows[1:], last[1:]  # they start at different times
+    late_ns = {number: _late_ns(rows, last, number) for number in rows[0]}
+    slowest = max(late_ns, key=lambda number: sum(late_ns[number]))
+    waited_ns, others_ns = sum(late_ns[slowest]), max(sum(late_ns[each]) for each in late_ns if each != slowest)
+    span_ns = min(rows[-1].values()) - min(rows[0].values())
+    times = sum(ns > _LEAST_OFTEN_S * 1e9 for ns in late_ns[slowest])
+    if waited_ns < _SHARE_OF_TIME * span_ns or waited_ns < _MORE * others_ns or times < _SHARE_OF_CALLS * len(rows):
+        return None
+    rank = evidence.ranks[slowest]
+    line = next((call.line for call in reversed(rank.calls) if call.group == group), None)
+    return Diagnosis(
+        "slow",
+        f"the others waited for rank {slowest} during {100 * waited_ns / span_ns:.0f} % of the time: it came last to "
+        f"{times} of {len(rows)} collectives of {group.label(evidence.world)}, by {waited_ns / 1e9 / times:.2f} s"
+        + (f". It was most often seen at {rank.often}" if rank.often else ""),
+        rank=slowest,
+        node_rank=rank.node_rank,
+        line=rank.often or place(line) or None,
+        certain=False,
+        outcome=_outcome(evidence, slowest),
+        evidence=report_ranks(evidence, [slowest]),
+        advice="compare its host with the others: other processes, clocks of its CPU or GPU, a slow disk, more data\n"
+        "or work that only this rank does, such as saving",
+    )
+
+
+def _outcome(evidence: Evidence, number: int) -> str:
+    if evidence.ranks[number].state == "ended":
+        return "completed"
+    return "running" if evidence.active else "failed"
 
 
 def _in_group(evidence: Evidence, group: Group) -> Diagnosis | None:
@@ -41,13 +84,11 @@ def _in_group(evidence: Evidence, group: Group) -> Diagnosis | None:
         return None
     last = [max(row, key=lambda number: row[number]) for row in rows]
     slowest = statistics.mode(last)
-    late_ns = [
-        max(row.values()) - sorted(row.values())[-2] for row, who in zip(rows, last, strict=True) if who == slowest
-    ]
+    late_ns = _late_ns(rows, last, slowest)
     between = statistics.median([min(b.values()) - min(a.values()) for a, b in itertools.pairwise(rows)])
     big = [ns for ns in late_ns if ns > max(_LEAST_LATE_S * 1e9, _LEAST_PART * between)]
     if len(big) < _SHARE * len(rows) / 2 or last.count(slowest) < _SHARE * len(rows):
-        return None
+        return _often_late(evidence, group, rows, last)
     hosts = {evidence.ranks[number].host for number in members}
     rank, late_s = evidence.ranks[slowest], statistics.median(big) / 1e9
     line = next((call.line for call in reversed(rank.calls) if call.group == group), None)
@@ -61,7 +102,7 @@ def _in_group(evidence: Evidence, group: Group) -> Diagnosis | None:
         node_rank=rank.node_rank,
         line=rank.often or place(line) or None,
         certain=not skewed,
-        outcome="completed" if rank.state == "ended" else "running" if evidence.active else "failed",
+        outcome=_outcome(evidence, slowest),
         evidence=report_ranks(evidence, [slowest]),
         advice="compare its host with the others: other processes, clocks of its CPU or GPU, a slow disk, more data\n"
         + (
