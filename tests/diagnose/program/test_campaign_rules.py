@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from seen import at, changed, evidence, failed, rank
 
-from frog.diagnose.program.evidence import RankEvidence
+from frog.diagnose.program.evidence import Evidence, RankEvidence
+from frog.diagnose.program.logs import add_log
 from frog.diagnose.program.rules import diagnose_program
 from frog.diagnose.program.seen_errors import with_origin
 
@@ -90,3 +91,33 @@ def test_exception_of_a_loaders_worker_has_its_line_in_the_worker() -> None:
 def test_exception_without_an_origin_stays_as_it_is(message: str) -> None:
     error = failed("ValueError", message, 67)
     assert with_origin(error) is error
+
+
+NAN = failed("FloatingPointError", "loss is nan in step 3", 71, 6)
+
+
+@pytest.mark.parametrize(("counts", "first"), [((4, 3), 1), ((3, 3), None)])
+def test_nan_that_stops_all_ranks_arose_where_the_log_shows_it_first(
+    counts: tuple[int, int], first: int | None
+) -> None:
+    ranks = [
+        rank(number, *STEP, error=NAN, state="failed", exit_code=1, nan_line="loss nan", num_losses=count)
+        for number, count in enumerate(counts)
+    ]
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.rank, found.line, found.certain) == ("nan", first, "train.py:71 (main)", False)
+
+
+def test_losses_before_the_first_nan_are_counted_per_rank() -> None:
+    log = "".join(
+        f"rank {number} | step {step} loss {'nan' if step >= 2 - number else 0.5}\n"
+        for step in range(4)
+        for number in (0, 1)
+    )
+    found = Evidence("here")
+    assert add_log(found, log, "job.log", None)
+    assert [found.of(number).num_losses for number in (0, 1)] == [2, 1]
+    found.ended_code = 0
+    explained = diagnose_program(found)
+    assert (explained.fault, explained.rank) == ("nan", 1)
+    assert "first on rank 1" in explained.finding

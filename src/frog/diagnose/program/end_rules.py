@@ -8,6 +8,7 @@ from frog.core.exitcodes import describe_exit, signal_name
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.evidence import Evidence, RankEvidence, SeenError, place
 from frog.diagnose.program.lines import describe_call, report_ranks
+from frog.diagnose.program.nan_rules import first_not_finite, not_finite_lines
 from frog.diagnose.program.victims import is_victim, lost_loader, own_error
 
 _FAR = float("inf")
@@ -48,7 +49,7 @@ def own_exception(evidence: Evidence) -> Diagnosis | None:
     for rule in (_loader, _memory, _not_finite):
         special = rule(evidence.ranks[rank], error, found)
         if special is not None:
-            return special
+            return _of_several(evidence, special, same) if special.fault == "nan" and len(same) > 1 else special
     who = span(same) if len(same) < max(len(evidence.world), 1) or len(same) == 1 else "all ranks"
     at = f" at {place(error.line)}" if error.line else ""
     return found.with_more(
@@ -126,6 +127,19 @@ def _not_finite(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagn
         advice="find its first place with torch.autograd.set_detect_anomaly(True), and print this rank's "
         "samples of that "
         "step\nafter an all-reduce every rank has the NaN: check the loss of each rank before it",
+    )
+
+
+def _of_several(evidence: Evidence, found: Diagnosis, ranks: list[int]) -> Diagnosis:
+    """Return a diagnosis of ranks that stopped at a NaN together: only their logs can tell where it arose."""
+    first = first_not_finite(evidence)
+    rest = found.finding.partition(" stopped at ")[2]
+    arose = "the evidence does not show on which it arose" if first is None else f"it arose on rank {first}"
+    return found.with_more(
+        *not_finite_lines(evidence, ranks),
+        finding=f"{span(ranks)} stopped at {rest}; {arose}",
+        rank=first,
+        certain=False,
     )
 
 

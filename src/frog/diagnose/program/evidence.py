@@ -151,6 +151,8 @@ class RankEvidence:
     """Lines of its log that mention an error which it survived."""
     nan_line: str = ""
     """The first line of its log with a loss that is not finite."""
+    num_losses: int = 0
+    """Lines with a loss before that line."""
     sources: list[str] = field(default_factory=list)
 
     def add_source(self, path: str) -> None:

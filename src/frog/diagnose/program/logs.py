@@ -20,6 +20,7 @@ from frog.diagnose.program.victims import is_mismatch_text
 
 _OWN_PREFIX = re.compile(r"^rank (\d{1,6}) \| ?")
 _NOT_FINITE = re.compile(r"\bloss\b[^\w\n]{0,20}(nan|-?inf)\b", re.IGNORECASE)
+_A_LOSS = re.compile(r"\bloss\b", re.IGNORECASE)
 _TROUBLE = re.compile(r"\b(skipp(ing|ed)|caught|exception|error|corrupt\w*|damaged)\b", re.IGNORECASE)
 _NOISE = re.compile(
     r"ProcessGroup|[Ww]arning|warn\(|frame #|terminate called|what\(\):|^\W*$|Exception (raised|ignored)|"
@@ -38,6 +39,8 @@ class _Stream:
     after: int = 0
     """Lines after the last traceback that show that the program continued."""
     not_finite: str = ""
+    num_losses: int = 0
+    """Lines with a loss before the first one that is not finite."""
     mismatch: tuple[str, str] | None = None
     trouble: list[str] = field(default_factory=list)
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -92,8 +95,11 @@ def _read(streams: dict[int | None, _Stream], line: LogLine, reader: TracebackRe
         stream.crash = [*stream.crash, text][:12]
     if not _NOISE.search(text):
         stream.after += 1
-        if not stream.not_finite and _NOT_FINITE.search(text):
-            stream.not_finite = text[:300]
+        if not stream.not_finite and _A_LOSS.search(text):
+            if _NOT_FINITE.search(text):
+                stream.not_finite = text[:300]
+            else:
+                stream.num_losses += 1
         if len(stream.trouble) < _MOST_TROUBLE and _TROUBLE.search(text):
             stream.trouble.append(text[:300])
 
@@ -109,7 +115,9 @@ def _add(evidence: Evidence, number: int | None, stream: _Stream, name: str) -> 
     rank = evidence.of(number)
     rank.add_source(name)
     rank.last_lines = [*rank.last_lines, *stream.last_lines][-MOST_LAST_LINES:]
-    rank.nan_line, rank.crash = rank.nan_line or stream.not_finite, rank.crash or "\n".join(stream.crash)
+    if stream.not_finite and not rank.nan_line:
+        rank.nan_line, rank.num_losses = stream.not_finite, stream.num_losses
+    rank.crash = rank.crash or "\n".join(stream.crash)
     rank.trouble += stream.trouble
     rank.mismatch = rank.mismatch or stream.mismatch
     may_have_failed = rank.state in (None, "failed") or rank.exit_code not in (None, 0)

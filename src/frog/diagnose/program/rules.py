@@ -14,6 +14,7 @@ from frog.diagnose.program.end_rules import exited, interrupted, killed, lost_no
 from frog.diagnose.program.evidence import Evidence, place
 from frog.diagnose.program.lines import describe_call, report_ranks
 from frog.diagnose.program.mismatch_rules import mismatch, reported
+from frog.diagnose.program.nan_rules import not_finite_in_log
 from frog.diagnose.program.slow_rules import slow_rank
 from frog.diagnose.program.victims import is_victim, timed_out
 from frog.diagnose.program.wait_rules import absent
@@ -173,27 +174,6 @@ def healthy(evidence: Evidence) -> Diagnosis | None:
         outcome=status,
         evidence=report_ranks(evidence, sorted(ranks)),
         advice="nothing",
-    )
-
-
-def not_finite_in_log(evidence: Evidence) -> Diagnosis | None:
-    """Report a program that continued with a loss that is not finite."""
-    ranks = sorted(number for number, rank in evidence.ranks.items() if rank.nan_line)
-    if not ranks:
-        return None
-    alone = len(ranks) == 1 and len(evidence.ranks) > 1
-    return Diagnosis(
-        "nan",
-        f"the log of {span(ranks)} shows a loss that is not finite, and the program continued",
-        rank=ranks[0] if alone else None,
-        certain=False,
-        outcome="completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed",
-        evidence=tuple(
-            note(None, f"rank {number}", evidence.ranks[number].nan_line, evidence.ranks[number].sources[-1])
-            for number in ranks[:8]
-        ),
-        advice="print the loss of every rank before the all-reduce: after it, every rank has the NaN of one; "
-        "torch.autograd.set_detect_anomaly(True) shows where it arises",
     )
 
 
