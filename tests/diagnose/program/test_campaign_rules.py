@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from seen import at, changed, evidence, failed, rank
 
@@ -9,6 +11,7 @@ from frog.diagnose.program.evidence import Evidence, RankEvidence
 from frog.diagnose.program.logs import add_log
 from frog.diagnose.program.rules import diagnose_program
 from frog.diagnose.program.seen_errors import with_origin
+from frog.runs.observed import CodeLine
 
 STEP = [("all_reduce", 2561, 68), ("all_reduce", 1, 72)]
 CLOSED = failed("RuntimeError", "[gloo/pair.cc:537] Read error [127.0.0.1]:8077: Connection reset by peer", 68, 9)
@@ -121,3 +124,24 @@ def test_losses_before_the_first_nan_are_counted_per_rank() -> None:
     explained = diagnose_program(found)
     assert (explained.fault, explained.rank) == ("nan", 1)
     assert "first on rank 1" in explained.finding
+
+
+STORE = CodeLine(file="/venv/torch/distributed/rendezvous.py", line=199, function="_create_c10d_store")
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault", "certain"),
+    [
+        ({"state": "ended"}, "ended", True),
+        ({"state": "running", "exit_code": 0}, "ended", True),
+        ({"state": "running", "line": at(50), "stopped": True}, "stop", True),
+        ({"state": "running", "line": at(50), "cpu_busy": True}, "busy", False),
+        ({"state": "running", "line": at(50), "stack": [at(50)]}, "blocked", False),
+    ],
+)
+def test_rank_that_never_joins_is_named_with_the_line_at_which_others_wait(
+    fields: dict[str, Any], fault: str, certain: bool
+) -> None:
+    waits = rank(1, state="running", line=at(84, "run"), stack=[STORE, at(84, "run")])
+    found = diagnose_program(evidence(rank(0, **fields), waits))
+    assert (found.fault, found.rank, found.peer_line, found.certain) == (fault, 0, "train.py:84 (run)", certain)

@@ -12,6 +12,7 @@ from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.compare import differences
 from frog.diagnose.program.end_rules import exited, interrupted, killed, lost_node, of_job, own_exception
 from frog.diagnose.program.evidence import Evidence, place
+from frog.diagnose.program.join_rules import joined_without
 from frog.diagnose.program.lines import describe_call, report_ranks
 from frog.diagnose.program.mismatch_rules import mismatch, reported
 from frog.diagnose.program.nan_rules import not_finite_in_log
@@ -192,6 +193,7 @@ RULES: tuple[Rule, ...] = (
     killed,
     exited,
     waited,
+    joined_without,
     all_inside,
     lambda evidence: exited(evidence, at_all=True),
     lambda evidence: of_job(evidence, ("OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED")),
