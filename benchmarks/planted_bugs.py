@@ -114,7 +114,6 @@ BUGS = (
     Bug("memory: too large", ("memory",), (_if(_NOW, STEP, f"torch.ones(1 << 50){MARK}"),)),
     Bug("disk: full", ("raise",), ((SAVE, f'torch.save(model.state_dict(), "/dev/full"){MARK}'),), on_rank=0),
     Bug("nan: checked", ("nan",), (_NAN, _at(BACKWARD, _IS_FINITE))),
-    Bug("nan: all ranks stop", ("nan",), (_NAN, (MEAN, f"...\n{_IS_FINITE.replace('loss)', 'mean)')}"))),
     Bug("nan: not checked", ("nan",), (_NAN,)),
     Bug("exit: before joining", ("ended",), (_if(_ODD, JOIN, "sys.exit(0)"), (JOIN, f"...{MARK}"))),
     Bug("exit: sys.exit(0)", ("ended", "batches"), (_if(_NOW, BACKWARD, "sys.exit(0)"), _WAITS_IN_BACKWARD)),
@@ -157,4 +156,5 @@ BUGS = (
     Bug("slow: sleeps", ("slow",), (_if(_ODD, BACKWARD, f"time.sleep(0.2){MARK}"),)),
     Bug("none: healthy", ("none",), (), on_all=True),
     Bug("none: no teardown", ("none", "teardown"), (("dist.destroy_process_group()", "pass"),), on_all=True),
+    Bug("nan: all ranks stop", ("nan",), (_NAN, (MEAN, f"...\n{_IS_FINITE.replace('loss)', 'mean)')}"))),
 )
