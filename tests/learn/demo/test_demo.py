@@ -16,6 +16,7 @@ from harness import PATIENCE
 from rich.console import Console
 
 from frog.core.errors import UsageError
+from frog.core.wrapping import wrapped_lines
 from frog.learn.demo.folders import new_folder, old_folder
 from frog.learn.demo.page import page_path
 from frog.learn.demo.play import Player
@@ -47,6 +48,8 @@ LISTED: dict[Name, tuple[str, ...]] = {
     ),
 }
 """The curriculum's demo lists."""
+SCREEN_ROWS = 32
+"""The most rows of 100 columns that a step may show, for a projector."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -120,6 +123,41 @@ def test_player_prints_question_then_output_then_answer(tmp_path: Path) -> None:
     one.play(1)
     words = [word for word in shown(one).split() if word in ("many?", "output", "seven")]
     assert words == ["output", "many?", "output", "seven"]  # the first is in the command
+
+
+def test_player_waits_between_output_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+    one = player(tmp_path, step("echo output", ask="how many?", look="seven"), step("true"), auto=False)
+
+    def press_enter(prompt: str) -> str:
+        asked.append((prompt.split(" ")[3], "seven" in shown(one)))
+        return ""
+
+    monkeypatch.setattr("frog.learn.demo.play.read_line", press_enter)
+    assert one.play(1)
+    assert asked == [("run", False), ("the", False), ("run", True)], "run it, the answer, run it"
+
+
+def test_quit_before_the_answer_ends_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["", "q"])
+    monkeypatch.setattr("frog.learn.demo.play.read_line", lambda _: next(answers))
+    one = player(tmp_path, step("echo output", ask="how many?", look="seven"), step("touch second"), auto=False)
+    assert one.play(1)
+    assert "seven" not in shown(one)
+    assert not (tmp_path / "second").exists()
+
+
+def test_terminal_breaks_long_output_lines_between_words(tmp_path: Path) -> None:
+    """Also where a line or a character comes in two parts, since a pipe holds 64 KiB."""
+    line = " ".join(["zwölf"] * 40)
+    (tmp_path / "text").write_text(f"{line}\n" * 1000 + line)
+    one = player(tmp_path, step("cat text"))
+    one.console = Console(file=io.StringIO(), width=60, force_terminal=True)
+    assert one.play(1)
+    rows = [row for row in shown(one).splitlines() if "zw" in row]
+    assert max(map(len, rows)) <= 60
+    assert " ".join(rows).split() == ["zwölf"] * 40 * 1001
+    assert (tmp_path / "01.txt").read_text() == (tmp_path / "text").read_text()
 
 
 def test_step_text_is_wrapped_next_to_its_label(tmp_path: Path) -> None:
@@ -238,11 +276,14 @@ def test_demo_runs_unattended(name: Name, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE * 880)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     session = read_session(name)
-    assert len(list((tmp_path / "demo").glob("[0-9][0-9].txt"))) == len(session.steps)
+    outputs = {path.name: path.read_text() for path in (tmp_path / "demo").glob("[0-9][0-9].txt")}
+    assert len(outputs) == len(session.steps)
     assert "runs/" in (tmp_path / "demo" / "index.html").read_text()
     steps = re.split(r"^\d+/\d+  .* ─+$", done.stdout, flags=re.MULTILINE)[1:]
     assert len(steps) == len(session.steps)
-    assert [len(lines) for step in steps if len(lines := step.splitlines()) > 60] == [], "more than a screen or two"
+    whole = {f"{number:02}.txt" for number, step in enumerate(session.steps, 1) if step.show_last is None}
+    rows = {name: wrapped_lines(outputs[name], 100).count("\n") for name in whole}
+    assert {name: count for name, count in rows.items() if count > SCREEN_ROWS} == {}
 
 
 @pytest.mark.parametrize("name", NAMES)

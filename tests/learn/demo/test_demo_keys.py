@@ -43,7 +43,10 @@ def test_enter_typed_during_a_step_does_not_start_the_next_step(tmp_path: Path) 
             os.write(ours, b"\n\n")  # impatient
             _read_until(ours, rb"\n\r?\n")  # the terminal has received and echoed them
             gate.write("\n")
-        assert b"answer" in _read_until(ours, PROMPT)
+        assert b"answer   q: quit" in (printed := _read_until(ours, PROMPT))
+        assert b"look" not in printed
+        os.write(ours, b"\n")
+        assert b"look" in _read_until(ours, PROMPT)
         os.write(ours, b"q\n")
         player.wait()
     os.close(ours)

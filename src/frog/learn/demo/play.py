@@ -23,6 +23,7 @@ from frog.core.errors import LaunchError
 from frog.core.ports import free_port
 from frog.core.printable import printable_lines
 from frog.core.streams import discard_typed_ahead, read_line
+from frog.core.wrapping import wrapped_lines
 from frog.learn.demo.page import write_page
 from frog.learn.demo.records import Played, output_path, write_record
 from frog.learn.demo.session import FREE_PORT, Session, Step
@@ -68,6 +69,8 @@ class Player:
             self._keep(played)
             self.console.print()
             if played.is_right:
+                if step.ask and self._ask("Enter: the answer   q: quit", {"": "run", "q": "quit"}) == "quit":
+                    return False
                 self._say("look", step.look)
                 self.console.print()
                 return True
@@ -144,23 +147,27 @@ class Player:
         assert process.stdout is not None
         if show_last is not None:
             self.console.print(f"  (only the last {show_last} lines of output will be shown)")
-        end, num_lines = b"", 0
+        rest, end, num_lines = b"", b"", 0
         while data := os.read(process.stdout.fileno(), 1 << 16):
             file.write(data)
             num_lines += data.count(b"\n")
             if show_last is None:
-                self._show(data)
+                lines, newline, rest = (rest + data).rpartition(b"\n")
+                self._show(lines + newline)
             else:
                 end = (end + data)[-_MOST_KEPT_BYTES:]
         if show_last is not None:
             file.flush()
-            lines = deque(end.splitlines(keepends=True), show_last)
-            if num_lines > len(lines):
-                self.console.print(f"  ... {num_lines - len(lines)} earlier lines are in {file.name}", soft_wrap=True)
-            self._show(b"".join(lines))
+            last = deque(end.splitlines(keepends=True), show_last)
+            if num_lines > len(last):
+                self.console.print(f"  ... {num_lines - len(last)} earlier lines are in {file.name}", soft_wrap=True)
+            rest = b"".join(last)
+        self._show(rest)
 
     def _show(self, data: bytes) -> None:
-        self.console.file.write(printable_lines(data.decode(errors="replace")))
+        """Show whole lines; on a terminal, those that are too long break between words."""
+        text = printable_lines(data.decode(errors="replace"))
+        self.console.file.write(wrapped_lines(text, self.console.width if self.console.is_terminal else None))
         self.console.file.flush()
 
 
