@@ -270,7 +270,7 @@ ERRORS = (
             "CUDA error: initialization error",
             "CUDA unknown error - this may be due to an incorrectly set up",
             "CUDA error: unknown error",
-            "CUDA failure … 'initialization error'",
+            "CUDA failure…'initialization error'",
         ),
         "CUDA did not start in this process: a fork after its first use, a driver in a bad state, or wrong "
         "CUDA_VISIBLE_DEVICES.",

@@ -60,7 +60,7 @@ ERRORS = (
             "torch.cuda.OutOfMemoryError",
             "CUDA error: out of memory",
             "CUDA driver error: out of memory",
-            "CUDA failure … 'out of memory'",
+            "CUDA failure…'out of memory'",
             "CUDA error … 'out of memory'",
             "cudaErrorMemoryAllocation",
             "CUBLAS_STATUS_ALLOC_FAILED",

@@ -158,7 +158,7 @@ ERRORS = (
             "Watchdog caught collective operation timeout",
             "milliseconds before timing out",
             "timed out in blocking wait",
-            "Timed out waiting … ms for … operation to complete",
+            "Timed out waiting …ms for … operation to complete",
             "Timeout at NCCL work",
             "Application timeout caused pair closure",
             "collective operation timeout",

@@ -94,7 +94,12 @@ ERRORS = (
     ),
     KnownError(
         "job-file-line-ends",
-        ("Batch script contains DOS line breaks", "bad interpreter: … ^M", "$'\\r': command not found"),
+        (
+            "Batch script contains DOS line breaks",
+            "bad interpreter: …^M",
+            "^M: bad interpreter",
+            "$'\\r': command not found",
+        ),
         "The script has the line ends of Windows.",
         r"sed -i 's/\r$//' FILE",
         section=38,
