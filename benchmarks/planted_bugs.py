@@ -17,7 +17,6 @@ IMPORTS = "import ctypes, datetime, os, queue, threading, time\nodd = int(os.env
 JOIN = 'dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=minutes))'
 LOADER = "loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=0)"
 SAMPLER = "sampler = DistributedSampler(data, shuffle=False)"
-LOOP = "for step, (x, y) in enumerate(loader):"
 POINT, FORWARD = "return point, point.sum() / self.count", "scaled = points / 1000"
 BACKWARD, STEP, MEAN = "loss.backward()", "optimizer.step()", "dist.all_reduce(mean)"
 TOTAL, SAVE, BARRIER = "dist.all_reduce(total)", 'torch.save(model.state_dict(), "checkpoint.pt")', "dist.barrier()"
@@ -123,8 +122,8 @@ BUGS = (
     Bug("exit: os._exit(3)", ("exit",), (_if(_NOW, BACKWARD, "os._exit(3)"),)),
     Bug("crash: segfault", ("crash",), (_if(_NOW, STEP, f"ctypes.string_at(0){MARK}"),)),
     Bug("crash: abort", ("crash",), (_if(_NOW, STEP, f"os.abort(){MARK}"),)),
-    Bug("loader: killed", ("loader",), (_WORKER, (LOOP, f"...{MARK}"), _if(_SAMPLE, POINT, "os.kill(os.getpid(), 9)"))),
-    Bug("loader: exits", ("loader",), (_WORKER, (LOOP, f"...{MARK}"), _if(_SAMPLE, POINT, "os._exit(1)"))),
+    Bug("loader: killed", ("loader",), (_WORKER, _if(_SAMPLE, POINT, "os.kill(os.getpid(), 9)"))),
+    Bug("loader: exits", ("loader",), (_WORKER, _if(_SAMPLE, POINT, "os._exit(1)"))),
     Bug("branch: others", ("branch",), ((BARRIER, f"if rank != {{rank}}:\n    ...{MARK}"),), tie=True),
     Bug("branch: alone", ("branch",), (_if("if dist.get_rank() == {rank}:", TOTAL, f"dist.barrier(){MARK}"),)),
     Bug("skipped: silently", ("skipped", "batches"), ((MEAN, f"if not (odd and step == {{step}}):\n    ...{MARK}"),)),

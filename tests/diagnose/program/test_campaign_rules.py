@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,3 +146,12 @@ def test_rank_that_never_joins_is_named_with_the_line_at_which_others_wait(
     waits = rank(1, state="running", line=at(84, "run"), stack=[STORE, at(84, "run")])
     found = diagnose_program(evidence(rank(0, **fields), waits))
     assert (found.fault, found.rank, found.peer_line, found.certain) == (fault, 0, "train.py:84 (run)", certain)
+
+
+def test_line_at_which_a_signal_tells_of_a_dead_worker_is_not_the_cause() -> None:
+    handler = CodeLine(file="/venv/torch/utils/data/_utils/signal_handling.py", line=73, function="handler")
+    error = failed("RuntimeError", "DataLoader worker (pid 31) is killed by signal: Killed. ", 70)
+    for frames, line in (((at(70), handler), None), ((at(70),), "train.py:70 (main)")):
+        found = diagnose_program(evidence(rank(0), rank(1, error=replace(error, frames=frames)), hung=False))
+        assert (found.fault, found.rank, found.line) == ("loader", 1, line)
+        assert "at train.py:70 (main)" in found.finding

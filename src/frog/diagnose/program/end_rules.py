@@ -88,10 +88,13 @@ def _loader(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis
         return None
     killed = re.search(r"killed by signal: ?(\w+)", error.message)
     how = f"by the signal {killed[1]}" if killed else "unexpectedly"
+    anywhere = any(frame.file.endswith("signal_handling.py") for frame in error.frames)  # torch's SIGCHLD handler
+    at = f" at {place(error.line)}" if error.line else ""
+    after = f": a signal interrupted it{at}, which need not be where it reads" if anywhere else at
     return found.with_more(
         fault="loader",
-        finding=f"a DataLoader worker of rank {rank.rank} ended {how}, so rank {rank.rank} could not continue"
-        + (f" at {place(error.line)}" if error.line else ""),
+        line=None if anywhere else found.line,
+        finding=f"a DataLoader worker of rank {rank.rank} ended {how}, so rank {rank.rank} could not continue{after}",
         advice="a killed worker usually means that memory or /dev/shm is full: `dmesg | grep -i oom`, `df -h "
         "/dev/shm`; "
         "use fewer workers or a smaller prefetch_factor\n"
