@@ -111,7 +111,7 @@ BUGS = (
     Bug("raise: checkpoint", ("raise",), (_if(_ODD, BARRIER, _RAISE),)),
     Bug("raise: all ranks", ("raise",), (_if("if step == {step}:", STEP, _RAISE),), on_all=True),
     Bug("memory: too large", ("memory",), (_if(_NOW, STEP, f"torch.ones(1 << 50){MARK}"),)),
-    Bug("disk: full", ("raise",), ((SAVE, f'torch.save(model.state_dict(), "/dev/full"){MARK}'),), on_rank=0),
+    Bug("disk: full", ("disk",), ((SAVE, f'torch.save(model.state_dict(), "/dev/full"){MARK}'),), on_rank=0),
     Bug("nan: checked", ("nan",), (_NAN, _at(BACKWARD, _IS_FINITE))),
     Bug("nan: not checked", ("nan",), (_NAN,)),
     Bug("exit: before joining", ("ended",), (_if(_ODD, JOIN, "sys.exit(0)"), (JOIN, f"...{MARK}"))),

@@ -6,7 +6,8 @@ Each case runs `plain_ddp.py`, which imports nothing of Frog: with a fault that 
 planted in its text. Then `frog diagnose` reads the run folder. One row per case: the fault, its moment and its rank;
 the diagnosis; whether its rank, line and kind are right ("-": there is none); whether it calls itself certain.
 `--nproc 2` has every fault at both moments and on both ranks; larger worlds have each fault once, on a rank and at a
-moment that the seed draws. `--keep` keeps the folders of the cases; those that it already has are judged again.
+moment that the seed draws. `--keep` keeps the cases' folders and, called again, runs only those that are missing;
+`--judge` runs nothing, and judges again what was kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ BATCH, STEPS, COLLECTIVES = 16, (1, 13), (3, 30)
 """Moments: steps of a planted bug, and the numbers of collectives before an injected fault: while DDP starts, and in
 the middle."""
 DEADLINE_S, CASE_S = 12.0, 400.0
+HEAD = " no  fault                  moment        rank  rank line kind sure  sec  diagnosis"
 NETWORK = ("--network", "rate=100mbit delay=1ms")
 
 
@@ -57,7 +58,7 @@ INJECTED = (
     Injected("raise", ("raise",)),
     Injected("slow factor=8", ("slow",)),
     Injected("memory", ("memory", "raise", "crash")),
-    Injected("disk", ("raise",), on_rank=0, line=SAVE),
+    Injected("disk", ("disk",), on_rank=0, line=SAVE),
     Injected("node", ("kill", "gone", "node")),
     Injected("cut", ("network", "cut", "gone"), tie=True, network=True),
 )
@@ -212,17 +213,25 @@ def totals(verdicts: list[Verdict]) -> str:
 
 def campaign(world: int, args: argparse.Namespace, folder: Path) -> list[Verdict]:
     """Run and judge the cases of a world."""
-    chosen = [case for case in cases(world, args.seed) if args.only in case.name][: args.count]
-    print(f"{world} ranks\n no  fault                  moment        rank  rank line kind sure  sec  diagnosis")
+    every = list(cases(world, args.seed))
+    chosen = [case for case in every if args.only in case.name][: args.count]
+    if args.judge:
+        chosen = [case for case in chosen if (_place(folder, world, case) / "runs").exists()]
+    print(f"{world} ranks: {len(chosen)} of {len(every)} cases\n{HEAD}")
     verdicts = []
     for number, case in enumerate(chosen, 1):
-        start = time.monotonic()
-        own = folder / f"{world}" / "_".join(f"{case.name} {case.moment} {case.rank}".replace(":", "").split())
+        own = _place(folder, world, case)
         run(case, own)
+        seconds = (own / "output.txt").stat().st_mtime - (own / "train.py").stat().st_mtime
         verdicts.append(judge(case, diagnose_folder(own / "runs" / "train")))
-        print(row(number, case, verdicts[-1], time.monotonic() - start), flush=True)
+        print(row(number, case, verdicts[-1], seconds), flush=True)
     print(f"\n{totals(verdicts)}\n", flush=True)
     return verdicts
+
+
+def _place(folder: Path, world: int, case: Case) -> Path:
+    """Return the folder of a case."""
+    return folder / f"{world}" / "_".join(f"{case.name} {case.moment} {case.rank}".replace(":", "").split())
 
 
 def main() -> int:
@@ -231,10 +240,11 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="only faults with this word in their name")
     parser.add_argument("--count", type=int, help="only the first N cases of a world")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the cases' folders, and continue there")
+    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="run nothing: judge the cases of this folder")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="frog-campaign-") as scratch:
-        folder = (args.keep or Path(scratch)).resolve()
+        folder = (args.judge or args.keep or Path(scratch)).resolve()
         verdicts = [verdict for world in args.nproc for verdict in campaign(world, args, folder)]
     if len(args.nproc) > 1:
         print(f"all worlds\n{totals(verdicts)}")

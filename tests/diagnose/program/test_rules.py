@@ -153,6 +153,9 @@ def test_first_exception_wins_and_victims_are_counted() -> None:
         ("RuntimeError", "DataLoader worker (pid(s) 31, 32) exited unexpectedly", "loader"),
         ("FloatingPointError", "loss is nan in step 3", "nan"),
         ("RuntimeError", "Function 'MulBackward0' returned nan values in its 0th output.", "nan"),
+        ("OSError", "[Errno 28] No space left on device: 'x.pt'", "disk"),
+        ("OSError", "[Errno 27] File too large", "disk"),
+        ("RuntimeError", "[enforce fail at inline_container.cc:672] . unexpected pos 1152 vs 1046", "disk"),
         ("KeyError", "'nanotechnology'", "raise"),
     ],
 )

@@ -19,6 +19,10 @@ _DEVICE_MEMORY = re.compile(
 _HOST_MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory|unable to allocate|DefaultCPUAllocator|std::bad_alloc"
 )
+_NOT_WRITTEN = re.compile(
+    r"No space left on device|File too large|Disk quota exceeded|PytorchStreamWriter failed writing|"
+    r"inline_container\.cc:\d+\].{0,9}unexpected pos"  # torch.save, if a write failed
+)
 _NOT_FINITE = re.compile(r"\b(nan|nans|inf|infinite|non-?finite|not finite)\b", re.IGNORECASE)
 
 
@@ -46,7 +50,7 @@ def own_exception(evidence: Evidence) -> Diagnosis | None:
     found = _base(evidence, rank, same if len(same) > 1 else [rank]).with_more(
         certain=len(errors) == 1 or len(same) == len(errors) or error.unix_ns is not None,
     )
-    for rule in (_loader, _memory, _not_finite):
+    for rule in (_loader, _memory, _disk, _not_finite):
         special = rule(evidence.ranks[rank], error, found)
         if special is not None:
             return _of_several(evidence, special, same) if special.fault == "nan" and len(same) > 1 else special
@@ -116,6 +120,19 @@ def _memory(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis
         "model (FSDP, ZeRO)\nif only one rank has too little, look for uneven data, a second process on its "
         "GPU, or work "
         "that only this rank does",
+    )
+
+
+def _disk(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis | None:
+    if not _NOT_WRITTEN.search(error.message):
+        return None
+    return found.with_more(
+        fault="disk",
+        finding=f"rank {rank.rank} could not write a file"
+        + (f" at {place(error.line)}" if error.line else "")
+        + f": its disk is full, over a quota or limit, or fails ({error.first_line})",
+        advice="`df -h`, `df -i`, `quota -s` and `ulimit -f` on its host, for the folder of that file\n"
+        "the file is incomplete: resume from the checkpoint before it",
     )
 
 
