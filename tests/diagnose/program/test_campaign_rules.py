@@ -155,3 +155,56 @@ def test_line_at_which_a_signal_tells_of_a_dead_worker_is_not_the_cause() -> Non
         found = diagnose_program(evidence(rank(0), rank(1, error=replace(error, frames=frames)), hung=False))
         assert (found.fault, found.rank, found.line) == ("loader", 1, line)
         assert "at train.py:70 (main)" in found.finding
+
+
+MISMATCH = ("op.preamble.length <= op.nbytes. 2564 vs 4. Received data size doesn't match", "train.log")
+
+
+def test_rank_that_left_its_own_order_skipped_the_collective_of_the_crashed_one() -> None:
+    skips = rank(0, *STEP * 3, STEP[0], STEP[0], pending=1, exit_code=-15, state="failed", error=CLOSED)
+    crashed = RankEvidence(1, line=at(72), exit_code=-6, state="running", mismatch=MISMATCH, sources=["train.log"])
+    found = diagnose_program(evidence(skips, crashed, hung=False))
+    assert (found.fault, found.rank, found.line, found.peer_line, found.certain) == (
+        "skipped",
+        0,
+        "train.py:68 (main)",
+        "train.py:72 (main)",
+        False,
+    )
+
+
+def test_rank_that_kept_its_own_order_is_not_blamed_for_the_crash_of_another() -> None:
+    keeps = rank(0, *STEP * 3, STEP[0], pending=1, exit_code=-15, state="failed", error=CLOSED)
+    crashed = RankEvidence(1, line=at(72), exit_code=-6, state="running", mismatch=MISMATCH, sources=["train.log"])
+    found = diagnose_program(evidence(keeps, crashed, hung=False))
+    assert (found.fault, found.rank, found.certain) == ("order", 1, False)
+
+
+SIZES = [("all_reduce", 12, 73), ("all_reduce", 3, 73), ("all_reduce", 1, 77)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "last", "fault", "odd"),
+    [
+        (SIZES * 2, SIZES[1], "order", 0),  # the second size where the first has always been
+        (SIZES * 2, SIZES[0], "order", 1),
+        ([SIZES[0], SIZES[2]] * 2, SIZES[1], "shape", 0),
+        ([SIZES[0], SIZES[2]] * 2, SIZES[0], "shape", 1),
+    ],
+)
+def test_history_tells_which_of_two_ranks_called_another_size(
+    steps: list[tuple[str, int, int]], last: tuple[str, int, int], fault: str, odd: int
+) -> None:
+    stays = rank(0, *steps, last, pending=1, exit_code=-15, state="failed", error=CLOSED)
+    crashed = RankEvidence(1, line=at(73), exit_code=-6, state="running", mismatch=MISMATCH, sources=["train.log"])
+    found = diagnose_program(evidence(stays, crashed, hung=False))
+    assert (found.fault, found.rank, found.line, found.certain) == (fault, odd, "train.py:73 (main)", False)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_of_two_recorded_ranks_the_one_that_did_something_new_is_odd(odd: int) -> None:
+    ranks = [
+        rank(number, *[SIZES[0], SIZES[2]] * 2, SIZES[1] if number == odd else SIZES[0], pending=1) for number in (0, 1)
+    ]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("shape", odd, False)

@@ -9,6 +9,7 @@ from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.branches import in_one_loop, rank_branch
 from frog.diagnose.program.compare import Difference
 from frog.diagnose.program.evidence import Call, Evidence, place, same_line
+from frog.diagnose.program.history import is_unusual
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
 
 _AHEAD = 400
@@ -60,59 +61,25 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     return _size(evidence, found, sides)
 
 
-def reported(evidence: Evidence) -> Diagnosis | None:
-    """Explain a mismatch that the backend reported in a log, if the records do not show it.
-
-    gloo ends a process that receives a longer message than it expects, so its record is lost.
-    """
-    said = {number: rank for number, rank in evidence.ranks.items() if rank.mismatch}
-    crashed = {number: rank for number, rank in evidence.ranks.items() if evidence.mismatch and rank.exit_code == -6}
-    odd = min(said or crashed, default=None)
-    if odd is None:
-        return None
-    rank = evidence.ranks[odd]
-    pending = {number: other.pending[0] for number, other in evidence.ranks.items() if number != odd and other.pending}
-    other = min(pending, key=lambda number: pending[number].created_ns or 0, default=None)
-    call = pending[other] if other is not None else None
-    there = (
-        f"; {span([other])} called {describe_call(evidence, call)}" if other is not None and call is not None else ""
-    )
-    same = call is not None and same_line(call.line, rank.line)
-    branch = next((found for line in (rank.line, call.line if call else None) if (found := rank_branch(line))), None)
-    why = f": only some ranks pass {branch}" if branch else ""
-    return Diagnosis(
-        "branch" if branch else "shape" if same or call is None else "order",
-        f"rank {odd} received a message of another size than its collective"
-        + (f" at {place(rank.line)}" if rank.line else "")
-        + f" expects{there}{why}",
-        rank=odd,
-        node_rank=rank.node_rank,
-        line=place(rank.line) or None,
-        peer_line=place(call.line) or None if call is not None else None,
-        collective=describe_call(evidence, call) if call is not None else None,
-        certain=False,
-        evidence=(
-            note(rank.exited_ns, f"rank {odd}", *(rank.mismatch or evidence.mismatch or ("", ""))),
-            *report_ranks(evidence, [odd, *([other] if other is not None else [])]),
-        ),
-        advice="either the ranks called different collectives, or the same ones in another order (of "
-        "parameters, of keys), "
-        "or with tensors of different sizes (uneven data): print op and shape on each rank just before that line\n"
-        "the record of the rank that received the message was lost when gloo ended its process",
-    )
-
-
 def _sides(evidence: Evidence, found: Difference) -> Sides:
-    """Choose the odd rank: of the smaller side; the higher rank of a tie."""
+    """Choose the odd rank: of the smaller side; in a tie one that called something new, else the higher rank."""
     counts = Counter(_form(call) for call in found.calls.values())
     right = max(counts, key=lambda form: (counts[form], form == _form(found.calls[min(found.calls)])))
+    tie = counts[right] * 2 <= sum(counts.values())
+    unusual = {_form(call) for number, call in found.calls.items() if _calls_something_new(evidence, number, call)}
+    if tie and len(counts) == 2 and unusual == {right}:
+        right = next(form for form in counts if form != right)
     odd = next(number for number, call in found.calls.items() if _form(call) != right)
     other = next(number for number, call in found.calls.items() if _form(call) == right)
     of = {number: evidence.ranks[number].by_group()[found.group] for number in (odd, other)}
     after = {number: [call for call in calls if call.seq >= found.seq] for number, calls in of.items()}
     before = {number: [call for call in calls if call.seq < found.seq] for number, calls in of.items()}
-    tie = counts[right] * 2 <= sum(counts.values())
     return Sides(odd, other, after[odd], after[other], before[odd], before[other], tie)
+
+
+def _calls_something_new(evidence: Evidence, number: int, call: Call) -> bool:
+    calls = evidence.ranks[number].by_group()[call.group]
+    return bool(is_unusual([each for each in calls if each.seq < call.seq], call))
 
 
 def _form(call: Call) -> tuple[object, ...]:

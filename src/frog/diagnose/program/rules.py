@@ -14,8 +14,9 @@ from frog.diagnose.program.end_rules import exited, interrupted, killed, lost_no
 from frog.diagnose.program.evidence import Evidence, place
 from frog.diagnose.program.join_rules import joined_without
 from frog.diagnose.program.lines import describe_call, report_ranks
-from frog.diagnose.program.mismatch_rules import mismatch, reported
+from frog.diagnose.program.mismatch_rules import mismatch
 from frog.diagnose.program.nan_rules import not_finite_in_log
+from frog.diagnose.program.reported_rules import reported
 from frog.diagnose.program.slow_rules import slow_rank
 from frog.diagnose.program.victims import is_victim, timed_out
 from frog.diagnose.program.wait_rules import absent
