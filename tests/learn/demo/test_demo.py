@@ -71,6 +71,13 @@ def test_step_title_fits_on_one_line(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_command_lines_fit_a_screen_of_80_columns(name: Name) -> None:
+    """The player indents them by 8 columns, and does not wrap them, so that they can be copied."""
+    lines = [line for step in read_session(name).steps for line in step.run.splitlines()]
+    assert [line for line in lines if len(line) > 72] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_demo_steps_ask_questions_without_giving_the_answer(name: Name) -> None:
     """Each step except the last has a question, and no answer contains a question."""
     *steps, _ = read_session(name).steps
