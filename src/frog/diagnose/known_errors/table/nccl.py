@@ -235,7 +235,11 @@ ERRORS = (
     ),
     KnownError(
         "barrier-without-device",
-        ("devices used by this process are currently unknown", "to perform barrier as devices"),
+        (
+            "devices used by this process are currently unknown",
+            "device used by this process is currently unknown",
+            "to perform barrier as devices",
+        ),
         "A barrier ran before torch knew the rank's GPU, so it guessed one; if the guess is wrong, the barrier can "
         "hang.",
         "pass device_id to init_process_group, or device_ids=[local_rank] to the barrier",

@@ -61,7 +61,8 @@ ERRORS = (
             "CPU count per node can not be satisfied",
             "Requested nodes are busy",
         ),
-        "No node of the partition has, or no node of the job has free, what is requested together: GPUs, CPUs, memory.",
+        "No node of the partition has what is requested together (GPUs, CPUs, memory), or the job's other steps use "
+        "it.",
         "compare with `scontrol show node NODE`; an srun in a job shares the job's CPUs and memory (--exact, "
         "--cpus-per-task)",
     ),
