@@ -38,11 +38,12 @@ def main(folder: Path) -> None:
         for name in (thread["set"], "all"):
             counts.setdefault(name, Counter())[verdict] += 1
         if thread["set"] != "development":
-            counts.setdefault("held out, unseen", Counter())[thread.get("first", verdict)] += 1
+            for name in (f"{thread['set']}, unseen", "held out, unseen"):
+                counts.setdefault(name, Counter())[thread.get("first", verdict)] += 1
         where = f"{thread['repository']}#{thread['number']}"
         rows.append(f"{thread['set']:12} {verdict:9} {answer(found):28} {where}: {thread['cause']}")
     print(f"{'set':22}{'logs':>6}" + "".join(f"{verdict:>11}" for verdict in VERDICTS))
-    for name, count in counts.items():
+    for name, count in sorted(counts.items()):
         print(f"{name:22}{count.total():>6}" + "".join(f"{count[verdict]:>11}" for verdict in VERDICTS))
     print("\nset          verdict   answer                       thread: its cause")
     print("\n".join(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,9 +20,13 @@ _LOOKS_LIKE_ERROR = re.compile(
 )
 _REMARK = re.compile(
     r"\b(?:User|Future|Runtime|Deprecation|Resource|Import)Warning\b|\bNCCL INFO\b|\[(?:INFO|DEBUG)\]|^I\d{4} "
+    r"|^size mismatch for "
 )
-"""Marks a line that its program does not take for an error."""
+"""Marks a line that its program does not take for an error; without its indent, a size mismatch is mmcv's warning."""
 _FAILED_RANK = re.compile(r"^\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
+_HANGS = ("collective-timeout", "watchdog-stuck", "horovod-stall")
+_ENDS = ("slurm-time-limit", "slurm-preempted", "hang-up")
+"""Ids of ends from outside, which also befall a job that hangs."""
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 
 
@@ -182,10 +186,13 @@ class _Reader:
         known = KNOWN.find(traceback.text)
         bare = not traceback.frames and not traceback.before
         level = known.level_of(in_traceback=True) if known else Level.SYMPTOM if bare else Level.CAUSE
+        if traceback.is_remark:
+            level = max(level, Level.HINT)
         line = traceback.end or traceback.begin
         return Finding(
-            line, known, level, traceback.rank, traceback.text.strip(), traceback.name, traceback.users_frame
-        )
+            line, known, level, traceback.rank, traceback.text.strip(), traceback.name, traceback.users_frame,
+            traceback.is_remark,
+        )  # fmt: skip
 
     def _add(self, found: Finding) -> None:
         if found.level is Level.CONSEQUENCE:
@@ -197,7 +204,7 @@ class _Reader:
         for traceback in self.tracebacks.rest():
             self._end(traceback)
         failed = bool(self.consequences) or self.cut
-        cause = first_cause([found for found in self.findings if failed or not _is_harmless(found)])
+        cause = first_cause([found for found in _in_time(self.findings) if failed or not _is_harmless(found)])
         others: dict[str, Finding] = {}
         for found in self.findings:
             if cause is None or found.id != cause.id:
@@ -215,18 +222,44 @@ class _Reader:
         )
 
 
+def _in_time(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Turn into symptoms what cannot be why the ranks of an earlier hang waited.
+
+    These are ends that follow from a hang, and exceptions that the table does not know; but an exception of a rank
+    that did not time out itself keeps its level, because its lines may have been written late.
+    """
+    timed_out: dict[str, set[int | None]] = {}
+    for found in findings:
+        ranks = timed_out.setdefault(found.line.file, set())
+        unknown = found.known is None and (found.rank is None or found.rank in ranks)
+        if ranks and (unknown or found.id in _ENDS):
+            yield replace(found, level=max(found.level, Level.SYMPTOM))
+            continue
+        if found.id in _HANGS:
+            ranks.add(found.rank)
+        yield found
+
+
 def first_cause(findings: Sequence[Finding]) -> Finding | None:
     """Return the first finding of the lowest level, or an earlier warning that explains it."""
     level = min((found.level for found in findings), default=None)
-    first = _first([found for found in findings if found.level is level])
+    candidates = [found for found in findings if found.level is level]
+    first = _first(candidates)
+    if level is Level.CAUSE and first and first.known and first.known.yields:
+        first = _first([found for found in candidates if _ends_a_rank(found)]) or first
     warnings = [found for found in findings if first and found.known and first.id in found.known.explains]
     return _first(warnings) or first
+
+
+def _ends_a_rank(found: Finding) -> bool:
+    """True for a known cause that can be why other ranks lost this one."""
+    return found.known is not None and not found.known.yields and found.id not in _ENDS
 
 
 def _is_harmless(found: Finding) -> bool:
     """True for a remark that matters only in the log of a job that failed."""
     known = found.known
-    return found.is_remark and known is not None and known.level is not Level.HINT and not known.explains
+    return found.is_remark and (known is None or (known.level is not Level.HINT and not known.explains))
 
 
 def _first(findings: Sequence[Finding]) -> Finding | None:

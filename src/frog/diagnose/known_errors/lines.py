@@ -10,15 +10,19 @@ from itertools import chain, islice
 MOST_CHARACTERS = 4000
 """Most characters of a line; the rest is ignored."""
 
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]{0,200}\x07|\[(?:0|1|3[0-7]|9[0-7])(?:;\d+)?m")
-_RANKS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"^\[rank:? ?(?P<rank>\d{1,6})\]:? ?",  # torch
-        r"^\[default(?P<rank>\d{1,6})\]:? ?",  # torchrun --tee
-        r"^\[\d+,(?P<rank>\d{1,6})\]<std(?:out|err)>: ?",  # mpirun
-        r"^\[(?P<rank>\d{1,4})\]: ?(?=\S|  )",
-    )
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]{0,200}\x07|\[(?:[012]|3[0-7]|9[0-7])(?:;\d+)?m")
+_OWN = re.compile(r"^\[rank:? ?(?P<rank>\d{1,6})\]:? ?")
+"""torch's own prefix, which is the global rank even behind a launcher's label."""
+_RANKS = (
+    _OWN,
+    *(
+        re.compile(pattern)
+        for pattern in (
+            r"^\[default(?P<rank>\d{1,6})\]:? ?",  # torchrun --tee
+            r"^\[\d+,(?P<rank>\d{1,6})\]<std(?:out|err)>: ?",  # mpirun
+            r"^\[(?P<rank>\d{1,4})\]: ?(?=\S|  )",
+        )
+    ),
 )
 _LABEL = re.compile(r"^ *(?P<rank>\d{1,6}): ")
 """The prefix of `srun --label`; text may begin like this too, so it counts only if many lines have it."""
@@ -26,7 +30,7 @@ _SAMPLE = 200
 _SOURCES = tuple(
     re.compile(pattern)
     for pattern in (
-        r"^\([\w. ]{1,60} pid=\d+(?:, ip=[\d.]+)?\) ?",  # Ray
+        r"^\d{0,7}(?P<source>\([\w. ]{1,60} pid=\d+(?:, ip=[\d.]+)?\)) ?",  # Ray, also behind a viewer's line number
         r"^\[pod/[^\]]{1,200}\] ?",  # kubectl logs --prefix
         r"^[\w.-]{1,80}-(?:worker|master|launcher)-\d+(?:/[\w-]+)? ?[|:]? ",
         r"^[\w.-]{1,80}\s+\|\|? ",  # docker compose, Determined
@@ -99,9 +103,9 @@ def _clean(number: int, text: str, file: str, ranks: tuple[re.Pattern[str], ...]
                 moment, text = moment or _moment(found), text[found.end() :]
         for pattern in _SOURCES:
             if found := pattern.match(text):
-                source, text = source or found[0].strip(), text[found.end() :]
+                source, text = source or (found.groupdict().get("source") or found[0]).strip(), text[found.end() :]
         for pattern in ranks:
-            if rank is None and (found := pattern.match(text)):
+            if (rank is None or pattern is _OWN) and (found := pattern.match(text)):
                 rank, text = int(found["rank"]), text[found.end() :]
         if text == before:
             break

@@ -33,7 +33,14 @@ _RECORD = re.compile(
 _SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error")
 _MOST_FRAMES, _MOST_MESSAGE_LINES, _MOST_OPEN, _MOST_FOREIGN = 200, 24, 64, 20
 
-_IGNORED = ("Exception ignored in", "--- Logging error ---")
+_IGNORED = (
+    "Exception ignored in",
+    "--- Logging error ---",
+    "Error in atexit._run_exitfuncs",
+    "Error in sys.excepthook",
+)
+_GOES_ON = re.compile(r"optimizations will not be enabled|falling back to|\bretrying\b|will retry", re.IGNORECASE)
+"""Says, in the line before a traceback, that the program goes on without what failed."""
 _Stream = tuple[str, int | None, str]
 """A file, a rank and another prefix, such as a Ray worker's."""
 Taken = Literal["taken", "foreign", "ended"]
@@ -67,6 +74,8 @@ class Traceback:
     """The line of the exception."""
     is_ignored: bool = False
     """True if Python or logging only reports it, and the process continues."""
+    is_remark: bool = False
+    """True if the line before it says that the program goes on without what failed."""
     before: list[Traceback] = field(default_factory=list)
     """Tracebacks that this one names as its cause or its context."""
     is_cause: bool = False
@@ -106,6 +115,11 @@ class Traceback:
         return bool(self.message) and _WRAPS.match(self.message[0]) is not None
 
 
+def _announced(text: str) -> tuple[bool, bool]:
+    """Return whether a line says that the next traceback is ignored, and whether it is only a remark."""
+    return any(words in text for words in _IGNORED), _GOES_ON.search(text) is not None
+
+
 def _in_one_line(line: LogLine) -> Traceback | None:
     """Return a traceback that lost its line breaks, as in Markdown without a code block."""
     after = line.text.partition(_BEGIN)[2]
@@ -123,8 +137,8 @@ class TracebackReader:
 
     def __init__(self) -> None:
         self._open: dict[_Stream, _Open] = {}
-        self._ignored: set[_Stream] = set()
-        """Streams whose last line announces an exception that does not end the process."""
+        self._last: dict[_Stream, str] = {}
+        """The last line of each stream outside of tracebacks: it can say that the next one does not end the process."""
 
     def read(self, line: LogLine) -> tuple[list[Traceback], bool]:
         """Return the tracebacks that end with this line, and True if the line belongs to a traceback."""
@@ -140,16 +154,19 @@ class TracebackReader:
         if begins and (whole := _in_one_line(line)):
             return [*done, *self._close(key), whole], True
         opened = _Open.following(self._open.pop(key, None), line, done) if begins else _Open.without_begin(line)
-        ignored = key in self._ignored
-        self._ignored.discard(key)
-        if opened is not None:
-            opened.traceback.is_ignored = ignored
-            self._open[key] = opened
-            if len(self._open) > _MOST_OPEN:
-                done += self._close(next(iter(self._open)))
-        elif any(words in line.text for words in _IGNORED):
-            self._ignored.add(key)
-        return done, opened is not None
+        if opened is None:
+            self._remember(key, line.text)
+            return done, False
+        opened.traceback.is_ignored, opened.traceback.is_remark = _announced(self._last.pop(key, ""))
+        self._open[key] = opened
+        if len(self._open) > _MOST_OPEN:
+            done += self._close(next(iter(self._open)))
+        return done, True
+
+    def _remember(self, key: _Stream, text: str) -> None:
+        self._last[key] = text
+        if len(self._last) > _MOST_OPEN:
+            self._last.pop(next(iter(self._last)))
 
     def _close(self, key: _Stream) -> list[Traceback]:
         return [self._open.pop(key).traceback] if key in self._open else []

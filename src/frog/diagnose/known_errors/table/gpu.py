@@ -100,6 +100,7 @@ ERRORS = (
             "Your setup doesn't support bf16/gpu",
             "bf16 is not supported on your device",
             "FP8 is only supported on devices with compute capability",
+            "Expected is_sm … to be true, but got false",
         ),
         "The GPU does not support the requested number format or kernel, or the process sees no GPU.",
         "use fp16 instead of bf16, or another attention implementation, or a newer GPU",

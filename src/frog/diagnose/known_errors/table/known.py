@@ -42,6 +42,8 @@ class KnownError:
     """Number of the section of docs/troubleshooting.md."""
     explains: tuple[str, ...] = ()
     """Ids of errors that follow from this one: a warning counts as the cause if one of them ends the job."""
+    yields: bool = False
+    """True if it also follows from the death of another rank: a cause of that in the same log comes first."""
     alone: Level | None = None
     """Level in a line that is not the end of a traceback, if it differs."""
 
@@ -81,7 +83,7 @@ class _Pattern:
 
     @classmethod
     def of(cls, message: str) -> _Pattern:
-        parts = message.lower().split(GAP)
+        parts = message.lower().replace(f" {GAP} ", f" {GAP}").split(GAP)  # the gap may be empty
         joined = f".{{0,{_MOST_IN_A_GAP}}}?".join(map(re.escape, parts))
         return cls(max(parts, key=len), re.compile(joined, re.DOTALL) if len(parts) > 1 else None)
 

@@ -103,6 +103,13 @@ ERRORS = (
         sure=False,
     ),
     KnownError(
+        "horovod-shut-down",
+        ("Horovod has been shut down",),
+        "Horovod ended because a rank failed or left before the others.",
+        "look for the first exception in the logs of all ranks (mpirun --tag-output)",
+        level=Level.CONSEQUENCE,
+    ),
+    KnownError(
         "jax-coordination",
         ("DEADLINE_EXCEEDED: Barrier timed out", "The tasks have crashed. Check the task logs"),
         "A process of the JAX job died or did not reach a barrier in time.",
@@ -132,6 +139,9 @@ ERRORS = (
         (
             "is not divisible by tensor",
             "must be divisible by tensor",
+            "should be divisible by pipeline",
+            "is not divisible by infer_tp",
+            "only support equal chunk. Got size of DataProto",
             "is not divisible by micro batch size",
             "is not divisible by micro-batch-size",
             "world size … is not divisible by",

@@ -137,6 +137,7 @@ ERRORS = (
         (
             "DataLoader worker (pid…exited unexpectedly",
             "DataLoader worker (pid…is killed by signal",
+            "Pin memory thread exited unexpectedly",
         ),
         "A DataLoader worker died without an exception of its own: killed for memory, a crash in native code, or an "
         "error printed earlier by the worker.",

@@ -35,6 +35,7 @@ ERRORS = (
         '"inconsistent 0 params" usually means that a rank is missing: it died or never started.',
         "build the model from one file on all ranks; look for an earlier error of another rank",
         section=30,
+        yields=True,
     ),
     KnownError(
         "ddp-device-ids",
@@ -141,8 +142,11 @@ ERRORS = (
             "must match the existing size",
             "Unable to create tensor, you should probably activate truncation",
         ),
-        "Tensors of one operation have different sizes: samples that were not padded to one length, or a wrong width.",
-        "pad or truncate in the collate function, and print the shapes one line earlier",
+        "Tensors of one operation have different sizes: samples that were not padded to one length, a wrong width, or "
+        "(with a size of many millions) a flattened shard of FSDP or ZeRO next to a whole tensor.",
+        "pad or truncate in the collate function, and print the shapes one line earlier; with a shard, create the "
+        "optimizer after wrapping and use its gathered weights",
+        sure=False,
     ),
     KnownError(
         "batch-norm-of-one",
@@ -191,7 +195,6 @@ ERRORS = (
             "NaN detected",
             "nan loss encountered",
             "Loss is NaN",
-            "NaN or Inf found in input tensor",
             "The loss returned in `training_step` is nan",
             "probability tensor contains either `inf`, `nan`",
             "found Inf in local",
@@ -205,6 +208,14 @@ ERRORS = (
         "use bf16 instead of fp16, a lower learning rate and gradient clipping; find the first bad step and its batch; "
         "if only one rank has it, its GPU or its data",
         section=32,
+    ),
+    KnownError(
+        "nan-in-summary",
+        ("NaN or Inf found in input tensor",),
+        "A value for TensorBoard was NaN or infinite; training goes on.",
+        "find the first bad step; it may be a metric only",
+        level=Level.HINT,
+        sure=False,
     ),
     KnownError(
         "not-implemented-for-half",

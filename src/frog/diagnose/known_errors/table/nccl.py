@@ -46,7 +46,6 @@ ERRORS = (
             "ibv_reg_mr_iova2 failed",
             "ibv_create_cq failed",
             "ibv_poll_cq failed",
-            "Got async event",
             "No active IB device found",
         ),
         "InfiniBand or RoCE failed between two nodes: a port that is down, a wrong adapter or GID, a limit of locked "
@@ -54,6 +53,17 @@ ERRORS = (
         "check `ibstat` and `ulimit -l` (best unlimited) on the named nodes; choose adapters with NCCL_IB_HCA and "
         "NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 shows whether it works over TCP",
         sure=False,
+        yields=True,
+    ),
+    KnownError(
+        "infiniband-event",
+        ("Got async event",),
+        "The driver of a network adapter reports an event, such as a port that went down or a new address table; many "
+        "are harmless.",
+        "check `ibstat` on the named node; compare the time with that of the failure",
+        level=Level.HINT,
+        sure=False,
+        explains=("infiniband-failed",),
     ),
     KnownError(
         "nvls-failed",
@@ -83,6 +93,7 @@ ERRORS = (
         "NCCL_DEBUG=INFO shows the addresses",
         section=22,
         sure=False,
+        yields=True,
     ),
     KnownError(
         "nccl-invalid-usage",
@@ -97,6 +108,7 @@ ERRORS = (
         (
             "Detected mismatch between collectives on ranks",
             "Mismatch between collective operation types",
+            "Mismatched collective detected",
             "collective operation type mismatch",
             "gradients are inconsistent between workers",
         ),
@@ -230,6 +242,14 @@ ERRORS = (
         ("ncclInternalError", "NCCL … internal error", "Internal check failed"),
         "NCCL failed internally: a bug of NCCL, memory that was overwritten, or a topology that it does not know.",
         "run with NCCL_DEBUG=INFO: the line with `NCCL WARN` names the reason; try another version of NCCL",
+        level=Level.SYMPTOM,
+        sure=False,
+    ),
+    KnownError(
+        "nccl-error",
+        ("NCCL error in:", "NCCL Error … in:", "NCCL error: ", "NCCL failure "),
+        "NCCL failed, and the log does not say why.",
+        "look for an earlier line with `NCCL WARN` or a time-out; run with NCCL_DEBUG=WARN",
         level=Level.SYMPTOM,
         sure=False,
     ),

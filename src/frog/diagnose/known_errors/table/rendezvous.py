@@ -98,6 +98,7 @@ ERRORS = (
         "Rank 0 listens, but fewer ranks than the world's size connected in time.",
         "count nodes x ranks; look for the node whose task ended at once or cannot reach MASTER_ADDR",
         section=20,
+        yields=True,
     ),
     KnownError(
         "master-unreachable",
@@ -117,6 +118,17 @@ ERRORS = (
         "check that MASTER_ADDR is the node of rank 0; from another node, run `nc -vz $MASTER_ADDR $MASTER_PORT`; "
         "with gloo, set GLOO_SOCKET_IFNAME",
         section=19,
+        yields=True,
+    ),
+    KnownError(
+        "gloo-cannot-connect",
+        ("gloo/transport/tcp/… Connect timeout", "gloo/transport/tcp/… connect [… Connection refused"),
+        "gloo could not connect to another rank: its name resolves to an address of another network, it has already "
+        "died, or it does not take part in the group.",
+        "set GLOO_SOCKET_IFNAME to the interface that connects the nodes; look for an earlier error of another rank; "
+        "call new_group on all ranks with the same list",
+        level=Level.SYMPTOM,
+        sure=False,
     ),
     KnownError(
         "rendezvous-timeout",
@@ -124,6 +136,7 @@ ERRORS = (
         "Fewer nodes than --nnodes joined the rendezvous in time, or the node that hosts it is unreachable.",
         "start torchrun on every node with the same --rdzv-endpoint, --rdzv-id and --nnodes; check the port with nc",
         section=19,
+        yields=True,
     ),
     KnownError(
         "rendezvous-closed",

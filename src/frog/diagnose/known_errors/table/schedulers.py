@@ -112,6 +112,22 @@ ERRORS = (
         "start with mpirun in the allocation, or with the site's `srun --mpi=…` (`srun --mpi=list`)",
     ),
     KnownError(
+        "mpi-not-started",
+        ("An error occurred in MPI_Init",),
+        "MPI could not start in this process: it was not started by mpirun or srun, or the two do not fit.",
+        "start it with the mpirun or `srun --mpi=…` that fits the MPI library, or switch off what needs MPI",
+        level=Level.SYMPTOM,
+        sure=False,
+    ),
+    KnownError(
+        "slurm-working-folder",
+        ("error: couldn't chdir to",),
+        "The job's working folder does not exist on this node, so Slurm started the job in /tmp: relative paths lead "
+        "elsewhere.",
+        "submit from a folder on a shared disk, or name one with --chdir",
+        level=Level.HINT,
+    ),
+    KnownError(
         "mpi-slots",
         ("There are not enough slots available in the system",),
         "mpirun has fewer slots than the number of processes.",
@@ -124,6 +140,7 @@ ERRORS = (
         "look for nvidia.com/gpu under Allocatable in `kubectl describe node`; if it is 0 or missing on a node with "
         "GPUs, read the plugin's log",
         section=40,
+        yields=True,
     ),
     KnownError(
         "kubernetes-no-room",
@@ -140,6 +157,7 @@ ERRORS = (
         ),
         "The pod or worker gets no node: too large a request, a taint, a selector, a volume, or a quota.",
         "`kubectl describe pod POD` counts the nodes by what they lack; for a quota, `kubectl describe quota`",
+        yields=True,
     ),
     KnownError(
         "kubernetes-evicted",
@@ -147,7 +165,8 @@ ERRORS = (
             "The node was low on resource: ephemeral-storage",
             "pod was evicted",
             "Pod ephemeral local storage usage exceeds",
-            "DiskPressure",
+            "condition: [DiskPressure",
+            "NodeHasDiskPressure",
             "reason:…evicted",
             " Evicted   ",
         ),
@@ -160,12 +179,14 @@ ERRORS = (
         ("ImagePullBackOff", "ErrImagePull", "Failed to pull image", "manifest unknown", "pull access denied"),
         "The image does not exist under this name, or the node cannot or may not pull it.",
         "check the name and tag, and the imagePullSecrets",
+        yields=True,
     ),
     KnownError(
         "kubernetes-volume",
         ("Unable to attach or mount volumes", "MountVolume.SetUp failed", "FailedMount", "FailedAttachVolume"),
         "A volume of the pod cannot be mounted, for example because it does not exist or another node uses it.",
         "`kubectl describe pod POD` and `kubectl get pvc`; several nodes that write need ReadWriteMany",
+        yields=True,
     ),
     KnownError(
         "container-no-gpu-runtime",
@@ -203,6 +224,7 @@ ERRORS = (
             "Protocol authentication error",
             "Munge decode failed",
             "Job credential revoked",
+            "Job credential expired",
             "Zero Bytes were transmitted or received",
             "Invalid job credential",
         ),
