@@ -70,9 +70,10 @@ def test_fault_after_the_end_of_a_program_never_happens(program: Harness) -> Non
 def test_resume_test_finds_a_state_that_is_not_restored(
     program: Harness, names: str, code: int, lines: list[str]
 ) -> None:
-    words = ("--fault", "kill rank=1 collective=28", "--resume-test", "out")
+    words = ("--fault", "kill rank=1 collective=28", "--resume-test", "out", "--resume-args=--resume")
     done = program.run("frog", "chaos", *WORLD, *words, "--", "steps.py", names, code=code)
     assert "resume test, run 2 of 3: kill rank=1 collective=28: exit code 137" in done.stdout
+    assert "resume test, run 3 of 3: resumed with --resume: exit code 0" in done.stdout
     for line in lines:
         assert line in done.stdout
 

@@ -42,7 +42,10 @@ def add_chaos_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "that it writes to this file or folder",
     )
     parser.add_argument(
-        "--resume-args", default="", metavar="WORDS", help="arguments with which that program resumes (--resume-test)"
+        "--resume-args",
+        default="",
+        metavar="WORDS",
+        help="arguments with which that program resumes: --resume-args=--resume (--resume-test)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="campaign table (default: chaos/seed-SEED.txt)")
     add_world_arguments(parser)
