@@ -115,6 +115,11 @@ def test_step_marked_fails_is_right_only_if_it_fails(tmp_path: Path) -> None:
     assert not player(tmp_path, step("exit 0", fails=True)).play(1)
 
 
+def test_step_fails_if_any_command_of_a_pipeline_fails(tmp_path: Path) -> None:
+    """Such as grep in `grep ... | cut ...`, which finds nothing after a skipped step."""
+    assert not player(tmp_path, step("false | true")).play(1)
+
+
 def test_step_output_is_shown_and_stored(tmp_path: Path) -> None:
     one = player(tmp_path, step("echo '<out>'; echo err >&2"), step("pwd"))
     assert one.play(1)

@@ -123,7 +123,7 @@ class Player:
         output, start = output_path(self.folder, number), time.monotonic()
         with _Stop(step.timeout_s) as stop, open(output, "wb") as file:
             with subprocess.Popen(
-                ["bash", "-c", command],
+                ["bash", "-o", "pipefail", "-c", command],
                 cwd=self.folder,
                 env=self._env(),
                 stdin=subprocess.DEVNULL,

@@ -123,7 +123,7 @@ def _rendezvous(notes: Notes) -> str:
     bars = []
     for note in notes:
         opens = serves and note["rank"] == 0
-        came = "opened the store" if opens else f"number {order.index(note) + 1} to connect"
+        came = "opens store" if opens else f"number {order.index(note) + 1}"
         spans = [
             ("#", note["began_ns"], note["knocked_ns"]),
             ("o" if opens else "?", note["knocked_ns"], note["reached_ns"]),
@@ -137,8 +137,8 @@ def _rendezvous(notes: Notes) -> str:
             _work(notes),
             "",
             chart(bars),
-            "  # at work   ? join request   o store open, waiting for requests   . until all have joined   = "
-            "connecting",
+            "  # at work   ? join request   o store open, waiting for requests",
+            "  . until all have joined   = connecting   number 2: the second rank to ask to join",
             "",
             _places(notes),
             "",
