@@ -17,7 +17,8 @@ from small_manifest import SMALL, read
 
 from frog.cluster.kubernetes.dns import answer
 from frog.cluster.kubernetes.fields import Fields, ManifestError
-from frog.cluster.kubernetes.manifest import Rule, read_manifest
+from frog.cluster.kubernetes.manifest import read_manifest
+from frog.cluster.kubernetes.objects import Rule
 from frog.cluster.kubernetes.pod import exit_code, rendezvous_host
 from frog.cluster.kubernetes.pods import expand
 from frog.cluster.kubernetes.probe import main as probe_main
@@ -36,7 +37,7 @@ def test_small_manifest_is_parsed(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ("kind: Job", "kind: CronJob", "CronJob: this kind is not supported on one machine"),
-        ("kind: Job", "kind: TrainJob", "--kind job"),
+        ("kind: Job", "kind: TrainJob", "expected trainer.kubeflow.org/v1alpha1 for a TrainJob"),
         ("kind: Job", "kind: [1]", "this kind"),
         ("batch/v1", "batch/v1beta1", "expected batch/v1 for a Job"),
         ("completions: 2", "completion: 2", "Job.spec.completion: unknown; did you mean completions?"),
@@ -247,6 +248,8 @@ def test_shipped_examples_are_parsed() -> None:
         assert manifest.services[manifest.job.template.subdomain or ""].selects(
             {"batch.kubernetes.io/job-name": manifest.job.name}
         )
-    with pytest.raises(ManifestError, match="Kubeflow's controller"):
-        read_manifest(folder / "trainjob.yaml")
-    assert yaml.safe_load_all((folder / "trainjob.yaml").read_text())
+    train_job = read_manifest(folder / "trainjob.yaml")
+    assert (train_job.job_set.kind, train_job.job.name) == ("TrainJob", f"{train_job.job_set.name}-node-0")
+    container = train_job.job.template.container
+    assert container.args[1:2] == ["torchrun"]
+    assert {mount.path for mount in container.mounts} >= {"/workspace", "/config"}, "the patch of the runtime"

@@ -12,8 +12,10 @@ import pytest
 from small_manifest import SMALL, read
 
 from frog.cli import main
-from frog.cluster.kubernetes import controller as controllers
-from frog.cluster.kubernetes.controller import JobController, visible_gpus
+from frog.cluster.kubernetes import controller, job_controller
+from frog.cluster.kubernetes.controller import Cluster
+from frog.cluster.kubernetes.job_controller import JobController
+from frog.cluster.kubernetes.job_set_controller import visible_gpus
 from frog.cluster.kubernetes.pods import ProbeState
 from frog.cluster.kubernetes.podspec import Probe
 
@@ -44,8 +46,8 @@ def test_probe_ends_although_its_child_keeps_running() -> None:
 def test_gpus_are_divided_among_pods_or_hidden() -> None:
     assert visible_gpus(0, 0, 2, 0) is None
     assert visible_gpus(0, 0, 2, 8) == ""
-    assert [visible_gpus(2, index, 2, 4) for index in (0, 1)] == ["0,1", "2,3"]
-    assert visible_gpus(4, 0, 2, 4) == "", "not enough for both pods"
+    assert [visible_gpus(2, first, 4, 4) for first in (0, 2)] == ["0,1", "2,3"]
+    assert visible_gpus(4, 0, 8, 4) == "", "not enough for both pods"
 
 
 class FakePod:
@@ -55,7 +57,7 @@ class FakePod:
     ready = True
     address = "127.0.1.2"
 
-    def __init__(self, manifest: object, index: int, number: int, scratch: Path, gpus: object) -> None:
+    def __init__(self, manifest: object, job: object, index: int, number: int, scratch: Path, gpus: object) -> None:
         self.name = f"pod-{number}"
         self.host = "small-0"
         self.folder = scratch / self.name
@@ -93,25 +95,24 @@ SERVICE = (
 def test_retry_delay_doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     """Retries follow after 1 s, 2 s, 4 s: with Never in a new pod, with OnFailure in the same pod."""
     now = 100.0
-    monkeypatch.setattr(controllers, "Pod", FakePod)
-    monkeypatch.setattr(controllers, "NameServer", FakeNames)
-    monkeypatch.setattr(controllers.time, "monotonic", lambda: now)
+    monkeypatch.setattr(job_controller, "Pod", FakePod)
+    monkeypatch.setattr(controller, "NameServer", FakeNames)
+    monkeypatch.setattr(job_controller.time, "monotonic", lambda: now)
     subdomain = ("containers:", "subdomain: s\n      containers:")
     changes = (subdomain, ("completions: 2", "completions: 1"), ("Never", policy))
-    controller = JobController(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
-    [completion] = controller.completions
+    cluster = Cluster(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
     tries: list[tuple[float, str, int]] = []
     named: set[bool] = set()
-    look_at_end = controller._look_at_end
+    look_at_end = JobController._look_at_end
 
-    def note(completion: Any, pod: Any) -> None:
+    def note(self: JobController, completion: Any, pod: Any) -> None:
         tries.append((now, pod.name, pod.starts))
-        look_at_end(completion, pod)
+        look_at_end(self, completion, pod)
 
-    monkeypatch.setattr(controller, "_look_at_end", note)
+    monkeypatch.setattr(JobController, "_look_at_end", note)
     while now <= 107.0:
-        controller._tick()
-        named.add(bool(controller._names.addresses))
+        cluster.tick()
+        named.add(bool(cluster._names.addresses))
         now += 0.5
     moments = [100.0, 101.0, 103.0, 107.0]
     if policy == "Never":
@@ -120,24 +121,25 @@ def test_retry_delay_doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, po
     else:
         assert tries == [(moment, "pod-1", number + 1) for number, moment in enumerate(moments)]
         assert named == {True}
-    controller.signals.append(signal.SIGTERM)
-    assert controller._over(), "no further attempt is pending"
-    assert completion.pod is None
+    cluster.signals.append(signal.SIGTERM)
+    cluster.tick()
+    assert cluster.jobs.over, "no further attempt is pending"
+    assert [job.pods for job in cluster.jobs.controllers] == [[]]
 
 
 def test_pod_name_resolves_two_seconds_after_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "Pod", FakePod)
-    monkeypatch.setattr(controllers, "NameServer", FakeNames)
+    monkeypatch.setattr(job_controller, "Pod", FakePod)
+    monkeypatch.setattr(controller, "NameServer", FakeNames)
     monkeypatch.setattr(FakePod, "poll", lambda self: None)
     changes = (("containers:", "subdomain: s\n      containers:"), ("completions: 2", "completions: 1"))
-    controller = JobController(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
-    [completion] = controller.completions
-    controller._tick()
+    cluster = Cluster(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
+    cluster.tick()
+    [[completion]] = [job.completions for job in cluster.jobs.controllers]
     pod: Any = completion.pod
     for running_s, addresses in ((0.0, []), (1.9, []), (2.0, ["127.0.1.2"])):
         pod.seen_running_s = running_s
-        controller._publish_names()
-        assert list(controller._names.addresses.values()) == addresses
+        cluster.tick()
+        assert list(cluster._names.addresses.values()) == addresses
 
 
 @pytest.mark.parametrize(
@@ -154,14 +156,14 @@ def test_pod_name_resolves_two_seconds_after_its_start(tmp_path: Path, monkeypat
 def test_pod_names_need_a_service_that_selects_them(
     change: tuple[str, str], ready: bool, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controllers, "Pod", FakePod)
-    monkeypatch.setattr(controllers, "NameServer", FakeNames)
+    monkeypatch.setattr(job_controller, "Pod", FakePod)
+    monkeypatch.setattr(controller, "NameServer", FakeNames)
     monkeypatch.setattr(FakePod, "poll", lambda self: None)
     monkeypatch.setattr(FakePod, "ready", ready)
     changes = (("containers:", "subdomain: s\n      containers:"), ("completions: 2", "completions: 1"), change)
-    controller = JobController(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
-    controller._tick()
-    assert list(controller._names.addresses) == (["small-0.s.default.svc.cluster.local"] if named else [])
+    cluster = Cluster(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
+    cluster.tick()
+    assert list(cluster._names.addresses) == (["small-0.s.default.svc.cluster.local"] if named else [])
 
 
 @pytest.mark.parametrize(

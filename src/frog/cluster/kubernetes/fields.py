@@ -109,6 +109,10 @@ class Fields:
         for number, value in enumerate(self._take(key, list, []) or []):
             yield Fields(value, f"{self.at(key)}[{number}]", self.problems)
 
+    def value(self, key: str, default: Any = None) -> Any:
+        """Return a list or an object as it is, for a reader of a later stage; without a default it is an object."""
+        return self._take(key, list if isinstance(default, list) else dict, {} if default is None else default)
+
     def without_effect(self, *keys: str) -> list[str]:
         """Accept keys that have no effect on one machine; return those that are present."""
         self._known += keys

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from frog.cluster.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, Outcome, count_gpus
-from frog.cluster.kubernetes.manifest import Manifest, read_manifest
+from frog.cluster.kubernetes.controller import MANIFEST, OUTCOME, Outcome, count_gpus
+from frog.cluster.kubernetes.job_controller import BACK_OFF_TEXT
+from frog.cluster.kubernetes.manifest import read_manifest
+from frog.cluster.kubernetes.objects import JobSet, KubernetesJob, Manifest
 from frog.cluster.kubernetes.pods import hidden_by
 from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
@@ -19,6 +21,10 @@ from frog.core.exitcodes import signal_code
 from frog.core.memory import PROCESS_BYTES, check_memory
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
+from frog.core.units import count
+
+_MOST_JOBS = 20
+"""Most Jobs of a set to list."""
 
 
 def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
@@ -36,7 +42,7 @@ def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
         )
     manifest = read_manifest(path, extra)
     check_volumes(manifest)
-    at_once = min(manifest.job.completions, manifest.job.parallelism)
+    at_once = sum(job.at_once for job in manifest.job_set.jobs)
     check_memory(at_once * PROCESS_BYTES, f"{path}: {at_once} pods in parallel", "lower spec.parallelism")
     print(_summary(path, manifest), file=sys.stderr, flush=True)
     with scratch_folder("frog-pods-") as scratch:
@@ -46,8 +52,8 @@ def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
 
 def check_volumes(manifest: Manifest) -> None:
     """Raise UsageError if a volume's mount hides this machine's Python."""
-    template = manifest.job.template
-    for mount in template.container.mounts:
+    mounts = [(job.template, mount) for job in manifest.job_set.jobs for mount in job.template.container.mounts]
+    for template, mount in mounts:
         volume, hidden = template.volumes[mount.volume], hidden_by(mount.path)
         if hidden and (volume.claim is not None or volume.config_map is not None):
             raise UsageError(
@@ -75,8 +81,8 @@ def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
         raise UsageError(*_refusal(outcome.entered, outcome.error))
     if outcome.reason is not None:
         word, what = outcome.reason
-        raise LaunchError(f"Job {manifest.job.name} failed ({word}): {what}", "see the output of its pods above")
-    print(f"Job {manifest.job.name} is complete", file=sys.stderr, flush=True)
+        raise LaunchError(f"{_title(manifest.job_set)} failed ({word}): {what}", "see the output of its pods above")
+    print(f"{_title(manifest.job_set)} is complete", file=sys.stderr, flush=True)
     return 0
 
 
@@ -110,21 +116,37 @@ def _pass_signals_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+def _title(job_set: JobSet) -> str:
+    return f"{job_set.kind} {job_set.name}"
+
+
 def _summary(path: Path, manifest: Manifest) -> str:
     """Return a summary of what will run, and of the differences from a real cluster."""
-    job, template = manifest.job, manifest.job.template
-    lines = [f"{path}: Job {job.name}, {job.completions} pods of one container, {job.parallelism} in parallel"]
-    lines += [
-        f"  claim {volume.claim}: the folder {Path(manifest.claim(volume.claim).folder).resolve()}"
-        for volume in template.volumes.values()
-        if volume.claim is not None
-    ]
-    if template.container.gpus:
-        wanted, there = template.container.gpus * job.parallelism, count_gpus()
-        has = f"{there} GPU{'s' if there != 1 else ''}" if there else "none"
-        what = "each pod sees its own" if wanted <= there else "the pods see none and run on the CPU"
-        lines.append(f"  nvidia.com/gpu: {template.container.gpus} for each pod; this machine has {has}: {what}")
-    lines += [f"  {note}" for note in manifest.notes]
+    jobs = manifest.job_set.jobs
+    lines = [f"{path}: {_title(manifest.job_set)}{'' if manifest.job_set.kind == 'Job' else ':'}"]
+    if manifest.job_set.kind == "Job":
+        lines[0] += f", {_pods(jobs[0])}"
+    else:
+        lines += [f"  Job {job.name}: {_pods(job)}" for job in jobs[:_MOST_JOBS]]
+        lines += [f"  and {len(jobs) - _MOST_JOBS} more Jobs"] if len(jobs) > _MOST_JOBS else []
+    claims = {volume.claim for job in jobs for volume in job.template.volumes.values() if volume.claim is not None}
+    lines += [f"  claim {claim}: the folder {Path(manifest.claim(claim).folder).resolve()}" for claim in sorted(claims)]
+    lines += _gpu_lines(jobs)
+    lines += [f"  {note}" for note in dict.fromkeys(manifest.notes)]
     lines.append(f"  after a failure {BACK_OFF_TEXT}")
     lines.append("  the pods share an isolated network without internet access")
     return "\n".join(lines)
+
+
+def _pods(job: KubernetesJob) -> str:
+    return f"{count(job.completions, 'pod')} of one container, {job.at_once} in parallel"
+
+
+def _gpu_lines(jobs: list[KubernetesJob]) -> list[str]:
+    """Return a line about GPUs if a pod requests any."""
+    wanted, there = sum(job.template.container.gpus * job.at_once for job in jobs), count_gpus()
+    if not wanted:
+        return []
+    has = f"{there} GPU{'s' if there != 1 else ''}" if there else "none"
+    what = "each pod sees its own" if wanted <= there else "the pods see none and run on the CPU"
+    return [f"  nvidia.com/gpu: {wanted} for all pods; this machine has {has}: {what}"]

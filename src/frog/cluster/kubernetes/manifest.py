@@ -6,108 +6,22 @@ Frog refuses an unsupported field if it would change the result, and lists it in
 from __future__ import annotations
 
 import base64
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from frog.cluster.kubernetes.fields import Fields, ManifestError
+from frog.cluster.kubernetes.jobset import read_job_set
+from frog.cluster.kubernetes.jobspec import read_job
 from frog.cluster.kubernetes.names import is_key
-from frog.cluster.kubernetes.podspec import PodTemplate, read_template
+from frog.cluster.kubernetes.objects import Claim, ConfigMap, JobSet, KubernetesJob, Manifest, ReplicatedJob, Service
+from frog.cluster.kubernetes.trainjob import RUNTIME_KINDS, read_runtime, read_train_job
 from frog.cluster.kubernetes.yamltext import load_documents
 from frog.core.schema import read_bounded, shortened
 
-_RULE_ACTIONS = ("FailJob", "Ignore", "Count")
 _MOST_BYTES, _MOST_SHOWN = 4 << 20, 50
 """Largest size of a manifest, and largest number of listed mistakes. Kubernetes limits an object to 1.5 MiB."""
-
-_MOST_PODS = 100_000
-"""Kubernetes' limits for an indexed Job."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule of a podFailurePolicy. Without exit codes it applies to disruptions, which do not occur here."""
-
-    action: str
-    codes: tuple[int, ...] | None
-    inside: bool = True
-    """True if the exit code must be one of `codes`, False if it must not."""
-
-    def matches(self, exit_code: int) -> bool:
-        return self.codes is not None and (exit_code in self.codes) == self.inside
-
-
-@dataclass(frozen=True)
-class KubernetesJob:
-    name: str
-    namespace: str
-    completions: int
-    parallelism: int
-    backoff_limit: int
-    deadline_s: int | None
-    rules: tuple[Rule, ...]
-    template: PodTemplate
-    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
-    """The cluster's identifier of the Job, new for each that is created."""
-
-
-@dataclass(frozen=True)
-class Service:
-    """A headless Service, which gives pods their names."""
-
-    name: str
-    selector: Mapping[str, str]
-    publish_not_ready: bool
-
-    def selects(self, labels: Mapping[str, str]) -> bool:
-        return bool(self.selector) and all(labels.get(key) == value for key, value in self.selector.items())
-
-
-@dataclass(frozen=True)
-class ConfigMap:
-    """Files and values by key."""
-
-    data: Mapping[str, str]
-    binary: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> list[str]:
-        return [*self.data, *self.binary]
-
-    def content(self, key: str) -> bytes:
-        return self.binary[key] if key in self.binary else self.data[key].encode()
-
-
-@dataclass(frozen=True)
-class Claim:
-    name: str
-    folder: str
-    """Its folder on this machine."""
-
-
-@dataclass
-class Manifest:
-    """All objects of a file."""
-
-    namespaces: dict[str, str] = field(default_factory=dict)
-    """Namespace of each object, by kind and name."""
-    jobs: list[KubernetesJob] = field(default_factory=list)
-    services: dict[str, Service] = field(default_factory=dict)
-    config_maps: dict[str, ConfigMap] = field(default_factory=dict)
-    claims: dict[str, Claim] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    text: str = ""
-    """Content of the file; if it is a pipe, it can be read only once."""
-
-    @property
-    def job(self) -> KubernetesJob:
-        return self.jobs[0]
-
-    def claim(self, name: str) -> Claim:
-        """Return a claim that the manifest creates, or one that it expects to exist."""
-        return self.claims.get(name, Claim(name, f"volumes/{name}"))
 
 
 def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
@@ -142,34 +56,35 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
 def parse_manifest(documents: Sequence[Any], problems: list[str], extra: Sequence[str] = ()) -> Manifest:
     """Read the objects of a file; add their mistakes to `problems`."""
     manifest = Manifest()
-    for document in documents:
+    for document in sorted(documents, key=_runtimes_first):
         kind = str(document.get("kind")) if isinstance(document, dict) else "document"
         top = Fields(document, kind, problems)
         version = top.text("apiVersion")
         top.text("kind")
-        readers = {"Job": "batch/v1", "Service": "v1", "ConfigMap": "v1", "PersistentVolumeClaim": "v1"}
-        if kind == "TrainJob":
-            top.problem("only Kubeflow's controller can create its pods; render the run with --kind job")
+        if kind not in _READERS:
+            top.problem(f"this kind is not supported on one machine; supported kinds: {', '.join(_READERS)}")
             continue
-        if kind not in readers:
-            top.problem(f"this kind is not supported on one machine; supported kinds: {', '.join(readers)}")
-            continue
-        if version != readers[kind]:
-            top.problem(f"{version!r}: expected {readers[kind]} for a {kind}", "apiVersion")
+        expected, read = _READERS[kind]
+        if version != expected:
+            top.problem(f"{version!r}: expected {expected} for a {kind}", "apiVersion")
         meta = _read_metadata(top)
-        manifest.namespaces[f"{kind} {meta.name}"] = meta.namespace
-        {
-            "Job": _read_job,
-            "Service": _read_service,
-            "ConfigMap": _read_config_map,
-            "PersistentVolumeClaim": _read_claim,
-        }[kind](top, meta, manifest)
+        if kind not in RUNTIME_KINDS:
+            manifest.namespaces[f"{kind} {meta.name}"] = meta.namespace
+        read(top, meta, manifest)
         top.done()
-    if len(manifest.jobs) == 1:
-        manifest.job.template.container.args.extend(extra)
-    elif not problems:
-        problems.append(f"{len(manifest.jobs)} Jobs; must be exactly one")
+    if len(manifest.sets) != 1:
+        if not problems:
+            problems.append(f"{len(manifest.sets)} Jobs, JobSets or TrainJobs; must be exactly one")
+    elif extra and len(manifest.job_set.members) > 1:
+        problems.append(f"{len(manifest.job_set.members)} replicatedJobs, and only one can take further arguments")
+    elif extra and manifest.job_set.jobs:
+        manifest.job.template.container.args.extend(extra)  # shared by all its Jobs
     return manifest
+
+
+def _runtimes_first(document: Any) -> bool:
+    """Sort runtimes before the TrainJobs that refer to them."""
+    return not (isinstance(document, dict) and document.get("kind") in RUNTIME_KINDS)
 
 
 @dataclass(frozen=True)
@@ -179,6 +94,23 @@ class _Metadata:
     annotations: Mapping[str, str]
 
 
+def _read_job(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
+    job = read_job(top.object("spec"), meta.name, meta.namespace, manifest.notes)
+    manifest.sets.append(JobSet("Job", meta.name, (ReplicatedJob("", (job,)),)))
+
+
+def _read_job_set(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
+    read_job_set(top.object("spec"), "JobSet", meta.name, meta.namespace, manifest)
+
+
+def _read_runtime(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
+    manifest.runtimes[meta.name] = read_runtime(top)
+
+
+def _read_train_job(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
+    read_train_job(top, meta.name, meta.namespace, manifest.runtimes, manifest)
+
+
 def _read_metadata(top: Fields) -> _Metadata:
     fields = top.object("metadata")
     name, namespace = fields.name("name"), fields.text("namespace", "default")
@@ -186,46 +118,6 @@ def _read_metadata(top: Fields) -> _Metadata:
     meta = _Metadata(name, namespace, fields.text_map("annotations"))
     fields.done()
     return meta
-
-
-def _read_job(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
-    spec = top.object("spec")
-    spec.text("completionMode", "NonIndexed", choices=["Indexed"])
-    completions = spec.number("completions", least=1, most=_MOST_PODS)
-    parallelism = spec.number("parallelism", 1, least=1, most=_MOST_PODS)
-    backoff_limit = spec.number("backoffLimit", 6)
-    deadline_s = spec.optional_number("activeDeadlineSeconds")
-    spec.text("podReplacementPolicy", "Failed", choices=["Failed"])
-    policy = spec.object("podFailurePolicy")
-    template = read_template(spec.object("template"), manifest.notes)
-    rules = tuple(_read_rule(rule, template.container.name) for rule in policy.objects("rules"))
-    policy.done()
-    if rules and template.restart_policy != "Never":
-        policy.problem(f"needs restartPolicy Never; the pods have {template.restart_policy}")
-    spec.without_effect("ttlSecondsAfterFinished")
-    spec.done()
-    manifest.jobs.append(
-        KubernetesJob(meta.name, meta.namespace, completions, parallelism, backoff_limit, deadline_s, rules, template)
-    )
-
-
-def _read_rule(rule: Fields, container: str) -> Rule:
-    action = rule.text("action", choices=_RULE_ACTIONS)
-    for condition in rule.objects("onPodConditions"):
-        condition.text("type")
-        condition.text("status", "True")
-        condition.done()
-    if not rule.has("onExitCodes"):
-        rule.done()
-        return Rule(action, None)
-    on = rule.object("onExitCodes")
-    rule.done()
-    if (name := on.optional_text("containerName")) not in (None, container):
-        on.problem(f"{name!r}: the pods' container is {container!r}", "containerName")
-    operator = on.text("operator", choices=["In", "NotIn"])
-    codes = on.numbers("values")
-    on.done()
-    return Rule(action, tuple(codes), operator == "In")
 
 
 def _read_service(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
@@ -260,14 +152,36 @@ def _read_claim(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
     manifest.claims[meta.name] = Claim(meta.name, folder)
 
 
+_READERS: Mapping[str, tuple[str, Callable[[Fields, _Metadata, Manifest], None]]] = {
+    "Job": ("batch/v1", _read_job),
+    "JobSet": ("jobset.x-k8s.io/v1alpha2", _read_job_set),
+    "TrainJob": ("trainer.kubeflow.org/v1alpha1", _read_train_job),
+    **dict.fromkeys(RUNTIME_KINDS, ("trainer.kubeflow.org/v1alpha1", _read_runtime)),
+    "Service": ("v1", _read_service),
+    "ConfigMap": ("v1", _read_config_map),
+    "PersistentVolumeClaim": ("v1", _read_claim),
+}
+"""The version and the reader of each kind."""
+
+
 def _check_together(manifest: Manifest, problems: list[str]) -> None:
     """Report references between objects that do not match."""
-    template = manifest.job.template
+    if not manifest.job_set.jobs:
+        problems.append(f"{manifest.job_set.kind} {manifest.job_set.name}: has no Job to run")
+        return
+    kind = manifest.job_set.kind
     problems += [
-        f"{what}: is in the namespace {namespace}, but the Job is in {manifest.job.namespace} and cannot use it"
+        f"{what}: is in the namespace {namespace}, but the {kind} is in {manifest.job.namespace} and cannot use it"
         for what, namespace in manifest.namespaces.items()
         if namespace != manifest.job.namespace
     ]
+    for member in manifest.job_set.members:
+        for job in member.jobs[:1]:  # all have the same template
+            _check_references(job, manifest, problems)
+
+
+def _check_references(job: KubernetesJob, manifest: Manifest, problems: list[str]) -> None:
+    template = job.template
     for volume in template.volumes.values():
         files = manifest.config_maps.get(volume.config_map or "")
         if volume.config_map is not None and files is None:

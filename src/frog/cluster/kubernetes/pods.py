@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from frog.cluster.kubernetes.enter import PodSpec
-from frog.cluster.kubernetes.manifest import KubernetesJob, Manifest
+from frog.cluster.kubernetes.objects import KubernetesJob, Manifest
 from frog.cluster.kubernetes.podspec import Probe, Variable, Volume, field_value
 from frog.cluster.kubernetes.rootfs import Mount
 from frog.core.env import child_env
@@ -95,12 +95,14 @@ class ProbeState:
 class Pod:
     """A running pod. `number` counts all pods of the cluster and determines the pod's unique address."""
 
-    def __init__(self, manifest: Manifest, index: int, number: int, scratch: Path, gpus: str | None) -> None:
-        self.index, self.manifest, self.template = index, manifest, manifest.job.template
-        self.host = f"{manifest.job.name}-{index}"
+    def __init__(
+        self, manifest: Manifest, job: KubernetesJob, index: int, number: int, scratch: Path, gpus: str | None
+    ) -> None:
+        self.manifest, self.job, self.index, self.template = manifest, job, index, job.template
+        self.host = f"{job.name}-{index}"
         self.name = f"{self.host}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
         self.address = f"127.0.{1 + number // 250}.{1 + number % 250}"
-        self.labels = pod_labels(manifest.job, index)
+        self.labels = pod_labels(job, index)
         self.folder = scratch / "pods" / self.name
         self._gpus = gpus
         self._seen_at: float | None = None
@@ -118,7 +120,7 @@ class Pod:
         self._log: IO[str] = open(self.folder / "log", "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         (self.folder / "pid").unlink(missing_ok=True)
         (self.folder / "root").mkdir(exist_ok=True)
-        env = pod_environment(self.manifest, self.index, self.name, self.address, self._gpus)
+        env = pod_environment(self.manifest, self.job, self.index, self.name, self.address, self._gpus)
         container = self.template.container
         spec = PodSpec(
             host=self.host,
@@ -152,7 +154,7 @@ class Pod:
     def _mounts(self) -> list[Mount]:
         etc = self.folder / "etc"
         etc.mkdir(exist_ok=True)
-        job, subdomain = self.manifest.job, self.template.subdomain
+        job, subdomain = self.job, self.template.subdomain
         full = f"{self.host}.{subdomain}.{job.namespace}.{DOMAIN}\t" if subdomain else ""
         texts = {
             "hosts": f"127.0.0.1\tlocalhost\n{self.address}\t{full}{self.host}\n",
@@ -304,9 +306,10 @@ def pod_labels(job: KubernetesJob, index: int) -> dict[str, str]:
     }
 
 
-def pod_environment(manifest: Manifest, index: int, name: str, address: str, gpus: str | None) -> dict[str, str]:
+def pod_environment(
+    manifest: Manifest, job: KubernetesJob, index: int, name: str, address: str, gpus: str | None
+) -> dict[str, str]:
     """Return a container's environment: variables of Kubernetes and the image, then the manifest's, in order."""
-    job = manifest.job
     known = {
         "metadata.name": name,
         "metadata.namespace": job.namespace,

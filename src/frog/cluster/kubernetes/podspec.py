@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,14 +85,19 @@ class PodTemplate:
     volumes: Mapping[str, Volume]
 
 
-def read_template(template: Fields, notes: list[str]) -> PodTemplate:
-    """Return a Job's `spec.template`."""
+def read_template(
+    template: Fields, notes: list[str], restart_policy: str | None = None, further: Sequence[Volume] = ()
+) -> PodTemplate:
+    """Return a Job's `spec.template`.
+
+    restart_policy: its default. further: volumes that the pods may mount without naming them.
+    """
     meta = template.object("metadata")
     labels, annotations = meta.text_map("labels"), meta.text_map("annotations")
     meta.done()
     spec = template.object("spec")
     template.done()
-    volumes = {volume.name: volume for volume in map(_read_volume, spec.objects("volumes"))}
+    volumes = {volume.name: volume for volume in (*further, *map(_read_volume, spec.objects("volumes")))}
     security = spec.object("securityContext")
     containers = list(spec.objects("containers"))
     if len(containers) != 1:
@@ -108,7 +113,7 @@ def read_template(template: Fields, notes: list[str]) -> PodTemplate:
         labels,
         annotations,
         spec.optional_text("subdomain"),
-        spec.text("restartPolicy", choices=["Never", "OnFailure"]),
+        spec.text("restartPolicy", restart_policy, choices=["Never", "OnFailure"]),
         spec.number("terminationGracePeriodSeconds", 30),
         uid,
         gid,
