@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import re
 import socket
 import struct
 from pathlib import Path
@@ -118,6 +119,22 @@ def mount_memory(target: str, size_bytes: int | None, mode: str = "1777") -> Non
     data = f"mode={mode}" + (f",size={size_bytes}" if size_bytes is not None else "")
     flags = _MS_NOSUID | _MS_NODEV
     _mount(b"tmpfs", target.encode(), b"tmpfs", flags, data.encode(), what=f"mount tmpfs on {target}")
+
+
+def mount_overlay(target: str, lower: str, upper: str, work: str) -> None:
+    """Show the files of `lower` at `target`; what is written there goes to `upper`, and `lower` never changes.
+
+    `upper` and `work` are empty folders of one file system. No path may have a comma, a colon or a backslash.
+    """
+    data = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
+    flags = _MS_NOSUID | _MS_NODEV
+    _mount(b"overlay", target.encode(), b"overlay", flags, data.encode(), what=f"mount overlay on {target}")
+
+
+def mount_points() -> list[str]:
+    """Return the paths at which this process sees mounts, parents first."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return sorted(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), line.split()[4]) for line in lines)
 
 
 def bind(source: str, target: str, *, read_only: bool = False) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import run_files
-import yaml
 from small_manifest import SMALL, read
 
 from frog.cluster.kubernetes.dns import answer

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,7 @@ def test_pod_is_isolated(here: Harness) -> None:
         {"name": "MY_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "COMPOSED", "value": "$(COLOUR)-$(JOB_COMPLETION_INDEX)-$$(COLOUR)"},
     ]
+    container["securityContext"] = {"readOnlyRootFilesystem": True}
     container["volumeMounts"] += [
         {"name": "config", "mountPath": "/config"},
         {"name": "scratch", "mountPath": "/scratch"},
@@ -159,6 +162,48 @@ def test_pod_is_isolated(here: Harness) -> None:
     assert late.split() == ["small-1.small.default.svc.cluster.local"]
     peers = {(here.root / "disk" / f"peer.{index}").read_text().split()[0] for index in (0, 1)}
     assert peers == {address}
+    assert left_behind(here) == []
+
+
+WRITE = """
+set -e
+cd MACHINE
+echo changed > kept
+rm -r folder
+touch new /new-in-root /tmp/new
+mkdir -p /opt/new/deep
+ln -s /disk link
+echo "$(cat kept) $(ls | tr '\\n' ' ') $(ls /tmp) $(pwd) $(stat -c %a /tmp) $(cat link/given)" > /disk/seen
+"""
+
+
+@pytest.fixture
+def machine() -> Iterator[Path]:
+    """Create a folder of this machine outside of /tmp, which pods do not share."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="frog-test-") as folder:
+        yield Path(folder)
+
+
+def test_pod_writes_to_its_root_and_changes_nothing_on_the_machine(here: Harness, machine: Path) -> None:
+    """Its working folder does not exist here, and a volume is mounted through a folder that is a link."""
+    (machine / "folder").mkdir()
+    (machine / "folder" / "file").touch()
+    (machine / "kept").write_text("original")
+    (here.root / "disk").mkdir()
+    (here.root / "disk" / "given").write_text("given")
+    value = job(WRITE.replace("MACHINE", str(machine)) + "test -d /run/scratch\n")
+    spec = value["spec"]["template"]["spec"]
+    spec["containers"][0]["volumeMounts"].append({"name": "scratch", "mountPath": "/var/run/scratch"})
+    spec["volumes"].append({"name": "scratch", "emptyDir": {}})
+    spec["containers"][0]["workingDir"] = "/not/on/this/machine"
+    beside = sorted(os.listdir("/"))
+    done = here.run(*start(here, value))
+    assert "Job small is complete" in done.stderr
+    assert (here.root / "disk" / "seen").read_text() == f"changed kept link new  new {machine} 1777 given\n"
+    assert sorted(os.listdir("/")) == beside
+    assert sorted(os.listdir(machine)) == ["folder", "kept"]
+    assert (machine / "kept").read_text() == "original"
+    assert (machine / "folder" / "file").exists()
     assert left_behind(here) == []
 
 
@@ -363,3 +408,43 @@ def test_forbidden_namespaces_are_reported(here: Harness) -> None:
     done = here.run("unshare", "--user", "--map-root-user", "bash", "-c", forbid, code=2)
     assert "this system does not allow you to create namespaces" in done.stderr
     assert "frog run --nodes 2x4" in done.stderr
+
+
+PEERS = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: set}
+spec:
+  replicatedJobs:
+    - name: driver
+      template:
+        spec:
+          template:
+            spec:
+              containers:
+                - name: one
+                  image: any
+                  command: [bash, -c, "until getent hosts set-workers-0-1.set; do sleep 0.1; done; touch /disk/met"]
+                  volumeMounts: &mounts [{name: disk, mountPath: /disk}]
+              volumes: &volumes [{name: disk, persistentVolumeClaim: {claimName: disk}}]
+    - name: workers
+      template:
+        spec:
+          completions: 2
+          parallelism: 2
+          template:
+            spec:
+              containers:
+                - name: one
+                  image: any
+                  command: [bash, -c, "until test -e /disk/met; do sleep 0.1; done; hostname"]
+                  volumeMounts: *mounts
+              volumes: *volumes
+"""
+
+
+def test_pods_of_a_job_set_find_each_other_by_name(here: Harness) -> None:
+    (here.root / "set.yaml").write_text(PEERS)
+    done = here.run("frog", "run", "--from", "set.yaml")
+    assert {"set-workers-0-0 | set-workers-0-0", "set-workers-0-1 | set-workers-0-1"} <= set(done.stdout.splitlines())
+    assert "JobSet set is complete" in done.stderr

@@ -65,3 +65,33 @@ def test_failure_in_pods_is_diagnosed_from_the_volume(here: Harness) -> None:
     answer = json.loads(here.run("frog", "diagnose", str(folder), "--json").stdout)
     assert (answer["fault"], answer["rank"]) == ("raise", 1)
     assert answer["line"].endswith("my.py:10")
+
+
+TRAIN_JOB = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: tune}
+spec:
+  runtimeRef: {name: torch-distributed, kind: ClusterTrainingRuntime, apiGroup: trainer.kubeflow.org}
+  trainer:
+    numNodes: 2
+    numProcPerNode: 1
+    command: [torchrun, --no-python, python, -c]
+    args:
+      - |
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print(f"rank {dist.get_rank()} of {int(total)}", flush=True)
+        dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_train_job_runs_torchrun_in_its_pods(here: Harness) -> None:
+    (here.root / "tune.yaml").write_text(TRAIN_JOB)
+    done = here.run("frog", "run", "--from", "tune.yaml")
+    said = {f"tune-node-0-{rank} | rank {rank} of 2" for rank in range(2)}
+    assert said <= set(done.stdout.splitlines())
+    assert "TrainJob tune is complete" in done.stderr

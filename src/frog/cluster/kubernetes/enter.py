@@ -43,6 +43,8 @@ class PodSpec:
     mounts: list[Mount]
     pid_file: str
     """File that receives the pid of the command."""
+    writable: bool = False
+    """True if the pod may write to its root, in memory."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -61,9 +63,10 @@ def start(spec: PodSpec) -> int:
     def become() -> NoReturn:
         namespaces.die_with_parent()
         namespaces.separate_mounts()
-        build_root(spec.root, spec.mounts)
-        namespaces.change_root(spec.root)
+        namespaces.change_root(build_root(spec.root, spec.mounts, writable=spec.writable, uid=spec.uid))
         socket.sethostname(spec.host)
+        if spec.writable:  # as container runtimes do
+            os.makedirs(spec.folder, exist_ok=True)
         os.chdir(spec.folder)
         _execute(spec.command, spec.env)
 

@@ -118,6 +118,11 @@ class Fields:
         self._known += keys
         return [key for key in keys if self._left.pop(key, None) is not None]
 
+    def refuse(self, key: str, why: str) -> None:
+        """Report a key of Kubernetes that one machine does not support, if it is present."""
+        if self._left.pop(key, None) is not None:
+            self.problem(f"not supported on one machine: {why}", key)
+
     def done(self) -> None:
         """Report every key that was not read."""
         for key in list(self._left)[:_MOST_UNKNOWN]:

@@ -206,6 +206,7 @@ def _read_rule(rule: Fields, names: Sequence[str]) -> FailureRule:
     for reason in reasons:
         if reason not in _REASONS:
             rule.problem(f"{reason!r}: must be one of {', '.join(_REASONS)}", "onJobFailureReasons")
+    rule.refuse("onJobFailureMessagePatterns", "the messages of Jobs differ from those of a cluster")
     found = FailureRule(action, tuple(reasons), _targets(rule, names))
     rule.done()
     return found

@@ -132,6 +132,7 @@ class Pod:
             env=env,
             mounts=self._mounts(),
             pid_file=str(self.folder / "pid"),
+            writable=container.writable,
         )
         spec.write(self.folder / "spec.json")
         self._process = subprocess.Popen(
@@ -166,6 +167,8 @@ class Pod:
         for name, text in texts.items():
             (etc / name).write_text(text)
         mounts = [Mount(f"/etc/{name}", str(etc / name), read_only=True) for name in texts]
+        if self.template.container.writable:
+            mounts += [Mount(path, path, read_only=True) for path in hidden_by("/tmp")]
         for wanted in self.template.container.mounts:
             volume = self.template.volumes[wanted.volume]
             mounts += [Mount(path, path, read_only=True) for path in hidden_by(wanted.path)]

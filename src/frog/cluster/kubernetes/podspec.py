@@ -67,6 +67,8 @@ class Container:
     env: tuple[Variable, ...]
     mounts: tuple[VolumeMount, ...]
     gpus: int
+    writable: bool
+    """True if it may write to its root, not only to its volumes."""
     startup: Probe | None
     liveness: Probe | None
     readiness: Probe | None
@@ -99,6 +101,7 @@ def read_template(
     template.done()
     volumes = {volume.name: volume for volume in (*further, *map(_read_volume, spec.objects("volumes")))}
     security = spec.object("securityContext")
+    spec.refuse("initContainers", "a pod has one container")
     containers = list(spec.objects("containers"))
     if len(containers) != 1:
         spec.problem(f"{len(containers)} containers; Frog supports one per pod", "containers")
@@ -108,7 +111,7 @@ def read_template(
     uid = security.number("runAsUser", 0) if uid is None else _passed(security, "runAsUser", uid)
     gid = own_security.optional_number("runAsGroup")
     gid = security.number("runAsGroup", 0) if gid is None else _passed(security, "runAsGroup", gid)
-    _read_security(security, own_security, uid, notes)
+    writable = _read_security(security, own_security, uid, notes)
     result = PodTemplate(
         labels,
         annotations,
@@ -117,7 +120,7 @@ def read_template(
         spec.number("terminationGracePeriodSeconds", 30),
         uid,
         gid,
-        _read_container(containers[0], volumes, notes),
+        _read_container(containers[0], volumes, writable, notes),
         volumes,
     )
     for key in ("automountServiceAccountToken", "enableServiceLinks"):
@@ -138,7 +141,8 @@ def _passed(fields: Fields, key: str, value: int) -> int:
     return value
 
 
-def _read_security(pod: Fields, container: Fields, uid: int, notes: list[str]) -> None:
+def _read_security(pod: Fields, container: Fields, uid: int, notes: list[str]) -> bool:
+    """Check both security contexts; return True if the container may write to its root."""
     must_not_be_root = container.flag("runAsNonRoot") or pod.flag("runAsNonRoot")
     pod.without_effect("runAsNonRoot")
     if must_not_be_root and uid == 0:
@@ -147,8 +151,7 @@ def _read_security(pod: Fields, container: Fields, uid: int, notes: list[str]) -
         container.problem("true: not supported, because pods have no privileges here", "privileged")
     if container.flag("allowPrivilegeEscalation", True):
         notes.append("allowPrivilegeEscalation: always false here")
-    if not container.flag("readOnlyRootFilesystem"):
-        notes.append("readOnlyRootFilesystem: always true here, because the root is this machine's own")
+    writable = not container.flag("readOnlyRootFilesystem")
     capabilities = container.object("capabilities")
     if capabilities.texts("add"):
         capabilities.problem("not supported, because pods have no capabilities here", "add")
@@ -160,11 +163,13 @@ def _read_security(pod: Fields, container: Fields, uid: int, notes: list[str]) -
     pod.without_effect("fsGroup", "fsGroupChangePolicy", "supplementalGroups")
     pod.done()
     container.done()
+    return writable
 
 
-def _read_container(fields: Fields, volumes: Mapping[str, Volume], notes: list[str]) -> Container:
+def _read_container(fields: Fields, volumes: Mapping[str, Volume], writable: bool, notes: list[str]) -> Container:
     name = fields.text("name")
-    notes.append(f"image {fields.text('image')}: replaced by this machine's files and Python, read-only")
+    how = "what a pod writes there is kept in memory until it ends" if writable else "read-only"
+    notes.append(f"image {fields.text('image')}: replaced by this machine's files and Python; {how}")
     mounts = tuple(_read_mount(mount, volumes) for mount in fields.objects("volumeMounts"))
     container = Container(
         name,
@@ -174,6 +179,7 @@ def _read_container(fields: Fields, volumes: Mapping[str, Volume], notes: list[s
         tuple(_read_variable(variable) for variable in fields.objects("env")),
         mounts,
         _read_resources(fields.object("resources"), notes),
+        writable,
         _read_probe(fields, "startupProbe"),
         _read_probe(fields, "livenessProbe"),
         _read_probe(fields, "readinessProbe"),

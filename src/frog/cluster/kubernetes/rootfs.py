@@ -1,18 +1,26 @@
-"""The file system of a pod on this machine: the machine's own files, read-only, with the pod's volumes mounted.
+"""The file system of a pod on this machine: the machine's own files, with the pod's volumes mounted.
 
-Frog does not unpack the image; the machine's files replace it. A volume may be mounted at a path that does not exist on
-the machine; Frog then rebuilds its parent folder from mounts, entry by entry, and changes nothing on the machine.
+Frog does not unpack the image; the machine's files replace it. A pod may write to its root unless its manifest makes
+that read-only: an overlay keeps what it writes in memory, until the pod ends. Under a read-only root, a volume may be
+mounted at a path that does not exist on the machine; Frog then rebuilds its parent folder from mounts, entry by entry.
+Neither changes anything on the machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.core.namespaces import bind, make_read_only, mount_memory, mount_proc
+from frog.core.namespaces import bind, make_read_only, mount_memory, mount_overlay, mount_points, mount_proc
 
+_MOST_LINKS = 256
+"""Most parts of a path, with those of its links, to follow."""
+
+_OF_THE_SYSTEM = ("/dev", "/sys")
 _SMALL_SHM_BYTES = 64 << 20
 """Size of /dev/shm in a container that mounts nothing there."""
 
@@ -27,10 +35,133 @@ class Mount:
     size_bytes: int | None = None
 
 
-def build_root(root: str, mounts: Sequence[Mount]) -> None:
-    """Mount a pod's files at `root`, an empty folder. The calling process must have its own namespaces."""
+def build_root(root: str, mounts: Sequence[Mount], *, writable: bool, uid: int) -> str:
+    """Mount the files of a pod of this user at `root`, an empty folder, or below it; return where.
+
+    The calling process must have its own namespaces. If the system has no overlays, the root is read-only except /tmp.
+    """
     if not any(mount.path == "/dev/shm" for mount in mounts):
         mounts = [*mounts, Mount("/dev/shm", None, size_bytes=_SMALL_SHM_BYTES)]
+    if writable:
+        if not any(mount.path == "/tmp" for mount in mounts):
+            mounts = [Mount("/tmp", None), *mounts]
+        try:
+            return _build_writable(root, mounts, uid)
+        except OSError as error:
+            print(f"the root of this pod is read-only except /tmp: {error}", file=sys.stderr, flush=True)
+    _build_read_only(root, mounts)
+    return root
+
+
+def _build_writable(root: str, mounts: Sequence[Mount], uid: int) -> str:
+    """Mount the machine's files at a folder below `root`, which this returns, each under a layer in memory.
+
+    Raises:  OSError if the system has no overlays for a user.
+    """
+    mount_memory(root, None, mode="755")
+    new = f"{root}/root"
+    os.mkdir(new)
+    mount_memory(new, None, mode="755")
+    os.chdir(root)  # the layers have relative paths, which need no escapes
+    _Layers(new, uid).show("")
+    for mount in sorted(mounts, key=lambda mount: mount.path.count("/")):
+        place = _resolved(new, mount.path)
+        _make_target(place, mount)
+        if mount.source is None:
+            mount_memory(place, mount.size_bytes)
+        else:
+            bind(mount.source, place, read_only=mount.read_only)
+    mount_proc(f"{new}/proc")
+    return new
+
+
+def _make_target(place: str, mount: Mount) -> None:
+    """Create the folder or file to mount on, unless it exists."""
+    if mount.source is None or os.path.isdir(mount.source):
+        os.makedirs(place, exist_ok=True)
+    elif not os.path.exists(place):
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        Path(place).touch()
+
+
+class _Layers:
+    """Shows the machine's folders at a new root, each under a layer that takes what the pod's user writes.
+
+    A folder with other file systems below it cannot be one layer, because a user may not look beneath them. It becomes
+    a folder in memory, with a layer for each of its folders.
+    """
+
+    def __init__(self, new: str, uid: int) -> None:
+        self._new, self._uid = new, uid
+        self._mounted = mount_points()
+        self._number = 0
+
+    def show(self, folder: str) -> None:
+        """Fill a folder of the new root with the machine's entries."""
+        for entry in sorted(os.scandir(folder or "/"), key=lambda entry: entry.name):
+            path = f"{folder}/{entry.name}"
+            place = f"{self._new}{path}"
+            if entry.is_symlink():
+                os.symlink(os.readlink(path), place)
+            elif not entry.is_dir():
+                Path(place).touch()
+                with contextlib.suppress(OSError):
+                    bind(path, place, read_only=True)
+            else:
+                os.mkdir(place)
+                self._fill(path, place)
+
+    def _fill(self, path: str, place: str) -> None:
+        if path == "/proc":
+            return
+        try:
+            if path in _OF_THE_SYSTEM:
+                bind(path, place, read_only=True)
+            elif any(other.startswith(f"{path}/") for other in self._mounted):
+                os.chmod(place, self._mode(path))
+                self.show(path)
+            else:
+                self._overlay(path, place)
+        except PermissionError:  # a folder of another user stays empty
+            return
+
+    def _overlay(self, path: str, place: str) -> None:
+        self._number += 1
+        upper, work = f"upper-{self._number}", f"work-{self._number}"
+        os.mkdir(upper)
+        os.chmod(upper, self._mode(path))
+        os.mkdir(work)
+        try:
+            mount_overlay(place, path, upper, work)
+        except OSError:
+            if self._number == 1:
+                raise
+            bind(path, place, read_only=True)  # a file system of a kind that overlays refuse
+
+    def _mode(self, path: str) -> int:
+        """Return the permissions of a folder, without writing if the pod's user may not write there."""
+        mode = os.stat(path).st_mode & 0o7777
+        return mode if self._uid == 0 or os.access(path, os.W_OK) else mode & ~0o222
+
+
+def _resolved(root: str, path: str) -> str:
+    """Return the place of `path` below `root`, where absolute links also stay below `root`."""
+    done, left = "", [part for part in path.split("/") if part]
+    for _ in range(_MOST_LINKS):
+        if not left:
+            break
+        part = left.pop(0)
+        place = os.path.normpath(f"{done}/{part}")
+        if os.path.islink(f"{root}{place}"):
+            target = os.readlink(f"{root}{place}")
+            done = "" if target.startswith("/") else done
+            left = [*(part for part in target.split("/") if part), *left]
+        else:
+            done = "" if place == "/" else place
+    return f"{root}{done}"
+
+
+def _build_read_only(root: str, mounts: Sequence[Mount]) -> None:
     mount_memory(root, None, mode="755")
     _show("", root, {mount.path: mount for mount in mounts})
     make_read_only(root)
