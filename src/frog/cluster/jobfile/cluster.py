@@ -207,8 +207,9 @@ def _limits(value: object, problems: list[str]) -> dict[str, Limits]:
 
 
 def profile_names(clusters: Path = CLUSTERS) -> list[str]:
-    """Return the names of the profiles in config/clusters/."""
-    return sorted(path.stem for path in clusters.glob("*.toml"))
+    """Return the names of the profiles in config/clusters/, and of those that come with Frog."""
+    folders = {clusters, *([shipped_file(str(CLUSTERS))] if clusters == CLUSTERS else [])}
+    return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
 
 
 def _absent(name: str, path: Path, clusters: Path) -> ConfigError:

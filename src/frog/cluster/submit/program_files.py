@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,15 @@ def find_program_files(words: Sequence[str], script: str | None, include: Sequen
     data = {path for path in named if path.stat().st_size > LARGEST_NAMED or not is_text(path)}
     inside = {_inside(path, folder) for path in found | named - data}
     return ProgramFiles(tuple(sorted(inside)), tuple(sorted(_inside(path, folder) for path in data)))
+
+
+def imported_packages(files: Sequence[Path]) -> set[str]:
+    """Return the top-level names that files import and that none of them defines, skipping files with errors."""
+    found: set[str] = set()
+    for path in files:
+        with contextlib.suppress(UsageError):
+            found |= {module[0] for module in _imports(path, path.parent) if module}
+    return found - {path.stem for path in files} - {part for path in files for part in path.parts[:-1]}
 
 
 def is_text(path: Path) -> bool:

@@ -35,7 +35,11 @@ class ProgramWork:
     requeue: bool = False
     """True if the program resumes from its own checkpoints, so that the job may start again."""
     observer: Path | None = None
-    """Folder of the observer's code, as the job sees it; None to run without."""
+    """Folder of the observer's code, as the job sees it; None to run without. In a bundle it is relative."""
+    folder: str | None = None
+    """Folder of a bundle that has the program's files; None to run where the job is submitted."""
+    own_python: bool = False
+    """True if a bundle's setup.sh creates the environment."""
 
     def world_problems(self, world_size: int) -> list[str]:
         return []

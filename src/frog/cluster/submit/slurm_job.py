@@ -161,7 +161,7 @@ def _gaps(request: SlurmRequest) -> dict[str, Any]:
     return {
         "profile": profile,
         "program": program,
-        "needed": str(request.run_file) if program is None else program.file,
+        "needed": str(request.run_file) if program is None else _needed(program),
         "python": profile.python if program is None else _python_of(program, profile),
         "run_file": str(request.run_file),
         "nodes": request.nodes,
@@ -177,7 +177,7 @@ def _gaps(request: SlurmRequest) -> dict[str, Any]:
         "node_output": node_output,
         "name_in_words": name_in_words,
         "name_says": f"The run is named {name}." if request.named else "The run is named after the job.",
-        "container": _container(profile),
+        "container": _container(profile, bound="$PWD" if program is None or program.folder is None else "$OLDPWD"),
         "grace_s": max(5, signal_s - _MARGIN_S),
         "arguments": shlex.quote(str(request.run_file)) + settings + own_name,
     }
@@ -218,15 +218,25 @@ def _directives(request: SlurmRequest, signal_s: int) -> list[str]:
 
 def _python_of(program: ProgramWork, profile: ClusterProfile) -> str:
     """Return the profile's Python; if it is the default and absent, the one of the submitting shell."""
+    if program.folder is not None:
+        return profile.python if program.own_python else "python"
     default = ClusterProfile.__dataclass_fields__["python"].default
     return "python" if profile.python == default and not Path(default).exists() else profile.python
 
 
-def _container(profile: ClusterProfile) -> str:
+def _needed(program: ProgramWork) -> str | None:
+    """Return the file that must exist where the job is submitted."""
+    if program.file is None or program.folder is None:
+        return program.file
+    return f"{program.folder}/{program.file}"
+
+
+def _container(profile: ClusterProfile, bound: str) -> str:
+    """Return the words that start Python in the profile's image, which sees the folder `bound`."""
     if profile.container is None:
         return ""
     nvidia = "--nv " if profile.gpus_per_node else ""
-    return f'apptainer exec {nvidia}--bind "$PWD" --pwd "$PWD" {_for_single_quotes(profile.container)} '
+    return f'apptainer exec {nvidia}--bind "{bound}" --pwd "$PWD" {_for_single_quotes(profile.container)} '
 
 
 def _for_single_quotes(text: str) -> str:

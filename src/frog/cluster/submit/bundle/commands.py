@@ -24,7 +24,10 @@ def add_bundle_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="make a folder with everything that a run needs on a cluster without internet",
         description="Put wheels, prepared data, the run file and a job file into a folder, with checksums.",
     )
-    parser.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml")
+    parser.add_argument("run_file", nargs="?", metavar="RUN.toml")
+    parser.add_argument(
+        "program", nargs="*", metavar="-- COMMAND", help="instead: any program, such as -- my.py --lr 0.1"
+    )
     parser.add_argument("--to", type=Path, metavar="DIR", help="the folder to create")
     parser.add_argument("--check", type=Path, metavar="DIR", help="check that a bundle is complete, and create nothing")
     parser.add_argument("--force", action="store_true", help="replace an existing bundle; its runs are kept")
@@ -45,6 +48,20 @@ def add_bundle_parser(commands: argparse._SubParsersAction[Any]) -> None:
     job.add_argument("--account", metavar="NAME")
     job.add_argument("--partition", metavar="NAME", help="default: the profile's")
     job.add_argument("--qos", metavar="NAME", help="default: the profile's")
+    program = parser.add_argument_group("-- COMMAND")
+    program.add_argument("--name", metavar="NAME", help="name of the job (default: the program's)")
+    program.add_argument(
+        "--requirements",
+        metavar="FILE",
+        help="the file that lists the packages to take along as wheels (default: requirements.txt, if there is one)",
+    )
+    program.add_argument(
+        "--exclude", action="append", default=[], metavar="PATTERN", help="files or folders to leave out; repeatable"
+    )
+    program.add_argument(
+        "--requeue", action="store_true", help="start the job again at its time limit: the program resumes by itself"
+    )
+    program.add_argument("--no-observe", action="store_true", help="do not record what each rank does")
     job.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field; repeatable")
     parser.set_defaults(handler=run_bundle)
 
@@ -57,11 +74,10 @@ def run_bundle(args: argparse.Namespace) -> int:
         return _check(args.check)
     if args.run_file is None or args.to is None:
         raise UsageError("the run file or the folder to create is missing", "frog bundle config/demo.toml --to DIR")
-    from frog.cluster.submit.bundle.make import make_bundle
-
+    _read_work(args)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        make_bundle(args)
+        _make(args)
     except OSError as error:
         raise LaunchError(
             f"{args.to} could not be created: {error}", "check the free space and your permissions there"
@@ -69,6 +85,29 @@ def run_bundle(args: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _read_work(args: argparse.Namespace) -> None:
+    """Separate a run file from a program, as `frog submit` does, and refuse options of the other kind."""
+    if args.run_file.endswith(".toml") and not args.program:
+        args.run_file = Path(args.run_file)
+        wrong, kind = ["name", "requirements", "exclude", "requeue", "no_observe"], "a run file"
+    else:
+        args.program = [args.run_file, *args.program]
+        wrong, kind = ["set"], "a program"
+    if given := [f"--{name.replace('_', '-')}" for name in wrong if getattr(args, name)]:
+        raise UsageError(f"{', '.join(given)}: cannot be combined with {kind}", "remove it")
+
+
+def _make(args: argparse.Namespace) -> None:
+    if args.program:
+        from frog.cluster.submit.bundle.program import make_program_bundle
+
+        make_program_bundle(args)
+    else:
+        from frog.cluster.submit.bundle.make import make_bundle
+
+        make_bundle(args)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

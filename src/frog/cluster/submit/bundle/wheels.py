@@ -111,15 +111,28 @@ def download_wheels(folder: Path, own: Path, extras: tuple[str, ...], platform: 
     wanted = f"{own.resolve()}[{','.join(extras)}]" if extras else str(own.resolve())
     constraints = PROJECT / CONSTRAINTS
     words = ["-c", str(constraints)] if constraints.is_file() else []
+    _download(folder, [*words, wanted], platform, python)
+
+
+def download_requirements(folder: Path, requirements: Path, platform: str | None, python: str | None) -> None:
+    """Fill `folder` with the wheels of a requirements file and their dependencies.
+
+    Raises:  LaunchError with pip's message if it fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _download(folder, ["--requirement", str(requirements)], platform, python)
+
+
+def _download(folder: Path, wanted: list[str], platform: str | None, python: str | None) -> None:
     if platform is None:
         # `pip wheel` uses existing wheels, and builds one for packages that exist only as sources.
-        _pip(["wheel", "--wheel-dir", str(folder), *words, wanted], _DOWNLOAD_TIMEOUT_S)
+        _pip(["wheel", "--wheel-dir", str(folder), *wanted], _DOWNLOAD_TIMEOUT_S)
         return
     tag = (python or python_version()).replace(".", "")
-    words += ["--platform", platform, "--python-version", tag, "--implementation", "cp", "--abi", f"cp{tag}"]
+    words = ["--platform", platform, "--python-version", tag, "--implementation", "cp", "--abi", f"cp{tag}"]
     for older in _older(platform):
         words += ["--platform", older]
-    _pip(["download", "--dest", str(folder), "--only-binary=:all:", *words, wanted], _DOWNLOAD_TIMEOUT_S)
+    _pip(["download", "--dest", str(folder), "--only-binary=:all:", *words, *wanted], _DOWNLOAD_TIMEOUT_S)
 
 
 def _older(platform: str) -> list[str]:
