@@ -80,7 +80,7 @@ class JobController:
             pod.kill()
 
     def tick(self) -> None:
-        """Start pods that are due, look after the running ones, and judge those that ended."""
+        """Start pods that are due, check the running ones, and judge those that ended."""
         if self.stopping or self.reason is not None:
             for pod in self.pods:
                 pod.stop()

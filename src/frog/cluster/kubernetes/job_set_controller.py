@@ -50,7 +50,7 @@ class JobSetController:
             controller.kill()
 
     def tick(self) -> None:
-        """Create Jobs that are due, look after all of them, and judge those that ended."""
+        """Create Jobs that are due, check all of them, and judge those that ended."""
         ending = self._complete or self.stopping or self.reason is not None
         if not ending:
             self._create_jobs()
@@ -120,14 +120,16 @@ class JobSetController:
             self._restart(action, culprit)
 
     def _restart(self, action: str, culprit: JobController) -> None:
-        self._counted += not action.endswith("IgnoreMaxRestarts")
+        counts = not action.endswith("IgnoreMaxRestarts")
+        self._counted += counts
+        which = f"restart {self._counted} of {self.job_set.max_restarts}" if counts else "this restart does not count"
         if action.startswith("RestartJobSet"):
             self.restarts += 1
             again = list(self.current.values())
-            say(f"{_words(culprit)}: all Jobs restart (restart {self._counted} of {self.job_set.max_restarts})")
+            say(f"{_words(culprit)}: all Jobs start again ({which})")
         else:
             again = [culprit]
-            say(f"{_words(culprit)}: it restarts (restart {self._counted} of {self.job_set.max_restarts})")
+            say(f"{_words(culprit)}: it starts again ({which})")
         for controller in again:
             controller.stop()
             del self.current[controller.job.name]
