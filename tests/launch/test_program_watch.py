@@ -71,6 +71,12 @@ def test_rank_that_loads_with_child_processes_computes() -> None:
     assert [(finding.kind, finding.ends) for _, finding in found] == [(Kind.COMPUTING, False)]
 
 
+@pytest.mark.parametrize(("queued", "kind"), [(0.5, Kind.COMPUTING), (0.2, Kind.HANG)])
+def test_rank_that_is_ready_but_gets_no_core_computes(queued: float, kind: Kind) -> None:
+    found = watch(lambda now: {0: waits(now), 1: works(now, cores=0.05, queued_s=queued * now)}, 200)
+    assert found[0][1].kind is kind
+
+
 def test_collective_over_a_slow_link_is_not_a_hang() -> None:
     moving = lambda now: waits(now, moved_bytes=int(100_000 * now))  # noqa: E731
     assert watch(lambda now: {0: moving(now), 1: waits(now)}, 300) == []

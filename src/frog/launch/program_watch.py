@@ -24,6 +24,8 @@ _GAP_S = 5.0
 """After a longer time without a look, the machine or the launcher was suspended, and the ranks perhaps too."""
 _BUSY_CORES, _BUSY_BYTES_PER_S = 0.1, 64 << 10
 """A rank that uses more than this computes, or moves data: to a disk, or over a slow link to its peers."""
+_READY_PART = 0.5
+"""A rank that runs or waits for a core for this part of the time computes, too: a busy machine gives it few cores."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Sight:
     pending: bool
     """True if it waits in a collective, or elsewhere in torch.distributed."""
     cpu_s: float
+    queued_s: float = 0.0
+    """Time in which its main thread was ready to run and had no core."""
     moved_bytes: int = 0
     """Bytes that it has read and written."""
     children_cpu_s: float | None = None
@@ -121,7 +125,7 @@ class _Track:
         if sight.stopped != before.stopped:
             self.stopped_at = now
         if now - self.window_at >= _WINDOW_S:
-            if _cpu_s(self.window, sight) >= _BUSY_CORES * (now - self.window_at):
+            if _computed(self.window, sight, now - self.window_at):
                 self.busy_at = now
             if sight.moved_bytes - self.window.moved_bytes >= _BUSY_BYTES_PER_S * (now - self.window_at):
                 self.moved_at = now
@@ -150,6 +154,12 @@ class _Track:
 
 def _function(sight: Sight) -> tuple[str, str] | None:
     return None if sight.line is None else (sight.line.file, sight.line.function)
+
+
+def _computed(before: Sight, after: Sight, passed_s: float) -> bool:
+    """True if a rank used a core between two moments, or would have if the machine were not busy."""
+    cpu_s = _cpu_s(before, after)
+    return cpu_s >= _BUSY_CORES * passed_s or cpu_s + after.queued_s - before.queued_s >= _READY_PART * passed_s
 
 
 def _cpu_s(before: Sight, after: Sight) -> float:

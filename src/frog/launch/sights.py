@@ -46,6 +46,7 @@ def _with_process(sight: Sight, pid: int, with_children: bool) -> Sight:
     return replace(
         sight,
         cpu_s=times.user + times.system,
+        queued_s=_queued_s(pid),
         moved_bytes=_moved_bytes(pid),
         children_cpu_s=sum(map(_cpu_s, children)) if with_children else None,
         ended=state == psutil.STATUS_ZOMBIE,
@@ -58,6 +59,14 @@ def _cpu_s(process: psutil.Process) -> float:
         times = process.cpu_times()
         return float(times.user + times.system)
     return 0.0
+
+
+def _queued_s(pid: int) -> float:
+    """Return how long a process's main thread has been ready to run without a core; 0 where that is unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _moved_bytes(pid: int) -> int:

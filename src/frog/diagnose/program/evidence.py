@@ -126,6 +126,8 @@ class RankEvidence:
     node_lost_ns: int | None = None
     """When its node was lost, if it was."""
     error: SeenError | None = None
+    thread_error: SeenError | None = None
+    """An exception that ended one of its threads, while the main thread continued."""
     caught: list[SeenError] = field(default_factory=list)
     """Exceptions in its log that did not end it."""
     calls: list[Call] = field(default_factory=list)

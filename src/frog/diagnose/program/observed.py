@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 from frog.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, SeenError
@@ -66,7 +67,11 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
             rank.enqueued[names.find(counts.group)] = counts.enqueued
             rank.completed[names.find(counts.group)] = counts.completed
     if observed.error is not None:
-        rank.error = _error(observed.error, f"{folder}/error.json")
+        error = _error(observed.error, f"{folder}/error.json")
+        if observed.error.thread in ("", "MainThread") or rank.state == "failed":
+            rank.error = error
+        else:
+            rank.thread_error = replace(error, fatal=False)
         rank.add_source(f"{folder}/error.json")
     if observed.stacks is not None:
         main = next((thread for thread in observed.stacks.threads if thread.is_main), None)

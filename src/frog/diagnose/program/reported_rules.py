@@ -103,7 +103,7 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
     in_order = same and _in_other_order(evidence, met)
     odd = met.other if _is_others(evidence, met) and met.other is not None else met.receiver
     return _found(evidence, met).with_more(
-        fault="branch" if branch else "shape" if (same and not in_order) or call is None else "order",
+        fault="branch" if branch else _kind(evidence, met) if (same and not in_order) or call is None else "order",
         rank=odd,
         node_rank=evidence.ranks[odd].node_rank,
         line=place(met.line) or None,
@@ -116,6 +116,14 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
         "or with tensors of different sizes (uneven data): print op and shape on each rank just before that line\n"
         "the record of the rank that received the message was lost when gloo ended its process",
     )
+
+
+def _kind(evidence: Evidence, met: _Meeting) -> str:
+    """Return "dtype" if only the type of the elements differs from the other rank's earlier calls."""
+    if met.other is None or met.call is None or not _is_others(evidence, met):
+        return "shape"
+    usual = usual_after(_before(evidence, met.other, met.call))[-1]
+    return "dtype" if usual.elements == met.call.elements and usual.dtypes != met.call.dtypes else "shape"
 
 
 def _changed(evidence: Evidence, met: _Meeting) -> str:

@@ -30,7 +30,16 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
 from frog.comm.error_file import read_error
-from frog.core.env import MAY_MEET, SURVIVES, launch_dir, most_replaced, set_attempt, start_method, survives_losses
+from frog.core.env import (
+    MAY_MEET,
+    SURVIVES,
+    launch_dir,
+    most_replaced,
+    run_dir,
+    set_attempt,
+    start_method,
+    survives_losses,
+)
 from frog.core.errors import CommError, LaunchError, UsageError
 from frog.core.exitcodes import ASKED_TO_STOP, signal_code
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
@@ -49,6 +58,7 @@ from frog.launch.torchrun.elastic import (
     use_agent,
 )
 from frog.launch.torchrun.forkserver import start_fork_server
+from frog.launch.torchrun.last_look import ask_others
 
 _JOIN = "frog.train.elastic.join"
 """Program of a rank that joins an active run."""
@@ -81,6 +91,7 @@ class _ReportingAgent(LocalElasticAgent):
         _ReportingAgent.pids = tuple(pids.values())
         self._ended_ns: dict[int, int] = {}
         self._left: list[int] = []
+        self._asked = False
         self._write(
             "world",
             node_rank=worker_group.group_rank,
@@ -96,6 +107,7 @@ class _ReportingAgent(LocalElasticAgent):
         self._note_ends(worker_group)
         if survives_losses() and self._report_losses(worker_group):
             return RunResult(state=WorkerState.HEALTHY)
+        self._ask_others(worker_group)
         result: RunResult = super()._monitor_workers(worker_group)
         for rank, failure in result.failures.items():
             if failure.exitcode == UsageError.exit_code:  # a restart does not fix a usage error
@@ -104,6 +116,20 @@ class _ReportingAgent(LocalElasticAgent):
             said = {"node_rank": worker_group.group_rank, "left": self._left, **_describe(rank, failure)}
             self._write("exit", ended_ns, **said)
         return result
+
+    def _ask_others(self, worker_group: WorkerGroup) -> None:
+        """Let the observers of the other ranks write what they know, once a rank has failed."""
+        folder, processes = run_dir(), {process.pid: process for process in processes_of(self)}
+        if folder is None or self._asked or not any(process.poll() for process in processes.values()):
+            return
+        self._asked = True
+        ranks = {worker.id: worker.global_rank for worker in worker_group.workers}
+
+        def running() -> set[int]:
+            self._note_ends(worker_group)
+            return {ranks[pid] for pid, process in processes.items() if pid in ranks and process.poll() is None}
+
+        ask_others(folder, self._attempt, running)
 
     def _exit_barrier(self) -> None:
         """Wait for the other nodes, unless some may be lost."""

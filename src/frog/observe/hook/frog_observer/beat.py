@@ -48,6 +48,7 @@ class Beats:
         self._samples = {"taken": 0, "in_collective": 0, "waiting": 0}
         self._lines: dict[str, int] = {}
         self._last_cpu_s, self._last_s = time.process_time(), time.monotonic()
+        self._last_queued_s = _queued_s()
         self._forking = False
 
     def start(self) -> None:
@@ -122,9 +123,10 @@ class Beats:
 
     def _take_sample(self, groups: list[dict[str, Any]], line: dict[str, Any] | None, cpu_s: float) -> None:
         """Count where the main thread is at this beat."""
-        now_s = time.monotonic()
-        waits = cpu_s - self._last_cpu_s < 0.1 * (now_s - self._last_s)
-        self._last_cpu_s, self._last_s = cpu_s, now_s
+        now_s, queued_s = time.monotonic(), _queued_s()
+        passed_s, used_s = now_s - self._last_s, cpu_s - self._last_cpu_s
+        waits = used_s < 0.1 * passed_s and used_s + queued_s - self._last_queued_s < 0.5 * passed_s
+        self._last_cpu_s, self._last_s, self._last_queued_s = cpu_s, now_s, queued_s
         self._samples["taken"] += 1
         self._samples["waiting"] += waits
         self._samples["in_collective"] += any(group["enqueued"] > group["completed"] for group in groups)
@@ -224,6 +226,18 @@ def _num_threads() -> int:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return 0
+
+
+def _queued_s() -> float:
+    """Return how long the main thread has been ready to run without a core; 0 if the system does not say.
+
+    On busy machines, a rank that computes may get less than a tenth of a core.
+    """
+    try:
+        with open("/proc/self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _resident_bytes() -> int:
