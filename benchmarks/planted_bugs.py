@@ -95,7 +95,7 @@ _CAUGHT = f"""try:
     ...{MARK}
 except OSError as error:
     print("skipping:", error)"""
-_DEAD_THREAD = "results = queue.Queue(); threading.Thread(target=lambda: results.put(1 / 0)).start()"
+_DEAD_THREAD = "results = queue.Queue(); threading.Thread(target=lambda: results.put(1 / 0)).start()" + MARK
 _DTYPE = f"""half = torch.ones(4, dtype=torch.float64 if odd and step == {{step}} else torch.float32)
 dist.all_reduce(half){MARK}"""
 

@@ -232,7 +232,8 @@ def _blocked(evidence: Evidence, found: Difference) -> Diagnosis | None:
     doing = f" (in {inside.function} of {place(inside).partition(' ')[0]})" if inside and inside != rank.line else ""
     return _base(evidence, found, still[0]).with_more(
         fault="blocked",
-        finding=f"{_waits(evidence, found)}; {span(still)} was at {place(rank.line)}{doing}{why}, and did not compute{_thread(rank)}",
+        finding=f"{_waits(evidence, found)}; {span(still)} was at {place(rank.line)}{doing}{why}, and did not "
+        f"compute{_thread(rank)}",
         certain=False,
         advice="look for a lock, a queue, a file system or a data loader that does not answer, or a sleep, at "
         "that line",
@@ -245,7 +246,7 @@ def _thread(rank: RankEvidence) -> str:
     if error is None:
         return ""
     at = f" at {place(error.line)}" if error.line else ""
-    return f"; one of its threads had ended with {error.short_type}{at}: {error.first_line}"
+    return f"; a thread of it had ended with {error.short_type}{at}: {error.first_line}"
 
 
 def _no_record(evidence: Evidence, found: Difference) -> Diagnosis | None:

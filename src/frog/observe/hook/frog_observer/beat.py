@@ -47,6 +47,7 @@ class Beats:
         self._answered = self._requested()[0]
         self._samples = {"taken": 0, "in_collective": 0, "waiting": 0}
         self._lines: dict[str, int] = {}
+        self._joined = False
         self._last_cpu_s, self._last_s = time.process_time(), time.monotonic()
         self._last_queued_s = _queued_s()
         self._forking = False
@@ -127,6 +128,9 @@ class Beats:
         passed_s, used_s = now_s - self._last_s, cpu_s - self._last_cpu_s
         waits = used_s < 0.1 * passed_s and used_s + queued_s - self._last_queued_s < 0.5 * passed_s
         self._last_cpu_s, self._last_s, self._last_queued_s = cpu_s, now_s, queued_s
+        if not self._joined and any(group["enqueued"] for group in groups):
+            self._joined = True
+            self._lines.clear()  # importing and joining take long, but are not what the program does
         self._samples["taken"] += 1
         self._samples["waiting"] += waits
         self._samples["in_collective"] += any(group["enqueued"] > group["completed"] for group in groups)
