@@ -313,6 +313,7 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `... &` starts with Ctrl-C ignored
     try:
         sys.exit(main())
     except FrogError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -108,6 +109,15 @@ def test_two_launchers_form_one_world(pages: PageHarness) -> None:
     assert "NODE_RANK=1  node1    global rank 1" in here
     assert "node1 connected from" in here
     assert "rank 1 on node1" in there
+
+
+def test_ctrl_c_ends_a_waiting_launcher_that_a_script_started_in_the_background(pages: PageHarness) -> None:
+    """A shell script starts `command &` with SIGINT ignored, as demo C does with node 1."""
+    ignoring = ("bash", "-c", 'trap "" INT; exec "$@"', "bash", sys.executable, str(SCRIPTS / PAGE))
+    node1 = pages.start(*ignoring, *PATIENT, env=by_hand(free_port(), 1))
+    wait_for_line(node1, "node1 | waiting for node 0")
+    node1.send_signal(signal.SIGINT)
+    finish(node1, 130)
 
 
 @pytest.mark.slow
