@@ -76,6 +76,7 @@ BENCHMARKS = {
     "overlap": Benchmark("overlap.py", tiny=("--tiny",)),
     "program_campaign": Benchmark("program_campaign.py", tiny=("--nproc", "2", "--only", "forward", "--count", "1")),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
+    "public_bugs": Benchmark("public_bugs.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),
     "slow_links": Benchmark("slow_links.py", tiny=("--tiny", "--batch", "8")),
     "start": Benchmark("start.py", tiny=("--tiny",)),
     "strategies": Benchmark("strategies.py", tiny=("--tiny",), nproc=2),

@@ -14,6 +14,7 @@ import os, sys, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank, path = dist.get_rank(), "out/last.pt"
+print(torch.cuda.device_count(), "GPUs", flush=True)
 state = {"step": 0, "weight": torch.zeros(4), "momentum": torch.zeros(4)}
 if os.path.exists(path):
     state.update({name: value for name, value in torch.load(path).items() if name in sys.argv[1].split(",")})
@@ -44,9 +45,11 @@ def program(harness: Harness) -> Harness:
     return harness
 
 
-def test_rank_of_a_program_is_killed_at_a_collective(program: Harness) -> None:
+def test_rank_of_a_program_with_simulated_gpus_is_killed_at_a_collective(program: Harness) -> None:
     fault = ("--fault", "kill rank=1 collective=15")
-    done = program.run("frog", "chaos", *WORLD, *fault, "--", "killed.py", "step,weight,momentum", code=137)
+    gpus = ("--simulate-gpus", "3")
+    done = program.run("frog", "chaos", *WORLD, *gpus, *fault, "--", "killed.py", "step,weight,momentum", code=137)
+    assert "3 GPUs" in done.stdout
     assert "was killed by SIGKILL" in done.stderr
     assert "see the evidence: frog diagnose latest" in done.stderr
     exits = [event for event in program.events("killed").launcher if isinstance(event, ExitEvent)]
@@ -91,6 +94,7 @@ def test_resume_test_refuses_a_folder_that_exists(program: Harness) -> None:
         (["--campaign", "3"], "--campaign needs a training run of Frog's, not steps.py"),
         ([], "no fault specified"),
         (["--fault", "kill rank=1"], "needs either collective=N or after=SECONDS"),
+        (["--simulate-gpus", "0"], "argument --simulate-gpus: 0: must be at least 1"),
     ],
 )
 def test_wrong_options_for_a_program_are_refused(program: Harness, words: list[str], message: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from frog.launch.commands import add_world_arguments, read_world
+from frog.launch.commands import add_gpus_argument, add_world_arguments, read_world
 from frog.runs.vocabulary import PHASES
 
 _EXAMPLE = 'frog chaos --fault "kill rank=1 step=3 phase=reduce" --nproc 2 -- train RUN.toml'
@@ -49,6 +49,7 @@ def add_chaos_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="campaign table (default: chaos/seed-SEED.txt)")
     add_world_arguments(parser)
+    add_gpus_argument(parser)
     parser.set_defaults(deadline=15.0)
     parser.add_argument("program", nargs=argparse.REMAINDER, help="list, or -- train RUN.toml ..., or -- my.py ...")
     parser.set_defaults(handler=_chaos)
@@ -64,6 +65,8 @@ def _chaos(args: argparse.Namespace) -> int:
         return _inject_into_program(args, program)
     if args.resume_test is not None or args.resume_args:
         raise UsageError("--resume-test is for programs that are not Frog's", "frog chaos ... -- my.py")
+    if args.simulate_gpus is not None:
+        raise UsageError("--simulate-gpus is for programs that are not Frog's", "frog chaos ... -- my.py")
     if args.campaign is not None:
         if args.fault or args.faults:
             raise UsageError("a campaign draws its own faults", "omit --fault and --faults, or omit --campaign")
@@ -97,6 +100,7 @@ def _inject_into_program(args: argparse.Namespace, program: Sequence[str]) -> in
     if not args.fault:
         raise UsageError("no fault specified", PROGRAM_EXAMPLE)
     nodes, options = read_world(args)
+    options = replace(options, simulate_gpus=args.simulate_gpus)
     faults = parse_program_faults(args.fault, nodes.most * nodes.ranks, options.network is not None)
     if args.resume_test is None:
         return inject(nodes, program, options, faults)

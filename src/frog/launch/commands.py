@@ -30,12 +30,7 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "own program",
     )
     add_world_arguments(parser)
-    parser.add_argument(
-        "--simulate-gpus",
-        type=at_least(1),
-        metavar="N",
-        help="N simulated GPUs per node: a program for CUDA and NCCL runs on the CPU and gloo",
-    )
+    add_gpus_argument(parser)
     parser.add_argument(
         "--no-observe",
         dest="observe",
@@ -88,6 +83,16 @@ def add_world_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--network", metavar="LINK", help='simulate a slow network between the nodes: "rate=100mbit delay=20ms" (Linux)'
+    )
+
+
+def add_gpus_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--simulate-gpus`."""
+    parser.add_argument(
+        "--simulate-gpus",
+        type=at_least(1),
+        metavar="N",
+        help="N simulated GPUs per node: a program for CUDA and NCCL runs on the CPU and gloo",
     )
 
 

@@ -55,6 +55,20 @@ def test_other_first_dimension_is_uneven_data() -> None:
     assert "first dimension (3 and 4)" in found.finding
 
 
+def test_line_of_a_call_without_a_stack_is_that_of_its_error() -> None:
+    lost = "Read error: Connection reset by peer"
+    waits = rank(0, ("all_gather", 16912, 0), pending=1, error=failed("RuntimeError", lost, 104))
+    ended = RankEvidence(1, exit_code=-6, line=at(149), mismatch=("op.preamble.length <= op.nbytes", "train.log"))
+    found = diagnose_program(evidence(waits, ended, hung=False))
+    assert (found.fault, found.rank, found.line, found.peer_line) == (
+        "order",
+        1,
+        "train.py:149 (main)",
+        "train.py:104 (main)",
+    )
+    assert found.finding.endswith("called at train.py:104 (main)")
+
+
 def test_skipped_call_is_found_by_the_next_one() -> None:
     pair = [("all_reduce", 5, 10), ("barrier", 1, 12)]
     whole, part = rank(0, *pair, *pair, *pair, pending=2), rank(1, *pair, ("barrier", 1, 12), pending=1)
@@ -187,6 +201,28 @@ def test_rank_that_comes_last_each_time_is_slow() -> None:
     ranks[1].calls = late
     found = diagnose_program(evidence(*ranks, hung=False))
     assert (found.fault, found.rank, found.outcome) == ("slow", 1, "completed")
+
+
+def shifted(number: int, late_ms: list[int], apart_ms: int) -> RankEvidence:
+    """Return a rank that ended, with a collective every `apart_ms`, some of them late."""
+    one = rank(number, *[("all_reduce", 5, 8)] * len(late_ms), state="ended")
+    one.calls = [
+        changed(call, created_ns=(call.seq * apart_ms + ms) * 10**6)
+        for call, ms in zip(one.calls, late_ms, strict=True)
+    ]
+    return one
+
+
+def test_rank_that_is_late_to_one_collective_of_each_step_is_slow() -> None:
+    ranks = [shifted(0, [0] * 32, 500), shifted(1, [600, 0, 0, 0] * 8, 500)]
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.rank, found.certain) == ("slow", 1, False)
+
+
+def test_ranks_that_wait_for_each_other_on_busy_cores_are_not_slow() -> None:
+    late = [-220, -4, 80, 7, 10, -9, 6, 21, 72, 40, 7, -11, 79, 29, 22, 2]  # of rank 0, as seen on two busy cores
+    ranks = [shifted(0, late, 90), shifted(1, [0] * len(late), 90)]
+    assert diagnose_program(evidence(*ranks, hung=False)).fault == "none"
 
 
 def test_healthy_program_is_healthy() -> None:
