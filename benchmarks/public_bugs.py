@@ -56,13 +56,14 @@ class Verdict:
     """right, wrong, none given, or "-" where no rank is wrong."""
     line: str
     certain: bool
+    knows_fault: bool
     correct: bool
     """True if the fault, the rank and the line are right."""
     wall_s: float
 
     @property
     def is_certain_and_wrong(self) -> bool:
-        return self.certain and not self.correct and self.fault not in ("none", "unknown")
+        return self.certain and self.fault != "none" and (not self.knows_fault or "wrong" in (self.rank, self.line))
 
 
 # ---- the patched copy ------------------------------------------------------------------------------------------------
@@ -173,11 +174,13 @@ def verdict(program: str, kind: str, bug: Table, found: Table, marked: set[str],
     if rank == "wrong" and found.get("rank") is None:
         rank = "not given"
     named = {match[0] for key in ("line", "peer_line") if (match := re.match(r"[^ ]+:\d+", found.get(key) or ""))}
-    needs_line = bug.get("needs_line", bool(marked))
-    line = "-" if not needs_line or not marked else "right" if named & marked else "wrong" if named else "not given"
+    line = "right" if named & marked else "wrong" if named else "not given"
+    if not marked or (line == "not given" and not bug.get("needs_line", True)):
+        line = "-"
     correct = fault in faults and rank in ("-", "right") and line in ("-", "right")
     finding = " ".join((found.get("finding") or "").split())
-    return Verdict(program, kind, bug["what"], fault, finding, rank, line, bool(found.get("certain")), correct, wall_s)
+    certain = bool(found.get("certain"))
+    return Verdict(program, kind, bug["what"], fault, finding, rank, line, certain, fault in faults, correct, wall_s)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
@@ -194,7 +197,7 @@ def cases(config: Table, words: list[str]) -> Iterator[tuple[str, str, Table]]:
 
 def row(one: Verdict) -> str:
     """Return a verdict as a line of the table."""
-    how = "found" if one.correct else "CERTAIN AND WRONG" if one.is_certain_and_wrong else "not found"
+    how = "right" if one.correct else "CERTAIN AND WRONG" if one.is_certain_and_wrong else "not found"
     sure = "certain" if one.certain else "likely"
     return (
         f"{one.program:<8} {one.bug:<14} {how:<9} {one.fault:<8} rank {one.rank:<9} line {one.line:<9} {sure:<7} "
@@ -210,7 +213,7 @@ def summary(verdicts: list[Verdict]) -> str:
         ranks = [one for one in own if one.rank != "-"]
         places = [one for one in own if one.line != "-"]
         lines.append(
-            f"{program}: {sum(one.correct for one in own)} of {len(own)} found; rank right in "
+            f"{program}: {sum(one.correct for one in own)} of {len(own)} right; rank right in "
             f"{sum(one.rank == 'right' for one in ranks)} of {len(ranks)}, line in "
             f"{sum(one.line == 'right' for one in places)} of {len(places)}; "
             f"{sum(one.is_certain_and_wrong for one in own)} certain and wrong"

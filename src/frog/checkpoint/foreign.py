@@ -130,7 +130,7 @@ def _compare(first: Values, second: Values, found: Difference) -> None:
         elif isinstance(one, Tensor) or isinstance(other, Tensor):
             found.missing.append(name)
         elif not _same(one, other):
-            found.other.append(name)
+            found.other.append(name or "an object without names")
 
 
 def _largest_difference(one: Tensor, other: Tensor) -> float:

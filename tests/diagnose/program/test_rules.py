@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,76 @@ def test_call_under_a_test_of_the_rank_is_a_branch(tmp_path: Path) -> None:
     assert found.certain
 
 
+@pytest.mark.parametrize(
+    ("test", "frames", "fault"),
+    [
+        ("rank == 0", False, "branch"),
+        ("is_main_process()", False, "branch"),
+        ("local_rank != -1", False, "ended"),  # perhaps true of all ranks
+        ("local_rank != -1", True, "branch"),
+    ],
+)
+def test_test_of_the_rank_around_a_caller_is_a_branch(tmp_path: Path, test: str, frames: bool, fault: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"step()\nif {test}:\n    save()\n")
+    ranks = [rank(0, *STEP, ("all_gather", 32, 12), pending=1), rank(1, *STEP, state="ended", exit_code=0)]
+    for one in ranks:
+        for number, call in enumerate(one.calls):
+            outer = CodeLine(file=str(script), line=3 if call.op == "all_gather" else 1, function="<module>")
+            inner = (call.line,) if call.line else ()
+            one.calls[number] = changed(call, callers=(*inner, outer) if frames or one.rank == 0 else ())
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank) == (fault, 0 if fault == "branch" else 1)
+    if fault == "branch":
+        assert found.finding.endswith(f"only some ranks pass `if {test}:` in line 2 of train.py")
+
+
+def test_call_skipped_for_that_of_another_group_is_found_by_the_ranks_own_order() -> None:
+    clip, mean = ("all_reduce", 125, 112), ("all_reduce", 1, 109)
+    kept, skips = rank(0, *[mean, clip] * 3, mean, pending=1), rank(1, *[mean, clip] * 3, clip, pending=1)
+    for one in (kept, skips):
+        seen: dict[int | None, int] = {}
+        for number, call in enumerate(one.calls):
+            seen[call.elements] = seen.get(call.elements, 0) + 1
+            group = Group((0, 1), "1" if call.elements == 125 else "0")
+            one.calls[number] = changed(call, group=group, seq=seen[call.elements])
+    found = diagnose_program(evidence(kept, skips))
+    assert (found.fault, found.rank, found.line, found.peer_line, found.certain) == (
+        "skipped",
+        1,
+        "train.py:112 (main)",
+        "train.py:109 (main)",
+        False,
+    )
+
+
+def test_error_inside_a_collective_that_did_not_match_is_not_the_cause() -> None:
+    inside = CodeLine(file="/x/torch/distributed/distributed_c10d.py", line=3634, function="gather_object")
+    garbled = failed("RuntimeError", "can't allocate memory: you tried to allocate 71125933540526 bytes", 5, 9)
+    sizes = rank(0, *STEP, ("all_gather", 1, 5), pending=1, error=replace(garbled, frames=(at(5), inside)))
+    found = diagnose_program(evidence(sizes, rank(1, *STEP, STEP[0], pending=1), hung=False))
+    assert found.fault == "branch"
+    assert {found.line, found.peer_line} == {"train.py:5 (main)", "train.py:10 (main)"}
+
+
+def test_error_inside_a_collective_under_a_test_of_the_rank_is_a_branch(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("step()\nif is_process_zero():\n    save()\n")
+    inside = CodeLine(file="/x/torch/distributed/distributed_c10d.py", line=3634, function="gather_object")
+    garbled = failed("RuntimeError", "can't allocate memory: you tried to allocate 71125933540526 bytes", 3, 9)
+    line = CodeLine(file=str(script), line=3, function="main")
+    saves = rank(0, *STEP, ("all_gather", 1, 3), error=replace(garbled, line=line, frames=(line, inside)))
+    saves.calls[-1] = changed(saves.calls[-1], line=line)
+    crashed = RankEvidence(1, line=at(10), exit_code=-6, mismatch=("op.preamble.length <= op.nbytes", "train.log"))
+    found = diagnose_program(evidence(saves, crashed, hung=False))
+    assert (found.fault, found.rank, found.line, found.peer_line) == (
+        "branch",
+        0,
+        "train.py:3 (main)",
+        "train.py:10 (main)",
+    )
+
+
 def test_same_sizes_in_another_order_are_named_as_such() -> None:
     ahead, back = [("all_reduce", size, 20) for size in (12, 3, 7)], [("all_reduce", size, 20) for size in (7, 3, 12)]
     found = diagnose_program(
@@ -67,6 +138,13 @@ def test_line_of_a_call_without_a_stack_is_that_of_its_error() -> None:
         "train.py:104 (main)",
     )
     assert found.finding.endswith("called at train.py:104 (main)")
+
+
+def test_rank_that_completed_the_receivers_call_just_before_sent_another_size() -> None:
+    sent = rank(0, *STEP, ("all_gather", 32, 12), *STEP[:1], pending=1)
+    received = RankEvidence(1, exit_code=-6, line=at(12), mismatch=("op.preamble.length <= op.nbytes", "train.log"))
+    found = diagnose_program(evidence(sent, received, hung=False))
+    assert (found.fault, found.line, found.certain) == ("shape", "train.py:12 (main)", False)
 
 
 def test_skipped_call_is_found_by_the_next_one() -> None:
@@ -214,7 +292,7 @@ def shifted(number: int, late_ms: list[int], apart_ms: int) -> RankEvidence:
 
 
 def test_rank_that_is_late_to_one_collective_of_each_step_is_slow() -> None:
-    ranks = [shifted(0, [0] * 32, 500), shifted(1, [600, 0, 0, 0] * 8, 500)]
+    ranks = [shifted(0, [0] * 32, 500), shifted(1, [700, 0, 0, 0] * 8, 500)]
     found = diagnose_program(evidence(*ranks, hung=False))
     assert (found.fault, found.rank, found.certain) == ("slow", 1, False)
 
@@ -223,6 +301,12 @@ def test_ranks_that_wait_for_each_other_on_busy_cores_are_not_slow() -> None:
     late = [-220, -4, 80, 7, 10, -9, 6, 21, 72, 40, 7, -11, 79, 29, 22, 2]  # of rank 0, as seen on two busy cores
     ranks = [shifted(0, late, 90), shifted(1, [0] * len(late), 90)]
     assert diagnose_program(evidence(*ranks, hung=False)).fault == "none"
+
+
+def test_nan_in_the_log_of_the_only_rank_that_logs_names_no_rank() -> None:
+    logs = rank(0, *STEP, state="ended", exit_code=0, nan_line="iter 5: loss nan", num_losses=5)
+    found = diagnose_program(evidence(logs, rank(1, *STEP, state="ended", exit_code=0), hung=False))
+    assert (found.fault, found.rank) == ("nan", None)
 
 
 def test_healthy_program_is_healthy() -> None:

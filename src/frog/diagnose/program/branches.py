@@ -5,18 +5,22 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from frog.core.errors import FrogError
 from frog.core.schema import read_bounded
+from frog.diagnose.program.evidence import Call
 from frog.runs.observed import CodeLine
 
 _MOST_BYTES, _MOST_TEST = 2 << 20, 200
 _RANK = re.compile(
-    r"\b\w*(rank|is_main|is_master|master_process|main_process|is_first|is_last|is_chief|is_leader)\w*\b", re.IGNORECASE
+    r"\b\w*(rank|is_main|is_master|master_process|main_process|is_first|is_last|is_chief|is_leader|process_zero|process_index)\w*\b",
+    re.IGNORECASE,
 )
+_MAIN = re.compile(r"is_main|is_master|master_process|main_process|is_first|is_chief|is_leader|process_zero")
 
 
 def rank_branch(line: CodeLine | None) -> str | None:
@@ -24,12 +28,55 @@ def rank_branch(line: CodeLine | None) -> str | None:
 
     Reads the current file, which may have changed since the program ran.
     """
+    branch = _branch(line)
+    return branch.text if branch is not None else None
+
+
+def call_branch(call: Call, callers: Iterable[int], others: list[Call]) -> str | None:
+    """Return the test of the rank that encloses a call, or a line that led to it.
+
+    callers: the ranks that made it. others: all calls of the ranks that did not. A test around an outer line counts
+    only if no call of theirs came from its block; if their records have no stacks, only if it names the one caller.
+    """
+    if (text := rank_branch(call.line)) is not None:
+        return text
+    came = [frame for other in others for frame in other.callers]
+    for frame in call.callers:
+        branch = _branch(frame)
+        if branch is None or any(branch.encloses(each) for each in came):
+            continue
+        if came or branch.names(list(callers)):
+            return f"{branch.text} of {PurePath(frame.file).name}"
+    return None
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A block that a test of the rank guards."""
+
+    text: str
+    file: str
+    first: int
+    last: int
+
+    def names(self, ranks: list[int]) -> bool:
+        """True if the test is `if rank == 3:` or `if is_main():` and these ranks are the one that it names."""
+        if len(ranks) != 1 or "else:" in self.text or "not " in self.text:
+            return False
+        return f"== {ranks[0]}:" in self.text or (ranks == [0] and bool(_MAIN.search(self.text)))
+
+    def encloses(self, line: CodeLine) -> bool:
+        return line.file == self.file and self.first <= line.line <= self.last
+
+
+def _branch(line: CodeLine | None) -> _Branch | None:
+    """Return the innermost block around a line that a test of the rank guards."""
     if line is None or not line.file.endswith(".py"):
         return None
     found = None
     for test, start, first, last in _blocks(line.file).branches:
         if first <= line.line <= last:
-            found = f"`{test}` in line {start}"
+            found = _Branch(f"`{test}` in line {start}", line.file, first, last)
     return found
 
 

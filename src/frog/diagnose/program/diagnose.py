@@ -44,7 +44,8 @@ def _with_recorded(found: Diagnosis, path: Path) -> Diagnosis:
     """Add what the numbers show that the program recorded; in a run that did not fail, they come first."""
     folder = RunFolder(path)
     recorded = recorded_findings(read_history(folder)) if folder.event_ranks() else []
-    if not recorded or found.fault not in ("none", "running", "interrupted"):
+    completed = found.fault in ("none", "running", "interrupted") or (found.fault == "nan" and not found.certain)
+    if not recorded or not completed:
         return found.with_more(also=(*found.also, *recorded))
     first, *rest = recorded
     return replace(first, outcome=found.outcome, also=(*rest, *found.also))

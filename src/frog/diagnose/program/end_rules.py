@@ -42,9 +42,9 @@ def interrupted(evidence: Evidence) -> Diagnosis | None:
 def own_exception(evidence: Evidence) -> Diagnosis | None:
     """Find the first rank that an exception of its own ended."""
     errors = _own_errors(evidence)
-    if not errors:
+    rank = _first(errors)
+    if rank is None:
         return None
-    rank = min(errors, key=lambda number: (errors[number].unix_ns or _FAR, number))
     error = errors[rank]
     same = sorted(number for number, other in errors.items() if (other.type, other.line) == (error.type, error.line))
     found = _base(evidence, rank, same if len(same) > 1 else [rank]).with_more(
@@ -61,6 +61,17 @@ def own_exception(evidence: Evidence) -> Diagnosis | None:
         finding=f"{who} raised {error.short_type}{at}: {error.first_line}",
         advice=f"correct the error; {_traceback_in(error)}{_victims(evidence, same)}",
     )
+
+
+def first_own_error(evidence: Evidence) -> SeenError | None:
+    """Return the first error that ended a rank and was its own."""
+    errors = _own_errors(evidence)
+    rank = _first(errors)
+    return errors[rank] if rank is not None else None
+
+
+def _first(errors: dict[int, SeenError]) -> int | None:
+    return min(errors, key=lambda number: (errors[number].unix_ns or _FAR, number), default=None)
 
 
 def _own_errors(evidence: Evidence) -> dict[int, SeenError]:

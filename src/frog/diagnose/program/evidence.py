@@ -52,6 +52,8 @@ class Call:
     created_ns: int | None = None
     line: CodeLine | None = None
     """The line of the user's code that called it."""
+    callers: tuple[CodeLine, ...] = ()
+    """Lines of the user's code that led to it, innermost first, if known."""
     source: str = ""
 
     @property

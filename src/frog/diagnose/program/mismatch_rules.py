@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from frog.diagnose.diagnosis import Diagnosis, note, span
-from frog.diagnose.program.branches import in_one_loop, rank_branch
+from frog.diagnose.program.branches import call_branch, in_one_loop
 from frog.diagnose.program.compare import Difference
 from frog.diagnose.program.evidence import Call, Evidence, place, same_line
 from frog.diagnose.program.history import is_unusual
@@ -151,7 +151,7 @@ def _at(call: Call) -> tuple[str, int] | None:
 
 def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
     """Find a call under a test of the rank that the others never made."""
-    branch = rank_branch(sides.odd_call.line)
+    branch = call_branch(sides.odd_call, [sides.odd], [*sides.other_before, *sides.other_calls])
     if branch is None or any(same_line(call.line, sides.odd_call.line) for call in sides.other_before):
         return None
     return _base(evidence, found, sides).with_more(

@@ -21,7 +21,10 @@ def first_not_finite(evidence: Evidence) -> int | None:
     first = sorted(ranks, key=lambda number: ranks[number])[:2]
     if len(evidence.ranks) < 2 or not first:
         return None
-    return first[0] if len(first) == 1 or ranks[first[0]] < ranks[first[1]] else None
+    if len(first) == 1:
+        others = [rank.num_losses for number, rank in evidence.ranks.items() if number != first[0]]
+        return first[0] if any(others) else None  # often, only rank 0 writes the loss
+    return first[0] if ranks[first[0]] < ranks[first[1]] else None
 
 
 def not_finite_in_log(evidence: Evidence) -> Diagnosis | None:

@@ -119,6 +119,7 @@ def _call(entry: CollectiveEntry, group: Group, source: str) -> Call:
         started=True if entry.started_unix_ns else None,
         created_ns=entry.created_unix_ns or None,
         line=entry.line or next(iter(entry.stack), None),
+        callers=tuple(entry.stack),
         source=source,
     )
 

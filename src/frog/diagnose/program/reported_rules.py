@@ -6,13 +6,14 @@ shows whether that rank left the order in which it has called its collectives be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.branches import rank_branch
-from frog.diagnose.program.evidence import Call, Evidence, place, same_line
+from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, place, same_line
 from frog.diagnose.program.history import is_unusual, usual_after
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
+from frog.diagnose.program.victims import in_collective
 from frog.runs.observed import CodeLine
 
 
@@ -45,14 +46,34 @@ def _meeting(evidence: Evidence) -> _Meeting | None:
         return None
     rank = evidence.ranks[receiver]
     pending = {number: own.pending[0] for number, own in evidence.ranks.items() if number != receiver and own.pending}
+    pending = pending or _garbled(evidence, receiver)
     other = min(pending, key=lambda number: pending[number].created_ns or 0, default=None)
     message = rank.mismatch or evidence.mismatch or ("", "")
-    return _Meeting(receiver, message, rank.line, other, pending[other] if other is not None else None)
+    call = _with_line(evidence.ranks[other], pending[other]) if other is not None else None
+    return _Meeting(receiver, message, rank.line, other, call)
+
+
+def _garbled(evidence: Evidence, receiver: int) -> dict[int, Call]:
+    """Return the last calls of ranks that an error inside a collective ended: they received something else."""
+    ranks = {number: rank for number, rank in evidence.ranks.items() if number != receiver and rank.calls}
+    return {
+        number: max(rank.calls, key=lambda call: call.created_ns or 0)
+        for number, rank in ranks.items()
+        if rank.error is not None and in_collective(rank.error)
+    }
+
+
+def _with_line(rank: RankEvidence, call: Call) -> Call:
+    """Return a call with its line: that of the rank's error, if its record has no stacks."""
+    error_line = rank.error.line if rank.error is not None else None
+    return replace(call, line=call.line or error_line)
 
 
 def _left_its_order(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
     """Find a rank that did not call, as always before, what the other rank is in."""
     if met.other is None or met.call is None or met.line is None or same_line(met.call.line, met.line):
+        return None
+    if rank_branch(met.call.line) is not None:
         return None
     before = _before(evidence, met.other, met.call)
     times = sum(same_line(call.line, met.line) for call in before)
@@ -85,6 +106,16 @@ def _is_others(evidence: Evidence, met: _Meeting) -> bool:
     return bool(is_unusual(_before(evidence, met.other, met.call), met.call)) and same_line(met.call.line, met.line)
 
 
+def _has_completed(evidence: Evidence, met: _Meeting) -> bool:
+    """True if the other rank called something at the receiver's line just before, and only then.
+
+    It received a shorter message than it expects, which gloo accepts.
+    """
+    before = _before(evidence, met.other, met.call) if met.other is not None and met.call is not None else []
+    there = [call for call in before if same_line(call.line, met.line)]
+    return len(there) == 1 and there[0] is before[-1] and there[0].done
+
+
 def _in_other_order(evidence: Evidence, met: _Meeting) -> bool:
     """True if this line calls collectives of several sizes one after the other."""
     if met.other is None or met.call is None:
@@ -97,17 +128,21 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
     """Report both sides. Which of them is wrong, only the history of the other rank can tell."""
     call = met.call
     there = f"; {span([met.other])} called {describe_call(evidence, call)}" if met.other is not None and call else ""
-    same = call is not None and same_line(call.line, met.line)
-    branch = next((found for line in (met.line, call.line if call else None) if (found := rank_branch(line))), None)
+    same = call is not None and (same_line(call.line, met.line) or _has_completed(evidence, met))
+    own, others = rank_branch(met.line), rank_branch(call.line) if call is not None else None
+    branch = own or others
     why = f": only some ranks pass {branch}" if branch else ""
     in_order = same and _in_other_order(evidence, met)
-    odd = met.other if _is_others(evidence, met) and met.other is not None else met.receiver
+    is_others = _is_others(evidence, met) or (others is not None and own is None)
+    odd = met.other if is_others and met.other is not None else met.receiver
+    lines = (met.line, call.line if call is not None else None)
+    line, peer_line = lines if own or not others else (lines[1], lines[0])
     return _found(evidence, met).with_more(
         fault="branch" if branch else _kind(evidence, met) if (same and not in_order) or call is None else "order",
         rank=odd,
         node_rank=evidence.ranks[odd].node_rank,
-        line=place(met.line) or None,
-        peer_line=place(call.line) or None if call is not None else None,
+        line=place(line) or None,
+        peer_line=place(peer_line) or None,
         finding=f"rank {met.receiver} received a message of another size than its collective"
         + (f" at {place(met.line)}" if met.line else "")
         + f" expects{there}{why}{_changed(evidence, met)}",

@@ -10,7 +10,15 @@ from collections.abc import Callable
 
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.compare import differences
-from frog.diagnose.program.end_rules import exited, interrupted, killed, lost_node, of_job, own_exception
+from frog.diagnose.program.end_rules import (
+    exited,
+    first_own_error,
+    interrupted,
+    killed,
+    lost_node,
+    of_job,
+    own_exception,
+)
 from frog.diagnose.program.evidence import Evidence, place
 from frog.diagnose.program.join_rules import joined_without
 from frog.diagnose.program.lines import describe_call, report_ranks
@@ -18,7 +26,7 @@ from frog.diagnose.program.mismatch_rules import mismatch
 from frog.diagnose.program.nan_rules import not_finite_in_log
 from frog.diagnose.program.reported_rules import reported
 from frog.diagnose.program.slow_rules import slow_rank
-from frog.diagnose.program.victims import is_victim, timed_out
+from frog.diagnose.program.victims import in_collective, is_victim, timed_out
 from frog.diagnose.program.wait_rules import absent
 
 _WAITS_S = 5.0
@@ -42,6 +50,17 @@ def mismatched(evidence: Evidence) -> Diagnosis | None:
     if found is None or (all(call.done for call in found.calls.values()) and not has_failed(evidence)):
         return None
     return mismatch(evidence, found)
+
+
+def garbled(evidence: Evidence) -> Diagnosis | None:
+    """Explain an exception that a collective raised because ranks met with different calls.
+
+    A rank that receives numbers as the sizes of objects asks for absurd memory, or cannot unpickle.
+    """
+    error = first_own_error(evidence)
+    if error is None or not in_collective(error):
+        return None
+    return mismatched(evidence) or reported(evidence)
 
 
 def waited(evidence: Evidence) -> Diagnosis | None:
@@ -187,6 +206,7 @@ def slow(evidence: Evidence) -> Diagnosis | None:
 RULES: tuple[Rule, ...] = (
     interrupted,
     teardown,
+    garbled,
     own_exception,
     mismatched,
     reported,

@@ -55,6 +55,11 @@ def lost_loader(error: SeenError) -> bool:
     )
 
 
+def in_collective(error: SeenError) -> bool:
+    """True if torch.distributed itself raised an error, from what it had received."""
+    return any(frame.file.endswith("distributed_c10d.py") for frame in error.frames[-4:])
+
+
 def is_mismatch(error: SeenError) -> bool:
     """True if a backend reports that ranks called collectives of different sizes or kinds."""
     return bool(_MISMATCH.search(error.message))

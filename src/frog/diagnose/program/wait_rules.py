@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from frog.diagnose.diagnosis import Diagnosis, span
-from frog.diagnose.program.branches import rank_branch
+from frog.diagnose.program.branches import call_branch, rank_branch
 from frog.diagnose.program.compare import Difference
-from frog.diagnose.program.evidence import Evidence, RankEvidence, place, same_line
+from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, place, same_line
+from frog.diagnose.program.history import is_unusual, usual_after
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
 from frog.diagnose.program.victims import saw_a_peer_end, timed_out
 from frog.runs.observed import CodeLine
@@ -57,7 +58,9 @@ def _line(evidence: Evidence, number: int) -> CodeLine | None:
 
 def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     """Find a collective under a test of the rank, which only some ranks pass."""
-    branch = rank_branch(found.call.line)
+    branch = call_branch(
+        found.call, found.calls, [call for each in found.absent for call in evidence.ranks[each].calls]
+    )
     if branch is None or any(_has_called(evidence.ranks[each], found) for each in found.absent):
         return None
     callers, others = sorted(found.calls), sorted(found.absent)
@@ -132,6 +135,8 @@ def _other_group(evidence: Evidence, found: Difference) -> Diagnosis | None:
     for number in found.absent:
         rank = evidence.ranks[number]
         pending = [call for call in rank.pending if call.group != found.group and not call.p2p]
+        if pending and (skipped := _skipped_in_other_group(evidence, found, number, pending[0])) is not None:
+            return skipped
         if pending:
             return _base(evidence, found, number).with_more(
                 fault="order",
@@ -141,6 +146,29 @@ def _other_group(evidence: Evidence, found: Difference) -> Diagnosis | None:
                 line=place(pending[0].line) or None,
                 advice="ranks must call the collectives of overlapping groups in the same order",
             )
+    return None
+
+
+def _skipped_in_other_group(evidence: Evidence, found: Difference, absent: int, pending: Call) -> Diagnosis | None:
+    """Find a rank that went on to another group's collective without the one that it called there before."""
+    waits = next(iter(found.calls))
+    for number, call, missing in ((waits, found.call, pending), (absent, pending, found.call)):
+        earlier = [each for each in evidence.ranks[number].calls if (each.created_ns or 0) < (call.created_ns or 0)]
+        before = sorted(earlier, key=lambda each: each.created_ns or 0)
+        if not (is_unusual(before, call) and any(same_line(each.line, missing.line) for each in usual_after(before))):
+            continue
+        caught = survived_error(evidence.ranks[number])
+        error = f", after an error that its log shows: {caught}" if caught else ""
+        return _base(evidence, found, number).with_more(
+            fault="skipped",
+            certain=bool(caught),
+            line=place(call.line) or None,
+            peer_line=place(missing.line) or None,
+            finding=f"rank {number} waits in {describe_call(evidence, call)}: it skipped {missing.op} at "
+            f"{place(missing.line)}, in which others wait and which it called before{error}",
+            advice="a rank that catches an error must still call the collectives of that step, or all ranks must agree "
+            "to skip it: all-reduce a flag first",
+        )
     return None
 
 
