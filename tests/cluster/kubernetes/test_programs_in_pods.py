@@ -48,7 +48,7 @@ def test_program_runs_in_pods_and_its_results_stay(here: Harness) -> None:
     (here.root / "my.py").write_text("raise SystemExit('the file on this machine')")
     done = here.run("frog", "run", "--from", "k8s.yaml")
     for rank in range(2):
-        said = f"frog-my-{rank} | [default0]:rank {rank} of 2 net ['configs/a.yaml', \"$(HOME) $$x 'y'\"]"
+        said = f"frog-my-{rank} | [rank{rank}]: rank {rank} of 2 net ['configs/a.yaml', \"$(HOME) $$x 'y'\"]"
         assert said in done.stdout.splitlines()
     work = here.root / "volumes" / "frog-work"
     assert (work / "result.txt").read_text() == "a: 1\n"

@@ -61,19 +61,13 @@ class Errors:
         """Write error.json; return the part that a later error repeats."""
         places = frames.traceback_places(trace)
         lines = [place for place in places if frames.is_user_file(place["file"])]
-        kind = type(error)
-        name = (
-            kind.__qualname__
-            if kind.__module__ in ("builtins", "__main__")
-            else f"{kind.__module__}.{kind.__qualname__}"
-        )
         short = {
-            "type": name,
+            "type": _name(type(error)),
             "message": str(error)[:_MOST_MESSAGE],
             "line": lines[-1] if lines else None,
             "thread": thread,
         }
-        text = "".join(traceback.format_exception(kind, error, trace))
+        text = "".join(traceback.format_exception(type(error), error, trace))
         whole = {
             "format": 1,
             "rank": self._place.rank,
