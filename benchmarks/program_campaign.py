@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +218,7 @@ def campaign(world: int, args: argparse.Namespace, folder: Path) -> list[Verdict
     chosen = [case for case in every if args.only in case.name][: args.count]
     if args.judge:
         chosen = [case for case in chosen if (_place(folder, world, case) / "runs").exists()]
-    print(f"{world} ranks: {len(chosen)} of {len(every)} cases\n{HEAD}")
+    print(f"{world} ranks: {len(chosen)} of {len(every)} cases{_when(folder, world, chosen)}\n{HEAD}")
     verdicts = []
     for number, case in enumerate(chosen, 1):
         own = _place(folder, world, case)
@@ -227,6 +228,17 @@ def campaign(world: int, args: argparse.Namespace, folder: Path) -> list[Verdict
         print(row(number, case, verdicts[-1], seconds), flush=True)
     print(f"\n{totals(verdicts)}\n", flush=True)
     return verdicts
+
+
+def _when(folder: Path, world: int, chosen: list[Case]) -> str:
+    """Return when the kept cases ran; empty if none has."""
+    times = [
+        output.stat().st_mtime for case in chosen if (output := _place(folder, world, case) / "output.txt").exists()
+    ]
+    if not times:
+        return ""
+    first, last = (time.strftime("%Y-%m-%d %H:%M", time.gmtime(each)) for each in (min(times), max(times)))
+    return f", run from {first} to {last} UTC"
 
 
 def _place(folder: Path, world: int, case: Case) -> Path:
