@@ -216,3 +216,31 @@ def test_dead_thread_for_which_a_rank_waits_is_told_with_its_line() -> None:
     found = diagnose_program(evidence(rank(0, *STEP, STEP[0], pending=1, state="running"), late))
     assert (found.fault, found.rank, found.line, found.certain) == ("blocked", 1, "train.py:71 (main)", False)
     assert "a thread of it had ended with ZeroDivisionError at train.py:70 (main): division by zero" in found.finding
+
+
+def test_rank_that_jumps_to_an_earlier_call_skipped_one() -> None:
+    start = [*STEP, ("broadcast", 5, 66), STEP[0]]  # DDP broadcasts its buckets in the second step
+    ranks = [rank(number, *start, STEP[number != 1], world=3, pending=1) for number in range(3)]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.line, found.peer_line, found.certain) == (
+        "skipped",
+        1,
+        "train.py:68 (main)",
+        "train.py:72 (main)",
+        True,
+    )
+
+
+def test_size_that_its_line_has_called_before_is_probably_another_order() -> None:
+    ranks = [rank(number, *SIZES, SIZES[number == 2], world=3, pending=1) for number in range(3)]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("order", 2, False)
+
+
+def test_other_size_without_later_calls_is_not_certain_since_the_order_may_differ() -> None:
+    ranks = [
+        rank(number, SIZES[0], SIZES[2], ("all_reduce", 12 + (number == 2), 73), world=3, pending=1)
+        for number in range(3)
+    ]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("shape", 2, False)

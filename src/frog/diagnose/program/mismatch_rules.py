@@ -9,7 +9,7 @@ from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.branches import call_branch, in_one_loop
 from frog.diagnose.program.compare import Difference
 from frog.diagnose.program.evidence import Call, Evidence, place, same_line
-from frog.diagnose.program.history import is_unusual
+from frog.diagnose.program.history import is_unusual, usual_after
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
 
 _AHEAD = 400
@@ -168,7 +168,7 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         matches = _same(sides.odd_call, sides.other_calls[1])
     else:
         matches = _follows(sides.other_before, sides.other_call, sides.odd_call)
-    if not (called and matches) or same_line(sides.odd_call.line, sides.other_call.line):
+    if not ((called and matches) or _jumped(sides)) or same_line(sides.odd_call.line, sides.other_call.line):
         return None
     caught = survived_error(evidence.ranks[sides.odd])
     error = f", after an error that its log shows: {caught}" if caught else ""
@@ -183,6 +183,14 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         advice="a `continue`, a caught exception or a condition that only one rank meets must not skip a collective: "
         "let all ranks agree first, for example by an all-reduce of a flag",
     )
+
+
+def _jumped(sides: Sides) -> bool:
+    """True if a rank made a call that it made before, where its own history has the call of the others."""
+    if not is_unusual(sides.odd_before, sides.odd_call):
+        return False
+    was_there = any(_same(call, sides.odd_call) for call in sides.odd_before)
+    return was_there and any(_same(call, sides.other_call) for call in usual_after(sides.odd_before))
 
 
 def _follows(calls: list[Call], first: Call, second: Call) -> bool:
@@ -262,13 +270,27 @@ def _size(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
             finding=f"{differ}: another type of elements",
             advice="use the same precision on all ranks: autocast, .half() or a checkpoint loaded on one rank only",
         )
+    if _is_of_several_sizes(sides):
+        return base.with_more(
+            fault="order",
+            certain=False,
+            finding=f"{differ}: this line calls collectives of several sizes, so probably in another order",
+            advice="iterate over parameters, buckets or keys in an order that is the same on every rank",
+        )
     return base.with_more(
         fault="shape",
-        certain=not sides.tie,
+        certain=not sides.tie and not sides.is_short,
         finding=f"{differ}: another size{_first_dim(sides)}",
         advice="pad to a common size, drop the last uneven batch (drop_last=True), or exchange the sizes first and use "
         "all_to_all or a padded all_gather",
     )
+
+
+def _is_of_several_sizes(sides: Sides) -> bool:
+    """True if both calls come from one line that has called both sizes before."""
+    one, other = sides.odd_call, sides.other_call
+    before = [call for call in sides.other_before if same_line(call.line, other.line)]
+    return same_line(one.line, other.line) and {one.elements, other.elements} <= {call.elements for call in before}
 
 
 def _first_dim(sides: Sides) -> str:
