@@ -1,4 +1,4 @@
-"""The `frog` command. Heavy packages are imported only when their command runs, so `frog --help` is fast."""
+"""The `frog` command. It imports only what the given command needs; heavy packages only when that command runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from frog import __version__
-from frog.chaos.commands import add_chaos_parser
-from frog.cluster.slurm.commands import add_slurm_parser
-from frog.cluster.submit.bundle.commands import add_bundle_parser
-from frog.cluster.submit.commands import add_submit_parser
 from frog.commands import EXAMPLES, WELCOME, overview
-from frog.config.arguments import add_train_arguments
-from frog.config.project import add_init_parser
 from frog.core.errors import MOST_WORDS, FrogError
 from frog.core.loading import loading
 from frog.core.printable import printable_output
@@ -28,26 +22,6 @@ from frog.core.schema import shortened
 from frog.core.streams import make_streams_whole
 from frog.core.suggest import did_you_mean
 from frog.core.wrapping import terminal_columns, wrapped_lines
-from frog.data.commands import add_data_parser
-from frog.diagnose.commands import add_diagnose_parser
-from frog.launch.commands import add_run_parser
-from frog.learn.classroom.commands import add_class_parser
-from frog.learn.commands import add_learn_parser
-from frog.learn.demo.commands import add_demo_parser
-from frog.learn.docs import add_docs_parser
-from frog.learn.doctor.commands import add_doctor_parser
-from frog.learn.drill import add_drill_parser
-from frog.learn.explain.commands import add_explain_parser
-from frog.learn.quiz.commands import add_quiz_parser
-from frog.observe.commands import add_observe_parser
-from frog.parallel.commands import add_schedule_parser
-from frog.peers.commands import add_collectives_parser
-from frog.plan.commands import add_plan_parsers
-from frog.profile.commands import add_profile_parser
-from frog.prove.commands import add_proof_parser
-from frog.train.finetune.commands import add_finetune_parsers
-from frog.view.commands import add_view_parsers
-from frog.view.logs_command import add_logs_parser
 
 raise_interrupts()
 
@@ -59,10 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         make_streams_whole()
         with printable_output():
-            if not (sys.argv[1:] if arguments is None else arguments):
+            words = sys.argv[1:] if arguments is None else arguments
+            if not words:
                 print(WELCOME, end="")
                 return 0
-            return _run(_parser().parse_args(arguments))
+            end_at_interrupt()  # until the command's modules are imported
+            parser = _parser(words[0])
+            raise_interrupts()
+            return _run(parser.parse_args(words))
     except KeyboardInterrupt:
         return 130
 
@@ -128,7 +106,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _FrogParser(_Parser):
-    """Parser of all commands; its help lists them under their headings."""
+    """Parser of commands; its help lists them under their headings."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -144,43 +122,116 @@ class _FrogParser(_Parser):
         return wrapped_lines("\n\n".join(parts), terminal_columns(sys.stdout), hang=13) + "\n"
 
 
-def _parser() -> argparse.ArgumentParser:
+_COMMANDS = (
+    ("doctor",),
+    ("quiz",),
+    ("init",),
+    ("data",),
+    ("train",),
+    ("join",),
+    ("run",),
+    ("sample", "eval", "export", "import"),
+    ("finetune", "classify"),
+    ("strategies",),
+    ("report", "compare", "runs", "checkpoints", "tensorboard"),
+    ("logs",),
+    ("chaos",),
+    ("diagnose",),
+    ("observe",),
+    ("schedule",),
+    ("prove",),
+    ("profile",),
+    ("collectives",),
+    ("slurm",),
+    ("explain",),
+    ("submit",),
+    ("bundle",),
+    ("learn",),
+    ("drill",),
+    ("class",),
+    ("demo",),
+    ("docs",),
+)
+"""All commands, in groups that one function adds."""
+
+
+def _parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Build the parser of one command, or of all if there is no such command."""
     parser = _FrogParser()
-    commands = parser.commands
-    add_doctor_parser(commands)
-    add_quiz_parser(commands)
-    add_init_parser(commands)
-    add_data_parser(commands)
-    _add_train(commands)
-    _add_join(commands)
-    add_run_parser(commands)
-    _add_model_commands(commands)
-    add_finetune_parsers(commands)
-    add_plan_parsers(commands)
-    add_view_parsers(commands)
-    add_logs_parser(commands)
-    add_chaos_parser(commands)
-    add_diagnose_parser(commands)
-    add_observe_parser(commands)
-    add_schedule_parser(commands)
-    add_proof_parser(commands)
-    add_profile_parser(commands)
-    add_collectives_parser(commands)
-    add_slurm_parser(commands)
-    add_explain_parser(commands)
-    add_submit_parser(commands)
-    add_bundle_parser(commands)
-    add_learn_parser(commands)
-    add_drill_parser(commands)
-    add_class_parser(commands)
-    add_demo_parser(commands)
-    add_docs_parser(commands, parser)
-    for name, example in EXAMPLES.items():
-        commands.choices[name].epilog = f"example: {example}"
+    for names in [names for names in _COMMANDS if command in names] or _COMMANDS:
+        _adder(names[0])(parser.commands)
+    for name, one in parser.commands.choices.items():
+        one.epilog = f"example: {EXAMPLES[name]}"
     return parser
 
 
+def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None]:
+    """Import only the modules of one command. Return the function that adds it, with the others of its group."""
+    match command:
+        case "doctor":
+            from frog.learn.doctor.commands import add_doctor_parser as add
+        case "quiz":
+            from frog.learn.quiz.commands import add_quiz_parser as add
+        case "init":
+            from frog.config.project import add_init_parser as add
+        case "data":
+            from frog.data.commands import add_data_parser as add
+        case "train":
+            return _add_train
+        case "join":
+            return _add_join
+        case "run":
+            from frog.launch.commands import add_run_parser as add
+        case "sample":
+            return _add_model_commands
+        case "finetune":
+            from frog.train.finetune.commands import add_finetune_parsers as add
+        case "strategies":
+            from frog.plan.commands import add_plan_parsers as add
+        case "report":
+            from frog.view.commands import add_view_parsers as add
+        case "logs":
+            from frog.view.logs_command import add_logs_parser as add
+        case "chaos":
+            from frog.chaos.commands import add_chaos_parser as add
+        case "diagnose":
+            from frog.diagnose.commands import add_diagnose_parser as add
+        case "observe":
+            from frog.observe.commands import add_observe_parser as add
+        case "schedule":
+            from frog.parallel.commands import add_schedule_parser as add
+        case "prove":
+            from frog.prove.commands import add_proof_parser as add
+        case "profile":
+            from frog.profile.commands import add_profile_parser as add
+        case "collectives":
+            from frog.peers.commands import add_collectives_parser as add
+        case "slurm":
+            from frog.cluster.slurm.commands import add_slurm_parser as add
+        case "explain":
+            from frog.learn.explain.commands import add_explain_parser as add
+        case "submit":
+            from frog.cluster.submit.commands import add_submit_parser as add
+        case "bundle":
+            from frog.cluster.submit.bundle.commands import add_bundle_parser as add
+        case "learn":
+            from frog.learn.commands import add_learn_parser as add
+        case "drill":
+            from frog.learn.drill import add_drill_parser as add
+        case "class":
+            from frog.learn.classroom.commands import add_class_parser as add
+        case "demo":
+            from frog.learn.demo.commands import add_demo_parser as add
+        case _:
+            from frog.learn.docs import add_docs_parser
+
+            return lambda commands: add_docs_parser(commands, _parser)
+    return add
+
+
 def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from frog.config.arguments import add_train_arguments
+
     description = "Train from a run file."
     parser = commands.add_parser("train", help="train from a run file, in this process", description=description)
     add_train_arguments(parser)

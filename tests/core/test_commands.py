@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,15 +15,30 @@ from frog.commands import EXAMPLES, HEADINGS
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_command_has_a_heading_and_an_example() -> None:
-    assert sorted(EXAMPLES) == sorted(_parser().commands.choices)
+@pytest.fixture(scope="module")
+def all_commands() -> Any:
+    return _parser()
+
+
+def test_every_command_has_a_heading_and_an_example(all_commands: Any) -> None:
+    assert sorted(EXAMPLES) == sorted(all_commands.commands.choices)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_runs_the_command_of_its_name(name: str) -> None:
+def test_parser_of_one_command_equals_that_of_all(all_commands: Any, name: str) -> None:
+    alone, of_all = _parser(name).commands.choices, all_commands.commands.choices
+    assert name in alone
+    assert len(alone) < len(of_all) / 2
+    for one, parser in alone.items():
+        assert parser.format_help() == of_all[one].format_help()
+        assert parser.epilog is not None
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_runs_the_command_of_its_name(all_commands: Any, name: str) -> None:
     frog, *words = shlex.split(EXAMPLES[name])
     assert (frog, words[0]) == ("frog", name)
-    _parser().parse_args(words)
+    all_commands.parse_args(words)
 
 
 def test_help_lists_the_commands_under_their_headings(capsys: pytest.CaptureFixture[str]) -> None:

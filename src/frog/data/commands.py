@@ -23,12 +23,12 @@ _LINE_EVERY_S = 5.0
 _SHOWN_CHARS = 300
 
 
-def add_data_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+def add_data_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `data` and its three commands; each sets `handler`, which takes the namespace and returns an exit code."""
-    data = subparsers.add_parser("data", help="prepare, list and inspect text", description=__doc__.splitlines()[0])
-    commands = data.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
+    data = commands.add_parser("data", help="prepare, list and inspect text", description=__doc__.splitlines()[0])
+    of_data = data.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
 
-    prepare = commands.add_parser("prepare", help="tokenize a text", description="Create a data set under data/.")
+    prepare = of_data.add_parser("prepare", help="tokenize a text", description="Create a data set under data/.")
     prepare.add_argument("--name", help=f"name of the set (default: from the corpus, or {DEFAULT_NAME})")
     corpus = prepare.add_mutually_exclusive_group()
     corpus.add_argument("--corpus", type=Path, metavar="PATH", help=".txt .md .py .jsonl .parquet, or a folder of them")
@@ -51,10 +51,10 @@ def add_data_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     prepare.add_argument("--force", action="store_true", help="replace an existing set")
     prepare.set_defaults(handler=run_prepare)
 
-    listing = commands.add_parser("list", help="list the prepared sets", description="List the sets under data/.")
+    listing = of_data.add_parser("list", help="list the prepared sets", description="List the sets under data/.")
     listing.set_defaults(handler=run_list)
 
-    inspect = commands.add_parser("inspect", help="inspect a set", description="Show counts, sizes and samples.")
+    inspect = of_data.add_parser("inspect", help="inspect a set", description="Show counts, sizes and samples.")
     inspect.add_argument("name", nargs="?", default=DEFAULT_NAME, help="the set (default: %(default)s)")
     inspect.add_argument("--documents", type=int, default=5, metavar="N", help="number to show (default: %(default)s)")
     inspect.add_argument("--split", choices=("train", "heldout"), default="heldout", help="default: %(default)s")

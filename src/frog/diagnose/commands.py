@@ -6,9 +6,9 @@ import argparse
 import json
 
 
-def add_diagnose_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_diagnose_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `diagnose`."""
-    parser = subparsers.add_parser(
+    parser = commands.add_parser(
         "diagnose",
         help="find what went wrong in a run: the fault, rank, step, phase and collective",
         description="Find what went wrong in a run, from its folder alone, and print the evidence. Also reads what any "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import frog
@@ -11,11 +12,11 @@ from frog.core.errors import UsageError
 
 
 def add_docs_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], all_commands: argparse.ArgumentParser
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], all_commands: Callable[[], argparse.ArgumentParser]
 ) -> None:
     """Add `frog docs`.
 
-    all_commands: the parser of all commands, from which the command reference is generated.
+    all_commands: builds the parser of all commands, from which the command reference is generated.
     """
     parser = commands.add_parser(
         "docs",
@@ -46,7 +47,7 @@ def find_clone() -> Path:
     )
 
 
-def _docs(args: argparse.Namespace, all_commands: argparse.ArgumentParser) -> int:
+def _docs(args: argparse.Namespace, all_commands: Callable[[], argparse.ArgumentParser]) -> int:
     root = find_clone()
     sys.path.insert(0, str(root))
     from tools.site.build import build_site, is_current
@@ -57,7 +58,7 @@ def _docs(args: argparse.Namespace, all_commands: argparse.ArgumentParser) -> in
     if args.examples:
         make_examples(root, work / "examples")
     if args.build or args.examples or not is_current(root, work / "site"):
-        print(f"site: {build_site(root, all_commands, work)}")
+        print(f"site: {build_site(root, all_commands(), work)}")
     if not args.build:
         serve(work / "site", args.port)
     return 0

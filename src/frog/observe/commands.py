@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 
-def add_observe_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_observe_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `observe`."""
-    parser = subparsers.add_parser(
+    parser = commands.add_parser(
         "observe",
         help="show what each rank of a running program is doing; observe the ranks of plain torchrun or srun",
         description="Ask the ranks of a running program for their stacks and collectives, and show where each one is. "

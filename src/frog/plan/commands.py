@@ -27,9 +27,9 @@ sent        bytes that leave the rank that sends most in one step, by ring algor
 bubble      fraction of the time in which a pipeline's ranks wait for each other, if all stages take the same time"""
 
 
-def add_plan_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_plan_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `strategies`; it sets `handler`, which takes the arguments."""
-    strategies = subparsers.add_parser(
+    strategies = commands.add_parser(
         "strategies",
         help="compare the strategies for a model and a world: memory, traffic, bubble",
         description="Memory and traffic of each strategy in one step, by formula. Runs nothing.",

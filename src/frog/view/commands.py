@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from frog.view.compare import Comparison
 
 
-def add_view_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_view_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `report`, `compare`, `runs`, `checkpoints`, `tensorboard`; each sets `handler`, which takes the arguments."""
-    report = subparsers.add_parser("report", help="write a run's report: one HTML file that works offline")
+    report = commands.add_parser("report", help="write a run's report: one HTML file that works offline")
     report.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
     report.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html")
     report.add_argument("--open", action="store_true", help="open it in the browser")
     report.set_defaults(handler=_report)
 
-    compare = subparsers.add_parser(
+    compare = commands.add_parser(
         "compare",
         help="compare two runs: bitwise equal, within tolerance, or different",
         description="Exit code 0 if the runs are equal or within tolerance, 1 if they are different.",
@@ -34,15 +34,15 @@ def add_view_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     compare.add_argument("--rtol", type=float, default=1e-5, help="largest relative difference within tolerance")
     compare.set_defaults(handler=_compare)
 
-    runs = subparsers.add_parser("runs", help="list the runs")
+    runs = commands.add_parser("runs", help="list the runs")
     runs.add_argument("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
     runs.set_defaults(handler=_runs)
 
-    checkpoints = subparsers.add_parser("checkpoints", help="list a run's checkpoints and check their hashes")
+    checkpoints = commands.add_parser("checkpoints", help="list a run's checkpoints and check their hashes")
     checkpoints.add_argument("run", metavar="RUN")
     checkpoints.set_defaults(handler=_checkpoints)
 
-    tensorboard = subparsers.add_parser("tensorboard", help="write a run's numbers as TensorBoard event files")
+    tensorboard = commands.add_parser("tensorboard", help="write a run's numbers as TensorBoard event files")
     tensorboard.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
     tensorboard.add_argument("--to", type=Path, metavar="DIR", help="default: RUN/tensorboard")
     tensorboard.set_defaults(handler=_tensorboard)

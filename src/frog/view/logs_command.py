@@ -17,9 +17,9 @@ _MOST_BYTES = 48 << 10
 """Most bytes of existing entries to show, without --all."""
 
 
-def add_logs_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_logs_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `logs`."""
-    parser = subparsers.add_parser(
+    parser = commands.add_parser(
         "logs",
         help="show the logs of all ranks and nodes as one stream",
         description="Show the logs of all ranks and nodes of a run, in chronological order (UTC).",
