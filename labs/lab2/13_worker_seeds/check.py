@@ -95,10 +95,10 @@ def draw_cases(seed):
     return [*narrow, again, resumed, other], [case(*place, 11) for place in WIDE], repeated
 
 
-def run(grade, cases):
+def run(grade, cases, fork):
     files = {"drive.py": DRIVE, "cases.json": json.dumps(cases)}
     env = {"PYTHONHASHSEED": str(random.Random(json.dumps(cases)).randrange(1, 2**32))}
-    done = grade.program([sys.executable, "drive.py"], files=files, env=env, seconds=20.0)
+    done = grade.program([sys.executable, "drive.py"], files=files, env=env, seconds=20.0, fork=fork)
     recorded = grade.records(done, "found.json", str | list[Loaded])
     if not recorded:
         said = (done.err or done.out).strip().splitlines()
@@ -113,11 +113,11 @@ def run(grade, cases):
 
 def check(grade: Grade) -> None:
     cases, wide, repeated = draw_cases(grade.seed)
-    found = checked(grade, cases)
+    found = checked(grade, cases, fork=True)
     streams = streams_of(cases[: len(NARROW)], found[: len(NARROW)])
     check_streams(grade, streams)
     again, resumed, other = found[-3:]
-    later, *found_wide = checked(grade, [cases[repeated], *wide])
+    later, *found_wide = checked(grade, [cases[repeated], *wide], fork=False)  # another PYTHONHASHSEED
     for where, one in (
         ("a process that had drawn numbers before", again),
         ("a process with a different seed", resumed),
@@ -135,9 +135,9 @@ def check(grade: Grade) -> None:
     grade.note("Noise from (seed, epoch, sample) would depend neither on the number of workers nor on the world.")
 
 
-def checked(grade, cases):
+def checked(grade, cases, fork):
     """Check the samples that one process's loaders returned, and that its own random state is unchanged."""
-    found = run(grade, cases)
+    found = run(grade, cases, fork)
     if len(found) != len(cases):
         text = f"found.json, in which the check records results, has {count(len(found), 'loader')}"
         grade.reject("unknown", f"{text} instead of {len(cases)}.")

@@ -35,7 +35,18 @@ register_optimizer_step_post_hook(lambda *_: note(None, "step", None))
 START = """
 import atexit, os, runpy, sys, threading
 
-code = 0
+import torch
+import torch.distributed as dist
+
+
+def destroy_process_group(group=None, real=dist.destroy_process_group):
+    kept.append(dist.group.WORLD)  # its destructor can wait for a thread that waits for Python's lock
+    real(group)
+
+
+code, kept = 0, []
+dist.destroy_process_group = destroy_process_group
+torch.default_generator.seed()  # ranks that were forked would draw the same numbers
 try:
     runpy.run_path("train.py", run_name="__main__")
 except SystemExit as end:
@@ -52,6 +63,21 @@ task.note(None, "exit", code)
 os._exit(code)  # sometimes a gloo thread that releases a tensor while Python exits aborts the process
 """
 """The program that torchrun starts. An error in train.py passes through it."""
+TORCHRUN = """
+import os, sys
+
+from torch.distributed.run import main
+
+if os.environ.get("FROG_START") != "spawn":
+    from frog.launch.torchrun.elastic import fork_ranks_with, missing_to_fork
+    from frog.launch.torchrun.forkserver import start_fork_server
+
+    server = start_fork_server(None)
+    if server is not None and missing_to_fork() is None:
+        fork_ranks_with(server.fork)
+main(sys.argv[1:])
+"""
+"""torchrun, which forks its ranks from a process that has loaded torch, if possible."""
 SIZE = 2
 
 
@@ -83,9 +109,10 @@ def steps_of(lines: list[list[object]]) -> list[list[int]]:
 def check(grade: Grade) -> None:
     draw = grade.seed % 10_000
     text = TASK.replace("NUM_SAMPLES, GLOBAL_BATCH, EPOCHS, SEED, RATE = 48, 8, 2, 5, 0.1", constants(draw))
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "start.py"]
+    words = [sys.executable, "torchrun.py", "--standalone", "--nproc_per_node=2", "start.py"]
+    files = {"task.py": text + NOTES, "start.py": START, "torchrun.py": TORCHRUN}
     env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} if sys.platform.startswith("linux") else {}
-    done = grade.program(words, files={"task.py": text + NOTES, "start.py": START}, env=env, seconds=40.0)
+    done = grade.program(words, files=files, env=env, seconds=40.0, fork=True)
     space: dict[str, object] = {}
     exec(compile(text, "task.py", "exec"), space)
     ranks = [Rank(grade.records(done, f"notes.{rank}", tuple[Any, Any])) for rank in range(SIZE)]

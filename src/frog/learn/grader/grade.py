@@ -129,10 +129,12 @@ class Grade:
         stdin: str = "",
         seconds: float = 2.0,
         wall_s: float = 60.0,
+        fork: bool = False,
     ) -> Ended:
         """Run a program in a scratch folder that holds the learner's files, under the same limits.
 
-        `seconds` limits CPU time and `wall_s` wall-clock time, both on a machine that is not slow.
+        `seconds` limits CPU time and `wall_s` wall-clock time, both on a machine that is not slow. `fork` starts
+        `PYTHON SCRIPT ...` from a process that has loaded torch, if possible; PYTHONHASHSEED then has no effect.
         """
         scratch = Path(tempfile.mkdtemp(dir=self._scratch, prefix="program"))
         for name in self.exercise.file_names:
@@ -140,9 +142,8 @@ class Grade:
         for name, text in (files or {}).items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).write_text(text)
-        ended = run_program(
-            words, scratch, env or {}, stdin, seconds * self.slowness, wall_s * self.slowness, self._server, self._labs
-        )
+        limits_s = seconds * self.slowness, wall_s * self.slowness
+        ended = run_program(words, scratch, env or {}, stdin, *limits_s, self._server, self._labs, fork)
         self.output += ended.out + ended.err
         if ended.failure is not None:
             raise Rejected(ended.failure)

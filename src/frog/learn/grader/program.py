@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import resource
 import signal
 import subprocess
 import tempfile
@@ -18,12 +17,11 @@ import psutil
 
 from frog.core.env import child_env
 from frog.core.processes import descendants
-from frog.launch.torchrun.forkserver import ForkServer
-from frog.learn.grader.guard import hide
+from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
+from frog.learn.grader.forked import confine, fork_program
 from frog.learn.grader.limits import (
     LOOK_S,
     MOST_BYTES,
-    MOST_FILE_BYTES,
     MOST_OUTPUT_BYTES,
     MOST_SCRATCH_BYTES,
     end_descendants,
@@ -57,25 +55,31 @@ def run_program(
     wall_s: float,
     server: ForkServer | None,
     labs: Path,
+    fork: bool = False,
 ) -> Ended:
     """Run a program until it ends or exceeds a limit: CPU seconds of all its processes, or wall-clock time.
 
     The course's folders are hidden from the program, if the system allows it.
+
+    fork: fork a Python program from the server, which has torch loaded, if there is one.
     """
     keep = [server.pid] if server is not None else []
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(stdin.encode())
         given.seek(0)
+        streams = [file.fileno() for file in (given, out, err)]
+        full_env = {**child_env(**env), "TMPDIR": str(scratch)}
+        forked = fork_program(server, words, scratch, full_env, streams, labs) if server and fork else None
         try:
-            process = subprocess.Popen(
+            process = forked or subprocess.Popen(
                 list(words),
                 cwd=scratch,
-                env={**child_env(**env), "TMPDIR": str(scratch)},
+                env=full_env,
                 stdin=given,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=functools.partial(_limit, labs),  # the judge has one thread
+                preexec_fn=functools.partial(confine, labs),  # the judge has one thread
             )
         except OSError as problem:
             observed = f"{words[0]} cannot be started: {problem.strerror}."
@@ -89,14 +93,8 @@ def run_program(
     return Ended(code, said, wrong, scratch, failure)
 
 
-def _limit(labs: Path) -> None:
-    hide(labs)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
-
-
 def _watch(
-    process: subprocess.Popen[bytes],
+    process: subprocess.Popen[bytes] | ForkedRank,
     scratch: Path,
     seconds: float,
     wall_s: float,
