@@ -243,7 +243,6 @@ def test_line_of_another_process_inside_a_traceback_is_read() -> None:
 @pytest.mark.parametrize(
     "remark",
     [
-        "image.py:13: UserWarning: Failed to load image Python extension: libc.so: cannot open shared object file",
         "node1:7:8 [5] NCCL INFO TUNER/Plugin: Plugin load returned 2 : No space left on device",
         "[2024-06-26 11:41:45,126] [INFO] [launch.py:9:f] retry: Address already in use",
     ],

@@ -102,6 +102,29 @@ def test_size_mismatch_that_the_loader_only_reports_is_a_remark() -> None:
     assert answer(f"RuntimeError: Error(s) in loading state_dict for Net:\n\t{mismatch}") == "checkpoint-size-mismatch"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "A faster kernel is missing. Error caught was: No module named 'speedup'",
+        "W tensorflow/dso_loader.cc:64] Could not load library 'libx.so.7': libx.so.7: cannot open shared object file",
+        "rm: cannot remove 'old.log': No such file or directory",
+        "wandb: WARNING Permission denied: ~/.config/wandb, using /tmp",
+    ],
+)
+def test_words_of_many_harmless_lines_are_shown_beside_the_answer(words: str) -> None:
+    for rest, cause in (("", None), (LAUNCHER, None), (UNKNOWN, "exception"), (TIME_OUT, "collective-timeout")):
+        found = explain(f"{words}\n{rest}")
+        assert (found.cause and found.cause.id) == cause
+        assert found.others[-1].level is Level.ASIDE or cause is not None
+        assert words[:40] in log_letter("log", found)
+
+
+def test_quoted_exception_is_an_answer() -> None:
+    found = explain("`[rank1]: PermissionError: [Errno 13] Permission denied: '/.cache'`\n")
+    assert found.cause is not None
+    assert (found.cause.id, found.rank, found.certain) == ("permission-denied", 1, True)
+
+
 @pytest.mark.parametrize("label", ["[default1]:", "[rank7]:", " 7: ", ""])
 def test_own_prefix_of_torch_counts_behind_a_label_of_the_launcher(label: str) -> None:
     found = explain("".join(f"{label}[rank7]: {line}" for line in UNKNOWN.splitlines(keepends=True)))
@@ -125,6 +148,11 @@ def test_line_numbers_and_half_colours_before_the_prefix_of_ray_are_no_text() ->
         ("srun: error: Task launch for 3.0 failed on node n1: Job credential expired", "slurm-credentials"),
         ("NET/IB : Got async event : port active", "infiniband-event"),
         ("slurmstepd: error: couldn't chdir to `/home/u/run': No such file or directory", "slurm-working-folder"),
+        ('srun: error: Munge encode failed: Failed to access "m": No such file or directory', "slurm-credentials"),
+        ("The node 'n1_7' has failed to send a keep-alive heartbeat due to RendezvousConnectionError.", None),
+        ("/var/spool/slurm_script: line 7: ./run.sh: Permission denied", "program-not-executable"),
+        ("slurm_script: line 3: /opt/x/bin/activate: No such file or directory", "program-not-found"),
+        ("include/socket.h:360 WARN Call to connect failed : Connection timed out", "nccl-cannot-connect"),
         ("  DiskPressure     False   Mon, 02 Jan 2023   KubeletHasNoDiskPressure", None),
         ("ERROR:composer.cli.launcher:Rank 2 crashed with exit code -9.", "killed"),
         ("*** An error occurred in MPI_Init_thread", "mpi-not-started"),

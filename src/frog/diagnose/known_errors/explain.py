@@ -204,7 +204,7 @@ class _Reader:
         for traceback in self.tracebacks.rest():
             self._end(traceback)
         failed = bool(self.consequences) or self.cut
-        cause = first_cause([found for found in _in_time(self.findings) if failed or not _is_harmless(found)])
+        cause = first_cause([found for found in _in_time(self.findings) if _is_answer(found, failed)])
         others: dict[str, Finding] = {}
         for found in self.findings:
             if cause is None or found.id != cause.id:
@@ -256,10 +256,11 @@ def _ends_a_rank(found: Finding) -> bool:
     return found.known is not None and not found.known.yields and found.id not in _ENDS
 
 
-def _is_harmless(found: Finding) -> bool:
-    """True for a remark that matters only in the log of a job that failed."""
-    known = found.known
-    return found.is_remark and (known is None or (known.level is not Level.HINT and not known.explains))
+def _is_answer(found: Finding, failed: bool) -> bool:
+    """False for words beside an answer, and for a remark that matters only in the log of a job that failed."""
+    if found.level is Level.ASIDE or failed or not found.is_remark:
+        return found.level is not Level.ASIDE
+    return found.known is not None and (found.known.level is Level.HINT or bool(found.known.explains))
 
 
 def _first(findings: Sequence[Finding]) -> Finding | None:

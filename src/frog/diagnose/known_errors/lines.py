@@ -94,8 +94,8 @@ def clean_lines(lines: Iterable[str], file: str = "") -> Iterator[LogLine]:
 def _clean(number: int, text: str, file: str, ranks: tuple[re.Pattern[str], ...]) -> LogLine:
     text = _CONTROL.sub("", text)
     rank, moment, source = None, None, ""
-    if text.startswith(">"):  # quoted in Markdown
-        text = text.lstrip(">").removeprefix(" ")
+    if text.startswith((">", "`")):  # quoted in Markdown
+        text = text.lstrip(">").removeprefix(" ").lstrip("`")
     for _ in range(4):  # prefixes come in any order
         before = text
         for pattern in _TIMES:

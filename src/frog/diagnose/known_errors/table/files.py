@@ -42,7 +42,7 @@ ERRORS = (
         "A download failed: compute nodes often have no internet.",
         "download on the login node into a shared HF_HOME, then set HF_HUB_OFFLINE=1",
         section=39,
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "hub-access",
@@ -66,21 +66,21 @@ ERRORS = (
         "The Hugging Face Hub does not give access to this name: it does not exist, needs a license or a token, or is "
         "meant as a local path that is not on this node, or cannot be downloaded from it.",
         "check the spelling and that the folder exists on every node; accept the license and set HF_TOKEN",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "read-only-disk",
         ("Read-only file system",),
         "A file cannot be written: its disk is mounted read-only.",
         "write to another folder; for caches, set HF_HOME, TRITON_CACHE_DIR and TORCH_HOME",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "file-system-error",
         ("Stale file handle", "Transport endpoint is not connected", "Input/output error", "Remote I/O error"),
         "A file system, often a network one, failed, or a file was replaced while a rank had it open.",
         "try again; if it repeats, copy the data to the node's disk, and report the node",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "permission-denied",
@@ -88,14 +88,14 @@ ERRORS = (
         "A file or device may not be read or written by this user.",
         "check owner and mode (`ls -l`) on this node; for caches, set HF_HOME, TRITON_CACHE_DIR and TORCH_HOME to a "
         "folder of yours",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "folder-created-twice",
         ("FileExistsError",),
         "Several ranks create the same file or folder at the same time, or it is left of an earlier run.",
         "let rank 0 create it, or use exist_ok=True",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "file-not-found",
@@ -103,14 +103,14 @@ ERRORS = (
         "A file does not exist on this node or for this rank: a relative path, a folder that is not shared, or another "
         "rank that removed or has not yet written it.",
         "check the path on the node of this rank; let other ranks wait (barrier) until rank 0 has written it",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "module-not-found",
         ("ModuleNotFoundError", "No module named"),
         "A Python module is not installed in the environment of this rank, or not on its path.",
         "install it in the environment that the ranks use, and print sys.executable; check PYTHONPATH on other nodes",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "import-failed",
@@ -118,7 +118,7 @@ ERRORS = (
         "A module has no such name or needs a package that is missing: the installed versions often differ from those "
         "that the program was written for.",
         "install the versions that the program names, and the package that the message names",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "argument-unknown-to-library",
@@ -127,13 +127,13 @@ ERRORS = (
         "the program was written for.",
         "compare the library's version with the program's requirements",
         sure=False,
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "broken-json",
         ("JSONDecodeError",),
         "A file or answer that should be JSON is empty, cut, or something else.",
         "look at the named file; a rank may have read it while another wrote it",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
 )

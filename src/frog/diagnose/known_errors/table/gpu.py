@@ -257,7 +257,7 @@ ERRORS = (
         "A compiled library is missing or does not fit the others: it was built for another version of torch, CUDA or "
         "libc.",
         "reinstall the named package for this version of torch in a fresh environment, and unset LD_LIBRARY_PATH",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "triton-out-of-resource",

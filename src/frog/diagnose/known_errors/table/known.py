@@ -24,6 +24,8 @@ class Level(IntEnum):
     """A warning that can be the cause."""
     CONSEQUENCE = 3
     """It follows from the failure of another process."""
+    ASIDE = 4
+    """Words that many harmless lines contain: shown beside an answer, never as one."""
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ ERRORS = (
         "watch nvidia-smi and `free -h` while it runs; use a smaller batch, and fewer workers",
         level=Level.SYMPTOM,
         sure=False,
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "process-pool-died",

@@ -116,7 +116,7 @@ ERRORS = (
         "Two tensors of one operation have different number formats, or one that it does not accept; often half "
         "precision in one place only.",
         "use autocast around the forward pass, or convert the inputs to the weights' type",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "matrix-shapes",

@@ -80,6 +80,7 @@ ERRORS = (
             "Call to connect returned No route to host",
             "Call to connect returned Connection timed out",
             "Call to connect to … failed : ",
+            "Call to connect failed : ",
             "connect to … failed : Software caused connection abort",
             "socketPollConnect: Connect to",
             "socketPollConnect … returned … No route to host",

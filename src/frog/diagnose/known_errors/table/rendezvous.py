@@ -131,22 +131,6 @@ ERRORS = (
         sure=False,
     ),
     KnownError(
-        "rendezvous-timeout",
-        ("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousStateError"),
-        "Fewer nodes than --nnodes joined the rendezvous in time, or the node that hosts it is unreachable.",
-        "start torchrun on every node with the same --rdzv-endpoint, --rdzv-id and --nnodes; check the port with nc",
-        section=19,
-        yields=True,
-    ),
-    KnownError(
-        "rendezvous-closed",
-        ("RendezvousClosedError", "RendezvousGracefulExitError"),
-        "The rendezvous had already ended: another node's ranks failed, or this node came too late.",
-        "look at the first node that failed; use a new --rdzv-id for each run",
-        level=Level.SYMPTOM,
-        sure=False,
-    ),
-    KnownError(
         "store-connection-lost",
         (
             "recvValue failed",
@@ -165,6 +149,22 @@ ERRORS = (
         "look at the log of rank 0 and of the first node",
         level=Level.CONSEQUENCE,
         section=27,
+    ),
+    KnownError(
+        "rendezvous-timeout",
+        ("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousStateError"),
+        "Fewer nodes than --nnodes joined the rendezvous in time, or the node that hosts it is unreachable.",
+        "start torchrun on every node with the same --rdzv-endpoint, --rdzv-id and --nnodes; check the port with nc",
+        section=19,
+        yields=True,
+    ),
+    KnownError(
+        "rendezvous-closed",
+        ("RendezvousClosedError", "RendezvousGracefulExitError"),
+        "The rendezvous had already ended: another node's ranks failed, or this node came too late.",
+        "look at the first node that failed; use a new --rdzv-id for each run",
+        level=Level.SYMPTOM,
+        sure=False,
     ),
     KnownError(
         "store-timeout",
@@ -221,7 +221,7 @@ ERRORS = (
         ("Can't pickle", "cannot pickle", "Can't get attribute"),
         "An object is saved or sent to another process, and cannot be pickled: a lambda, a local class, an open file.",
         "define functions and classes at the top of a module, or open files in the worker",
-        alone=Level.HINT,
+        alone=Level.ASIDE,
     ),
     KnownError(
         "peer-closed-connection",

@@ -202,10 +202,18 @@ ERRORS = (
         "use an absolute path, or change to the program's folder in the job file",
     ),
     KnownError(
+        "program-not-executable",
+        ("sh: … Permission denied", "slurm_script: line … Permission denied", "execve(): … Permission denied"),
+        "The job's shell may not run this file.",
+        "make it executable (chmod +x FILE), or start it with its interpreter; check that its disk allows programs",
+    ),
+    KnownError(
         "program-not-found",
         (
             "command not found",
             "execve(): … No such file or directory",
+            "slurm_script: line … No such file or directory",
+            "sh: line … No such file or directory",
             "couldn't exec … No such file",
             "executable file not found in $PATH",
             "No module named torch.distributed",
@@ -225,6 +233,8 @@ ERRORS = (
             "Munge decode failed",
             "Job credential revoked",
             "Job credential expired",
+            "Munge encode failed",
+            "If munged is up, restart with",
             "Zero Bytes were transmitted or received",
             "Invalid job credential",
         ),
