@@ -149,6 +149,8 @@ def test_line_numbers_and_half_colours_before_the_prefix_of_ray_are_no_text() ->
         ("NET/IB : Got async event : port active", "infiniband-event"),
         ("slurmstepd: error: couldn't chdir to `/home/u/run': No such file or directory", "slurm-working-folder"),
         ('srun: error: Munge encode failed: Failed to access "m": No such file or directory', "slurm-credentials"),
+        ("RuntimeError: all tensors must be on devices[0]", "ddp-device-ids"),
+        ("ValueError: `FlatParameter` requires uniform dtype but got torch.int8 and torch.int", "fsdp-uniform-dtype"),
         ("The node 'n1_7' has failed to send a keep-alive heartbeat due to RendezvousConnectionError.", None),
         ("/var/spool/slurm_script: line 7: ./run.sh: Permission denied", "program-not-executable"),
         ("slurm_script: line 3: /opt/x/bin/activate: No such file or directory", "program-not-found"),
@@ -164,3 +166,15 @@ def test_line_leads_to_its_entry(line: str, id: str | None) -> None:
 
 def test_letter_about_an_exception_after_a_time_out_says_that_it_is_a_symptom() -> None:
     assert "it is a symptom" in log_letter("log", explain(TIME_OUT + UNKNOWN))
+
+
+def test_wrapper_of_ray_tune_is_not_a_cause() -> None:
+    log = """Traceback (most recent call last):
+  File "tune.py", line 8, in <module>
+    raise TuneError("Trials did not complete", failed)
+ray.tune.error.TuneError: ('Trials did not complete', [a:1])
+slurmstepd: error: Detected 2 oom-kill event(s) in step 7.batch cgroup.
+"""
+    found = explain_log(log.splitlines())
+    assert found.cause is not None
+    assert found.cause.id == "host-out-of-memory"

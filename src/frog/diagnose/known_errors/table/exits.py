@@ -185,6 +185,8 @@ ERRORS = (
             "BackoffLimitExceeded",
             "SignalException",
             "RayTaskError",
+            "TuneError",
+            "TrainingFailedError",
             "Root Cause (first observed failure)",
             "subprocess-exited-with-error",
             "exitcode  : ",

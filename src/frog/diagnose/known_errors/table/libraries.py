@@ -70,6 +70,7 @@ ERRORS = (
         (
             "Must flatten tensors with uniform dtype",
             "FlatParameter requires uniform dtype",
+            "`FlatParameter` requires uniform",
             "expects uniform original parameter dtype",
             "FlatParameter requires uniform requires_grad",
             "Cannot flatten integer dtype tensors",

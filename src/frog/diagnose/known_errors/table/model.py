@@ -39,7 +39,7 @@ ERRORS = (
     ),
     KnownError(
         "ddp-device-ids",
-        ("device_ids and output_device arguments only work with",),
+        ("device_ids and output_device arguments only work with", "all tensors must be on devices["),
         "DDP received device_ids, but the model is on the CPU or on several devices.",
         "move the model to the rank's GPU before wrapping it, or leave device_ids out",
     ),

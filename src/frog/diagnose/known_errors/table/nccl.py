@@ -143,7 +143,6 @@ ERRORS = (
         (
             "No backend type associated with device type",
             "Tensors must be CUDA and dense",
-            "Tensors must be on … device",
             "ProcessGroupNCCL does not support",
         ),
         "A collective ran on a tensor of a device (often the CPU) for which the group has no backend.",
