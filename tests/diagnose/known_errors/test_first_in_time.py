@@ -149,6 +149,7 @@ def test_line_numbers_and_half_colours_before_the_prefix_of_ray_are_no_text() ->
         ("NET/IB : Got async event : port active", "infiniband-event"),
         ("slurmstepd: error: couldn't chdir to `/home/u/run': No such file or directory", "slurm-working-folder"),
         ('srun: error: Munge encode failed: Failed to access "m": No such file or directory', "slurm-credentials"),
+        ("ValueError: Size mismatch between saved torch.Size([8]) and current: torch.Size", "checkpoint-size-mismatch"),
         ("RuntimeError: all tensors must be on devices[0]", "ddp-device-ids"),
         ("ValueError: `FlatParameter` requires uniform dtype but got torch.int8 and torch.int", "fsdp-uniform-dtype"),
         ("The node 'n1_7' has failed to send a keep-alive heartbeat due to RendezvousConnectionError.", None),

@@ -17,6 +17,7 @@ ERRORS = (
         "checkpoint-size-mismatch",
         (
             "size mismatch for",
+            "Size mismatch between saved",
             "Trying to set a tensor of shape",
             "shape mismatch in checkpoint",
             "because some weights have mismatched shapes",
