@@ -168,6 +168,7 @@ def test_runtime_patches_change_the_pods(read: Read) -> None:
         (job_set(member("a"), member("a")), "replicatedJobs: two have the same name"),
         (job_set(), "replicatedJobs: missing"),
         (job_set(member("a", replicas=0)), "JobSet set: has no Job to run"),
+        (job_set(member("a", replicas=10**9)), "replicas: 1000000000: must be at most 1024"),
         (job_set(member("a"), failurePolicy={"restartStrategy": "InPlaceRestart"}), "'InPlaceRestart': Frog supports"),
         (job_set(member("a", dependsOn=[{"name": "b", "status": "Ready"}]), member("b")), "must come before it"),
         (job_set(member("a"), successPolicy={"operator": "All", "targetReplicatedJobs": ["b"]}), "'b': no such Job"),

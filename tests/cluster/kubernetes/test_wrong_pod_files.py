@@ -37,6 +37,48 @@ def test_manifest_with_wrong_types_is_refused(tmp_path: Path) -> None:
     held_to_its_schema(path, lambda: read_manifest(path))
 
 
+JOB_SET = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: set}
+spec:
+  network: {subdomain: other}
+  coordinator: {replicatedJob: one, jobIndex: 0}
+  successPolicy: {operator: All, targetReplicatedJobs: [two]}
+  failurePolicy: {maxRestarts: 2, rules: [{action: RestartJob, onJobFailureReasons: [BackoffLimitExceeded]}]}
+  volumeClaimPolicies: [{templates: [{metadata: {name: disk}}]}]
+  replicatedJobs:
+    - name: one
+      template: &template
+        spec:
+          template:
+            spec:
+              containers: [{name: a, image: b, command: [c], volumeMounts: [{name: disk, mountPath: /d}]}]
+    - {name: two, replicas: 2, groupName: g, dependsOn: [{name: one, status: Ready}], template: *template}
+"""
+TRAIN_JOB = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: tune}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer:
+    {image: a, command: [b], args: [c], numNodes: 2, env: [{name: d, value: e}], resourcesPerNode: {limits: {cpu: 2}}}
+  runtimePatches:
+    - manager: f
+      trainingRuntimeSpec:
+        template: {spec: {replicatedJobs: [{name: node, template: {spec: {template: {spec: {}}}}}]}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [JOB_SET, TRAIN_JOB], ids=["JobSet", "TrainJob"])
+def test_job_set_with_wrong_types_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "set.yaml"
+    path.write_text(json.dumps(*load_documents(text)))
+    held_to_its_schema(path, lambda: read_manifest(path))
+
+
 def test_job_outcome_with_wrong_types_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     write_typed(path, Outcome(entered=True, reason=("BackoffLimitExceeded", "too often")))

@@ -61,7 +61,7 @@ def _read_member(
     fields: Fields, set_name: str, namespace: str, volumes: tuple[Volume, ...], manifest: Manifest
 ) -> _Member:
     name, group = fields.name("name"), fields.text("groupName", "default")
-    replicas = fields.number("replicas", 1, most=_MOST_REPLICAS)
+    replicas = min(fields.number("replicas", 1, most=_MOST_REPLICAS), _MOST_REPLICAS)
     after = tuple(_read_dependency(dependency) for dependency in fields.objects("dependsOn"))
     template = fields.object("template")
     fields.done()
