@@ -48,7 +48,7 @@ ERRORS = (
         "checkpoint-weights-only",
         ("Weights only load failed", "WeightsUnpickler error"),
         "Since torch 2.6, torch.load by default accepts only tensors, plain values and classes that you allow. "
-        "`Unsupported operand` means another kind of file: an ordinary pickle, a Git LFS pointer, a web page.",
+        "`Unsupported operand` usually means another kind of file: an ordinary pickle, a Git LFS pointer, a web page.",
         "save tensors and plain values; use weights_only=False only for files that you trust",
         section=37,
     ),

@@ -32,7 +32,8 @@ ERRORS = (
             "appears not to match strides of the same param",
         ),
         "The ranks built different models: another configuration, or a vocabulary that grew on one rank. "
-        '"inconsistent 0 params" usually means that a rank is missing: it died or never started.',
+        '"inconsistent 0 params" usually means that nothing came from a rank: it died, never started, or was still '
+        "busy at the timeout.",
         "build the model from one file on all ranks; look for an earlier error of another rank",
         section=30,
         yields=True,
