@@ -39,7 +39,8 @@ ERRORS = (
             "429 Client Error",
             "ConnectionError: Couldn't reach",
         ),
-        "A download failed: compute nodes often have no internet.",
+        "A download failed: compute nodes often have no internet; after too many requests, as when every rank "
+        "downloads, the hub answers 429.",
         "download on the login node into a shared HF_HOME, then set HF_HUB_OFFLINE=1",
         section=39,
         alone=Level.ASIDE,

@@ -18,7 +18,8 @@ ERRORS = (
         ),
         "A program for several ranks was started without the launcher that sets its variables, often with plain "
         "`python`.",
-        "start it with `torchrun --nproc_per_node=N`; do not export RANK alone",
+        "start it with `torchrun --nproc_per_node=N`, or with srun if a SLURM_ variable is missing; do not export RANK "
+        "alone",
         section=16,
     ),
     KnownError(
