@@ -127,6 +127,21 @@ def test_losses_before_the_first_nan_are_counted_per_rank() -> None:
     assert "first on rank 1" in explained.finding
 
 
+def test_losses_of_a_rank_without_a_nan_are_counted_too() -> None:
+    log = "".join(
+        f"rank {number} | step {step} loss {'nan' if step == number == 1 else 0.5}\n"
+        for step in range(2)
+        for number in (0, 1)
+    )
+    found = Evidence("here", ended_code=0)
+    assert add_log(found, log, "job.log", None)
+    assert [(found.of(number).num_losses, bool(found.of(number).nan_line)) for number in (0, 1)] == [
+        (2, False),
+        (1, True),
+    ]
+    assert diagnose_program(found).rank == 1
+
+
 STORE = CodeLine(file="/venv/torch/distributed/rendezvous.py", line=199, function="_create_c10d_store")
 
 

@@ -115,8 +115,8 @@ def _add(evidence: Evidence, number: int | None, stream: _Stream, name: str) -> 
     rank = evidence.of(number)
     rank.add_source(name)
     rank.last_lines = [*rank.last_lines, *stream.last_lines][-MOST_LAST_LINES:]
-    if stream.not_finite and not rank.nan_line:
-        rank.nan_line, rank.num_losses = stream.not_finite, stream.num_losses
+    if not rank.nan_line:
+        rank.nan_line, rank.num_losses = stream.not_finite, rank.num_losses + stream.num_losses
     rank.crash = rank.crash or "\n".join(stream.crash)
     rank.trouble += stream.trouble
     rank.mismatch = rank.mismatch or stream.mismatch
