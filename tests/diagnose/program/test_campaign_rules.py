@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -259,3 +260,19 @@ def test_other_size_without_later_calls_is_not_certain_since_the_order_may_diffe
     ]
     found = diagnose_program(evidence(*ranks))
     assert (found.fault, found.rank, found.certain) == ("shape", 2, False)
+
+
+def test_rank_that_alone_fails_a_test_of_the_rank_is_named_with_the_branch(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("for step in steps:\n    train(step)\n    if rank != 2:\n        dist.barrier()\n")
+    ranks = [rank(n, *STEP, ("barrier", 1, 4) if n != 2 else STEP[0], world=3, pending=1) for n in range(3)]
+    for one in ranks:
+        calls = [changed(call, line=replace_file(call.line, script)) for call in one.calls]
+        one.calls[:] = calls
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.line) == ("branch", 2, "train.py:4 (main)")
+    assert "`if rank != 2:` in line 3" in found.finding
+
+
+def replace_file(line: CodeLine | None, script: Path) -> CodeLine:
+    return CodeLine(file=str(script), line=line.line if line else 0, function="main")

@@ -53,7 +53,7 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     """Explain the first collective at which the members of a group do not match."""
     sides = _sides(evidence, found)
     both = (sides, sides.swapped()) if sides.tie else (sides,)
-    for rule in (_order, _guarded, _skipped, _extra, _batches):
+    for rule in (_order, _guarded, _guarded_others, _skipped, _extra, _batches):
         for each in both:
             explained = rule(evidence, found, each)
             if explained is not None:
@@ -161,6 +161,13 @@ def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
     )
 
 
+def _guarded_others(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a call under a test of the rank that only the odd rank never made."""
+    explained = None if sides.tie else _guarded(evidence, found, sides.swapped())
+    rank = evidence.ranks[sides.odd]
+    return explained.with_more(rank=sides.odd, node_rank=rank.node_rank) if explained is not None else None
+
+
 def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
     """Find a rank whose call matches the next one of the others, which it called before."""
     called = any(_same(call, sides.other_call) for call in sides.odd_before)
@@ -259,7 +266,7 @@ def _size(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
     if found.kind == "op":
         return base.with_more(
             fault="order",
-            certain=not sides.tie,
+            certain=False,
             finding=f"{differ}: the ranks took different paths",
             advice="compare the two lines: ranks of a group must call the same collectives in the same order",
         )
