@@ -54,6 +54,15 @@ def test_different_worlds_are_compared_by_mean_loss(tmp_path: Path) -> None:
     assert comparison.exit_code == 0
 
 
+def test_numbers_that_neither_run_recorded_are_not_called_equal(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, Synthetic(segments=[(1, 0, 6)])) for name in ("a", "b")]
+    for run in runs:
+        for step in range(1, 7):
+            change_step(run, 0, step, grad_norm=None)
+    found = findings(compare_runs(*runs, 0.0))["gradient norm"]
+    assert (found.outcome, found.detail) == ("not compared", "neither run has a number")
+
+
 def test_diverging_rank_is_named_with_its_step(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     change_step(b, rank=0, step=40, loss=9.0)

@@ -213,6 +213,8 @@ def _numbers(what: str, a: dict[_Key, float], b: dict[_Key, float], rtol: float)
     common = sorted(a.keys() & b.keys(), key=lambda key: (key[0], key[1] or 0))
     if not common:
         return Finding(what, "not compared", "no step in common")
+    if all(math.isnan(a[key]) and math.isnan(b[key]) for key in common):
+        return Finding(what, "not compared", "neither run has a number")
     num_steps = len({step for step, _ in common})
     apart = [(key, _relative(a[key], b[key])) for key in common if not _same(a[key], b[key])]
     if not apart:
