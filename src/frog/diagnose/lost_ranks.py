@@ -44,7 +44,7 @@ def with_lost_ranks(found: Diagnosis, run: RecordedRun, changes: list[Change]) -
         *found.evidence,
         finding=f"{last.finding}; the run completed",
         outcome="recovered",
-        advice=f"nothing for now. {last.advice}",
+        advice=f"nothing for now; if it happens again: {last.advice}",
         also=(*losses, *found.also),
     )
 

@@ -116,7 +116,9 @@ def _with_outcome(found: Diagnosis, run: RecordedRun, attempt: Attempt) -> Diagn
     if status == "completed":
         again = f"; the run restarted {since} and completed"
         return found.with_more(
-            finding=found.finding + again, outcome="recovered", advice=f"nothing for now. {found.advice}"
+            finding=found.finding + again,
+            outcome="recovered",
+            advice=f"nothing for now; if it happens again: {found.advice}",
         )
     if status == "interrupted":
         return found.with_more(

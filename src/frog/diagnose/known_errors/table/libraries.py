@@ -131,6 +131,7 @@ ERRORS = (
             "You can't train a model that has been loaded in 8-bit precision on a different device",
             "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode",
             "can't train a model that has been loaded in 8-bit precision with `device_map",
+            "can't train a model that has been loaded in 8-bit or 4-bit precision on a different device",
         ),
         "Each rank loaded the model onto all GPUs (device_map='auto'), or onto another GPU than its own.",
         'use device_map={"": local_rank}',
