@@ -24,7 +24,6 @@ STATUS: dict[str, Any] = {
     "state": "running",
     "cpu_s": 1.5,
     "rss_bytes": 10,
-    "gpu_bytes": None,
     "groups": [{"group": "0", "enqueued": 9, "completed": 8}],
     "line": LINE,
     "in": LINE,

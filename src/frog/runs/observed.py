@@ -86,7 +86,6 @@ class Status(Typed, frozen=True, kw_only=True, rename={"inside": "in"}):
     cpu_s: float
     """Processor time of the process and its threads so far."""
     rss_bytes: Count
-    gpu_bytes: Count | None = None
     groups: list[GroupCounts] = msgspec.field(default_factory=list)
     line: CodeLine | None = None
     """Innermost line of the main thread in the user's code."""

@@ -112,7 +112,6 @@ class Beats:
             "state": self._state,
             "cpu_s": cpu_s,
             "rss_bytes": _resident_bytes(),
-            "gpu_bytes": None,
             "groups": groups,
             "line": line,
             "in": frames.place_of(stack[0]) if stack else None,
@@ -245,6 +244,7 @@ def _queued_s() -> float:
 
 
 def _resident_bytes() -> int:
+    """Return the host memory of this process. Not a GPU's: torch's allocator may be locked in a hang."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
