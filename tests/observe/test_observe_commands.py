@@ -72,6 +72,22 @@ def test_environment_file_observes_a_program(
     assert error.type == "ValueError"
 
 
+def test_environment_file_also_simulates_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["observe", "--env", "--dir", "job", "--simulate-gpus", "2"]) == 0
+    added = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
+    program = "import torch; print(torch.cuda.device_count()); 1 / 0"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **RANK, **added}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "2\n"
+    error = read_observed(tmp_path / "job")[0][0].error
+    assert error is not None
+    assert error.type == "ZeroDivisionError"
+
+
 def test_each_environment_has_its_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +104,7 @@ def test_each_environment_has_its_own_folder(
         ([], "observe needs a run, or --env"),
         (["x", "--env"], "observe needs a run, or --env"),
         (["x", "--dir", "y"], "--dir belongs to --env"),
+        (["x", "--simulate-gpus", "2"], "--simulate-gpus belongs to --env"),
         (["x"], "x: no run folder here or under runs/"),
         (["empty"], "empty: no rank has written a status"),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from frog.core.argument_types import at_least
+
 
 def add_observe_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `observe`."""
@@ -23,6 +25,12 @@ def add_observe_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
         metavar="DIR",
         help="with --env: folder for what the ranks write (default: a new one in runs/)",
     )
+    parser.add_argument(
+        "--simulate-gpus",
+        type=at_least(1),
+        metavar="N",
+        help="with --env: also give each node N simulated GPUs, which compute on the CPU",
+    )
     parser.set_defaults(handler=_observe)
 
 
@@ -33,19 +41,24 @@ def _observe(args: argparse.Namespace) -> int:
         raise UsageError("observe needs a run, or --env", "frog observe latest, or frog observe --env > frog.env")
     if args.dir is not None and not args.env:
         raise UsageError("--dir belongs to --env", "frog observe DIR")
-    return _print_environment(args.dir) if args.env else _show_ranks(args.run)
+    if args.simulate_gpus is not None and not args.env:
+        raise UsageError("--simulate-gpus belongs to --env", "the GPUs of a running program do not change")
+    return _print_environment(args.dir, args.simulate_gpus) if args.env else _show_ranks(args.run)
 
 
-def _print_environment(folder: Path | None) -> int:
+def _print_environment(folder: Path | None, num_gpus: int | None) -> int:
     import shlex
 
-    from frog.observe.environment import environment
+    from frog.observe.environment import environment, simulated_gpus
     from frog.runs.folder import free_name
     from frog.runs.observed import observed_folder
 
     chosen = folder or Path("runs") / free_name("observed")
     observed_folder(chosen).mkdir(parents=True, exist_ok=True)
-    for name, value in environment(chosen).items():
+    variables = environment(chosen)
+    if num_gpus is not None:
+        variables |= simulated_gpus(num_gpus, variables)
+    for name, value in variables.items():
         print(f"{name}={shlex.quote(value)}")
     return 0
 
