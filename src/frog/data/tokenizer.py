@@ -14,8 +14,8 @@ from frog.core.schema import read_bounded, shortened
 
 END_OF_DOCUMENT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257
+"""The end of document and the 256 bytes, which can encode any text."""
 _MAX_VOCAB_SIZE = 1 << 20
-"""MIN_VOCAB_SIZE is the end of document and the 256 bytes, which can encode any text."""
 _PROBE = "A b\n\tna\u00efve \u86d9 \U0001f438"
 _NEEDS_BYTES = "use a byte-level BPE, such as that of GPT-2, Llama 3 or Qwen, or let Frog train one"
 

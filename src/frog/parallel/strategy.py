@@ -32,7 +32,6 @@ def no_span(phase: Any, micro: int = 0, /) -> AbstractContextManager[None]:
 
 MakeOptimizer = Callable[[Sequence[UpdatedTensor]], torch.optim.Optimizer]
 """Makes the optimizer of the tensors that this rank updates."""
-"""Creates the optimizer of the tensors that this rank updates."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Partition:
         self.flat, self.start, self.end, self.data, self.grad = flat, start, end, data, grad
         cut = min(max(flat.split, start), end)
         self.tensors = [*self._tensor(start, cut, decayed=True), *self._tensor(cut, end, decayed=False)]
-        """Return the tensors to update: the part with weight decay, then the part without; omit an empty one."""
+        """The tensors to update: the part with weight decay, then the part without; no empty one."""
 
     def _tensor(self, start: int, end: int, decayed: bool) -> Iterator[UpdatedTensor]:
         if start < end:
