@@ -22,7 +22,7 @@ TORCHS = RunResult(state=WorkerState.FAILED)
 GROUP: Any = SimpleNamespace(
     group_rank=0,
     group_world_size=1,
-    workers=[SimpleNamespace(global_rank=rank) for rank in range(3)],
+    workers=[SimpleNamespace(global_rank=rank, id=2**22 + rank) for rank in range(3)],
     spec=SimpleNamespace(numa_options=None),
 )
 
@@ -41,7 +41,7 @@ def make_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeAgent:
 
     def make(*codes: int | None) -> Any:
         agent: Any = torchrun._ReportingAgent.__new__(torchrun._ReportingAgent)
-        agent._attempt, agent._ended_ns = 0, {}
+        agent._attempt, agent._ended_ns, agent._left = 0, {}, []
         procs = [SimpleNamespace(pid=2**22 + n, poll=lambda code=code: code) for n, code in enumerate(codes)]
         places = dict.fromkeys(range(len(codes)), str(tmp_path / "none"))
         agent._pcontext = SimpleNamespace(

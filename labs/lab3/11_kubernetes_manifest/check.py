@@ -140,7 +140,7 @@ def address_of(pod: int) -> str:
 def started(grade: Grade, manifest: Manifest, pod: int) -> list[Process]:
     """Return a pod's ranks: run its command with torchrun and Python replaced by recording programs."""
     container = manifest.job.template.container
-    env = pod_environment(manifest, pod, f"{manifest.job.name}-{pod}-xyz12", address_of(pod), None)
+    env = pod_environment(manifest, manifest.job, pod, f"{manifest.job.name}-{pod}-xyz12", address_of(pod), None)
     words = [expand(word, env) for word in (*container.command, *container.args)]
     pairs = [f"{name}={value}" for name, value in env.items() if name != "PATH"]
     script = 'mkdir notes && chmod +x bin/* && PATH="$PWD/bin:/usr/bin:/bin" && exec "$@"'

@@ -199,7 +199,6 @@ def test_every_submit_option_has_known_cluster_kinds() -> None:
         "dry_run",
         "handler",
         "program",
-        "requeue",
         "no_observe",
     }
 
