@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from frog.comm import join_world
 from frog.comm.process_group import FrogProcessGroup, register
 from frog.core.env import world_env
+from frog.core.processes import leave
 from frog.model import TinyTransformer
 
 VOCAB_SIZE = 2048
@@ -89,6 +90,7 @@ def main() -> None:
             print(f"  {name:18}{columns}{verdict}")
     world.barrier()
     world.leave()
+    leave(0)  # gloo may abort a process that unloads torch
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from frog.comm import World, join_world
 from frog.config import StrategyConfig
 from frog.config.strategy import strategy_problems
 from frog.core.env import world_env
+from frog.core.processes import leave
 from frog.model import TinyTransformer
 
 VOCAB_SIZE = 2048
@@ -96,6 +97,7 @@ def main() -> None:
         for name in [args.only] if args.only else TARGETS:
             measure(name, size, rounds, steps, world)
     world.leave()
+    leave(0)  # gloo may abort a process that unloads torch
 
 
 if __name__ == "__main__":

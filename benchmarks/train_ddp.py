@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from frog.comm import World, join_world
 from frog.core.env import world_env
+from frog.core.processes import leave
 from frog.model import TinyTransformer
 
 VOCAB_SIZE = 2048
@@ -81,6 +82,7 @@ def main() -> None:
     for size, rounds, steps in ((TINY, 2, 1),) if args.tiny else ((SMALL, 40, 4), (LARGER, 14, 1)):
         measure(size, max(2, round(rounds * args.rounds_scale)), steps, world)
     world.leave()
+    leave(0)  # gloo may abort a process that unloads torch
 
 
 if __name__ == "__main__":
