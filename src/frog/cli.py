@@ -122,51 +122,19 @@ class _FrogParser(_Parser):
         return wrapped_lines("\n\n".join(parts), terminal_columns(sys.stdout), hang=13) + "\n"
 
 
-_COMMANDS = (
-    ("doctor",),
-    ("quiz",),
-    ("init",),
-    ("data",),
-    ("train",),
-    ("join",),
-    ("run",),
-    ("sample", "eval", "export", "import"),
-    ("finetune", "classify"),
-    ("strategies",),
-    ("report", "compare", "runs", "checkpoints", "tensorboard"),
-    ("logs",),
-    ("chaos",),
-    ("diagnose",),
-    ("observe",),
-    ("schedule",),
-    ("prove",),
-    ("profile",),
-    ("collectives",),
-    ("slurm",),
-    ("explain",),
-    ("submit",),
-    ("bundle",),
-    ("learn",),
-    ("drill",),
-    ("class",),
-    ("demo",),
-    ("docs",),
-)
-"""All commands, in groups that one function adds."""
-
-
 def _parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Build the parser of one command, or of all if there is no such command."""
+    """Build the parser of one command, or of all if that command does not exist."""
     parser = _FrogParser()
-    for names in [names for names in _COMMANDS if command in names] or _COMMANDS:
-        _adder(names[0])(parser.commands)
+    for name in [command] if command in EXAMPLES else EXAMPLES:
+        if name not in parser.commands.choices:
+            _adder(name)(parser.commands)
     for name, one in parser.commands.choices.items():
         one.epilog = f"example: {EXAMPLES[name]}"
     return parser
 
 
 def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None]:
-    """Import only the modules of one command. Return the function that adds it, with the others of its group."""
+    """Import only the modules of one command. Return the function that adds it, perhaps with related ones."""
     match command:
         case "doctor":
             from frog.learn.doctor.commands import add_doctor_parser as add
@@ -182,13 +150,13 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
             return _add_join
         case "run":
             from frog.launch.commands import add_run_parser as add
-        case "sample":
+        case "sample" | "eval" | "export" | "import":
             return _add_model_commands
-        case "finetune":
+        case "finetune" | "classify":
             from frog.train.finetune.commands import add_finetune_parsers as add
         case "strategies":
             from frog.plan.commands import add_plan_parsers as add
-        case "report":
+        case "report" | "compare" | "runs" | "checkpoints" | "tensorboard":
             from frog.view.commands import add_view_parsers as add
         case "logs":
             from frog.view.logs_command import add_logs_parser as add

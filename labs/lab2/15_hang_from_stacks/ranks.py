@@ -60,7 +60,7 @@ def take_stacks(number: int, rank: int, threads: list[threading.Thread], last: s
 
 
 def wait_for_all(number: int, rank: int) -> None:
-    """Wait until every rank has its stacks. A rank that goes on before would free the others from their hang."""
+    """Wait until every rank has its stacks. A rank that continues earlier would free the others from their hang."""
     store = dist.FileStore(f"taken{number}", SIZE)
     store.set(str(rank), "has its stacks")
     store.wait([str(other) for other in range(SIZE)], timedelta(seconds=60))

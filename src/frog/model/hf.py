@@ -43,11 +43,6 @@ class _TokenizerFile(Typed, frozen=True):
 
     added_tokens: list[_AddedToken]
 
-    def end_of_text(self) -> _AddedToken | None:
-        """Return the token with a usual name, else the first; None if there is none."""
-        usual = {token.content: token for token in self.added_tokens}
-        return next((usual[name] for name in END_OF_TEXT if name in usual), next(iter(self.added_tokens), None))
-
 
 class _WeightIndex(Typed, frozen=True):
     """model.safetensors.index.json: which file holds which tensor."""
@@ -66,7 +61,7 @@ def save_hf(model: TinyTransformer, folder: Path, tokenizer_json: Path | None) -
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer_json is not None:
-        end = read_typed(tokenizer_json, _TokenizerFile, _COPIED).end_of_text()
+        end = _end_of_text(tokenizer_json)
         shutil.copyfile(tokenizer_json, folder / "tokenizer.json")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         write_json(folder / "tokenizer_config.json", {**settings, "eos_token": end.content if end else None})
@@ -105,6 +100,13 @@ def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         if tuple(weights[name].shape) != shape:
             raise ShapeError(f"{folder}: {name} has shape {tuple(weights[name].shape)}, config.json says {shape}")
     return config, weights
+
+
+def _end_of_text(tokenizer_json: Path) -> _AddedToken | None:
+    """Return the added token with a usual name, else the first; None without added tokens."""
+    added = read_typed(tokenizer_json, _TokenizerFile, _COPIED).added_tokens
+    usual = {token.content: token for token in added}
+    return next((usual[name] for name in END_OF_TEXT if name in usual), next(iter(added), None))
 
 
 def _hf_name(name: str) -> str:
@@ -162,7 +164,7 @@ def save_hf_classifier(model: Classifier, folder: Path, tokenizer_json: Path | N
     weights["score.weight"] = model.score.weight.detach().cpu().contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = read_typed(folder / "config.json", dict[str, Any])
-    end = read_typed(tokenizer_json, _TokenizerFile, _COPIED).end_of_text() if tokenizer_json is not None else None
+    end = _end_of_text(tokenizer_json) if tokenizer_json is not None else None
     (causal_name,) = config["architectures"]
     config |= {
         "architectures": [causal_name.replace("ForCausalLM", "ForSequenceClassification")],

@@ -257,7 +257,7 @@ def _ends_a_rank(found: Finding) -> bool:
 
 
 def _is_answer(found: Finding, failed: bool) -> bool:
-    """False for words beside an answer, and for a remark that matters only in the log of a job that failed."""
+    """False for words shown only with an answer, and for a remark that matters only in the log of a job that failed."""
     if found.level is Level.ASIDE or failed or not found.is_remark:
         return found.level is not Level.ASIDE
     return found.known is not None and (found.known.level is Level.HINT or bool(found.known.explains))

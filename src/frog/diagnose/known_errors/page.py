@@ -49,7 +49,7 @@ _LEVELS = {
     Level.SYMPTOM: "A symptom: reported if the log does not contain a cause.",
     Level.HINT: "A warning: reported if the log contains neither a cause nor a symptom.",
     Level.CONSEQUENCE: "A consequence: counted, never reported as the cause.",
-    Level.ASIDE: "Shown beside an answer, never as one.",
+    Level.ASIDE: "Shown with an answer, never as one.",
 }
 
 

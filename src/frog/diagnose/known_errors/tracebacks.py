@@ -40,7 +40,7 @@ _IGNORED = (
     "Error in sys.excepthook",
 )
 _GOES_ON = re.compile(r"optimizations will not be enabled|falling back to|\bretrying\b|will retry", re.IGNORECASE)
-"""Says, in the line before a traceback, that the program goes on without what failed."""
+"""Says, in the line before a traceback, that the program continues without what failed."""
 _Stream = tuple[str, int | None, str]
 """A file, a rank and another prefix, such as a Ray worker's."""
 Taken = Literal["taken", "foreign", "ended"]
@@ -75,7 +75,7 @@ class Traceback:
     is_ignored: bool = False
     """True if Python or logging only reports it, and the process continues."""
     is_remark: bool = False
-    """True if the line before it says that the program goes on without what failed."""
+    """True if the line before it says that the program continues without what failed."""
     before: list[Traceback] = field(default_factory=list)
     """Tracebacks that this one names as its cause or its context."""
     is_cause: bool = False

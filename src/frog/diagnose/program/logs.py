@@ -40,7 +40,7 @@ class _Stream:
     """Lines after the last traceback that show that the program continued."""
     not_finite: str = ""
     num_losses: int = 0
-    """Lines with a loss before the first one that is not finite."""
+    """Lines with a finite loss before the first loss that is not finite."""
     mismatch: tuple[str, str] | None = None
     trouble: list[str] = field(default_factory=list)
     watchdog: Watchdog = field(default_factory=Watchdog)

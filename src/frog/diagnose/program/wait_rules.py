@@ -150,7 +150,7 @@ def _other_group(evidence: Evidence, found: Difference) -> Diagnosis | None:
 
 
 def _skipped_in_other_group(evidence: Evidence, found: Difference, absent: int, pending: Call) -> Diagnosis | None:
-    """Find a rank that went on to another group's collective without the one that it called there before."""
+    """Find a rank that called another group's collective without the one that it called there before."""
     waits = next(iter(found.calls))
     for number, call, missing in ((waits, found.call, pending), (absent, pending, found.call)):
         earlier = [each for each in evidence.ranks[number].calls if (each.created_ns or 0) < (call.created_ns or 0)]

@@ -151,7 +151,7 @@ def _rendezvous(notes: Notes) -> str:
 
 
 def _arrivals(notes: Notes, order: Notes, serves: bool) -> list[str]:
-    """Describe the store's server, early connection attempts, and the order in which the ranks went on."""
+    """Describe the store's server, early connection attempts, and the order in which the ranks continued."""
     inside = ", ".join(str(note["rank"]) for note in sorted(notes, key=lambda note: note["arrival"]))
     lines = [f"{notes[0]['listener']} serves the store; all ranks know its address from MASTER_ADDR and MASTER_PORT."]
     early = [note for note in order if note["knocked_ns"] < notes[0]["knocked_ns"]] if serves else []

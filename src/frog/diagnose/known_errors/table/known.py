@@ -25,7 +25,7 @@ class Level(IntEnum):
     CONSEQUENCE = 3
     """It follows from the failure of another process."""
     ASIDE = 4
-    """Words that many harmless lines contain: shown beside an answer, never as one."""
+    """Words that many harmless lines contain: shown with an answer, never as one."""
 
 
 @dataclass(frozen=True)

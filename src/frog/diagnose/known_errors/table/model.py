@@ -213,7 +213,7 @@ ERRORS = (
     KnownError(
         "nan-in-summary",
         ("NaN or Inf found in input tensor",),
-        "A value for TensorBoard was NaN or infinite; training goes on.",
+        "A value for TensorBoard was NaN or infinite; training continues.",
         "find the first bad step; it may be a metric only",
         level=Level.HINT,
         sure=False,
