@@ -6,7 +6,7 @@ import re
 
 from frog.core.exitcodes import describe_exit, signal_name
 from frog.diagnose.diagnosis import Diagnosis, note, span
-from frog.diagnose.program.evidence import Evidence, RankEvidence, SeenError, place
+from frog.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
 from frog.diagnose.program.lines import describe_call, report_ranks
 from frog.diagnose.program.nan_rules import first_not_finite, not_finite_lines
 from frog.diagnose.program.victims import is_victim, lost_loader, own_error
@@ -55,7 +55,7 @@ def own_exception(evidence: Evidence) -> Diagnosis | None:
         if special is not None:
             return _of_several(evidence, special, same) if special.fault == "nan" and len(same) > 1 else special
     who = span(same) if len(same) < max(len(evidence.world), 1) or len(same) == 1 else "all ranks"
-    at = f" at {place(error.line)}" if error.line else ""
+    at = at_place(error.line)
     return found.with_more(
         fault="raise",
         finding=f"{who} raised {error.short_type}{at}: {error.first_line}",
@@ -104,7 +104,7 @@ def _loader(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis
     killed = re.search(r"killed by signal: ?(\w+)", error.message)
     how = f"by the signal {killed[1]}" if killed else "unexpectedly"
     anywhere = any(frame.file.endswith("signal_handling.py") for frame in error.frames)  # torch's SIGCHLD handler
-    at = f" at {place(error.line)}" if error.line else ""
+    at = at_place(error.line)
     after = f": a signal interrupted it{at}, which need not be where it reads" if anywhere else at
     return found.with_more(
         fault="loader",
@@ -124,9 +124,7 @@ def _memory(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis
     what = "GPU memory" if device else "memory"
     return found.with_more(
         fault="memory",
-        finding=f"rank {rank.rank} ran out of {what}"
-        + (f" at {place(error.line)}" if error.line else "")
-        + f": {error.first_line}",
+        finding=f"rank {rank.rank} ran out of {what}" + at_place(error.line) + f": {error.first_line}",
         advice="use a smaller batch per rank with more gradient accumulation, activation checkpointing, or shard the "
         "model (FSDP, ZeRO)\nif only one rank has too little, look for uneven data, a second process on its "
         "GPU, or work "
@@ -140,7 +138,7 @@ def _disk(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis |
     return found.with_more(
         fault="disk",
         finding=f"rank {rank.rank} could not write a file"
-        + (f" at {place(error.line)}" if error.line else "")
+        + at_place(error.line)
         + f": its disk is full, over a quota or limit, or fails ({error.first_line})",
         advice="`df -h`, `df -i`, `quota -s` and `ulimit -f` on its host, for the folder of that file\n"
         "the file is incomplete: resume from the checkpoint before it",

@@ -245,6 +245,11 @@ def place(line: CodeLine | None) -> str:
     return f"{name}:{line.line}" + (f" ({line.function})" if line.function not in ("", "<module>") else "")
 
 
+def at_place(line: CodeLine | None) -> str:
+    """Return ` at train.py:14 (main)`, with a space in front; empty if unknown."""
+    return f" at {place(line)}" if line is not None else ""
+
+
 def same_line(one: CodeLine | None, other: CodeLine | None) -> bool:
     """True if two calls come from the same line of the same file. False if either is unknown."""
     return one is not None and other is not None and (one.file, one.line) == (other.file, other.line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frog.diagnose.diagnosis import Diagnosis, span
-from frog.diagnose.program.evidence import Evidence, RankEvidence, place
+from frog.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
 from frog.diagnose.program.lines import report_ranks
 
 _INSIDE = "torch/distributed/"
@@ -17,7 +17,7 @@ def joined_without(evidence: Evidence) -> Diagnosis | None:
     if not evidence.hung or not waiting or not apart or any(ranks[number].pending for number in waiting):
         return None
     odd, other = ranks[apart[0]], ranks[waiting[0]]
-    where = f"{other.stack[0].function}" + (f" at {place(other.line)}" if other.line else "")
+    where = f"{other.stack[0].function}" + at_place(other.line)
     waits = f"{span(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {where}"
     fault, doing, advice = _reason(odd)
     return Diagnosis(
@@ -40,7 +40,7 @@ def _waits(rank: RankEvidence) -> bool:
 
 def _reason(rank: RankEvidence) -> tuple[str, str, str]:
     """Return the fault, what the rank does, and advice."""
-    at = f" at {place(rank.line)}" if rank.line else ""
+    at = at_place(rank.line)
     if rank.state == "ended" or rank.exit_code == 0:
         return "ended", "ended without an error", "look for a return or sys.exit(0) that only this rank reaches"
     if rank.stopped:

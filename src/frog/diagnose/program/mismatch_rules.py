@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.branches import call_branch, in_one_loop
 from frog.diagnose.program.compare import Difference
-from frog.diagnose.program.evidence import Call, Evidence, place, same_line
+from frog.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
 from frog.diagnose.program.history import is_unusual, usual_after
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
 
@@ -114,8 +114,8 @@ def _call_line(evidence: Evidence, number: int, call: Call) -> str:
 
 def _differ(evidence: Evidence, found: Difference, sides: Sides) -> str:
     """Return the sentence about both sides."""
-    at = f" at {place(sides.odd_call.line)}" if sides.odd_call.line else ""
-    there = f" at {place(sides.other_call.line)}" if sides.other_call.line else ""
+    at = at_place(sides.odd_call.line)
+    there = at_place(sides.other_call.line)
     others = sorted(number for number, call in found.calls.items() if _form(call) == _form(sides.other_call))
     return (
         f"collective {found.seq} of {found.group.label(evidence.world)} differs: rank {sides.odd} called "

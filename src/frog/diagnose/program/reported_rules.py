@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.branches import rank_branch
-from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, place, same_line
+from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.diagnose.program.history import is_unusual, usual_after
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
 from frog.diagnose.program.victims import in_collective
@@ -144,7 +144,7 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
         line=place(line) or None,
         peer_line=place(peer_line) or None,
         finding=f"rank {met.receiver} received a message of another size than its collective"
-        + (f" at {place(met.line)}" if met.line else "")
+        + at_place(met.line)
         + f" expects{there}{why}{_changed(evidence, met)}",
         advice="either the ranks called different collectives, or the same ones in another order (of "
         "parameters, of keys), "

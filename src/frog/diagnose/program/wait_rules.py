@@ -5,7 +5,7 @@ from __future__ import annotations
 from frog.diagnose.diagnosis import Diagnosis, span
 from frog.diagnose.program.branches import call_branch, rank_branch
 from frog.diagnose.program.compare import Difference
-from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, place, same_line
+from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.diagnose.program.history import is_unusual, usual_after
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
 from frog.diagnose.program.victims import saw_a_peer_end, timed_out
@@ -178,7 +178,7 @@ def _stopped(evidence: Evidence, found: Difference) -> Diagnosis | None:
     if not stopped:
         return None
     rank = evidence.ranks[stopped[0]]
-    at = f" at {place(rank.line)}" if rank.line else ""
+    at = at_place(rank.line)
     return _base(evidence, found, stopped[0]).with_more(
         fault="stop",
         finding=f"{_waits(evidence, found)}; {span(stopped)} was stopped{at}: its process existed but did nothing",
@@ -236,7 +236,7 @@ def _busy(evidence: Evidence, found: Difference) -> Diagnosis | None:
     if not busy:
         return None
     rank = evidence.ranks[busy[0]]
-    at = f" at {place(rank.line)}" if rank.line else ""
+    at = at_place(rank.line)
     branch = rank_branch(rank.line)
     why = f", which only some ranks reach: {branch}" if branch else ""
     return _base(evidence, found, busy[0]).with_more(
@@ -273,7 +273,7 @@ def _thread(rank: RankEvidence) -> str:
     error = rank.thread_error
     if error is None:
         return ""
-    at = f" at {place(error.line)}" if error.line else ""
+    at = at_place(error.line)
     return f"; a thread of it had ended with {error.short_type}{at}: {error.first_line}"
 
 
