@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,21 +89,24 @@ def run_submit(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
 
 
 def _read_work(args: argparse.Namespace) -> None:
-    """Separate a run file from a program: the former ends in .toml."""
     if args.run_file is None:
         raise UsageError(
             "nothing to submit",
             f"frog submit {DEFAULT_RUN_FILE} --to {args.to}, or frog submit --to {args.to} -- my.py",
         )
+    separate_work(args, of_program=("requeue", "no_observe", "include"), of_run_file=("set", "bundle"))
+
+
+def separate_work(args: argparse.Namespace, *, of_program: Sequence[str], of_run_file: Sequence[str]) -> None:
+    """Separate a run file, which ends in .toml, from a program; refuse options of the other kind."""
     if args.run_file.endswith(".toml") and not args.program:
         args.run_file = Path(args.run_file)
-        wrong = [name for name in ("requeue", "no_observe", "include") if getattr(args, name)]
+        others, kind = of_program, "a run file"
     else:
         args.program = [args.run_file, *args.program]
-        wrong = [name for name in ("set", "bundle") if getattr(args, name)]
-    if wrong:
-        kind = "a program" if args.program else "a run file"
-        raise UsageError(f"{', '.join(map(_written, wrong))}: cannot be combined with {kind}", "remove it")
+        others, kind = of_run_file, "a program"
+    if wrong := [_written(name) for name in others if getattr(args, name)]:
+        raise UsageError(f"{', '.join(wrong)}: cannot be combined with {kind}", "remove it")
 
 
 def _check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

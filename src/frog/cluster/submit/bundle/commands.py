@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from frog.cluster.submit.commands import separate_work
 from frog.core.argument_types import at_least
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code
@@ -74,7 +75,7 @@ def run_bundle(args: argparse.Namespace) -> int:
         return _check(args.check)
     if args.run_file is None or args.to is None:
         raise UsageError("the run file or the folder to create is missing", "frog bundle config/demo.toml --to DIR")
-    _read_work(args)
+    separate_work(args, of_program=("name", "requirements", "exclude", "requeue", "no_observe"), of_run_file=("set",))
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         _make(args)
@@ -85,18 +86,6 @@ def run_bundle(args: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
-
-
-def _read_work(args: argparse.Namespace) -> None:
-    """Separate a run file from a program, as `frog submit` does, and refuse options of the other kind."""
-    if args.run_file.endswith(".toml") and not args.program:
-        args.run_file = Path(args.run_file)
-        wrong, kind = ["name", "requirements", "exclude", "requeue", "no_observe"], "a run file"
-    else:
-        args.program = [args.run_file, *args.program]
-        wrong, kind = ["set"], "a program"
-    if given := [f"--{name.replace('_', '-')}" for name in wrong if getattr(args, name)]:
-        raise UsageError(f"{', '.join(given)}: cannot be combined with {kind}", "remove it")
 
 
 def _make(args: argparse.Namespace) -> None:
