@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 from slurm_harness import frog_slurm
 
-PROGRAM = """
+PROGRAM = r"""
 import os, torch
+
+def write(line):  # in one call: tasks share a file, and with PYTHONUNBUFFERED print writes the newline separately
+    os.write(1, f"{line}\n".encode())
+
 found = torch.cuda.device_count()
-print("task", os.environ["SLURM_PROCID"], found, torch.cuda.is_available(), flush=True)
+write(f"task {os.environ['SLURM_PROCID']} {found} {torch.cuda.is_available()}")
 if found:
     torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
-    print(torch.ones(1).cuda().device, flush=True)
+    write(torch.ones(1).cuda().device)
 """
 
 
