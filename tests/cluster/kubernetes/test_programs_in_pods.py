@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import Harness
 
-PROGRAM = """
+PROGRAM = r"""
 import os, sys
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ if "fail" in sys.argv and rank == 1:
     raise RuntimeError("no samples")
 total = torch.ones(1)
 dist.all_reduce(total)
-print(f"rank {rank} of {int(total)} {NAME} {sys.argv[1:]}", flush=True)
+print(f"rank {rank} of {int(total)} {NAME} {sys.argv[1:]}\n", end="", flush=True)  # one write, even with PYTHONUNBUFFERED
 if rank == 0:
     open("result.txt", "w").write(open("configs/a.yaml").read())
 dist.destroy_process_group()

@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 OBSERVER = Path("/shared/observe/hook")
 SCRIPT = ProgramWork(("my.py", "--lr", "0.1 x"), "my", False, OBSERVER)
 MODULE = ProgramWork(("python", "-m", "pack.train"), "train", True, None)
-PLAIN_TORCH = """
+PLAIN_TORCH = r"""
 import os, sys
 import torch
 import torch.distributed as dist
@@ -30,7 +30,8 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print(f"rank {dist.get_rank()} of {int(total)} with {sys.argv[1:]} on {os.environ['SLURMD_NODENAME']}", flush=True)
+line = f"rank {dist.get_rank()} of {int(total)} with {sys.argv[1:]} on {os.environ['SLURMD_NODENAME']}\n"
+print(line, end="", flush=True)  # one write, even with PYTHONUNBUFFERED
 dist.destroy_process_group()
 """
 
