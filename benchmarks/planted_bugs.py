@@ -96,6 +96,15 @@ _CAUGHT = f"""try:
 except OSError as error:
     print("skipping:", error)"""
 _DEAD_THREAD = "results = queue.Queue(); threading.Thread(target=lambda: results.put(1 / 0)).start()" + MARK
+_BOTH_SEND = f"""if step == {{step}}:
+    dist.send(torch.ones(4), rank ^ 1){MARK}
+    dist.recv(torch.ones(4), rank ^ 1)"""
+_NOT_SENT = f"""after = ({{rank}} + 1) % dist.get_world_size()
+if rank == after:
+    dist.recv(torch.ones(4), {{rank}}){MARK}
+elif odd and step != {{step}}:
+    dist.send(torch.ones(4), after)"""
+_NEVER_SENT = f"dist.recv(torch.ones(4), {{rank}} ^ 1){MARK}"
 _DTYPE = f"""half = torch.ones(4, dtype=torch.float64 if odd and step == {{step}} else torch.float32)
 dist.all_reduce(half){MARK}"""
 
@@ -142,6 +151,9 @@ BUGS = (
         (_at(STEP, f"sizes = torch.ones(4 + (odd and step == {{step}}))\ndist.all_reduce(sizes){MARK}"),),
     ),
     Bug("shape: type", ("dtype",), (_at(STEP, _DTYPE),)),
+    Bug("message: all send", ("message",), (_at(STEP, _BOTH_SEND),), on_all=True),
+    Bug("message: not sent", ("message",), (_at(STEP, _NOT_SENT),)),
+    Bug("message: never sent", ("message",), (_if(_NOW, STEP, _NEVER_SENT),), tie=True),
     Bug(
         "blocked: lock",
         ("blocked",),

@@ -121,7 +121,9 @@ def _write_observed(folder: Path, rank: int) -> None:
     write_json(
         folder / "collectives.json", {**about, "frames": True, "groups": groups, "status": counts, "entries": entries}
     )
-    write_json(folder / "stacks.json", {**about, "threads": [{"name": "MainThread", "main": True, "frames": [_LINE]}]})
+    transfer = {"op": "recv", "peer": 1 - rank, "tag": 0, "size": [64], "dtype": "float32"}
+    threads = [{"name": "MainThread", "main": True, "frames": [_LINE]}]
+    write_json(folder / "stacks.json", {**about, "transfer": transfer, "threads": threads})
     if rank == 0:
         error = {"type": "RuntimeError", "message": "Connection closed by peer", "traceback": _TRACEBACK, "line": _LINE}
         write_json(folder / "error.json", {**about, **error, "frames": [_LINE]})

@@ -40,6 +40,7 @@ SLOW = {
     "memory": Expected("memory", 1),
     "loader": Expected("loader", 1, line=False),
     "shape": Expected("shape", None),
+    "both_send": Expected("message", 0),
     "kill": Expected("kill", 1, line=False),
     "evaluation": Expected("busy", 0, peer_line=True),
     "blocked": Expected("blocked", 1, peer_line=True),

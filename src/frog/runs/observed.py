@@ -151,6 +151,17 @@ class ThreadStack(Typed, frozen=True, kw_only=True, rename={"is_main": "main"}):
     frames: list[CodeLine] = msgspec.field(default_factory=list)
 
 
+class Transfer(Typed, frozen=True, kw_only=True):
+    """A message between two ranks for which a rank waits."""
+
+    op: Literal["send", "recv"]
+    peer: Rank | None = None
+    """The other rank; None for a message from any rank."""
+    tag: int = 0
+    size: list[int] = msgspec.field(default_factory=list)
+    dtype: str = ""
+
+
 class Stacks(Typed, frozen=True, kw_only=True):
     """stacks.json: all threads of a rank."""
 
@@ -161,6 +172,8 @@ class Stacks(Typed, frozen=True, kw_only=True):
     pid: Count
     unix_ns: Count
     reason: str = ""
+    transfer: Transfer | None = None
+    """The message for which the main thread waits in `send` or `recv`."""
     threads: list[ThreadStack] = msgspec.field(default_factory=list)
 
 
@@ -189,6 +202,8 @@ class ProgramError(Typed, frozen=True, kw_only=True):
     line: CodeLine | None = None
     """Innermost frame in the user's code."""
     thread: str = "MainThread"
+    transfer: Transfer | None = None
+    """The message for which it waited in `send` or `recv` until the error."""
     earlier: list[EarlierError] = msgspec.field(default_factory=list)
 
 

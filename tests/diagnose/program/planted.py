@@ -159,6 +159,12 @@ def kill(rank):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def both_send(rank):
+    step()
+    dist.send(torch.ones(5), 1 - rank)  # odd: both_send
+    dist.recv(torch.ones(5), 1 - rank)
+
+
 def groups(rank):
     world = range(dist.get_world_size())
     one, two = dist.new_group(list(world)), dist.new_group(list(world))

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from frog.diagnose.diagnosis import span
-from frog.runs.observed import CodeLine
+from frog.runs.observed import CodeLine, Transfer
 
 _MOST_GAPS = 4
 """Largest factor by which more ranks may be missing than known."""
@@ -139,6 +139,10 @@ class RankEvidence:
     enqueued: dict[Group, int] = field(default_factory=dict)
     """Number of the last collective that it called, by group."""
     completed: dict[Group, int] = field(default_factory=dict)
+    transfer: Transfer | None = None
+    """The message between two ranks for which it waits, or waited until its error."""
+    num_messages: int = 0
+    """Messages that it had sent or received before its last collective, as far as known."""
     line: CodeLine | None = None
     """Innermost line of the main thread in the user's code, when last seen."""
     often: str = ""

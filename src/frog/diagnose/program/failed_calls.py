@@ -12,7 +12,13 @@ def mark_failed_calls(evidence: Evidence) -> None:
     """Mark the collective in which a rank failed as not completed; torch marks it like those that succeeded."""
     for rank in evidence.ranks.values():
         error = rank.error
-        if rank.calls and error is not None and error.fatal and (lost_peers(error) or is_mismatch(error)):
+        if (
+            rank.calls
+            and rank.transfer is None
+            and error is not None
+            and error.fatal
+            and (lost_peers(error) or is_mismatch(error))
+        ):
             _mark(rank, _failed(rank))
 
 

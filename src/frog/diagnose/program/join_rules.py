@@ -19,7 +19,7 @@ def joined_without(evidence: Evidence) -> Diagnosis | None:
     odd, other = ranks[apart[0]], ranks[waiting[0]]
     where = f"{other.stack[0].function}" + at_place(other.line)
     waits = f"{span(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {where}"
-    fault, doing, advice = _reason(odd)
+    fault, doing, advice = reason(odd)
     return Diagnosis(
         fault,
         f"{waits}; {span(apart)} {doing}",
@@ -38,8 +38,8 @@ def _waits(rank: RankEvidence) -> bool:
     return rank.state == "running" and not rank.stopped and rank.exit_code != 0 and _INSIDE in inside
 
 
-def _reason(rank: RankEvidence) -> tuple[str, str, str]:
-    """Return the fault, what the rank does, and advice."""
+def reason(rank: RankEvidence) -> tuple[str, str, str]:
+    """Return the fault of a rank for which others wait, what it does, and advice."""
     at = at_place(rank.line)
     if rank.state == "ended" or rank.exit_code == 0:
         return "ended", "ended without an error", "look for a return or sys.exit(0) that only this rank reaches"

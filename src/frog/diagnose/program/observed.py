@@ -21,7 +21,7 @@ from frog.runs.launcher_schema import (
     StallEvent,
     WorldEvent,
 )
-from frog.runs.observed import CollectiveEntry, Observed, ProgramError, Status, read_observed
+from frog.runs.observed import CollectiveEntry, Collectives, Observed, ProgramError, Status, read_observed
 from frog.runs.read import read_launcher
 from frog.runs.run import is_active
 
@@ -63,19 +63,18 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
         _add_status(rank, observed.status, names)
         rank.add_source(f"{folder}/status.json")
     if observed.collectives is not None:
-        for counts in observed.collectives.status:
-            rank.enqueued[names.find(counts.group)] = counts.enqueued
-            rank.completed[names.find(counts.group)] = counts.completed
+        _add_counts(rank, observed.collectives, names)
     if observed.error is not None:
         error = _error(observed.error, f"{folder}/error.json")
         if observed.error.thread in ("", "MainThread") or rank.state == "failed":
-            rank.error = error
+            rank.error, rank.transfer = error, observed.error.transfer
         else:
             rank.thread_error = replace(error, fatal=False)
         rank.add_source(f"{folder}/error.json")
     if observed.stacks is not None:
         main = next((thread for thread in observed.stacks.threads if thread.is_main), None)
         rank.stack = list(reversed(main.frames)) if main is not None else []
+        rank.transfer = rank.transfer or observed.stacks.transfer
         rank.add_source(f"{folder}/stacks.json")
     rank.crash = observed.crash
     if frames := fault_frames(observed.crash):
@@ -91,6 +90,18 @@ def _add_status(rank: RankEvidence, status: Status, names: GroupNames) -> None:
     for counts in status.groups:
         group = names.find(counts.group)
         rank.enqueued[group], rank.completed[group] = counts.enqueued, counts.completed
+
+
+def _add_counts(rank: RankEvidence, collectives: Collectives, names: GroupNames) -> None:
+    """Add the counts of each group. gloo's include messages, so where they are larger its record counts instead."""
+    called = {entry.group: entry.seq for entry in collectives.entries if entry.backend == "gloo"}
+    done = {entry.group: entry.seq for entry in collectives.entries if entry.backend == "gloo" and entry.done}
+    for counts in collectives.status:
+        group, last = names.find(counts.group), called.get(counts.group, counts.enqueued)
+        messages = max(0, counts.enqueued - last)
+        rank.num_messages += messages
+        rank.enqueued[group] = counts.enqueued - messages
+        rank.completed[group] = done.get(counts.group, 0) if messages else counts.completed
 
 
 def _is_busy(status: Status) -> bool | None:

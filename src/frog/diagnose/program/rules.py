@@ -26,6 +26,7 @@ from frog.diagnose.program.mismatch_rules import mismatch
 from frog.diagnose.program.nan_rules import not_finite_in_log
 from frog.diagnose.program.reported_rules import reported
 from frog.diagnose.program.slow_rules import slow_rank
+from frog.diagnose.program.transfer_rules import transfer, without_transfers
 from frog.diagnose.program.victims import in_collective, is_victim, timed_out
 from frog.diagnose.program.wait_rules import absent
 
@@ -67,7 +68,7 @@ def waited(evidence: Evidence) -> Diagnosis | None:
     """Explain the first collective in which some ranks wait and which others never called."""
     if not has_failed(evidence) and not _waited_long(evidence):
         return None
-    absences = [one for one in differences(evidence) if one.kind == "absent"]
+    absences = [without_transfers(evidence, one) for one in differences(evidence) if one.kind == "absent"]
     return next((explained for one in absences if (explained := absent(evidence, one)) is not None), None)
 
 
@@ -213,6 +214,7 @@ RULES: tuple[Rule, ...] = (
     lost_node,
     killed,
     exited,
+    transfer,
     waited,
     joined_without,
     all_inside,

@@ -25,6 +25,7 @@ from .errors import Errors
 from .owner import Owner
 from .place import Place
 from .recorder import Recorder, torch_version
+from .transfers import transfer_of
 
 BEAT_S = 0.5
 _PLAIN_S, _FRAMES_S = 2.0, 5.0
@@ -168,8 +169,9 @@ class Beats:
 
     def _write_stacks(self, reason: str, with_code: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns(), "reason": reason}
+        transfer = transfer_of(frames.stack_of(sys._current_frames().get(self._main)))
         stacks = frames.all_stacks(self._main, with_code)
-        files.write_json(self.place.folder, "stacks.json", {**head, "threads": stacks})
+        files.write_json(self.place.folder, "stacks.json", {**head, "transfer": transfer, "threads": stacks})
 
     def _write_collectives(self, with_frames: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns()}

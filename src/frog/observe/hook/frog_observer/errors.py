@@ -13,6 +13,7 @@ from typing import Any
 
 from . import files, frames
 from .place import Place
+from .transfers import transfer_of
 
 _MOST_MESSAGE, _MOST_TRACEBACK, _MOST_EARLIER = 4096, 16384, 4
 
@@ -76,6 +77,7 @@ class Errors:
             **short,
             "traceback": text[-_MOST_TRACEBACK:],
             "frames": places,
+            "transfer": transfer_of(frames.traceback_stack(trace)),
             "earlier": self._earlier,
         }
         files.write_json(self._place.folder, "error.json", whole)

@@ -83,6 +83,15 @@ def traceback_places(traceback: TracebackType | None) -> list[dict[str, Any]]:
     return found[-_MOST_FRAMES:]
 
 
+def traceback_stack(traceback: TracebackType | None) -> list[FrameType]:
+    """Return the frames of a traceback, innermost first."""
+    found: list[FrameType] = []
+    while traceback is not None:
+        found.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return found[::-1]
+
+
 def _with_code(place: dict[str, Any], read: bool) -> dict[str, Any]:
     code = linecache.getline(place["file"], place["line"]).strip()[:_MOST_CODE] if read else ""
     return {**place, "code": code}

@@ -60,6 +60,7 @@ class Recorder:
     def collectives(self, with_frames: bool) -> dict[str, Any]:
         """Return the fields of collectives.json that come from torch."""
         self.look_at_groups()
+        status = self.counts()  # not after the entries: it would count collectives that they lack
         recorded = [_dump(plain, True) if not with_frames else _dump_frames(full) for plain, full in _RECORDERS]
         for number, dump in enumerate(recorded):
             self._learn_names(number, dump)
@@ -68,7 +69,7 @@ class Recorder:
         return {
             "frames": with_frames,
             "groups": self.groups,
-            "status": self.counts(),
+            "status": status,
             "entries": [_entry(one) for one in raw[-_MOST_ENTRIES:]],
         }
 

@@ -1,0 +1,150 @@
+"""Rules about ranks that wait in `send` or `recv` for another rank, which does not do its part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from frog.diagnose.diagnosis import Diagnosis, span
+from frog.diagnose.program.compare import Difference
+from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place
+from frog.diagnose.program.join_rules import reason
+from frog.diagnose.program.lines import describe_call, report_ranks
+from frog.diagnose.program.victims import lost_peers, timed_out
+from frog.runs.observed import CodeLine
+
+_NOT_MET = (
+    "every send needs a recv on the other rank at the same time, and every recv a send: compare the two lines\n"
+    "if both ranks send first, let one of them receive first, or use isend and irecv (batch_isend_irecv)"
+)
+
+
+def transfer_peers(evidence: Evidence) -> dict[int, int]:
+    """Return the ranks that waited for a message when the program stopped, and the rank for which each waited."""
+    ranks = evidence.ranks
+    still = evidence.hung or any(rank.error is not None and timed_out(rank.error) for rank in ranks.values())
+    return {
+        number: rank.transfer.peer
+        for number, rank in ranks.items()
+        if rank.transfer is not None
+        and rank.transfer.peer is not None
+        and _was_waiting(rank)
+        and (still or (rank.error is not None and _has_ended(ranks.get(rank.transfer.peer))))
+    }
+
+
+def _was_waiting(rank: RankEvidence) -> bool:
+    return lost_peers(rank.error) if rank.error is not None else rank.state == "running"
+
+
+def _has_ended(rank: RankEvidence | None) -> bool:
+    return rank is not None and rank.error is None and (rank.state == "ended" or rank.exit_code == 0)
+
+
+def without_transfers(evidence: Evidence, found: Difference) -> Difference:
+    """Leave out the ranks that did not come to a collective because they wait for a message, unless all do."""
+    rest = tuple(number for number in found.absent if number not in transfer_peers(evidence))
+    return replace(found, absent=rest) if rest else found
+
+
+def transfer(evidence: Evidence) -> Diagnosis | None:
+    """Explain why a message between two ranks was never sent or received."""
+    peers = transfer_peers(evidence)
+    for number in peers:
+        path = _path(peers, number)
+        last = path[-1]
+        found = _circle(evidence, path[path.index(peers[last]) :]) if last in peers else _end(evidence, path)
+        if found is not None:
+            return found
+    return None
+
+
+def _path(peers: dict[int, int], start: int) -> list[int]:
+    """Return a rank, the one for which it waits, and so on, until one that waits for no message, or comes again."""
+    path = [start]
+    while path[-1] in peers and peers[path[-1]] not in path:
+        path.append(peers[path[-1]])
+    return path
+
+
+def _circle(evidence: Evidence, ranks: list[int]) -> Diagnosis:
+    """Explain ranks that wait for each other."""
+    ranks = sorted(ranks)
+    one, other = evidence.ranks[ranks[0]], evidence.ranks[ranks[-1]]
+    finding = f"{span(ranks)} wait for each other: {'; '.join(_waits(evidence.ranks[number]) for number in ranks[:8])}"
+    found = _pair(evidence, one, other).with_more(finding=finding)
+    if one.transfer is None or other.transfer is None or len(ranks) != 2 or one.transfer.op == other.transfer.op:
+        return found
+    if one.transfer.tag != other.transfer.tag:
+        return found.with_more(finding=f"{finding}: their tags differ", advice="use the same tag on both ranks")
+    return found.with_more(
+        fault="network",
+        finding=f"{finding}: the message does not arrive",
+        advice="compare the sizes and types of both tensors, then look at the network between their hosts",
+    )
+
+
+def _end(evidence: Evidence, path: list[int]) -> Diagnosis | None:
+    """Explain a rank that waits for one which is elsewhere."""
+    waits, rank = evidence.ranks[path[-2]], evidence.ranks.get(path[-1])
+    if rank is None:
+        return None
+    call = next((call for call in rank.pending if not call.p2p), None)
+    if call is not None:
+        return _in_collective(evidence, waits, rank, call)
+    fault, doing, advice = reason(rank)
+    return _pair(evidence, rank, waits).with_more(
+        fault=fault,
+        certain=fault in ("ended", "stop"),
+        finding=f"{_waits(waits)}, but rank {rank.rank} {doing}",
+        advice=advice,
+    )
+
+
+def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, call: Call) -> Diagnosis | None:
+    """Explain a rank that waits for one which waits in a collective, unless others do not come to that collective.
+
+    Of the two, the first is odd if it never had a message before and most ranks came to the collective.
+    """
+    members = call.group.members or tuple(evidence.world)
+    callers = [number for number in members if _called(evidence.ranks.get(number), call)]
+    if not {*members} - {*callers} <= transfer_peers(evidence).keys():
+        return None
+    is_extra = not waits.num_messages and len(callers) * 2 > len(members)
+    found = _pair(evidence, waits, rank) if is_extra else _pair(evidence, rank, waits)
+    return found.with_more(
+        collective=describe_call(evidence, call),
+        finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}",
+    )
+
+
+def _called(rank: RankEvidence | None, call: Call) -> bool:
+    return rank is not None and any((each.group, each.seq) == (call.group, call.seq) for each in rank.calls)
+
+
+def _pair(evidence: Evidence, odd: RankEvidence, other: RankEvidence) -> Diagnosis:
+    """Return the fields of a diagnosis of two ranks that do not meet."""
+    return Diagnosis(
+        "message",
+        "",
+        rank=odd.rank,
+        node_rank=odd.node_rank,
+        line=place(_line(odd)) or None,
+        peer_line=place(_line(other)) or None,
+        certain=False,
+        evidence=report_ranks(evidence, [odd.rank, other.rank]),
+        advice=_NOT_MET,
+    )
+
+
+def _waits(rank: RankEvidence) -> str:
+    if rank.transfer is None:
+        return f"rank {rank.rank}"
+    way = "to" if rank.transfer.op == "send" else "from"
+    tag = f" with tag {rank.transfer.tag}" if rank.transfer.tag else ""
+    size = "x".join(map(str, rank.transfer.size)) or "1"
+    what = f"{rank.transfer.op} of {size} {rank.transfer.dtype} {way} rank {rank.transfer.peer}{tag}"
+    return f"rank {rank.rank} waits in {what}{at_place(_line(rank))}"
+
+
+def _line(rank: RankEvidence) -> CodeLine | None:
+    return rank.error.line if rank.error is not None and rank.error.line is not None else rank.line
