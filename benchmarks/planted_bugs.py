@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 MARK = "  # here"
 HEAD = "import datetime"
-IMPORTS = "import ctypes, datetime, os, queue, threading, time\nodd = int(os.environ['RANK']) == {rank}"
+IMPORTS = "import contextlib, ctypes, datetime, os, queue, threading, time\nodd = int(os.environ['RANK']) == {rank}"
 JOIN = 'dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=minutes))'
 LOADER = "loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=0)"
 SAMPLER = "sampler = DistributedSampler(data, shuffle=False)"
 POINT, FORWARD = "return point, point.sum() / self.count", "scaled = points / 1000"
+LOSS = "loss = nn.functional.mse_loss(model(x), y)"
 BACKWARD, STEP, MEAN = "loss.backward()", "optimizer.step()", "dist.all_reduce(mean)"
 TOTAL, SAVE, BARRIER = "dist.all_reduce(total)", 'torch.save(model.state_dict(), "checkpoint.pt")', "dist.barrier()"
 
@@ -105,6 +106,7 @@ if rank == after:
 elif odd and step != {{step}}:
     dist.send(torch.ones(4), after)"""
 _NEVER_SENT = f"dist.recv(torch.ones(4), {{rank}} ^ 1){MARK}"
+_NO_SYNC = "with model.no_sync() if step % 4 < 3 else contextlib.nullcontext():"
 _DTYPE = f"""half = torch.ones(4, dtype=torch.float64 if odd and step == {{step}} else torch.float32)
 dist.all_reduce(half){MARK}"""
 
@@ -165,6 +167,8 @@ BUGS = (
     Bug("blocked: time-out", ("blocked",), (_if(_NOW, STEP, f"time.sleep(600){MARK}"),), timeout_s=15),
     Bug("busy: endless loop", ("busy",), (_if(_NOW, STEP, f"while True: pass{MARK}"),), timeout_s=15),
     Bug("slow: sleeps", ("slow",), (_if(_ODD, BACKWARD, f"time.sleep(0.2){MARK}"),)),
+    Bug("no_sync: backward", ("no_sync",), ((BACKWARD, f"{_NO_SYNC}{MARK}\n    ..."),), on_all=True),
+    Bug("none: no_sync", ("none",), ((LOSS, f"{_NO_SYNC}\n    ..."),), on_all=True),
     Bug("none: healthy", ("none",), (), on_all=True),
     Bug("none: no teardown", ("none", "teardown"), (("dist.destroy_process_group()", "pass"),), on_all=True),
     Bug("nan: all ranks stop", ("nan",), (_NAN, (MEAN, f"...\n{_IS_FINITE.replace('loss)', 'mean)')}"))),

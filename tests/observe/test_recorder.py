@@ -49,6 +49,18 @@ before = beats()
 while beats() < before + 2:
     time.sleep(0.01)
 """
+ACCUMULATES = """
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+for number in range(4):
+    with ddp.no_sync():
+        loss = ddp(x).sum()
+        loss.backward()
+    loss = ddp(x).sum()
+    with ddp.no_sync():
+        pass
+    with ddp.no_sync():  # in vain
+        loss.backward()
+"""
 
 
 def observe(code: str, tmp_path: Path) -> Observed:
@@ -88,13 +100,18 @@ def test_collectives_of_a_failed_program_have_groups_sizes_and_lines(tmp_path: P
     assert [(entry.group, entry.seq) for entry in others] == [("1", 1), ("1", 2), ("1", 3)]
 
 
-def test_groups_are_known_after_the_program_destroys_them(tmp_path: Path) -> None:
-    found = observe(GROUPS + BEATS + "dist.destroy_process_group()", tmp_path)
+def test_groups_and_no_sync_in_vain_are_known_after_the_program_destroys_its_groups(tmp_path: Path) -> None:
+    found = observe(GROUPS + BEATS + ACCUMULATES + "dist.destroy_process_group()", tmp_path)
     assert found.collectives is not None
     assert found.status is not None
     assert (found.status.state, found.status.backend) == ("ended", "gloo")
     assert (found.collectives.frames, sorted(found.collectives.groups)) == (False, ["0", "1"])
-    assert len(found.collectives.entries) == 4
+    assert sum(entry.op == "broadcast" for entry in found.collectives.entries if entry.group == "1") == 3
+    seen = found.status.no_sync
+    assert seen is not None
+    assert seen.line is not None
+    assert (seen.entered, seen.in_vain) == (12, 4)
+    assert (tmp_path / "my.py").read_text().splitlines()[seen.line.line - 1].endswith("# in vain")
 
 
 def test_dump_with_lines_does_not_import_torchs_compiler(tmp_path: Path) -> None:

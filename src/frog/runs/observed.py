@@ -64,6 +64,16 @@ class Samples(Typed, frozen=True, kw_only=True):
     """The most frequent lines, as `train.py:298`."""
 
 
+class NoSync(Typed, frozen=True, kw_only=True):
+    """How often the program entered DDP's `no_sync`."""
+
+    entered: Count
+    in_vain: Count = 0
+    """Contexts in which the gradients were averaged all the same, since the forward ran before."""
+    line: CodeLine | None = None
+    """The line of the first one in vain."""
+
+
 class Status(Typed, frozen=True, kw_only=True, rename={"inside": "in"}):
     """status.json, twice a second: where a rank is, or was when it was killed."""
 
@@ -91,6 +101,7 @@ class Status(Typed, frozen=True, kw_only=True, rename={"inside": "in"}):
     """Innermost line of the main thread in the user's code."""
     inside: CodeLine | None = None
     """Innermost line of the main thread in any Python code."""
+    no_sync: NoSync | None = None
     samples: Samples = msgspec.field(default_factory=Samples)
     answered: Count = 0
     """Number of the last request that the rank has answered."""

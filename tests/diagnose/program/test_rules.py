@@ -10,7 +10,7 @@ from seen import at, changed, evidence, failed, rank
 
 from frog.diagnose.program.evidence import Evidence, Group, JobState, RankEvidence
 from frog.diagnose.program.rules import diagnose_program
-from frog.runs.observed import CodeLine
+from frog.runs.observed import CodeLine, NoSync
 
 STEP = [("all_reduce", 64, 10), ("all_reduce", 64, 10)]
 
@@ -307,6 +307,14 @@ def test_nan_in_the_log_of_the_only_rank_that_logs_names_no_rank() -> None:
     logs = rank(0, *STEP, state="ended", exit_code=0, nan_line="iter 5: loss nan", num_losses=5)
     found = diagnose_program(evidence(logs, rank(1, *STEP, state="ended", exit_code=0), hung=False))
     assert (found.fault, found.rank) == ("nan", None)
+
+
+@pytest.mark.parametrize(("in_vain", "fault"), [(0, "none"), (36, "no_sync")])
+def test_no_sync_without_effect_is_reported_of_a_program_that_completed(in_vain: int, fault: str) -> None:
+    seen = NoSync(entered=36, in_vain=in_vain, line=at(71))
+    found = diagnose_program(evidence(*(rank(n, *STEP, state="ended", no_sync=seen) for n in (0, 1)), hung=False))
+    assert (found.fault, found.line) == (fault, "train.py:71 (main)" if in_vain else None)
+    assert ("in 36 of 36 micro-batches of ranks 0 and 1" in found.finding) == bool(in_vain)
 
 
 def test_healthy_program_is_healthy() -> None:

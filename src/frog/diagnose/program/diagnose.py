@@ -13,7 +13,7 @@ from frog.diagnose.recorded import recorded_findings
 from frog.runs.folder import RunFolder
 from frog.runs.history import read_history
 
-_GOOD = ("none", "running", "interrupted", "slow", "teardown")
+_GOOD = ("none", "running", "interrupted", "slow", "no_sync", "teardown")
 
 
 def diagnose_folder(path: Path) -> Diagnosis:

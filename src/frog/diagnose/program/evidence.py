@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from frog.diagnose.diagnosis import span
-from frog.runs.observed import CodeLine, Transfer
+from frog.runs.observed import CodeLine, NoSync, Transfer
 
 _MOST_GAPS = 4
 """Largest factor by which more ranks may be missing than known."""
@@ -143,6 +143,8 @@ class RankEvidence:
     """The message between two ranks for which it waits, or waited until its error."""
     num_messages: int = 0
     """Messages that it had sent or received before its last collective, as far as known."""
+    no_sync: NoSync | None = None
+    """How often it entered DDP's `no_sync`, and how often that had no effect."""
     line: CodeLine | None = None
     """Innermost line of the main thread in the user's code, when last seen."""
     often: str = ""

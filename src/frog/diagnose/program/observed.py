@@ -85,7 +85,7 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
 def _add_status(rank: RankEvidence, status: Status, names: GroupNames) -> None:
     rank.host, rank.node_rank, rank.pid, rank.state = status.host, status.node_rank, status.pid, status.state
     rank.seen_ns, rank.line = status.unix_ns, status.line
-    rank.cpu_busy = _is_busy(status)
+    rank.cpu_busy, rank.no_sync = _is_busy(status), status.no_sync
     rank.often = next((text for text, _ in status.samples.lines if not text.startswith("<")), "")
     for counts in status.groups:
         group = names.find(counts.group)

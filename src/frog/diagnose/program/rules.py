@@ -24,6 +24,7 @@ from frog.diagnose.program.join_rules import joined_without
 from frog.diagnose.program.lines import describe_call, report_ranks
 from frog.diagnose.program.mismatch_rules import mismatch
 from frog.diagnose.program.nan_rules import not_finite_in_log
+from frog.diagnose.program.no_sync_rules import no_sync_in_vain
 from frog.diagnose.program.reported_rules import reported
 from frog.diagnose.program.slow_rules import slow_rank
 from frog.diagnose.program.transfer_rules import transfer, without_transfers
@@ -177,13 +178,17 @@ def teardown(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+_OF_HEALTHY: tuple[Rule, ...] = (not_finite_in_log, no_sync_in_vain, slow_rank)
+"""What may be wrong with a program that does not fail."""
+
+
 def healthy(evidence: Evidence) -> Diagnosis | None:
     """Find a program of which all ranks ended without an error."""
     if has_failed(evidence) or not evidence.ranks:
         return None
-    found = not_finite_in_log(evidence) or slow_rank(evidence)
-    if found is not None:
-        return found
+    found = [one for rule in _OF_HEALTHY if (one := rule(evidence)) is not None]
+    if found:
+        return found[0].with_more(also=tuple(found[1:]))
     ranks = evidence.ranks
     ended = all(rank.state == "ended" or rank.exit_code == 0 for rank in ranks.values())
     done = ended or evidence.ended_code == 0 or any(job.state == "COMPLETED" for job in evidence.jobs)

@@ -22,6 +22,7 @@ from . import files, frames
 from .crashes import Crashes
 from .dumper import Dumper
 from .errors import Errors
+from .no_sync import NoSync
 from .owner import Owner
 from .place import Place
 from .recorder import Recorder, torch_version
@@ -42,7 +43,7 @@ class Beats:
     def __init__(self, place: Place) -> None:
         self.place, self.pid = place, os.getpid()
         self._main = threading.main_thread().ident or 0
-        self._recorder, self._owner = Recorder(), Owner(place, self.pid)
+        self._recorder, self._owner, self._no_sync = Recorder(), Owner(place, self.pid), NoSync()
         self._beating, self._over = _thread.allocate_lock(), False
         self._state, self._started_unix_ns = "running", time.time_ns()
         self._answered = self._requested()[0]
@@ -94,6 +95,7 @@ class Beats:
         stack = frames.stack_of(sys._current_frames().get(self._main))
         line = frames.user_line(stack)
         self._recorder.look_at_groups()
+        self._no_sync.watch()
         groups, cpu_s = self._recorder.counts(), time.process_time()
         self._take_sample(groups, line, cpu_s)
         frequent = sorted(self._lines.items(), key=lambda item: -item[1])[:_MOST_LINES]
@@ -116,6 +118,7 @@ class Beats:
             "groups": groups,
             "line": line,
             "in": frames.place_of(stack[0]) if stack else None,
+            "no_sync": self._no_sync.seen(),
             "samples": {**self._samples, "lines": frequent},
             "answered": self._answered,
             "torch": torch_version(),
