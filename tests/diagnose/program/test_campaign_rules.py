@@ -143,6 +143,25 @@ def test_losses_of_a_rank_without_a_nan_are_counted_too() -> None:
     assert diagnose_program(found).rank == 1
 
 
+@pytest.mark.parametrize(
+    ("norms", "fault"),
+    [
+        ("0.5 nan nan", "nan"),
+        ("nan nan", "nan"),
+        ("0.5 nan", "none"),  # perhaps an overflow
+        ("nan nan 0.5", "none"),
+        ("0.5 inf inf", "none"),
+    ],
+)
+def test_gradient_norm_that_stays_nan_is_reported_without_a_rank(norms: str, fault: str) -> None:
+    lines = [f"rank 0 | {{'loss': '0', 'grad_norm': '{norm}', 'max_grad_norm': 1}}\n" for norm in norms.split()]
+    found = Evidence("here", ended_code=0)
+    assert add_log(found, "".join(["rank 1 | started\n", *lines]), "job.log", None)
+    explained = diagnose_program(found)
+    assert (explained.fault, explained.rank) == (fault, None)
+    assert ("the log of rank 0 shows a gradient norm that stays NaN" in explained.finding) == (fault == "nan")
+
+
 STORE = CodeLine(file="/venv/torch/distributed/rendezvous.py", line=199, function="_create_c10d_store")
 
 

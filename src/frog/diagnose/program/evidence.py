@@ -163,6 +163,8 @@ class RankEvidence:
     """The first line of its log with a loss that is not finite."""
     num_losses: int = 0
     """Lines with a loss before that line."""
+    norm_line: str = ""
+    """The first line of its log from which on the gradient norm, which all ranks share, is NaN."""
     sources: list[str] = field(default_factory=list)
 
     def add_source(self, path: str) -> None:

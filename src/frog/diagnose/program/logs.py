@@ -21,6 +21,7 @@ from frog.diagnose.program.victims import is_mismatch_text
 _OWN_PREFIX = re.compile(r"^rank (\d{1,6}) \| ?")
 _NOT_FINITE = re.compile(r"\bloss\b[^\w\n]{0,20}(nan|-?inf)\b", re.IGNORECASE)
 _A_LOSS = re.compile(r"\bloss\b", re.IGNORECASE)
+_NORM = re.compile(r"\bgrad(?:ient)?[ _-]?norm\b[^\w\n]{0,20}(?:(nan)\b|\d)", re.IGNORECASE)
 _TROUBLE = re.compile(r"\b(skipp(ing|ed)|caught|exception|error|corrupt\w*|damaged)\b", re.IGNORECASE)
 _NOISE = re.compile(
     r"ProcessGroup|[Ww]arning|warn\(|frame #|terminate called|what\(\):|^\W*$|Exception (raised|ignored)|"
@@ -41,6 +42,8 @@ class _Stream:
     not_finite: str = ""
     num_losses: int = 0
     """Lines with a finite loss before the first loss that is not finite."""
+    nan_norms: list[str] = field(default_factory=list)
+    """Lines with a gradient norm of NaN after the last one that is a number."""
     mismatch: tuple[str, str] | None = None
     trouble: list[str] = field(default_factory=list)
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -100,6 +103,8 @@ def _read(streams: dict[int | None, _Stream], line: LogLine, reader: TracebackRe
                 stream.not_finite = text[:300]
             else:
                 stream.num_losses += 1
+        if "norm" in text and (norm := _NORM.search(text)):
+            stream.nan_norms = [*stream.nan_norms, text[:300]][:2] if norm[1] else []
         if len(stream.trouble) < _MOST_TROUBLE and _TROUBLE.search(text):
             stream.trouble.append(text[:300])
 
@@ -117,6 +122,8 @@ def _add(evidence: Evidence, number: int | None, stream: _Stream, name: str) -> 
     rank.last_lines = [*rank.last_lines, *stream.last_lines][-MOST_LAST_LINES:]
     if not rank.nan_line:
         rank.nan_line, rank.num_losses = stream.not_finite, rank.num_losses + stream.num_losses
+    if len(stream.nan_norms) > 1:  # one alone may be an overflow, for which mixed precision skips the step
+        rank.norm_line = stream.nan_norms[0]
     rank.crash = rank.crash or "\n".join(stream.crash)
     rank.trouble += stream.trouble
     rank.mismatch = rank.mismatch or stream.mismatch

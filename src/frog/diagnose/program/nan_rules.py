@@ -10,7 +10,7 @@ from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.program.evidence import Evidence
 
 _ADVICE = (
-    "print the loss of every rank before the all-reduce: after it, every rank has the NaN of one; "
+    "`frog.record(step, loss=loss)` with each rank's own loss shows which had the first NaN\n"
     "torch.autograd.set_detect_anomaly(True) shows where it arises"
 )
 
@@ -30,13 +30,15 @@ def first_not_finite(evidence: Evidence) -> int | None:
 def not_finite_in_log(evidence: Evidence) -> Diagnosis | None:
     """Report a program that continued with a loss that is not finite."""
     ranks = sorted(number for number, rank in evidence.ranks.items() if rank.nan_line)
+    what = "loss that is not finite" if ranks else "gradient norm that stays NaN"
+    ranks = ranks or sorted(number for number, rank in evidence.ranks.items() if rank.norm_line)
     if not ranks:
         return None
     first = first_not_finite(evidence)
     others = f", first on rank {first}" if first is not None and len(ranks) > 1 else ""
     return Diagnosis(
         "nan",
-        f"the log of {span(ranks)} shows a loss that is not finite{others}, and the program continued",
+        f"the log of {span(ranks)} shows a {what}{others}, and the program continued",
         rank=first,
         certain=False,
         outcome="completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed",
@@ -48,4 +50,8 @@ def not_finite_in_log(evidence: Evidence) -> Diagnosis | None:
 def not_finite_lines(evidence: Evidence, ranks: list[int]) -> tuple[str, ...]:
     """Return the lines of the logs."""
     seen = [evidence.ranks[number] for number in ranks[:8]]
-    return tuple(note(None, f"rank {rank.rank}", rank.nan_line, rank.sources[-1]) for rank in seen if rank.nan_line)
+    return tuple(
+        note(None, f"rank {rank.rank}", line, rank.sources[-1])
+        for rank in seen
+        if (line := rank.nan_line or rank.norm_line)
+    )
