@@ -130,15 +130,16 @@ def test_end_of_a_program_is_recorded(tmp_path: Path, words: str, status: str) -
     assert [event.status for event in events.of(EndEvent)] == [status]
 
 
-def test_mean_loss_is_that_of_the_ranks_in_steps_that_all_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("tokens", "mean"), [((None, None), 1.5), ((30, 10), 1.75), ((30, None), 1.5)])
+def test_mean_loss_is_that_of_the_ranks_or_of_their_tokens_in_steps_that_all_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: tuple[int | None, ...], mean: float
 ) -> None:
     for rank, losses in enumerate(([4.0, 2.0, 1.0], [2.0, 1.0])):
         enter_rank(monkeypatch, tmp_path, rank, 2)
         recorder = Recorder()
         for step, loss in enumerate(losses, start=1):
-            add(recorder, step, loss=loss)
+            add(recorder, step, tokens[rank] if step == 2 else None, loss=loss)
         recorder.close()
     main = read_history(RunFolder(tmp_path)).main
     assert main is not None
-    np.testing.assert_equal(main.scalars["loss_mean"], [3.0, 1.5, np.nan])
+    np.testing.assert_equal(main.scalars["loss_mean"], [3.0, mean, np.nan])

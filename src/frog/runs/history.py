@@ -48,6 +48,7 @@ SCALARS = (
     "grad_norm_local",
     "grad_norm",
     "learning_rate",
+    "tokens",
     "tokens_per_s",
     "mfu",
     "memory_bytes",
@@ -183,12 +184,16 @@ def read_history(folder: RunFolder) -> History:
 def _fill_loss_mean(ranks: Collection[RankHistory]) -> None:
     """Set the mean loss of each step to the mean of the ranks' losses if no rank reports it, as with `frog.record`.
 
-    It stays NaN in a step that some rank did not record.
+    If all recorded their tokens, each token counts once. It stays NaN in a step that some rank did not record.
     """
     if not ranks or any(np.isfinite(rank.scalars["loss_mean"]).any() for rank in ranks):
         return
     steps = functools.reduce(np.intersect1d, (rank.steps for rank in ranks))
-    mean = np.mean([rank.scalars["loss"][np.searchsorted(rank.steps, steps)] for rank in ranks], axis=0)
+    at = [np.searchsorted(rank.steps, steps) for rank in ranks]
+    losses, tokens = (
+        np.array([rank.scalars[name][own] for rank, own in zip(ranks, at, strict=True)]) for name in ("loss", "tokens")
+    )
+    mean = np.average(losses, axis=0, weights=np.where((tokens > 0).all(axis=0), tokens, 1.0))
     for rank in ranks:
         rank.scalars["loss_mean"][np.searchsorted(rank.steps, steps)] = mean
 

@@ -12,7 +12,7 @@ from frog.runs.folder import RunFolder
 from frog.runs.history import SCALARS, History, RankHistory, read_history
 
 _SUFFIX = ".frog"
-_OF_RANK = ("loss", "grad_norm_local", "memory_bytes")
+_OF_RANK = ("loss", "grad_norm_local", "tokens", "memory_bytes")
 _OF_ALL = tuple(name for name in SCALARS if name not in _OF_RANK)
 
 
