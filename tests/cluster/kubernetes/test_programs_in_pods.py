@@ -20,7 +20,7 @@ if "fail" in sys.argv and rank == 1:
     raise RuntimeError("no samples")
 total = torch.ones(1)
 dist.all_reduce(total)
-print(f"rank {rank} of {int(total)} {NAME} {sys.argv[1:]}\n", end="", flush=True)  # one write, even with PYTHONUNBUFFERED
+print(f"rank {rank} of {int(total)} {NAME} {sys.argv[1:]}\n", end="", flush=True)  # in one write
 if rank == 0:
     open("result.txt", "w").write(open("configs/a.yaml").read())
 dist.destroy_process_group()
