@@ -91,6 +91,50 @@ def numbers() -> None:
     seen["scaler"] = [scaler.is_enabled(), scaler.scale(torch.ones((), device="cuda")).item()]
 
 
+def graphs() -> None:
+    """Capture a step of training, with a compiled function, and replay it with another input."""
+    double = torch.compile(lambda x: 2 * x, backend="eager")
+    x, model = torch.ones(2, 4, device="cuda"), nn.Linear(4, 1).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, capturable=True)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = double(model(x)).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step()
+    graph, before = torch.cuda.CUDAGraph(), model.weight.detach().clone()
+    with torch.cuda.graph(graph):
+        loss, seen["capturing"] = step(), torch.cuda.is_current_stream_capturing()
+    seen["captured"] = [torch.equal(model.weight, before), torch.cuda.is_current_stream_capturing()]
+    x.fill_(3)
+    expected = double(model(x)).square().sum()
+    graph.replay()
+    seen["replayed"] = [torch.equal(loss, expected), not torch.equal(model.weight, before)]
+
+    def read() -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x.sum().item()
+
+    seen["synchronizing"] = error_of(read)
+    graphed = torch.cuda.make_graphed_callables(model, (x,))
+    seen["graphed"] = torch.equal(graphed(x), model(x))
+
+
+def flex_attention() -> None:
+    """Compute causal attention with torch's FlexAttention, whose kernel for the CPU has no gradients."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    q, k, v = (torch.randn(1, heads, 8, 4, device="cuda", requires_grad=True) for heads in (4, 2, 2))
+    mask = create_block_mask(lambda b, h, m, n: m >= n, None, None, 8, 8, device="cuda")
+    found = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+    expected = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    gradients = [torch.autograd.grad(out.square().sum(), q)[0] for out in (found, expected)]
+    seen["flex"] = [torch.allclose(found, expected, atol=1e-5), torch.allclose(*gradients, atol=1e-4)]
+
+
 def rest() -> None:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with torch.cuda.stream(torch.cuda.Stream()) as _:
@@ -109,7 +153,7 @@ def rest() -> None:
     seen["flash"] = [flash_attn_func(ones, ones, ones).shape == ones.shape, find_spec("flash_attn") is None]
     seen["unknown"] = error_of(pad_input)
     seen["name"] = torch.cuda.get_device_name(0)
-    seen["refused"] = [error_of(torch.cuda.CUDAGraph), error_of(lambda: torch.cuda.MemPool())]
+    seen["refused"] = [error_of(lambda: torch.cuda.MemPool())]
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.5)
     torch.cuda.empty_cache()
@@ -117,6 +161,6 @@ def rest() -> None:
     seen["untouched"] = [name for name in public if f"torch.cuda.{name}" not in replaced]
 
 
-for part in (devices, copies, numbers, rest):
+for part in (devices, copies, numbers, graphs, flex_attention, rest):
     part()
 json.dump(seen, sys.stdout)

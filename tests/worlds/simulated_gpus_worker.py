@@ -27,25 +27,42 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 1)).to(device)
 
 
-def train(net: nn.Module, name: str) -> None:
+def train(net: nn.Module, name: str, *, graph: bool = False) -> None:
+    """Train; with `graph`, capture the second step as a CUDA graph, and replay it from then on."""
     torch.manual_seed(100 + dist.get_rank())
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    for _ in range(5):
-        x = torch.randn(8, 16).to(device, non_blocking=True)
+    x = torch.empty(8, 16, device=device)
+
+    def compute() -> torch.Tensor:
         with torch.autocast(kind, dtype=torch.bfloat16):
             loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
         loss.backward()
+        return loss
+
+    for step in range(5):
+        x.copy_(torch.randn(8, 16), non_blocking=True)
+        if not graph or step == 0:
+            loss = compute()
+        elif step == 1:
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
+                loss = compute()
+        if graph and step > 0:
+            captured.replay()
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
         dist.all_reduce(loss, op=dist.ReduceOp.AVG)
         if dist.get_rank() == 0:
             print(name, loss.item().hex(), flush=True)
 
 
 train(DistributedDataParallel(model(), device_ids=[local_rank] if kind == "cuda" else None), "ddp")
-sharded = model()
-fully_shard(sharded, mesh=init_device_mesh(kind, (dist.get_world_size(),)))
-train(sharded, "fsdp2")
+for name, graph in (("fsdp2", False), ("graph", kind == "cuda")):
+    sharded = model()
+    fully_shard(sharded, mesh=init_device_mesh(kind, (dist.get_world_size(),)))
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(kind == "cpu")  # gloo cannot divide inside a collective
+    train(sharded, name, graph=graph)
 if kind == "cuda":
     gathered = torch.empty(dist.get_world_size() * 6, device=device)
     dist.all_gather_into_tensor(gathered, torch.full((2, 3), float(dist.get_rank()), device=device))

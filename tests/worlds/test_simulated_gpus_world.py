@@ -17,7 +17,7 @@ def test_program_for_cuda_has_the_losses_of_the_same_program_for_gloo(harness: H
     command = ("frog", "run", "--nproc", "2")
     simulated = harness.run(*command, "--simulate-gpus", "2", "--", str(WORKER), "cuda")
     plain = harness.run(*command, "--", str(WORKER), "cpu")
-    assert len(losses(plain.stdout)) == 10
+    assert len(losses(plain.stdout)) == 15
     assert losses(simulated.stdout) == losses(plain.stdout)
     assert simulated.stdout.count("1 call had no effect: torch.cuda.empty_cache") == 1
     assert "had no effect" not in plain.stdout

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
 
-from .replace import wrap, wrap_everywhere
+from .replace import replace, wrap, wrap_everywhere
 
 Function = Callable[..., Any]
+
+_LN2 = math.log(2)
+"""FlexAttention's kernels count in powers of two."""
 
 
 def _kernel(function: Function) -> Function:
@@ -49,6 +54,29 @@ def _is_local(query: Any, *others: Any) -> bool:
     if any(getattr(other, "placements", None) != query.placements for other in others):
         return False
     return all(place.is_replicate() or (place.is_shard() and place.dim in (0, 1)) for place in query.placements)
+
+
+def patch_flex_attention(module: ModuleType) -> None:
+    """Compute FlexAttention with all its scores, because the CPU's kernel has no gradients."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    def attention(
+        query: Any, key: Any, value: Any, score_mod: Function, block_mask: Any, scale: float, kernel_options: Any
+    ) -> Any:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+        scores = query.float() @ key.float().transpose(-2, -1) * scale
+        indices = [torch.arange(size) for size in scores.shape]
+        with TransformGetItemToIndex():
+            changed = module._vmap_for_bhqkv(score_mod, prefix=(0,))(scores, *indices)
+            kept = module._vmap_for_bhqkv(block_mask[-1], prefix=())(*indices)
+        scores = torch.where(kept, changed, -torch.inf)
+        weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)  # a row without any key
+        return weights.to(query.dtype) @ value, scores.logsumexp(-1) / _LN2, scores.amax(-1) / _LN2
+
+    replace(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    replace(module, "_validate_device", lambda query, key, value: None)
+    replace(module, "flex_attention_hop", attention)
 
 
 def patch_attention() -> None:

@@ -116,8 +116,6 @@ _DEVICES: dict[str, Any] = {
     "can_device_access_peer": lambda device, peer_device: True,
     "is_bf16_supported": lambda including_emulation=True: True,
     "is_tf32_supported": lambda: True,
-    "is_current_stream_capturing": lambda: False,
-    "graph_pool_handle": lambda: (0, 0),
     "get_sync_debug_mode": lambda: 0,
     "ipc_collect": without_effect("torch.cuda.ipc_collect"),
     "set_sync_debug_mode": without_effect("torch.cuda.set_sync_debug_mode"),
@@ -139,8 +137,15 @@ _RANDOM: dict[str, Any] = {
 """Functions about random numbers."""
 
 _REFUSED = (
-    *("CUDAGraph", "graph", "make_graphed_callables", "CUDAPluggableAllocator", "GreenContext"),
-    *("change_current_allocator", "caching_allocator_alloc", "caching_allocator_delete", "MemPool", "use_mem_pool"),
+    *(
+        "CUDAPluggableAllocator",
+        "GreenContext",
+        "change_current_allocator",
+        "caching_allocator_alloc",
+        "caching_allocator_delete",
+        "MemPool",
+        "use_mem_pool",
+    ),
     *("caching_allocator_disabled", "cudart", "current_blas_handle", "current_solver_handle", "_compile_kernel"),
     *("temperature", "power_draw", "clock_rate", "utilization"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -231,3 +232,18 @@ def patch_fsdp(module: ModuleType) -> None:
     wrap(module, "_init_device_handle", device_handle)
     wrap(module, "_get_device_from_device_id", device_from_id)
     wrap(module, "_check_single_device_module", lambda function: lambda *args: None)
+
+
+def patch_fsdp2(module: ModuleType) -> None:
+    """Let FSDP2 divide gradients itself where NCCL would multiply them inside the collective, which gloo cannot."""
+
+    def divide_factors(function: Function) -> Function:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = inspect.signature(function).bind(*args, **kwargs)
+            if bound.arguments.get("factor") is not None:
+                bound.arguments["force_sum_reduction_for_comms"] = True
+            return function(*bound.args, **bound.kwargs)
+
+        return call
+
+    wrap(module, "_get_gradient_divide_factors", divide_factors)

@@ -34,8 +34,8 @@ class Stream:
         return True
 
     def is_capturing(self) -> bool:
-        """Return False: graphs are refused."""
-        return False
+        """Return True inside `torch.cuda.graph`."""
+        return torch.cuda.is_current_stream_capturing()
 
     def synchronize(self) -> None:
         """Return at once: no work is left."""
