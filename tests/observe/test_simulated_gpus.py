@@ -16,6 +16,8 @@ from frog.observe.environment import HOOK, simulated_gpus
 from frog.observe.hook.frog_simulated_gpus import notes, settings
 
 PROGRAM = Path(__file__).with_name("simulated_program.py")
+ASK_FIRST = "import importlib.util, runpy, sys; importlib.util.find_spec('torch'); runpy.run_path(sys.argv[1])"
+"""Runs a program after a question whether torch exists, as transformers asks before it imports torch."""
 ORDINAL = "AcceleratorError: CUDA error: invalid device ordinal"
 
 
@@ -23,7 +25,7 @@ ORDINAL = "AcceleratorError: CUDA error: invalid device ordinal"
 def result() -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **simulated_gpus(2), "CUDA_VISIBLE_DEVICES": "0,1"}
     done = subprocess.run(
-        [sys.executable, PROGRAM], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", ASK_FIRST, PROGRAM], env=env, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return done

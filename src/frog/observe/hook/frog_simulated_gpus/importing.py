@@ -21,11 +21,17 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's own spec, whose loader also calls the function."""
-        patch = self._patches.pop(fullname, None)
+        """Return the module's own spec, whose loader also calls the function.
+
+        A program may ask for the spec without importing the module, so the function stays in the table.
+        """
+        patch = self._patches.pop(fullname, None)  # this search must not find itself
         if patch is None:
             return None
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._patches[fullname] = patch
         if spec is None or spec.loader is None:
             return None
         _extend(spec.loader, patch)
