@@ -132,6 +132,13 @@ def test_prefixes_do_not_hide_a_traceback(form: str) -> None:
     assert str(found.cause.frame) == "/home/u/train.py:12 in main"
 
 
+@pytest.mark.parametrize("prefix", ["E   ", "torch.run: [ERROR] ", "E0207 07:54:31.862000 47 torch/x/api.py:939] "])
+def test_prefixes_of_a_traceback_without_its_first_line_are_known(prefix: str) -> None:
+    found = explain_log([prefix + line for line in KEY_ERROR.splitlines()[1:]])
+    assert found.cause is not None
+    assert (found.cause.exception, str(found.cause.frame)) == ("KeyError", "/home/u/train.py:12 in main")
+
+
 def test_alternating_lines_of_two_ranks_are_two_tracebacks() -> None:
     one = [f"[rank0]: {line}" for line in KEY_ERROR.splitlines()]
     other = OUT_OF_MEMORY.splitlines()
@@ -143,16 +150,19 @@ def test_alternating_lines_of_two_ranks_are_two_tracebacks() -> None:
 
 
 def test_exception_inside_a_loader_worker_is_the_cause() -> None:
-    found = explain(
-        "Traceback (most recent call last):\n"
-        '  File "train.py", line 3, in <module>\n'
-        "RuntimeError: Caught ValueError in DataLoader worker process 0.\n"
-        "Original Traceback (most recent call last):\n"
-        '  File "data.py", line 7, in __getitem__\n'
-        "ValueError: bad sample\n"
-    )
-    assert found.cause is not None
-    assert (found.cause.exception, str(found.cause.frame)) == ("ValueError", "data.py:7 in __getitem__")
+    lines = [
+        "Traceback (most recent call last):\n",
+        '  File "train.py", line 3, in <module>\n',
+        "RuntimeError: Caught ValueError in DataLoader worker process 0.\n",
+        "Original Traceback (most recent call last):\n",
+        '  File "data.py", line 7, in __getitem__\n',
+        "ValueError: bad sample\n",
+    ]
+    whole, cut = explain_log(lines), explain_log(lines[:-1])
+    assert whole.cause is not None
+    assert (whole.cause.exception, str(whole.cause.frame)) == ("ValueError", "data.py:7 in __getitem__")
+    assert cut.cause is not None
+    assert (cut.cause.exception, cut.certain) == ("RuntimeError", False)
 
 
 @pytest.mark.parametrize(
@@ -281,10 +291,9 @@ def test_message_of_several_lines_decides() -> None:
     assert found.cause.id == "shared-memory-too-small"
 
 
-def test_lines_after_an_exception_do_not_belong_to_its_message() -> None:
-    found = explain(
-        KEY_ERROR + "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank\n"
-    )
+@pytest.mark.parametrize("begin", ["ERROR:torch.distributed.elastic.multiprocessing.api:", "Training (2 / 9):  33%|██"])
+def test_lines_after_an_exception_do_not_belong_to_its_message(begin: str) -> None:
+    found = explain(f"{KEY_ERROR}{begin}failed (exitcode: -9) local_rank\n")
     assert found.cause is not None
     assert found.cause.exception == "KeyError"
     assert found.cause.known is None

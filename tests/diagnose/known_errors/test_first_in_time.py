@@ -57,6 +57,20 @@ def test_time_limit_after_a_hang_is_not_the_cause() -> None:
     assert answer(REACHED_LIMIT) == "slurm-time-limit"
 
 
+def test_exception_that_a_signal_handler_raises_only_follows() -> None:
+    assert answer(UNKNOWN.replace("in step", "in _sigterm_handler")) is None
+
+
+def test_unknown_time_out_is_a_symptom() -> None:
+    timed_out = UNKNOWN.replace("PeerGoneError", "GetTimeoutError")
+    assert "it is a time-out" in log_letter("log", explain(timed_out))
+    assert answer(timed_out + OUT_OF_MEMORY) == "gpu-out-of-memory"
+
+
+def test_line_of_another_program_before_a_traceback_is_read() -> None:
+    assert answer(TIME_OUT.rstrip() + UNKNOWN) == "collective-timeout"
+
+
 def test_lost_connection_yields_to_the_death_of_the_rank_behind_it() -> None:
     assert answer(NOT_CONNECTED + OUT_OF_MEMORY) == "gpu-out-of-memory"
     assert answer(NOT_CONNECTED + REACHED_LIMIT) == "nccl-cannot-connect"
@@ -159,6 +173,8 @@ def test_line_numbers_and_half_colours_before_the_prefix_of_ray_are_no_text() ->
         ("  DiskPressure     False   Mon, 02 Jan 2023   KubeletHasNoDiskPressure", None),
         ("ERROR:composer.cli.launcher:Rank 2 crashed with exit code -9.", "killed"),
         ("*** An error occurred in MPI_Init_thread", "mpi-not-started"),
+        ("docker.errors.NotFound: /data/a.bin: No such file or directory", "file-not-found"),
+        ("Process 0 exited with error code 10 and exception:", None),
     ],
 )  # fmt: skip
 def test_line_leads_to_its_entry(line: str, id: str | None) -> None:

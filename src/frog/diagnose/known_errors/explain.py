@@ -11,7 +11,7 @@ from typing import Any
 from frog.diagnose.known_errors.lines import LogLine, clean_lines
 from frog.diagnose.known_errors.table import KNOWN
 from frog.diagnose.known_errors.table.known import KnownError, Level
-from frog.diagnose.known_errors.tracebacks import Frame, Traceback, TracebackReader
+from frog.diagnose.known_errors.tracebacks import BEGIN, Frame, Traceback, TracebackReader
 from frog.diagnose.known_errors.watchdog import Watchdog
 
 _MOST_FINDINGS = 2000
@@ -24,6 +24,11 @@ _REMARK = re.compile(
 )
 """Marks a line that its program does not take for an error; without its indent, a size mismatch is mmcv's warning."""
 _FAILED_RANK = re.compile(r"^\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
+_EXCEPTION = re.compile(r"(?:[a-z_]\w{0,40}\.){1,8}[A-Z]\w{2,80}: ")
+"""The full name of a class at the beginning of a line, as where a traceback ends."""
+_SIGNAL_HANDLER = re.compile(r"sig\w{0,20}_handler|handle_sig")
+"""A function that runs because somebody ends the process: what fails in it only follows."""
+_TIME_OUT = re.compile(r"Timeout(?:Error|Expired|Exception)?$|TimedOut")
 _HANGS = ("collective-timeout", "watchdog-stuck", "horovod-stall")
 _ENDS = ("slurm-time-limit", "slurm-preempted", "hang-up")
 """Ids of ends from outside, which also befall a job that hangs."""
@@ -85,6 +90,11 @@ class Explanation:
         """True if the log shows the cause itself."""
         found = self.cause
         return found is not None and found.level is Level.CAUSE and (found.known is None or found.known.sure)
+
+    @property
+    def only_a_warning(self) -> bool:
+        """True if the log does not show that the job failed."""
+        return self.cause is not None and self.cause.level is Level.HINT and not self.consequences
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -150,6 +160,8 @@ class _Reader:
         done, belongs = self.tracebacks.read(line)
         for traceback in done:
             self._end(traceback)
+        if belongs and BEGIN in line.text:  # what stands before it in the same line
+            line, belongs = replace(line, text=line.text.partition(BEGIN)[0]), False
         if not belongs and line.text and not line.text.startswith("│"):  # code in a box that is cut
             self._read_line(line)
 
@@ -159,7 +171,8 @@ class _Reader:
         known = KNOWN.find(line.text)
         if known is not None:
             is_remark = _REMARK.search(line.text) is not None
-            level = max(known.level_of(in_traceback=False), Level.HINT if is_remark else Level.CAUSE)
+            is_exception = _EXCEPTION.match(line.text) is not None
+            level = max(known.level_of(is_exception), Level.HINT if is_remark else Level.CAUSE)
             self._add(Finding(line, known, level, line.named_rank, line.text.strip(), is_remark=is_remark))
         elif _LOOKS_LIKE_ERROR.search(line.text):
             self.unknown = [*self.unknown[-4:], line]
@@ -184,8 +197,7 @@ class _Reader:
 
     def _finding(self, traceback: Traceback) -> Finding:
         known = KNOWN.find(traceback.text)
-        bare = not traceback.frames and not traceback.before
-        level = known.level_of(in_traceback=True) if known else Level.SYMPTOM if bare else Level.CAUSE
+        level = known.level_of(in_traceback=True) if known else _level_of_unknown(traceback)
         if traceback.is_remark:
             level = max(level, Level.HINT)
         line = traceback.end or traceback.begin
@@ -220,6 +232,15 @@ class _Reader:
             self.cut,
             self.lines,
         )
+
+
+def _level_of_unknown(traceback: Traceback) -> Level:
+    """Return the level of an exception that the table does not know."""
+    if any(_SIGNAL_HANDLER.search(frame.function) for frame in traceback.frames):
+        return Level.CONSEQUENCE
+    bare = not traceback.frames and not traceback.before
+    shows_only_that = bare or traceback.wraps_another or _TIME_OUT.search(traceback.name)
+    return Level.SYMPTOM if shows_only_that else Level.CAUSE
 
 
 def _in_time(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ def log_letter(name: str, found: Explanation) -> str:
 def _cause(name: str, found: Explanation, cause: Finding) -> list[str]:
     known = cause.known
     rank = "several ranks" if found.details else "rank unknown" if found.rank is None else f"rank {found.rank}"
-    place = f"{cause.line.file or name}: " + ("no error, only a warning: " if _only_a_warning(found) else "")
+    place = f"{cause.line.file or name}: " + ("no error, only a warning: " if found.only_a_warning else "")
     head = [
         f"{place}{known.id if known else cause.exception}, {rank}, line {cause.line.number}", "",
         *(f"  {line}" for line in _quote(cause.text)),
@@ -41,9 +41,9 @@ def _cause(name: str, found: Explanation, cause: Finding) -> list[str]:
         sure = (
             "It is the first exception in the log that does not follow from another rank's failure."
             if cause.level is Level.CAUSE
-            else "The log has this line, but not where it was raised: it may not be what ended the job."
+            else "It may not be what ended the job: it is a time-out, or the log does not show where it was raised."
         )
-    elif cause.level is Level.HINT and not _only_a_warning(found):
+    elif cause.level is Level.HINT and not found.only_a_warning:
         meaning, advice = known.cause, known.advice
         sure = "The log shows that the job failed, but of its lines only this warning can explain it."
     else:
@@ -53,11 +53,6 @@ def _cause(name: str, found: Explanation, cause: Finding) -> list[str]:
         *head, "What it means", f"  {meaning}", *(f"  {detail}" for detail in found.details), "",
         "What to do", f"  {advice}", *section, "", "How sure", f"  {sure}",
     ]  # fmt: skip
-
-
-def _only_a_warning(found: Explanation) -> bool:
-    """True if the log does not show that the job failed."""
-    return found.cause is not None and found.cause.level is Level.HINT and not found.consequences
 
 
 def _nothing(name: str, found: Explanation) -> list[str]:

@@ -34,8 +34,15 @@ _SOURCES = tuple(
         r"^\[pod/[^\]]{1,200}\] ?",  # kubectl logs --prefix
         r"^[\w.-]{1,80}-(?:worker|master|launcher)-\d+(?:/[\w-]+)? ?[|:]? ",
         r"^[\w.-]{1,80}\s+\|\|? ",  # docker compose, Determined
-        # pdsh, accelerate
-        r"^(?:stdout|stderr|[a-zA-Z][\w.-]{0,60}\d): (?=  |Traceback|[\w.]{1,80}(?:Error|Exception):)",
+        r"^E {2,7}(?=  |\w)",  # pytest
+        *(
+            rf"^{prefix} (?=  |Traceback|[\w.]{{1,80}}(?:Error|Exception):)"
+            for prefix in (
+                r"(?:stdout|stderr|[a-zA-Z][\w.-]{0,60}\d):",  # pdsh, accelerate
+                r"(?P<source>torch\.[\w.]{1,100}): \[ERROR\]",
+                r"E\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ (?P<source>\S{1,200}\.py:\d+)\]",  # torch's own loggers
+            )
+        ),
     )
 )
 _TIMES = tuple(

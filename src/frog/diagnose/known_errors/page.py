@@ -24,9 +24,11 @@ from frog.diagnose.known_errors.table.known import KnownError, Level
 
 GROUPS = {
     "Slurm, Kubernetes, containers": schedulers.ERRORS,
+    "NCCL: its start and networks": nccl.NETWORK,
     "Memory": memory.ERRORS,
     "GPUs and their libraries": gpu.ERRORS,
-    "NCCL and gloo": nccl.ERRORS,
+    "NCCL and gloo: collectives": nccl.ERRORS,
+    "Downloads": files.HUB,
     "The rendezvous": rendezvous.ERRORS,
     "Libraries": libraries.ERRORS,
     "Checkpoints": checkpoints.ERRORS,

@@ -12,7 +12,7 @@ from typing import Literal
 
 from frog.diagnose.known_errors.lines import LogLine
 
-_BEGIN = "Traceback (most recent call last)"
+BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\W*File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?')
 _RICH_FRAME = re.compile(r"^[│|] (?P<file>\S{1,300}):(?P<line>\d{1,9}) in (?P<function>[^│|]{1,200}?) *[│|]?$")
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
@@ -25,7 +25,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _WRAPS = re.compile(r"^Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 _RECORD = re.compile(
     r"\[|[EWIF]\d{4} |(?:WARNING|ERROR|INFO|DEBUG|CRITICAL)\b|srun|slurm|wandb|[\w.-]+:\d+:\d+ \[|[=─-]{5}|frame #"
-    r"|terminate called|Exception raised from|\s*\d+%|Process |Killing |Unhandled error|Epoch|Loading|python"
+    r"|terminate called|Exception raised from|.{0,80}?\d+%|Process |Killing |Unhandled error|Epoch|Loading|python"
     r"|/\S+: line|/\S+\.py:\d+"
     r"|\w+@\S+[:#$]"
 )
@@ -122,7 +122,7 @@ def _announced(text: str) -> tuple[bool, bool]:
 
 def _in_one_line(line: LogLine) -> Traceback | None:
     """Return a traceback that lost its line breaks, as in Markdown without a code block."""
-    after = line.text.partition(_BEGIN)[2]
+    after = line.text.partition(BEGIN)[2]
     frames = [Frame(found["file"], int(found["line"]), found["function"]) for found in _INLINE_FRAME.finditer(after)]
     found = _INLINE_EXCEPTION.search(after)
     if not frames or found is None:
@@ -145,7 +145,7 @@ class TracebackReader:
         key = (line.file, line.rank, line.source)
         done: list[Traceback] = []
         reading = self._open.get(key)
-        begins = _BEGIN in line.text
+        begins = BEGIN in line.text
         if reading is not None and not begins:
             taken = reading.takes(line.text, line)
             if taken != "ended":
@@ -193,7 +193,7 @@ class _Open:
 
     @classmethod
     def of(cls, line: LogLine, before: list[Traceback]) -> _Open:
-        prefix, _, after = line.text.partition(_BEGIN)
+        prefix, _, after = line.text.partition(BEGIN)
         boxed = "─" in prefix or "─" in after
         prefix = prefix.removesuffix("Original ")
         return cls(Traceback(line, line.named_rank, before=before), "" if boxed else prefix, boxed)

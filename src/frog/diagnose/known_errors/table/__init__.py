@@ -18,9 +18,11 @@ from frog.diagnose.known_errors.table.known import KnownError, KnownErrors
 
 TABLE: tuple[KnownError, ...] = (
     *schedulers.ERRORS,
+    *nccl.NETWORK,
     *memory.ERRORS,
     *gpu.ERRORS,
     *nccl.ERRORS,
+    *files.HUB,
     *rendezvous.ERRORS,
     *libraries.ERRORS,
     *checkpoints.ERRORS,

@@ -4,26 +4,7 @@ from __future__ import annotations
 
 from frog.diagnose.known_errors.table.known import KnownError, Level
 
-ERRORS = (
-    KnownError(
-        "externally-managed-environment",
-        ("externally-managed-environment",),
-        "The system's Python does not allow pip to install into it.",
-        "use a virtual environment",
-        section=1,
-    ),
-    KnownError(
-        "disk-full",
-        (
-            "No space left on device",
-            "Disk quota exceeded",
-            "not enough free disk space",
-            "OSError: Not enough disk space",
-        ),
-        "The disk is full, or your quota is used up.",
-        "check `df -h` (also of /tmp and ~/.cache) and `quota`; keep fewer checkpoints and use scratch, not home",
-        section=36,
-    ),
+HUB = (
     KnownError(
         "hub-unreachable",
         (
@@ -68,6 +49,29 @@ ERRORS = (
         "meant as a local path that is not on this node, or cannot be downloaded from it.",
         "check the spelling and that the folder exists on every node; accept the license and set HF_TOKEN",
         alone=Level.ASIDE,
+    ),
+)
+"""Specific enough to come before the words of the network, such as a name that does not resolve, in the same line."""
+
+ERRORS = (
+    KnownError(
+        "externally-managed-environment",
+        ("externally-managed-environment",),
+        "The system's Python does not allow pip to install into it.",
+        "use a virtual environment",
+        section=1,
+    ),
+    KnownError(
+        "disk-full",
+        (
+            "No space left on device",
+            "Disk quota exceeded",
+            "not enough free disk space",
+            "OSError: Not enough disk space",
+        ),
+        "The disk is full, or your quota is used up.",
+        "check `df -h` (also of /tmp and ~/.cache) and `quota`; keep fewer checkpoints and use scratch, not home",
+        section=36,
     ),
     KnownError(
         "read-only-disk",

@@ -87,6 +87,7 @@ ERRORS = (
             "no kernel image is available for execution on the device",
             "not compiled with … sm_",
             "invalid device function",
+            "hipErrorNoBinaryForGpu: ",
         ),
         "This build of torch, or of an extension, has no code for this GPU's architecture.",
         "install a torch build that supports the GPU (torch.cuda.get_arch_list()), and rebuild extensions with "
@@ -110,7 +111,7 @@ ERRORS = (
         (
             "index out of range in self",
             "srcIndex < srcSelectDimSize",
-            "-sizes[i] <= index && index < sizes[i]",
+            "index < sizes[i]",
             "ind >= 0 && ind < ind_dim_size",
             "idx_dim >= 0 && idx_dim < index_size",
             "vectorized_gather_kernel: Assertion",
@@ -148,7 +149,7 @@ ERRORS = (
         (
             "uncorrectable ECC error",
             "uncorrectable NVLink error",
-            "GPU has fallen off the bus",
+            "fallen off the bus",
             "GPU is lost",
             "Unable to determine the device handle for GPU",
             "PCIe Bus Error",
@@ -219,7 +220,8 @@ ERRORS = (
             "mismatches the version that was used to compile",
             "Unable to JIT load the",
             "CUDAMismatchException",
-            "fatal error: cuda_runtime",
+            ".h: No such file or directory",
+            "Command '['ninja', … returned non-zero",
         ),
         "A C++ or CUDA extension could not be built: compiler, ninja or CUDA toolkit are missing or do not fit torch.",
         "load a compiler and the CUDA toolkit of torch's version (torch.version.cuda), set CUDA_HOME, delete "
@@ -237,6 +239,7 @@ ERRORS = (
         (
             "CUDA Setup failed despite GPU being available",
             "libbitsandbytes_cpu.so: undefined symbol",
+            "Could not find the bitsandbytes CUDA binary",
             "has no attribute 'cquantize_blockwise_fp16_nf4'",
             "has no attribute 'cget_managed_ptr'",
         ),

@@ -36,7 +36,11 @@ ERRORS = (
     ),
     KnownError(
         "too-many-open-files",
-        ("Too many open files", "received 0 items of ancdata"),
+        (
+            "Too many open files",
+            "received 0 items of ancdata",
+            "unable to open shared memory object … in read-write mode\n",
+        ),
         "The process reached its limit of open files; DataLoader workers need one per shared tensor.",
         "raise the limit with `ulimit -n 65535`, or call torch.multiprocessing.set_sharing_strategy('file_system')",
     ),

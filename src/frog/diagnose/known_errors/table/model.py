@@ -107,10 +107,9 @@ ERRORS = (
         (
             "mat1 and mat2 must have the same dtype",
             "expected scalar type",
-            "expected m1 and m2 to have the same dtype",
+            "to have the same dtype",
             "Input type … and weight type … should be the same",
             "Input type … and bias type … should be the same",
-            "Expected query, key, and value to have the same dtype",
             "self and mat2 must have the same dtype",
             "FlashAttention only support fp16 and bf16 data type",
         ),
@@ -203,6 +202,7 @@ ERRORS = (
             "loss is nan",
             "Nan detected in",
             "non-finite loss",
+            "Loss became infinite or NaN",
         ),
         "The loss or a gradient is NaN or infinite: training diverged, a number format overflowed, or a batch is bad "
         "(empty, all labels ignored).",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.diagnose.known_errors.table.known import KnownError, Level
 
-ERRORS = (
+NETWORK = (
     KnownError(
         "duplicate-gpu",
         ("Duplicate GPU detected",),
@@ -35,11 +35,10 @@ ERRORS = (
     KnownError(
         "infiniband-failed",
         (
-            "Got completion … error 12",
-            "Got completion … status=12",
-            "Got completion … error 5",
-            "Got completion … status=5",
             "Got completion … with error",
+            "Got completion … with status=",
+            "async fatal event",
+            "Got async event : local",
             "ibv_modify_qp failed",
             "ibv_create_qp failed",
             "ibv_reg_mr failed",
@@ -96,9 +95,20 @@ ERRORS = (
         sure=False,
         yields=True,
     ),
+)
+"""Specific enough to come before the words of the system, such as "Cannot allocate memory", in the same line."""
+
+ERRORS = (
     KnownError(
         "nccl-invalid-usage",
-        ("ncclInvalidUsage", "NCCL … invalid usage", "ncclInvalidArgument", "NCCL … invalid argument"),
+        (
+            "ncclInvalidUsage",
+            "ncclInvalidArgument",
+            "NCCL … invalid usage",
+            "NCCL error…invalid argument",
+            "NCCL failure…invalid argument",
+            "nccl… failed: invalid argument",
+        ),
         "NCCL was called wrongly: often two ranks on one GPU, tensors of different types, or sizes that differ.",
         "check that each rank uses its own GPU (LOCAL_RANK); run with NCCL_DEBUG=WARN, which prints the reason",
         level=Level.SYMPTOM,

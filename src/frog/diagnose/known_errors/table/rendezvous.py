@@ -231,6 +231,7 @@ ERRORS = (
             "Connection reset by peer",
             "ConnectionResetError",
             "ConnectionRefusedError: [Errno 111]",
+            "EOFError: \n",
         ),
         "The process at the other end of a connection has exited or does not listen.",
         "look for the error of the other rank, which came first",

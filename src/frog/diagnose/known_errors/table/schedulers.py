@@ -203,7 +203,12 @@ ERRORS = (
     ),
     KnownError(
         "program-not-executable",
-        ("sh: … Permission denied", "slurm_script: line … Permission denied", "execve(): … Permission denied"),
+        (
+            "sh: … Permission denied",
+            "slurm_script: line … Permission denied",
+            "execve(): … Permission denied",
+            "exec … failed: permission denied",
+        ),
         "The job's shell may not run this file.",
         "make it executable (chmod +x FILE), or start it with its interpreter; check that its disk allows programs",
     ),
@@ -211,6 +216,7 @@ ERRORS = (
         "program-not-found",
         (
             "command not found",
+            "sh: …: …: not found",
             "execve(): … No such file or directory",
             "slurm_script: line … No such file or directory",
             "sh: line … No such file or directory",
