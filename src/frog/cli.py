@@ -180,6 +180,8 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
             from frog.learn.explain.commands import add_explain_parser as add
         case "submit":
             from frog.cluster.submit.commands import add_submit_parser as add
+        case "plan":
+            from frog.plan.predict_command import add_plan_parser as add
         case "bundle":
             from frog.cluster.submit.bundle.commands import add_bundle_parser as add
         case "learn":

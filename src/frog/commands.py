@@ -48,6 +48,7 @@ HEADINGS: dict[str, dict[str, str]] = {
         "slurm": "frog slurm explain config/slurm_example.sbatch",
         "submit": "frog submit config/demo.toml --to slurm --dry-run",
         "bundle": "frog bundle config/demo.toml --to my-bundle",
+        "plan": "frog plan predict config/runs_to_plan.csv",
     },
 }
 """Commands and their examples, by heading."""

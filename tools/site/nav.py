@@ -49,7 +49,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         {"Break and measure": _docs("chaos", "network", "collectives")},
         {
             "Scale": [
-                *_docs("slurm", "kubernetes"),
+                *_docs("plan", "slurm", "kubernetes"),
                 {"From LOCAL to GPU": _docs("scale/README", "scale/first-hour")},
             ]
         },

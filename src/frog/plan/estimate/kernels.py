@@ -1,0 +1,129 @@
+"""Time of operations on one GPU: products, attention and memory-bound operations.
+
+A product takes the longer of its arithmetic and its memory traffic (roofline, Williams et al. 2009). Its arithmetic
+rate depends on its size: tiles of 128 x 256 outputs fill the multiprocessors in waves, the last of which is partly
+empty, and each tile has a start and an end that do no arithmetic (NVIDIA, "Matrix multiplication background").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from frog.plan.estimate.constants import Constants
+from frog.plan.estimate.hardware import Gpu
+from frog.plan.estimate.layout import PlannedLayout
+
+_TILE_ROWS, _TILE_COLUMNS = 128, 256
+_BLOCK = 128
+"""Rows and columns of a block of scores in fused attention."""
+_OLDER_ATTENTION = {"flash1": 0.55, "triton": 0.77}
+"""Rates, of FlashAttention 2's. Dao 2023, section 4: it is 1.7 to 3 times faster than version 1, and 1.3 to 2.5 times
+faster than version 1 in Triton; the lower ends are for causal attention with wide heads."""
+_EXPONENTIAL_WIDTH = 16
+"""Head width whose products take as long as the part of an exponential that no product hides. On A100 an exponential
+takes as long as the products of 32: 4 C operations at 2,048 per cycle and multiprocessor, 1 at 16."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The operations of one GPU with one precision."""
+
+    gpu: Gpu
+    layout: PlannedLayout
+    constants: Constants
+
+    @property
+    def product_rate(self) -> float:
+        """Operations per second of large products."""
+        gpu, constants = self.gpu, self.constants
+        if self.layout.precision == "fp8" and gpu.sustained_fp8:
+            return gpu.sustained_fp8 * constants.product_fp8
+        return gpu.sustained_bf16 * constants.product
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes per second of memory-bound operations."""
+        return self.gpu.memory_bandwidth * self.constants.memory
+
+    def product(
+        self,
+        rows: float,
+        inner: float,
+        columns: float,
+        num: int = 1,
+        *,
+        rate: float | None = None,
+        output_bytes: int = 2,
+    ) -> float:
+        """Return the seconds of `num` equal products in one launch: (rows, inner) by (inner, columns).
+
+        Source:  roofline: max(2 r i c / (rate * size efficiency), bytes / memory rate).
+        """
+        if not rows:
+            return 0.0
+        tiles = num * math.ceil(rows / _TILE_ROWS) * max(1.0, columns / _TILE_COLUMNS)
+        filled = tiles / (tiles + self.constants.wave_loss * self.gpu.num_sms)
+        rate = rate or self.product_rate
+        tile_s = 2.0 * _TILE_ROWS * _TILE_COLUMNS * inner * self.gpu.num_sms / rate
+        deep = tile_s / (tile_s + self.constants.tile_s)
+        arithmetic = 2.0 * num * rows * inner * columns / (rate * filled * deep)
+        traffic = num * (2.0 * inner * (rows + columns) + output_bytes * rows * columns)
+        return max(arithmetic, traffic / self.memory_rate)
+
+    def linear(self, rows: float, inner: float, columns: float, num: int = 1) -> tuple[float, float]:
+        """Return the seconds of a linear layer's forward and backward pass.
+
+        The backward pass multiplies the output's gradient by the weight and by the input, and adds the second product
+        to the weight's gradient in float32.
+        """
+        forward = self.product(rows, inner, columns, num)
+        of_input = self.product(rows, columns, inner, num)
+        of_weight = self.product(inner, rows, columns, num, output_bytes=8)
+        casts = self._casts(rows * num, inner), self._casts(rows * num, columns)
+        return forward + casts[0], of_input + of_weight + casts[1]
+
+    def _casts(self, rows: float, width: float) -> float:
+        """Return the seconds to cast a tensor to float8, as it is and transposed: write 2 bytes, since the operation
+        before it casts its own output; with a scale for each row, another kernel reads it first, twice.
+        """
+        num_bytes = {"fp8": 2.0, "fp8_rowwise": 6.0}.get(self.layout.precision, 0.0)
+        return num_bytes * rows * width / self.memory_rate
+
+    def moves(self, num_bytes: float) -> float:
+        """Return the seconds of memory-bound operations that read and write so many bytes."""
+        return num_bytes / self.memory_rate
+
+    def attention(self, batch_heads: float, queries: float, keys: float, dims: tuple[int, int]) -> tuple[float, float]:
+        """Return the seconds of attention forward and backward; `dims` are a key head's width and a value head's.
+
+        Source:  Dao 2023: the forward pass has two products of the scores' size, the backward pass five.
+        """
+        if self.layout.traits.attention == "scores":
+            return self._attention_with_scores(batch_heads, queries, keys, dims)
+        gpu = self.gpu
+        kind = self.layout.traits.attention
+        best = gpu.attention_fused if kind == "fused" else gpu.attention * _OLDER_ATTENTION.get(kind, 1.0)
+        best *= (dims[0] / (dims[0] + _EXPONENTIAL_WIDTH)) / (128 / (128 + _EXPONENTIAL_WIDTH))
+        blocks = batch_heads * max(1.0, queries / _BLOCK)
+        filled = blocks / (blocks + self.constants.wave_loss * gpu.num_sms)
+        half = 0.5 * (keys + _BLOCK)  # causal, with whole blocks on the diagonal
+        forward = 2.0 * batch_heads * queries * half * sum(dims) / (best * self.constants.attention * filled)
+        return forward, 2.5 * forward
+
+    def _attention_with_scores(
+        self, batch_heads: float, queries: float, keys: float, dims: tuple[int, int]
+    ) -> tuple[float, float]:
+        """Return the seconds of attention that writes its scores to memory, in 16 bits.
+
+        The scores pass through softmax (2 passes) and dropout (2 passes and a mask): 7 bytes forward, 13 backward, next
+        to the products' own traffic.
+        """
+        num, rate = max(1, round(batch_heads)), self.gpu.sustained_bf16 * self.constants.product
+        products = [
+            self.product(queries, dims[0], keys, num, rate=rate),
+            self.product(queries, keys, dims[1], num, rate=rate),
+        ]
+        scores, dropout = batch_heads * queries * keys, self.layout.traits.dropout
+        forward = sum(products) + self.moves(scores * (4 + 5 * dropout))
+        return forward, 2 * sum(products) + self.moves(scores * (6 + 5 * dropout))

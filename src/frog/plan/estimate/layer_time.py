@@ -1,0 +1,178 @@
+"""Time of one transformer layer on one rank, for one micro-batch: computation and tensor-parallel communication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from frog.plan.estimate.kernels import Kernels
+from frog.plan.estimate.layout import PlannedLayout
+from frog.plan.estimate.links import Group, Links
+from frog.plan.estimate.model import PlannedModel
+
+_DENSE_KERNELS, _MOE_KERNELS = 22, 60
+"""Kernels of a layer's forward pass in an eager implementation; about twice as many in the backward pass, which C++
+launches twice as fast."""
+
+_LIGHT = 0.25
+"""Slowdown of light collectives, of the usual one: the ratio of multiprocessors that they occupy."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds by cause. They add up, except that `launch` is what launching adds to a layer bound by it."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0
+    launch: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return float(sum(vars(self).values()))
+
+    def __add__(self, other: Times) -> Times:
+        return Times(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, factor: float) -> Times:
+        return Times(*(getattr(self, f.name) * factor for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """A layer's forward pass, its backward pass, and what recomputation adds to that."""
+
+    forward: Times
+    backward: Times
+    recomputed: Times
+
+    @property
+    def total(self) -> Times:
+        return self.forward + self.backward + self.recomputed
+
+
+@dataclass(frozen=True)
+class LayerModel:
+    """The layers of one model under one layout on one cluster."""
+
+    model: PlannedModel
+    layout: PlannedLayout
+    kernels: Kernels
+    links: Links
+
+    @property
+    def overlap_cost(self) -> float:
+        """Slowdown of computation, as a fraction of the time of the collective next to it."""
+        light = _LIGHT if self.layout.traits.light_collectives else 1.0
+        return self.kernels.constants.overlap_slowdown * light
+
+    def layer(self, *, mixture: bool) -> LayerTime:
+        """Return the time of a dense layer, or of one with a mixture of experts."""
+        products = self._products(mixture)
+        attention = self._attention()
+        memory = self._memory(mixture)
+        comm = [self._communication(mixture, *pair) for pair in zip(products, attention, strict=True)]
+        num_kernels = _MOE_KERNELS if mixture else _DENSE_KERNELS
+        forward = self._bounded(products[0], attention[0], memory[0], comm[0], num_kernels)
+        backward = self._bounded(products[1], attention[1], memory[1], comm[1], num_kernels)
+        return LayerTime(forward, backward, self._recomputed(forward))
+
+    def _bounded(self, products: float, attention: float, memory: float, comm: Times, num_kernels: int) -> Times:
+        """Add the time that launching the kernels takes beyond running them."""
+        ran = Times(products, attention, memory) + comm
+        launching = 0.0 if self.layout.traits.launches_ahead else num_kernels * self.kernels.constants.launch_s
+        return ran + Times(launch=max(0.0, launching - ran.total))
+
+    def _recomputed(self, forward: Times) -> Times:
+        """Return what the backward pass computes again.
+
+        Source:  Chen et al. 2016 (full), Korthikanti et al. 2022 (selective: only scores), torchtitan (alternate).
+        """
+        match self.layout.recompute:
+            case "full":
+                return forward
+            case "selective" if self.layout.traits.attention == "scores":
+                return Times(attention=forward.attention)
+            case "alternate":
+                return Times(products=forward.products / 2, memory=forward.memory, tensor=forward.tensor / 2)
+        return Times()
+
+    def _products(self, mixture: bool) -> tuple[float, float]:
+        model, tp, tokens = self.model, self.layout.tp, self.layout.tokens
+        pairs = [self.kernels.linear(tokens, *_split(pair, model.hidden, tp)) for pair in model.attention_products()]
+        if not mixture:
+            pairs += [self.kernels.linear(tokens, *_split(p, model.hidden, tp)) for p in model.ffn_products(model.ffn)]
+            return sum(f for f, _ in pairs), sum(b for _, b in pairs)
+        shared = model.ffn_products(model.expert_ffn * model.shared_experts) if model.shared_experts else []
+        pairs += [self.kernels.linear(tokens, *_split(pair, model.hidden, tp)) for pair in shared]
+        pairs.append(self.kernels.linear(tokens / tp, model.hidden, model.experts))
+        pairs += self._experts()
+        return sum(f for f, _ in pairs), sum(b for _, b in pairs)
+
+    def _experts(self) -> list[tuple[float, float]]:
+        """Return the grouped products of this rank's experts; without expert parallelism, tp splits each expert."""
+        model, layout = self.model, self.layout
+        local = model.experts // layout.ep
+        split = layout.tp if layout.ep == 1 else 1
+        rows = layout.tokens * model.experts_per_token / layout.tp * split * layout.ep / model.experts
+        pairs = model.ffn_products(model.expert_ffn)
+        return [self.kernels.linear(rows, *_split(pair, model.hidden, split), num=local) for pair in pairs]
+
+    def _attention(self) -> tuple[float, float]:
+        model, layout = self.model, self.layout
+        batch_heads = layout.micro_batch * model.heads / layout.tp
+        dims = (model.head_dim, model.value_dim or model.head_dim)
+        return self.kernels.attention(batch_heads, layout.seq_len / layout.cp, layout.seq_len, dims)
+
+    def _memory(self, mixture: bool) -> tuple[float, float]:
+        """Return the seconds of memory-bound operations, forward and backward, by bytes per token:
+
+        norms           read and write the stream twice: 8 D, backward 12 D
+        residuals       read two, write one, twice: 12 D (dropout's masks: 2 D), backward 8 D
+        q, k, v         rotate or rearrange: 4 each
+        activation      read its inputs, write its output: 4 F, gated 6 F; backward 6 F or 10 F
+        experts         copy the rows to the network's buffer, sort them by expert, and both back: 16 D for each of a
+                        token's experts, in both passes
+        """
+        model, layout = self.model, self.layout
+        stream = layout.tp if layout.sequence_parallel else 1
+        width = model.hidden / stream
+        dropout = 2 * width * layout.traits.dropout
+        heads = 4 * ((model.heads + model.kv_heads) * model.head_dim + model.kv_heads * model.head_dim) / layout.tp
+        ffn = model.ffn if not mixture else model.expert_ffn * (model.experts_per_token + model.shared_experts)
+        activation = ffn / layout.tp
+        permuted = 16.0 * model.hidden * model.experts_per_token / layout.tp if mixture else 0.0
+        forward = 20 * width + dropout + heads + (6 if model.gated else 4) * activation + permuted
+        backward = 20 * width + dropout + heads + (10 if model.gated else 6) * activation + permuted
+        return self.kernels.moves(layout.tokens * forward), self.kernels.moves(layout.tokens * backward)
+
+    def _communication(self, mixture: bool, products: float, attention: float) -> Times:
+        """Return the exposed communication of one pass. It hides behind the products or attention, at most their time.
+
+        tp     two all-reduces of the stream; with sequence parallelism as many bytes (Korthikanti et al. 2022)
+        cp     the ring passes all keys and values behind attention, except the first block
+        ep     tokens to their experts and back: two all-to-alls (Lepikhin et al. 2021)
+        """
+        model, layout, links = self.model, self.layout, self.links
+        stream = 2.0 * layout.tokens * model.hidden
+        tensor = 2 * links.all_reduce(stream, Group(layout.tp, 1))
+        if layout.traits.overlaps_tensor:
+            tensor -= min(links.constants.hidden_tensor * tensor, products) * (1 - self.overlap_cost)
+        keys_values = 2.0 * layout.tokens * 2 * model.kv_heads * model.head_dim / layout.tp
+        ring = links.gather(keys_values * layout.cp, Group(layout.cp, layout.tp))
+        context = max(ring / layout.cp, ring - attention)
+        expert = 0.0
+        if mixture:
+            sent = 2.0 * layout.tokens / layout.tp * model.experts_per_token * model.hidden
+            group = Group(layout.ep, 1)
+            copies = model.experts_per_token if layout.traits.sends_once_per_node else 1
+            expert = 2 * links.all_to_all(sent, group, copies, model.expert_groups)
+        return Times(tensor=tensor, context=context, expert=expert)
+
+
+def _split(pair: tuple[int, int], hidden: int, tp: int) -> tuple[float, float]:
+    """Split a product over tp: along its inputs if its outputs are the stream, else along its outputs."""
+    inner, columns = pair
+    return (inner / tp, columns) if columns == hidden else (inner, columns / tp)

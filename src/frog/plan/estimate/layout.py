@@ -1,0 +1,118 @@
+"""How a run is divided among GPUs, and which implementation runs it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+Recompute = Literal["none", "selective", "alternate", "full"]
+"""Activation recomputation: only attention (selective), every second product (alternate), or the whole layer (full)."""
+
+Attention = Literal["scores", "flash1", "triton", "flash", "fused"]
+"""Attention that writes its scores to memory, FlashAttention 1, its version in Triton, FlashAttention 2, or the fastest
+fused kernel of the GPU."""
+
+
+Schedule = Literal["gpipe", "1f1b", "zero_bubble"]
+"""Order of a pipeline's passes. With virtual stages, 1f1b is interleaved."""
+
+Precision = Literal["bf16", "fp16", "fp8", "fp8_rowwise"]
+"""Of the large products. float8 with one scale per tensor, or one per row."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an implementation does that changes the time of a step. None of it is fitted."""
+
+    attention: Attention = "flash"
+    overlaps_gradients: bool = True
+    """The reduction of gradients runs during the backward pass."""
+    overlaps_parameters: bool = False
+    """ZeRO 1 gathers parameters during the next forward pass."""
+    overlaps_tensor: bool = False
+    """Tensor parallelism computes on one part of a product while it sends another."""
+    overlaps_stages: bool = False
+    """An interleaved pipeline sends to the next stage while it computes the next micro-batch."""
+    light_collectives: bool = False
+    """Collectives read registered buffers, so they occupy few multiprocessors (NCCL 2.24: 6 instead of 24 or so)."""
+    dropout: bool = False
+    keeps_whole_copy: bool = True
+    """Parameters and gradients in 16 and 32 bits next to the optimizer's float32 copy, as in Megatron; FSDP shards
+    float32 parameters, and casts them when it gathers them."""
+    gradient_bytes: int = 4
+    """Size of a number in the reduction of gradients."""
+    keeps_gathered: bool = False
+    """FSDP in a pipeline gathers parameters and reduces gradients once a step, not for every micro-batch."""
+    sends_once_per_node: bool = False
+    """Expert parallelism sends a token once to each node that has one of its experts (DeepEP)."""
+    launches_ahead: bool = False
+    """CUDA graphs or compilation remove the cost of launching kernels one by one."""
+
+
+@dataclass(frozen=True)
+class PlannedLayout:
+    """Degrees of parallelism and batch. Ranks vary fastest along tp, then cp, dp, pp; ep lies inside tp, cp and dp."""
+
+    seq_len: int
+    global_batch: int
+    micro_batch: int = 1
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    virtual_stages: int = 1
+    schedule: Schedule = "1f1b"
+    zero: int = 0
+    """0 to 3: what data-parallel ranks split (nothing, optimizer state, gradients too, parameters too)."""
+    zero_group: int = 0
+    """Ranks that split it; 0: all data-parallel ranks."""
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    precision: Precision = "bf16"
+    traits: Traits = field(default_factory=Traits)
+
+    @property
+    def num_gpus(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def num_micro(self) -> int:
+        """Micro-batches of each data-parallel rank in a step."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def shard(self) -> int:
+        """Ranks that split the states."""
+        return min(self.zero_group, self.dp * self.cp) if self.zero_group else self.dp * self.cp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one rank."""
+        return self.micro_batch * self.seq_len // self.cp
+
+    def problems(self, layers: int, experts: int = 0) -> list[str]:
+        """Return why this layout cannot run, with both numbers; empty if it can."""
+        degrees = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
+        degrees |= {"micro_batch": self.micro_batch, "virtual_stages": self.virtual_stages, "seq_len": self.seq_len}
+        found = [f"{name}={value}: must be at least 1" for name, value in degrees.items() if value < 1]
+        if found:
+            return found
+        if self.global_batch < 1 or self.global_batch % (self.dp * self.micro_batch):
+            found.append(
+                f"global_batch={self.global_batch} does not divide by dp={self.dp} x micro_batch={self.micro_batch}"
+            )
+        if self.pp * self.virtual_stages > layers:
+            found.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={layers}")
+        if self.seq_len % self.cp:
+            found.append(f"seq_len={self.seq_len} does not divide by cp={self.cp}")
+        if experts and experts % self.ep:
+            found.append(f"experts={experts} do not divide by ep={self.ep}")
+        if self.zero not in (0, 1, 2, 3):
+            found.append(f"zero={self.zero}: must be 0 to 3")
+        return found
+
+    def heaviest_layers(self, layers: int) -> int:
+        """Return the number of layers on the stage that has most."""
+        return math.ceil(layers / self.pp)

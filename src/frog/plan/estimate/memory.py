@@ -1,0 +1,153 @@
+"""Memory of a training step on the rank that holds most, by kind, in bytes.
+
+Source: states, Rajbhandari et al. 2020, section 3; activations, Korthikanti et al. 2022, section 4, by operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frog.plan.estimate.layout import PlannedLayout
+from frog.plan.estimate.model import PlannedModel
+from frog.plan.estimate.step_time import StepModel
+
+_LOGIT_BYTES = 12
+"""A logit in 16 bits, in float32, its softmax or gradient in float32, and that in 16 bits."""
+_CONTEXT_BYTES = 1.5e9
+"""What a process allocates outside of the allocator: CUDA's context, libraries' workspaces, NCCL's buffers."""
+_ALLOCATOR_SHARE = 0.06
+"""Reserved but unused blocks of the caching allocator, of what varies during a step."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes by kind."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    temporary: float
+    """A recomputed layer, and the logits with their loss."""
+    communication: float
+    """Gathered layers and their gradients."""
+    allocator: float
+
+    @property
+    def states(self) -> float:
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> float:
+        return float(sum(vars(self).values()))
+
+
+def step_memory(step: StepModel) -> StepMemory:
+    """Return the memory of the first stage or the last, whichever needs more."""
+    ends = (True,) if step.layout.pp == 1 else (True, False)
+    return max((_memory(step, first=first) for first in ends), key=lambda memory: memory.total)
+
+
+def _memory(step: StepModel, *, first: bool) -> StepMemory:
+    model, layout = step.model, step.layout
+    parameters, gradients, optimizer = _states(step)
+    each = stage_activations(model, layout)
+    in_flight = _in_flight(layout) if first else 1.0
+    activations = each * in_flight * layout.heaviest_layers(model.layers)
+    whole = layer_activations(model, layout)
+    temporary = whole if layout.recompute == "full" else 0.0
+    if layout.pp == 1 or not first:
+        temporary += _LOGIT_BYTES * layout.tokens * model.vocab / layout.tp
+    communication = _gathered(step)
+    varying = activations + temporary + communication
+    return StepMemory(
+        parameters,
+        gradients,
+        optimizer,
+        activations,
+        temporary,
+        communication,
+        _ALLOCATOR_SHARE * varying + _CONTEXT_BYTES,
+    )
+
+
+def _states(step: StepModel) -> tuple[float, float, float]:
+    """Return the bytes of parameters, gradients and optimizer state:
+
+    Megatron, DeepSpeed   2 + gradient + 12 (a float32 copy and two moments), of which ZeRO 1, 2, 3 split the last one,
+                          two, three
+    FSDP                  4 + 4 + 8, all sharded
+    """
+    layout, traits = step.layout, step.layout.traits
+    shared, experts = step.stage_parameter_parts
+    expert_ranks = max(1, layout.dp * layout.cp * layout.tp // layout.ep)
+
+    def held(is_split: bool) -> float:
+        return shared / layout.shard + experts / min(layout.shard, expert_ranks) if is_split else shared + experts
+
+    sizes = (2, traits.gradient_bytes, 12) if traits.keeps_whole_copy else (4, 4, 8)
+    splits = (layout.zero >= 3, layout.zero >= 2, layout.zero >= 1)
+    parameters, gradients, optimizer = (size * held(split) for size, split in zip(sizes, splits, strict=True))
+    return parameters, gradients, optimizer
+
+
+def _gathered(step: StepModel) -> float:
+    """Return the bytes of gathered parameters and unreduced gradients under ZeRO 3: two layers at a time, or a stage's
+    where a pipeline keeps them.
+    """
+    layout = step.layout
+    if layout.zero < 3 or layout.shard < 2:
+        return 0.0
+    keeps = layout.traits.keeps_gathered and layout.pp > 1
+    layers = layout.heaviest_layers(step.model.layers)
+    each = step.stage_parameters / layers
+    return each * (layers if keeps else 2) * (2 + layout.traits.gradient_bytes)
+
+
+def _in_flight(layout: PlannedLayout) -> float:
+    """Return how many micro-batches' activations the first stage keeps.
+
+    Source:  GPipe all, 1F1B p, interleaved p (1 + (p - 1) / (p v)): Korthikanti et al. 2022, section 4.2.3.
+    """
+    if layout.schedule == "gpipe" and layout.pp > 1:
+        return layout.num_micro
+    stages, chunks = layout.pp, layout.virtual_stages
+    most = stages * (1 + (stages - 1) / (stages * chunks)) if chunks > 1 else stages
+    return min(most, layout.num_micro)
+
+
+def stage_activations(model: PlannedModel, layout: PlannedLayout) -> float:
+    """Return the bytes that one layer keeps of a micro-batch for its backward pass."""
+    if layout.recompute == "full":
+        return 2.0 * layout.tokens * model.hidden / (layout.tp if layout.sequence_parallel else 1)
+    return layer_activations(model, layout)
+
+
+def layer_activations(model: PlannedModel, layout: PlannedLayout) -> float:
+    """Return the bytes that one layer needs without recomputation. For each token, in 16 bits (products' inputs in
+    float8 with that precision):
+
+    the stream      inputs of two norms and their outputs: 8 D; dropout's masks 2 D
+    attention       queries, keys, values and output
+    scores          if attention keeps them: 2 H T for the softmax, with dropout 5 H T
+    FFN             two tensors of its width (gated: three); of each of a token's experts also its input and output
+    """
+    tp, tokens, traits = layout.tp, layout.tokens, layout.traits
+    saved = 1 if layout.precision == "fp8" else 2
+    split = tp if layout.sequence_parallel else 1
+    stream = (4 + 2 * traits.dropout) * model.hidden / split
+    # Megatron gathers the norms' outputs again in the backward pass; torch's tensor parallelism keeps them gathered.
+    stream += 2 * saved * model.hidden / (split if traits.keeps_whole_copy else 1)
+    heads = 2 * ((model.heads + model.kv_heads) * model.head_dim + model.kv_heads * model.head_dim + model.value_width)
+    keeps_scores = traits.attention == "scores" and layout.recompute != "selective"
+    scores = (2 + 3 * traits.dropout) * model.heads * layout.seq_len if keeps_scores else 0.0
+    copies = (4 if model.gated else 2) + saved
+    if model.moe_layers:
+        active = model.experts_per_token * (copies * model.expert_ffn + 4 * model.hidden)
+        ffn = active + model.shared_experts * copies * model.expert_ffn
+    else:
+        ffn = copies * model.ffn
+    inside = heads + scores + ffn
+    # torchtitan's selective recomputation keeps half of the products' outputs and what attention needs.
+    share = 0.5 if layout.recompute == "alternate" else 1.0
+    return tokens * (stream + share * inside / tp)

@@ -1,0 +1,177 @@
+"""A transformer as the planner sees it: its sizes, exact numbers of parameters and of floating-point operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frog.config.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2): queries, keys and values pass through narrow projections."""
+
+    query_rank: int
+    """Width of the compressed query; 0: the query is not compressed."""
+    key_value_rank: int
+    rotary_width: int
+    """Part of each query and key that carries the position."""
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A decoder-only transformer.
+
+    Source:  parameters of Llama, Qwen, Mixtral, GPT-2 and DeepSeek-V3 as their public implementations have them.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    """Width of a dense layer's FFN."""
+    vocab: int
+    gated: bool = True
+    """Three matrices in the FFN (SwiGLU) instead of two."""
+    tied: bool = False
+    """The embedding is also the output matrix."""
+    biases: bool = False
+    """Biases in all products, and LayerNorm instead of RMSNorm, as in GPT-2."""
+    query_key_value_bias: bool = False
+    """Biases of queries, keys and values alone, as in Qwen2."""
+    head_norms: bool = False
+    """Norms of each head's queries and keys, as in Qwen3."""
+    positions: int = 0
+    """Learned position embeddings; 0: none."""
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    expert_ffn: int = 0
+    expert_groups: int = 0
+    """Groups of experts, of a token's choice, that may be on different nodes (DeepSeek-V3: 4); 0: no limit."""
+    dense_layers: int = 0
+    """Leading layers without experts, in a mixture of experts."""
+    value_dim: int = 0
+    """Width of a value head, if it is not `head_dim`."""
+    latent: LatentAttention | None = None
+    prediction_layers: int = 0
+    """Layers that predict tokens further ahead (DeepSeek-V3), each with a pass through the output matrix."""
+
+    @property
+    def value_width(self) -> int:
+        return self.heads * (self.value_dim or self.head_dim)
+
+    @property
+    def moe_layers(self) -> int:
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def ffn_matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    def attention_products(self) -> list[tuple[int, int]]:
+        """Return the (inputs, outputs) of attention's weight matrices."""
+        if (latent := self.latent) is None:
+            outputs = (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * (self.value_dim or self.head_dim)
+            return [(self.hidden, outputs), (self.value_width, self.hidden)]
+        query = self.heads * self.head_dim
+        keys_values = self.heads * (self.head_dim - latent.rotary_width) + self.value_width
+        compress = [(self.hidden, latent.query_rank), (latent.query_rank, query)]
+        return [
+            *(compress if latent.query_rank else [(self.hidden, query)]),
+            (self.hidden, latent.key_value_rank + latent.rotary_width),
+            (latent.key_value_rank, keys_values),
+            (self.value_width, self.hidden),
+        ]
+
+    def ffn_products(self, width: int) -> list[tuple[int, int]]:
+        """Return the (inputs, outputs) of an FFN's weight matrices; gate and up are one product."""
+        return [(self.hidden, width * (self.ffn_matrices - 1)), (width, self.hidden)]
+
+    # ---- parameters --------------------------------------------------------------------------------------------------
+
+    def attention_parameters(self) -> int:
+        products = self.attention_products()
+        latent = self.latent
+        norms = latent.query_rank + latent.key_value_rank if latent else 2 * self.head_dim * self.head_norms
+        biases = products[0][1] if self.query_key_value_bias else 0
+        return _numel(products, self.biases) + norms + biases
+
+    def norm_parameters(self) -> int:
+        """Return the size of one norm."""
+        return self.hidden * (2 if self.biases else 1)
+
+    def dense_layer_parameters(self) -> int:
+        ffn = _numel(self.ffn_products(self.ffn), self.biases)
+        return self.attention_parameters() + 2 * self.norm_parameters() + ffn
+
+    def expert_parameters(self) -> int:
+        """Return the size of one expert."""
+        return _numel(self.ffn_products(self.expert_ffn), self.biases)
+
+    def moe_layer_shared_parameters(self) -> int:
+        """Return the parameters of a mixture's layer that every token uses."""
+        norms = 2 * self.norm_parameters()
+        router = self.hidden * self.experts
+        return self.attention_parameters() + norms + router + self.shared_experts * self.expert_parameters()
+
+    def num_parameters(self) -> int:
+        """Return the number of parameters, without the layers that predict further ahead."""
+        dense = (self.layers - self.moe_layers) * self.dense_layer_parameters()
+        mixture = self.moe_layers * (self.moe_layer_shared_parameters() + self.experts * self.expert_parameters())
+        return dense + mixture + self.embedding_parameters() + self.head_parameters()
+
+    def embedding_parameters(self) -> int:
+        return (self.vocab + self.positions) * self.hidden
+
+    def head_parameters(self) -> int:
+        """Return the size of the last norm and, unless it is the embedding, the output matrix."""
+        return self.norm_parameters() + (0 if self.tied else self.vocab * self.hidden)
+
+    # ---- floating-point operations -----------------------------------------------------------------------------------
+
+    def product_flops_per_token(self) -> float:
+        """Return the operations of one forward pass in weight matrices: two per weight that a token meets."""
+        attention = self.layers * _weights(self.attention_products())
+        dense = (self.layers - self.moe_layers) * _weights(self.ffn_products(self.ffn))
+        active = self.experts_per_token + self.shared_experts
+        mixture = self.moe_layers * (active * _weights(self.ffn_products(self.expert_ffn)) + self.hidden * self.experts)
+        return 2.0 * (attention + dense + mixture + self.hidden * self.vocab)
+
+    def attention_flops_per_token(self, seq_len: int, *, causal: bool = True) -> float:
+        """Return the operations of one forward pass in attention: scores and their products with the values."""
+        each = 2.0 * seq_len * (self.heads * self.head_dim + self.value_width)
+        return self.layers * each * (0.5 if causal else 1.0)
+
+    def model_flops_per_token(self, seq_len: int) -> float:
+        """Return the operations of a training step per token: forward, and twice as many backward, causal."""
+        return 3 * (self.product_flops_per_token() + self.attention_flops_per_token(seq_len))
+
+
+def from_model_config(config: ModelConfig) -> PlannedModel:
+    """Return a Frog model (a Llama, Qwen3 or Mixtral) as the planner sees it."""
+    experts = config.num_local_experts or 0
+    return PlannedModel(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        ffn=config.intermediate_size,
+        vocab=config.vocab_size,
+        head_norms=config.qk_norm,
+        tied=config.tie_word_embeddings,
+        experts=experts,
+        experts_per_token=config.num_experts_per_tok if experts else 0,
+        expert_ffn=config.intermediate_size if experts else 0,
+    )
+
+
+def _weights(products: list[tuple[int, int]]) -> int:
+    return sum(inputs * outputs for inputs, outputs in products)
+
+
+def _numel(products: list[tuple[int, int]], biases: bool) -> int:
+    return _weights(products) + (sum(outputs for _, outputs in products) if biases else 0)

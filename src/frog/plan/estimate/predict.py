@@ -1,0 +1,106 @@
+"""Predict the rows of a table of runs: step time, memory, and a range around the time."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from frog.core.errors import ConfigError, UsageError
+from frog.core.schema import read_bounded
+from frog.plan.estimate.layer_time import LayerModel
+from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.rows import PlannedRun, Row, read_row
+from frog.plan.estimate.step_time import StepModel
+
+COLUMNS = ("row_id", "step_time_s", "memory_gib", "step_time_low_s", "step_time_high_s", "why")
+_MEASURED_GPUS = ("A100-80GB", "H100-80GB", "H100-96GB-HBM2e-500W")
+_SPREAD = 0.16
+"""With the factors below, nine of ten measured runs are inside, if their source was not fitted on."""
+_WIDER = {"gpu": 1.6, "experts": 2.0, "assumed": 1.3}
+"""Factors of the spread for a GPU without measured runs, a mixture of experts, and for what a row does not state."""
+_MOST_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row's prediction; without numbers, `why` is the reason."""
+
+    row_id: str
+    why: str
+    step_time_s: float | None = None
+    memory_gib: float | None = None
+    spread: float = 0.0
+
+    def cells(self) -> list[str]:
+        """Return the cells of the row, in the order of COLUMNS."""
+        if self.step_time_s is None or self.memory_gib is None:
+            return [self.row_id, "", "", "", "", self.why]
+        times = (self.step_time_s, self.step_time_s / (1 + self.spread), self.step_time_s * (1 + self.spread))
+        step, low, high = (f"{seconds:.6g}" for seconds in times)
+        return [self.row_id, step, f"{self.memory_gib:.2f}", low, high, self.why]
+
+
+def read_table(path: Path) -> list[Row]:
+    """Read a CSV file with a header.
+
+    Raises:  UsageError if it is missing, not text, or has no column `row_id`.
+    """
+    hint = "name a CSV file with the columns of docs/plan.md"
+    try:
+        text = read_bounded(path, UsageError, hint, _MOST_BYTES).decode()
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file", hint) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8 text", hint) from None
+    try:
+        rows = list(csv.DictReader(text.splitlines()))
+    except csv.Error as problem:
+        raise UsageError(f"{path}: not a CSV file: {problem}", hint) from None
+    if not rows or "row_id" not in rows[0]:
+        raise UsageError(f"{path}: no rows with a column row_id", hint)
+    return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
+
+
+def predict_rows(rows: Iterable[Row]) -> Iterator[Prediction]:
+    """Predict each row, or give the reason why not."""
+    for row in rows:
+        try:
+            yield predict_row(row)
+        except ConfigError as problem:
+            yield Prediction(row["row_id"], str(problem.what))
+        except (OverflowError, ZeroDivisionError):
+            yield Prediction(row["row_id"], "a number is out of range")
+
+
+def predict_row(row: Row) -> Prediction:
+    """Predict a step, or for `scope` layer the passes through one layer.
+
+    Raises:  ConfigError if the row does not describe a run that can be predicted.
+    """
+    run = read_row(row)
+    step = StepModel(run.model, run.layout, run.cluster)
+    memory = step_memory(step)
+    if row.get("scope") == "layer":
+        layers = LayerModel(run.model, run.layout, step.kernels, step.links)
+        seconds = layers.layer(mixture=bool(run.model.moe_layers)).total.total
+    else:
+        seconds = step.step.total
+    return Prediction(row["row_id"], _why(run, memory.total), seconds, memory.total / 2**30, _spread(run))
+
+
+def _spread(run: PlannedRun) -> float:
+    spread = _SPREAD
+    if run.cluster.gpu.name not in _MEASURED_GPUS:
+        spread *= _WIDER["gpu"]
+    if run.model.experts:
+        spread *= _WIDER["experts"]
+    return spread * (_WIDER["assumed"] if run.assumed else 1.0)
+
+
+def _why(run: PlannedRun, memory: float) -> str:
+    notes = [f"assumed {', '.join(run.assumed)}"] if run.assumed else []
+    if memory > run.cluster.gpu.memory:
+        notes.append(f"does not fit: needs {memory / 2**30:.0f} GiB of {run.cluster.gpu.memory / 2**30:.0f}")
+    return "; ".join(notes)

@@ -1,0 +1,249 @@
+"""Rows of a table of runs, in the schema of Frog's measured runs, as models, layouts and clusters.
+
+A row that does not say enough gets a reason instead. What an implementation does (which attention, what overlaps) comes
+from its name and year.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from frog.core.errors import ConfigError
+from frog.core.schema import shortened
+from frog.plan.estimate.hardware import Cluster, default_cluster, similar_gpu
+from frog.plan.estimate.layout import Attention, PlannedLayout, Precision, Recompute, Schedule, Traits
+from frog.plan.estimate.model import LatentAttention, PlannedModel
+
+Row = Mapping[str, str]
+
+_MOST = 10**12
+"""Largest number in a cell: above it, a typing mistake."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A row that can be predicted, and what had to be assumed for it."""
+
+    model: PlannedModel
+    layout: PlannedLayout
+    cluster: Cluster
+    assumed: tuple[str, ...] = ()
+
+
+def read_row(row: Row) -> PlannedRun:
+    """Return the run that a row describes.
+
+    Raises:  ConfigError with the reason if it says too little, or its layout is impossible.
+    """
+    if row.get("scope") == "memory" and not row.get("global_batch"):
+        row = {**row, "global_batch": str(_number(row, "dp", 1) * _number(row, "micro_batch", 1))}
+    required = ("gpu", "n_gpus", "layers", "hidden", "heads", "seq_len", "global_batch", "vocab")
+    if missing := [name for name in required if not row.get(name)]:
+        raise ConfigError(f"not stated: {', '.join(missing)}")
+    if row.get("task") == "lora":
+        raise ConfigError("task=lora: adapters next to frozen weights are not modelled")
+    if row.get("arch") == "hybrid":
+        raise ConfigError("arch=hybrid: layers other than attention are not modelled")
+    if not any(row.get(name) for name in ("dp", "tp", "pp")):
+        raise ConfigError("not stated: dp, tp, pp")
+    assumed: list[str] = []
+    model = _model(row)
+    layout = _layout(row, model, assumed)
+    if problems := layout.problems(model.layers, model.experts):
+        raise ConfigError("; ".join(problems))
+    return PlannedRun(model, layout, _cluster(row, assumed), tuple(assumed))
+
+
+def _number(row: Row, name: str, default: float = 0) -> int:
+    """Read a whole number.
+
+    Raises:  ConfigError if the cell contains something else, or a number that no run has.
+    """
+    text = row.get(name) or ""
+    try:
+        number = int(float(text)) if text else int(default)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{name}={shortened(text)!r}: must be a number") from None
+    if not 0 <= number <= _MOST:
+        raise ConfigError(f"{name}={shortened(text)}: must be between 0 and {_MOST:.0e}")
+    return number
+
+
+def _model(row: Row) -> PlannedModel:
+    heads, hidden, layers = _number(row, "heads"), _number(row, "hidden"), _number(row, "layers")
+    if min(heads, hidden, layers) < 1:
+        raise ConfigError(f"layers={layers}, hidden={hidden}, heads={heads}: must be at least 1")
+    notes, experts = row.get("arch_notes") or "", _number(row, "experts")
+    dense = re.search(r"first (\d+) layers? dense", notes)
+    gated = row.get("gated_ffn") == "yes"
+    model = PlannedModel(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_number(row, "kv_heads", heads),
+        head_dim=_number(row, "head_dim", hidden // heads),
+        ffn=_number(row, "ffn", 4 * hidden),
+        vocab=_number(row, "vocab"),
+        gated=gated,
+        tied=row.get("tied_embeddings") == "yes",
+        biases=not gated,
+        positions=0 if gated else _number(row, "seq_len"),
+        experts=experts,
+        experts_per_token=_number(row, "experts_per_token", 1) if experts else 0,
+        shared_experts=_number(row, "shared_experts") if experts else 0,
+        expert_ffn=_number(row, "expert_ffn", _number(row, "ffn")) if experts else 0,
+        expert_groups=4 if "deepseek" in (row.get("model") or "").lower() else 0,
+        dense_layers=int(dense[1]) if dense else 0,
+        prediction_layers=1 if "multi-token-prediction" in notes else 0,
+    )
+    return _with_latent_attention(model, notes)
+
+
+def _with_latent_attention(model: PlannedModel, notes: str) -> PlannedModel:
+    found = re.search(r"q_lora (\d+), kv_lora (\d+), qk (\d+)\+(\d+), v (\d+)", notes)
+    if found is None:
+        return model
+    query, keys, plain, rotary, value = map(int, found.groups())
+    return replace(
+        model,
+        latent=LatentAttention(query, keys, rotary),
+        head_dim=plain + rotary,
+        value_dim=value,
+        kv_heads=model.heads,
+    )
+
+
+def _layout(row: Row, model: PlannedModel, assumed: list[str]) -> PlannedLayout:
+    degrees = {name: _number(row, name, 1) for name in ("tp", "pp", "cp", "ep", "virtual_stages")}
+    others = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    dp = _number(row, "dp") or _number(row, "n_gpus") // max(1, others)
+    if dp * others != _number(row, "n_gpus"):
+        raise ConfigError(f"dp x tp x pp x cp = {dp * others} is not n_gpus={row['n_gpus']}")
+    batch = _number(row, "global_batch")
+    micro = _number(row, "micro_batch")
+    if not micro:
+        micro = _usual_micro_batch(row, batch // max(1, dp), degrees["pp"])
+        assumed.append(f"micro_batch={micro}")
+    zero = row.get("zero") or ""
+    if not zero and dp > 1:
+        assumed.append("zero=1")
+    group = row.get("zero_group") or ""
+    if not row.get("virtual_stages") and "interleaved" in (row.get("schedule") or ""):
+        degrees["virtual_stages"] = 2
+        assumed.append("virtual_stages=2")
+    sequence_parallel = row.get("seq_parallel") or ""
+    traits = traits_of(row)
+    if not sequence_parallel:
+        sequence_parallel = "yes" if degrees["tp"] > 1 and _year(row) >= 2023 and _is_modern(row) else "no"
+        assumed.append(f"seq_parallel={sequence_parallel}")
+    recompute = _recompute(row, assumed)
+    return PlannedLayout(
+        seq_len=_number(row, "seq_len"),
+        global_batch=batch,
+        micro_batch=micro,
+        dp=dp,
+        **degrees,
+        schedule=_schedule(row),
+        zero=int(zero) if zero in ("0", "1", "2", "3") else 1,
+        zero_group=0 if group in ("", "all") else _number(row, "zero_group"),
+        sequence_parallel=sequence_parallel == "yes",
+        recompute=recompute,
+        precision=_precision(row),
+        traits=traits,
+    )
+
+
+def _schedule(row: Row) -> Schedule:
+    words = (row.get("schedule") or "").lower()
+    if any(name in words for name in ("zero", "zb", "dualpipe")):
+        return "zero_bubble"
+    return "gpipe" if any(name in words for name in ("gpipe", "afab", "all forward")) else "1f1b"
+
+
+def _usual_micro_batch(row: Row, local_batch: int, pp: int) -> int:
+    """Return a micro-batch for a row without one: torchtitan makes as many micro-batches as stages; others use 1 with a
+    pipeline, and up to 4 without.
+    """
+    if pp > 1:
+        return max(1, local_batch // pp) if "torchtitan" in (row.get("software") or "").lower() else 1
+    return max((size for size in (1, 2, 4) if local_batch % size == 0), default=1)
+
+
+def _recompute(row: Row, assumed: list[str]) -> Recompute:
+    value, detail = row.get("recompute") or "", row.get("recompute_detail") or ""
+    if not value:
+        assumed.append("recompute=selective")
+        return "selective"
+    if value == "selective" and "op" in detail.split():
+        return "alternate"
+    if value not in ("none", "selective", "full"):
+        raise ConfigError(f"recompute={value!r}: must be none, selective or full")
+    return value  # type: ignore[return-value]
+
+
+def _precision(row: Row) -> Precision:
+    precision = row.get("precision") or "bf16"
+    if precision == "fp8":
+        return "fp8_rowwise" if "rowwise" in (row.get("precision_detail") or "") else "fp8"
+    if precision not in ("bf16", "fp16"):
+        raise ConfigError(f"precision={precision!r} is not modelled: bf16, fp16 or fp8")
+    return precision  # type: ignore[return-value]
+
+
+def _year(row: Row) -> int:
+    return _number(row, "year", 2024)
+
+
+def _is_modern(row: Row) -> bool:
+    """True for programs on Transformer Engine or torch's own parallelism, which always split the stream over tp."""
+    return any(word in (row.get("software") or "").lower() for word in ("nemo", "bridge", "megatron-lm", "torchtitan"))
+
+
+def traits_of(row: Row) -> Traits:
+    """Return what the named program does, by its documentation:
+
+    Megatron-DeepSpeed, Megatron-LM until 2022    attention with scores and dropout, no overlap
+    Megatron-Core, NeMo, Megatron-Bridge          cuDNN's attention; all communication overlaps, in registered buffers;
+                                                  Bridge sends a token once to a node
+    torchtitan                                    FlashAttention 2, compiled; async TP where the row says so
+    InternEvo                                     reduces gradients in 16 bits
+    all until 2023                                FlashAttention 1; llm-foundry its version in Triton
+    others                                        FlashAttention 2, gradients overlap
+    """
+    software, year = (row.get("software") or "").lower(), _year(row)
+    older = "megatron-deepspeed" in software or ("megatron-lm" in software and year < 2023)
+    if older and "flash" not in software:
+        half = row.get("precision") == "fp16"
+        return Traits("scores", overlaps_gradients=False, dropout=True, gradient_bytes=2 if half else 4)
+    if any(name in software for name in ("nemo", "bridge", "megatron-core")):
+        once = "bridge" in software
+        return Traits(
+            "fused",
+            overlaps_parameters=True,
+            overlaps_tensor=True,
+            overlaps_stages=True,
+            sends_once_per_node=once,
+            light_collectives=True,
+        )
+    if "torchtitan" in software:
+        overlaps = "async tp" in software
+        return Traits(overlaps_tensor=overlaps, keeps_gathered=True, keeps_whole_copy=False, launches_ahead=True)
+    size = 2 if "intern" in software else 4
+    first: Attention = "triton" if "llm-foundry" in software else "flash1"
+    return Traits(first if year <= 2023 else "flash", gradient_bytes=size, keeps_whole_copy="fsdp" not in software)
+
+
+def _cluster(row: Row, assumed: list[str]) -> Cluster:
+    gpu = similar_gpu(row["gpu"])
+    if gpu.name != row["gpu"]:
+        assumed.append(f"gpu={gpu.name}")
+    usual = default_cluster(gpu)
+    per_node = _number(row, "gpus_per_node", usual.gpus_per_node)
+    domain = _number(row, "nvlink_domain", max(usual.nvlink_domain, per_node))
+    network = row.get("inter_node_gbit_s") or ""
+    if not network:
+        assumed.append(f"inter_node_gbit_s={usual.node_bandwidth * 8 / 1e9:.0f}")
+    bandwidth = _number(row, "inter_node_gbit_s") * 1e9 / 8 if network else usual.network_bandwidth_per_gpu * per_node
+    return Cluster(gpu, per_node, max(1, domain), bandwidth)

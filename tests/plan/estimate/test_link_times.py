@@ -1,0 +1,57 @@
+"""Times of collectives, by hand, on two nodes of eight GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from frog.plan.estimate.constants import Constants
+from frog.plan.estimate.hardware import clusters
+from frog.plan.estimate.links import Group, Links
+
+NO_LATENCY = replace(Constants(), link=1.0, network=1.0, link_latency_s=0.0, network_latency_s=0.0)
+H100 = clusters()["h100x8"]
+LINKS = Links(H100, NO_LATENCY)
+GIGA = 1e9
+
+
+@pytest.mark.parametrize(
+    ("group", "bytes_per_s"),
+    [
+        (Group(8, 1), 450 * GIGA),  # a node
+        (Group(4, 2), 450 * GIGA),
+        (Group(16, 1), 400 * GIGA),  # two nodes, all their adapters
+        (Group(4, 4), 100 * GIGA),  # two ranks in each node, with an adapter each
+        (Group(2, 8), 50 * GIGA),  # one rank in each node
+    ],
+)
+def test_ring_is_as_fast_as_its_slowest_link(group: Group, bytes_per_s: float) -> None:
+    assert LINKS.bandwidth(group) == pytest.approx(bytes_per_s)
+
+
+def test_all_reduce_is_a_reduce_scatter_and_a_gather() -> None:
+    assert LINKS.gather(8e9, Group(8, 1)) == pytest.approx(7 / 8 * 8 / 450)
+    assert LINKS.all_reduce(8e9, Group(8, 1)) == pytest.approx(2 * LINKS.gather(8e9, Group(8, 1)))
+    assert LINKS.all_reduce(8e9, Group(1, 1)) == 0
+
+
+def test_latency_counts_hops_inside_and_between_nodes() -> None:
+    links = Links(H100, replace(NO_LATENCY, link_latency_s=1.0, network_latency_s=100.0))
+    assert links.latency(Group(8, 1)) == 7
+    assert links.latency(Group(32, 1)) == 7 + 3 * 100
+    assert links.all_reduce(0, Group(32, 1)) == 2 * (7 + 2 * 100), "a tree between nodes"
+
+
+def test_rows_sent_once_to_a_node_take_less_time() -> None:
+    group = Group(64, 1)
+    usual = LINKS.all_to_all(1e9, group)
+    once, few = LINKS.all_to_all(1e9, group, 8), LINKS.all_to_all(1e9, group, 8, 4)
+    assert usual == pytest.approx(56 / 64 / 50)
+    assert once == pytest.approx(usual * 8 * (1 - (7 / 8) ** 8) / 8)
+    assert few == pytest.approx(usual * 4 / 8)
+
+
+def test_message_to_another_node_takes_the_network() -> None:
+    assert LINKS.send(1e9, 1) == pytest.approx(1 / 450)
+    assert LINKS.send(1e9, 8) == pytest.approx(1 / 50)

@@ -1,0 +1,152 @@
+"""Numbers of parameters and operations of public models, and of wrong config.json files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frog.config import load_run_config
+from frog.core.errors import ConfigError
+from frog.plan.estimate.architectures import model_of, read_model
+from frog.plan.estimate.model import PlannedModel, from_model_config
+
+ROOT = Path(__file__).parents[3]
+LLAMA_8B = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+MIXTRAL = {
+    **LLAMA_8B,
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+QWEN3_235B = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 94,
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "vocab_size": 129280,
+}
+GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+GPT_NEOX_20B = {
+    "model_type": "gpt_neox",
+    "num_hidden_layers": 44,
+    "hidden_size": 6144,
+    "num_attention_heads": 64,
+    "intermediate_size": 24576,
+    "vocab_size": 50432,
+}
+QWEN2_7B = {
+    **LLAMA_8B,
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "num_parameters"),
+    [
+        (LLAMA_8B, 8_030_261_248),
+        (MIXTRAL, 46_702_792_704),
+        (QWEN2_7B, 7_615_616_512),
+        (QWEN3_235B, 235_093_634_560),
+        (DEEPSEEK_V3, 671_026_404_352),
+        (GPT2, 124_439_808),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_parameters_of_public_models_are_exact(config: dict[str, Any], num_parameters: int) -> None:
+    assert model_of(config).num_parameters() == num_parameters
+
+
+def test_gpt_neox_20b_has_its_published_size() -> None:
+    assert model_of(GPT_NEOX_20B).num_parameters() == pytest.approx(20.55e9, rel=2e-3)
+
+
+def test_active_parameters_of_a_mixture_count_in_operations() -> None:
+    active = model_of(MIXTRAL).product_flops_per_token() / 2
+    assert active == pytest.approx(12.9e9 - 32000 * 4096, rel=0.01)
+
+
+def test_parameters_of_a_run_file_agree_with_its_model() -> None:
+    config = load_run_config(ROOT / "config" / "demo.toml")
+    assert from_model_config(config.model).num_parameters() == config.model.num_parameters()
+
+
+def test_operations_agree_with_six_per_parameter_and_token() -> None:
+    model = model_of(LLAMA_8B)
+    weights = model.num_parameters() - model.embedding_parameters()
+    assert 3 * model.product_flops_per_token() == pytest.approx(6 * weights, rel=1e-4)
+
+
+def test_causal_attention_needs_half_of_full_attention() -> None:
+    model = PlannedModel(layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, vocab=100)
+    full = model.attention_flops_per_token(128, causal=False)
+    assert full == 4 * 128 * 64 * 2
+    assert model.attention_flops_per_token(128) == full / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"model_type": "mamba"}, "not an architecture that the planner knows"),
+        ({"hidden_size": "wide"}, "not a positive whole number"),
+        ({"num_attention_heads": 0}, "not a positive whole number"),
+        ({"intermediate_size": None}, "not a positive whole number"),
+    ],
+)
+def test_wrong_config_is_refused(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        model_of({**LLAMA_8B, **change})
+
+
+def test_missing_size_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
+    with pytest.raises(ConfigError, match="num_attention_heads is missing"):
+        read_model(path)
+
+
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        read_model(tmp_path / "config.json")

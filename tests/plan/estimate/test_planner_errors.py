@@ -1,0 +1,61 @@
+"""The planner's errors on published runs stay as small as docs/plan.md says."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmarks.planner import Measured, fit, mape, read_measured, spearman
+from frog.plan.estimate.constants import FITTED, Constants
+
+ROOT = Path(__file__).parents[3]
+
+
+@cache
+def measured() -> list[Measured]:
+    return read_measured(ROOT / "benchmarks" / "measured_runs.csv")
+
+
+@pytest.mark.parametrize(
+    ("source", "most_percent"),
+    [
+        ("internevo", 6),
+        ("korthikanti", 7),
+        ("megascale_megatron", 7),
+        ("megatron_bridge", 11),
+        ("mosaicml", 5),
+        ("nemo_2407", 7),
+        ("torchtitan", 8),
+        ("vtrain_multi", 8),
+        ("vtrain_single", 8),
+    ],
+)
+def test_error_on_published_runs_stays_small(source: str, most_percent: float) -> None:
+    rows = [row for row in measured() if row.source == source]
+    assert mape(rows, FITTED) < most_percent
+
+
+def test_layouts_of_one_model_are_ranked_as_measured() -> None:
+    rows = [row for row in measured() if row.source == "vtrain_multi" and row.run.layout.num_gpus == 64]
+    rank = spearman(rows, FITTED)
+    assert rank is not None
+    assert rank > 0.95
+
+
+def test_fit_lowers_the_error_of_its_prior() -> None:
+    rows = [row for row in measured() if row.source in ("korthikanti", "nemo_2407")]
+    found = fit(rows, Constants())
+    assert mape(rows, found) < mape(rows, Constants())
+    assert all(0 < value < math.inf for value in vars(found).values())
+
+
+def test_predicted_utilization_is_below_what_any_run_reaches() -> None:
+    for row in measured():
+        run = row.run
+        flops = run.model.model_flops_per_token(run.layout.seq_len) * run.layout.global_batch * run.layout.seq_len
+        seconds = row.step_s * math.exp(row.error(FITTED))
+        peak = max(run.cluster.gpu.peak_bf16, run.cluster.gpu.peak_fp8 * (run.layout.precision == "fp8"))
+        assert flops / seconds / run.layout.num_gpus < 0.7 * peak, row.row_id

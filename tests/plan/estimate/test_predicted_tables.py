@@ -1,0 +1,171 @@
+"""`frog plan predict`: rows of a table become predictions, or reasons."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frog.cli import main
+from frog.core.errors import ConfigError
+from frog.plan.estimate.predict import COLUMNS, predict_row, predict_rows
+from frog.plan.estimate.rows import read_row, traits_of
+
+ROW = {
+    "row_id": "one",
+    "year": "2024",
+    "gpu": "H100-80GB",
+    "n_gpus": "64",
+    "layers": "80",
+    "hidden": "8192",
+    "heads": "64",
+    "kv_heads": "8",
+    "ffn": "28672",
+    "gated_ffn": "yes",
+    "vocab": "128256",
+    "seq_len": "8192",
+    "global_batch": "256",
+    "micro_batch": "1",
+    "dp": "2",
+    "tp": "4",
+    "pp": "8",
+    "virtual_stages": "5",
+    "zero": "1",
+    "seq_parallel": "yes",
+    "recompute": "selective",
+    "precision": "fp8",
+    "inter_node_gbit_s": "3200",
+    "software": "Megatron-Bridge 25.09",
+    "scope": "step",
+}
+
+
+def test_complete_row_is_predicted_with_a_range() -> None:
+    prediction = predict_row(ROW)
+    assert prediction.step_time_s == pytest.approx(20.1, rel=0.15)  # published: 19.99 to 20.21 s
+    _, step, memory, low, high, why = prediction.cells()
+    assert float(low) < float(step) < float(high)
+    assert 30 < float(memory) < 80
+    assert why == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden": ""}, "not stated: hidden"),
+        ({"dp": "", "tp": "", "pp": ""}, "not stated: dp, tp, pp"),
+        ({"tp": "3"}, "dp x tp x pp x cp = 48 is not n_gpus=64"),
+        ({"gpu": "TPUv4"}, "gpu='TPUv4': no profile of this GPU"),
+        ({"precision": "nvfp4"}, "precision='nvfp4' is not modelled"),
+        ({"arch": "hybrid"}, "layers other than attention are not modelled"),
+        ({"layers": "many"}, "layers='many': must be a number"),
+        ({"layers": "0"}, "must be at least 1"),
+        ({"recompute": "some"}, "recompute='some': must be none, selective or full"),
+        ({"task": "lora"}, "adapters next to frozen weights are not modelled"),
+        ({"global_batch": "255"}, "global_batch=255 does not divide by dp=2 x micro_batch=1"),
+    ],
+)
+def test_row_that_cannot_be_predicted_gives_the_reason(changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_row({**ROW, **changes})
+    assert reason in str(raised.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(ROW)),
+        st.one_of(
+            st.sampled_from(["", "0", "-1", "1", "3", "nan", "inf", "1e400", "1e30", "999999999", "yes", "full", "x"]),
+            st.text(max_size=8),
+        ),
+        max_size=4,
+    )
+)
+def test_any_cells_give_a_finite_prediction_or_a_reason(changes: dict[str, str]) -> None:
+    (prediction,) = predict_rows([{**ROW, **changes}])
+    if prediction.step_time_s is None:
+        assert prediction.why
+    else:
+        assert 0 < prediction.step_time_s < math.inf
+
+
+def test_what_is_not_stated_is_assumed_and_named() -> None:
+    run = read_row({**ROW, "micro_batch": "", "inter_node_gbit_s": "", "recompute": ""})
+    assert set(run.assumed) == {"micro_batch=1", "inter_node_gbit_s=3200", "recompute=selective"}
+
+
+def test_older_programs_keep_scores_and_newer_ones_overlap() -> None:
+    assert traits_of({"software": "Megatron-LM", "year": "2022"}).attention == "scores"
+    assert traits_of({"software": "NeMo 24.07", "year": "2024"}).overlaps_tensor
+    assert not traits_of({"software": "torchtitan", "year": "2025"}).overlaps_tensor
+    assert traits_of({"software": "torchtitan (async TP)", "year": "2025"}).overlaps_tensor
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule"),
+    [
+        ("", "1f1b"),
+        ("interleaved 1f1b", "1f1b"),
+        ("GPipe", "gpipe"),
+        ("ZB-H1", "zero_bubble"),
+        ("DualPipe", "zero_bubble"),
+    ],
+)
+def test_schedules_are_known_by_their_usual_names(words: str, schedule: str) -> None:
+    assert read_row({**ROW, "schedule": words}).layout.schedule == schedule
+
+
+def test_latent_attention_of_the_notes_is_modelled() -> None:
+    notes = "MLA attention (q_lora 1536, kv_lora 512, qk 128+64, v 128); first 3 layers dense"
+    shape = {"layers": "61", "hidden": "7168", "heads": "128", "kv_heads": "", "ffn": "18432", "vocab": "129280"}
+    mixture = {"experts": "256", "experts_per_token": "8", "shared_experts": "1", "expert_ffn": "2048"}
+    run = read_row({**ROW, **shape, **mixture, "arch_notes": notes, "pp": "8", "virtual_stages": "1"})
+    assert run.model.num_parameters() == 671_026_404_352
+
+
+def test_command_writes_a_row_for_each_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, out = tmp_path / "runs.csv", tmp_path / "predicted.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(ROW))
+        writer.writeheader()
+        writer.writerow(ROW)
+        writer.writerow({**ROW, "row_id": "two", "vocab": ""})
+    assert main(["plan", "predict", str(table), "--to", str(out)]) == 0
+    assert "predicted 1 of 2 rows" in capsys.readouterr().out
+    with out.open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row[0] for row in rows[1:]] == ["one", "two"]
+    assert rows[2][1:] == ["", "", "", "", "not stated: vocab"]
+    assert main(["plan", "predict", str(table)]) == 0
+    assert capsys.readouterr().out == out.read_text()
+
+
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00", None])
+def test_wrong_table_is_refused(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.csv"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["plan", "predict", str(path)]) == 2
+    assert "try: name a CSV file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "recompute", "milliseconds"),
+    [("no", "none", 19.6), ("yes", "none", 19.0), ("no", "full", 27.2), ("yes", "selective", 20.3)],
+)
+def test_one_layer_takes_as_long_as_korthikanti_measured(
+    sequence_parallel: str, recompute: str, milliseconds: float
+) -> None:
+    """Korthikanti et al. 2022, table 4: a layer of the 22B model on 8 A100, forward and backward."""
+    shape = {"layers": "48", "hidden": "6144", "heads": "64", "kv_heads": "", "ffn": "", "gated_ffn": "no"}
+    batch = {"n_gpus": "8", "dp": "1", "tp": "8", "pp": "1", "virtual_stages": "", "global_batch": "4"}
+    row = {**ROW, **shape, **batch, "micro_batch": "4", "seq_len": "2048", "vocab": "51200", "precision": "fp16"}
+    row |= {"gpu": "A100-80GB", "year": "2022", "software": "Megatron-LM", "scope": "layer"}
+    row |= {"seq_parallel": sequence_parallel, "recompute": recompute}
+    assert predict_row(row).step_time_s == pytest.approx(milliseconds / 1e3, rel=0.08)

@@ -1,0 +1,210 @@
+"""What must hold for every prediction: physical limits, and how time and memory follow their causes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frog.plan.estimate.hardware import Cluster, clusters
+from frog.plan.estimate.layer_time import Times
+from frog.plan.estimate.layout import PlannedLayout, Traits
+from frog.plan.estimate.memory import layer_activations, stage_activations, step_memory
+from frog.plan.estimate.model import PlannedModel
+from frog.plan.estimate.step_time import StepModel
+
+POWERS = st.sampled_from([1, 2, 4, 8])
+FLASH = Traits()
+
+
+@st.composite
+def models(draw: st.DrawFn) -> PlannedModel:
+    heads = draw(st.sampled_from([8, 16, 32, 64]))
+    experts = draw(st.sampled_from([0, 0, 8, 64]))
+    return PlannedModel(
+        layers=draw(st.sampled_from([8, 32, 61])),
+        hidden=heads * 128,
+        heads=heads,
+        kv_heads=draw(st.sampled_from([8, heads])),
+        head_dim=128,
+        ffn=heads * 384,
+        vocab=draw(st.sampled_from([32000, 128256])),
+        gated=draw(st.booleans()),
+        tied=draw(st.booleans()),
+        experts=experts,
+        experts_per_token=2 if experts else 0,
+        expert_ffn=heads * 96 if experts else 0,
+    )
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> PlannedLayout:
+    dp, micro = draw(POWERS), draw(st.sampled_from([1, 2, 4]))
+    return PlannedLayout(
+        seq_len=draw(st.sampled_from([1024, 4096, 8192])),
+        global_batch=dp * micro * draw(st.sampled_from([1, 3, 16])),
+        micro_batch=micro,
+        dp=dp,
+        tp=draw(POWERS),
+        pp=draw(st.sampled_from([1, 2, 4])),
+        cp=draw(st.sampled_from([1, 2])),
+        ep=draw(st.sampled_from([1, 2, 8])),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b", "zero_bubble"])),
+        zero=draw(st.sampled_from([0, 1, 2, 3])),
+        sequence_parallel=draw(st.booleans()),
+        recompute=draw(st.sampled_from(["none", "selective", "alternate", "full"])),
+        precision=draw(st.sampled_from(["bf16", "fp8"])),
+        traits=draw(st.sampled_from([FLASH, Traits("scores", dropout=True), Traits("fused", overlaps_tensor=True)])),
+    )
+
+
+CLUSTERS = st.sampled_from(["a100x8", "h100x8", "gb200-nvl72", "l40sx8"]).map(lambda name: clusters()[name])
+
+
+@settings(max_examples=150, deadline=None)
+@given(models(), layouts(), CLUSTERS)
+def test_step_is_never_faster_than_the_arithmetic_allows(
+    model: PlannedModel, layout: PlannedLayout, cluster: Cluster
+) -> None:
+    step = StepModel(model, layout, cluster).step
+    peak = max(cluster.gpu.peak_bf16, cluster.gpu.peak_fp8 if layout.precision == "fp8" else 0)
+    tokens = layout.global_batch * layout.seq_len
+    assert step.total > model.model_flops_per_token(layout.seq_len) * tokens / (layout.num_gpus * peak)
+    assert all(seconds >= 0 for seconds in vars(step).values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(models(), layouts(), CLUSTERS, st.sampled_from(["network", "link", "memory"]))
+def test_more_bandwidth_never_makes_a_step_slower(
+    model: PlannedModel, layout: PlannedLayout, cluster: Cluster, which: str
+) -> None:
+    if which == "network":
+        faster = replace(cluster, node_bandwidth=2 * cluster.node_bandwidth)
+    else:
+        name = f"{which}_bandwidth"
+        faster = replace(cluster, gpu=replace(cluster.gpu, **{name: 2 * getattr(cluster.gpu, name)}))
+    assert StepModel(model, layout, faster).step.total <= StepModel(model, layout, cluster).step.total * 1.000001
+
+
+@settings(max_examples=100, deadline=None)
+@given(models(), layouts(), CLUSTERS)
+def test_more_sharding_never_needs_more_memory_for_states(
+    model: PlannedModel, layout: PlannedLayout, cluster: Cluster
+) -> None:
+    sizes = [step_memory(StepModel(model, replace(layout, zero=zero), cluster)).states for zero in range(4)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(models(), layouts(), CLUSTERS, st.sampled_from(["dp", "tp", "pp", "cp"]))
+def test_larger_degree_never_needs_more_memory_for_states(
+    model: PlannedModel, layout: PlannedLayout, cluster: Cluster, axis: str
+) -> None:
+    larger = replace(layout, **{axis: 2 * getattr(layout, axis)})
+    once = step_memory(StepModel(model, layout, cluster)).states
+    assert step_memory(StepModel(model, larger, cluster)).states <= once * 1.000001
+
+
+@settings(max_examples=100, deadline=None)
+@given(models(), layouts(), CLUSTERS)
+def test_recomputation_trades_time_for_activations(
+    model: PlannedModel, layout: PlannedLayout, cluster: Cluster
+) -> None:
+    without, full = replace(layout, recompute="none"), replace(layout, recompute="full")
+    assert stage_activations(model, full) <= stage_activations(model, without)
+    assert StepModel(model, full, cluster).step.total >= StepModel(model, without, cluster).step.total
+
+
+@settings(max_examples=100, deadline=None)
+@given(models(), layouts(), CLUSTERS)
+def test_twice_the_batch_takes_longer_but_at_most_twice(
+    model: PlannedModel, layout: PlannedLayout, cluster: Cluster
+) -> None:
+    once = StepModel(model, layout, cluster).step.total
+    twice = StepModel(model, replace(layout, global_batch=2 * layout.global_batch), cluster).step.total
+    assert once < twice <= 2.000001 * once
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "published_gib"),
+    [
+        ((48, 6144, 64), PlannedLayout(2048, 4, 4, tp=8), 59.25),
+        ((48, 6144, 64), PlannedLayout(2048, 4, 4, tp=8, sequence_parallel=True, recompute="selective"), 9.5625),
+        ((96, 12288, 96), PlannedLayout(2048, 64, 1, tp=8, pp=8, virtual_stages=3), 66.84375),
+        ((105, 20480, 128), PlannedLayout(2048, 280, 1, tp=8, pp=35, virtual_stages=3), 114.0234375),
+        ((128, 25600, 160), PlannedLayout(2048, 512, 1, tp=8, pp=64), 131.25),
+    ],
+    ids=["22B", "22B-selective", "175B", "530B", "1T"],
+)
+def test_activations_agree_with_korthikanti(
+    shape: tuple[int, int, int], layout: PlannedLayout, published_gib: float
+) -> None:
+    layers, hidden, heads = shape
+    model = PlannedModel(
+        layers, hidden, heads, heads, hidden // heads, 4 * hidden, 51200, gated=False, tied=True, biases=True
+    )
+    layout = replace(layout, traits=Traits("scores", dropout=True))
+    memory = step_memory(StepModel(model, layout, clusters()["a100x8"]))
+    assert memory.activations / 2**30 == pytest.approx(published_gib, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "num_bytes"),
+    [
+        ({"pp": 8, "virtual_stages": 2}, 64 * 2 * 2 * 2 * 4096 * 4096),  # micro-batches, passes, chunks, 16 bits
+        ({"tp": 16}, 64 * 32 * 2 * 2 * 2 * 15 / 16 * 2 * 4096 * 4096 / 8),  # layers, passes, all-reduces; 8 adapters
+    ],
+    ids=["pipeline", "tensor"],
+)
+def test_overlap_cannot_hide_more_than_the_network_carries(degrees: dict[str, int], num_bytes: float) -> None:
+    model = PlannedModel(32, 4096, 32, 8, 128, 14336, 128256)
+    one_gpu_nodes = {"gpus_per_node": 1, "nvlink_domain": 1} if "pp" in degrees else {}
+    slow = replace(clusters()["h100x8"], node_bandwidth=1e8 * (1 if one_gpu_nodes else 8), **one_gpu_nodes)
+    traits = Traits("fused", overlaps_stages=True, overlaps_tensor=True, overlaps_parameters=True)
+    layout = PlannedLayout(seq_len=4096, global_batch=64, traits=traits, **degrees)  # type: ignore[arg-type]
+    assert StepModel(model, layout, slow).step.total > 0.9 * num_bytes / 1e8
+
+
+def test_schedules_trade_bubble_and_memory() -> None:
+    model = PlannedModel(32, 4096, 32, 8, 128, 14336, 128256)
+    layout = PlannedLayout(seq_len=4096, global_batch=32, pp=8)
+
+    def bubble_and_activations(**changes: object) -> tuple[float, float]:
+        step = StepModel(model, replace(layout, **changes), clusters()["h100x8"])  # type: ignore[arg-type]
+        return step.step.bubble, step_memory(step).activations
+
+    plain, kept = bubble_and_activations()
+    assert bubble_and_activations(schedule="zero_bubble")[0] == pytest.approx(plain / 3)
+    assert bubble_and_activations(schedule="gpipe") == pytest.approx((plain, kept * 32 / 8))
+    interleaved = bubble_and_activations(virtual_stages=2)
+    assert interleaved[0] < 0.6 * plain
+    assert interleaved[1] == pytest.approx(kept * (1 + 7 / 16))
+
+
+def test_gated_layer_keeps_three_tensors_of_the_ffn() -> None:
+    plain = PlannedModel(2, 512, 4, 4, 128, 1024, 1000, gated=False)
+    layout = PlannedLayout(seq_len=128, global_batch=1)
+    gated = replace(plain, gated=True)
+    assert layer_activations(gated, layout) - layer_activations(plain, layout) == 2 * 1024 * 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"dp": 3}, "global_batch=16 does not divide by dp=3 x micro_batch=1"),
+        ({"pp": 64}, "pp=64 x virtual_stages=1 exceeds layers=32"),
+        ({"tp": 0}, "tp=0: must be at least 1"),
+        ({"cp": 3}, "seq_len=4096 does not divide by cp=3"),
+        ({"zero": 4}, "zero=4: must be 0 to 3"),
+    ],
+)
+def test_impossible_layout_is_explained(changes: dict[str, int], problem: str) -> None:
+    layout = replace(PlannedLayout(seq_len=4096, global_batch=16), **changes)  # type: ignore[arg-type]
+    assert problem in layout.problems(32)
+
+
+def test_times_add_up_and_scale() -> None:
+    one = Times(products=1.0, memory=2.0)
+    assert (one + one * 2).total == 9.0
