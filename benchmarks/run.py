@@ -74,6 +74,7 @@ BENCHMARKS = {
     "network": Benchmark("network.py", tiny=("--rounds", "1", "--tiny")),
     "observe": Benchmark("observe.py", tiny=("--pairs", "2", "--block-s", "0.2", "--hangs", "1")),
     "overlap": Benchmark("overlap.py", tiny=("--tiny",)),
+    "planner": Benchmark("planner.py", ("--cross",)),
     "program_campaign": Benchmark("program_campaign.py", tiny=("--nproc", "2", "--only", "forward", "--count", "1")),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
     "public_bugs": Benchmark("public_bugs.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),
