@@ -32,6 +32,14 @@ LLM = (
     "train_llm.py -d {data}/words -m {data}/llama --num-epochs 1 -b 2 -s 64 --log-freq 1 --ckpt-freq 4"
     " --save-dir {data}/out -e "
 )
+HF_TRAINER = (
+    "--num_train_epochs 1 --max_steps 3 --per_device_train_batch_size 2 --logging_steps 1 --save_strategy no"
+    " --report_to none"
+)
+TRL = (
+    "trl/scripts/sft.py --model_name_or_path {data}/llama --dataset_name {data}/words --output_dir {data}/out-trl"
+    f" --max_length 64 --bf16 True {HF_TRAINER}"
+)
 
 
 @dataclass(frozen=True)
@@ -141,16 +149,17 @@ PROGRAMS = [
     Program(LAMBDA, "04-fully-sharded-data-parallel", torchrun(2, LLM + "fsdp"), 2, HF),
     Program(LAMBDA, "06-tensor-parallel", torchrun(2, LLM + "tp"), 2, HF),
     Program(LAMBDA, "07-2d-parallel", torchrun(4, LLM + "2d -tp 2"), 4, HF),
-    Program(LAMBDA, "alternative-frameworks/deepspeed", torchrun(2, LLM
+    Program(LAMBDA, "alternative-frameworks/deepspeed", torchrun(2, LLM.replace(" -b 2", "")
             + "ds --deepspeed_config ds_config.json"), 2, (*HF, "deepspeed")),
     Program("stas00/ml-engineering", "debug", torchrun(2, "torch-distributed-gpu-test.py")),
     Program("stas00/ml-engineering", "network/benchmarks", torchrun(2, "all_gather_object_vs_all_reduce.py")),
     Program("pytorch/PiPPy", "examples/basic", torchrun(4, "example.py"), 4, environment={"PYTHONPATH": "../.."}),
     Program("pytorch/PiPPy", "examples/basic", torchrun(4, "example_train.py"), 4, environment={"PYTHONPATH": "../.."}),
-    Program("pytorch/PiPPy", "examples/huggingface", torchrun(2, "pippy_gpt2.py --batch_size 2 --batches 1"), 2, HF,
-            environment={"PYTHONPATH": "../.."}),
+    Program("pytorch/PiPPy", "examples/huggingface", torchrun(2, "pippy_gpt2.py --n_embd 64 --n_layer 4 --n_head 4"),
+            2, HF, environment={"PYTHONPATH": "../.."}),
     Program("pytorch/torchtitan", "", torchrun(2, "-m torchtitan.train --module llama3 --config llama3_debugmodel"
-            " --training.steps 2"), 2, ("grain", "tyro", "spmd_types", "triton"),
+            " --training.steps 4 --training.num-tokens-per-microbatch-per-dp-rank 512"
+            " --training.max-context-length 256"), 2, ("grain", "tyro", "spmd_types", "triton"),
             link("c4.json", to="tests/assets/c4_test/data.json"), timeout_s=500),
     Program("huggingface/accelerate", "src/accelerate/test_utils/scripts", torchrun(2, "test_script.py"), 2,
             ("accelerate",), timeout_s=500),
@@ -160,12 +169,21 @@ PROGRAMS = [
             ("accelerate",)),
     Program("deepspeedai/DeepSpeedExamples", "training/bf16_master_weight", torchrun(2,
             "train.py --hidden_dim 64 --num_layers 2 --num_heads 2 --vocab_size 100 --batch_size 2 --seq_length 16"
-            " --num_steps 4 --warmup_steps 1 --deepspeed_config configs/baseline.json"), 2, ("deepspeed",)),
+            " --num_steps 4 --warmup_steps 1 --deepspeed_config configs/baseline.json"), 2, ("deepspeed",),
+            timeout_s=900),
     Program("deepspeedai/DeepSpeedExamples", "training/offload_states", torchrun(2,
             "offload_states.py --hidden_dim 64 --iteration 2 --warmup 1 --dtype torch.bfloat16"), 2, ("deepspeed",)),
+    Program("deepspeedai/DeepSpeedExamples", "training/tensor_parallel/basic_example", torchrun(2,
+            "autotp_example.py --model_name {data}/llama --tp_size 2 --dp_size 1 --zero_stage 2 --batch_size 1"
+            " --seq_length 64 --num_steps 2"), 2, (*HF, "deepspeed")),
+    Program("deepspeedai/DeepSpeedExamples", "training/tensor_parallel/hf_integration", torchrun(2,
+            "train.py --model_name_or_path {data}/llama --data_path {data}/alpaca.json --output_dir {data}/out-zero"
+            " --deepspeed {data}/zero2.json --bf16 True --tf32 True " + HF_TRAINER), 2, (*HF, "deepspeed")),
+    Program("huggingface/trl", "", torchrun(2, TRL), 2, (*HF, "trl")),
+    Program("huggingface/trl", "", torchrun(2, f"{TRL} --fsdp full_shard --fsdp_config {{data}}/fsdp1.json"), 2,
+            (*HF, "trl")),
     Program("tatsu-lab/stanford_alpaca", "", torchrun(2, "train.py --model_name_or_path {data}/llama --data_path"
-            " {data}/alpaca.json --output_dir {data}/out-alpaca --num_train_epochs 1 --max_steps 3 --bf16 True"
-            " --per_device_train_batch_size 2 --logging_steps 1 --save_strategy no --report_to none"), 2,
+            " {data}/alpaca.json --output_dir {data}/out-alpaca --bf16 True " + HF_TRAINER), 2,
             (*HF, "accelerate")),
 ]  # fmt: skip
 
@@ -184,10 +202,20 @@ def make_data(data: Path) -> None:
     examples = [{"instruction": line, "input": "", "output": line} for line in lines[:64]]
     (data / "c4.json").write_text("\n".join(json.dumps({"text": line}) for line in lines))
     (data / "alpaca.json").write_text(json.dumps(examples))
+    (data / "fsdp1.json").write_text(json.dumps({"version": 1}))
+    (data / "zero2.json").write_text(json.dumps(ZERO2))
     (data / "nersc.yaml").write_text(NERSC.replace("DATA", str(data)))
     (data / "picotron.json").write_text(json.dumps(_picotron(data)))
     _make_mnist(data / "mnist" / "raw", draw)
 
+
+ZERO2 = {
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    "zero_optimization": {"stage": 2},
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+}
 
 NERSC = """small:
   embed_dim: 32
@@ -321,7 +349,9 @@ def run(program: Program, clones: Path, data: Path, python: str) -> Outcome:
     own = {**program.environment}
     path = os.pathsep.join(filter(None, (own.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", **own}
-    env |= simulated_gpus(program.gpus, {"PYTHONPATH": path})
+    env |= simulated_gpus(program.gpus, {"PYTHONPATH": path}) | {"TORCH_EXTENSIONS_DIR": str(data / "extensions")}
+    for lock in data.glob("extensions/*/lock"):  # of a compilation that a time limit ended; the next run would wait
+        lock.unlink()
     start = time.monotonic()
     log = data / "last.log"
     with log.open("w") as output:
@@ -349,9 +379,12 @@ def _has(python: str, package: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End a program, first with SIGTERM, at which torchrun ends its ranks: they have sessions of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
 
 
 def _said(text: str, code: int | None) -> str:

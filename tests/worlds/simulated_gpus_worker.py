@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 kind = sys.argv[1]
@@ -67,6 +67,12 @@ if kind == "cuda":
     gathered = torch.empty(dist.get_world_size() * 6, device=device)
     dist.all_gather_into_tensor(gathered, torch.full((2, 3), float(dist.get_rank()), device=device))
     assert gathered.tolist() == [0.0] * 6 + [1.0] * 6
+    wrapped = FullyShardedDataParallel(model(), sync_module_states=True, device_id=local_rank)
+    wrapped(torch.ones(2, 16, device=device)).sum().backward()
+    on_rank_0 = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    with FullyShardedDataParallel.state_dict_type(wrapped, StateDictType.FULL_STATE_DICT, on_rank_0):
+        saved = wrapped.state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in model().state_dict().items() if saved)
     torch.cuda.empty_cache()
     dist.barrier(device_ids=[local_rank])
 dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from types import ModuleType
@@ -213,7 +214,7 @@ def patch_distributed() -> None:
 
 
 def patch_fsdp(module: ModuleType) -> None:
-    """Let FSDP1 use the CPU, which it refuses as a default."""
+    """Let FSDP1 use the CPU, which it refuses as a default, and keep parameters that it would move there and free."""
 
     def device_handle(function: Function) -> Function:
         def call(state: Any, module_: Any, ignored_params: Any, device_id: Any) -> Any:
@@ -231,7 +232,9 @@ def patch_fsdp(module: ModuleType) -> None:
 
     wrap(module, "_init_device_handle", device_handle)
     wrap(module, "_get_device_from_device_id", device_from_id)
-    wrap(module, "_check_single_device_module", lambda function: lambda *args: None)
+    for name in ("_check_single_device_module", "_check_module_states_for_sync_module_states"):
+        wrap(module, name, lambda function: lambda *args: None)
+    wrap(module.FlatParamHandle, "to_cpu", lambda function: lambda self: contextlib.nullcontext())
 
 
 def patch_fsdp2(module: ModuleType) -> None:
