@@ -190,6 +190,16 @@ def test_absent_rank_that_was_stopped_is_named() -> None:
     assert (found.fault, found.rank, found.certain) == ("stop", 1, True)
 
 
+def test_rank_without_a_record_is_suspected_before_the_network() -> None:
+    """Rank 0 waits for a broadcast that the others have completed: rank 2, which wrote nothing, may be the cause."""
+    ahead = [rank(n, *STEP, ("barrier", 1, 20), world=4, pending=1) for n in (1, 3)]
+    behind = rank(0, *STEP, world=4, pending=1)
+    found = diagnose_program(evidence(behind, *ahead))
+    assert (found.fault, found.rank, found.certain) == ("gone", 2, False)
+    found = diagnose_program(evidence(behind, *ahead, rank(2, world=4, state="running", line=at(10), stopped=True)))
+    assert (found.fault, found.rank, found.certain) == ("stop", 2, True)
+
+
 def test_absent_rank_that_ended_left_early_or_had_fewer_batches() -> None:
     waits = rank(0, *STEP, ("all_reduce", 64, 10), pending=1)
     found = diagnose_program(evidence(waits, rank(1, *STEP, state="ended")))

@@ -14,9 +14,11 @@ from frog.runs.observed import CodeLine
 
 def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
     """Explain why some ranks never called a collective in which others wait."""
+    if (stopped := _stopped(evidence, found)) is not None:
+        return stopped
     if not found.absent:
         return _no_record(evidence, found)
-    for rule in (_stopped, _guarded, _finished, _other_group, _undelivered, _died, _busy, _blocked):
+    for rule in (_guarded, _finished, _other_group, _undelivered, _died, _busy, _blocked):
         explained = rule(evidence, found)
         if explained is not None:
             return explained
@@ -174,7 +176,8 @@ def _skipped_in_other_group(evidence: Evidence, found: Difference, absent: int, 
 
 def _stopped(evidence: Evidence, found: Difference) -> Diagnosis | None:
     """Find a rank whose process existed but could not run."""
-    stopped = [each for each in found.absent if evidence.ranks[each].stopped]
+    missing = (*found.absent, *found.unknown)
+    stopped = [each for each in missing if each in evidence.ranks and evidence.ranks[each].stopped]
     if not stopped:
         return None
     rank = evidence.ranks[stopped[0]]
@@ -196,6 +199,8 @@ def _undelivered(evidence: Evidence, found: Difference) -> Diagnosis | None:
         call = rank.pending[0]
         if call.group != found.group or call.seq >= found.seq or call.p2p or rank.state == "ended":
             continue
+        if found.unknown:
+            return _no_record(evidence, found)  # a rank without a record may be the one that sent nothing
         return _base(evidence, found, number).with_more(
             fault="network",
             certain=False,
