@@ -350,7 +350,7 @@ def run(program: Program, clones: Path, data: Path, python: str) -> Outcome:
     path = os.pathsep.join(filter(None, (own.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", **own}
     env |= simulated_gpus(program.gpus, {"PYTHONPATH": path}) | {"TORCH_EXTENSIONS_DIR": str(data / "extensions")}
-    for lock in data.glob("extensions/*/lock"):  # of a compilation that a time limit ended; the next run would wait
+    for lock in data.glob("extensions/*/lock"):  # left by an ended compilation; the next would wait
         lock.unlink()
     start = time.monotonic()
     log = data / "last.log"

@@ -108,7 +108,7 @@ def _write_observed(folder: Path, rank: int) -> None:
     status = {
         **about, **place, "started_unix_ns": _NOW, "mono_ns": 5, "state": "running", "cpu_s": 1.5, "rss_bytes": 1 << 20,
         "groups": counts, "line": _LINE, "in": _LINE, "samples": samples,
-        "no_sync": {"entered": 9, "in_vain": 3, "line": _LINE},
+        "no_sync": {"entered": 9, "without_effect": 3, "line": _LINE},
     }  # fmt: skip
     write_json(folder / "status.json", status)
     entries = [

@@ -58,7 +58,7 @@ for number in range(4):
     loss = ddp(x).sum()
     with ddp.no_sync():
         pass
-    with ddp.no_sync():  # in vain
+    with ddp.no_sync():  # without effect
         loss.backward()
 """
 
@@ -100,7 +100,7 @@ def test_collectives_of_a_failed_program_have_groups_sizes_and_lines(tmp_path: P
     assert [(entry.group, entry.seq) for entry in others] == [("1", 1), ("1", 2), ("1", 3)]
 
 
-def test_groups_and_no_sync_in_vain_are_known_after_the_program_destroys_its_groups(tmp_path: Path) -> None:
+def test_groups_and_no_sync_without_effect_are_known_after_the_program_destroys_its_groups(tmp_path: Path) -> None:
     found = observe(GROUPS + BEATS + ACCUMULATES + "dist.destroy_process_group()", tmp_path)
     assert found.collectives is not None
     assert found.status is not None
@@ -110,8 +110,8 @@ def test_groups_and_no_sync_in_vain_are_known_after_the_program_destroys_its_gro
     seen = found.status.no_sync
     assert seen is not None
     assert seen.line is not None
-    assert (seen.entered, seen.in_vain) == (12, 4)
-    assert (tmp_path / "my.py").read_text().splitlines()[seen.line.line - 1].endswith("# in vain")
+    assert (seen.entered, seen.without_effect) == (12, 4)
+    assert (tmp_path / "my.py").read_text().splitlines()[seen.line.line - 1].endswith("# without effect")
 
 
 def test_dump_with_lines_does_not_import_torchs_compiler(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ STATUS: dict[str, Any] = {
     "groups": [{"group": "0", "enqueued": 9, "completed": 8}],
     "line": LINE,
     "in": LINE,
-    "no_sync": {"entered": 4, "in_vain": 4, "line": LINE},
+    "no_sync": {"entered": 4, "without_effect": 4, "line": LINE},
     "samples": {"taken": 2, "in_collective": 1, "waiting": 0, "lines": [["a.py:1", 2]]},
     "torch": "2.13.0",
     "backend": "gloo",

@@ -68,10 +68,10 @@ class NoSync(Typed, frozen=True, kw_only=True):
     """How often the program entered DDP's `no_sync`."""
 
     entered: Count
-    in_vain: Count = 0
+    without_effect: Count = 0
     """Contexts in which the gradients were averaged all the same, since the forward ran before."""
     line: CodeLine | None = None
-    """The line of the first one in vain."""
+    """The line of the first one."""
 
 
 class Status(Typed, frozen=True, kw_only=True, rename={"inside": "in"}):

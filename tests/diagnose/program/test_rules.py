@@ -319,12 +319,12 @@ def test_nan_in_the_log_of_the_only_rank_that_logs_names_no_rank() -> None:
     assert (found.fault, found.rank) == ("nan", None)
 
 
-@pytest.mark.parametrize(("in_vain", "fault"), [(0, "none"), (36, "no_sync")])
-def test_no_sync_without_effect_is_reported_of_a_program_that_completed(in_vain: int, fault: str) -> None:
-    seen = NoSync(entered=36, in_vain=in_vain, line=at(71))
+@pytest.mark.parametrize(("without_effect", "fault"), [(0, "none"), (36, "no_sync")])
+def test_no_sync_without_effect_is_reported_of_a_program_that_completed(without_effect: int, fault: str) -> None:
+    seen = NoSync(entered=36, without_effect=without_effect, line=at(71))
     found = diagnose_program(evidence(*(rank(n, *STEP, state="ended", no_sync=seen) for n in (0, 1)), hung=False))
-    assert (found.fault, found.line) == (fault, "train.py:71 (main)" if in_vain else None)
-    assert ("in 36 of 36 micro-batches of ranks 0 and 1" in found.finding) == bool(in_vain)
+    assert (found.fault, found.line) == (fault, "train.py:71 (main)" if without_effect else None)
+    assert ("in 36 of 36 micro-batches of ranks 0 and 1" in found.finding) == bool(without_effect)
 
 
 def test_healthy_program_is_healthy() -> None:

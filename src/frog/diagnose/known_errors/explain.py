@@ -27,7 +27,7 @@ _FAILED_RANK = re.compile(r"^\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
 _EXCEPTION = re.compile(r"(?:[a-z_]\w{0,40}\.){1,8}[A-Z]\w{2,80}: ")
 """The full name of a class at the beginning of a line, as where a traceback ends."""
 _SIGNAL_HANDLER = re.compile(r"sig\w{0,20}_handler|handle_sig")
-"""A function that runs because somebody ends the process: what fails in it only follows."""
+"""A function that runs because the process is ended from outside: what fails in it only follows."""
 _TIME_OUT = re.compile(r"Timeout(?:Error|Expired|Exception)?$|TimedOut")
 _HANGS = ("collective-timeout", "watchdog-stuck", "horovod-stall")
 _ENDS = ("slurm-time-limit", "slurm-preempted", "hang-up")

@@ -8,23 +8,23 @@ from frog.diagnose.program.evidence import Evidence, at_place, place
 _LEAST_TIMES = 2
 
 
-def no_sync_in_vain(evidence: Evidence) -> Diagnosis | None:
+def no_sync_without_effect(evidence: Evidence) -> Diagnosis | None:
     """Report that the program entered `no_sync` only after the forward, which decides about the average."""
     found = {
         number: rank.no_sync
         for number, rank in sorted(evidence.ranks.items())
-        if rank.no_sync is not None and rank.no_sync.in_vain >= _LEAST_TIMES
+        if rank.no_sync is not None and rank.no_sync.without_effect >= _LEAST_TIMES
     }
     if not found:
         return None
     rank, seen = next(iter(found.items()))
     lines = [
-        note(None, f"rank {number}", f"no_sync in vain {one.in_vain} times of {one.entered}", "status.json")
+        note(None, f"rank {number}", f"{one.without_effect} of {one.entered} no_sync had no effect", "status.json")
         for number, one in list(found.items())[:8]
     ]
     return Diagnosis(
         "no_sync",
-        f"DDP's no_sync{at_place(seen.line)} had no effect in {seen.in_vain} of {seen.entered} micro-batches of "
+        f"DDP's no_sync{at_place(seen.line)} had no effect in {seen.without_effect} of {seen.entered} micro-batches of "
         f"{span([*found])}: the forward ran before it, so DDP averaged the gradients in each: the numbers are right, "
         "but more is sent than necessary",
         rank=rank,

@@ -24,7 +24,7 @@ from frog.diagnose.program.join_rules import joined_without
 from frog.diagnose.program.lines import describe_call, report_ranks
 from frog.diagnose.program.mismatch_rules import mismatch
 from frog.diagnose.program.nan_rules import not_finite_in_log
-from frog.diagnose.program.no_sync_rules import no_sync_in_vain
+from frog.diagnose.program.no_sync_rules import no_sync_without_effect
 from frog.diagnose.program.reported_rules import reported
 from frog.diagnose.program.slow_rules import slow_rank
 from frog.diagnose.program.transfer_rules import transfer, without_transfers
@@ -178,7 +178,7 @@ def teardown(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-_OF_HEALTHY: tuple[Rule, ...] = (not_finite_in_log, no_sync_in_vain, slow_rank)
+_OF_HEALTHY: tuple[Rule, ...] = (not_finite_in_log, no_sync_without_effect, slow_rank)
 """What may be wrong with a program that does not fail."""
 
 

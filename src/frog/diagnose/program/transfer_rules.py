@@ -103,7 +103,7 @@ def _end(evidence: Evidence, path: list[int]) -> Diagnosis | None:
 def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, call: Call) -> Diagnosis | None:
     """Explain a rank that waits for one which waits in a collective, unless others do not come to that collective.
 
-    Of the two, the first is odd if it never had a message before and most ranks came to the collective.
+    The first is the odd one if it never had a message before and most ranks came to the collective.
     """
     members = call.group.members or tuple(evidence.world)
     callers = [number for number in members if _called(evidence.ranks.get(number), call)]

@@ -18,7 +18,7 @@ Schedule = Literal["gpipe", "1f1b", "zero_bubble"]
 """Order of a pipeline's passes. With virtual stages, 1f1b is interleaved."""
 
 Precision = Literal["bf16", "fp16", "fp8", "fp8_rowwise"]
-"""Of the large products. float8 with one scale per tensor, or one per row."""
+"""Number format of the large products; float8 has one scale per tensor, or one per row."""
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,21 @@ class NoSync:
 
     def __init__(self) -> None:
         self._is_watching = False
-        self._entered, self._in_vain = 0, 0
+        self._entered, self._without_effect = 0, 0
         self._line: dict[str, Any] | None = None
 
     def watch(self) -> None:
         """Wrap the method `no_sync`, once the program has imported DDP."""
+        if self._is_watching:
+            return
         kind: Any = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
-        if not self._is_watching and hasattr(kind, "no_sync"):
+        if hasattr(kind, "no_sync"):
             self._is_watching = True
             kind.no_sync = self._watched(kind.no_sync)
 
     def seen(self) -> dict[str, Any] | None:
         """Return the counts for status.json; None if the program has not used `no_sync`."""
-        counts = {"entered": self._entered, "in_vain": self._in_vain, "line": self._line}
+        counts = {"entered": self._entered, "without_effect": self._without_effect, "line": self._line}
         return counts if self._entered else None
 
     def _watched(self, no_sync: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -46,10 +48,10 @@ class NoSync:
         return watched
 
     def _note(self, ddp: Any, before: int | None) -> None:
-        """Count a context. In vain: its collectives increased, and the last forward was outside, as DDP remembers."""
+        """Count a context. It had no effect if its collectives increased and DDP's last forward was outside."""
         self._entered += 1
         if getattr(ddp, "require_forward_param_sync", False) and _collectives(ddp) != before:
-            self._in_vain += 1
+            self._without_effect += 1
             self._line = self._line or frames.user_line(frames.stack_of(sys._getframe(1)))
 
 
