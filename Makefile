@@ -16,11 +16,11 @@ WORKERS ?= 3
 # Many containers forbid Python to write byte code; each of a thousand starts would then compile Frog again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system demo session-a session-b session-c slides docs notebooks test test-all test-torch check clean
+.PHONY: help setup system demo session-a session-b session-c session-d session-e slides docs notebooks test test-all test-torch check clean
 
 help:
 	@echo "make demo    train a tiny transformer on four local ranks and write its report"
-	@echo "make session-a, session-b, session-c  play a session's demonstrations on real runs"
+	@echo "make session-a, session-b, session-c, session-d, session-e  play a session's demonstrations on real runs"
 	@echo "make slides  build the decks of tools/slides/, for learners and instructors; needs Node.js and Chromium"
 	@echo "make docs    build the documentation's site to build/docs/site; frog docs serves it"
 	@echo "make notebooks  also write notebooks/*.py (labs 0 to 2 as text) as .ipynb"
@@ -68,7 +68,7 @@ demo: setup
 	$(BIN)/frog report latest
 
 # A session's demonstrations, step by step; AUTO=--auto does not wait for Enter.
-session-a session-b session-c: setup
+session-a session-b session-c session-d session-e: setup
 	$(BIN)/frog demo $(subst session-,,$@) $(AUTO)
 
 slides: $(VENV)/.dev

@@ -3,11 +3,11 @@
     python benchmarks/planner.py                  errors with the committed constants, by source
     python benchmarks/planner.py --fit            fit the constants again, and print them
     python benchmarks/planner.py --cross          leave one source out, then one kind of GPU
+    python benchmarks/planner.py --nearest        write the runs and errors from which the planner takes its ranges
     python benchmarks/planner.py --data FOLDER    other tables of the same schema
 
-The rows in benchmarks/measured_runs.csv restate figures of the publications that it names. A fit minimizes robust
-errors of the logarithm; every source has the same weight, whatever its number of rows, and every constant is drawn to
-its prior, which is the default in constants.py. One row in three is never fitted on: the column `held out`.
+The rows in benchmarks/measured_runs.csv restate figures of the publications that it names. `frog/plan/estimate/fit.py`
+has the fit. One row in three is never fitted on: the column `held out`.
 """
 
 from __future__ import annotations
@@ -16,134 +16,23 @@ import argparse
 import csv
 import math
 import statistics
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
-from frog.core.errors import ConfigError
 from frog.plan.estimate.constants import FITTED, Constants
+from frog.plan.estimate.fit import Measured, fit, mape, read_measured
+from frog.plan.estimate.nearest import MeasuredRun, features_of
 from frog.plan.estimate.predict import predict_row
-from frog.plan.estimate.rows import PlannedRun, read_row
-from frog.plan.estimate.step_time import StepModel
 
 _DATA = Path(__file__).with_name("measured_runs.csv")
-_NAMES = [field.name for field in fields(Constants)]
-_PRIOR_SIGMA = 0.5
-"""Standard deviation of a constant's logarithm around its prior."""
-_EFFICIENCY_SIGMA = 0.15
-"""The same for fractions of a data sheet's rate, which physics limits to one."""
-_EFFICIENCIES = {"product", "product_fp8", "attention", "memory", "link", "network", "hidden", "hidden_tensor"}
-_TIGHT = {*_EFFICIENCIES, "step_s"}
-"""step_s too: it would take up any error of short steps."""
-_HUBER = 0.1
-"""Error of the logarithm beyond which a row pulls no harder."""
-_ROW_SIGMA = 0.05
-_MOST_ROWS = 120
-"""Rows of one source that a fit uses."""
-_ROUNDS = 8
+_NEAREST = Path(__file__).parents[1] / "src/frog/plan/estimate/measured.csv"
+_MOST_NEAREST = 25
 _PEERS = {"vtrain_multi": "Calculon 12.9, vTrain 14.7", "vtrain_single": "Calculon 38.9, vTrain 8.4"}
 """Errors of other planners on the same rows, in per cent: Bang et al. 2024."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A published run that can be predicted."""
-
-    row_id: str
-    source: str
-    gpu: str
-    table: str
-    quality: str
-    run: PlannedRun
-    step_s: float
-
-    @property
-    def is_held_out(self) -> bool:
-        return zlib.crc32(self.row_id.encode()) % 3 == 0
-
-    def error(self, constants: Constants) -> float:
-        """Return the logarithm of predicted over measured."""
-        run = self.run
-        return math.log(StepModel(run.model, run.layout, run.cluster, constants).step.total / self.step_s)
-
-
-def read_measured(path: Path) -> list[Measured]:
-    """Read the rows of quality A or B that have a step time and can be predicted."""
-    files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
-    found = []
-    for file in files:
-        with file.open(newline="") as lines:
-            for row in csv.DictReader(lines):
-                if row["scope"] != "step" or not row["target_step_s"] or row["quality"] not in ("A", "B"):
-                    continue
-                try:
-                    run = read_row(row)
-                except ConfigError:
-                    continue
-                key = (row["source_id"], row["gpu"], row["table"], row["quality"])
-                found.append(Measured(row["row_id"], *key, run, float(row["target_step_s"])))
-    return found
-
-
-# ---- the fit -------------------------------------------------------------------------------------------------------
-
-
-def fit(rows: Sequence[Measured], start: Constants = FITTED) -> Constants:
-    """Fit the constants by Gauss-Newton on their logarithms, with damping, equal weights of sources, and priors."""
-    by_source = defaultdict(list)
-    for row in rows:
-        by_source[row.source].append(row)
-    chosen = [row for group in by_source.values() for row in group[:: math.ceil(len(group) / _MOST_ROWS)]]
-    counts = {name: sum(row.source == name for row in chosen) for name in by_source}
-    weights = np.array([math.sqrt(10 / counts[row.source]) / _ROW_SIGMA for row in chosen])
-    prior = _logs(Constants())
-    sigma = np.array([_EFFICIENCY_SIGMA if name in _TIGHT else _PRIOR_SIGMA for name in _NAMES])
-
-    def residuals(logs: np.ndarray) -> np.ndarray:
-        constants = _from_logs(logs)
-        errors = np.array([row.error(constants) for row in chosen])
-        robust = np.sign(errors) * np.sqrt(2 * _HUBER**2 * (np.sqrt(1 + (errors / _HUBER) ** 2) - 1))
-        return np.concatenate([robust * weights, (logs - prior) / sigma])
-
-    return _from_logs(_gauss_newton(residuals, _logs(start)))
-
-
-def _gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], at: np.ndarray) -> np.ndarray:
-    """Minimize the sum of squares, with Levenberg and Marquardt's damping."""
-    damping, now = 1e-2, residuals(at)
-    for _ in range(_ROUNDS):
-        steps = np.eye(len(at)) * 0.01
-        jacobian = np.stack([(residuals(at + step) - now) / 0.01 for step in steps], axis=1)
-        square, slope = jacobian.T @ jacobian, jacobian.T @ now
-        while damping < 1e6:
-            tried = at - np.linalg.solve(square + damping * np.diag(np.diag(square)), slope)
-            if (new := residuals(tried)) @ new < now @ now:
-                at, now, damping = tried, new, damping / 3
-                break
-            damping *= 4
-    return at
-
-
-def _logs(constants: Constants) -> np.ndarray:
-    return np.log([getattr(constants, name) for name in _NAMES])
-
-
-def _from_logs(logs: np.ndarray) -> Constants:
-    values = dict(zip(_NAMES, np.exp(logs).tolist(), strict=True))
-    limits = dict.fromkeys(_EFFICIENCIES, 1.0)
-    return Constants(**{name: min(value, limits.get(name, math.inf)) for name, value in values.items()})
-
-
-# ---- errors --------------------------------------------------------------------------------------------------------
-
-
-def mape(rows: Iterable[Measured], constants: Constants) -> float:
-    """Return the mean absolute error of the step time, in per cent."""
-    return 100 * statistics.mean(abs(math.expm1(row.error(constants))) for row in rows)
 
 
 def bias(rows: Iterable[Measured], constants: Constants) -> float:
@@ -215,6 +104,17 @@ def cross_validate(rows: Sequence[Measured], key: Callable[[Measured], str], sta
         print(f"{name:<24} {len(group):>5} {error:>7.1f} {bias(group, constants):>+7.1f} {worst:>7.1f}", flush=True)
 
 
+def write_nearest(rows: Sequence[Measured], constants: Constants) -> None:
+    """Write the sizes and the error of at most `_MOST_NEAREST` runs of each source, for `frog plan`."""
+    lines: list[list[object]] = [[field.name for field in fields(MeasuredRun)]]
+    for source, group in _groups(rows, lambda row: row.source).items():
+        for row in group[:: math.ceil(len(group) / _MOST_NEAREST)]:
+            sizes = [f"{value:.6g}" for value in features_of(row.run).values()]
+            lines.append([source, row.gpu, *sizes, f"{row.error(constants):.4f}"])
+    with _NEAREST.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)
+
+
 def _groups(rows: Iterable[Measured], key: Callable[[Measured], str]) -> dict[str, list[Measured]]:
     found: dict[str, list[Measured]] = defaultdict(list)
     for row in rows:
@@ -227,17 +127,21 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=_DATA)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--cross", action="store_true")
+    parser.add_argument("--nearest", action="store_true")
     args = parser.parse_args()
     rows = read_measured(args.data)
     constants = fit(rows) if args.fit else FITTED
+    if args.nearest:
+        write_nearest(rows, constants)
+        return
     seen = fit([row for row in rows if not row.is_held_out], constants)
     print_errors(rows, constants, seen)
     print_ranking(rows, constants)
     if args.data.is_file():
         print_memory_errors(args.data)
     if args.fit:
-        for name in _NAMES:
-            print(f"    {name}: float = {getattr(constants, name):.4g}")
+        for name, value in vars(constants).items():
+            print(f"    {name}={value:.4g},")
     if args.cross:
         print("\nfitted on the other sources")
         cross_validate(rows, lambda row: row.source, constants)

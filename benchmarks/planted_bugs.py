@@ -106,6 +106,14 @@ if rank == after:
 elif odd and step != {{step}}:
     dist.send(torch.ones(4), after)"""
 _NEVER_SENT = f"dist.recv(torch.ones(4), {{rank}} ^ 1){MARK}"
+_ALL_RECEIVE = f"""if step == {{step}}:
+    dist.irecv(torch.ones(4), rank ^ 1).wait(){MARK}
+    dist.isend(torch.ones(4), rank ^ 1).wait()"""
+_BATCH = f"""both = [dist.P2POp(each, torch.ones(4), rank ^ 1) for each in (dist.isend, dist.irecv)]
+for each in dist.batch_isend_irecv(both[odd and step == {{step}} :]):
+    each.wait(){MARK}"""
+_TAGS = f"""begin = dist.irecv if rank % 2 else dist.isend
+begin(torch.ones(4), rank ^ 1, tag=int(odd and step == {{step}})).wait(){MARK}"""
 _NO_SYNC = "with model.no_sync() if step % 4 < 3 else contextlib.nullcontext():"
 _DTYPE = f"""half = torch.ones(4, dtype=torch.float64 if odd and step == {{step}} else torch.float32)
 dist.all_reduce(half){MARK}"""
@@ -156,6 +164,9 @@ BUGS = (
     Bug("message: all send", ("message",), (_at(STEP, _BOTH_SEND),), on_all=True),
     Bug("message: not sent", ("message",), (_at(STEP, _NOT_SENT),)),
     Bug("message: never sent", ("message",), (_if(_NOW, STEP, _NEVER_SENT),), tie=True),
+    Bug("message: all irecv", ("message",), (_at(STEP, _ALL_RECEIVE),), on_all=True),
+    Bug("message: batch", ("message",), (_at(STEP, _BATCH),)),
+    Bug("message: tags", ("message",), (_at(STEP, _TAGS),), on_rank=0),
     Bug(
         "blocked: lock",
         ("blocked",),

@@ -63,6 +63,7 @@ BENCHMARKS = {
     "chaos_two-ranks": Benchmark("chaos.py", ("two-ranks",), ("two-ranks", "--count", "1")),
     "checkpoint": Benchmark("checkpoint.py", tiny=("--sizes", "4", "--rounds", "1")),
     "collectives": Benchmark("collectives.py", tiny=("--tiny",)),
+    "cs336": Benchmark("cs336.py", tiny=(str(HERE), "--only", "no-test"), needs="a folder after --"),
     "data_prepare": Benchmark("data_prepare.py", tiny=("--mb", "1")),
     "ddp_step": Benchmark("ddp_step.py", tiny=("--tiny",), nproc=2),
     "events": Benchmark("events.py", tiny=("--steps", "4")),
@@ -75,6 +76,8 @@ BENCHMARKS = {
     "observe": Benchmark("observe.py", tiny=("--pairs", "2", "--block-s", "0.2", "--hangs", "1")),
     "overlap": Benchmark("overlap.py", tiny=("--tiny",)),
     "planner": Benchmark("planner.py", ("--cross",)),
+    "planner_here": Benchmark("planner_here.py", tiny=("--tiny",)),
+    "planner_memory": Benchmark("planner_memory.py", tiny=("--only", "1B, 8 GPUs, none, micro-batch 1")),
     "program_campaign": Benchmark("program_campaign.py", tiny=("--nproc", "2", "--only", "forward", "--count", "1")),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
     "public_bugs": Benchmark("public_bugs.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),
@@ -88,6 +91,7 @@ BENCHMARKS = {
     "wild_jobfiles": Benchmark("wild_jobfiles.py", tiny=(str(JOB_FILES),), needs="a folder after --"),
     "wild_logs": Benchmark("wild_logs.py", tiny=(str(JOB_FILES),), needs="a folder after --"),
     "wild_programs": Benchmark("wild_programs.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),
+    "wild_solutions": Benchmark("wild_solutions.py", tiny=(str(HERE), "--only", "no-class"), needs="a folder after --"),
 }
 
 

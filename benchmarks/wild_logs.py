@@ -57,12 +57,8 @@ def answer(found: Explanation) -> str:
 
 
 def judge(found: Explanation, expected: list[str]) -> str:
-    """Compare an answer with the thread's cause; a symptom that is named as such counts separately.
-
-    A mere warning, of which the program says that the log shows no error, agrees with a log that does not show its
-    cause.
-    """
-    if answer(found) in expected or (found.only_a_warning and "none" in expected):
+    """Compare an answer with the thread's cause; a symptom that is named as such counts separately."""
+    if answer(found) in expected:
         is_symptom = found.cause is not None and found.cause.level is Level.SYMPTOM
         return "symptom" if is_symptom else "right"
     return "no answer" if found.cause is None else "wrong"

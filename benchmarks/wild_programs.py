@@ -40,6 +40,11 @@ TRL = (
     "trl/scripts/sft.py --model_name_or_path {data}/llama --dataset_name {data}/words --output_dir {data}/out-trl"
     f" --max_length 64 --bf16 True {HF_TRAINER}"
 )
+CLM = (
+    "run_clm.py --config_name {data}/llama --tokenizer_name {data}/llama --train_file {data}/words/train.txt --do_train"
+    " --block_size 64 --bf16 --output_dir {data}/out-clm --overwrite_output_dir --max_steps 6 --save_steps 3"
+    " --per_device_train_batch_size 2 --logging_steps 1 --report_to none"
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ def torchrun(count: int, program: str) -> str:
 
 EXAMPLES, DDP = "pytorch/examples", "distributed/ddp-tutorial-series"
 LAMBDA = "LambdaLabsML/distributed-training-guide"
+TRANSFORMERS, CLM_FOLDER = "apt-team-018/transformers-usf", "examples/pytorch/language-modeling"
 VISION = ("torchvision",)
 HF = ("transformers", "datasets")
 PROGRAMS = [
@@ -185,6 +191,8 @@ PROGRAMS = [
     Program("tatsu-lab/stanford_alpaca", "", torchrun(2, "train.py --model_name_or_path {data}/llama --data_path"
             " {data}/alpaca.json --output_dir {data}/out-alpaca --bf16 True " + HF_TRAINER), 2,
             (*HF, "accelerate")),
+    Program(TRANSFORMERS, CLM_FOLDER, torchrun(2, CLM), 2, (*HF, "evaluate")),
+    Program(TRANSFORMERS, CLM_FOLDER, torchrun(2, f"{CLM} --fsdp 'full_shard auto_wrap'"), 2, (*HF, "evaluate")),
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from harness import MODEL, RUN_FILE, Harness
+from warm_frog import remember_env
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -24,11 +25,11 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "PYTEST_XDIST_WORKER" in os.environ:  # otherwise threads compete for cores, which takes ten times as long
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # else threads of parallel tests compete for cores: ten times slower
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if _QUICK_IMPORTS not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([_QUICK_IMPORTS, *filter(None, paths)])
+    remember_env()
 
 
 _QUICK_IMPORTS = str(Path(__file__).parent / "quick_imports")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from warm_frog import cold_env, warm_env
 
 from frog.chaos.sandbox import TINY_MODEL as MODEL
 from frog.launch.harness import kill_tree, tree
@@ -22,7 +22,6 @@ from frog.runs.schema import StepEvent
 
 __all__ = ["MODEL", "RUN_FILE", "Harness", "all_gone", "kill_tree", "run_to_end", "set_words", "tree", "wait_until"]
 
-BIN = Path(sys.executable).parent
 PATIENCE = 3
 """Factor for all deadlines, which are set for a slow idle machine. Only a hanging test ever waits this long."""
 
@@ -104,18 +103,22 @@ class Harness:
 
     root: Path
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
-        """Start a command: `frog ...` or any other program of the environment."""
-        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        own = {"PATH": path, "FROG_START": "fork", "FROG_CACHE_DIR": str(self.root / ".cache")}
-        env = {**os.environ, **own, **options.pop("env", {})}
+    def start(self, *words: str, warm: bool = False, **options: Any) -> subprocess.Popen[str]:
+        """Start a command: `frog ...` or any other program of the environment.
+
+        warm: start `frog` quickly (tests/warm_frog); its process then only passes signals on to the command.
+        """
+        own = {"FROG_START": "fork", "FROG_CACHE_DIR": str(self.root / ".cache")}
+        env = {**os.environ, **own, **(warm_env() if warm else cold_env()), **options.pop("env", {})}
         return subprocess.Popen(
             words, cwd=self.root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
         )
 
-    def run(self, *words: str, code: int = 0, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, code: int = 0, timeout: float = 120, warm: bool = True, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command, which must end with exit code `code`; at the deadline, kill it and its descendants."""
-        process = self.start(*words, **options)
+        process = self.start(*words, warm=warm and code == 0, **options)
         out, err = run_to_end(process, timeout)
         done = subprocess.CompletedProcess(words, process.returncode, out, err)
         assert done.returncode == code, f"{' '.join(words)}: exit code {done.returncode}\n{out}\n{err}"

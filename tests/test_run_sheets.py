@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frog.learn.demo.session import NAMES, Name, read_session
-from frog.learn.grader.exercise import find_exercise
+from frog.learn.grader.exercise import find_exercise, find_exercises
 
 ROOT = Path(__file__).parents[1]
 NOTE = re.compile(r"<!--\n(\d+) min\n")
@@ -89,14 +89,25 @@ def test_session_lab_allows_the_minutes_of_its_exercises(name: Name) -> None:
         assert minutes >= sum(needed), what
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_lab_page_states_the_hours_of_its_exercises(number: int) -> None:
+@pytest.mark.parametrize("number", range(1, 7))
+def test_lab_page_states_the_minutes_of_its_exercises_and_their_hours(number: int) -> None:
     text = (ROOT / f"docs/labs/lab{number}.md").read_text()
-    minutes = re.findall(r"^\| `frog learn check .* \| (?:(\d+) x )?(\d+) \|$", text, re.MULTILINE)
-    hours = sum(int(sittings or 1) * int(each) for sittings, each in minutes) / 60
+    lines = re.findall(r"^\| `frog learn check (\S+)` .* \| (?:(\d+) x )?(\d+) \|$", text, re.MULTILINE)
+    minutes = {id: int(sittings or 1) * int(each) for id, sittings, each in lines}
+    assert minutes == {one.id: one.manifest.minutes for one in find_exercises() if one.lab == number}
+    hours = sum(minutes.values()) / 60
     said = re.search(r"about ([\d.]+) hours more", text)
     assert said, "the page's first lines say how long the exercises take"
     assert abs(float(said[1]) - hours) <= 0.25
+
+
+def test_programme_states_the_hours_of_optional_labs() -> None:
+    for row in rows((ROOT / "docs/teach/programme.md").read_text()):
+        if row[0].endswith("if you like") and (hours := re.match(r"its exercises, ([\d.]+) hours", row[2])):
+            page = re.search(r"\(\.\./labs/lab(\d)\.md\)", row[1])
+            assert page
+            minutes = [one.manifest.minutes for one in find_exercises() if one.lab == int(page[1])]
+            assert abs(float(hours[1]) - sum(minutes) / 60) <= 0.25
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from frog import __version__
 from frog.commands import EXAMPLES, WELCOME, overview
+from frog.core.argument_types import CommandOrValue
 from frog.core.errors import MOST_WORDS, FrogError
 from frog.core.loading import loading
 from frog.core.printable import printable_output
@@ -98,6 +99,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(shortened(message, MOST_WORDS))  # it quotes the arguments, which may be the content of a file
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
+        if isinstance(action, CommandOrValue) and action.is_value(value):
+            return
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             wrong = shortened(str(value))
             hint = did_you_mean(wrong, action.choices, 0.5)

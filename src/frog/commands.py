@@ -48,7 +48,7 @@ HEADINGS: dict[str, dict[str, str]] = {
         "slurm": "frog slurm explain config/slurm_example.sbatch",
         "submit": "frog submit config/demo.toml --to slurm --dry-run",
         "bundle": "frog bundle config/demo.toml --to my-bundle",
-        "plan": "frog plan predict config/runs_to_plan.csv",
+        "plan": "frog plan config/llama3_8b.json --cluster h100x8 --nodes 8",
     },
 }
 """Commands and their examples, by heading."""

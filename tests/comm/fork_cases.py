@@ -58,6 +58,18 @@ def codes(start: Any, folder: Path) -> dict[str, int]:
     return found
 
 
+def leads_its_session(server: ForkServer, folder: Path) -> bool:
+    """Return True if each rank leads its session as soon as its pid is known, and so can be stopped by its group."""
+    (folder / "pass.py").write_text("")
+    groups = []
+    for _ in range(20):
+        rank = server.fork([*PYTHON, str(folder / "pass.py")], ENV)
+        assert rank is not None
+        groups.append(os.getsid(rank.pid) == os.getpgid(rank.pid) == rank.pid)
+        rank.wait(60)
+    return all(groups)
+
+
 def refusals(server: ForkServer, folder: Path) -> dict[str, bool]:
     """Test that the server refuses ranks that must be new programs."""
     sleeper = [*PYTHON, LOOK, str(folder / "refused.json")]
@@ -140,6 +152,7 @@ def main(folder: Path) -> None:
         "agent": os.getpid(),
         "spawned": {"looks": looks(spawn, folder), "codes": codes(spawn, folder)},
         "forked": {"looks": looks(server.fork, folder), "codes": codes(server.fork, folder)},
+        "leads_its_session": leads_its_session(server, folder),
         "refusals": refusals(server, folder),
         "interrupted": interrupted(server, folder),
         "silent": silent(folder),

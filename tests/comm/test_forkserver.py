@@ -55,6 +55,10 @@ def test_forked_rank_ends_like_a_new_program(findings: dict[str, Any]) -> None:
     }
 
 
+def test_forked_rank_leads_its_session_when_its_pid_is_known(findings: dict[str, Any]) -> None:
+    assert findings["leads_its_session"] is True
+
+
 def test_fork_server_refuses_ranks_that_must_be_new_programs(findings: dict[str, Any]) -> None:
     assert set(findings["refusals"].values()) == {True}, findings["refusals"]
 

@@ -107,7 +107,7 @@ def _write_observed(folder: Path, rank: int) -> None:
     samples = {"taken": 9, "in_collective": 3, "waiting": 4, "lines": [["train.py:31", 5]]}
     status = {
         **about, **place, "started_unix_ns": _NOW, "mono_ns": 5, "state": "running", "cpu_s": 1.5, "rss_bytes": 1 << 20,
-        "groups": counts, "line": _LINE, "in": _LINE, "samples": samples,
+        "groups": counts, "line": _LINE, "in": _LINE, "samples": samples, "in_message": rank == 1,
         "no_sync": {"entered": 9, "without_effect": 3, "line": _LINE},
     }  # fmt: skip
     write_json(folder / "status.json", status)
@@ -119,10 +119,11 @@ def _write_observed(folder: Path, rank: int) -> None:
         for seq in range(1, 5 - rank)
     ]  # fmt: skip
     groups = {"0": {"description": "default_pg", "ranks": [0, 1]}}
-    write_json(
-        folder / "collectives.json", {**about, "frames": True, "groups": groups, "status": counts, "entries": entries}
-    )
     transfer = {"op": "recv", "peer": 1 - rank, "tag": 0, "size": [64], "dtype": "float32"}
+    message = {**transfer, "op": "irecv", "group": "0", "number": 2, "line": _LINE, "done": rank == 0}
+    messages = {"whole": True, "counts": [["irecv", 1 - rank, 0, "0", 2]], "last": [message]}
+    collectives = {"frames": True, "groups": groups, "status": counts, "entries": entries, "messages": messages}
+    write_json(folder / "collectives.json", {**about, **collectives})
     threads = [{"name": "MainThread", "main": True, "frames": [_LINE]}]
     write_json(folder / "stacks.json", {**about, "transfer": transfer, "threads": threads})
     if rank == 0:

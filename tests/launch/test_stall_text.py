@@ -73,6 +73,12 @@ def test_rank_in_recv_is_described_by_the_function() -> None:
     assert describe(Kind.HANG, {0: Role.WAITS}, own)[1:] == ["  rank 0: waits in recv at /me/train.py:6 in step"]
 
 
+def test_rank_that_waits_for_a_message_is_described_by_its_line() -> None:
+    own = observed(0, REDUCE)
+    own.status = msgspec.structs.replace(own.status, in_message=True)  # type: ignore[type-var]
+    assert describe(Kind.HANG, {0: Role.WAITS}, own)[1:] == ["  rank 0: waits for a message at /me/train.py:6 in step"]
+
+
 def test_rank_that_has_left_is_in_the_heading() -> None:
     error = {"rank": 1, "pid": 0, "unix_ns": 0, "type": "ValueError", "line": SLEEP}
     failed = observed(1, SLEEP, error=msgspec.convert(error, ProgramError))
@@ -88,6 +94,15 @@ def test_slow_rank_is_in_the_heading() -> None:
     )
     assert lines[0] == "rank 1 computed for 12 s while other ranks wait in a collective"
     assert lines[2] == "  rank 1: computes at /me/train.py:8 in load, after 4 collectives"
+
+
+@pytest.mark.parametrize(("backend", "after"), [("gloo", "after 1 collective"), ("nccl", "after 4 collectives")])
+def test_messages_that_gloo_counts_are_not_collectives(backend: str, after: str) -> None:
+    entry = {"group": "0", "seq": 1, "op": "all_reduce", "backend": backend, "done": True}
+    counts = {"group": "0", "enqueued": 4, "completed": 4}
+    record = {"rank": 1, "pid": 0, "unix_ns": 0, "frames": True, "status": [counts], "entries": [entry]}
+    own = observed(1, SLEEP, collectives=msgspec.convert(record, Collectives))
+    assert describe(Kind.HANG, {1: Role.IDLE}, own)[1].endswith(after)
 
 
 @pytest.mark.parametrize("role", Role)

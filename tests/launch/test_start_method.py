@@ -20,7 +20,7 @@ os.write(1, f"{os.environ['RANK']} {words}\\n".encode())  # in one piece: both r
 @pytest.mark.parametrize(("method", "words"), [("", "is a new program"), ("fork", "is forked")])
 def test_script_of_frog_is_forked_only_on_request(harness: Harness, method: str, words: str) -> None:
     (harness.root / "who.py").write_text(f"import frog.core.env\n{SCRIPT}")
-    done = harness.run("frog", "run", "--nproc", "2", "--", "who.py", env={"FROG_START": method})
+    done = harness.run("frog", "run", "--nproc", "2", "--", "who.py", env={"FROG_START": method}, warm=False)
     assert sorted(done.stdout.splitlines()) == [f"0 {words}", f"1 {words}"]
 
 

@@ -173,12 +173,16 @@ def test_every_lab_has_a_page() -> None:
     assert {f"labs/{lab}.md" for lab in labs} <= find_pages().keys()
 
 
-def test_course_folder_contains_every_page_that_exercises_refer_to(tmp_path: Path) -> None:
+def test_course_folder_contains_every_page_that_exercises_and_labs_refer_to(tmp_path: Path) -> None:
     folder = create_folder(tmp_path / "mine").path
     reads = {exercise.manifest.read for exercise in find_exercises() if exercise.manifest.read}
     reads |= {question.read for pool in read_pools().values() for question in pool}
     assert {read for read in reads if not (folder / read.partition("#")[0]).is_file()} == set()
     assert {read for read in reads if "#" in read and read.partition("#")[2] not in anchors(folder, read)} == set()
+
+
+def linked(page: Path) -> list[str]:
+    return re.findall(r"\]\(\.\./([\w-]+\.md(?:#[\w-]+)?)\)", page.read_text())
 
 
 def anchors(folder: Path, read: str) -> set[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from frog.observe.hook.frog_observer.place import find_place
+from frog.core.files import write_json
+from frog.observe.hook.frog_observer.place import after_earlier_starts, find_place
 
 RANK = {"FROG_RUN_DIR": "/runs/x", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "GROUP_RANK": "1"}
 SCRIPT = ["python", "-u", "train.py"]
@@ -22,6 +25,22 @@ def test_attempt_of_frog_counts_before_that_of_torchrun() -> None:
     place = find_place({**RANK, "FROG_ATTEMPT": "5", "TORCHELASTIC_RESTART_COUNT": "2"}, 10, SCRIPT)
     assert place is not None
     assert place.attempt == 5
+
+
+def test_restarted_container_or_job_has_an_attempt_of_its_own(tmp_path: Path) -> None:
+    """A program that follows in the same container, and a restart by torchrun, keep their number."""
+    environ = {**RANK, "FROG_RUN_DIR": str(tmp_path)}
+
+    def attempt(start: str = "", **changes: str) -> int:
+        place = find_place({**environ, **changes}, 10, SCRIPT)
+        assert place is not None
+        place = after_earlier_starts(place._replace(start=f"{start}{place.start}"))
+        write_json(Path(place.folder) / "status.json", {"start": place.start})
+        return place.attempt
+
+    assert [attempt(), attempt(), attempt(TORCHELASTIC_RESTART_COUNT="1")] == [0, 0, 1]
+    assert [attempt("second pod "), attempt("second pod "), attempt("third pod ")] == [2, 2, 3]
+    assert [attempt(SLURM_RESTART_COUNT="1"), attempt(SLURM_RESTART_COUNT="1")] == [4, 4]
 
 
 @pytest.mark.parametrize("without", ["FROG_RUN_DIR", "RANK"])

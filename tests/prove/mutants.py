@@ -112,14 +112,27 @@ def always_last() -> Patch:
 
 
 def one_gradient_early() -> Patch:
-    """Send a bucket before its last gradient has arrived."""
-    original = ddp.OverlappedDDP.before_backward
+    """Send a bucket before its last gradient has arrived, and reduce it then: no late gradient may slip in."""
 
-    def before_backward(self: Any, last: bool) -> None:
-        original(self, last)
-        self._missing = [max(0, count - 1) for count in self._missing]
+    @contextmanager
+    def plant() -> Iterator[None]:
+        before, send = ddp.OverlappedDDP.before_backward, ddp.OverlappedDDP._send
 
-    return replaced(ddp.OverlappedDDP, "before_backward", before_backward)
+        def before_backward(self: Any, last: bool) -> None:
+            before(self, last)
+            self._missing = [max(0, count - 1) for count in self._missing]
+
+        def send_and_wait(self: Any, number: int) -> None:
+            send(self, number)
+            self._pending[-1].wait()
+
+        with (
+            patch.object(ddp.OverlappedDDP, "before_backward", before_backward),
+            patch.object(ddp.OverlappedDDP, "_send", send_and_wait),
+        ):
+            yield
+
+    return plant
 
 
 def a_bucket_left_out() -> Patch:
@@ -297,3 +310,40 @@ MUTANTS = [
     Mutant("norm of one rank alone", "tp x pp", 4, around("start_all_reduce", only_on("model", lambda *a: NOTHING))),
 ]
 """At least three for each strategy, including those in tests/worlds, such as test_pipeline_world.py."""
+
+MISCONCEPTIONS = {
+    "a bucket leaves a gradient early": "2.3 starts-incomplete",
+    "a bucket left out": "2.2 last-bucket-lost",
+    "a parameter left out": "2.1 some-left-out",
+    "differences stay at home": "2.1 never-reduces",
+    "each rank's own largest logit": "5.3 own-maximum",
+    "experts not averaged": "5.9 not-averaged",
+    "gradient not zeroed": "2.1 never-clears",
+    "gradients averaged too": "2.4 syncs-every-time",
+    "keys and values stay at home": "5.7 own-block-only",
+    "labels of the next micro-batch": "1.1 across-samples",
+    "load seen by each rank alone": "5.8 balance-of-own-tokens",
+    "momentum without Nesterov": "4.10 plain-momentum",
+    "newest micro-batch only": "4.3 last-micro-batch",
+    "no sum in the backward pass": "5.1 input-gradient-in-parts",
+    "norm of one rank alone": "5.11 norm-of-own-part",
+    "norms counted once a rank": "4.5 copies-counted-again",
+    "norms' gradients not summed": "5.4 gradient-of-slice",
+    "not averaged over cp": "5.4 gradient-of-slice",
+    "parameters not gathered": "4.2 never-gathered",
+    "partial results not summed": "5.4 never-summed",
+    "positions from zero": "5.7 places-for-positions",
+    "rank 0's weights not shared": "2.17 starts-apart",
+    "ranks never meet": "2.1 steps-alone",
+    "reduced in every micro-batch": "2.17 no-sync-ignored",
+    "rows come back in another order": "5.8 returned-in-expert-order",
+    "rows of shards not averaged": "5.9 not-averaged",
+    "shards in the wrong order": "4.3 another-shard",
+    "stale parameters": "4.12 stale-weights",
+    "stretches in the wrong order": "5.7 back-in-order",
+    "sum for average": "2.1 sum-is-average",
+    "the neighbor's shard": "4.3 another-shard",
+    "tied copy counted twice": "4.5 tied-twice",
+    "tied gradient forgotten": "5.6 tied-not-summed",
+}
+"""For each mutant's name, the exercise in which the grader explains the mistake, and the misconception behind it."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from harness import Harness
-from mutants import MUTANTS, Mutant
+from mutants import MISCONCEPTIONS, MUTANTS, Mutant
 
 from frog.config.optimizers import OPTIMIZERS
+from frog.learn.grader.exercise import find_exercises
 from frog.prove.commands import prove
 from frog.prove.exchange import ProofResult
 from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
@@ -94,6 +95,12 @@ def seen(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.strategy}: {mutant.name}")
 def test_every_planted_mistake_is_detected(seen: dict[str, dict[str, Any]], mutant: Mutant) -> None:
     assert not seen[f"{mutant.strategy}: {mutant.name}, {mutant.world_size}"]["equal"]
+
+
+def test_every_planted_mistake_is_a_misconception_of_an_exercise() -> None:
+    assert MISCONCEPTIONS.keys() == {mutant.name for mutant in MUTANTS}
+    known = {f"{exercise.number} {one.id}" for exercise in find_exercises() for one in exercise.manifest.misconceptions}
+    assert set(MISCONCEPTIONS.values()) <= known
 
 
 @pytest.mark.slow

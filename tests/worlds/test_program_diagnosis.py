@@ -41,6 +41,7 @@ SLOW = {
     "loader": Expected("loader", 1, line=False),
     "shape": Expected("shape", None),
     "both_send": Expected("message", 0),
+    "batch": Expected("message", 1, peer_line=True),
     "kill": Expected("kill", 1, line=False),
     "evaluation": Expected("busy", 0, peer_line=True),
     "blocked": Expected("blocked", 1, peer_line=True),

@@ -172,7 +172,7 @@ def test_rank_with_closed_connections_does_not_continue_alone(
 ) -> None:
     name = f"shrink-port-{rank}{world[0]}"
     port = f"port rank={rank} step=5 phase=reduce"
-    wait = "slow rank=1 step=6 phase=backward seconds=0.1"  # only a waiting rank checks that the others exist
+    wait = "slow rank=1 step=6 phase=backward times=9 seconds=0.1"  # only a waiting rank checks that the others exist
     harness.run("frog", "chaos", "--fault", port, "--fault", wait, *world, "--threads", "1", "--", *words(name))
     check(harness, name, undisturbed)
     assert [(event.lost, len(event.members)) for event in memberships(harness, name)] == [([rank], 2)]

@@ -28,7 +28,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         {
             "Learn": [
                 *_docs("course", "learn"),
-                *(_lab(root, number) for number in range(4)),
+                *(_lab(root, number) for number in range(7)),
                 "notebooks/README.md",
                 {
                     "Teach": [
@@ -41,7 +41,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         },
         {
             "Train": [
-                *_docs("strategies", "elastic", "guard-model", "launchers", "simulated-gpus"),
+                *_docs("strategies", "own-strategy", "elastic", "guard-model", "launchers", "simulated-gpus"),
                 *([{"Real runs": [{title: page} for title, page in examples.items()]}] if examples else []),
             ]
         },
@@ -82,7 +82,7 @@ def _lab(root: Path, number: int) -> dict[str, list[Any]]:
 
 
 def _teaching(root: Path) -> list[str]:
-    first = [f"docs/teach/{name}.md" for name in ("prepare", "session-a", "session-b", "session-c")]
+    first = [f"docs/teach/{name}.md" for name in ("prepare", *(f"session-{letter}" for letter in "abcde"))]
     others = [page for page in _in(root, "docs/teach/*.md") if page not in [*first, "docs/teach/README.md"]]
     return first + others
 

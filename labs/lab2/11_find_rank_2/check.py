@@ -27,9 +27,10 @@ def draw_runs(seed):
     runs = []
     for what, victim in zip(KINDS, victims, strict=True):
         step = draw.choice([5, 6, 7]) if what == "nan" else draw.randint(4, 8)
-        warned = draw.choice([rank for rank in range(SIZE) if rank != victim])
+        # In the run "error", the rank with a warning is neither rank 0 nor the first to fail: no two beliefs name it.
+        warned = draw.choice([rank for rank in range(SIZE) if rank != victim and (rank or what != "error")])
         which = errors.get(what, draw.randrange(4))
-        warning = "read" if what == "nan" else draw.choice(["read", "nan"]) if what != "killed" else "nan"
+        warning = "nan" if what == "killed" else "read" if what in ("nan", "error") else draw.choice(["read", "nan"])
         run = {"what": what, "victim": victim, "step": step, "warned": warned, "warning": warning, "which": which}
         runs.append(run)
     draw.shuffle(runs)

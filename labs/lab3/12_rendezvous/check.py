@@ -21,7 +21,7 @@ def check(grade: Grade) -> None:
     absent += [make_run(draw, [1, 2, 1], (2,), is_there_first=True)]
     late = [make_run(draw, each, (), len(each) - 1) for each in ([1, 2, 1], [2, 2])]
     many = [make_run(draw, [1] * 11, (), numbers=(1, 11)) for _ in range(3)]  # keys may not collide in each order
-    found = grade.call({"runs": [*whole, *absent, *late, *many]}).values[0]
+    found = grade.call({"runs": [*whole, *absent, *late, *many]}, seconds=6.0).values[0]
     pairs = list(zip([*whole, *absent, *late], found[: -len(many)], strict=True))
     for run, seen in pairs:
         check_opened(grade, run, seen)

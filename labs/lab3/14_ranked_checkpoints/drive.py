@@ -3,7 +3,8 @@
 A rank is a process; one runs at a time, from barrier to barrier, in a given order, so that runs are deterministic.
 A moment is just before a file operation, a sync, or a barrier. Each moment has four ends: the rank is killed; it is
 killed in the middle of the previous write; the power fails, and files that were not synced are empty; the power fails,
-and folders hold the names of their last sync, or those and one name that has changed since.
+and folders hold the names of their last sync, or those and one name that has changed since. Many ends leave equal
+folders: load, and the save after a kill, run once for each of them.
 """
 
 import contextlib
@@ -64,6 +65,10 @@ class Moments:
 
 
 MOMENTS = Moments()
+LOADED: dict[tuple, list] = {}
+"""What load found in a folder, by the folder's state and the size of the world."""
+SAVED_AGAIN: dict[tuple, tuple] = {}
+"""How a save after a kill ended, and what load found then, by the folder's state and the step."""
 
 
 def hook(event: str, args: tuple) -> None:
@@ -186,6 +191,34 @@ def told(error: BaseException) -> str:
 
 
 def run_load(folder: Path, size: int) -> list:
+    """Return what load finds on each rank, from an equal folder if load has seen one and left it unchanged."""
+    state = state_of(folder)
+    if (state, size) in LOADED:
+        return LOADED[state, size]
+    found = load_in_fork(folder, size)
+    if state_of(folder) == state:
+        LOADED[state, size] = found
+    return found
+
+
+def state_of(folder: Path) -> tuple:
+    """Return all that load can read: names in their order, modes, bytes, and the order of all times.
+
+    Content that refers to a place outside the folder, which may differ next time, equals no other.
+    """
+    entries, times = [], []
+    for root, folders, files in os.walk(folder):
+        for path in [os.path.join(root, name) for name in folders + files] + [root]:
+            about = os.lstat(path)
+            is_link, is_file = stat.S_ISLNK(about.st_mode), stat.S_ISREG(about.st_mode)
+            data = os.fsencode(os.readlink(path)) if is_link else Path(path).read_bytes() if is_file else b""
+            outside = (is_link and (data[:1] == b"/" or b".." in data)) or os.fsencode(os.getcwd()) in data
+            times.append((about.st_mtime_ns, about.st_ctime_ns))
+            entries.append((path, about.st_mode, object() if outside else data))
+    return tuple(entries), *(tuple(map(sorted(set(kind)).index, kind)) for kind in zip(*times, strict=True))
+
+
+def load_in_fork(folder: Path, size: int) -> list:
     """Return what load finds on each rank: None, [step, shard], or an error's text."""
     take, said = os.pipe()
     if (pid := os.fork()) == 0:
@@ -366,8 +399,10 @@ def kill_one(base: Path, size: int, of: dict, steps: tuple, victim: int, number:
     tell_lost_names(place, size, "", moment, run)
     goes_on = order[0] == victim or any(not found or found[0] == new for found in loaded)  # else from the old one
     step = later if goes_on else new
-    run = run_save(saved, step, of[step], list(range(size)), {})
-    tell(size, "later" if goes_on else "again", moment, run_load(saved, size), run)
+    if (again := (state_of(saved), step)) not in SAVED_AGAIN:
+        run = run_save(saved, step, of[step], list(range(size)), {})
+        SAVED_AGAIN[again] = run_load(saved, size), run
+    tell(size, "later" if goes_on else "again", moment, *SAVED_AGAIN[again])
 
 
 def opened_by_many() -> list[str]:

@@ -139,7 +139,7 @@ def read_oracle(folder: RunFolder) -> Oracle:
     record = run.record
     if record is None or record.status != "completed":
         raise RunError(f"{folder.path}: the undisturbed run is incomplete", "see its logs")
-    native = run.setting("strategy", "implementation") != "frog"
+    native = run.setting("strategy", "implementation") != "frog" or run.setting("strategy", "file") is not None
     node_of = {rank: int(said.of(StartEvent)[-1].node_rank) for rank, said in sorted(run.ranks.items())}
     places = tuple(place for rank in node_of for place in _places(run.ranks[rank], native))
     return Oracle(record, _losses(run), node_of, places, native)

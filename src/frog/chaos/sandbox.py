@@ -74,7 +74,7 @@ class Sandbox:
             eval_every=self.config.eval.every,
             grad_accum=self.config.train.grad_accum,
             network=network,
-            native=self.config.strategy.implementation != "frog",
+            native=self.config.strategy.implementation != "frog" or self.config.strategy.file is not None,
             own_backend=self.config.comm.backend == "frog" or self.config.comm.on_loss == "shrink",
         )
 

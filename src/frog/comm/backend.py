@@ -15,6 +15,7 @@ process group written in Python is registered in the subclass's `start`, like `f
 from __future__ import annotations
 
 import datetime
+import re
 from typing import Any, ClassVar
 
 import torch
@@ -43,6 +44,14 @@ _TORCH_WORDINGS: Wordings = (
     ("split sizes", "mismatch"),
 )
 """Error texts of torch's stores and process groups, for all backends; lower case, and the first match counts."""
+
+
+_FINGERPRINT = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=\d+, OpType=(\w+)"
+    r"(?:, TensorShape=\[([\d, ]*)\])?"
+)
+"""A call of one rank, in the error of torch's debug level DETAIL, which compares each call of all ranks. If the numbers
+of dims differ, torch does not know the other rank's call, and writes `SequenceNumber=0OpType=SCATTER`."""
 
 
 class Backend:
@@ -94,6 +103,11 @@ class Backend:
 
     def shorten(self, error: Exception) -> str:
         """Shorten the text of an error that torch raised to one line for people."""
+        if calls := _FINGERPRINT.findall(str(error)):
+            called = (
+                f"rank {rank} calls {op.lower()}{f' of shape [{shape}]' * bool(shape)}" for rank, op, shape in calls
+            )
+            return f"the ranks call different collectives: {', '.join(called)}"
         return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -105,7 +119,10 @@ class Gloo(Backend):
     has_reduce_scatter = False  # its own is a full all-reduce internally
     stamps_end = True
     runs_hooks_on_its_threads = True  # two of them
-    wordings = (("op.preamble.length <= op.nbytes", "mismatch"),)
+    wordings = (
+        ("op.preamble.length <= op.nbytes", "mismatch"),
+        ("failed to pass monitoredbarrier", "closed"),  # torch's debug level DETAIL; or the rank was too late
+    )
 
     def start(self, env: WorldEnv, device: torch.device, timeout_s: float, store: Any = None) -> None:
         bind_loopback(env.master_addr)
@@ -118,7 +135,7 @@ class Gloo(Backend):
         """Remove gloo's source line at the start, and its advice at the end."""
         line = super().shorten(error)
         where, bracket, rest = line.partition("] ")
-        said = rest if bracket and where.startswith("[/") else line
+        said = rest if bracket and where.startswith(("[/", "[rank")) else line
         return said.partition(" This is typically caused by")[0]
 
 

@@ -80,7 +80,7 @@ class Scene:
     grad_accum: int = 1
     network: bool = False
     native: bool = False
-    """True if torch or DeepSpeed implements the strategy."""
+    """True if torch, DeepSpeed or a file of the user's implements the strategy."""
     own_backend: bool = False
     """True if the collectives run on Frog's own backend."""
 
@@ -105,7 +105,7 @@ class Scene:
             found.append(f"micro={fault.micro}: phase {fault.phase} runs {comes} in a step, and the first is micro=0")
         kind = KINDS[fault.kind]
         if kind.spoils_gradient and fault.phase == "reduce" and self.native:
-            found.append(f"{kind.name} phase=reduce: torch has reduced the gradient by then; use phase=backward")
+            found.append(f"{kind.name} phase=reduce: Frog does not hold this strategy's gradient; use phase=backward")
         if missing := kind.missing(self.world_size, self.network, self.own_backend):
             found.append(f"{kind.name}: {missing}")
         return found

@@ -35,7 +35,7 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         table = read_toml(path, ConfigError, "correct that file, or name another")
     except FileNotFoundError:
         known = sorted(str(found) for found in path.parent.glob("*.toml"))
-        hint = f"one of {', '.join(known)}" if known else "the run files that come with Frog are in config/"
+        hint = f"one of {', '.join(known)}" if known else "`frog init DIR` creates a folder with a run file"
         raise ConfigError(f"{path}: no such run file", hint) from None
     problems: list[str] = []
     for text in overrides:

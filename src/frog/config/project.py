@@ -16,6 +16,8 @@ _CLONE = Path(frog.__file__).parents[2]
 FILES = (
     "config/demo.toml",
     "config/config.json",
+    "config/own_ddp.py",
+    "config/own_zero1.py",
     "config/slurm_example.sbatch",
     "config/clusters/generic.toml",
     "train.py",
@@ -37,6 +39,7 @@ _README = """\
 |---|---|
 | `config/demo.toml` | the run: data, steps, optimizer, strategy. Override any field: `--set train.steps=20` |
 | `config/config.json` | the model's sizes, in Hugging Face's names |
+| `config/own_ddp.py`, `config/own_zero1.py` | strategies of your own: `--set strategy.file=config/own_ddp.py` |
 | `config/clusters/generic.toml` | the cluster: copy it and fill in the values from your site's documentation |
 | `config/slurm_example.sbatch` | a job file for Slurm, to read and adapt |
 | `train.py` | the program that `torchrun` and the job file start |

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from frog.config.model import ModelConfig
 from frog.config.optimizers import OPTIMIZERS, OptimizerConfig
+from frog.config.own_strategy import file_problem
 from frog.config.strategies import DATA_STRATEGIES, or_list
 from frog.config.strategy import StrategyConfig, strategy_problems
 from frog.config.units import Unit
@@ -240,6 +241,8 @@ class RunConfig:
         ]
         if strategy.entry.apart or strategy.implementation != "frog":
             wrong.append(f"strategy.name={strategy.name!r} of {strategy.implementation}")
+        if strategy.file is not None:
+            wrong.append(f"strategy.file={strategy.file!r}")
         if strategy.shard is not None:
             wrong.append(f"strategy.shard={strategy.shard}")
         if strategy.compression != "off":
@@ -262,7 +265,12 @@ class RunConfig:
         further: Sequence[str] = (),
         hint: str | None = None,
     ) -> None:
-        """Raise ConfigError with every rule that this run breaks in a world of that size, and `further` problems."""
+        """Raise ConfigError with every rule that this run breaks in a world of that size, and `further` problems.
+
+        Reads the file of a strategy of one's own, so call it where the run will start.
+        """
+        if (problem := file_problem(self.strategy.file)) is not None:
+            raise ConfigError(problem, "correct that file, or name another: --set strategy.file=FILE")
         if problems := [*self.world_problems(world_size), *further]:
             listing = "".join(f"\n  - {problem}" for problem in problems[1:])
             raise ConfigError(problems[0] + listing, hint or self._world_hint(problems, world_size))
@@ -273,7 +281,12 @@ class RunConfig:
             self.strategy, self.model, self.data.sequence_length, self.train.grad_accum, world_size
         )
         strategy = self.strategy
-        if self.train.compile and strategy.implementation == "frog":
+        if self.train.compile and strategy.file is not None:
+            found.append(
+                f"train.compile=true with strategy.file={strategy.file!r}: its hooks would be compiled into the model; "
+                "remove one of the two"
+            )
+        elif self.train.compile and strategy.implementation == "frog":
             cut = [f"{axis}={size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(strategy, axis)) > 1]
             if "parameters" in strategy.entry.splits or cut:
                 able = or_list(name for name, entry in DATA_STRATEGIES.items() if "parameters" not in entry.splits)

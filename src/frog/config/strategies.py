@@ -59,6 +59,8 @@ class DataStrategyEntry(StrategyEntry):
     transfers: tuple[Transfer, ...] = ()
     apart: bool = False
     """True if the data ranks train separately, with their own weights and moments, and synchronize once per round."""
+    has_formulas: bool = True
+    """True if `splits` and `transfers` are known: the memory and the traffic follow from them."""
 
     @property
     def sends_every_micro_batch(self) -> bool:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Annotated, Literal
 
 from frog.config.model import ModelConfig
+from frog.config.own_strategy import own_entry
 from frog.config.strategies import AXES, DATA_STRATEGIES, DataStrategyEntry, StrategyEntry, or_list
 from frog.config.units import Unit
 from frog.core.schema import shortened
@@ -58,11 +59,13 @@ class StrategyConfig:
     """pp, interleaved: number of stages per rank."""
     deepspeed_file: str | None = None
     """deepspeed: its JSON file, relative to the current directory; None uses config/deepspeed_<name>.json."""
+    file: str | None = None
+    """A strategy of your own, in place of `name`: a Python file, relative to the current directory."""
 
     @property
     def entry(self) -> DataStrategyEntry:
         """The entry of the data strategy; `problems` reports an unknown name."""
-        return DATA_STRATEGIES[self.name]
+        return DATA_STRATEGIES[self.name] if self.file is None else own_entry(self.file)
 
     def problems(self) -> list[str]:
         """Return a problem if the strategy's name is unknown."""
@@ -79,6 +82,8 @@ def strategy_problems(
     strategy: StrategyConfig, model: ModelConfig, sequence_length: int, grad_accum: int, world_size: int
 ) -> list[str]:
     """Return every rule that a strategy breaks with this model, sequence and world, with both numbers and the rule."""
+    if strategy.file is not None:
+        return _own_problems(strategy)
     ranks = strategy.tp * strategy.pp * strategy.cp
     if world_size % ranks:
         return [
@@ -91,6 +96,18 @@ def strategy_problems(
     found += _apart_problems(strategy, model)
     found += _replicate_problems(strategy, strategy.dp_size(world_size))
     return found + implementation_problems(strategy, model, grad_accum)
+
+
+def _own_problems(strategy: StrategyConfig) -> list[str]:
+    """Return each setting with which a strategy of one's own cannot be combined."""
+    settings = {axis: size for axis in AXES if (size := getattr(strategy, axis)) > 1}
+    others = {"name": "ddp", "implementation": "frog", "shard": None, "compression": "off"}
+    settings |= {name: value for name, usual in others.items() if (value := getattr(strategy, name)) != usual}
+    return [
+        f"strategy.file={strategy.file!r} with strategy.{name}={value!r}: the file is the whole strategy, over all "
+        "ranks of the world; remove one of the two"
+        for name, value in settings.items()
+    ]
 
 
 def _size_problems(strategy: StrategyConfig, model: ModelConfig, sequence_length: int, grad_accum: int) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
+from typing import Any
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -33,3 +35,24 @@ def between(least: float, most: float) -> Callable[[str], float]:
 def _short(number: float) -> str:
     """Format a number, with 1e9 instead of Python's 1e+09."""
     return f"{number:g}".replace("e+0", "e").replace("e-0", "e-")
+
+
+class CommandOrValue(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """Commands, of which the one in capitals starts with a value instead of its name: `frog plan config.json`.
+
+    A value is a word with a dot, slash or colon, or an existing path, so that a mistyped command is still one.
+    """
+
+    def is_value(self, word: object) -> bool:
+        return isinstance(word, str) and (any(mark in word for mark in "./:") or os.path.exists(word))
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if values[0] not in self.choices:
+            values = [next(name for name in self.choices if name.isupper()), *values]
+        super().__call__(parser, namespace, values, option_string)

@@ -1,4 +1,4 @@
-"""The number of cores that this process may use."""
+"""The cores that this process may use, and the threads of ranks that share them."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def usable_cores() -> float:
         quota, period = (memory.CGROUP / "cpu.max").read_text().split()
         cores = min(cores, int(quota) / int(period))
     return cores
+
+
+def threads_per_rank(num_ranks: int) -> int:
+    """Return the threads of each rank if the ranks of this machine share its cores: at least 1."""
+    return max(1, int(usable_cores()) // num_ranks)

@@ -75,6 +75,10 @@ class HangError(LaunchError):
     """The ranks of a world waited for each other until the deadline."""
 
 
+class OwnStrategyError(FrogError):
+    """A strategy of one's own failed, or broke a rule of its interface; names the file and the line."""
+
+
 class NonFiniteError(FrogError):
     """A loss or a gradient is NaN or infinite."""
 

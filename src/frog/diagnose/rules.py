@@ -54,6 +54,8 @@ def diagnose(folder: RunFolder) -> Diagnosis:
     else:
         found = _of_ended(run)
     found = with_lost_ranks(found, run, find_changes(run.attempts))
+    if run.file is not None and run.file.simulated:
+        found = replace(found, finding=f"simulated run: {found.finding}")
     return found.with_more(*(f"{'':12}  {problem}" for problem in run.problems))
 
 

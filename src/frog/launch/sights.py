@@ -19,7 +19,8 @@ def see_rank(status: Status, with_children: bool) -> Sight:
     """Return what is seen of one rank now. with_children: also measure its child processes."""
     sight = Sight(
         completed=sum(group.completed for group in status.groups),
-        pending=any(group.pending for group in status.groups)
+        pending=status.in_message
+        or any(group.pending for group in status.groups)
         or (status.inside is not None and _INSIDE_TORCH in status.inside.file),
         cpu_s=status.cpu_s,
         line=status.line,

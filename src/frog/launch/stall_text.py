@@ -39,7 +39,7 @@ def _heading(finding: Finding) -> str:
 def _describe_rank(role: Role, own: Observed | None) -> str:
     if own is None or own.status is None:
         return role.value
-    done = f"after {count(sum(group.completed for group in own.status.groups), 'collective')}"
+    done = f"after {count(own.num_completed, 'collective')}"
     if role is Role.FAILED:
         error = own.error
         what = f" with {error.type}{_at(error.line)}" if error is not None else ""
@@ -63,6 +63,8 @@ def _describe_wait(own: Observed) -> str:
     pending = next((group for group in status.groups if group.pending), None)
     if pending is not None:
         return f"waits in collective number {pending.completed + 1} of group {pending.group}{_at(status.line)}"
+    if status.in_message:
+        return f"waits for a message{_at(status.line)}{_code(own)}"
     function = status.inside.function if status.inside is not None else "torch.distributed"
     return f"waits in {function}{_at(status.line)}"
 

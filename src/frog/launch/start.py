@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frog.core.cores import usable_cores
+from frog.core.cores import threads_per_rank
 from frog.core.env import child_env, visible_gpus
 from frog.launch.agent import Agent, agent_command
 from frog.launch.nodes import Nodes
@@ -113,7 +113,7 @@ class Starter:
     def environment(self, node: int) -> dict[str, str]:
         """Return the environment of a node's agent, which its ranks inherit."""
         num_ranks = self.nodes.most * self.nodes.ranks
-        threads = self.options.threads or max(1, int(usable_cores()) // num_ranks)
+        threads = self.options.threads or threads_per_rank(num_ranks)
         changes = {
             "OMP_NUM_THREADS": str(threads),
             "FROG_LAUNCHER_PID": str(os.getpid()),

@@ -142,7 +142,7 @@ class LearnerFolder:
         return all(known == _digests(files) for known, files in (*exercises, (progress.pages, self._pages())))
 
     def _pages(self) -> dict[str, bytes]:
-        """Return the documentation pages: one per lab, and those that exercises and questions refer to."""
+        """Return the documentation pages: one per lab, and those that exercises, questions and labs refer to."""
         return {name: page.read_bytes() for name, page in find_pages(self.labs).items()}
 
     def _bring_in(self, place: Path, files: dict[str, bytes], before: dict[str, str], hint: str) -> Iterator[str]:

@@ -61,7 +61,7 @@ def _describe(own: Observed) -> str:
     if status is None:
         return f"rank {own.rank}: its status cannot be read"
     where = f" at {status.line} in {status.line.function}" if status.line is not None else ""
-    done = count(sum(group.completed for group in status.groups), "collective")
+    done = count(own.num_completed, "collective")
     if status.state != "running":
         return f"rank {own.rank}: {status.state}, after {done}"
     if _age_s(status) >= _FRESH_S:

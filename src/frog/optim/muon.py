@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from frog.config import OptimizerConfig
+from frog.core.errors import ConfigError
 from frog.optim.eager import EagerOptimizer
 from frog.optim.tensors import Slice, UpdatedTensor, decay_groups
 
@@ -62,7 +63,12 @@ class Muon(EagerOptimizer):
         self._config = config
         self._runs = {one.tensor: one.slices for one in tensors}
         for run in (run for runs in self._runs.values() for run in runs if is_layer_matrix(run)):
-            assert run.end - run.start == math.prod(run.shape), f"{run.name} is sharded"
+            if run.end - run.start != math.prod(run.shape):
+                raise ConfigError(
+                    f"optimizer.name='muon': this rank updates {run.end - run.start} of the {math.prod(run.shape)} "
+                    f"elements of {run.name}, but Muon needs whole matrices",
+                    "let one rank own each matrix, or use --set optimizer.name=adamw",
+                )
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -97,4 +103,4 @@ class Muon(EagerOptimizer):
         """Return a run's gradient, state and weights, each as a vector."""
         kept: dict[str, Any] = self.state[tensor]
         assert tensor.grad is not None
-        return [x.view(-1)[run.start : run.end] for x in (tensor.grad, *(kept[name] for name in state), tensor)]
+        return [x.reshape(-1)[run.start : run.end] for x in (tensor.grad, *(kept[name] for name in state), tensor)]

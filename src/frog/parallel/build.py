@@ -12,6 +12,7 @@ from frog.config import RunConfig, StrategyConfig
 from frog.config.strategies import AXES
 from frog.model.transformer import TinyTransformer
 from frog.parallel.mesh import Mesh
+from frog.parallel.own import OwnStrategy
 from frog.parallel.scratch import FromScratch
 from frog.parallel.strategy import MakeOptimizer, Strategy
 
@@ -31,7 +32,11 @@ def build_strategy(
     autocast: AbstractContextManager[Any] | None = None,
 ) -> Strategy:
     """Distribute `model` over the mesh. A collective call: every rank passes a full model; rank 0's weights count."""
-    build = FromScratch if config.strategy.implementation == "frog" else _native(config.strategy)
+    build: Callable[..., Strategy] = FromScratch
+    if config.strategy.file is not None:
+        build = OwnStrategy
+    elif config.strategy.implementation != "frog":
+        build = _native(config.strategy)
     return build(config, mesh, model, make_optimizer, autocast)
 
 

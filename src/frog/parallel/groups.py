@@ -47,6 +47,6 @@ def build_groups(config: StrategyConfig, mesh: Mesh, model: nn.Module, experts: 
 def _group(spec: GroupSpec, data: Axis) -> ParameterGroup:
     entry = spec.config.entry
     kept: DataParallel = import_module(entry.modules["frog"]).build(spec)
-    if entry.splits:
+    if entry.splits or kept.is_sharded:
         return ParameterGroup(entry, kept, spec.replicate, [spec.shard])
     return ParameterGroup(entry, kept, data, [])

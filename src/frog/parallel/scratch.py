@@ -257,7 +257,7 @@ class FromScratch(Strategy):
                     copies = self._copies(run.name, group.copies)
                     if group.entry.apart and copies is not None:  # replicas that differ: the first one counts
                         copies = (0, 1) if copies[0] == 0 else None
-                    own = found[run.start : run.end]
+                    own = found.reshape(-1)[run.start : run.end]
                     shards += slice_shards(run.name, own, run.first, run.shape, corner, whole, copies)
         return shards
 

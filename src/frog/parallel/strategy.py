@@ -127,6 +127,10 @@ class Strategy(ABC):
     def gradient_shards(self) -> list[LocalShard]:
         """Return this rank's shards of the reduced gradients."""
 
+    def held(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Return the parameters' and the gradients' tensors that this rank holds after a backward pass."""
+        return [one.tensor for one in self.parameter_shards()], [one.tensor for one in self.gradient_shards()]
+
     @abstractmethod
     def moment_shards(self) -> list[LocalShard]:
         """Return this rank's optimizer state, by the optimizer's names: `exp_avg/<parameter>`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from frog.core.files import open_plain, write_atomic
+from frog.core.files import open_plain
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,9 +31,9 @@ class Unreadable:
 
 
 def write_buffer(path: Path, values: Array) -> None:
-    """Write an array as a buffer file."""
+    """Write an array as a buffer file, before a program starts that reads it."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    write_atomic(path, _HEAD.pack(MAGIC, DTYPES[values.dtype.name], values.size) + little.tobytes())
+    path.write_bytes(_HEAD.pack(MAGIC, DTYPES[values.dtype.name], values.size) + little.tobytes())
 
 
 def read_buffer(path: Path, dtype: str, count: int) -> Array | Unreadable:
@@ -68,4 +68,4 @@ def _wrong_head(head: bytes, size: int, dtype: str, count: int) -> Unreadable | 
 
 def write_calls(path: Path, calls: Sequence[tuple[str, int, Path, Path]]) -> None:
     """Write the list of calls, one per line: operation, root, input file and result file, separated by tabs."""
-    write_atomic(path, "".join("\t".join(map(str, call)) + "\n" for call in calls))
+    path.write_text("".join("\t".join(map(str, call)) + "\n" for call in calls))

@@ -32,7 +32,11 @@ def check(args: argparse.Namespace) -> int:
     start = time.monotonic()
     with _folder(args.keep) as folder:
         outcomes = examine(
-            remembered(command, folder, seed), scope, args.only, (lambda _: None) if args.json else _print
+            remembered(command, folder, seed),
+            scope,
+            args.only,
+            (lambda _: None) if args.json else _print,
+            args.exit_first,
         )
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(as_table(args.peer, seed, scope, outcomes)).decode(), indent=2))

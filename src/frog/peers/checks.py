@@ -60,8 +60,14 @@ class Skip(Exception):
     """A check does not apply, with the reason."""
 
 
-def examine(observe: Observe, scope: Scope, only: Sequence[str], report: Callable[[Outcome], None]) -> list[Outcome]:
-    """Run the checks; skip those that need correct results if the results are wrong."""
+def examine(
+    observe: Observe,
+    scope: Scope,
+    only: Sequence[str],
+    report: Callable[[Outcome], None],
+    exit_first: bool = False,
+) -> list[Outcome]:
+    """Run the checks; skip those that need correct results if the results are wrong, or stop at the first rejection."""
     outcomes: list[Outcome] = []
     for check in CHECKS:
         if only and check.name not in only:
@@ -73,6 +79,8 @@ def examine(observe: Observe, scope: Scope, only: Sequence[str], report: Callabl
             outcome = _made(check, observe, scope, start)
         report(outcome)
         outcomes.append(outcome)
+        if exit_first and outcome.status == "rejected":
+            break
     return outcomes
 
 

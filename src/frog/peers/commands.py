@@ -63,6 +63,7 @@ def _add_check(actions: _Parsers) -> None:
         metavar="CHECK",
         help="run only this check; repeatable",
     )
+    parser.add_argument("--exit-first", action="store_true", help="stop at the first check that rejects")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every rank's files and output here")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the inputs, to repeat a check")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")

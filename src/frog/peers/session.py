@@ -75,6 +75,7 @@ def _write_inputs(plan: Plan, folder: Path, seed: int) -> list[list[Array]]:
     inputs = [make_inputs(call, plan.world, rng) for call in plan.calls]
     for rank in range(plan.world):
         lines = []
+        (folder / f"rank_{rank}").mkdir(parents=True)
         for number, call in enumerate(plan.calls):
             paths = _path(folder, rank, number, "in"), _path(folder, rank, number, "out")
             write_buffer(paths[0], inputs[number][rank])

@@ -78,7 +78,9 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, list[str]]:
     if args.model.suffix == ".toml":
         requested = {"data.sequence_length": length, "train.global_batch_size": batch}
         given = [f"{key}={value}" for key, value in requested.items() if value is not None]
-        return load_run_config(args.model, given), []
+        run = load_run_config(args.model, given)
+        own = run.strategy.entry
+        return run, [] if own.has_formulas else [f"{own.name}, the run's strategy: no formula knows it"]
     model, notes = load_model_sizes(args.model)
     config = RunConfig(
         model=model,

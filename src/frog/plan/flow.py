@@ -11,6 +11,7 @@ _RING_SHARE: dict[str, Callable[[int], float]] = {
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
     "broadcast": lambda n: 1,
+    "reduce": lambda n: 1,
     "send": lambda n: 1,
     "send_recv": lambda n: 1,
     "recv": lambda n: 0,
@@ -23,7 +24,7 @@ def wire_bytes(op: str, payload_bytes: float, axis_size: int) -> float:
 
     Units:   bytes. The payload is the full tensor, before or after, as in the events.
     Assumes: ring algorithms, which send the minimum. All-reduce is reduce-scatter, then all-gather. In a broadcast
-             each rank forwards the whole tensor. An all-to-all keeps a rank's own slice.
+             or a reduction to one rank, each rank forwards the whole tensor. An all-to-all keeps a rank's own slice.
     Source:  Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
     return payload_bytes * _RING_SHARE[op](axis_size) if axis_size > 1 else 0.0

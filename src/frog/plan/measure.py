@@ -82,10 +82,12 @@ def compare_step(
 
 
 def has_formula(config: RunConfig) -> bool:
-    """True if the formulas cover this run. They do not cover torch's compressed gradients, nor tensor parallelism's
-    activations at a lower precision, some of which are sent in 16 bits and some in 32.
+    """True if the formulas cover this run. They do not cover a strategy of one's own, torch's compressed gradients, nor
+    tensor parallelism's activations at a lower precision, some of which are sent in 16 bits and some in 32.
     """
     strategy = config.strategy
+    if not strategy.entry.has_formulas:
+        return False
     return strategy.compression in ("off", "int8") and (strategy.tp == 1 or config.train.precision == "fp32")
 
 

@@ -1,4 +1,4 @@
-"""`frog plan`: predict runs on clusters. Imports happen when the command runs."""
+"""`frog plan` and `frog plan predict`: predict runs on clusters. Imports happen when the command runs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ import io
 import sys
 from pathlib import Path
 
+from frog.core.argument_types import CommandOrValue
+from frog.plan.calibrate_command import add_calibrate_parser
+from frog.plan.fit_command import add_fit_parser
+from frog.plan.model_command import add_constants_argument, add_model_parser, read_constants_of
+from frog.plan.search_command import add_search_parser
+from frog.plan.simulate_command import add_simulate_parser
+
 
 def add_plan_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `plan`; it sets `handler`, which takes the arguments."""
     plan = commands.add_parser(
         "plan",
-        help="predict step time and memory of training runs on a cluster",
-        description="Predict step time and memory of training runs on GPU clusters, by formula: docs/plan.md.",
+        help="predict memory, time and cost of training runs on a cluster",
+        description="Predict memory, time and cost of training runs on GPU clusters, by formula: docs/plan.md.",
     )
-    actions = plan.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = plan.add_subparsers(dest="action", required=True, metavar="MODEL | ACTION", action=CommandOrValue)
+    add_model_parser(actions)
+    add_search_parser(actions)
+    add_simulate_parser(actions)
+    add_fit_parser(actions)
+    add_calibrate_parser(actions)
     predict = actions.add_parser(
         "predict",
         help="predict each row of a table of runs",
@@ -24,6 +36,7 @@ def add_plan_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
     )
     predict.add_argument("table", type=Path, metavar="TABLE.csv", help="one run per row; the columns: docs/plan.md")
     predict.add_argument("--to", type=Path, metavar="FILE", help="write the predictions there")
+    add_constants_argument(predict)
     predict.set_defaults(handler=_predict)
 
 
@@ -31,7 +44,7 @@ def _predict(args: argparse.Namespace) -> int:
     from frog.core.files import write_atomic
     from frog.plan.estimate.predict import COLUMNS, predict_rows, read_table
 
-    predictions = list(predict_rows(read_table(args.table)))
+    predictions = list(predict_rows(read_table(args.table), read_constants_of(args)))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -19,8 +19,8 @@ def describe(strategy: StrategyConfig, world_size: int) -> list[str]:
     axes = [name for name in AXES if getattr(strategy, name) > 1]
     # With cp alone, averaging adds nothing that the sentence about the ring does not say.
     has_data = strategy.dp_size(world_size) > 1 or (strategy.cp > 1 and strategy.entry.splits)
-    data = [strategy.name, *([HYBRID.name] if strategy.shard else [])] if has_data else []
-    return [find_strategy(name).summary for name in data + axes]
+    data = [strategy.entry, *([HYBRID] if strategy.shard else [])] if has_data else []
+    return [entry.summary for entry in [*data, *(AXES[name] for name in axes)]]
 
 
 @dataclass(frozen=True)

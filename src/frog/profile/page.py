@@ -66,8 +66,9 @@ def _head(profile: Profile) -> str:
     num_steps, more = ranks[0].num_steps, max(rank.profiler_bytes for rank in ranks)
     return (
         f"# Profile of {profile.folder.path}\n\n"
-        f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''}{f': {axes}' if axes else ''}; strategy {strategy.name} from "
-        f"{strategy.implementation}, {config.train.precision}; {config.explain_batch(len(ranks))}.\n"
+        f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''}{f': {axes}' if axes else ''}; strategy "
+        f"{strategy.entry.name} from {strategy.implementation}, {config.train.precision}; "
+        f"{config.explain_batch(len(ranks))}.\n"
         f"A step took {plain:.1f} ms without the profiler and {slow:.1f} ms with it (medians of {num_steps} "
         f"step{'s' if num_steps > 1 else ''} each). Recording slows a step, Python more than operators: read "
         f"fractions rather than times. It raised peak memory by {format_bytes(more)} per rank."

@@ -13,13 +13,23 @@ from typing import Any
 import msgspec
 
 from frog.config import ModelConfig, load_model_config
+from frog.config.own_strategy import file_problem
 from frog.core.argument_types import at_least
-from frog.core.errors import UsageError
+from frog.core.errors import ConfigError, UsageError
 from frog.core.files import write_json
 from frog.launch.start import Options
 from frog.launch.world import run_world
 from frog.prove.exchange import ProofResult, read_results
-from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, IMPLEMENTATIONS, SMALL_MODEL, Cell, cells, proofs
+from frog.prove.matrix import (
+    ALL_VARIANTS,
+    DEFAULT_VARIANTS,
+    IMPLEMENTATIONS,
+    SMALL_MODEL,
+    Cell,
+    cells,
+    own_cells,
+    proofs,
+)
 
 
 def prove(chosen: Sequence[Cell], backend: str = "auto") -> Iterator[tuple[Cell, ProofResult]]:
@@ -43,12 +53,32 @@ def run_proof(args: argparse.Namespace) -> int:
         raise UsageError(f"--strategy {unknown[0]}: unknown", f"one of: {', '.join(sorted(names))}")
     model = load_model_config(args.model) if args.model else SMALL_MODEL
     variants = ALL_VARIANTS if args.full else DEFAULT_VARIANTS
-    wanted = list(cells(model, args.world, implementations, variants, args.strategy))
+    file = _file_to_prove(args)
+    if file is not None:
+        wanted = list(own_cells(model, args.world, variants, file))
+    else:
+        wanted = list(cells(model, args.world, implementations, variants, args.strategy))
     chosen = [cell for cell in wanted if isinstance(cell, Cell)]
     if not chosen:
         reasons = "\n".join(f"  - {reason}" for reason in wanted if isinstance(reason, str))
         raise UsageError(f"nothing to prove\n{reasons}".rstrip(), "other --strategy, --world or --model")
     return _report(model, wanted, chosen, args)
+
+
+def _file_to_prove(args: argparse.Namespace) -> str | None:
+    """Return the file of a strategy of one's own, which --set names. Raises UsageError for any other setting."""
+    if not args.set:
+        return None
+    first, *others = args.set
+    key, _, value = first.partition("=")
+    if others or key.strip() != "strategy.file" or args.strategy or args.implementation != "frog":
+        raise UsageError(
+            "--set names the one strategy to prove", "--set strategy.file=FILE, without --strategy and --implementation"
+        )
+    file: str = value.strip()
+    if (problem := file_problem(file)) is not None:
+        raise ConfigError(problem, "correct that file, or name another")
+    return file
 
 
 def _report(model: ModelConfig, wanted: Sequence[Cell | str], chosen: Sequence[Cell], args: argparse.Namespace) -> int:
@@ -101,6 +131,13 @@ def add_proof_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     )
     parser.add_argument("--model", type=Path, metavar="config.json", help="your model; default: a small one")
     parser.add_argument("--strategy", action="append", default=[], metavar="NAME", help="only this one; repeatable")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="strategy.file=FILE",
+        help="prove a strategy of your own (docs/own-strategy.md)",
+    )
     parser.add_argument(
         "--world",
         type=at_least(1),

@@ -151,6 +151,17 @@ def _fits(fields: Fields, world_size: int) -> bool:
     return world_size % product == 0 and (not sizes or world_size >= max(4, product))
 
 
+def own_cells(
+    model: ModelConfig, world_sizes: Sequence[int], variants: Sequence[Variant], file: str
+) -> Iterator[Cell | str]:
+    """Yield the cells of the strategy in a file, in every world."""
+    fields = {"file": file}
+    name = StrategyConfig(file=file).entry.name
+    for world_size in world_sizes:
+        for variant in variants:
+            yield _cell(model, name, "frog", world_size, variant, fields)
+
+
 def _cell(
     model: ModelConfig, name: str, implementation: str, world_size: int, variant: Variant, fields: Fields
 ) -> Cell | str:

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import DebugLevel, set_debug_level
 
 from frog.comm import World, join_world
 from frog.config import OptimizerConfig, RunConfig
 from frog.config.load import from_dict
 from frog.config.model import IGNORED_LABEL
-from frog.core.env import world_env
 from frog.core.errors import FrogError
 from frog.core.files import write_json
 from frog.core.processes import leave
@@ -43,6 +43,7 @@ from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.mesh import Mesh
 from frog.prove.exchange import CaseFields, read_cases
 from frog.train.hardware import autocast
+from frog.train.process import RankProcess
 
 NUM_STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2}
@@ -297,6 +298,8 @@ def prove(cases: list[Case], world: World, oracles: dict[str, Trace]) -> list[di
             found = spread(case, world)
             world.forget_axes()
         except FrogError as error:
+            if case.config.strategy.file is not None:
+                raise  # perhaps only this rank has it, and the others wait in another collective
             results.append({"name": case.name, "equal": False, "first": f"{type(error).__name__}: {error}"})
             continue
         if world.is_main:
@@ -324,18 +327,20 @@ def _finite(result: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Read the cases, run them in this world, write the results."""
     cases_path, results_path, backend = Path(arguments[0]), Path(arguments[1]), arguments[2]
-    env = world_env()
-    world = join_world(env, _CPU, timeout_s=60, backend=backend)
-    cases = [Case.of(fields, cases_path) for fields in read_cases(cases_path)]
-
-    try:
-        results = prove(cases, world, {})
-        if world.is_main:
-            write_json(results_path, [_finite(result) for result in results])
-        world.barrier()
-    finally:
-        world.leave()
-    return 0
+    with RankProcess(has_steps=False) as rank:
+        env = rank.begin()
+        cases = [Case.of(fields, cases_path) for fields in read_cases(cases_path)]
+        if any(case.config.strategy.file is not None for case in cases):
+            set_debug_level(DebugLevel.DETAIL)  # compare the calls of all ranks: gloo aborts if they differ
+        world = join_world(env, _CPU, timeout_s=60, backend=backend)
+        try:
+            results = prove(cases, world, {})
+            if world.is_main:
+                write_json(results_path, [_finite(result) for result in results])
+            world.barrier()
+        finally:
+            world.leave()
+    return rank.exit_code
 
 
 if __name__ == "__main__":

@@ -46,6 +46,11 @@ class RunFolder:
         return self.path / "tokenizer.json"
 
     @property
+    def strategy_py(self) -> Path:
+        """Copy of a strategy of one's own."""
+        return self.path / "strategy.py"
+
+    @property
     def report_html(self) -> Path:
         return self.path / "report.html"
 

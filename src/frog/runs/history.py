@@ -151,6 +151,11 @@ class History:
         ranks = [own for _, own in sorted(self.ranks.items())]
         return functools.reduce(_with_steps_of, ranks[1:], ranks[0]) if ranks else None
 
+    @property
+    def last_segment(self) -> int | None:
+        """Index of the segment of the last step; None without steps."""
+        return int(self.main.segment[-1]) if self.main is not None and len(self.main.segment) else None
+
     def clock_offset_ns(self, rank: int, segment: int) -> int:
         """Return the offset from a rank's monotonic time to Unix time.
 

@@ -87,6 +87,8 @@ class Status(Typed, frozen=True, kw_only=True, rename={"inside": "in"}):
     attempt: Rank
     host: str
     pid: Count
+    start: str = ""
+    """The start of its container and job, which differs after a restart of either."""
     started_unix_ns: Count
     unix_ns: Count
     mono_ns: Count
@@ -101,6 +103,8 @@ class Status(Typed, frozen=True, kw_only=True, rename={"inside": "in"}):
     """Innermost line of the main thread in the user's code."""
     inside: CodeLine | None = None
     """Innermost line of the main thread in any Python code."""
+    in_message: bool = False
+    """True if the main thread waits for a message between two ranks that the program has begun."""
     no_sync: NoSync | None = None
     samples: Samples = msgspec.field(default_factory=Samples)
     answered: Count = 0
@@ -138,6 +142,43 @@ class CollectiveEntry(Typed, frozen=True, kw_only=True):
     """Frames of the user's code, innermost first."""
 
 
+class Transfer(Typed, frozen=True, kw_only=True):
+    """A message between two ranks."""
+
+    op: Literal["send", "recv", "isend", "irecv"]
+    peer: Rank | None = None
+    """The other rank; None for a message from any rank."""
+    tag: int = 0
+    size: list[int] = msgspec.field(default_factory=list)
+    dtype: str = ""
+
+    @property
+    def is_send(self) -> bool:
+        return self.op.endswith("send")
+
+
+class Message(Transfer, frozen=True, kw_only=True):
+    """A message that `isend` or `irecv` began."""
+
+    group: str
+    number: Count
+    """Number among the messages of this operation, peer, tag and group, from 1: the same on both ranks."""
+    line: CodeLine | None = None
+    done: bool = False
+    """True if the program has waited for it, even if that failed."""
+
+
+class Messages(Typed, frozen=True, kw_only=True):
+    """The messages of a rank."""
+
+    whole: bool = False
+    """True if the counts include the first message."""
+    counts: list[tuple[str, Rank | None, int, str, Count]] = msgspec.field(default_factory=list)
+    """Operation, other rank, tag, group, and how many the rank has begun: the channels used last."""
+    last: list[Message] = msgspec.field(default_factory=list)
+    """The last messages, oldest first."""
+
+
 class Collectives(Typed, frozen=True, kw_only=True):
     """collectives.json: the last collectives of a rank, written on request, on an error and at the end."""
 
@@ -152,6 +193,7 @@ class Collectives(Typed, frozen=True, kw_only=True):
     groups: dict[str, GroupInfo] = msgspec.field(default_factory=dict)
     status: list[GroupCounts] = msgspec.field(default_factory=list)
     entries: list[CollectiveEntry] = msgspec.field(default_factory=list)
+    messages: Messages = msgspec.field(default_factory=Messages)
 
 
 class ThreadStack(Typed, frozen=True, kw_only=True, rename={"is_main": "main"}):
@@ -160,17 +202,6 @@ class ThreadStack(Typed, frozen=True, kw_only=True, rename={"is_main": "main"}):
     name: str
     is_main: bool = False
     frames: list[CodeLine] = msgspec.field(default_factory=list)
-
-
-class Transfer(Typed, frozen=True, kw_only=True):
-    """A message between two ranks for which a rank waits."""
-
-    op: Literal["send", "recv"]
-    peer: Rank | None = None
-    """The other rank; None for a message from any rank."""
-    tag: int = 0
-    size: list[int] = msgspec.field(default_factory=list)
-    dtype: str = ""
 
 
 class Stacks(Typed, frozen=True, kw_only=True):
@@ -240,6 +271,18 @@ class Observed:
     """Output of faulthandler: a fatal signal, or Python code that could not run for 30 s."""
     problems: list[str] = field(default_factory=list)
     """Messages about files that could not be read."""
+
+    @property
+    def num_completed(self) -> int:
+        """Number of collectives that it has completed, without the messages that gloo's counts include."""
+        counted = sum(group.completed for group in self.status.groups) if self.status is not None else 0
+        if self.collectives is None:
+            return counted
+        last = {entry.group: entry.seq for entry in self.collectives.entries if entry.backend == "gloo"}
+        messages = sum(
+            max(0, group.completed - last.get(group.group, group.completed)) for group in self.collectives.status
+        )
+        return max(0, counted - messages)
 
 
 def observed_folder(run: Path) -> Path:

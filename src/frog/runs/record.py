@@ -71,6 +71,8 @@ class RunFile(Typed, frozen=True, kw_only=True):
     """Fine-tuned runs: output of `frog.config.finetune.finetune_dict`."""
     program: ProgramInfo | None = None
     """A program that is not Frog's: `config`, `data` and `segments` are empty."""
+    simulated: bool = False
+    """True if `frog plan simulate` calculated all events, and nothing ran."""
 
     def setting(self, *keys: str, default: Any = None) -> Any:
         """Return a field of the configuration."""

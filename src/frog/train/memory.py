@@ -42,9 +42,10 @@ def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer], further: Iterab
 
 def memory_fields(strategy: Strategy, activations: int) -> dict[str, int]:
     """Return the sizes for a `memory` event: the strategy's tensors after a backward pass, and the activations."""
+    parameters, gradients = strategy.held()
     return {
-        "parameters": storage_bytes(shard.tensor for shard in strategy.parameter_shards()),
-        "gradients": storage_bytes(shard.tensor for shard in strategy.gradient_shards()),
+        "parameters": storage_bytes(parameters),
+        "gradients": storage_bytes(gradients),
         "optimizer": optimizer_bytes([strategy.optimizer], strategy.further_state()),
         "activations": activations,
     }

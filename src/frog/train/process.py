@@ -48,7 +48,9 @@ class RankProcess:
         rank.exit_code = 0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_steps: bool = True) -> None:
+        """With has_steps=False, Ctrl-C and SIGTERM end the process at once: it has no step after which to stop."""
+        self._has_steps = has_steps
         self.stop = StopRequest()
         self.exit_code = 0
         self.env: WorldEnv | None = None
@@ -57,7 +59,8 @@ class RankProcess:
         self._observing = ExitStack()
 
     def __enter__(self) -> RankProcess:
-        self.stop.install()
+        if self._has_steps:
+            self.stop.install()
         get_error_handler().initialize()
         return self
 

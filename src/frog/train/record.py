@@ -25,7 +25,7 @@ import frog
 from frog.comm import World
 from frog.config import RunConfig, to_dict
 from frog.core.env import host_name
-from frog.core.files import write_json
+from frog.core.files import write_atomic, write_json
 from frog.core.units import now_text
 from frog.parallel.mesh import Mesh
 from frog.runs.folder import RunFolder
@@ -44,9 +44,19 @@ def write_run_json(run: Run, workload: Workload, from_step: int) -> None:
         )
     if workload.finetune is not None:
         content["finetune"] = workload.finetune
+    if run.config.strategy.file is not None:
+        _keep_strategy(run, Path(run.config.strategy.file))
     content["segments"].append(_segment(run.world, run.mesh, from_step))
     write_json(run.folder.run_json, content)
     run.folder.link_logs()
+
+
+def _keep_strategy(run: Run, file: Path) -> None:
+    """Copy a strategy of one's own to the run folder; say so if it has changed since the run's last start."""
+    kept, content = run.folder.strategy_py, file.read_bytes()
+    if kept.exists() and kept.read_bytes() != content:
+        run.log.say(f"{file} has changed since this run's last start; the run continues with the new version")
+    write_atomic(kept, content)
 
 
 def new_run_json(

@@ -19,6 +19,7 @@ from frog.view.checkpoints import CheckpointReader, open_checkpoints
 from frog.view.network import network_section
 from frog.view.numbers import format_number, format_percent, format_ratio, together
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
+from frog.view.prediction import prediction_section
 from frog.view.program_report import program_context
 from frog.view.runs import numbers_of, status_of, when
 from frog.view.strategy import known_config, strategy_section
@@ -105,6 +106,7 @@ def _context(folder: RunFolder, history: History) -> dict[str, Any]:
         "fractions": phase_fractions(history),
         "windows": windows(history),
         "strategy": strategy_section(run, history),
+        "prediction": prediction_section(run, history),
         "network": network_section(history),
         "segments": _segments(run, history),
         "changes": [segment.change for segment in history.segments if segment.change],

@@ -36,6 +36,7 @@ class RunRow:
     heldout_loss: float | None
     tokens_per_s: float | None
     created: str | None
+    is_simulated: bool = False
     problem: str | None = None
     """Reason why the run cannot be read."""
     unread: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ def _row(folder: RunFolder) -> RunRow:
     try:
         run, record = folder.read_run_json(), folder.read_record()
     except RunError as error:
-        return RunRow(folder.path.name, "unreadable", None, None, None, None, None, None, None, error.what)
+        return RunRow(folder.path.name, "unreadable", None, None, None, None, None, None, None, problem=error.what)
     unread: list[str] = []
     if run.program is not None:
         return _row_of_program(folder, run, record)
@@ -66,6 +67,7 @@ def _row(folder: RunFolder) -> RunRow:
         heldout_loss=None,
         tokens_per_s=None,
         created=run.created,
+        is_simulated=run.simulated,
         unread=tuple(unread),
     )
     if record is not None:
@@ -138,7 +140,7 @@ def runs_table(rows: list[RunRow]) -> Table:
     for row in rows:
         table.add_row(
             Text(printable(row.name)),
-            Text(row.status, style=styles.get(row.status, "red")),
+            Text(row.status + ", simulated" * row.is_simulated, style=styles.get(row.status, "red")),
             _steps(row),
             str(row.world_size or ""),
             _number(row.loss, "{:.3f}".format),

@@ -63,7 +63,7 @@ class Seen:
     step: int
     """The last step that all of them took and in which they synchronized."""
     has_formula: bool
-    """True if the configuration is valid in this world."""
+    """True if the strategy has formulas and the configuration is valid in this world."""
     trains_all: bool
     """False for a fine-tuning run, whose memory no formula covers."""
 
@@ -73,10 +73,11 @@ def strategy_section(run: RunFile, history: History) -> dict[str, Any] | None:
     seen = _look(run, history)
     if seen is None:
         return None
-    traffic = [_traffic(seen, recent) for recent in seen.ranks] if seen.has_formula and seen.world_size > 1 else []
     strategy = seen.config.strategy
+    is_counted = seen.world_size > 1 and (seen.has_formula or not strategy.entry.has_formulas)
+    traffic = [_traffic(seen, recent) for recent in seen.ranks] if is_counted else []
     return {
-        "name": strategy.name,
+        "name": strategy.entry.name,
         "implementation": strategy.implementation,
         "sentences": describe(strategy, seen.world_size) if seen.world_size > 1 else [],
         "mesh": _mesh(seen),
@@ -100,15 +101,11 @@ def known_config(run: RunFile) -> RunConfig | None:
 
 
 def _look(run: RunFile, history: History) -> Seen | None:
-    main = history.main
-    if main is None or not len(main.steps):
+    segment, config = history.last_segment, known_config(run)
+    if segment is None or config is None:
         return None
-    config = known_config(run)
-    if config is None:
-        return None
-    segment = int(main.segment[-1])
     world_size = history.segments[segment].world_size
-    has_formula = not config.world_problems(world_size)
+    has_formula = config.strategy.entry.has_formulas and not config.world_problems(world_size)
     ranks = [
         _recent(history.ranks[rank], segment, Layout(config, world_size, rank).place if has_formula else {})
         for rank in shown_ranks(history)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from harness import Harness
+
+from frog.runs.observed import read_observed
 
 PROGRAM = r"""
 import os, sys
@@ -36,32 +39,39 @@ def here(tmp_path: Path, may_make_pods: None) -> Harness:
     return Harness(tmp_path)
 
 
-def render(here: Harness, *words: str) -> None:
-    options = ["--to", "kubernetes", "--nodes", "2", "--ranks-per-node", "1", "--no-gpus", "--image", "any"]
-    done = here.run("frog", "submit", *options, "--dry-run", "--", "my.py", *words)
+def render(here: Harness, *words: str, options: Sequence[str] = ()) -> None:
+    world = ["--to", "kubernetes", "--nodes", "2", "--ranks-per-node", "1", "--no-gpus", "--image", "any"]
+    done = here.run("frog", "submit", *world, *options, "--dry-run", "--", "my.py", *words)
     (here.root / "k8s.yaml").write_text(done.stdout)
 
 
-def test_program_runs_in_pods_and_its_results_stay(here: Harness) -> None:
+@pytest.mark.parametrize(
+    ("kind", "pod"), [("job", "frog-my-"), pytest.param("trainjob", "frog-my-node-0-", marks=pytest.mark.slow)]
+)
+def test_program_runs_in_pods_and_its_results_stay(here: Harness, kind: str, pod: str) -> None:
     """The pods use only the files of the manifest: the program's own folder changes in between."""
-    render(here, "configs/a.yaml", "$(HOME) $$x 'y'")
+    render(here, "configs/a.yaml", "$(HOME) $$x 'y'", options=["--kind", kind])
     (here.root / "my.py").write_text("raise SystemExit('the file on this machine')")
     done = here.run("frog", "run", "--from", "k8s.yaml")
     for rank in range(2):
-        said = f"frog-my-{rank} | [rank{rank}]: rank {rank} of 2 net ['configs/a.yaml', \"$(HOME) $$x 'y'\"]"
+        said = f"{pod}{rank} | [rank{rank}]: rank {rank} of 2 net ['configs/a.yaml', \"$(HOME) $$x 'y'\"]"
         assert said in done.stdout.splitlines()
     work = here.root / "volumes" / "frog-work"
     assert (work / "result.txt").read_text() == "a: 1\n"
     assert (work / "my.py").read_text() == PROGRAM
     assert not list(work.glob("**/*.frog-my-*")), "no half-copied file"
+    (folder,) = (work / "runs").iterdir()
+    assert [*read_observed(folder)] == [0]
 
 
 @pytest.mark.slow
 def test_failure_in_pods_is_diagnosed_from_the_volume(here: Harness) -> None:
-    render(here, "configs/a.yaml", "fail")
+    """The Job's restart begins in new pods, whose ranks leave the first ones' files alone."""
+    render(here, "configs/a.yaml", "fail", options=["--restarts", "1"])
     done = here.run("frog", "run", "--from", "k8s.yaml", code=1)
     assert "Job frog-my failed (BackoffLimitExceeded)" in done.stderr
     (folder,) = (here.root / "volumes" / "frog-work" / "runs").iterdir()
+    assert {attempt: sorted(ranks) for attempt, ranks in read_observed(folder).items()} == {0: [0, 1], 1: [0, 1]}
     answer = json.loads(here.run("frog", "diagnose", str(folder), "--json").stdout)
     assert (answer["fault"], answer["rank"]) == ("raise", 1)
     assert answer["line"].endswith("my.py:10")

@@ -75,6 +75,8 @@ def manifest_of(text: str, folder: Path) -> Manifest:
         ["--no-gpus", "--name", "x", "--", "python", "my.py", "--config=configs/a.yaml"],
         ["--include", "configs", "--ranks-per-node", "1", "--", "./run.sh", "a b", "$(HOME) $$x ${y} `z` 'q'"],
         ["--", "/app/train.py"],
+        ["--kind", "trainjob", "--nodes", "2", "--", "my.py", "$(HOME) $$x", "configs/a.yaml"],
+        ["--kind", "trainjob", "--no-gpus", "--no-observe", "--claim", "mine", "--", "./run.sh"],
     ],
     ids=" ".join,
 )
@@ -165,7 +167,7 @@ def test_restarts_are_only_for_a_program_that_resumes(submit: Submit) -> None:
         (["--include", "huge.txt", "--", "my.py"], "a ConfigMap holds at most 1,048,576: huge.txt (2,000,000 bytes)"),
         (["--", "broken.py"], "broken.py: not valid Python"),
         (["--requeue", "--", "my.py"], "--requeue: only --to slurm has this option"),
-        (["--kind", "trainjob", "--", "my.py"], "--kind trainjob: takes a run file"),
+        (["--kind", "trainjob", "--restarts", "1", "--", "my.py"], "the runtime of a TrainJob sets the number"),
         (["--", "torchrun", "--nproc-per-node=4", "my.py"], "torchrun: the job file starts torchrun"),
         (["--image", "", "--", "my.py"], "not a valid image name"),
         (["--include", "my.py", "run.toml"], "--include: cannot be combined with a run file"),

@@ -163,6 +163,18 @@ def test_exception_inside_a_loader_worker_is_the_cause() -> None:
     assert (whole.cause.exception, str(whole.cause.frame)) == ("ValueError", "data.py:7 in __getitem__")
     assert cut.cause is not None
     assert (cut.cause.exception, cut.certain) == ("RuntimeError", False)
+    says_nothing = explain_log([line.replace("ValueError", "RuntimeError") for line in lines[:-1]])
+    assert (says_nothing.cause, says_nothing.cut) == (None, True)
+
+
+def test_warning_about_a_barrier_is_shown_only_with_an_answer() -> None:
+    """torch writes it in most programs that call a barrier, and they continue."""
+    warning = "[rank0]:[W501 21:01:27.1 ProcessGroupNCCL.cpp:4561] using GPU 0 to perform barrier as devices used by"
+    warning += " this process are currently unknown. This can potentially cause a hang"
+    assert explain(warning).cause is None
+    found = explain(f"{warning}\n{KEY_ERROR}")
+    assert found.cause is not None
+    assert [other.id for other in found.others] == ["barrier-without-device"]
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def not_finite(rank):
 
 
 def early_exit(rank):
+    step()  # all ranks have connected
     if rank == 1:
         print("no data for this rank")
         return
@@ -163,6 +164,14 @@ def both_send(rank):
     step()
     dist.send(torch.ones(5), 1 - rank)  # odd: both_send
     dist.recv(torch.ones(5), 1 - rank)
+
+
+def batch(rank):
+    step()
+    both = [dist.P2POp(each, torch.ones(5), 1 - rank) for each in (dist.isend, dist.irecv)]
+    for each in dist.batch_isend_irecv(both[rank:]):  # rank 1 sends nothing
+        each.wait()  # waits: batch
+    dist.barrier()  # odd: batch
 
 
 def groups(rank):

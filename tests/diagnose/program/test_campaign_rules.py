@@ -68,6 +68,17 @@ def test_rank_that_makes_the_others_wait_is_slow_even_if_not_at_each_collective(
     assert found.certain == (fault == "none")
 
 
+@pytest.mark.parametrize(("every", "fault", "certain"), [(2, "slow", False), (9, "none", False), (12, "none", True)])
+def test_rank_for_which_four_busy_ranks_wait_less_is_slow_if_it_is_late_too_often_for_chance(
+    every: int, fault: str, certain: bool
+) -> None:
+    ranks = [rank(number, *[("all_reduce", 5, 8)] * 40, world=4, state="ended") for number in range(4)]
+    delayed(ranks, 3, every, 0.2 * every)
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.rank, found.certain) == (fault, 3 if fault == "slow" else None, certain)
+    assert ("rank 3 came late to 4 of 39 collectives" in found.finding) == (fault == "none" and not certain)
+
+
 def test_two_ranks_that_are_late_in_turn_are_not_slow() -> None:
     ranks = [rank(number, *[("all_reduce", 5, 8)] * 40, state="ended") for number in (0, 1)]
     delayed(ranks, 0, 2, 0.4)

@@ -147,6 +147,19 @@ def test_rank_that_completed_the_receivers_call_just_before_sent_another_size() 
     assert (found.fault, found.line, found.certain) == ("shape", "train.py:12 (main)", False)
 
 
+def test_line_of_the_rank_that_sent_another_size_is_named_without_a_record_of_it() -> None:
+    """A message that is too long ends its receiver at once, and the launcher ends the sender."""
+    received = RankEvidence(1, exit_code=-6, line=at(12), mismatch=("op.preamble.length <= op.nbytes", "train.log"))
+    found = diagnose_program(evidence(RankEvidence(0, exit_code=-15, line=at(7)), received, hung=False))
+    assert (found.rank, found.line, found.peer_line, found.certain) == (
+        1,
+        "train.py:12 (main)",
+        "train.py:7 (main)",
+        False,
+    )
+    assert found.finding.endswith("; rank 0 was at train.py:7 (main)")
+
+
 def test_skipped_call_is_found_by_the_next_one() -> None:
     pair = [("all_reduce", 5, 10), ("barrier", 1, 12)]
     whole, part = rank(0, *pair, *pair, *pair, pending=2), rank(1, *pair, ("barrier", 1, 12), pending=1)
@@ -209,6 +222,20 @@ def test_absent_rank_that_ended_left_early_or_had_fewer_batches() -> None:
     assert (found.fault, found.rank) == ("ended", 1)
 
 
+def test_rank_that_ended_after_a_round_of_the_loop_had_fewer_batches(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("for x in loader:\n    loss = model(x)\n    loss.backward()\n")
+    ranks = [
+        rank(0, ("all_reduce", 64, 3), ("broadcast", 5, 2), pending=1),
+        rank(1, ("all_reduce", 64, 3), state="ended"),
+    ]
+    for one in ranks:
+        one.calls = [changed(c, line=at(c.line.line if c.line else 0, file=str(script))) for c in one.calls]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("batches", 1, False)
+    assert "rank 1 left the loop around train.py:2 (main) after 1 round" in found.finding
+
+
 def test_rank_without_any_record_is_suspected_but_not_certain() -> None:
     ranks = [rank(n, *STEP, ("barrier", 1, 20), world=4, pending=1) for n in range(3)]
     found = diagnose_program(evidence(*ranks))
@@ -220,8 +247,21 @@ def test_groups_called_in_opposite_order_wait_for_each_other() -> None:
     call = ranks[1].calls[0]
     ranks[1].calls[0] = changed(call, group=Group((0, 1), "1"))
     found = diagnose_program(evidence(*ranks))
-    assert found.fault == "order"
+    assert (found.fault, found.certain) == ("order", False)
     assert "instead" in found.finding
+
+
+@pytest.mark.parametrize("odd", range(4))
+@pytest.mark.parametrize("late", [0, 5])
+def test_rank_that_calls_two_groups_in_another_order_than_the_rest_is_named(odd: int, late: int) -> None:
+    ranks = [rank(n, ("barrier", 1, 4 + (n == odd)), world=4, pending=1) for n in range(4)]
+    for one in ranks:
+        group = Group((0, 1, 2, 3), "2" if one.rank == odd else "1")
+        called_ns = 10**9 * (late if one.rank == odd else 1)
+        one.calls[0] = changed(one.calls[0], group=group, created_ns=called_ns)
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("order", odd, True)
+    assert (found.line, found.peer_line) == ("train.py:5 (main)", "train.py:4 (main)")
 
 
 def test_short_wait_of_a_running_program_is_no_fault() -> None:
@@ -305,6 +345,14 @@ def test_rank_that_is_late_to_one_collective_of_each_step_is_slow() -> None:
     ranks = [shifted(0, [0] * 32, 500), shifted(1, [700, 0, 0, 0] * 8, 500)]
     found = diagnose_program(evidence(*ranks, hung=False))
     assert (found.fault, found.rank, found.certain) == ("slow", 1, False)
+
+
+@pytest.mark.parametrize(("times", "fault"), [(2, "none"), (4, "slow")])
+def test_rank_that_is_very_late_to_few_of_many_collectives_is_at_least_in_doubt(times: int, fault: str) -> None:
+    late = ([0] * 14 + [800]) * times + [0] * 15 * (4 - times)
+    found = diagnose_program(evidence(shifted(0, [0] * 60, 30), shifted(1, late, 30), hung=False))
+    assert (found.fault, found.certain) == (fault, False)
+    assert "rank 1" in found.finding
 
 
 def test_ranks_that_wait_for_each_other_on_busy_cores_are_not_slow() -> None:

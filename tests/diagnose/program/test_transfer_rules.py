@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from seen import at, evidence, failed, rank
 
 from frog.core.files import write_json
 from frog.diagnose.program.evidence import RankEvidence
 from frog.diagnose.program.gather import gather
+from frog.diagnose.program.messages import add_awaited_messages
 from frog.diagnose.program.rules import diagnose_program
-from frog.runs.observed import Transfer
+from frog.runs.observed import Message, Messages, Transfer
 
 STEP = ("all_reduce", 64, 10)
 
@@ -116,6 +118,60 @@ def test_rank_that_ended_before_it_sent_is_told_from_one_that_was_killed(state: 
 @pytest.mark.parametrize("peer", [None, 5])
 def test_message_from_any_rank_or_one_without_evidence_names_none(peer: int | None) -> None:
     assert diagnose_program(evidence(waits(0, "recv", peer, 20), waits(1, "recv", peer, 20))).fault == "unknown"
+
+
+def begun(*messages: tuple[str, int, int], whole: bool = True, done: int = 0) -> Messages:
+    """Return messages: operation, peer, and line; each has another tag, and the first `done` were waited for."""
+    same = {"group": "0", "number": 1, "size": [8], "dtype": "float32"}
+    last = [
+        msgspec.convert({**same, "op": op, "peer": peer, "tag": tag, "line": at(line), "done": tag < done}, Message)
+        for tag, (op, peer, line) in enumerate(messages)
+    ]
+    counts = [(one.op, one.peer, one.tag, one.group, one.number) for one in last]
+    return Messages(whole=whole, counts=counts, last=last)
+
+
+PAIR = (("isend", 1, 11), ("irecv", 1, 12))
+
+
+@pytest.mark.parametrize(
+    ("others", "op"),
+    [
+        (begun(("irecv", 0, 13)), "irecv"),  # the other rank receives, but does not send
+        (begun(), "isend"),
+        (begun(("irecv", 0, 13), ("isend", 0, 14)), "isend"),  # it does both: the first that is not complete
+        (begun(("irecv", 0, 13), whole=False), "isend"),
+    ],
+)
+def test_rank_waits_for_the_first_message_that_the_other_has_not_begun(others: Messages, op: str) -> None:
+    one = rank(0, STEP, state="running", line=at(15), messages=begun(*PAIR), in_message=True)
+    seen = evidence(one, rank(1, STEP, state="running", line=at(7), messages=others))
+    add_awaited_messages(seen)
+    assert one.transfer is not None
+    assert one.transfer.op == op
+    sends, receives = ("isend of 8 float32 to rank 1", 11), ("irecv of 8 float32 from rank 1 with tag 1", 12)
+    what, line = sends if op == "isend" else receives
+    assert diagnose_program(seen).finding.startswith(
+        f"rank 0 waits in {what} at train.py:15 (main) (begun at train.py:{line} (main)), but rank 1 was at train.py:7"
+    )
+
+
+def test_error_of_a_message_tells_the_one_that_the_other_never_began() -> None:
+    """After an error, every message counts as done."""
+    lost = failed("RuntimeError", "Connection closed by peer [127.0.0.1]:4", 15)
+    one = rank(0, STEP, state="failed", error=lost, messages=begun(*PAIR, done=2))
+    seen = evidence(one, rank(1, STEP, state="ended", messages=begun(("irecv", 0, 13))), hung=False)
+    add_awaited_messages(seen)
+    found = diagnose_program(seen)
+    assert (found.fault, found.rank, found.certain) == ("ended", 1, True)
+    assert "rank 0 waits in irecv" in found.finding
+
+
+@pytest.mark.parametrize("fields", [{"in_message": False}, {"error": failed("ValueError", "bad", 3)}])
+def test_rank_that_does_not_wait_for_its_messages_waits_for_none(fields: dict[str, Any]) -> None:
+    one = rank(0, STEP, state="running", line=at(15), messages=begun(*PAIR), **fields)
+    add_awaited_messages(evidence(one, rank(1, STEP, state="running")))
+    assert one.transfer is None
 
 
 @pytest.mark.parametrize(("backend", "counts"), [("gloo", (2, 1, 3)), ("nccl", (5, 4, 0))])

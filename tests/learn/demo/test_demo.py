@@ -46,8 +46,10 @@ LISTED: dict[Name, tuple[str, ...]] = {
         "Show DeepSpeed config",
         "Walk through how cluster nodes coordinate",
     ),
+    "d": (),
+    "e": (),
 }
-"""The curriculum's demo lists."""
+"""The curriculum's demo lists; sessions D and E are not in it."""
 SCREEN_ROWS = 32
 """The most rows of 100 columns that a step may show, for a projector."""
 

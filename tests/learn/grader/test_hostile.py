@@ -421,8 +421,9 @@ def test_legitimate_tools_are_allowed(place: Place) -> None:
             traceback.print_exc()
         with tempfile.TemporaryDirectory() as folder, open(folder + "/a", "w") as file:
             file.write("a")
-        torch.save({"x": x}, "x.pt")
-        torch.load("x.pt", mmap=True)
+        path = f"{dist.get_rank()}.pt"  # all ranks share the folder
+        torch.save({"x": x}, path)
+        torch.load(path, mmap=True)
         thread = threading.Thread(target=dist.all_reduce, args=(x,))
         thread.start()
         thread.join()

@@ -60,10 +60,11 @@ def watch(tmp_path: Path) -> Watch:
 
 
 def looks(watch: Watch, monkeypatch: pytest.MonkeyPatch, states: Iterator[str]) -> list[bool]:
-    """Return each look's answer for a process with one thread in these states."""
+    """Return each look's answer for a process whose threads are in these states, one letter for each thread."""
     said = []
-    for state in states:
-        monkeypatch.setattr(limits, "of_threads", lambda pid, name, now=state: [f"7 (a ) S) {now} 1 1"])
+    for now in states:
+        stats = [f"{7 + thread} (a ) S) {state} 1 1" for thread, state in enumerate(now)]
+        monkeypatch.setattr(limits, "of_threads", lambda pid, name, stats=stats: stats)
         said.append(watch._runs(psutil.Process()))
     return said
 
@@ -76,6 +77,10 @@ def test_thread_that_waits_for_a_core_counts_as_running(watch: Watch, monkeypatc
     said = looks(watch, monkeypatch, iter("R" * 30 + "S" * 30))
     assert said[:15] == [False] * 9 + [True] * 6
     assert said[-25:] == [False] * 25
+
+
+def test_threads_that_run_in_turn_count_as_running(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looks(watch, monkeypatch, iter(["RSS", "SRS", "SSR"] * 10))[9:] == [True] * 21
 
 
 @pytest.mark.parametrize(("state", "found"), [("R", None), ("S", "never-ends")])

@@ -42,5 +42,5 @@ def test_rank_runs_learner_code_only_after_all_ranks_are_ready(tmp_path: Path, m
     files = {"learner.py": LEARNER}
     task = Task(2, {}, "work", None, ({}, {}), False, 10.0, scratch, files, ("one",), RANKS, labs)
     world = run_world(task, None, scratch)
-    assert world.values == [1, 1]
+    assert world.values == [1, 1], world.failure
     assert heard[:2] == [(1, "ready"), (0, "ready")]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
 from frog.core.errors import ConfigError
 from frog.core.schema import parse_toml
-from frog.plan.estimate.hardware import clusters, default_cluster, gpu_named, gpus, parse_quantity, similar_gpu
+from frog.plan.estimate.hardware import (
+    clusters,
+    default_cluster,
+    find_cluster,
+    gpu_named,
+    gpus,
+    similar_gpu,
+)
+from frog.plan.quantities import Price, parse_quantity
 
 
 def test_every_number_of_a_gpu_has_a_source() -> None:
@@ -66,3 +75,62 @@ def test_unknown_gpu_suggests_the_nearest() -> None:
 )
 def test_other_spelling_of_a_gpu_means_the_most_similar(name: str, meant: str) -> None:
     assert similar_gpu(name).name == meant
+
+
+OWN = """
+gpus_per_node = 4
+nvlink_domain = 4
+network = "400 Gbit/s"
+price = "2.50 USD/h"
+node_mtbf = { value = "5000 h", source = "our own log" }
+gpu = "H100-80GB"
+"""
+
+
+def test_own_cluster_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    cluster = find_cluster(str(path))
+    assert (cluster.gpu, cluster.node_bandwidth, cluster.node_power) == (gpu_named("H100-80GB"), 50e9, None)
+    assert (cluster.price, cluster.node_mtbf_s) == (Price(2.5, "USD"), 5000 * 3600)
+
+
+def test_cluster_file_may_describe_its_own_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    numbers = parse_toml(files("frog.plan.estimate").joinpath("gpus.toml").read_text())["H100-80GB"]
+    own = "\n".join(f"{key} = {entry['value']!r}" for key, entry in numbers.items() if key != "power")
+    path.write_text(OWN.replace('gpu = "H100-80GB"', f'[gpu]\npower = "600 W"\n{own}'))
+    gpu = find_cluster(str(path)).gpu
+    assert (gpu.name, gpu.power, gpu.peak_bf16) == ("own", 600, gpu_named("H100-80GB").peak_bf16)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('network = "400"', "network='400': must be a number with a unit; write it like \"400 Gbit/s\""),
+        ("network = 400", "network=400: must be a number with a unit"),
+        ("gpus_per_node = 0", "gpus_per_node=0: must be a whole number of at least 1"),
+        ('price = "2.50"', "price='2.50': must be a price per hour; write it like \"2.50 USD/h\""),
+        ('node_mtbf = "5 d"', "node_mtbf='5 d': must be a number with a unit; write it like \"400 h\""),
+        ('netwrk = "1 GB/s"', "netwrk: unknown key; did you mean network?"),
+        ('gpu = "H100-80"', "gpu='H100-80': no profile of this GPU; did you mean H100-80GB?"),
+        ('gpu = { memory = "80 W" }', "gpu.memory='80 W': must be a number with a unit"),
+        ("gpu = { memry = 1 }", "gpu.memry: unknown key; did you mean gpu.memory?"),
+        ("", "network is missing"),
+    ],
+)
+def test_mistake_in_a_cluster_file_is_named(line: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    key = line.split(" =")[0] or "network"
+    path.write_text("\n".join([row for row in OWN.splitlines() if not row.startswith(f"{key} =")] + [line]))
+    with pytest.raises(ConfigError) as raised:
+        find_cluster(str(path))
+    assert problem in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "problem"), [("h100x9", "did you mean h100x8?"), ("no.toml", "no such cluster file")])
+def test_unknown_cluster_is_refused(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        find_cluster(name)
+    assert problem in str(raised.value)

@@ -132,6 +132,7 @@ def test_causal_attention_needs_half_of_full_attention() -> None:
         ({"model_type": "mamba"}, "not an architecture that the planner knows"),
         ({"hidden_size": "wide"}, "not a positive whole number"),
         ({"num_attention_heads": 0}, "not a positive whole number"),
+        ({"num_local_experts": 10**30}, "at most 100,000,000"),
         ({"intermediate_size": None}, "not a positive whole number"),
     ],
 )

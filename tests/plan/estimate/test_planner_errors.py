@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.planner import Measured, fit, mape, read_measured, spearman
+from benchmarks.planner import spearman
 from frog.plan.estimate.constants import FITTED, Constants
+from frog.plan.estimate.fit import Measured, fit, mape, read_measured
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SLIDES = Path(__file__).parents[3] / "tools" / "slides"
-MINUTES = {"crash-courses": 15, "session-a": 80, "session-b": 80, "session-c": 80}
+MINUTES = {"crash-courses": 15, "session-a": 80, "session-b": 80, "session-c": 80, "session-d": 80, "session-e": 80}
 """Minutes of content. A session has 90 minutes; the other 10 are for questions and a break."""
-SESSIONS = ("session-a", "session-b", "session-c")
+SESSIONS = ("session-a", "session-b", "session-c", "session-d", "session-e")
 
 _NOTE = re.compile(r"<!--\n(.*?)-->", re.DOTALL)
 _CLASS = re.compile(r"<!-- _class: ([\w ]+) -->")

@@ -21,8 +21,8 @@ from frog.cli import _parser
 ROOT = SLIDES.parents[1]
 PARSER = _parser()
 VERBS = re.compile(
-    r"\b(add|adds|asks|be|begin|begins|bring|can|cannot|carry|changes?|computed|cost|count|copies|crosses|delivers|describe|do|does|doubles|get|falls|find|finds|fit|fits|"
-    r"gives?|goes|happens|has|have|holds|is|are|learns|leaves|loses|make|means|meet|must|need|needs|note|open|owns|passes|resumes|said|says|"
+    r"\b(add|adds|asks|be|begin|begins|bring|can|cannot|carry|changes?|computed|cost|count|copies|crosses|delivers|describe|divides|do|does|doubles|get|falls|find|finds|fit|fits|"
+    r"gives?|goes|happens|has|have|holds|is|are|keeps|learns|leaves|loses|make|means|meet|must|need|needs|note|open|owns|passes|resumes|said|says|"
     r"resumes|runs|sends?|see|sees|sets|shares|shorten|shrinks|take|takes|tell|tells|train|trains|travel|turns|use|wait|waits|writes|will|=)\b|=",
 )
 

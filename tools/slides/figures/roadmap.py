@@ -57,4 +57,4 @@ def _drawer(letter: str) -> Callable[[], Figure]:
     return draw
 
 
-FIGURES = {f"roadmap_{letter}": _drawer(letter) for letter in "abc"}
+FIGURES = {f"roadmap_{letter}": _drawer(letter) for letter in "abcde"}

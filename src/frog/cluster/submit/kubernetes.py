@@ -138,8 +138,6 @@ def _request(args: argparse.Namespace, parts: dict[str, Any]) -> KubernetesReque
 def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
     """Raise UsageError for an option that the requested manifests do not use."""
     reasons = {}
-    if args.kind == "trainjob" and args.program:
-        raise UsageError("--kind trainjob: takes a run file of Frog's trainer", "--kind job takes any program")
     if args.kind == "trainjob":
         reasons["restarts"] = "the runtime of a TrainJob sets the number of restarts"
     else:

@@ -13,7 +13,7 @@ from frog.cluster.kubernetes.names import is_key, is_label, is_object_name, is_s
 from frog.cluster.kubernetes.yamltext import block, load_documents, quoted, scalar
 from frog.cluster.submit.kubernetes_program import OBSERVER_PATH, PROGRAM_PATH, check_size, program_values
 from frog.cluster.submit.kubernetes_request import LONGEST_NAME, Kind, KubernetesRequest
-from frog.cluster.submit.runfiles import named_files
+from frog.cluster.submit.runfiles import named_files, strategy_settings
 from frog.config import RunConfig
 from frog.core.errors import ConfigError, UsageError
 
@@ -43,7 +43,7 @@ def render(request: KubernetesRequest, kind: Kind) -> str:
     )
     templates.filters |= {"scalar": scalar, "quoted": quoted, "block": block}
     templates.filters["ljust"] = lambda value, width: str(value).ljust(width)
-    name = f"{kind}.yaml.jinja" if request.program is None else "program.yaml.jinja"
+    name = f"{'' if request.program is None else 'program_'}{kind}.yaml.jinja"
     text = templates.get_template(name).render(_values(request))
     for document in load_documents(text):
         if document["kind"] == "ConfigMap" and [*document.get("data", {}).values()] != [*request.files.values()]:
@@ -126,11 +126,9 @@ def read_files(run_file: Path, config: RunConfig) -> tuple[dict[str, str], list[
             texts[path.name] = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from None
-    model, deepspeed = named["model.file"], named.get("strategy.deepspeed_file")
+    model = named["model.file"]
     settings = [] if config.source.file == model.name else [f"model.file={model.name}"]
-    if deepspeed is not None:
-        settings.append(f"strategy.deepspeed_file={CONFIG_PATH}/{deepspeed.name}")
-    return texts, settings
+    return texts, settings + strategy_settings(named, CONFIG_PATH)
 
 
 def with_settings(first: Sequence[str], then: Sequence[str]) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ class _Reader:
         """Add the most likely cause of a chain of tracebacks."""
         if traceback.is_ignored:
             return
-        findings = [self._finding(one) for one in traceback.chain if one.type]
+        findings = [self._finding(one) for one in traceback.chain if one.type and not one.is_bare_wrapper]
         if not findings:
             self.cut = True
             return

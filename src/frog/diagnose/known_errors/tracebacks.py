@@ -114,6 +114,11 @@ class Traceback:
     def wraps_another(self) -> bool:
         return bool(self.message) and _WRAPS.match(self.message[0]) is not None
 
+    @property
+    def is_bare_wrapper(self) -> bool:
+        """True if it says only that another exception follows: a RuntimeError may be anything."""
+        return self.wraps_another and self.message[0].startswith("Caught RuntimeError ")
+
 
 def _announced(text: str) -> tuple[bool, bool]:
     """Return whether a line says that the next traceback is ignored, and whether it is only a remark."""

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from frog.diagnose.diagnosis import span
-from frog.runs.observed import CodeLine, NoSync, Transfer
+from frog.runs.observed import CodeLine, Messages, NoSync, Transfer
 
 _MOST_GAPS = 4
 """Largest factor by which more ranks may be missing than known."""
@@ -141,6 +141,10 @@ class RankEvidence:
     completed: dict[Group, int] = field(default_factory=dict)
     transfer: Transfer | None = None
     """The message between two ranks for which it waits, or waited until its error."""
+    messages: Messages | None = None
+    """The messages that it has begun, if recorded."""
+    in_message: bool = False
+    """True if it waited for one of them when last seen."""
     num_messages: int = 0
     """Messages that it had sent or received before its last collective, as far as known."""
     no_sync: NoSync | None = None

@@ -14,6 +14,7 @@ from frog.diagnose.program.failed_calls import add_lines, mark_failed_calls
 from frog.diagnose.program.file_ranks import number_at_end, rank_in_name, ranks_by_number
 from frog.diagnose.program.group_names import name_default_group
 from frog.diagnose.program.logs import add_log
+from frog.diagnose.program.messages import add_awaited_messages
 from frog.diagnose.program.observed import add_run
 from frog.diagnose.program.recorder import add_dump, decode_dump
 from frog.diagnose.program.slurm import add_sacct
@@ -47,6 +48,7 @@ def gather(path: Path, attempt: int = 0) -> Evidence:
         _add_file(evidence, path, path.name, rank_in_name(path.name), _MOST_TEXT, named=True)
     _use_tasks(evidence)
     name_default_group(evidence)
+    add_awaited_messages(evidence)
     mark_failed_calls(evidence)
     add_lines(evidence)
     if not evidence.ranks and not evidence.files:

@@ -58,6 +58,7 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
         source = f"{folder}/collectives.json"
         rank.calls = [_call(entry, names.find(entry.group), source) for entry in observed.collectives.entries]
         rank.has_calls, rank.dumped_ns = True, observed.collectives.unix_ns
+        rank.messages = observed.collectives.messages
         rank.add_source(source)
     if observed.status is not None:
         _add_status(rank, observed.status, names)
@@ -86,6 +87,7 @@ def _add_status(rank: RankEvidence, status: Status, names: GroupNames) -> None:
     rank.host, rank.node_rank, rank.pid, rank.state = status.host, status.node_rank, status.pid, status.state
     rank.seen_ns, rank.line = status.unix_ns, status.line
     rank.cpu_busy, rank.no_sync = _is_busy(status), status.no_sync
+    rank.in_message = status.in_message
     rank.often = next((text for text, _ in status.samples.lines if not text.startswith("<")), "")
     for counts in status.groups:
         group = names.find(counts.group)

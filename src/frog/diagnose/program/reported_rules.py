@@ -128,6 +128,9 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
     """Report both sides. Which of them is wrong, only the history of the other rank can tell."""
     call = met.call
     there = f"; {span([met.other])} called {describe_call(evidence, call)}" if met.other is not None and call else ""
+    sender = _only_other(evidence, met)
+    if sender is not None:
+        there = f"; rank {sender.rank} was{at_place(sender.line)}"
     same = call is not None and (same_line(call.line, met.line) or _has_completed(evidence, met))
     own, others = rank_branch(met.line), rank_branch(call.line) if call is not None else None
     branch = own or others
@@ -135,7 +138,7 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
     in_order = same and _in_other_order(evidence, met)
     is_others = _is_others(evidence, met) or (others is not None and own is None)
     odd = met.other if is_others and met.other is not None else met.receiver
-    lines = (met.line, call.line if call is not None else None)
+    lines = (met.line, call.line if call is not None else sender.line if sender is not None else None)
     line, peer_line = lines if own or not others else (lines[1], lines[0])
     return _found(evidence, met).with_more(
         fault="branch" if branch else _kind(evidence, met) if (same and not in_order) or call is None else "order",
@@ -151,6 +154,12 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
         "or with tensors of different sizes (uneven data): print op and shape on each rank just before that line\n"
         "the record of the rank that received the message was lost when gloo ended its process",
     )
+
+
+def _only_other(evidence: Evidence, met: _Meeting) -> RankEvidence | None:
+    """Return the other rank of a world of two, if only its line is known."""
+    others = [rank for number, rank in evidence.ranks.items() if number != met.receiver]
+    return others[0] if met.call is None and len(others) == 1 and others[0].line is not None else None
 
 
 def _kind(evidence: Evidence, met: _Meeting) -> str:

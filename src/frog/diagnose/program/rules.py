@@ -26,7 +26,7 @@ from frog.diagnose.program.mismatch_rules import mismatch
 from frog.diagnose.program.nan_rules import not_finite_in_log
 from frog.diagnose.program.no_sync_rules import no_sync_without_effect
 from frog.diagnose.program.reported_rules import reported
-from frog.diagnose.program.slow_rules import slow_rank
+from frog.diagnose.program.slow_rules import perhaps_slow, slow_rank
 from frog.diagnose.program.transfer_rules import transfer, without_transfers
 from frog.diagnose.program.victims import in_collective, is_victim, timed_out
 from frog.diagnose.program.wait_rules import absent
@@ -195,12 +195,15 @@ def healthy(evidence: Evidence) -> Diagnosis | None:
     if not done and not evidence.active:
         return None
     status = "completed" if done else "running"
+    doubt = perhaps_slow(evidence)
     return Diagnosis(
         "none" if done else "running",
-        f"{len(evidence.world)} ranks {'ended without an error' if done else 'run; nothing is wrong so far'}",
+        f"{len(evidence.world)} ranks {'ended without an error' if done else 'run; nothing is wrong so far'}"
+        + (f"; {doubt}" if doubt else ""),
+        certain=not doubt,
         outcome=status,
         evidence=report_ranks(evidence, sorted(ranks)),
-        advice="nothing",
+        advice="run it again on a quiet machine" if doubt else "nothing",
     )
 
 

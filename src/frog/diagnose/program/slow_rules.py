@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import comb
+
 from frog.diagnose.diagnosis import Diagnosis
 from frog.diagnose.program.compare import members_of
 from frog.diagnose.program.evidence import Evidence, Group, place
@@ -10,19 +14,61 @@ from frog.diagnose.program.lines import report_ranks
 _LEAST_CALLS = 8
 _LATE_NS = 20_000_000
 """A rank that comes last by less is not late."""
-_LEAST_TIMES, _SHARE_OF_CALLS = 4, 0.1
-"""Fewest collectives to which a slow rank comes late, and their least share: a step may have many collectives."""
-_LOST, _SURELY_LOST = 0.3, 0.4
-"""Least parts of the time during which the others wait for it: ranks on busy cores wait for each other for less."""
+_LEAST_TIMES = 4
+"""Fewest collectives to which a slow rank comes late. Their share does not matter: a step may have many collectives."""
+_LOST, _MUCH_LOST, _SURELY_LOST = 0.15, 0.3, 0.4
+"""Least parts of the time during which the others wait for it: to look at it, if it may be late by chance, and if that
+is certain."""
 _MORE = 4
 """How much more they wait for it than for any other rank."""
+_CHANCE = 1e-4
+"""Ranks on busy cores are late in turn. If chance makes a rank late so often with less than this probability, it is
+slow."""
+
+
+@dataclass(frozen=True)
+class _Late:
+    """The rank for which the other members of a group waited most."""
+
+    rank: int
+    group: Group
+    hosts: int
+    calls: int
+    times: int
+    """Calls to which it came late."""
+    waited_ns: int
+    lost: float
+    """Part of the time during which the others waited for it."""
+    chance: float
+    """Probability that one of the ranks is late so often, if each late call is as likely to be any rank's."""
+
+    @property
+    def is_slow(self) -> bool:
+        return self.times >= _LEAST_TIMES and (self.lost >= _MUCH_LOST or self.chance < _CHANCE)
 
 
 def slow_rank(evidence: Evidence) -> Diagnosis | None:
     """Report the rank that the others wait for, if one is late again and again."""
-    groups = dict.fromkeys(call.group for rank in evidence.ranks.values() for call in rank.calls if not call.p2p)
-    found = (_in_group(evidence, group, _rows(evidence, group)) for group in groups)
-    return next((one for one in found if one is not None), None)
+    return next((_report(evidence, late) for late in _late_ranks(evidence) if late.is_slow), None)
+
+
+def perhaps_slow(evidence: Evidence) -> str:
+    """Return words about a rank that was late, perhaps by chance; empty if none was."""
+    late = next((late for late in _late_ranks(evidence) if not late.is_slow), None)
+    if late is None:
+        return ""
+    return (
+        f"rank {late.rank} came late to {late.times} of {late.calls} collectives, for which the others waited "
+        f"{100 * late.lost:.0f} % of the time: it may be slow or have work of its own, or the cores were busy"
+    )
+
+
+def _late_ranks(evidence: Evidence) -> Iterator[_Late]:
+    """Yield the rank of each group that is late again and again, if there is one."""
+    for group in dict.fromkeys(call.group for rank in evidence.ranks.values() for call in rank.calls if not call.p2p):
+        late = _in_group(evidence, group, _rows(evidence, group))
+        if late is not None:
+            yield late
 
 
 def _rows(evidence: Evidence, group: Group) -> list[dict[int, int]]:
@@ -40,7 +86,7 @@ def _rows(evidence: Evidence, group: Group) -> list[dict[int, int]]:
     return [row for row in rows if len(row) == len(members)][1:]
 
 
-def _in_group(evidence: Evidence, group: Group, rows: list[dict[int, int]]) -> Diagnosis | None:
+def _in_group(evidence: Evidence, group: Group, rows: list[dict[int, int]]) -> _Late | None:
     if len(rows) < _LEAST_CALLS - 1:
         return None
     late_ns = {number: _late_ns(rows, number) for number in rows[0]}
@@ -48,22 +94,35 @@ def _in_group(evidence: Evidence, group: Group, rows: list[dict[int, int]]) -> D
     waited_ns, others_ns = sum(late_ns[slowest]), max(sum(late_ns[each]) for each in late_ns if each != slowest)
     lost = waited_ns / (max(rows[-1].values()) - min(rows[0].values()) + 1)
     times = len(late_ns[slowest])
-    if lost < _LOST or waited_ns < _MORE * others_ns or times < max(_LEAST_TIMES, _SHARE_OF_CALLS * len(rows)):
+    if lost < _LOST or waited_ns < _MORE * others_ns or (times < _LEAST_TIMES and lost < _MUCH_LOST):
         return None
-    rank = evidence.ranks[slowest]
-    line = next((call.line for call in reversed(rank.calls) if call.group == group), None)
-    skewed = len({evidence.ranks[number].host for number in rows[0]}) > 1
+    chance = _chance(times, sum(map(len, late_ns.values())), len(late_ns))
+    hosts = len({evidence.ranks[number].host for number in late_ns})
+    return _Late(slowest, group, hosts, len(rows), times, waited_ns, lost, chance)
+
+
+def _chance(times: int, of: int, ranks: int) -> float:
+    """Return the probability that one of the ranks is late at least so many times, if all are equally likely to be."""
+    ways = sum(comb(of, each) * (ranks - 1) ** (of - each) for each in range(times, of + 1))
+    return float(ranks * ways / ranks**of)
+
+
+def _report(evidence: Evidence, late: _Late) -> Diagnosis:
+    rank = evidence.ranks[late.rank]
+    line = next((call.line for call in reversed(rank.calls) if call.group == late.group), None)
+    skewed = late.hosts > 1
     return Diagnosis(
         "slow",
-        f"the others waited for rank {slowest} during {100 * lost:.0f} % of the time: it came late to {times} of "
-        f"{len(rows)} collectives of {group.label(evidence.world)}, by {waited_ns / 1e9 / times:.2f} s"
+        f"the others waited for rank {late.rank} during {100 * late.lost:.0f} % of the time: it came late to "
+        f"{late.times} of {late.calls} collectives of {late.group.label(evidence.world)}, by "
+        f"{late.waited_ns / 1e9 / late.times:.2f} s"
         + (f". It was most often seen at {rank.often}" if rank.often else ""),
-        rank=slowest,
+        rank=late.rank,
         node_rank=rank.node_rank,
         line=rank.often or place(line) or None,
-        certain=not skewed and lost >= _SURELY_LOST,
+        certain=not skewed and late.lost >= _SURELY_LOST and late.chance < _CHANCE,
         outcome="completed" if rank.state == "ended" else "running" if evidence.active else "failed",
-        evidence=report_ranks(evidence, [slowest]),
+        evidence=report_ranks(evidence, [late.rank]),
         advice="compare its host with the others: other processes, clocks of its CPU or GPU, a slow disk, more data, "
         "or work that only this rank does, such as saving\n"
         + (

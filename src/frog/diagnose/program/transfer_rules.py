@@ -1,4 +1,4 @@
-"""Rules about ranks that wait in `send` or `recv` for another rank, which does not do its part."""
+"""Rules about ranks that wait for a message to or from another rank, which does not do its part."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from frog.diagnose.diagnosis import Diagnosis, span
 from frog.diagnose.program.compare import Difference
-from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place
+from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.diagnose.program.join_rules import reason
 from frog.diagnose.program.lines import describe_call, report_ranks
 from frog.diagnose.program.victims import lost_peers, timed_out
-from frog.runs.observed import CodeLine
+from frog.runs.observed import CodeLine, Message
 
 _NOT_MET = (
     "every send needs a recv on the other rank at the same time, and every recv a send: compare the two lines\n"
@@ -72,9 +72,10 @@ def _circle(evidence: Evidence, ranks: list[int]) -> Diagnosis:
     one, other = evidence.ranks[ranks[0]], evidence.ranks[ranks[-1]]
     finding = f"{span(ranks)} wait for each other: {'; '.join(_waits(evidence.ranks[number]) for number in ranks[:8])}"
     found = _pair(evidence, one, other).with_more(finding=finding)
-    if one.transfer is None or other.transfer is None or len(ranks) != 2 or one.transfer.op == other.transfer.op:
+    mine, yours = one.transfer, other.transfer
+    if mine is None or yours is None or len(ranks) != 2 or mine.is_send == yours.is_send:
         return found
-    if one.transfer.tag != other.transfer.tag:
+    if mine.tag != yours.tag:
         return found.with_more(finding=f"{finding}: their tags differ", advice="use the same tag on both ranks")
     return found.with_more(
         fault="network",
@@ -139,11 +140,17 @@ def _pair(evidence: Evidence, odd: RankEvidence, other: RankEvidence) -> Diagnos
 def _waits(rank: RankEvidence) -> str:
     if rank.transfer is None:
         return f"rank {rank.rank}"
-    way = "to" if rank.transfer.op == "send" else "from"
+    way = "to" if rank.transfer.is_send else "from"
     tag = f" with tag {rank.transfer.tag}" if rank.transfer.tag else ""
     size = "x".join(map(str, rank.transfer.size)) or "1"
     what = f"{rank.transfer.op} of {size} {rank.transfer.dtype} {way} rank {rank.transfer.peer}{tag}"
-    return f"rank {rank.rank} waits in {what}{at_place(_line(rank))}"
+    return f"rank {rank.rank} waits in {what}{at_place(_line(rank))}{_begun(rank)}"
+
+
+def _begun(rank: RankEvidence) -> str:
+    """Return the line that began the message, if the rank waits in another."""
+    line = rank.transfer.line if isinstance(rank.transfer, Message) else None
+    return "" if line is None or same_line(line, _line(rank)) else f" (begun{at_place(line)})"
 
 
 def _line(rank: RankEvidence) -> CodeLine | None:

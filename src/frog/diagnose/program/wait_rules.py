@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from frog.diagnose.diagnosis import Diagnosis, span
-from frog.diagnose.program.branches import call_branch, rank_branch
+from frog.diagnose.program.branches import call_branch, in_one_loop, rank_branch
 from frog.diagnose.program.compare import Difference
 from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.diagnose.program.history import is_unusual, usual_after
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
 from frog.diagnose.program.victims import saw_a_peer_end, timed_out
 from frog.runs.observed import CodeLine
+
+_EVEN_BATCHES = (
+    "give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed number of steps; "
+    "under DDP, `with model.join():` accepts uneven inputs"
+)
 
 
 def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
@@ -93,6 +100,15 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
     rank = evidence.ranks[over[0]]
     base = _base(evidence, found, over[0])
     times = _count(rank, found)
+    if not times and (rounds := _rounds(rank, found)):
+        return base.with_more(
+            fault="batches",
+            certain=False,
+            finding=f"{span(over)} left the loop around {place(found.call.line)} after {rounds} "
+            f"{'round' if rounds == 1 else 'rounds'} and ended; {span(sorted(found.calls))} continued and waited in "
+            f"{describe_call(evidence, found.call)}: one rank has fewer batches, or left early",
+            advice=_EVEN_BATCHES,
+        )
     if not times:
         return base.with_more(
             fault="ended",
@@ -117,11 +133,15 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
         finding=f"{span(over)} left {'its' if len(over) == 1 else 'their'} loop after {times} calls of "
         f"{found.call.op} at {place(found.call.line)} and "
         f"ended; {span(sorted(found.calls))} began one more and waited: one rank has fewer batches, or skipped one",
-        advice="give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed "
-        "number of "
-        "steps; under DDP, `with model.join():` accepts uneven inputs\n"
-        "a `continue` or a caught exception that skips a step on one rank has the same effect",
+        advice=f"{_EVEN_BATCHES}\na `continue` or a caught exception that skips a step on one rank has the same effect",
     )
+
+
+def _rounds(rank: RankEvidence, found: Difference) -> int:
+    """Return how often a rank passed the loop around a collective, by the calls that it made there."""
+    line = found.call.line
+    lines = [call.line for call in rank.calls if call.line and line and in_one_loop(call.line, line)]
+    return max(Counter((each.file, each.line) for each in lines).values(), default=0)
 
 
 def _knows_lines(rank: RankEvidence, found: Difference) -> bool:
@@ -140,15 +160,30 @@ def _other_group(evidence: Evidence, found: Difference) -> Diagnosis | None:
         if pending and (skipped := _skipped_in_other_group(evidence, found, number, pending[0])) is not None:
             return skipped
         if pending:
-            return _base(evidence, found, number).with_more(
-                fault="order",
-                certain=rank.state != "ended",
-                finding=f"{_waits(evidence, found)}; rank {number} waits in "
-                f"{describe_call(evidence, pending[0])} instead",
-                line=place(pending[0].line) or None,
-                advice="ranks must call the collectives of overlapping groups in the same order",
-            )
+            return _opposite(evidence, found, number, pending[0])
     return None
+
+
+def _opposite(evidence: Evidence, found: Difference, number: int, other: Call) -> Diagnosis:
+    """Report two groups called in opposite orders. Of the ranks that belong to both, the smaller side is odd."""
+    first = [each for each in found.calls if each in other.group.members or not other.group.members]
+    second = [each for each in found.absent if _waits_in(evidence.ranks[each], other)]
+    odd, at, there = number, other, found.call
+    if 0 < len(first) < len(second):
+        odd, at, there = first[0], found.call, other
+    return _base(evidence, found, odd).with_more(
+        fault="order",
+        certain=bool(first) and len(first) != len(second) and evidence.ranks[number].state != "ended",
+        finding=f"{_waits(evidence, found)}; {span(second)} {'waits' if len(second) == 1 else 'wait'} in "
+        f"{describe_call(evidence, other)} instead",
+        line=place(at.line) or None,
+        peer_line=place(there.line) or None,
+        advice="ranks must call the collectives of overlapping groups in the same order",
+    )
+
+
+def _waits_in(rank: RankEvidence, call: Call) -> bool:
+    return any((each.group, each.seq) == (call.group, call.seq) for each in rank.pending)
 
 
 def _skipped_in_other_group(evidence: Evidence, found: Difference, absent: int, pending: Call) -> Diagnosis | None:

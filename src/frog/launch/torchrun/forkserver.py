@@ -198,18 +198,22 @@ def _load(module: str) -> None:
 
 
 def _fork_orphan() -> int | None:
-    """Fork twice. Return the pid of the second child, which the agent adopts; 0 in that child; None on failure."""
+    """Fork twice. Return the pid of the second child, which the agent adopts; 0 in that child; None on failure.
+
+    The second child leads its own session by the time its pid is returned.
+    """
     reading, writing = os.pipe()
     between = _fork()
     if between == 0:
         between, pid = os.getpid(), _fork()
         if pid != 0:
-            os.write(writing, str(pid or "").encode())
             os._exit(0)
         os.close(reading)
-        os.close(writing)
         while os.getppid() == between:
             time.sleep(0.001)
+        os.setsid()  # before the agent knows the pid: the agent stops a rank by its process group
+        os.write(writing, str(os.getpid()).encode())
+        os.close(writing)
         return 0
     os.close(writing)
     with open(reading, "rb", buffering=0) as file:
@@ -233,7 +237,6 @@ def _run_as_rank(command: Sequence[str], env: Mapping[str, str], agent: int) -> 
     """Run `PYTHON -u -m MODULE ...` or `PYTHON -u SCRIPT ...` in this process, and exit like Python."""
     if os.getppid() != agent:  # the agent ended meanwhile, so no process would end this rank
         os._exit(1)
-    os.setsid()
     replace_env(env)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # the module random reseeds itself

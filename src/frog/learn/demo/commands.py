@@ -1,4 +1,4 @@
-"""`frog demo a|b|c`: play a session's demo."""
+"""`frog demo a|b|c|d|e`: play a session's demo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def add_demo_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
     """Add `frog demo`."""
     parser = commands.add_parser(
         "demo",
-        help="play the demo of session A, B or C on real runs",
+        help="play the demo of session A, B, C, D or E on real runs",
         description="Play a session's demo step by step: print what to say, the command, and the question for the "
         "class; wait for Enter; run the command; then print the answer. The demo folder keeps all outputs and reports. "
         "If a step fails, the demo can continue with the next one.",

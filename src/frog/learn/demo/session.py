@@ -10,8 +10,8 @@ import msgspec
 from frog.core.errors import UsageError
 from frog.core.schema import Positive, Typed, convert, read_toml
 
-Name = Literal["a", "b", "c"]
-NAMES: tuple[Name, ...] = ("a", "b", "c")
+Name = Literal["a", "b", "c", "d", "e"]
+NAMES: tuple[Name, ...] = ("a", "b", "c", "d", "e")
 FREE_PORT = "FREE_PORT"
 """Placeholder in a command; the player replaces it with the number of a free port."""
 _FOLDER = Path(__file__).parent / "sessions"

@@ -9,6 +9,9 @@ LABS = {
     1: "the foundation",
     2: "the distributed shift",
     3: "the cluster mental model",
+    4: "memory",
+    5: "models larger than a device",
+    6: "your own collective library",
 }
 
 
@@ -27,7 +30,8 @@ class Need:
     debian: str | None = None
 
 
-_ALL, _WORLDS = (0, 1, 2, 3), (2, 3)
+_ALL = tuple(LABS)
+_WORLDS = _ALL[2:]
 _PIP_TORCH = 'pip install "torch==2.13.0"'
 _CPU_TORCH = f"{_PIP_TORCH} --index-url https://download.pytorch.org/whl/cpu"
 _ROOM = "df -h; cd to a folder with free space"

@@ -7,7 +7,8 @@ The operations themselves are torch's. The layer adds two rules:
 - an asynchronous operation works on a copy, and its result arrives when the rank waits for it: code that does not wait
   reads the old numbers, on every machine and every time.
 
-Operations that torch starts in C++ (DDP, FSDP) bypass this layer.
+DTensor communicates by the functional collectives, which the layer treats as blocking. Operations that torch starts in
+C++ (DDP, the first FSDP) bypass this layer.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import _functional_collectives, distributed_c10d
 
 from frog.learn.grader import late_future
 from frog.learn.grader.late_future import LateFuture
@@ -50,10 +52,12 @@ _FORMS = {
     "reduce": _Form(("tensor",), ("tensor",), "dst"),
     "all_gather": _Form(("tensor_list",), ("tensor",)),
     "all_gather_into_tensor": _Form(("output_tensor",), ("input_tensor",)),
+    "all_gather_single": _Form(("output_tensor",), ("input_tensor",)),
     "gather": _Form(("gather_list",), ("tensor",), "dst"),
     "scatter": _Form(("tensor",), ("tensor",), "src"),
     "reduce_scatter": _Form(("output",), ("output",)),
     "reduce_scatter_tensor": _Form(("output",), ("output",)),
+    "reduce_scatter_single": _Form(("output",), ("output",)),
     "all_to_all": _Form(("output_tensor_list",)),
     "all_to_all_single": _Form(("output",)),
     "all_reduce_coalesced": _Form(("tensors",), ("tensors",)),
@@ -67,12 +71,24 @@ _FORMS = {
 _SENT = {
     "all_gather": "tensor",
     "all_gather_into_tensor": "input_tensor",
+    "all_gather_single": "input_tensor",
     "reduce_scatter": "input_list",
     "reduce_scatter_tensor": "input",
+    "reduce_scatter_single": "input",
     "all_to_all": "input_tensor_list",
     "all_to_all_single": "input",
 }
 """The argument with a rank's input, for operations that do not work in place."""
+_FUNCTIONAL = (
+    "all_reduce",
+    "broadcast",
+    "all_gather_single",
+    "all_gather_tensor",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+)
+"""Functional collectives: they return their result, and their first argument is a rank's input."""
 
 
 class Layer:
@@ -82,19 +98,30 @@ class Layer:
         self._judge, self._files, self._held = judge, frozenset(files), held
         self._number = 0
         self._inside = False
+        self._batch: int | None = None
+        self._num_batches = 0
+        self._unfinished: dict[int, Any] = {}
+        """Messages that the learner has not waited for. gloo's thread spins if one's buffer no longer exists."""
 
     def install(self) -> None:
         """Replace torch's functions in every module that exposes them."""
         for name, form in _FORMS.items():
-            self._stand_in(name, functools.partial(self._collective, name, form))
+            if hasattr(distributed_c10d, name):  # torch before 2.13 has no all_gather_single
+                self._stand_in(name, functools.partial(self._collective, name, form))
         for name in ("send", "recv", "isend", "irecv"):
             self._stand_in(name, functools.partial(self._message, name))
+        self._stand_in("batch_isend_irecv", self._in_batch)
         self._stand_in("new_group", self._new_group)
+        for name in _FUNCTIONAL:
+            if hasattr(_functional_collectives, name):
+                self._stand_in(name, functools.partial(self._functional, name), (_functional_collectives,))
         torch.futures.collect_all = late_future.collect_all
         torch.futures.wait_all = late_future.wait_all
 
-    def _stand_in(self, name: str, run: Callable[..., Any]) -> None:
-        original = getattr(distributed_c10d, name)
+    def _stand_in(
+        self, name: str, run: Callable[..., Any], modules: Sequence[ModuleType] = (distributed_c10d, dist)
+    ) -> None:
+        original = getattr(modules[0], name)
         signature = inspect.signature(original)
 
         @functools.wraps(original)
@@ -105,7 +132,7 @@ class Layer:
             bound.apply_defaults()
             return run(original, bound)
 
-        for module in (distributed_c10d, dist):
+        for module in modules:
             setattr(module, name, wrapper)
 
     # ---- operations --------------------------------------------------------------------------------------------------
@@ -138,7 +165,7 @@ class Layer:
         peer = given[end] if given[f"group_{end}"] is None else group[given[f"group_{end}"]]
         tensor, is_async = given["tensor"], name.startswith("i")
         both = tuple(sorted({dist.get_rank(), peer})) if peer is not None else (dist.get_rank(),)
-        extra = {"peer": peer, "tag": given["tag"]}
+        extra = {"peer": peer, "tag": given["tag"], "batch": self._batch}
         number = self._enter(name, both, [_shape(tensor)], [tensor], is_async, **extra)
         if not is_async:
             sender = self._judge.answer().get("from")
@@ -147,14 +174,33 @@ class Layer:
             return self._real(original, bound)
         copy = tensor.detach().clone()
         given["tensor"] = copy
-        work = self._real(original, bound)
+        work = self._unfinished[number] = self._real(original, bound)
         return LateWork(self, number, work, [(tensor, copy)] if end == "src" else [])
+
+    def _in_batch(self, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        """Start the messages of one batch; each is reported with the batch's number."""
+        self._batch, self._num_batches = self._num_batches, self._num_batches + 1
+        try:
+            return original(*bound.args, **bound.kwargs)
+        finally:
+            self._batch = None
 
     def _new_group(self, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         ranks = bound.arguments["ranks"]
         everyone = tuple(range(dist.get_world_size()))
         members = list(everyone if ranks is None else ranks)
         self._enter("new_group", everyone, [f"ranks {members}"], [], False)
+        self._judge.answer()
+        return self._real(original, bound)
+
+    def _functional(self, name: str, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        tensor, *_ = bound.args
+        name_of_group = _functional_collectives._resolve_group_name(bound.arguments["group"], bound.arguments["tag"])
+        group = distributed_c10d._resolve_process_group(name_of_group)  # type: ignore[attr-defined]
+        ranks = tuple(dist.get_process_group_ranks(group))
+        sizes = [] if name == "all_to_all_single" else [_shape(tensor)]
+        sizes += [bound.arguments["reduceOp"].upper()] if "reduceOp" in bound.arguments else []
+        self._enter(name, ranks, sizes, [tensor], False)
         self._judge.answer()
         return self._real(original, bound)
 
@@ -202,6 +248,10 @@ class Layer:
         self._judge.send({"type": "wait", "number": number, "overwritten": overwritten})
         self._judge.answer()
 
+    def finish(self, number: int) -> None:
+        """Let go of a message that the learner has waited for."""
+        self._unfinished.pop(number, None)
+
     def _line(self) -> str:
         """Return the innermost line of the learner's files on the call stack."""
         frame = sys._getframe(1)
@@ -226,6 +276,7 @@ class LateWork:
             self._layer.wait(self._number, overwritten)
             if self._work is not None:
                 self._work.wait()
+            self._layer.finish(self._number)
             for target, copy in self._pairs:
                 target.detach().copy_(copy)
             self._is_done = True

@@ -21,8 +21,18 @@ _INSTALLED = _SOURCE.parent / "frog_labs"
 LABS = _INSTALLED if _INSTALLED.is_dir() else _SOURCE.parents[1] / "labs"
 """The exercises: a package of their own in the wheel, the folder `labs/` in a clone."""
 
-READ = ("kubernetes.md", "launchers.md", "network.md", "run-folder.md", "slurm.md", "strategies.md")
-"""Pages of docs/ that exercises and questions refer to, in addition to those of the labs."""
+READ = (
+    "collectives.md",
+    "kubernetes.md",
+    "launchers.md",
+    "learn.md",
+    "network.md",
+    "own-strategy.md",
+    "run-folder.md",
+    "slurm.md",
+    "strategies.md",
+)
+"""Pages of docs/ that exercises, questions and the labs' pages refer to."""
 
 _ID = re.compile(r"lab(\d+)/(\d\d)_([a-z0-9_]+)")
 
@@ -208,7 +218,7 @@ def _names_of(exercise: Exercise) -> Iterator[str]:
 
 
 def find_pages(labs: Path = LABS) -> dict[str, Path]:
-    """Return the pages for a course folder, by name: each lab's, and those that exercises and questions refer to.
+    """Return the pages for a course folder, by name: each lab's, and those that they refer to.
 
     They are in `docs/` inside the installed exercises, or next to them in a clone.
     """

@@ -31,6 +31,8 @@ class Operation:
     numel: int = 0
     dtype: str = ""
     num_bytes: int = 0
+    batch: int | None = None
+    """The number of the batch_isend_irecv that started it, from 0; None for any other operation."""
 
     @property
     def is_message(self) -> bool:

@@ -32,7 +32,7 @@ IDLE_S = 5.0
 _STIR_S = 0.25
 """CPU time that counts as activity. Waiting threads use a little too: gloo's wake up a hundred times a second."""
 _STARVED_LOOKS = 10
-"""A thread found runnable this many times more often than asleep counts as waiting for a core."""
+"""A process found runnable this many times more often than asleep counts as waiting for a core."""
 MOST_REST_S = 90.0
 """Limit on the total time in which no process computes or waits for a core; independent of the machine's speed."""
 _LOADING_S = 1.7
@@ -73,7 +73,7 @@ class Watch:
     _used: dict[int, float] = field(default_factory=dict)
     _memory: dict[int, int] = field(default_factory=dict)
     _could_run: dict[int, int] = field(default_factory=dict)
-    """Each thread's surplus of runnable over sleeping looks."""
+    """Each process's surplus of runnable over sleeping looks."""
     _rest_s: float = 0.0
     """Total time in which no process computed."""
     _looked: float = field(default_factory=time.monotonic)
@@ -117,17 +117,16 @@ class Watch:
     def _runs(self, process: psutil.Process) -> bool:
         """Return True if one of its threads computes, or would with a free core: a starved thread does not sleep.
 
-        A single look is not enough: a waiting thread wakes up now and then, and a look may catch it awake.
+        A single look is not enough: a waiting thread wakes up now and then, and a look may catch it awake. Threads
+        that run in turn are each asleep most of the time, so one runnable thread counts for the process.
         """
         if not sys.platform.startswith("linux"):
             return process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
-        runs = False
-        for stat in of_threads(process.pid, "stat"):
-            thread, state = int(stat.split(" ", 1)[0]), stat.rpartition(")")[2].split()[0]
-            looks = max(0, self._could_run.get(thread, 0) + (1 if state in "RD" else -1))
-            self._could_run[thread] = min(looks, _STARVED_LOOKS)
-            runs = runs or looks >= _STARVED_LOOKS
-        return runs
+        states = [stat.rpartition(")")[2].split()[0] for stat in of_threads(process.pid, "stat")]
+        could = any(state in "RD" for state in states)
+        looks = max(0, self._could_run.get(process.pid, 0) + (1 if could else -1))
+        self._could_run[process.pid] = min(looks, _STARVED_LOOKS)
+        return looks >= _STARVED_LOOKS
 
     def _world(self, rank: int) -> Breach | None:
         if time.monotonic() - self.stirred > IDLE_S:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -28,17 +29,19 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import _functional_collectives, distributed_c10d
 
 from frog.core.env import bind_loopback, child_env, replace_env
 from frog.core.namespaces import die_with_parent
-from frog.learn.grader import codec, collectives, guard, late_future, message, turns
+from frog.learn.grader import codec, collectives, guard, late_future, live_bytes, message, peers, turns
 from frog.learn.grader.collectives import Layer
 from frog.learn.grader.guard import Snapshot, set_bounds
 from frog.learn.grader.limits import MOST_FILE_BYTES
 from frog.learn.grader.message import Line
 
 _MOST_FILES = 256
+_RENAMED = r"`torch\.distributed\.\w+` is deprecated"
+"""torch 2.13 warns of functions such as all_gather_into_tensor. Older versions do not have their new names."""
 
 
 def main(address: str, rank: int, token: str) -> None:
@@ -56,6 +59,7 @@ def main(address: str, rank: int, token: str) -> None:
     output.close()
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
     try:
         _run(task, rank, line)
     except BaseException:  # the grader's own error; do not unwind into the frames of the forking judge
@@ -150,9 +154,10 @@ def _watched() -> list[ModuleType | type]:
         torch.nn.Module,
         torch.optim,
     ]
-    modules += [torch.autograd, torch.linalg, dist, distributed_c10d, os, time, socket, numpy]
+    modules += [torch.autograd, torch.linalg, dist, distributed_c10d, _functional_collectives, os, time, socket, numpy]
     modules += [codec, collectives, guard, message, Layer, Line, Snapshot, collectives.LateWork, late_future.LateFuture]
-    modules += [turns, turns.Turns, turns.TurnStore]
+    modules += [turns, turns.Turns, turns.TurnStore, live_bytes, live_bytes.LiveBytes]
+    modules += [peers, peers.Peers, peers.Wires]
     modules += [copy, json, math, random, shutil, tempfile, Path, sys.modules[__name__]]
     modules += _classes_in(torch.nn.modules, torch.nn.Module) + _classes_in(torch.optim, torch.optim.Optimizer)
     return list(dict.fromkeys([*modules, *_of_the_exercise(sys.modules["ranks"])]))

@@ -52,6 +52,8 @@ class DataParallel(ABC):
 
     partitions: list[Partition]
     """The partitions that this rank updates."""
+    is_sharded = False
+    """True if each rank updates other elements: for a strategy of one's own, whose entry does not know."""
 
     @abstractmethod
     def before_backward(self, last: bool) -> None:

@@ -11,6 +11,8 @@ from frog.core.schema import decode, read_bounded
 from frog.plan.estimate.model import LatentAttention, PlannedModel
 
 _LLAMAS = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "phi3", "olmo2")
+_MOST = 10**8
+"""Largest size: above it, a typing mistake."""
 _DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 
 
@@ -44,7 +46,7 @@ def model_of(table: Mapping[str, Any], origin: str = "config.json") -> PlannedMo
     except KeyError as missing:
         raise ConfigError(f"{origin}: {missing.args[0]} is missing", f"model_type={kind!r} needs it") from None
     except (TypeError, ValueError, ZeroDivisionError):
-        raise ConfigError(f"{origin}: a size is not a positive whole number") from None
+        raise ConfigError(f"{origin}: a size is not a positive whole number, at most {_MOST:,}") from None
     known = ", ".join((*_LLAMAS, "gpt2", "gpt_neox", *_DEEPSEEK))
     raise ConfigError(f"{origin}: model_type={kind!r} is not an architecture that the planner knows", f"known: {known}")
 
@@ -52,7 +54,7 @@ def model_of(table: Mapping[str, Any], origin: str = "config.json") -> PlannedMo
 def _size(table: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = table[name] if default is None else table.get(name)
     value = default if value is None else value
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= _MOST:
         raise ValueError(name)
     return value
 
@@ -92,7 +94,7 @@ def _gpt2(table: Mapping[str, Any]) -> PlannedModel:
         ffn=_size(table, "n_inner", 4 * hidden),
         vocab=_size(table, "vocab_size"),
         gated=False,
-        tied=True,
+        tied=bool(table.get("tie_word_embeddings", True)),
         biases=True,
         positions=_size(table, "n_positions", 1024),
     )

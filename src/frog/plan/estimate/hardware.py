@@ -1,20 +1,25 @@
-"""GPUs and clusters: profiles in TOML, whose numbers have units and sources."""
+"""GPUs and clusters: profiles in TOML, whose numbers have units and sources, shipped with Frog or the user's own."""
 
 from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from frog.config.load import list_problems, unknown_keys
 from frog.core.errors import ConfigError
-from frog.core.schema import parse_toml
+from frog.core.schema import parse_toml, read_toml, shortened
 from frog.core.suggest import did_you_mean
+from frog.plan.machine.costs import Machine
+from frog.plan.machine.profile import read_machine
+from frog.plan.quantities import Price, parse_price, read_quantity
 
-_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_UNITS = {"B": 1.0, "B/s": 1.0, "bit/s": 1 / 8, "FLOP/s": 1.0, "W": 1.0}
-_QUANTITY = re.compile(r"^\s*([0-9.]+(?:e[0-9]+)?)\s*([kMGTP]?)(B/s|bit/s|FLOP/s|B|W)\s*$")
+_MOST = 10**6
+"""Most GPUs in a node, and most multiprocessors of a GPU: above it, a typing mistake."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +42,29 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal nodes. `node_bandwidth` is one node's to the network, in bytes per second and direction."""
+    """Equal nodes. `node_bandwidth` is one node's to the network, in bytes per second and direction.
+
+    What a profile does not give is None.
+    """
 
     gpu: Gpu
     gpus_per_node: int
     nvlink_domain: int
     node_bandwidth: float
+    node_power: float | None = None
+    """Watts that one node draws at most, with everything in it."""
+    node_mtbf_s: float | None = None
+    """Mean time between failures of one node."""
+    storage: float | None = None
+    """Bytes per second that one node writes to storage while all others do."""
+    price: Price | None = None
+    machine: Machine | None = field(default=None, compare=False)
+    """What `frog plan calibrate` measured, if this is the machine of its profile."""
+    source: str = ""
 
     @property
     def network_bandwidth_per_gpu(self) -> float:
         return self.node_bandwidth / self.gpus_per_node
-
-
-def parse_quantity(text: Any, unit: str, place: str) -> float:
-    """Parse a number with its unit, such as "3200 Gbit/s", to bytes, bytes per second, FLOP/s or watts.
-
-    Raises:  ConfigError if the unit is missing or measures something else.
-    """
-    kinds = {"B/s": ("B/s", "bit/s")}.get(unit, (unit,))
-    found = _QUANTITY.match(text) if isinstance(text, str) else None
-    if found is None or found[3] not in kinds:
-        raise ConfigError(f"{place}={text!r}: must be a number with a unit", f'write it like "400 G{kinds[-1]}"')
-    return float(found[1]) * _SCALES[found[2]] * _UNITS[found[3]]
 
 
 @functools.cache
@@ -67,13 +73,41 @@ def gpus() -> dict[str, Gpu]:
     return {name: _gpu(name, table) for name, table in _shipped("gpus.toml").items()}
 
 
-def _gpu(name: str, table: dict[str, Any]) -> Gpu:
-    units = {"memory": "B", "power": "W"} | dict.fromkeys(("memory_bandwidth", "link_bandwidth"), "B/s")
-    values: dict[str, Any] = {
-        key: entry["value"] if key == "num_sms" else parse_quantity(entry["value"], units.get(key, "FLOP/s"), key)
-        for key, entry in table.items()
-    }
+_GPU_UNITS = {"memory": "B", "power": "W"} | dict.fromkeys(("memory_bandwidth", "link_bandwidth"), "B/s")
+_GPU_KEYS = [one.name for one in fields(Gpu) if one.name != "name"]
+_GPU_REQUIRED = [one.name for one in fields(Gpu) if one.name != "name" and one.default is MISSING]
+
+
+def _gpu(name: str, table: Mapping[str, Any], prefix: str = "") -> Gpu:
+    """Return the GPU of a table; each value is alone, or in a table with its source.
+
+    Raises:  ConfigError listing every mistake.
+    """
+    problems = unknown_keys(table, _GPU_KEYS, prefix)
+    problems += [f"{prefix}{key} is missing" for key in _GPU_REQUIRED if key not in table]
+    values: dict[str, Any] = {}
+    for key in _GPU_KEYS:
+        if key in table:
+            value, place = _value(table[key]), f"{prefix}{key}"
+            if key == "num_sms":
+                values[key] = _whole(value, place, problems)
+            else:
+                values[key] = read_quantity(value, _GPU_UNITS.get(key, "FLOP/s"), place, problems)
+    if problems:
+        raise ConfigError("\n".join(problems))
     return Gpu(name, **values)
+
+
+def _value(entry: Any) -> Any:
+    """Return the value of an entry that may be a table of a value and its source."""
+    return entry["value"] if isinstance(entry, dict) and set(entry) == {"value", "source"} else entry
+
+
+def _whole(value: Any, place: str, problems: list[str]) -> int:
+    if type(value) is int and 1 <= value <= _MOST:
+        return value
+    problems.append(f"{place}={shortened(repr(value))}: must be a whole number of at least 1")
+    return 1
 
 
 def gpu_named(name: str) -> Gpu:
@@ -110,15 +144,70 @@ def similar_gpu(name: str) -> Gpu:
 @functools.cache
 def clusters() -> dict[str, Cluster]:
     """Return the clusters that Frog knows, by name."""
-    return {
-        name: Cluster(
-            gpu_named(table["gpu"]),
-            table["gpus_per_node"],
-            table["nvlink_domain"],
-            parse_quantity(table["network"], "B/s", "network"),
-        )
-        for name, table in _shipped("clusters.toml").items()
+    return {name: _cluster(table) for name, table in _shipped("clusters.toml").items()}
+
+
+_QUANTITIES = {
+    "network": ("node_bandwidth", "B/s"),
+    "node_power": ("node_power", "W"),
+    "node_mtbf": ("node_mtbf_s", "h"),
+    "storage": ("storage", "B/s"),
+}
+"""Keys of a cluster file, their fields, and their units."""
+_REQUIRED = ("gpu", "gpus_per_node", "nvlink_domain", "network")
+_KEYS = (*_REQUIRED, *list(_QUANTITIES)[1:], "price", "source", "machine")
+
+
+def find_cluster(name: str) -> Cluster:
+    """Return a cluster that Frog knows, or the one that a file PATH.toml describes.
+
+    Raises:  ConfigError if the name is unknown, or listing every mistake in the file.
+    """
+    if not name.endswith(".toml"):
+        if name not in clusters():
+            hint = f"{did_you_mean(name, clusters())} Or name your own file, PATH.toml: docs/plan.md"
+            raise ConfigError(f"{shortened(name)}: no cluster of this name", hint)
+        return clusters()[name]
+    hint = "docs/plan.md shows a cluster file"
+    try:
+        table = read_toml(Path(name), ConfigError, hint)
+    except FileNotFoundError:
+        raise ConfigError(f"{shortened(name)}: no such cluster file", hint) from None
+    try:
+        return _cluster(table)
+    except ConfigError as problem:
+        raise ConfigError(list_problems(Path(name), problem.what.split("\n")), hint) from None
+
+
+def _cluster(table: Mapping[str, Any]) -> Cluster:
+    """Return the cluster of a table. `gpu` names a GPU that Frog knows, or is a table of its own numbers.
+
+    Raises:  ConfigError listing every mistake.
+    """
+    problems = unknown_keys(table, _KEYS)
+    problems += [f"{key} is missing" for key in _REQUIRED if key not in table]
+    values: dict[str, Any] = {
+        key: _whole(table[key], key, problems) for key in ("gpus_per_node", "nvlink_domain") if key in table
     }
+    for key, (name, unit) in _QUANTITIES.items():
+        if key in table:
+            values[name] = read_quantity(_value(table[key]), unit, key, problems)
+    tables: dict[str, Callable[[Any], Any]] = {"gpu": _gpu_of, "price": lambda value: parse_price(_value(value))}
+    for key, read in {**tables, "machine": read_machine}.items():
+        if key in table:
+            try:
+                values[key] = read(table[key])
+            except ConfigError as problem:
+                problems += problem.what.split("\n") if problem.hint is None else [f"{problem.what}; {problem.hint}"]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Cluster(**values, source=str(table.get("source", "")))
+
+
+def _gpu_of(entry: Any) -> Gpu:
+    if isinstance(entry, dict):
+        return _gpu("own", entry, "gpu.")
+    return gpu_named(str(entry))
 
 
 def default_cluster(gpu: Gpu) -> Cluster:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layout import PlannedLayout
@@ -34,23 +34,29 @@ class Times:
         return float(sum(vars(self).values()))
 
     def __add__(self, other: Times) -> Times:
-        return Times(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Times(*(ours + theirs for ours, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def __mul__(self, factor: float) -> Times:
-        return Times(*(getattr(self, f.name) * factor for f in fields(self)))
+        return Times(*(seconds * factor for seconds in vars(self).values()))
 
 
 @dataclass(frozen=True)
-class LayerTime:
-    """A layer's forward pass, its backward pass, and what recomputation adds to that."""
+class Passes:
+    """The forward pass through some layers, the backward pass, and what recomputation adds to that."""
 
-    forward: Times
-    backward: Times
-    recomputed: Times
+    forward: Times = Times()
+    backward: Times = Times()
+    recomputed: Times = Times()
 
     @property
     def total(self) -> Times:
         return self.forward + self.backward + self.recomputed
+
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(self.forward + other.forward, self.backward + other.backward, self.recomputed + other.recomputed)
+
+    def __mul__(self, factor: float) -> Passes:
+        return Passes(self.forward * factor, self.backward * factor, self.recomputed * factor)
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class LayerModel:
         light = _LIGHT if self.layout.traits.light_collectives else 1.0
         return self.kernels.constants.overlap_slowdown * light
 
-    def layer(self, *, mixture: bool) -> LayerTime:
+    def layer(self, *, mixture: bool) -> Passes:
         """Return the time of a dense layer, or of one with a mixture of experts."""
         products = self._products(mixture)
         attention = self._attention()
@@ -77,7 +83,7 @@ class LayerModel:
         num_kernels = _MOE_KERNELS if mixture else _DENSE_KERNELS
         forward = self._bounded(products[0], attention[0], memory[0], comm[0], num_kernels)
         backward = self._bounded(products[1], attention[1], memory[1], comm[1], num_kernels)
-        return LayerTime(forward, backward, self._recomputed(forward))
+        return Passes(forward, backward, self._recomputed(forward))
 
     def _bounded(self, products: float, attention: float, memory: float, comm: Times, num_kernels: int) -> Times:
         """Add the time that launching the kernels takes beyond running them."""

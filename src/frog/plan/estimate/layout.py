@@ -37,6 +37,8 @@ class Traits:
     light_collectives: bool = False
     """Collectives read registered buffers, so they occupy few multiprocessors (NCCL 2.24: 6 instead of 24 or so)."""
     dropout: bool = False
+    fuses_gate: bool = True
+    """A fused or compiled kernel computes a gated FFN's activation and product, and keeps only its two inputs."""
     keeps_whole_copy: bool = True
     """Parameters and gradients in 16 and 32 bits next to the optimizer's float32 copy, as in Megatron; FSDP shards
     float32 parameters, and casts them when it gathers them."""

@@ -11,11 +11,11 @@ from frog.plan.estimate.layout import PlannedLayout
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
 
-_LOGIT_BYTES = 12
+LOGIT_BYTES = 12
 """A logit in 16 bits, in float32, its softmax or gradient in float32, and that in 16 bits."""
-_CONTEXT_BYTES = 1.5e9
+CONTEXT_BYTES = 1.5e9
 """What a process allocates outside of the allocator: CUDA's context, libraries' workspaces, NCCL's buffers."""
-_ALLOCATOR_SHARE = 0.06
+ALLOCATOR_SHARE = 0.06
 """Reserved but unused blocks of the caching allocator, of what varies during a step."""
 
 
@@ -28,9 +28,9 @@ class StepMemory:
     optimizer: float
     activations: float
     temporary: float
-    """A recomputed layer, and the logits with their loss."""
+    """The logits with their loss or, if that moment needs more, a recomputed layer."""
     communication: float
-    """Gathered layers and their gradients."""
+    """Gathered parameters and unreduced gradients at that moment."""
     allocator: float
 
     @property
@@ -49,16 +49,22 @@ def step_memory(step: StepModel) -> StepMemory:
 
 
 def _memory(step: StepModel, *, first: bool) -> StepMemory:
+    """Return the memory at the moment that needs most: at the loss, or when the last layer's gradient is reduced.
+
+    By then the layer's own activations are free; with full recomputation it is counted as computed again.
+    """
     model, layout = step.model, step.layout
     parameters, gradients, optimizer = _states(step)
     each = stage_activations(model, layout)
-    in_flight = _in_flight(layout) if first else 1.0
+    in_flight = activations_in_flight(layout) if first else 1.0
     activations = each * in_flight * layout.heaviest_layers(model.layers)
-    whole = layer_activations(model, layout)
-    temporary = whole if layout.recompute == "full" else 0.0
-    if layout.pp == 1 or not first:
-        temporary += _LOGIT_BYTES * layout.tokens * model.vocab / layout.tp
-    communication = _gathered(step)
+    logits = LOGIT_BYTES * layout.tokens * model.vocab / layout.tp if layout.pp == 1 or not first else 0.0
+    recomputed = layer_activations(model, layout) if layout.recompute == "full" else 0.0
+    at_loss, in_backward = _gathered(step)
+    reducing = activations - (0.0 if layout.recompute == "full" else each)
+    activations, temporary, communication = max(
+        (activations, logits, at_loss), (reducing, recomputed, in_backward), key=sum
+    )
     varying = activations + temporary + communication
     return StepMemory(
         parameters,
@@ -67,7 +73,7 @@ def _memory(step: StepModel, *, first: bool) -> StepMemory:
         activations,
         temporary,
         communication,
-        _ALLOCATOR_SHARE * varying + _CONTEXT_BYTES,
+        ALLOCATOR_SHARE * varying + CONTEXT_BYTES,
     )
 
 
@@ -91,20 +97,37 @@ def _states(step: StepModel) -> tuple[float, float, float]:
     return parameters, gradients, optimizer
 
 
-def _gathered(step: StepModel) -> float:
-    """Return the bytes of gathered parameters and unreduced gradients under ZeRO 3: two layers at a time, or a stage's
-    where a pipeline keeps them.
+def _gathered(step: StepModel) -> tuple[float, float]:
+    """Return the bytes of gathered parameters and unreduced gradients under ZeRO 3, at the loss and in a layer's
+    backward pass.
+
+    What is outside of the layers stays gathered from its forward pass to the end, and so does the output matrix's
+    gradient. A layer is gathered while the next one is fetched; its gradient lies next to its copy for the reduction.
+    A pipeline that keeps what it gathers has both of all its layers.
     """
-    layout = step.layout
+    model, layout = step.model, step.layout
     if layout.zero < 3 or layout.shard < 2:
-        return 0.0
-    keeps = layout.traits.keeps_gathered and layout.pp > 1
-    layers = layout.heaviest_layers(step.model.layers)
-    each = step.stage_parameters / layers
-    return each * (layers if keeps else 2) * (2 + layout.traits.gradient_bytes)
+        return 0.0, 0.0
+    each = 2 + layout.traits.gradient_bytes
+    if layout.traits.keeps_gathered and layout.pp > 1:
+        return (each * step.stage_parameters,) * 2
+    ends, head = ends_parameters(model, layout), output_parameters(model, layout)
+    layer = (step.stage_parameters - ends) / layout.heaviest_layers(model.layers)
+    return 2 * ends, 2 * ends + 2 * head + layer * (4 + each)
 
 
-def _in_flight(layout: PlannedLayout) -> float:
+def ends_parameters(model: PlannedModel, layout: PlannedLayout) -> float:
+    """Return the number of parameters of the first stage that are outside of the layers."""
+    head = model.head_parameters() if layout.pp == 1 else 0
+    return (model.embedding_parameters() + head) / layout.tp
+
+
+def output_parameters(model: PlannedModel, layout: PlannedLayout) -> float:
+    """Return the number of parameters of the output matrix, if the first stage is the last one."""
+    return model.vocab * model.hidden / layout.tp if layout.pp == 1 else 0.0
+
+
+def activations_in_flight(layout: PlannedLayout) -> float:
     """Return how many micro-batches' activations the first stage keeps.
 
     Source:  GPipe all, 1F1B p, interleaved p (1 + (p - 1) / (p v)): Korthikanti et al. 2022, section 4.2.3.
@@ -130,7 +153,8 @@ def layer_activations(model: PlannedModel, layout: PlannedLayout) -> float:
     the stream      inputs of two norms and their outputs: 8 D; dropout's masks 2 D
     attention       queries, keys, values and output
     scores          if attention keeps them: 2 H T for the softmax, with dropout 5 H T
-    FFN             two tensors of its width (gated: three); of each of a token's experts also its input and output
+    FFN             two tensors of its width (gated: three, or four without a fused kernel); of each of a token's
+                    experts also its input and output
     """
     tp, tokens, traits = layout.tp, layout.tokens, layout.traits
     saved = 1 if layout.precision == "fp8" else 2
@@ -141,7 +165,7 @@ def layer_activations(model: PlannedModel, layout: PlannedLayout) -> float:
     heads = 2 * ((model.heads + model.kv_heads) * model.head_dim + model.kv_heads * model.head_dim + model.value_width)
     keeps_scores = traits.attention == "scores" and layout.recompute != "selective"
     scores = (2 + 3 * traits.dropout) * model.heads * layout.seq_len if keeps_scores else 0.0
-    copies = (4 if model.gated else 2) + saved
+    copies = (0 if not model.gated else 2 if traits.fuses_gate else 4) + 2 + saved
     if model.moe_layers:
         active = model.experts_per_token * (copies * model.expert_ffn + 4 * model.hidden)
         ffn = active + model.shared_experts * copies * model.expert_ffn

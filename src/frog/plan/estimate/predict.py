@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frog.core.errors import ConfigError, UsageError
 from frog.core.schema import read_bounded
-from frog.plan.estimate.layer_time import LayerModel
+from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.nearest import spread_of_nearest
 from frog.plan.estimate.rows import PlannedRun, Row, read_row
-from frog.plan.estimate.step_time import StepModel
 
 COLUMNS = ("row_id", "step_time_s", "memory_gib", "step_time_low_s", "step_time_high_s", "why")
 _MEASURED_GPUS = ("A100-80GB", "H100-80GB", "H100-96GB-HBM2e-500W")
@@ -63,40 +63,43 @@ def read_table(path: Path) -> list[Row]:
     return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
 
 
-def predict_rows(rows: Iterable[Row]) -> Iterator[Prediction]:
+def predict_rows(rows: Iterable[Row], constants: Constants = FITTED) -> Iterator[Prediction]:
     """Predict each row, or give the reason why not."""
     for row in rows:
         try:
-            yield predict_row(row)
+            yield predict_row(row, constants)
         except ConfigError as problem:
             yield Prediction(row["row_id"], str(problem.what))
         except (OverflowError, ZeroDivisionError):
             yield Prediction(row["row_id"], "a number is out of range")
 
 
-def predict_row(row: Row) -> Prediction:
+def predict_row(row: Row, constants: Constants = FITTED) -> Prediction:
     """Predict a step, or for `scope` layer the passes through one layer.
 
     Raises:  ConfigError if the row does not describe a run that can be predicted.
     """
-    run = read_row(row)
-    step = StepModel(run.model, run.layout, run.cluster)
+    run = replace(read_row(row), constants=constants)
+    return predict_run(run, row["row_id"], only_layer=row.get("scope") == "layer")
+
+
+def predict_run(run: PlannedRun, row_id: str, *, only_layer: bool = False) -> Prediction:
+    """Predict a step of a run, or the passes through one layer."""
+    step = run.step
     memory = step_memory(step)
-    if row.get("scope") == "layer":
-        layers = LayerModel(run.model, run.layout, step.kernels, step.links)
-        seconds = layers.layer(mixture=bool(run.model.moe_layers)).total.total
-    else:
-        seconds = step.step.total
-    return Prediction(row["row_id"], _why(run, memory.total), seconds, memory.total / 2**30, _spread(run))
+    one_layer = step.layers.layer(mixture=bool(run.model.moe_layers)) if only_layer else None
+    seconds = one_layer.total.total if one_layer else step.step.total
+    return Prediction(row_id, _why(run, memory.total), seconds, memory.total / 2**30, spread_of(run))
 
 
-def _spread(run: PlannedRun) -> float:
+def spread_of(run: PlannedRun) -> float:
+    """Return the relative width of the range around a prediction's time: at least what the nearest runs were off."""
     spread = _SPREAD
     if run.cluster.gpu.name not in _MEASURED_GPUS:
         spread *= _WIDER["gpu"]
     if run.model.experts:
         spread *= _WIDER["experts"]
-    return spread * (_WIDER["assumed"] if run.assumed else 1.0)
+    return max(spread * (_WIDER["assumed"] if run.assumed else 1.0), spread_of_nearest(run))
 
 
 def _why(run: PlannedRun, memory: float) -> str:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from frog.core.errors import ConfigError
 from frog.core.schema import shortened
+from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster, default_cluster, similar_gpu
 from frog.plan.estimate.layout import Attention, PlannedLayout, Precision, Recompute, Schedule, Traits
 from frog.plan.estimate.model import LatentAttention, PlannedModel
+from frog.plan.estimate.step_time import StepModel
 
 Row = Mapping[str, str]
 
@@ -30,6 +33,11 @@ class PlannedRun:
     layout: PlannedLayout
     cluster: Cluster
     assumed: tuple[str, ...] = ()
+    constants: Constants = FITTED
+
+    @cached_property
+    def step(self) -> StepModel:
+        return StepModel(self.model, self.layout, self.cluster, self.constants)
 
 
 def read_row(row: Row) -> PlannedRun:
@@ -48,12 +56,19 @@ def read_row(row: Row) -> PlannedRun:
         raise ConfigError("arch=hybrid: layers other than attention are not modelled")
     if not any(row.get(name) for name in ("dp", "tp", "pp")):
         raise ConfigError("not stated: dp, tp, pp")
+    return planned_run(_model(row), row)
+
+
+def planned_run(model: PlannedModel, row: Row, cluster: Cluster | None = None) -> PlannedRun:
+    """Return the run of a model whose layout, and unless it is given the cluster, a row describes.
+
+    Raises:  ConfigError with the reason if the layout is impossible.
+    """
     assumed: list[str] = []
-    model = _model(row)
-    layout = _layout(row, model, assumed)
-    if problems := layout.problems(model.layers, model.experts):
+    layout = _layout(row, assumed)
+    if problems := model.problems() or layout.problems(model.layers, model.experts):
         raise ConfigError("; ".join(problems))
-    return PlannedRun(model, layout, _cluster(row, assumed), tuple(assumed))
+    return PlannedRun(model, layout, cluster or _cluster(row, assumed), tuple(assumed))
 
 
 def _number(row: Row, name: str, default: float = 0) -> int:
@@ -73,8 +88,8 @@ def _number(row: Row, name: str, default: float = 0) -> int:
 
 def _model(row: Row) -> PlannedModel:
     heads, hidden, layers = _number(row, "heads"), _number(row, "hidden"), _number(row, "layers")
-    if min(heads, hidden, layers) < 1:
-        raise ConfigError(f"layers={layers}, hidden={hidden}, heads={heads}: must be at least 1")
+    if heads < 1:
+        raise ConfigError("heads=0: must be at least 1")
     notes, experts = row.get("arch_notes") or "", _number(row, "experts")
     dense = re.search(r"first (\d+) layers? dense", notes)
     gated = row.get("gated_ffn") == "yes"
@@ -115,7 +130,7 @@ def _with_latent_attention(model: PlannedModel, notes: str) -> PlannedModel:
     )
 
 
-def _layout(row: Row, model: PlannedModel, assumed: list[str]) -> PlannedLayout:
+def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
     degrees = {name: _number(row, name, 1) for name in ("tp", "pp", "cp", "ep", "virtual_stages")}
     others = degrees["tp"] * degrees["pp"] * degrees["cp"]
     dp = _number(row, "dp") or _number(row, "n_gpus") // max(1, others)
@@ -178,7 +193,7 @@ def _recompute(row: Row, assumed: list[str]) -> Recompute:
         return "selective"
     if value == "selective" and "op" in detail.split():
         return "alternate"
-    if value not in ("none", "selective", "full"):
+    if value not in ("none", "selective", "alternate", "full"):
         raise ConfigError(f"recompute={value!r}: must be none, selective or full")
     return value  # type: ignore[return-value]
 
@@ -187,7 +202,7 @@ def _precision(row: Row) -> Precision:
     precision = row.get("precision") or "bf16"
     if precision == "fp8":
         return "fp8_rowwise" if "rowwise" in (row.get("precision_detail") or "") else "fp8"
-    if precision not in ("bf16", "fp16"):
+    if precision not in ("bf16", "fp16", "fp8_rowwise"):
         raise ConfigError(f"precision={precision!r} is not modelled: bf16, fp16 or fp8")
     return precision  # type: ignore[return-value]
 
@@ -209,6 +224,7 @@ def traits_of(row: Row) -> Traits:
                                                   Bridge sends a token once to a node
     torchtitan                                    FlashAttention 2, compiled; async TP where the row says so
     InternEvo                                     reduces gradients in 16 bits
+    Frog                                          float32 weights; gradients overlap if the run file says so
     all until 2023                                FlashAttention 1; llm-foundry its version in Triton
     others                                        FlashAttention 2, gradients overlap
     """
@@ -230,9 +246,12 @@ def traits_of(row: Row) -> Traits:
     if "torchtitan" in software:
         overlaps = "async tp" in software
         return Traits(overlaps_tensor=overlaps, keeps_gathered=True, keeps_whole_copy=False, launches_ahead=True)
+    if software.startswith("frog"):
+        return Traits(overlaps_gradients="overlapped" in software, fuses_gate=False, keeps_whole_copy=False)
     size = 2 if "intern" in software else 4
     first: Attention = "triton" if "llm-foundry" in software else "flash1"
-    return Traits(first if year <= 2023 else "flash", gradient_bytes=size, keeps_whole_copy="fsdp" not in software)
+    whole = "fsdp" not in software
+    return Traits(first if year <= 2023 else "flash", gradient_bytes=size, fuses_gate=whole, keeps_whole_copy=whole)
 
 
 def _cluster(row: Row, assumed: list[str]) -> Cluster:

@@ -12,12 +12,12 @@ from functools import cached_property
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.kernels import Kernels
-from frog.plan.estimate.layer_time import LayerModel, Times
+from frog.plan.estimate.layer_time import LayerModel, Passes, Times
 from frog.plan.estimate.layout import PlannedLayout
 from frog.plan.estimate.links import Group, Links
 from frog.plan.estimate.model import PlannedModel
 
-_OPTIMIZER_BYTES = 36
+OPTIMIZER_BYTES = 36
 """Adam's traffic per parameter: reads of gradient (twice, with its norm), weight and two moments in float32, writes of
 the last three, and of the weight in 16 bits; the gradient's reset."""
 
@@ -68,7 +68,7 @@ class StepModel:
         return Kernels(self.cluster.gpu, self.layout, self.constants)
 
     @cached_property
-    def _layers(self) -> LayerModel:
+    def layers(self) -> LayerModel:
         return LayerModel(self.model, self.layout, self.kernels, self.links)
 
     @cached_property
@@ -85,17 +85,17 @@ class StepModel:
                  the pipeline, where v is the number of virtual stages; less with a zero-bubble schedule.
         """
         layout = self.layout
-        stage, mean = self._stage()
-        sends = self._sends()
-        data, slowed = self._data(stage)
-        fill = (layout.pp - 1) / layout.virtual_stages * _IDLE.get(layout.schedule, 1.0)
+        stage, mean = (passes.total for passes in self.stages)
+        sends = self.sends
+        data, slowed = self.data
+        fill = (layout.pp - 1) / layout.virtual_stages * idle_share(layout)
         busy = stage * layout.num_micro
         bubble = fill * (mean.total + sends)
         overlaps = layout.traits.overlaps_stages and layout.virtual_stages > 1
         pipeline = layout.num_micro * (max(0.0, sends - stage.total) if overlaps else sends)
-        optimizer = self._optimizer()
+        optimizer = self.kernels.moves(OPTIMIZER_BYTES * sum(self.optimizer_parameters))
         parts = busy.total + slowed + bubble + pipeline + data + optimizer
-        waits = parts * self.constants.jitter * self._doublings()
+        waits = parts * self.constants.jitter * self.doublings
         named = {field.name: getattr(busy, field.name) for field in fields(Times)}
         return StepTime(
             **named,
@@ -106,18 +106,21 @@ class StepModel:
             other=self.constants.step_s + waits,
         )
 
-    def _doublings(self) -> float:
+    @property
+    def doublings(self) -> float:
+        """Doublings of the number of nodes."""
         return math.log2(max(1.0, self.layout.num_gpus / self.cluster.gpus_per_node))
 
     # ---- one micro-batch on a stage ----------------------------------------------------------------------------------
 
-    def _stage(self) -> tuple[Times, Times]:
-        """Return the time of a micro-batch on the heaviest stage, and on a mean one, both passes."""
-        model, layout, layers = self.model, self.layout, self._layers
-        dense = layers.layer(mixture=False).total if model.layers > model.moe_layers else Times()
-        mixture = layers.layer(mixture=True).total if model.moe_layers else Times()
+    @cached_property
+    def stages(self) -> tuple[Passes, Passes]:
+        """The passes of a micro-batch through the heaviest stage, and through a mean one."""
+        model, layout, layers = self.model, self.layout, self.layers
+        dense = layers.layer(mixture=False) if model.layers > model.moe_layers else Passes()
+        mixture = layers.layer(mixture=True) if model.moe_layers else Passes()
         usual = mixture if model.moe_layers else dense
-        extra = self._head() + usual * model.prediction_layers + self._head() * model.prediction_layers
+        extra = self.head + usual * model.prediction_layers + self.head * model.prediction_layers
         everything = dense * (model.layers - model.moe_layers) + mixture * model.moe_layers
         if layout.pp == 1:
             return everything + extra, everything + extra
@@ -126,21 +129,24 @@ class StepModel:
             return usual * (model.layers // layout.pp) + extra, mean
         # Stages that differ are placed by hand, so that the one with the head has fewer layers.
         heaviest = usual * layout.heaviest_layers(model.layers)
-        return max((heaviest, mean), key=lambda times: times.total), mean
+        return max((heaviest, mean), key=lambda passes: passes.total.total), mean
 
-    def _head(self) -> Times:
-        """Return the time of the embedding, the output matrix and the loss, both passes.
+    @cached_property
+    def head(self) -> Passes:
+        """The passes through the embedding, the output matrix and the loss.
 
-        The loss reads and writes the logits in 16 and 32 bits: 20 bytes for each.
+        The loss reads and writes the logits in 16 and 32 bits: 20 bytes for each, 8 of them forward.
         """
         model, layout = self.model, self.layout
         columns = model.vocab / layout.tp
         kernels = Kernels(self.cluster.gpu, _without_fp8(layout), self.constants)
-        products = sum(kernels.linear(layout.tokens, model.hidden, columns))
-        return Times(products=products, memory=kernels.moves(layout.tokens * (20 * columns + 16 * model.hidden)))
+        forward, backward = kernels.linear(layout.tokens, model.hidden, columns)
+        memory = [kernels.moves(layout.tokens * (each * columns + 8 * model.hidden)) for each in (8, 12)]
+        return Passes(Times(forward, memory=memory[0]), Times(backward, memory=memory[1]))
 
-    def _sends(self) -> float:
-        """Return the seconds of a micro-batch's messages to the next stage and back; tp ranks send a part each."""
+    @cached_property
+    def sends(self) -> float:
+        """Seconds of a micro-batch's messages to the next stage and back; tp ranks send a part each."""
         layout = self.layout
         if layout.pp == 1:
             return 0.0
@@ -168,16 +174,32 @@ class StepModel:
         experts = mixture * model.experts * (model.expert_parameters() if model.experts else 0) / split
         return (dense + ends) / layout.tp, experts
 
-    def _data(self, stage: Times) -> tuple[float, float]:
-        """Return the exposed seconds of data-parallel communication, and how much it slows the computation down."""
+    @cached_property
+    def data(self) -> tuple[float, float]:
+        """The exposed seconds of data-parallel communication, and how much it slows the computation down."""
+        stage = self.stages[0].total
         if self._groups["dp"].size < 2:
             return 0.0, 0.0
+        return self._data_sharded(stage) if self.gathers_layers else self._data_replicated(stage)
+
+    @property
+    def gathers_layers(self) -> bool:
+        """True if parameters are sharded, and gathered for each layer of each micro-batch."""
         layout = self.layout
-        repeats = layout.zero == 3 and not (layout.traits.keeps_gathered and layout.pp > 1)
-        return self._data_sharded(stage) if repeats else self._data_replicated(stage)
+        return layout.zero == 3 and not (layout.traits.keeps_gathered and layout.pp > 1)
 
     def _data_replicated(self, stage: Times) -> tuple[float, float]:
-        """Return the same with whole parameters: gradients are reduced once, after or during the last backward pass.
+        """Return the same with whole parameters: gradients are reduced during or after the last backward pass."""
+        traits = self.layout.traits
+        reduce, gathered = self.step_transfers
+        backward = stage.total * 2 / 3
+        hidden = min(reduce, backward * self.constants.hidden) if traits.overlaps_gradients else 0.0
+        hidden_gather = min(gathered, backward / 2 * self.constants.hidden) if traits.overlaps_parameters else 0.0
+        return reduce + gathered - hidden - hidden_gather, (hidden + hidden_gather) * self.layers.overlap_cost
+
+    @cached_property
+    def step_transfers(self) -> tuple[float, float]:
+        """Seconds to reduce all gradients once, and to gather the updated parameters.
 
         ZeRO 1 and 2 reduce-scatter gradients and gather parameters, as many bytes as an all-reduce.
         """
@@ -188,41 +210,49 @@ class StepModel:
         grads = [(traits.gradient_bytes * shared, group), (traits.gradient_bytes * experts, expert_group)]
         split = layout.zero > 0 and layout.shard == group.size
         reduce = sum(links.gather(size, g) if split else links.all_reduce(size, g) for size, g in grads if size)
-        gathered = 0.0
-        if layout.zero:
-            held = Group(layout.shard, layout.tp)
-            gathered = links.gather(2 * shared, held) + (links.gather(2 * experts, expert_group) if experts else 0)
-        backward = stage.total * 2 / 3
-        hidden = min(reduce, backward * self.constants.hidden) if traits.overlaps_gradients else 0.0
-        hidden_gather = min(gathered, backward / 2 * self.constants.hidden) if traits.overlaps_parameters else 0.0
-        return reduce + gathered - hidden - hidden_gather, (hidden + hidden_gather) * self._layers.overlap_cost
+        if not layout.zero:
+            return reduce, 0.0
+        held = Group(layout.shard, layout.tp)
+        return reduce, links.gather(2 * shared, held) + (links.gather(2 * experts, expert_group) if experts else 0)
 
     def _data_sharded(self, stage: Times) -> tuple[float, float]:
         """Return the same with sharded parameters (FSDP): each layer's are gathered before its forward and backward
         pass, and its gradients reduce-scattered after, next to the computation of its neighbors.
         """
+        gather, reduce = self.layer_transfers
+        num_micro = self.layout.num_micro
+        communication = self.layout.heaviest_layers(self.model.layers) * (2 * gather + reduce) * num_micro
+        computation = stage.total * num_micro
+        first = (gather + reduce) * num_micro
+        slowed = min(communication, computation) * self.layers.overlap_cost
+        return first + max(0.0, communication - computation), slowed
+
+    @cached_property
+    def layer_transfers(self) -> tuple[float, float]:
+        """Seconds to gather one layer's sharded parameters, and to reduce its gradients."""
         layout, links = self.layout, self.links
         held = Group(layout.shard, layout.tp)
-        layers = layout.heaviest_layers(self.model.layers)
-        each = self.stage_parameters / layers
+        each = self.stage_parameters / layout.heaviest_layers(self.model.layers)
         gather, reduce = links.gather(2 * each, held), links.gather(layout.traits.gradient_bytes * each, held)
         if held.size < self._groups["dp"].size:
             others = Group(self._groups["dp"].size // held.size, held.size * layout.tp)
             reduce += links.all_reduce(layout.traits.gradient_bytes * each / held.size, others)
-        communication = layers * (2 * gather + reduce) * layout.num_micro
-        computation = stage.total * layout.num_micro
-        first = (gather + reduce) * layout.num_micro
-        slowed = min(communication, computation) * self._layers.overlap_cost
-        return first + max(0.0, communication - computation), slowed
+        return gather, reduce
 
-    def _optimizer(self) -> float:
-        """Return the seconds of Adam on this rank's part of the states, bound by memory."""
+    @property
+    def optimizer_parameters(self) -> tuple[float, float]:
+        """Numbers of parameters that this rank updates: of those that data-parallel ranks share, and of experts."""
         shared, experts = self.stage_parameter_parts
         layout = self.layout
         if layout.zero:
             shared = shared / layout.shard
             experts = experts / max(1, min(layout.shard, self._groups["dp"].size * layout.tp // layout.ep))
-        return self.kernels.moves(_OPTIMIZER_BYTES * (shared + experts))
+        return shared, experts
+
+
+def idle_share(layout: PlannedLayout) -> float:
+    """Return the idle time of a layout's schedule, of 1F1B's."""
+    return _IDLE.get(layout.schedule, 1.0)
 
 
 def _without_fp8(layout: PlannedLayout) -> PlannedLayout:

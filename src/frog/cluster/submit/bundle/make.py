@@ -14,7 +14,7 @@ from frog.cluster.submit.bundle.staging import staged
 from frog.cluster.submit.bundle.sums import SUMS, write_sums
 from frog.cluster.submit.bundle.wheels import check_platform, collect_wheels, python_version
 from frog.cluster.submit.bundle_facts import BUNDLE_JSON, BundleFacts, BundleRequest
-from frog.cluster.submit.runfiles import named_files
+from frog.cluster.submit.runfiles import named_files, strategy_settings
 from frog.cluster.submit.slurm import command_line, render_checked
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request
 from frog.config import RunConfig, load_run_config
@@ -90,8 +90,7 @@ def _run_files(run_file: Path, config: RunConfig) -> tuple[dict[str, Path], list
         settings.append(f"model.init_from=weights/{weights.name}")
     if deepspeed is not None:
         read_deepspeed(deepspeed)
-        settings.append(f"strategy.deepspeed_file=config/{deepspeed.name}")
-    return files, settings
+    return files, settings + strategy_settings(named, "config")
 
 
 def _add_wheels(folder: Path, config: RunConfig, args: argparse.Namespace) -> None:

@@ -79,6 +79,7 @@ ERRORS = (
             "exit code -11",
             "exited with code -11",
             "Segmentation fault",
+            "Segfault encountered",
             "died with <Signals.SIGSEGV: 11>",
             "terminated with signal SIGSEGV",
             "SIGSEGV is received",

@@ -148,6 +148,7 @@ ERRORS = (
             "is not divisible by micro-batch-size",
             "world size … is not divisible by",
             "world_size … is not divisible by",
+            "world size … must be divisible by",
             "number of GPUs should be divisible by",
             "must be divisible by `num_key_value_heads`",
             "not divisible by the world size",

@@ -184,6 +184,7 @@ ERRORS = (
             "Timeout at NCCL work",
             "Application timeout caused pair closure",
             "collective operation timeout",
+            "dump signal due to a collective timeout from this local rank",
         ),
         "Ranks waited in a collective that another rank did not enter or finish: it skipped it, is slow or stuck, or "
         "died.",
@@ -273,7 +274,7 @@ ERRORS = (
         "A barrier ran before torch knew the rank's GPU, so it guessed one; if the guess is wrong, the barrier can "
         "hang.",
         "pass device_id to init_process_group, or device_ids=[local_rank] to the barrier",
-        level=Level.HINT,
+        level=Level.ASIDE,
         sure=False,
     ),
 )

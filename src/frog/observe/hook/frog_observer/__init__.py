@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from .place import find_place
+from .place import after_earlier_starts, find_place
 
 _ENTRIES = "2000"
 
@@ -20,6 +20,7 @@ def install() -> None:
     place = find_place(os.environ, os.getpid())
     if place is None:
         return
+    place = after_earlier_starts(place)
     os.environ["FROG_OBSERVED_PID"] = place.mark
     dumps = os.path.join(os.path.dirname(place.folder), "nccl_trace_rank_")  # torch appends the rank
     for name, value in _recorder_settings(_torch_version(sys.path), dumps).items():

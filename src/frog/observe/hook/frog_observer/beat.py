@@ -22,6 +22,7 @@ from . import files, frames
 from .crashes import Crashes
 from .dumper import Dumper
 from .errors import Errors
+from .messages import Messages
 from .no_sync import NoSync
 from .owner import Owner
 from .place import Place
@@ -44,6 +45,7 @@ class Beats:
         self.place, self.pid = place, os.getpid()
         self._main = threading.main_thread().ident or 0
         self._recorder, self._owner, self._no_sync = Recorder(), Owner(place, self.pid), NoSync()
+        self._messages = Messages()
         self._beating, self._over = _thread.allocate_lock(), False
         self._state, self._started_unix_ns = "running", time.time_ns()
         self._answered = self._requested()[0]
@@ -96,6 +98,7 @@ class Beats:
         line = frames.user_line(stack)
         self._recorder.look_at_groups()
         self._no_sync.watch()
+        self._messages.watch()
         groups, cpu_s = self._recorder.counts(), time.process_time()
         self._take_sample(groups, line, cpu_s)
         frequent = sorted(self._lines.items(), key=lambda item: -item[1])[:_MOST_LINES]
@@ -109,6 +112,7 @@ class Beats:
             "attempt": place.attempt,
             "host": place.host,
             "pid": self.pid,
+            "start": place.start,
             "started_unix_ns": self._started_unix_ns,
             "unix_ns": time.time_ns(),
             "mono_ns": time.monotonic_ns(),
@@ -118,6 +122,7 @@ class Beats:
             "groups": groups,
             "line": line,
             "in": frames.place_of(stack[0]) if stack else None,
+            "in_message": self._messages.are_awaited(stack),
             "no_sync": self._no_sync.seen(),
             "samples": {**self._samples, "lines": frequent},
             "answered": self._answered,
@@ -178,7 +183,7 @@ class Beats:
 
     def _write_collectives(self, with_frames: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns()}
-        found = {**head, **self._recorder.collectives(with_frames)}
+        found = {**head, **self._recorder.collectives(with_frames), "messages": self._messages.seen()}
         while len(data := files.encode(found)) > files.MOST_BYTES and found["entries"]:
             found["entries"] = found["entries"][(len(found["entries"]) + 1) // 2 :]
         files.write_bytes(self.place.folder, "collectives.json", data)

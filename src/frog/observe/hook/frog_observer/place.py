@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from . import files
+
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 """Slurm numbers steps without `srun` (batch scripts, salloc's shells) from here on."""
 
@@ -36,6 +38,8 @@ class Place(NamedTuple):
     """`observed/attempt_A/rank_N` in the run folder."""
     requests: str
     """The file with the last request to all ranks."""
+    start: str
+    """The start of its container and job: their restarts begin at attempt 0 again, in the same run folder."""
     mark: str
     """Value of FROG_OBSERVED_PID for this process's children: its pid and its identity as a rank."""
 
@@ -59,7 +63,29 @@ def find_place(environ: Mapping[str, str], pid: int, words: list[str] | None = N
     folder = os.path.join(base, f"attempt_{attempt}", f"rank_{rank}")
     requests = os.path.join(base, "request.json")
     host = environ.get("FROG_NODE_NAME") or os.uname().nodename
-    return Place(rank, local_rank, node_rank, world_size, attempt, host, folder, requests, f"{pid}:{identity}")
+    start = f"{_first_process_start()}/{environ.get('SLURM_RESTART_COUNT', 0)}/{attempt}"
+    return Place(rank, local_rank, node_rank, world_size, attempt, host, folder, requests, start, f"{pid}:{identity}")
+
+
+def after_earlier_starts(place: Place) -> Place:
+    """Return the place in the first attempt that has no files of this rank from an earlier start."""
+    while True:
+        status = files.read_json(os.path.join(place.folder, "status.json"))
+        before = status.get("start") if isinstance(status, dict) else None
+        if before in (None, place.start):
+            return place
+        base = os.path.dirname(os.path.dirname(place.folder))
+        folder = os.path.join(base, f"attempt_{place.attempt + 1}", f"rank_{place.rank}")
+        place = place._replace(attempt=place.attempt + 1, folder=folder)
+
+
+def _first_process_start() -> str:
+    """Return when process 1 began, which is the container's own in a pod; empty if unknown."""
+    try:
+        with open("/proc/1/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def _rank_variables(environ: Mapping[str, str], pid: int) -> tuple[int, int, int, int] | None:

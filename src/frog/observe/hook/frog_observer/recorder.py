@@ -15,6 +15,7 @@ from . import frames
 
 _RECORDERS = (("_dump_fr_trace_json", "_dump_fr_trace"), ("_dump_nccl_trace_json", "_dump_nccl_trace"))
 """The recorders of gloo and of NCCL, without and with frames: functions that differ between versions of torch."""
+_GLOO = _RECORDERS[0][0]
 
 _MOST_ENTRIES, _MOST_FRAMES, _MOST_TENSORS = 2000, 8, 8
 
@@ -29,7 +30,10 @@ class Recorder:
         self._names: dict[tuple[int, str], str] = {}
 
     def counts(self) -> list[dict[str, Any]]:
-        """Return how many collectives each group has enqueued and completed. Takes 40 microseconds, without CUDA."""
+        """Return how many collectives each group has enqueued and completed. Takes 40 microseconds, without CUDA.
+
+        Looks at the entries of gloo only if one of its groups seems to wait.
+        """
         found = []
         for number, (dump, _) in enumerate(_RECORDERS):
             status = _dump(dump, False).get("pg_status") or {}
@@ -38,6 +42,8 @@ class Recorder:
             for key in sorted(status, key=str):
                 name = self._names.setdefault((number, key), str(key))
                 enqueued, completed = (_count(status[key], what) for what in ("enqueued", "completed"))
+                if dump == _GLOO and completed < enqueued:
+                    completed = max(completed, _retired(_dump(dump, True), str(key), enqueued))
                 found.append({"group": name, "enqueued": enqueued, "completed": completed})
         return found
 
@@ -120,6 +126,19 @@ class _NoCompiler:
 def _count(status: dict[str, Any], what: str) -> int:
     """Return a number of collectives; torch writes it as text, and -1 for none."""
     return max(0, int(status.get(f"last_{what}_collective", -1)))
+
+
+def _retired(recorded: dict[str, Any], group: str, enqueued: int) -> int:
+    """Return how many of a group's first collectives gloo has retired; 0 if the last one has no entry yet.
+
+    Each of gloo's two threads writes the number of the collective that it completed, and the slower one may write last.
+    The status then stays below the truth until the next collective.
+    """
+    entries = [one for one in recorded.get("entries") or () if str(one.get("pg_id")) == group and not one.get("is_p2p")]
+    active = [one["collective_seq_id"] for one in entries if not one.get("retired")]
+    if enqueued not in [one["collective_seq_id"] for one in entries]:
+        return 0
+    return int(min(active, default=enqueued + 1)) - 1
 
 
 def _entry(raw: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""Predict the bytes that one rank holds during training, before anything is allocated."""
+
+from torch import nn
+
+KEPT = {"SGD": 0, "SGD with momentum": 1, "Adam": 2}
+"""How many tensors an optimizer keeps for each tensor that it updates. They have its shape and dtype."""
+
+
+def activation_bytes(layers: nn.Sequential, rows: int) -> int:
+    """Return the bytes that the forward pass keeps for the backward pass: a worked example.
+
+    layers:  nn.Linear and nn.GELU, all in one dtype.
+    rows:    the first layer's input has the shape (rows, in_features). It needs no gradient.
+    """
+    kept, flows = 0, False  # flows: backward comes this far, because this layer or one before it is trained
+    width = itemsize = 0
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            itemsize = layer.weight.element_size()
+            if layer.weight.requires_grad:
+                kept += rows * layer.in_features * itemsize  # its input: the weight's gradient is a product with it
+            flows = flows or any(p.requires_grad for p in layer.parameters())
+            width = layer.out_features
+        elif flows:
+            kept += rows * width * itemsize  # its input: GELU's slope depends on it
+    return kept
+
+
+def state_bytes(model: nn.Module, optimizer: str, has_masters: bool) -> dict[str, int]:
+    """Return the bytes that one rank holds between backward and the optimizer's step, from the second step on.
+
+    model:        on the device "meta": its tensors have a shape and a dtype, but no memory. Several dtypes may occur.
+                  Every trained parameter has a gradient.
+    optimizer:    a name in KEPT.
+    has_masters:  the optimizer updates a float32 copy (a "master") of each trained parameter in a narrower dtype. It
+                  updates float32 parameters directly. If false, it updates all trained parameters directly.
+
+    Returns  {"model": parameters and buffers, "gradients": the .grad of the parameters, "optimizer": masters and kept
+             tensors}. Leave out Adam's step counters.
+    """
+    seen: set[int] = set()
+    held = {"model": 0, "gradients": 0, "optimizer": 0}
+    for module in model.modules():
+        for tensor in [*module._parameters.values(), *module._buffers.values()]:
+            if tensor is None or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            size = tensor.numel() * tensor.dtype.itemsize
+            held["model"] += size
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                held["gradients"] += size
+                own = tensor.numel() * 4 if has_masters and tensor.dtype.itemsize < 4 else 0
+                held["optimizer"] += own + (own or size) * KEPT[optimizer]
+    return held

@@ -1,0 +1,69 @@
+"""Keep a shard of each parameter, and the whole parameter only while a layer computes with it."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Sharded:
+    """One parameter, of which each rank keeps a shard: an equal part of its elements, padded with zeros at the end."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        self.numel = -(-parameter.numel() // size)  # elements of a shard, rounded up
+        self.parameter = parameter
+        self.whole = torch.zeros(size * self.numel)  # all shards, end to end
+        self.whole[: parameter.numel()] = parameter.data.flatten()
+        own = self.whole[rank * self.numel : (rank + 1) * self.numel].clone()
+        self.shard = nn.Parameter(own, requires_grad=parameter.requires_grad)
+        parameter.data = self.whole[: parameter.numel()].view(parameter.shape)  # shares the memory of `whole`
+        self.free()
+
+    def gather(self) -> None:
+        """Fill `whole`, and so the parameter, with all ranks' shards. It may be filled already."""
+        self.whole.untyped_storage().resize_(self.whole.numel() * self.whole.itemsize)
+        dist.all_gather(list(self.whole.split(self.numel)), self.shard.data)
+
+    def free(self) -> None:
+        """Release the memory of `whole`. The tensor stays, and so does every other tensor that shares its memory."""
+        self.whole.untyped_storage().resize_(0)
+
+    def reduce(self) -> None:
+        """Leave in `shard.grad` this rank's part of the mean gradient, and release the parameter's own gradient."""
+        padded = torch.zeros(self.whole.numel())
+        padded[: self.parameter.numel()] = self.parameter.grad.flatten()
+        self.parameter.grad = None
+        self.shard.grad = padded.split(self.numel)[dist.get_rank()].clone()
+
+
+def shard_model(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Shard all parameters of the model, also frozen ones, and return this rank's shards by the parameter's name.
+
+    A layer is a module that has parameters itself. A layer's parameters are whole while its forward runs, and while its
+    backward runs; at any other time their storage has 0 bytes. A tied weight belongs to several layers.
+    After loss.backward(), `shard.grad` of each parameter that received a gradient is this rank's part of the mean over
+    the ranks. The caller's optimizer updates the shards and sets their .grad to None.
+
+    Comm:  an all-gather before a layer's forward and one before its backward; a reduce-scatter of each gradient.
+    """
+    sharded = {parameter: Sharded(parameter) for parameter in model.parameters()}
+    for layer in model.modules():
+        own = [sharded[parameter] for parameter in layer.parameters(recurse=False)]
+
+        def gather(*_, own=own):
+            for one in own:
+                one.gather()
+
+        def free(*_, own=own):
+            for one in own:
+                one.free()
+
+        if own:
+            layer.register_forward_pre_hook(gather)
+            layer.register_forward_hook(free)
+            layer.register_full_backward_pre_hook(gather)
+            layer.register_full_backward_hook(free)
+    for parameter, one in sharded.items():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _, one=one: one.reduce())
+    return {name: sharded[parameter].shard for name, parameter in model.named_parameters()}

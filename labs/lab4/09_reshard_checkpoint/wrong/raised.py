@@ -1,0 +1,53 @@
+"""Save the state of sharded training, and load it in a world of any size."""
+
+import copy
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+writers = ThreadPoolExecutor(max_workers=1)
+
+
+def state_of(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Any]:
+    """Return everything that training needs to continue: the model's state, the optimizer's, and the step.
+
+    model:  sharded by fully_shard. Its tensors stay as they are: DTensors, of which this rank holds a shard.
+    """
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments, "step": step}
+
+
+def save(model: nn.Module, optimizer: Optimizer, step: int, folder: str) -> None:
+    """Save the training state in a folder. Every rank calls this, and writes its own shards."""
+    os.makedirs(folder, exist_ok=True)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(state, f"{folder}/{dist.get_rank()}.pt")  # a file for each rank
+
+
+def load(model: nn.Module, optimizer: Optimizer, folder: str) -> int:
+    """Load the training state into the model and the optimizer, in place, and return the step.
+
+    model, optimizer:  new, and sharded over a world that may have another size than the one that saved.
+    """
+    state = torch.load(f"{folder}/{dist.get_rank()}.pt", weights_only=False)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]
+
+
+def start_saving(model: nn.Module, optimizer: Optimizer, step: int, folder: str) -> "Future[Any]":
+    """Begin to save the current training state, and return; the future has a result when it is saved.
+
+    Training continues meanwhile: the optimizer changes weights and moments in place.
+    """
+    future: Future[Any] = Future()
+    future.set_result(save(model, optimizer, step, folder))
+    return future

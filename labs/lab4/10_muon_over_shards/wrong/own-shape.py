@@ -1,0 +1,69 @@
+"""Muon for parameters that are sharded over the ranks."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass
+class Piece:
+    """This rank's part of one parameter. Flattened row by row, the parameter is the ranks' parts end to end."""
+
+    shape: list[int]  # the whole parameter's: [rows, columns] of a matrix, or [length] of a vector
+    counts: list[int]  # how many elements each rank holds, in the order of the ranks; they differ, and may be 0
+    weight: Tensor  # this rank's elements, with one dimension; so are grad and momentum
+    grad: Tensor  # the mean over the ranks
+    momentum: Tensor  # zeros before the first step
+
+
+def orthogonalize(matrix_RC: Tensor) -> Tensor:
+    """Move all singular values of a matrix close to 1, and keep its singular vectors (Newton-Schulz iteration)."""
+    num_rows, num_columns = matrix_RC.shape
+    if num_rows > num_columns:
+        return orthogonalize(matrix_RC.T).T
+    x_RC = matrix_RC / matrix_RC.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram_RR = x_RC @ x_RC.T
+        x_RC = 3.4445 * x_RC + (-4.7750 * gram_RR + 2.0315 * gram_RR @ gram_RR) @ x_RC
+    return x_RC
+
+
+def gather(piece: Piece, values: Tensor) -> Tensor:
+    """Return a whole parameter's values, flattened."""
+    padded = values.new_zeros(max(piece.counts))
+    padded[: len(values)] = values
+    parts = [torch.empty_like(padded) for _ in piece.counts]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:count] for part, count in zip(parts, piece.counts, strict=True)])
+
+
+@torch.no_grad()
+def muon_step(pieces: list[Piece], rate: float, momentum: float) -> None:
+    """Move every piece's weight as one process would that holds the whole parameters.
+
+    For a whole parameter, one process would compute:
+
+        mean = momentum * mean + (1 - momentum) * grad     # kept in piece.momentum
+        update = momentum * mean + (1 - momentum) * grad   # with the new mean
+        if the parameter is a matrix:
+            update = orthogonalize(update) * sqrt(max(1, rows / columns))
+        weight = weight - rate * update
+
+    pieces:  of all parameters, in the same order on each rank. `weight` and `momentum` are changed in place.
+    Comm:    each matrix is gathered once in a step, vectors never.
+    Memory:  between two steps, nothing but the pieces.
+    """
+    rank = dist.get_rank()
+    for piece in pieces:
+        piece.momentum.mul_(momentum).add_(piece.grad, alpha=1 - momentum)
+        update = momentum * piece.momentum + (1 - momentum) * piece.grad
+        if len(piece.shape) == 2:
+            rows, columns = piece.shape
+            whole = orthogonalize(gather(piece, update).view(rows, columns))
+            rows = piece.weight.numel() // columns  # of this rank
+            whole *= max(1, rows / columns) ** 0.5
+            start = sum(piece.counts[:rank])
+            update = whole.flatten()[start : start + piece.counts[rank]]
+        piece.weight -= rate * update

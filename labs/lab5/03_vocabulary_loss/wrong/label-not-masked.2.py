@@ -1,0 +1,67 @@
+"""Cross-entropy of logits whose vocabulary is divided over the ranks.
+
+Shapes: N positions, V vocabulary, v this rank's part of V.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+IGNORED = -100
+
+
+class SumOfRanks(torch.autograd.Function):
+    """The sum over the ranks, of any shape; backward is the identity (lab 5.1)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def largest_logit(logits_Nv: Tensor) -> Tensor:
+    """Return each position's largest logit in the whole vocabulary, without a gradient.
+
+    Shapes:  (N, v) -> (N,)
+    Comm:    one all-reduce of N numbers.
+    """
+    largest_N = logits_Nv.detach().amax(-1)
+    dist.all_reduce(largest_N, dist.ReduceOp.MAX)
+    return largest_N
+
+
+def sum_of_exponentials(logits_Nv: Tensor, largest_N: Tensor) -> Tensor:
+    """Return each position's sum of exp(logit - largest) over the whole vocabulary.
+
+    Shapes:  (N, v), (N,) -> (N,)
+    Comm:    one all-reduce of N numbers.
+    """
+    return SumOfRanks.apply((logits_Nv - largest_N.unsqueeze(-1)).exp().sum(-1))
+
+
+def logit_of_label(logits_Nv: Tensor, labels_N: Tensor, first: int) -> Tensor:
+    """Return the logit of each position's label, whichever rank has it; 0 where the label is IGNORED.
+
+    first:   the token of this rank's first logit. The ranks' parts of the vocabulary may differ in size.
+    Shapes:  (N, v), (N,) -> (N,)
+    Comm:    one all-reduce of N numbers.
+    """
+    places_N = (labels_N - first).clamp(0, logits_Nv.shape[-1] - 1)
+    return SumOfRanks.apply(logits_Nv.gather(-1, places_N.unsqueeze(-1)).squeeze(-1))
+
+
+def vocabulary_loss(logits_Nv: Tensor, labels_N: Tensor, first: int) -> Tensor:
+    """Return the mean cross-entropy of the positions whose label is not IGNORED; at least one is not.
+
+    Equals:  `cross_entropy(logits_NV, labels_N)` on every rank, and backward gives each rank its part of the gradient.
+    Comm:    forward 3 N numbers; backward none.
+    """
+    largest_N = largest_logit(logits_Nv)
+    sums_N = sum_of_exponentials(logits_Nv, largest_N)
+    loss_N = sums_N.log() + largest_N - logit_of_label(logits_Nv, labels_N, first)
+    return loss_N[labels_N != IGNORED].mean()

@@ -1,0 +1,63 @@
+"""One frame out, one frame in, at the same time: the step of which a ring consists."""
+
+import select
+import socket
+import struct
+
+HEADER = struct.Struct("!4sQ")
+"""MARK, then the number of bytes that follow, as an unsigned integer of 8 bytes, big-endian."""
+MARK = b"RING"
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FrameError(Exception):
+    """The bytes that arrived are not the expected frame."""
+
+
+def bytes_of(buffer: Buffer) -> memoryview:
+    """Return the same memory, seen as single bytes, whatever its items are."""
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+def select_ready(
+    readers: list[socket.socket], writers: list[socket.socket], timeout_s: float
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Wait until a socket has bytes to receive, or room for bytes to send; return those, or nothing after timeout_s."""
+    readable, writable, _ = select.select(readers, writers, [], timeout_s)
+    return readable, writable
+
+
+def exchange(right: socket.socket, left: socket.socket, out: Buffer, into: Buffer, timeout_s: float) -> None:
+    """Send `out` to `right` as one frame, and at the same time receive one frame from `left` into `into`.
+
+    right, left:  connected and non-blocking; with two ranks they are the same socket. More exchanges follow on them.
+    out, into:    contiguous memory with items of any size, such as float32; `into` is writable. Either may be empty.
+
+    Returns when the system has taken all of `out`, and `into` is full. All ranks of a ring call it at the same time, in
+    one thread each, with buffers that may be larger than those of the system.
+
+    Raises:  FrameError if the frame from `left` has another mark, or not as many bytes as `into`;
+             ConnectionError if `left` is closed before its frame is complete;
+             TimeoutError if for timeout_s no byte could be sent or received.
+    """
+    leaving = memoryview(HEADER.pack(MARK, len(bytes_of(out))) + bytes_of(out))
+    space, data = bytes_of(into), bytearray()
+    while leaving or len(data) < HEADER.size + len(space):
+        readers = [left] if len(data) < HEADER.size + len(space) else []
+        readable, writable = select_ready(readers, [right] if leaving else [], timeout_s)
+        if not readable and not writable:
+            raise TimeoutError("no byte moved")
+        if writable:
+            leaving = leaving[right.send(leaving) :]
+        if readable:
+            part = left.recv(65536)
+            if not part:
+                raise ConnectionError("closed")
+            data += part
+            if len(data) >= HEADER.size:
+                mark, length = HEADER.unpack(data[: HEADER.size])
+                if mark != MARK or length != len(space):
+                    raise FrameError(f"{mark!r} {length}")
+    space[:] = data[HEADER.size : HEADER.size + len(space)]

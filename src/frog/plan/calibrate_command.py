@@ -1,0 +1,47 @@
+"""`frog plan calibrate`: measure this machine, and write its profile. Imports happen when the command runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from frog.core.argument_types import at_least
+
+PROFILE = Path("machine.toml")
+"""The profile that `frog plan RUN.toml` and `frog report` use if nothing names another one."""
+
+
+def add_calibrate_parser(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add `frog plan calibrate`."""
+    parser = actions.add_parser(
+        "calibrate",
+        help="measure this machine, to predict runs on it",
+        description="Measure products, layers of the model, memory, the optimizer and the collectives of real worlds "
+        "on this machine, and write a cluster file of it. Takes one to two minutes.",
+    )
+    parser.add_argument(
+        "--to", type=Path, default=PROFILE, metavar="FILE", help=f"the cluster file; default: {PROFILE}"
+    )
+    parser.add_argument("--ranks", type=int, choices=(2, 4, 8, 16), default=4, help="most ranks; default: 4")
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="threads per rank; default: as frog run")
+    parser.add_argument("--quick", action="store_true", help="few sizes, measured briefly: seconds, for a first look")
+    parser.set_defaults(handler=_calibrate)
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from frog.core.cores import usable_cores
+    from frog.core.files import write_atomic
+    from frog.plan.machine.calibration import calibrate, summary_lines
+    from frog.plan.machine.request import Request, quick
+    from frog.plan.machine.world import worlds_of
+    from frog.runs.folder import check_output
+
+    check_output(args.to)
+    worlds = worlds_of(args.ranks, args.threads)
+    request = quick(worlds, usable_cores()) if args.quick else Request(worlds, usable_cores())
+    found = calibrate(request)
+    write_atomic(args.to, found.text)
+    print("\n".join(summary_lines(found)))
+    print(f"{args.to}: use it with frog plan RUN.toml --cluster {args.to}")
+    return 0

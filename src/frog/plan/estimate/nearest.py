@@ -1,0 +1,100 @@
+"""The measured runs nearest to a planned one: how far off their predictions were, and whether the plan is beyond them.
+
+measured.csv has the errors of published runs with the committed constants (`benchmarks/planner.py --nearest`).
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+from dataclasses import dataclass
+from importlib.resources import files
+
+from frog.plan.estimate.rows import PlannedRun
+
+_NEAREST = 8
+_BEYOND = 2.0
+"""Factor beyond the largest measured run up to which a plan counts as validated."""
+_WIDER = 0.1
+"""Growth of the range for each doubling of distance to the nearest measured run."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A published run and the logarithm of its predicted over its measured time."""
+
+    source: str
+    gpu: str
+    num_gpus: float
+    parameters: float
+    seq_len: float
+    micro_tokens: float
+    network: float
+    """Gbit/s of a GPU to the network."""
+    experts: float
+    error: float
+
+
+def features_of(run: PlannedRun) -> dict[str, float]:
+    """Return the sizes by which runs are near or far."""
+    layout = run.layout
+    return {
+        "num_gpus": layout.num_gpus,
+        "parameters": run.model.num_parameters(),
+        "seq_len": layout.seq_len,
+        "micro_tokens": layout.tokens / layout.tp,
+        "network": run.cluster.network_bandwidth_per_gpu * 8 / 1e9,
+        "experts": run.model.experts,
+    }
+
+
+@functools.cache
+def measured_runs() -> tuple[MeasuredRun, ...]:
+    text = files("frog.plan.estimate").joinpath("measured.csv").read_text()
+    _, *rows = csv.reader(text.splitlines())
+    return tuple(MeasuredRun(source, gpu, *map(float, numbers)) for source, gpu, *numbers in rows)
+
+
+def nearest_runs(run: PlannedRun) -> list[tuple[float, MeasuredRun]]:
+    """Return the nearest measured runs, with their distance in doublings: another GPU counts as two, a mixture too."""
+    sizes = features_of(run)
+
+    def distance(other: MeasuredRun) -> float:
+        squares = [_doublings(sizes[name], getattr(other, name)) ** 2 for name in _SIZES]
+        kinds = 4.0 * (other.gpu != run.cluster.gpu.name) + 4.0 * (bool(other.experts) != bool(sizes["experts"]))
+        return math.sqrt(sum(squares) + kinds)
+
+    found = sorted(((distance(other), other) for other in measured_runs()), key=lambda pair: pair[0])
+    return found[:_NEAREST]
+
+
+_SIZES = ("num_gpus", "parameters", "seq_len", "micro_tokens")
+
+
+def _doublings(one: float, other: float) -> float:
+    return math.log2(max(one, 1e-9) / max(other, 1e-9))
+
+
+def spread_of_nearest(run: PlannedRun) -> float:
+    """Return the error that nine of ten of the nearest measured runs do not exceed, more for runs far from them."""
+    near = nearest_runs(run)
+    errors = sorted(abs(other.error) for _, other in near)
+    typical = math.expm1(errors[round(0.9 * (len(errors) - 1))])
+    return typical * (1 + _WIDER * near[0][0])
+
+
+def beyond_measured(run: PlannedRun) -> list[str]:
+    """Return how the run exceeds what was measured; empty inside of the validated range."""
+    sizes = features_of(run)
+    words = {"num_gpus": "GPUs", "parameters": "parameters", "seq_len": "tokens in a sequence"}
+    found = []
+    for name, what in words.items():
+        values = [getattr(other, name) for other in measured_runs()]
+        if sizes[name] > _BEYOND * max(values):
+            found.append(f"{sizes[name]:,.0f} {what}: the largest measured run has {max(values):,.0f}")
+        elif sizes[name] < min(values) / _BEYOND:
+            found.append(f"{sizes[name]:,.0f} {what}: the smallest measured run has {min(values):,.0f}")
+    if run.cluster.gpu.name == "CPU":
+        found.append("CPU: no run on one is among the measured ones")
+    return found

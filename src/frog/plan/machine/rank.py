@@ -1,0 +1,235 @@
+"""Measure one machine, as one of several ranks: `... rank RANK WORLD REQUEST FOLDER`.
+
+Groups of 1, 2, 4, ... ranks do the same at once, while the others wait. A block repeats an operation; it takes as long
+as its slowest rank. Of several blocks the fastest counts, since other programs only add time. With one thread per rank,
+a computation's time is that of the processor, shared by as many ranks as there are for each core: other programs hardly
+disturb it. Rank 0 writes the samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
+
+from frog.comm import Axis
+from frog.comm.axis import Silent
+from frog.comm.backend import Gloo
+from frog.config import ModelConfig, OptimizerConfig
+from frog.config.model import split_dim
+from frog.core.env import WorldEnv
+from frog.core.memory import keep_freed_memory
+from frog.core.processes import leave, leave_with_parent
+from frog.model.functions import linear
+from frog.model.transformer import Layer, TinyTransformer
+from frog.optim.build import build_optimizer
+from frog.optim.tensors import UpdatedTensor
+from frog.parallel.data.flat import square_sum
+from frog.plan.machine.costs import Work
+from frog.plan.machine.request import LayerSize, Request
+from frog.plan.machine.work import head_work, layer_work, moved, optimizer_work
+
+_CPU = torch.device("cpu")
+_LINK_BLOCKS = 3
+"""Blocks of a collective, of a computation's: its time cannot be that of the processor."""
+
+
+@dataclass
+class Stage:
+    """A group of ranks that measure at once."""
+
+    axis: Axis
+    request: Request
+    threads: int
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def slowdown(self) -> float:
+        """The ranks of a core, which take turns."""
+        return max(1.0, self.axis.size * self.threads / self.request.cores)
+
+    def measure(self, kind: str, name: str, work: Work, action: Callable[[], object]) -> None:
+        """Time an operation, and keep it with the work that it does."""
+        communicates = kind == "link"
+        by_processor = self.threads == 1 and not communicates
+        clock, factor = (time.process_time, self.slowdown) if by_processor else (time.perf_counter, 1.0)
+        action()
+        start = clock()
+        action()
+        repeats = torch.tensor(math.ceil(self.request.block_s / max(1e-6, clock() - start)))
+        self.axis.all_reduce(repeats, dist.ReduceOp.MIN)
+        num_blocks = self.request.num_blocks * (_LINK_BLOCKS if communicates else 1)
+        seconds = factor * min(self._block(action, int(repeats), clock) for _ in range(num_blocks))
+        self.samples.append({"kind": kind, "name": name, "work": asdict(work), "seconds": seconds})
+
+    def _block(self, action: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
+        self.axis.all_reduce(torch.zeros(1))
+        start = clock()
+        for _ in range(count):
+            action()
+        took = torch.tensor(clock() - start, dtype=torch.float64)
+        self.axis.all_reduce(took, dist.ReduceOp.MAX)
+        return took.item() / count
+
+
+def measure_stage(stage: Stage) -> None:
+    """Measure everything in one group."""
+    measure_memory(stage)
+    for precision in stage.request.precisions:
+        for width in stage.request.product_widths:
+            measure_product(stage, precision, width)
+        for size in stage.request.layers:
+            measure_layer(stage, precision, size)
+            if size.split == 1:
+                measure_head(stage, precision, size)
+    for numel in stage.request.optimizer_numels:
+        measure_optimizer(stage, numel)
+    if stage.axis.size > 1:
+        for op, num_bytes, action in collectives(stage):
+            stage.measure("link", op, moved(num_bytes), action)
+
+
+def measure_memory(stage: Stage) -> None:
+    """Measure a sum of two long vectors, and the launch of an operation on one number."""
+    x, y, one = torch.ones(stage.request.memory_numel), torch.ones(stage.request.memory_numel), torch.ones(1)
+    stage.measure("memory", "add", moved(3 * x.nbytes), lambda: x.add_(y))
+    stage.measure("launch", "add", moved(0), lambda: one.add_(one))
+
+
+def measure_product(stage: Stage, precision: str, width: int) -> None:
+    """Measure the product of two square matrices."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x, w = torch.randn(width, width, dtype=dtype), torch.randn(width, width, dtype=dtype)
+    with torch.no_grad():
+        stage.measure("product", f"{precision} {width}", moved(0), lambda: linear(x, w))
+
+
+def measure_layer(stage: Stage, precision: str, size: LayerSize) -> None:
+    """Measure both passes through a layer of the model; gradients add up in a buffer, as in a strategy."""
+    model = config_of(size)
+    cos_TC, sin_TC = TinyTransformer(model).rotations(size.length)
+    layer = with_gradients(split(Layer(model), size.split))
+    x_BTD = torch.randn(size.batch, size.length, size.width, requires_grad=True)
+    grad_BTD = torch.randn_like(x_BTD)
+
+    def both() -> None:
+        x_BTD.grad = None
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            y_BTD = layer(x_BTD, cos_TC, sin_TC)
+        y_BTD.backward(grad_BTD.to(y_BTD.dtype))
+
+    work = layer_work(model, size.batch * size.length, size.length, size.split)
+    stage.measure("layer", precision, work, both)
+
+
+def measure_head(stage: Stage, precision: str, size: LayerSize) -> None:
+    """Measure both passes through the embedding and the loss."""
+    model = config_of(size)
+    net = TinyTransformer(model)
+    with_gradients(net.embed_tokens), with_gradients(net.norm), with_gradients(net.lm_head)
+    tokens_BT = torch.randint(0, model.vocab_size, (size.batch, size.length))
+
+    def both() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = net.head(net.embed_tokens(tokens_BT), tokens_BT)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    stage.measure("head", precision, head_work(model, tokens_BT.numel()), both)
+
+
+def config_of(size: LayerSize) -> ModelConfig:
+    """Return a model of one layer of this size."""
+    return ModelConfig(
+        vocab_size=size.vocab,
+        hidden_size=size.width,
+        intermediate_size=size.ffn_width,
+        num_hidden_layers=1,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=size.length,
+    )
+
+
+def split(layer: Layer, num_ranks: int) -> Layer:
+    """Keep the part of each matrix that one of several ranks has with tensor parallelism, without its communication."""
+    for name, parameter in layer.named_parameters():
+        if num_ranks > 1 and (dim := split_dim(f"layers.0.{name}")) is not None:
+            parameter.data = parameter.data.chunk(num_ranks, dim)[0].clone()
+    return layer
+
+
+def with_gradients(module: nn.Module) -> nn.Module:
+    """Give each parameter a gradient, so that a backward pass adds to it."""
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return module
+
+
+def measure_optimizer(stage: Stage, numel: int) -> None:
+    """Measure what a step does with a flat gradient: norm, clipping, AdamW, reset."""
+    flat = nn.Parameter(torch.randn(numel))
+    flat.grad = torch.randn(numel)
+    grad: Tensor = flat.grad
+    optimizer = build_optimizer(OptimizerConfig(), [UpdatedTensor.of("flat", flat)])
+
+    def update() -> None:
+        square_sum(grad).item()
+        grad.mul_(0.999)
+        optimizer.step()
+        grad.zero_()
+
+    stage.measure("optimizer", "adamw", optimizer_work(numel), update)
+
+
+def collectives(stage: Stage) -> Iterator[tuple[str, int, Callable[[], object]]]:
+    """Yield the collectives of the strategies at each size: operation, bytes of payload, call."""
+    axis = stage.axis
+    for num_bytes in stage.request.payload_bytes:
+        whole, other = torch.zeros(num_bytes // 4), torch.zeros(num_bytes // 4)
+        part = torch.zeros(len(whole) // axis.size)
+        yield "all_reduce", num_bytes, partial(axis.all_reduce, whole)
+        yield "all_gather", num_bytes, partial(axis.all_gather, whole, part)
+        yield "reduce_scatter", num_bytes, partial(axis.reduce_scatter, part, whole)
+        yield "all_to_all", num_bytes, partial(axis.all_to_all, other, whole)
+        yield "send_recv", num_bytes, partial(_shift, axis, other, whole)
+
+
+def _shift(axis: Axis, received: Tensor, sent: Tensor) -> None:
+    axis.start_shift([received], [sent]).wait()
+
+
+def main() -> None:
+    leave_with_parent()
+    keep_freed_memory()
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[4])
+    request = Request.of(json.loads(sys.argv[3]))
+    env = WorldEnv(rank, world_size, rank, world_size, 0, 1, "127.0.0.1", None, launched=True)
+    Gloo().start(env, _CPU, 600, FileStore(str(folder / "store"), world_size))
+    found = []
+    for size, threads in request.worlds:
+        group = dist.new_group(list(range(size)))
+        if rank < size:
+            torch.set_num_threads(threads)
+            stage = Stage(Axis("group", range(size), rank, _CPU, group, [Silent()], Gloo()), request, threads)
+            measure_stage(stage)
+            found.append({"world_size": size, "threads": threads, "samples": stage.samples})
+        dist.barrier()
+    if rank == 0:
+        (folder / "samples.json").write_text(json.dumps(found))
+    dist.barrier()
+    leave(0)  # gloo may abort a process that unloads torch
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The time of a run's step on a measured machine, by phase.
+
+n ranks, A micro-batches. Costs of computation are those of a world of n, all of which compute at once.
+
+| phase | computation | communication |
+|---|---|---|
+| forward, backward | A (layers x layer + head); 4/3 of a layer if it is recomputed | tp, cp, pp, ep; zero2, zero3 |
+| reduce | the mean of the gradient, its norm on this rank | ddp, zero1; ranks agree on the loss |
+| optimize | norm, clipping, update and reset of the rank's parameters | the norm; zero1 and zero2 gather |
+
+Communication that runs next to computation hides only on cores that no rank uses. A pipeline's ranks wait for each
+other, and share the cores only with those that compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from frog.config import RunConfig
+from frog.core.errors import ConfigError
+from frog.plan.flow import Flow
+from frog.plan.layout import Layout
+from frog.plan.machine.costs import Machine
+from frog.plan.machine.work import head_work, layer_work, optimizer_work
+from frog.plan.strategies import expected_bubble
+from frog.plan.traffic import step_traffic
+
+PASSES, REDUCE, OPTIMIZE = "forward, backward", "reduce", "optimize"
+PHASES = (PASSES, REDUCE, OPTIMIZE)
+
+_SMALL_BYTES = 64
+"""A message on which ranks agree: the loss, the norm."""
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Predicted seconds of a phase: computing, and exchanging data with other ranks."""
+
+    computing_s: float
+    communicating_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.computing_s + self.communicating_s
+
+
+def step_time(phases: dict[str, PhaseTime]) -> float:
+    """Return the seconds of a step."""
+    return sum(phase.total_s for phase in phases.values())
+
+
+def predict_step(config: RunConfig, world_size: int, machine: Machine) -> dict[str, PhaseTime]:
+    """Return the phases of the rank that takes longest.
+
+    Raises:  ConfigError with the reasons if the machine's costs do not cover the run.
+    """
+    if problems := [*config.world_problems(world_size), *uncovered(config, machine)]:
+        raise ConfigError("\n".join(problems), "frog plan predicts other runs on this machine")
+    stages = range(0, world_size, world_size // config.strategy.pp)
+    ranks = [StepOnMachine(Layout(config, world_size, rank), machine).phases for rank in stages]
+    return max(ranks, key=step_time)
+
+
+def uncovered(config: RunConfig, machine: Machine) -> list[str]:
+    """Return what no measured cost covers."""
+    strategy, train = config.strategy, config.train
+    measured = next(iter(machine.worlds.values())).layer
+    found = {
+        f"strategy {strategy.entry.name}: no formula knows its traffic": not strategy.entry.has_formulas,
+        "a mixture of experts: only dense layers are measured": config.model.num_local_experts is not None,
+        f"train.precision={train.precision!r}: measured are {', '.join(measured)}": train.precision not in measured,
+        "train.compile: only eager layers are measured": train.compile,
+        f"strategy.compression={strategy.compression!r}: is not measured": strategy.compression != "off",
+    }
+    return [what for what, applies in found.items() if applies]
+
+
+@dataclass(frozen=True)
+class StepOnMachine:
+    """One rank of a run on a machine."""
+
+    layout: Layout
+    machine: Machine
+
+    @property
+    def phases(self) -> dict[str, PhaseTime]:
+        """Return the time of each phase."""
+        passes, communicating = self._passes(), dict.fromkeys(PHASES, 0.0)
+        for flow in step_traffic(self.layout.config, self.layout.world_size, self.layout.rank):
+            for phase, share, hides in self._phases_of(flow):
+                seconds = share * self._flow_s(flow)
+                communicating[phase] += seconds - (min(self._spare * seconds, passes * 2 / 3) if hides else 0.0)
+        agreed_s = self._all_reduce_s(_SMALL_BYTES)
+        rides = self.layout.sizes["tp"] * self.layout.sizes["pp"] == 1 and not self._splits
+        communicating[REDUCE] += 0.0 if rides else agreed_s
+        communicating[OPTIMIZE] += 0.0 if rides else agreed_s
+        computing = {PASSES: passes, REDUCE: self._moved_s(self._averaged_bytes), OPTIMIZE: self._optimizer_s()}
+        return {phase: PhaseTime(computing[phase], communicating[phase]) for phase in PHASES}
+
+    @property
+    def _world(self) -> int:
+        return self.layout.world_size
+
+    @property
+    def _slowdown(self) -> float:
+        return self.machine.slowdown(self._world)
+
+    @property
+    def _splits(self) -> frozenset[str]:
+        return self.layout.config.strategy.entry.splits if self.layout.data > 1 else frozenset()
+
+    @property
+    def _spare(self) -> float:
+        """Fraction of a core for each rank that no rank uses."""
+        threads = self.machine.nearest(self._world).threads
+        return min(1.0, max(0.0, self.machine.cores / self._world - threads))
+
+    def _passes(self) -> float:
+        """Return the seconds of all micro-batches' passes, with a pipeline's bubble."""
+        layout, costs = self.layout, self.machine.nearest(self._world)
+        train, model, tp = layout.config.train, layout.model, layout.sizes["tp"]
+        work = layer_work(model, layout.num_tokens, layout.config.data.sequence_length, tp, layout.stream_split)
+        again = 4 / 3 if train.activation_checkpointing else 1.0
+        seconds = layout.num_layers * again * costs.layer[train.precision].seconds(work)
+        if layout.is_last_stage:
+            seconds += costs.head[train.precision].seconds(head_work(model, layout.num_tokens, tp))
+        seconds = layout.num_micro * (seconds * self._slowdown + self._moved_s(self._collected_bytes))
+        seconds += self._moved_s(self._rearranged_bytes)
+        bubble = expected_bubble(layout.config)
+        if bubble is None:
+            return seconds
+        busy = max(1.0, self._world * costs.threads / self.machine.cores)
+        return seconds / busy * max(busy, 1 / (1 - bubble))
+
+    @property
+    def _collected_bytes(self) -> float:
+        """Bytes that zero2 and zero3 move for each micro-batch: a buffer's zeros, the gradients into it, their sum."""
+        return 4.0 * self.layout.parameter_bytes if "gradients" in self._splits else 0.0
+
+    @property
+    def _rearranged_bytes(self) -> float:
+        """Bytes that sequence parallelism moves to make its slices contiguous, next to each collective."""
+        if self.layout.stream_split == 1:
+            return 0.0
+        flows = step_traffic(self.layout.config, self._world, self.layout.rank)
+        return sum(4 * flow.payload_bytes for flow in flows if flow.op in ("all_gather", "reduce_scatter"))
+
+    @property
+    def _averaged_bytes(self) -> float:
+        """Bytes that the mean of the gradient reads and writes, and that its norm reads before."""
+        if self.layout.data == 1:
+            return 0.0
+        held = self.layout.partition_bytes if "gradients" in self._splits else self.layout.parameter_bytes
+        return held * (2.0 if self._overlaps or self._splits else 3.0)
+
+    @property
+    def _overlaps(self) -> bool:
+        return self.layout.config.strategy.reduction == "overlapped"
+
+    def _moved_s(self, num_bytes: float) -> float:
+        return num_bytes * self.machine.nearest(self._world).memory_s * self._slowdown
+
+    def _optimizer_s(self) -> float:
+        layout = self.layout
+        held = layout.partition_bytes if "optimizer" in self._splits else layout.parameter_bytes
+        work = optimizer_work(held / 4, len(layout.config.optimizer.state))
+        return self.machine.nearest(self._world).optimizer.seconds(work.num_bytes) * self._slowdown
+
+    # ---- communication -----------------------------------------------------------------------------------------------
+
+    def _phases_of(self, flow: Flow) -> Iterator[tuple[str, float, bool]]:
+        """Yield the phases in which a flow runs, with its share in each, and whether it runs next to computation."""
+        layout, entry = self.layout, self.layout.config.strategy.entry
+        if flow.axis not in ("replicate", layout.data_axis, layout.shard_axis):
+            yield REDUCE if flow.axis == "tied" else PASSES, 1.0, False
+        elif any(one.op == flow.op and one.every == "micro-batch" for one in entry.transfers):
+            yield PASSES, 1.0, True
+        elif flow.op == "all_gather":
+            yield OPTIMIZE, 1.0, False
+        else:
+            # Overlapped, all buckets but the last are sent during the backward pass.
+            early = 1 - 1 / flow.num_messages if self._overlaps and flow.op == "all_reduce" else 0.0
+            yield PASSES, early, True
+            yield REDUCE, 1 - early, False
+
+    def _flow_s(self, flow: Flow) -> float:
+        """Return the seconds of a flow's messages; the mean over a round if its ranks synchronize once per round."""
+        op = {"send": "send_recv", "recv": "", "broadcast": "all_reduce"}.get(flow.op, flow.op)
+        if not op:
+            return 0.0
+        strategy = self.layout.config.strategy
+        rounds = strategy.inner_steps if strategy.entry.apart and flow.axis == self.layout.data_axis else 1
+        size = 2 if op == "send_recv" and flow.op == "send" else flow.size
+        each_s = self.machine.link_s(op, flow.payload_bytes / flow.num_messages, size, self._world)
+        return flow.num_messages * each_s / rounds
+
+    def _all_reduce_s(self, num_bytes: float) -> float:
+        return self.machine.link_s("all_reduce", num_bytes, self._world, self._world) if self._world > 1 else 0.0

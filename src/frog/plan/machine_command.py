@@ -1,0 +1,67 @@
+"""`frog plan RUN.toml` on a machine that `frog plan calibrate` measured. Imports happen when the command runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from frog.config import RunConfig
+    from frog.plan.estimate.hardware import Cluster
+    from frog.plan.machine.step import PhaseTime
+
+
+def plan_on_machine(config: RunConfig, cluster: Cluster, num_ranks: int, *, as_json: bool) -> str:
+    """Return the plan of a run on a measured machine.
+
+    Raises:  ConfigError if the machine's costs do not cover the run.
+    """
+    from frog.core.units import count, format_count, format_seconds
+    from frog.plan.machine.measured import prediction_lines
+    from frog.plan.machine.step import predict_step, step_time
+
+    assert cluster.machine is not None
+    phases = predict_step(config, num_ranks, cluster.machine)
+    step_s = step_time(phases)
+    if as_json:
+        return json.dumps({"num_ranks": num_ranks, "step_s": step_s, "phases": _as_dict(phases)}, indent=2) + "\n"
+    tokens = config.train.global_batch_size * config.data.sequence_length
+    lines = [
+        f"{format_count(config.model.num_parameters())} parameters on {count(num_ranks, 'rank')} of a machine "
+        f"with {cluster.machine.cores:g} cores",
+        cluster.source,
+        "",
+        *prediction_lines(phases),
+        "",
+        f"tokens per second {tokens / step_s:,.0f}",
+        f"{config.train.steps} steps take {format_seconds(config.train.steps * step_s)}, "
+        "without loading data, evaluations and checkpoints",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def compare_with_run(name: str, cluster: Cluster) -> str:
+    """Return prediction and measurement of an existing run, by phase.
+
+    Raises:  UsageError if it has no training steps; ConfigError if the machine's costs do not cover it.
+    """
+    from frog.config import from_dict
+    from frog.core.errors import UsageError
+    from frog.core.units import count
+    from frog.plan.machine.measured import compare_phases, comparison_lines
+    from frog.runs.folder import find_run
+    from frog.runs.history import read_history
+
+    assert cluster.machine is not None
+    folder = find_run(name)
+    run, history = folder.read_run_json(), read_history(folder)
+    if run.program is not None or history.last_segment is None:
+        raise UsageError(f"{folder.path}: has no training steps of Frog to compare with", "name a run of frog train")
+    world_size = history.segments[history.last_segment].world_size
+    rows = compare_phases(from_dict(run.config), world_size, cluster.machine, history)
+    lines = [f"{folder.path}, {count(world_size, 'rank')}", cluster.source, "", *comparison_lines(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _as_dict(phases: dict[str, PhaseTime]) -> dict[str, dict[str, float]]:
+    return {name: {**vars(one), "total_s": one.total_s} for name, one in phases.items()}

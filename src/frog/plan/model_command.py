@@ -1,0 +1,216 @@
+"""`frog plan MODEL`: predict one run on a cluster. Imports happen when the command runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frog.core.argument_types import at_least, between
+from frog.plan.calibrate_command import PROFILE
+
+if TYPE_CHECKING:
+    from frog.plan.estimate.constants import Constants
+    from frog.plan.estimate.hardware import Cluster
+    from frog.plan.estimate.rows import PlannedRun
+    from frog.plan.estimate.sources import NamedModel
+
+_NUMBERS = {
+    "seq_len": "tokens in a sequence",
+    "global_batch": "sequences in a step; default: about 4 M tokens",
+    "micro_batch": "sequences of a rank in one forward pass",
+    "tp": "ranks of tensor parallelism",
+    "pp": "ranks of pipeline parallelism",
+    "cp": "ranks of context parallelism",
+    "ep": "ranks of expert parallelism",
+    "virtual_stages": "chunks of each pipeline rank",
+    "zero_group": "ranks that split the states; default: all data-parallel ranks",
+}
+_CHOICES = {
+    "schedule": ("gpipe", "1f1b", "interleaved", "zero_bubble"),
+    "zero": ("0", "1", "2", "3"),
+    "recompute": ("none", "selective", "alternate", "full"),
+    "precision": ("bf16", "fp16", "fp8", "fp8_rowwise"),
+}
+_TEXTS = ("seq_parallel", "software", "year")
+COLUMNS = (*_NUMBERS, *_CHOICES, *_TEXTS)
+"""Options with the names of a table's columns."""
+
+
+def add_model_parser(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add `frog plan MODEL`."""
+    parser = actions.add_parser(
+        "MODEL",
+        help="predict memory, time and cost of one run: frog plan config.json --cluster h100x8",
+        description="Predict memory, time and cost of one run. Runs nothing. Formulas and errors: docs/plan.md.",
+        usage="frog plan MODEL [--cluster NAME] [--nodes N] [options]",
+    )
+    add_target_arguments(parser, default_cluster=True)
+    add_layout_arguments(parser)
+    parser.add_argument(
+        "--compare", metavar="RUN", help="a finished run of the run file: print its phases next to the prediction"
+    )
+    parser.add_argument("--explain", action="store_true", help="print each formula with its values")
+    parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
+    parser.set_defaults(handler=_plan)
+
+
+def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the degrees of parallelism and what belongs to them."""
+    layout = parser.add_argument_group("layout, as in the tables of docs/plan.md; default: the run file's")
+    for name, about in _NUMBERS.items():
+        if name not in ("seq_len", "global_batch"):
+            layout.add_argument(_option(name), type=at_least(1), metavar="N", help=about)
+    for name, choices in _CHOICES.items():
+        if name != "precision":
+            layout.add_argument(_option(name), choices=choices)
+    layout.add_argument("--seq-parallel", choices=("yes", "no"), help="split the norms' inputs over tp")
+
+
+def add_target_arguments(parser: argparse.ArgumentParser, *, default_cluster: bool = False) -> None:
+    """Add the model, the cluster and the batch."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a run file (.toml), a config.json of Hugging Face transformers, or module:function",
+    )
+    parser.add_argument(
+        "--cluster",
+        required=not default_cluster,
+        metavar="NAME",
+        help="such as h100x8, or your own file PATH.toml" + f"; default: {PROFILE}, if it exists" * default_cluster,
+    )
+    parser.add_argument("--nodes", type=at_least(1), metavar="N", help="number of nodes; default: 1")
+    parser.add_argument(
+        "--gpus", "--nproc", type=at_least(1), metavar="N", help="number of GPUs, or of ranks, instead of --nodes"
+    )
+    parser.add_argument("--tokens", type=between(1, 1e18), metavar="N", help="tokens of the whole training, like 300e9")
+    parser.add_argument("--price", metavar="PRICE", help='price of one GPU, like "2.50 USD/h"; default: the profile\'s')
+    for name in ("seq_len", "global_batch"):
+        parser.add_argument(_option(name), type=at_least(1), metavar="N", help=_NUMBERS[name])
+    parser.add_argument(
+        "--precision", choices=_CHOICES["precision"], help="number format of large products; default: bf16"
+    )
+    parser.add_argument("--software", metavar="NAME", help="megatron, fsdp, deepspeed, frog, or a table's name")
+    parser.add_argument(
+        "--year", type=at_least(1), metavar="N", help="year of the program: decides which attention it has"
+    )
+    add_constants_argument(parser)
+    parser.add_argument("--anyway", action="store_true", help="predict beyond the size of all measured runs")
+
+
+def add_constants_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the file of constants that replace Frog's own."""
+    parser.add_argument("--constants", type=Path, metavar="FILE", help="constants that frog plan fit wrote")
+
+
+def read_constants_of(args: argparse.Namespace) -> Constants:
+    """Return the constants of the arguments, by default Frog's own.
+
+    Raises:  ConfigError if their file is missing or wrong.
+    """
+    from frog.plan.estimate.constants import FITTED
+    from frog.plan.estimate.fit import read_constants
+
+    return FITTED if args.constants is None else read_constants(args.constants)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def read_target(args: argparse.Namespace) -> tuple[NamedModel, Cluster, int]:
+    """Return the model, the cluster and the number of GPUs of the arguments.
+
+    Raises:  UsageError or ConfigError if one of them is wrong.
+    """
+    from frog.core.errors import UsageError
+    from frog.plan.estimate.hardware import find_cluster
+    from frog.plan.estimate.sources import read_named_model
+    from frog.plan.quantities import parse_price
+
+    if args.nodes is not None and args.gpus is not None:
+        raise UsageError("--nodes and --gpus: both state the number of GPUs", "remove one")
+    cluster = find_cluster(args.cluster)
+    if args.price is not None:
+        cluster = replace(cluster, price=parse_price(args.price, "--price"))
+    num_gpus = args.gpus or (args.nodes or 1) * cluster.gpus_per_node
+    return read_named_model(args.model), cluster, num_gpus
+
+
+def options_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return the given options by the names of a table's columns."""
+    return {name: str(value) for name in COLUMNS if (value := getattr(args, name, None)) is not None}
+
+
+def refuse_beyond(run: PlannedRun, anyway: bool) -> list[str]:
+    """Return how a run exceeds all measured ones.
+
+    Raises:  UsageError with that, unless the user wants it anyway.
+    """
+    from frog.core.errors import UsageError
+    from frog.plan.estimate.nearest import beyond_measured
+
+    beyond = beyond_measured(run)
+    if beyond and not anyway:
+        raise UsageError(f"beyond the measured runs: {'; '.join(beyond)}", "--anyway predicts it without that support")
+    return beyond
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from frog.plan.estimate.requests import request_run
+    from frog.plan.plan_text import plan_json, plan_lines
+
+    _choose_cluster(args)
+    named, cluster, num_gpus = read_target(args)
+    if cluster.machine is not None or args.compare is not None:
+        sys.stdout.write(_plan_here(args, named, cluster, num_gpus))
+        return 0
+    run = replace(request_run(named, options_of(args), cluster, num_gpus), constants=read_constants_of(args))
+    beyond = refuse_beyond(run, args.anyway)
+    tokens = args.tokens
+    if tokens is None and named.run is not None:
+        tokens = named.run.train.steps * run.layout.global_batch * run.layout.seq_len
+    if args.json:
+        print(plan_json(run, tokens))
+        return 0
+    lines = plan_lines(run, args.cluster, tokens, [*named.notes, *beyond], explain=args.explain)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _choose_cluster(args: argparse.Namespace) -> None:
+    """Choose this folder's profile of the machine if no cluster is named.
+
+    Raises:  UsageError if there is none.
+    """
+    from frog.core.errors import UsageError
+
+    if args.cluster is None and not PROFILE.is_file():
+        raise UsageError(
+            f"no --cluster, and no {PROFILE} in this folder",
+            "name a cluster, such as --cluster h100x8; or measure this machine: frog plan calibrate",
+        )
+    args.cluster = args.cluster or str(PROFILE)
+
+
+def _plan_here(args: argparse.Namespace, named: NamedModel, cluster: Cluster, num_ranks: int) -> str:
+    """Return the plan of a run on a measured machine, or its comparison with a run.
+
+    Raises:  UsageError for options that only the model of GPUs has.
+    """
+    from frog.core.errors import UsageError
+    from frog.plan.machine_command import compare_with_run, plan_on_machine
+
+    if cluster.machine is None:
+        raise UsageError(
+            f"--compare: {args.cluster} was not measured on a machine", "frog plan calibrate measures this one"
+        )
+    if named.run is None or (given := options_of(args)):
+        said = "the model is not a run file" if named.run is None else f"--{next(iter(given)).replace('_', '-')}"
+        raise UsageError(f"{args.cluster} is a measured machine: {said}", "name a run file, and change the run there")
+    if args.compare is not None:
+        return compare_with_run(args.compare, cluster)
+    return plan_on_machine(named.run, cluster, num_ranks, as_json=args.json)

@@ -1,0 +1,193 @@
+"""The plan of one run as text, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from frog.core.units import format_count, format_seconds
+from frog.plan.estimate.budget import RESTART_S, Budget, num_nodes, training_budget
+from frog.plan.estimate.explain import Term, explain_budget, explain_memory, explain_step
+from frog.plan.estimate.memory import StepMemory, step_memory
+from frog.plan.estimate.nearest import nearest_runs
+from frog.plan.estimate.predict import spread_of
+from frog.plan.estimate.rows import PlannedRun
+from frog.plan.estimate.step_time import StepModel
+from frog.plan.estimate.utilization import losses, utilization
+
+_GIB = 2**30
+_LEAST_SHARE = 0.0005
+"""Shares below this print as 0.0 %, and are left out."""
+
+
+def plan_lines(
+    run: PlannedRun, cluster_name: str, tokens: float | None, notes: Iterable[str], *, explain: bool
+) -> list[str]:
+    """Return the lines of a plan: the run, memory, time, utilization, and the training of `tokens`."""
+    step = run.step
+    memory = step_memory(step)
+    budget = None if tokens is None else training_budget(step, tokens)
+    lines = [*run_lines(run, cluster_name), "", *_memory_lines(run, memory), "", *_time_lines(run, step)]
+    lines += ["", *_utilization_lines(step)]
+    if budget is not None:
+        lines += ["", *_budget_lines(budget, run)]
+    lines += [f"note: {note}" for note in notes]
+    if explain:
+        terms = [*explain_memory(step, memory), *explain_step(step)]
+        terms += explain_budget(step, budget) if budget else ()
+        lines += ["", *_explained(terms)]
+    return lines
+
+
+def layout_words(run: PlannedRun) -> str:
+    """Describe a layout: `dp 8 x tp 4 x pp 2, zero 1, micro-batch 1, selective recomputation, bf16`."""
+    layout = run.layout
+    sizes = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
+    mesh = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one GPU"
+    words = [mesh, f"zero {layout.zero}"]
+    if layout.zero_group:
+        words[-1] += f" over {layout.shard}"
+    if layout.pp > 1:
+        chunks = f", {layout.virtual_stages} chunks" if layout.virtual_stages > 1 else ""
+        words.append(f"{layout.schedule.replace('_', ' ')}{chunks}")
+    words.append(f"micro-batch {layout.micro_batch}")
+    words.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
+    return ", ".join([*words, layout.precision])
+
+
+def run_lines(run: PlannedRun, cluster_name: str) -> Iterator[str]:
+    """Yield the model, the GPUs, the layout and the batch."""
+    layout = run.layout
+    nodes = num_nodes(layout.num_gpus, run.cluster)
+    yield (
+        f"{format_count(run.model.num_parameters())} parameters on {layout.num_gpus} {run.cluster.gpu.name} "
+        f"({cluster_name}, {nodes} node{'s' if nodes > 1 else ''})"
+    )
+    yield layout_words(run)
+    yield (
+        f"a step of {layout.global_batch} x {layout.seq_len} tokens, {layout.num_micro} micro-batches for each of "
+        f"{layout.dp} data-parallel ranks"
+    )
+    if run.assumed:
+        yield f"chosen: {', '.join(run.assumed)}"
+
+
+def _memory_lines(run: PlannedRun, memory: StepMemory) -> Iterator[str]:
+    available = run.cluster.gpu.memory
+    yield "memory of the rank that holds most           GiB"
+    for kind, num_bytes in vars(memory).items():
+        yield f"  {_MEMORY_KINDS[kind]:<38} {num_bytes / _GIB:>8.2f}"
+    fits = "" if memory.total <= available else ": DOES NOT FIT"
+    yield f"  {'total':<38} {memory.total / _GIB:>8.2f} of {available / _GIB:.1f}{fits}"
+
+
+_MEMORY_KINDS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "temporary": "logits or a recomputed layer",
+    "communication": "gathered parameters, their gradients",
+    "allocator": "allocator's share, CUDA and NCCL",
+}
+
+
+def _time_lines(run: PlannedRun, step: StepModel) -> Iterator[str]:
+    whole, spread = step.step, spread_of(run)
+    yield "step time by cause                             s    forward   backward   recomp."
+    passes = [part * run.layout.num_micro for part in vars(step.stages[0]).values()]
+    for cause, seconds in vars(whole).items():
+        if seconds / whole.total < _LEAST_SHARE:
+            continue
+        split = [f"{getattr(part, cause):>10.3f}" for part in passes if hasattr(part, cause)]
+        yield f"  {_TIME_CAUSES[cause]:<38} {seconds:>8.3f} {' '.join(split)}".rstrip()
+    low, high = whole.total / (1 + spread), whole.total * (1 + spread)
+    yield f"  {'total':<38} {whole.total:>8.3f}   range {low:.4g} to {high:.4g}"
+    distance, near = nearest_runs(run)[0]
+    yield (
+        f"  nearest measured run: {near.source}, {format_count(near.parameters)} parameters on {near.num_gpus:.0f} "
+        f"{near.gpu}, {distance:.1f} doublings away, predicted {100 * abs(near.error):.0f} % "
+        f"{'high' if near.error > 0 else 'low'}"
+    )
+
+
+_TIME_CAUSES = {
+    "products": "matrix products",
+    "attention": "attention",
+    "memory": "memory-bound operations",
+    "launch": "launches",
+    "tensor": "tensor parallelism, exposed",
+    "context": "context parallelism, exposed",
+    "expert": "expert parallelism, exposed",
+    "pipeline": "messages between stages, exposed",
+    "data": "data parallelism, exposed",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+    "other": "fixed time, waiting for other nodes",
+}
+
+
+def _utilization_lines(step: StepModel) -> Iterator[str]:
+    layout = step.layout
+    rate = layout.global_batch * layout.seq_len / step.step.total
+    yield f"tokens per second {rate:,.0f}, {rate / layout.num_gpus:,.0f} for each GPU"
+    yield f"MFU {100 * utilization(step):.1f} %; the rest of the peak:"
+    shares = sorted(losses(step).items(), key=lambda pair: -pair[1])
+    for cause, share in shares:
+        if share >= _LEAST_SHARE:
+            yield f"  {cause:<38} {100 * share:>6.1f} %"
+
+
+def _budget_lines(budget: Budget, run: PlannedRun) -> Iterator[str]:
+    hours = budget.wall_s / 3600
+    yield f"training of {format_count(budget.tokens)} tokens: {budget.steps:,} steps, {hours / 24:.2f} days"
+    yield f"  {budget.gpu_hours:,.0f} GPU-hours"
+    drawn = "whole nodes" if budget.whole_nodes else "the GPUs alone: the profile has no node_power"
+    yield f"  {budget.energy_wh / 1e6:,.2f} MWh at most, {drawn}"
+    if budget.money is None:
+        yield '  money: the profile has no price; --price "2.50 USD/h" adds it'
+    else:
+        yield f"  {budget.money:,.0f} {budget.currency}"
+    checkpoints = budget.checkpoints
+    if checkpoints is None:
+        yield "  checkpoints: the profile has no storage, what one node writes per second"
+        return
+    yield f"  a checkpoint of {checkpoints.num_bytes / _GIB:,.0f} GiB stalls for {format_seconds(checkpoints.write_s)}"
+    if checkpoints.failure_s is None or checkpoints.daly_s is None or checkpoints.young_s is None:
+        yield "  failures: the profile has no node_mtbf, mean time between failures of one node"
+        return
+    yield (
+        f"  {budget.failures:,.1f} failures expected, one in {checkpoints.failure_s / 3600:,.1f} h; save every "
+        f"{format_seconds(checkpoints.young_s)} (Young) or {format_seconds(checkpoints.daly_s)} (Daly)"
+    )
+    lost = 100 * (checkpoints.slowdown - 1)
+    yield f"  both cost {lost:.1f} % of the time, with a restart of {format_seconds(RESTART_S)} (in the days above)"
+
+
+def _explained(terms: Iterable[Term]) -> Iterator[str]:
+    for term in terms:
+        source = f"   [{term.source}]" if term.source else ""
+        yield f"{term.name} = {term.formula}{source}"
+        yield f"    = {term.sum} = {term.value:.6g} {term.unit}".rstrip()
+
+
+def plan_json(run: PlannedRun, tokens: float | None) -> str:
+    """Return the plan as JSON, in bytes and seconds."""
+    step = run.step
+    memory, spread = step_memory(step), spread_of(run)
+    content = {
+        "num_parameters": run.model.num_parameters(),
+        "num_gpus": run.layout.num_gpus,
+        "layout": layout_words(run),
+        "chosen": run.assumed,
+        "memory_bytes": {**vars(memory), "total": memory.total, "available": run.cluster.gpu.memory},
+        "step_s": {**vars(step.step), "total": step.step.total},
+        "step_low_s": step.step.total / (1 + spread),
+        "step_high_s": step.step.total * (1 + spread),
+        "mfu": utilization(step),
+        "lost": losses(step),
+    }
+    if tokens is not None:
+        budget = training_budget(step, tokens)
+        content["training"] = {**vars(budget), "checkpoints": budget.checkpoints and vars(budget.checkpoints)}
+    return json.dumps(content, indent=2)

@@ -1,0 +1,178 @@
+"""The best layouts of a grid, the front of time, memory and cost, and what binds the fastest layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from frog.plan.estimate.constants import FITTED, Constants
+from frog.plan.estimate.hardware import Cluster, Gpu
+from frog.plan.estimate.layout import PlannedLayout
+from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.model import PlannedModel
+from frog.plan.estimate.rows import PlannedRun
+from frog.plan.estimate.utilization import utilization
+from frog.plan.search.coarse import evaluate
+from frog.plan.search.grid import ALL_ZEROS, Grid, layout_grid
+
+_BEST = 10
+_USABLE = 0.95
+"""Fraction of a GPU's memory that a layout may need: predictions of memory are less certain than this."""
+_LESS_MEMORY, _SLOWER = 0.8, 2.0
+"""A point of the front needs at most this fraction of the memory of the next faster one, and at most so many times the
+time of the fastest on as many GPUs."""
+_ALIKE = 0.001
+"""Relative difference of times that count as equal: then less memory wins."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout with its exact step time, memory and utilization."""
+
+    run: PlannedRun
+    step_s: float
+    memory: float
+    mfu: float
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU-seconds of a step, to which cost is proportional."""
+        return self.step_s * self.run.layout.num_gpus
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search."""
+
+    num_layouts: int
+    num_fitting: int
+    best: list[Candidate]
+    """The fastest layout of each mesh on the most GPUs, at most ten."""
+    front: list[Candidate]
+    """Layouts on any number of nodes that no other beats in time, memory and GPU-seconds."""
+    ranked: _Ranked | None
+
+    def others(self) -> Iterator[Candidate]:
+        """Yield all fitting layouts on the most GPUs, fastest first."""
+        return iter(()) if self.ranked is None else (self.ranked.candidate(place) for place in self.ranked.order())
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """The fitting layouts of one number of GPUs."""
+
+    model: PlannedModel
+    cluster: Cluster
+    base: PlannedLayout
+    constants: Constants
+    grid: Grid
+    step_s: np.ndarray
+    memory: np.ndarray
+
+    def order(self) -> np.ndarray:
+        """Return the places from the fastest to the slowest; of equally fast ones, the one with less memory first."""
+        return np.lexsort((self.memory, np.round(np.log(self.step_s) / _ALIKE)))
+
+    def candidate(self, place: int) -> Candidate:
+        run = PlannedRun(self.model, self.grid.layout(place, self.base), self.cluster, constants=self.constants)
+        return Candidate(run, run.step.step.total, step_memory(run.step).total, utilization(run.step))
+
+    def of_each_mesh(self) -> Iterator[int]:
+        """Yield the place of the fastest layout of each mesh."""
+        seen = set()
+        grid = self.grid
+        for place in self.order():
+            mesh = tuple(int(column[place]) for column in (grid.dp, grid.tp, grid.pp, grid.cp, grid.ep))
+            if mesh not in seen:
+                seen.add(mesh)
+                yield place
+
+    def front(self) -> Iterator[int]:
+        """Yield the places that no other beats in time and memory, fastest first."""
+        least, order = np.inf, self.order()
+        for place in order:
+            if self.step_s[place] > _SLOWER * self.step_s[order[0]]:
+                return
+            if self.memory[place] < least * _LESS_MEMORY:
+                least = self.memory[place]
+                yield place
+
+
+def search(
+    model: PlannedModel,
+    cluster: Cluster,
+    nums_gpus: Sequence[int],
+    base: PlannedLayout,
+    zeros: Sequence[int] = ALL_ZEROS,
+    constants: Constants = FITTED,
+) -> Found:
+    """Return the best layouts on the first number of GPUs, and the front over all of them.
+
+    Time and memory are those of `estimate`: the coarse search only ranks.
+    """
+    ranked, num_layouts = [], 0
+    for num_gpus in nums_gpus:
+        grid = layout_grid(model, cluster, num_gpus, base, zeros)
+        num_layouts += len(grid)
+        if len(grid):
+            coarse = evaluate(model, cluster, base, grid, constants)
+            fits = coarse.memory <= _USABLE * cluster.gpu.memory
+            ranked.append(
+                _Ranked(model, cluster, base, constants, grid[fits], coarse.step_s[fits], coarse.memory[fits])
+            )
+    points = [one.candidate(place) for one in ranked for place in one.front()]
+    most = next((one for one in ranked if len(one.grid) and one.grid.layout(0, base).num_gpus == nums_gpus[0]), None)
+    best = [most.candidate(place) for place in islice(most.of_each_mesh(), _BEST)] if most else []
+    num_fitting = sum(len(one.grid) for one in ranked)
+    return Found(num_layouts, num_fitting, sorted(best, key=lambda one: one.step_s), _undominated(points), most)
+
+
+def _undominated(points: Sequence[Candidate]) -> list[Candidate]:
+    """Return the points that no other beats or equals in time, memory and GPU-seconds, fastest first."""
+    sizes = [(one.step_s, one.memory, one.gpu_s) for one in points]
+
+    def is_beaten(mine: tuple[float, ...]) -> bool:
+        return any(other != mine and all(a <= b for a, b in zip(other, mine, strict=True)) for other in sizes)
+
+    kept = [one for one, mine in zip(points, sizes, strict=True) if not is_beaten(mine)]
+    return sorted(kept, key=lambda one: one.step_s)
+
+
+def base_of(layout: PlannedLayout) -> PlannedLayout:
+    """Return the batch, sequence, precision and traits of a layout, for a search."""
+    return PlannedLayout(layout.seq_len, layout.global_batch, precision=layout.precision, traits=layout.traits)
+
+
+def what_binds(found: Found, zeros: Sequence[int] = ALL_ZEROS) -> dict[str, float]:
+    """Return how much faster the best layout would be, as a fraction of its time, with twice as much of each resource.
+
+    With twice the memory another layout may be the fastest; a batch twice as large counts per token.
+    """
+    best = found.best[0]
+    run = best.run
+    clusters = {
+        "the arithmetic of a GPU": _faster(run.cluster, _ARITHMETIC),
+        "the bandwidth of its memory": _faster(run.cluster, ("memory_bandwidth",)),
+        "the bandwidth inside a node": _faster(run.cluster, ("link_bandwidth",)),
+        "the network": replace(run.cluster, node_bandwidth=2 * run.cluster.node_bandwidth),
+    }
+    times = {name: replace(run, cluster=cluster).step.step.total for name, cluster in clusters.items()}
+    layout = run.layout
+    larger = replace(layout, global_batch=2 * layout.global_batch)
+    times["the global batch"] = replace(run, layout=larger).step.step.total / 2
+    roomy = _faster(run.cluster, ("memory",))
+    with_room = search(run.model, roomy, [layout.num_gpus], base_of(layout), zeros, run.constants).best
+    times["the memory of a GPU"] = min(best.step_s, with_room[0].step_s) if with_room else best.step_s
+    gains = {name: 1 - seconds / best.step_s for name, seconds in times.items()}
+    return dict(sorted(gains.items(), key=lambda pair: -pair[1]))
+
+
+_ARITHMETIC = ("sustained_bf16", "sustained_fp8", "attention", "attention_fused")
+
+
+def _faster(cluster: Cluster, names: Sequence[str]) -> Cluster:
+    gpu: Gpu = replace(cluster.gpu, **{name: 2 * getattr(cluster.gpu, name) for name in names})
+    return replace(cluster, gpu=gpu)

@@ -1,0 +1,153 @@
+"""The files of a search: a run file with its model, a cluster profile for `frog submit`, a page with the front."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from frog.config.load import load_model_config, parse_run_config
+from frog.core.errors import ConfigError
+from frog.core.files import write_atomic
+from frog.core.schema import parse_toml
+from frog.plan.estimate.rows import PlannedRun
+from frog.plan.plan_text import layout_words
+from frog.plan.search.best import Candidate, Found
+
+_TRIED = 300
+"""Layouts to try for one that Frog itself can train."""
+_GIB = 2**30
+
+
+def write_files(
+    folder: Path, found: Found, for_frog: Found, config: Mapping[str, Any] | None, cluster_name: str, steps: int
+) -> list[str]:
+    """Write what the search found into a folder. Return lines that say what is there, and how to submit it.
+
+    `for_frog` is the result of a search for Frog's own program, which needs more memory than others.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "front.html", front_page(found, cluster_name))
+    lines = [f"{folder / 'front.html'}: the front of time and memory"]
+    if config is None:
+        return [*lines, "no run file: the search was not for a config.json"]
+    write_atomic(folder / "config.json", json.dumps(dict(config), indent=2) + "\n")
+    try:
+        load_model_config(folder / "config.json")
+    except ConfigError as problem:
+        return [*lines, f"no run file: Frog does not train this model: {problem.what}"]
+    for candidate in islice(for_frog.others(), _TRIED):
+        if (text := run_file(candidate, folder, cluster_name, steps)) is not None:
+            write_atomic(folder / "run.toml", text)
+            write_atomic(folder / "cluster.toml", slurm_profile(candidate.run, cluster_name))
+            return [*lines, *_submit_lines(folder, candidate)]
+    return [*lines, "no run file: of the fastest layouts that fit, Frog itself can train with none"]
+
+
+def _submit_lines(folder: Path, candidate: Candidate) -> list[str]:
+    numbers = f"{candidate.step_s:.4g} s, {candidate.memory / _GIB:.1f} GiB"
+    nodes = candidate.run.layout.num_gpus // candidate.run.cluster.gpus_per_node
+    return [
+        f"{folder / 'run.toml'}: {layout_words(candidate.run)}: {numbers} with Frog's own program",
+        f"submit it: frog submit {folder / 'run.toml'} --to slurm --profile {folder / 'cluster.toml'} --nodes {nodes}",
+    ]
+
+
+def run_file(candidate: Candidate, folder: Path, cluster_name: str, steps: int) -> str | None:
+    """Return a run file for a layout; None if Frog cannot train with it."""
+    layout = candidate.run.layout
+    strategy: dict[str, Any] = {"name": ("ddp", "zero1", "zero2", "zero3")[layout.zero]}
+    strategy |= {name: size for name in ("tp", "pp", "cp", "ep") if (size := getattr(layout, name)) > 1}
+    if layout.zero_group:
+        strategy["shard"] = layout.shard
+    if layout.pp > 1:
+        strategy["schedule"] = "interleaved" if layout.virtual_stages > 1 else "1f1b"
+    if layout.virtual_stages > 1:
+        strategy["virtual_stages"] = layout.virtual_stages
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"file": "config.json"},
+        "data": {"name": "python-docs", "sequence_length": layout.seq_len},
+        "train": {
+            "steps": steps,
+            "global_batch_size": layout.global_batch,
+            "grad_accum": layout.num_micro,
+            "precision": layout.precision,
+            "activation_checkpointing": layout.recompute == "full",
+            "device": "cuda",
+        },
+        "strategy": strategy,
+    }
+    parts = [
+        f"# {layout_words(candidate.run)}: predicted on {layout.num_gpus} GPUs of {cluster_name} are",
+        f"# {candidate.step_s:.4g} s a step and {candidate.memory / _GIB:.1f} GiB, if kernels are as fast as others'.",
+        '# Replace the data set by your own: frog data list. Written by "frog plan search".',
+        f'name = "{folder.name or "planned"}"',
+    ]
+    for section, values in sections.items():
+        parts += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    text = "\n".join(parts) + "\n"
+    try:
+        config = parse_run_config(parse_toml(text), folder / "run.toml")
+    except ConfigError:
+        return None
+    return None if config.world_problems(layout.num_gpus) else text
+
+
+def slurm_profile(run: PlannedRun, cluster_name: str) -> str:
+    """Return a cluster profile for `frog submit` with the GPUs of a node."""
+    per_node = run.cluster.gpus_per_node
+    return (
+        f'description = "{per_node} x {run.cluster.gpu.name} in each node, planned as {cluster_name}"\n'
+        'check = ["partition, account and time limit of your site: config/clusters/generic.toml shows the settings"]\n'
+        f"gpus_per_node = {per_node}\ncpus_per_gpu = 8\n"
+    )
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+_WIDTH, _HEIGHT, _MARGIN = 720, 400, 60
+
+
+def front_page(found: Found, cluster_name: str) -> str:
+    """Return a page with the front of step time and memory drawn, and its layouts in a table."""
+    rows = "".join(
+        f"<tr><td>{one.run.layout.num_gpus}</td><td>{html.escape(layout_words(one.run))}</td>"
+        f"<td>{one.step_s:.4g}</td><td>{one.memory / _GIB:.1f}</td><td>{one.gpu_s / 3600:.3g}</td></tr>\n"
+        for one in found.front
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Layouts</title>\n'
+        "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
+        "circle{fill:#2a7}text{font:12px sans-serif}</style>\n"
+        f"<h1>Layouts on {html.escape(cluster_name)}</h1>\n"
+        f"<p>{found.num_layouts:,} layouts, {found.num_fitting:,} fit. No layout beats these in step time, memory and "
+        f"GPU-hours. Larger circles need more GPUs.</p>\n{_drawing(found.front)}\n"
+        "<table><tr><th>GPUs</th><th>layout</th><th>step, s</th><th>memory, GiB</th><th>GPU-hours a step</th></tr>\n"
+        f"{rows}</table></html>\n"
+    )
+
+
+def _drawing(front: Sequence[Candidate]) -> str:
+    if not front:
+        return ""
+    most_s = 1.05 * max(one.step_s for one in front)
+    most_memory = 1.05 * front[0].run.cluster.gpu.memory
+    most_gpus = max(one.run.layout.num_gpus for one in front)
+    circles = []
+    for one in front:
+        x = _MARGIN + (_WIDTH - _MARGIN) * one.step_s / most_s
+        y = (_HEIGHT - _MARGIN) * (1 - one.memory / most_memory)
+        radius = 3 + 5 * one.run.layout.num_gpus / most_gpus
+        title = html.escape(f"{one.run.layout.num_gpus} GPUs: {layout_words(one.run)}")
+        circles.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="{radius:.1f}"><title>{title}</title></circle>')
+    bottom = _HEIGHT - _MARGIN
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}">'
+        f'<path d="M{_MARGIN} 0V{bottom}H{_WIDTH}" fill="none" stroke="#888"/>{"".join(circles)}'
+        f'<text x="{_WIDTH // 2}" y="{bottom + 40}">step time, up to {most_s:.3g} s</text>'
+        f'<text x="{_MARGIN}" y="{bottom + 20}">0</text>'
+        f'<text x="0" y="12">{most_memory / _GIB:.0f} GiB</text></svg>'
+    )

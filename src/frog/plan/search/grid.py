@@ -1,0 +1,117 @@
+"""All valid layouts of a model on a number of GPUs, as columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from frog.plan.estimate.hardware import Cluster
+from frog.plan.estimate.layout import PlannedLayout
+from frog.plan.estimate.model import PlannedModel
+
+Column = Any
+"""A numpy array with one number for each layout."""
+
+_MICRO_BATCHES = (1, 2, 4, 8, 16)
+_MOST_CHUNKS = 12
+"""Most chunks of a pipeline rank; published runs have up to 12."""
+_MOST_CONTEXT = 64
+ALL_ZEROS = (0, 1, 2, 3)
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Layouts, one in each place of the columns; `recompute` is a place in RECOMPUTE."""
+
+    dp: Column
+    tp: Column
+    pp: Column
+    cp: Column
+    ep: Column
+    micro_batch: Column
+    virtual_stages: Column
+    zero: Column
+    zero_group: Column
+    recompute: Column
+
+    def __len__(self) -> int:
+        return len(self.dp)
+
+    def __getitem__(self, chosen: Column) -> Grid:
+        return Grid(*(column[chosen] for column in vars(self).values()))
+
+    def layout(self, place: int, base: PlannedLayout) -> PlannedLayout:
+        """Return one layout, with the batch, sequence, precision and traits of `base`."""
+        values = {field.name: int(getattr(self, field.name)[place]) for field in fields(self)}
+        recompute = RECOMPUTE[values.pop("recompute")]
+        changes = {**values, "recompute": recompute, "sequence_parallel": values["tp"] > 1}
+        return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def layout_grid(
+    model: PlannedModel, cluster: Cluster, num_gpus: int, base: PlannedLayout, zeros: Sequence[int] = ALL_ZEROS
+) -> Grid:
+    """Return all layouts that a model can have on so many GPUs, with the batch and sequence of `base`.
+
+    `zeros` are the kinds of sharding that the program has. ZeRO 2 is only for one micro-batch: with more, it reduces
+    gradients for each, which `estimate` does not model. Tensor parallelism stays inside an NVLink domain and splits
+    whole heads. A pipeline has at least as many micro-batches as stages, and chunks of equal numbers of layers.
+    """
+    columns: list[list[Column]] = [[] for _ in fields(Grid)]
+    tensor = [n for n in divisors(num_gpus) if n <= cluster.nvlink_domain and _splits_heads(model, n)]
+    context = [n for n in divisors(num_gpus) if n <= _MOST_CONTEXT and (n == 1 or base.seq_len % (2 * n) == 0)]
+    for tp in tensor:
+        for cp in (n for n in context if num_gpus % (tp * n) == 0):
+            for pp in (n for n in divisors(num_gpus // (tp * cp)) if n <= model.layers):
+                dp = num_gpus // (tp * cp * pp)
+                if base.global_batch % dp == 0:
+                    chosen = _choices(model, cluster, base, zeros, (dp, tp, pp, cp))
+                    for column, values in zip(columns, chosen, strict=True):
+                        column.append(values)
+    if not columns[0]:
+        empty = np.zeros(0, dtype=np.int64)
+        return Grid(*[empty] * len(columns))
+    return Grid(*(np.concatenate(column) for column in columns))
+
+
+def _splits_heads(model: PlannedModel, tp: int) -> bool:
+    whole_keys = model.kv_heads % tp == 0 or tp % model.kv_heads == 0
+    return model.heads % tp == 0 and whole_keys and model.ffn % tp == 0
+
+
+def _choices(
+    model: PlannedModel, cluster: Cluster, base: PlannedLayout, zeros: Sequence[int], sizes: tuple[int, int, int, int]
+) -> list[Column]:
+    """Return the columns of all layouts of one mesh."""
+    dp, tp, pp, cp = sizes
+    local = base.global_batch // dp
+    micros = [n for n in _MICRO_BATCHES if local % n == 0 and (pp == 1 or local // n >= pp)]
+    chunks = [1] + [n for n in range(2, _MOST_CHUNKS + 1) if pp > 1 and model.layers % (pp * n) == 0]
+    ranks = dp * cp * tp
+    experts = [n for n in divisors(model.experts) if ranks % n == 0] if model.experts else [1]
+    data = dp * cp
+    groups = sorted({0, max(1, cluster.nvlink_domain // tp)}) if data > 1 else [0]
+    sharding = [(zero, group) for zero in zeros for group in groups if not group or _is_hybrid(zero, group, data)]
+    recompute = range(3) if base.traits.attention == "scores" else (0, 2)
+    axes = [np.array(axis, dtype=np.int64) for axis in (experts, micros, chunks, range(len(sharding)), recompute)]
+    ep, micro, chunk, shard, again = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
+    zero, group = np.array(sharding, dtype=np.int64).reshape(-1, 2).T
+    num_micro = local // micro
+    valid = ((chunk == 1) | (num_micro % pp == 0)) & ((zero[shard] != 2) | (num_micro == 1))
+    ep, micro, chunk, shard, again = (axis[valid] for axis in (ep, micro, chunk, shard, again))
+    mesh = [np.full(len(ep), n) for n in sizes]
+    return [*mesh, ep, micro, chunk, zero[shard], group[shard], again]
+
+
+def _is_hybrid(zero: int, group: int, data: int) -> bool:
+    return zero > 0 and 1 < group < data and data % group == 0
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

@@ -1,0 +1,99 @@
+"""`frog plan search MODEL`: the best layouts of a model on a cluster. Imports happen when the command runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frog.plan.model_command import add_target_arguments, options_of, read_constants_of, read_target, refuse_beyond
+
+if TYPE_CHECKING:
+    from frog.plan.search.best import Candidate, Found
+
+_GIB = 2**30
+_FEWER = (1, 2, 4, 8)
+"""The front has layouts on all nodes, and on these fractions of them."""
+_DEFAULT_STEPS = 1000
+_LEAST_GAIN = 0.005
+
+
+def add_search_parser(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add `frog plan search`."""
+    parser = actions.add_parser(
+        "search",
+        help="find the best layouts of a model on a cluster, and write its run file",
+        description="Find the fastest layouts of a model on a cluster, by formula, and what would make them faster.",
+    )
+    add_target_arguments(parser)
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", help="write a run file, a profile for frog submit, and a page"
+    )
+    parser.set_defaults(handler=_search)
+
+
+def _search(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
+    from frog.core.units import format_count
+    from frog.plan.estimate.budget import num_steps
+    from frog.plan.estimate.requests import base_layout, zeros_of
+    from frog.plan.search.best import search
+    from frog.plan.search.files import write_files
+
+    named, cluster, num_gpus = read_target(args)
+    base, software = base_layout(named, options_of(args))
+    counts = [num_gpus // part for part in _FEWER if num_gpus % (part * cluster.gpus_per_node) == 0] or [num_gpus]
+    zeros = zeros_of(software)
+    constants = read_constants_of(args)
+    found = search(named.model, cluster, counts, base, zeros, constants)
+    batch = f"a step of {base.global_batch} x {base.seq_len} tokens"
+    if not found.best:
+        raise UsageError(
+            f"none of {found.num_layouts:,} layouts fits in {cluster.gpu.memory / _GIB:.1f} GiB on {num_gpus} GPUs, "
+            f"with {batch}",
+            "more --nodes, another --global-batch, or another cluster",
+        )
+    notes = refuse_beyond(found.best[0].run, args.anyway)
+    print(f"{format_count(named.model.num_parameters())} parameters, {batch}, {base.precision}, {software}")
+    print(
+        f"{found.num_layouts:,} layouts on {', '.join(map(str, counts))} {cluster.gpu.name}; {found.num_fitting:,} fit"
+    )
+    for line in _lines(found, args.tokens, zeros):
+        print(line)
+    for note in notes:
+        print(f"note: {note}")
+    if args.to is not None:
+        steps = _DEFAULT_STEPS if args.tokens is None else num_steps(base, args.tokens)
+        own, _ = base_layout(named, {**options_of(args), "software": "frog"})
+        for_frog = search(named.model, cluster, [num_gpus], own, constants=constants)
+        lines = write_files(args.to, found, for_frog, named.config, args.cluster, steps)
+        print("\n" + "\n".join(lines))
+    return 0
+
+
+def _lines(found: Found, tokens: float | None, zeros: Sequence[int]) -> Iterator[str]:
+    from frog.plan.search.best import what_binds
+
+    yield f"\nthe fastest layout of each mesh\n{_header(tokens)}"
+    yield from (_row(one, tokens) for one in found.best)
+    yield f"\nnot beaten in time, memory and GPU-hours\n{_header(tokens)}"
+    yield from (_row(one, tokens) for one in found.front)
+    yield "\nhow much faster the first layout would be with twice"
+    for what, gain in what_binds(found, zeros).items():
+        if gain > _LEAST_GAIN:
+            yield f"  {what:<30} {100 * gain:>5.1f} %"
+
+
+def _header(tokens: float | None) -> str:
+    return f"   step s     GiB   MFU %    GPUs{'    days' if tokens else ''}  layout"
+
+
+def _row(one: Candidate, tokens: float | None) -> str:
+    from frog.plan.estimate.budget import num_steps
+    from frog.plan.plan_text import layout_words
+
+    layout = one.run.layout
+    days = f"{num_steps(layout, tokens) * one.step_s / 86400:>8.1f}" if tokens else ""
+    numbers = f"{one.step_s:>9.4g} {one.memory / _GIB:>7.1f} {100 * one.mfu:>7.1f} {layout.num_gpus:>7}{days}"
+    return f"{numbers}  {layout_words(one.run)}"

@@ -1,0 +1,292 @@
+"""Write a simulated run as a run folder: the events that such a run would leave, marked as simulated."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from frog.core.facts import ErrorFacts
+from frog.core.files import write_atomic, write_json
+from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.rows import PlannedRun
+from frog.plan.estimate.utilization import utilization
+from frog.plan.simulate.disturbances import Disturbances, Places
+from frog.plan.simulate.simulation import Simulated
+from frog.plan.simulate.trace import Call, Span, Trace
+from frog.runs.folder import RunFolder
+from frog.runs.launcher_schema import LAUNCHER_FIELDS
+from frog.runs.record import FORMAT
+
+MOST_RANKS = 1024
+_TIMEOUT_S = 600.0
+"""Time after which a rank gives a collective up; NCCL's default in PyTorch."""
+_NOTICED_NS = 10**8
+"""Time until the peers of a killed process notice that."""
+_START_NS = 10**9
+_NO_PID = 2**22
+"""Above the process ids of Linux, so that no process is taken for a simulated rank."""
+
+
+def write_folder(
+    path: Path, run: PlannedRun, simulated: Simulated, disturbed: Disturbances, num_steps: int, command: list[str]
+) -> None:
+    """Write the folder of a simulation with a trace. It ended early if one of its `num_steps` never ends."""
+    assert simulated.trace is not None
+    _Writer(RunFolder(path), run, simulated.trace, disturbed, command).write(simulated.step_s, num_steps)
+
+
+class _Writer:
+    def __init__(
+        self, folder: RunFolder, run: PlannedRun, trace: Trace, disturbed: Disturbances, command: list[str]
+    ) -> None:
+        self.folder, self.run, self.trace, self.disturbed, self.command = folder, run, trace, disturbed, command
+        self.layout = run.layout
+        self.places = Places(run.layout, run.cluster, disturbed)
+        self.end_ns = _ns(_last_end(trace) + _TIMEOUT_S)
+        """End of the run, after all time-outs: now."""
+        self.unix_ns = time.time_ns() - self.end_ns
+        """Unix time when the simulated clock is 0."""
+
+    def write(self, step_s: list[float], num_steps: int) -> None:
+        self.folder.events.mkdir(parents=True)
+        self.folder.heartbeats.mkdir()
+        failures = {}
+        for place, rank in np.ndenumerate(self.places.ranks_PDI):
+            error = self._write_rank(int(rank), place, step_s)
+            if error is not None:
+                failures[int(rank)] = error
+        has_failed = math.isinf(step_s[-1])
+        self._launcher(failures, has_failed)
+        self._run_json(num_steps)
+        self._record(step_s, failures, has_failed)
+
+    # ---- one rank ----------------------------------------------------------------------------------------------------
+
+    def _write_rank(self, rank: int, place: tuple[int, ...], step_s: list[float]) -> dict[str, Any] | None:
+        """Write the events of a rank, and the heartbeat of one that never ends; return the error that it reports."""
+        stage, replica, member = place
+        timeline = _RankTimeline(self.trace.stages[stage], replica, member)
+        lines = [self._start(rank, place), *timeline.lines(), *self._steps(place, step_s)]
+        is_lost = self.disturbed.lost_rank is not None and self.disturbed.lost_rank[0] == rank
+        if timeline.open is not None:
+            self._heartbeat(rank, place, timeline.open, "running" if is_lost else "failed")
+        error, stuck = None, timeline.stuck
+        if stuck is not None and not is_lost:
+            error = self._error(stuck, timeline.stuck_s)
+            lines.append({"event": "error", "step": stuck.step, "phase": stuck.phase, **error})
+        if not is_lost:
+            status = "completed" if error is None else "failed"
+            lines.append({"event": "end", "step": self._completed(step_s), "status": status, "weights_sha256": None})
+        write_atomic(self.folder.rank_events(rank), "".join(json.dumps(line) + "\n" for line in lines))
+        return error
+
+    def _start(self, rank: int, place: tuple[int, ...]) -> dict[str, Any]:
+        layout, node = self.layout, int(self.places.nodes_PDI[place])
+        return {
+            "event": "start", "step": 0, "rank": rank, "world_size": layout.num_gpus,
+            "local_rank": rank % self.run.cluster.gpus_per_node, "node_rank": node, "host": _host(node),
+            "pid": _NO_PID + 1 + rank, "device": self._device, "threads": 1, "unix_ns": self.unix_ns + _START_NS,
+            "mono_ns": _START_NS, "mesh": self._mesh, "passed_over": [],
+            "place": {"pp": place[0], "dp": place[1], "cp": place[2] // layout.tp, "tp": place[2] % layout.tp},
+        }  # fmt: skip
+
+    def _steps(self, place: tuple[int, ...], step_s: list[float]) -> Iterator[dict[str, Any]]:
+        step = self.run.step
+        tokens = self.layout.global_batch * self.layout.seq_len
+        for number, seconds in enumerate(step_s, 1):
+            end = self.trace.step_ends[number - 1][place[:2]]
+            if math.isfinite(end) and math.isfinite(seconds):
+                yield {
+                    "event": "step", "step": number, "loss": None, "loss_mean": None, "grad_norm_local": None,
+                    "grad_norm": None, "learning_rate": None, "tokens": tokens // self.layout.num_gpus,
+                    "tokens_per_s": tokens / seconds, "mfu": utilization(step) * step.step.total / seconds,
+                    "memory_bytes": int(step_memory(step).total), "loss_scale": None, "skipped": False,
+                    "sample_ids": [], "end_ns": _ns(end),
+                }  # fmt: skip
+
+    def _heartbeat(self, rank: int, place: tuple[int, ...], span: Span, status: str) -> None:
+        """Write the last heartbeat of a rank that never finished a phase."""
+        phase_ns, node = _ns(float(span.start[place[1]])), int(self.places.nodes_PDI[place])
+        beat = {
+            "rank": rank, "pid": _NO_PID + 1 + rank, "node_rank": node, "host": _host(node), "attempt": 0,
+            "world_size": self.layout.num_gpus, "timeout_s": _TIMEOUT_S, "status": status, "step": span.step,
+            "phase": span.phase, "micro": span.micro, "phase_ns": phase_ns, "num_collectives": 0, "open": [],
+            "beat_ns": phase_ns, "unix_ns": self.unix_ns + phase_ns,
+        }  # fmt: skip
+        write_json(self.folder.heartbeat(rank), beat)
+
+    def _error(self, stuck: Call, since_s: float) -> dict[str, Any]:
+        """Return the error of a waiting rank: peers of a killed process lose their connections, others time out."""
+        lost, at_ns = self.disturbed.lost_rank, _ns(since_s + _TIMEOUT_S)
+        if lost is not None:
+            at_ns = max(_ns(since_s), self._last_ns(lost[0])) + _NOTICED_NS
+        call, waited_s = f"{stuck.op} of {stuck.payload_bytes} bytes on {stuck.axis}", (at_ns - _ns(since_s)) / 1e9
+        facts = ErrorFacts(
+            cause="closed" if lost else "timed_out",
+            op=stuck.op,
+            axis=stuck.axis,
+            payload_bytes=stuck.payload_bytes,
+            waited_s=waited_s,
+        )
+        how = "lost its connection" if lost else "timed out"
+        return {
+            "type": "CommError", "message": f"simulated: {call} {how} after {waited_s:.1f} s", "hint": None,
+            "facts": facts.as_json(), "unix_ns": self.unix_ns + at_ns,
+        }  # fmt: skip
+
+    # ---- the whole run -----------------------------------------------------------------------------------------------
+
+    @property
+    def _device(self) -> str:
+        return f"simulated {self.run.cluster.gpu.name}"
+
+    @property
+    def _mesh(self) -> dict[str, int]:
+        layout = self.layout
+        return {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
+
+    def _utc(self, at_ns: int) -> str:
+        return dt.datetime.fromtimestamp((self.unix_ns + at_ns) / 1e9, dt.UTC).isoformat(timespec="seconds")
+
+    def _completed(self, step_s: list[float]) -> int:
+        return sum(map(math.isfinite, step_s))
+
+    def _launcher(self, failures: dict[int, dict[str, Any]], has_failed: bool) -> None:
+        """Write what a launcher would have seen: the ranks of each node, and which failed; it ends the run."""
+        per_node = self.run.cluster.gpus_per_node
+        hosts = range(int(self.places.nodes_PDI.max()) + 1)
+        nodes = [{"node": node, "host": _host(node), "address": ""} for node in hosts]
+        about = {"pid": _NO_PID, "nodes": nodes, "ranks_per_node": per_node, "program": self.command, "restarts": 0}
+        lines = [self._told("launch", _START_NS, **about)]
+        for node in hosts:
+            ranks = [int(rank) for rank in self.places.ranks_PDI[self.places.nodes_PDI == node]]
+            world = {"ranks": ranks, "pids": [_NO_PID + 1 + rank for rank in ranks], "world_size": self.layout.num_gpus}
+            about = {"attempt": 0, "node": node, "node_rank": node, "master_addr": _host(0), "master_port": 0}
+            lines.append(self._told("world", _START_NS, **about, **world))
+        lost, cut = self.disturbed.lost_rank, self.disturbed.cut_node
+        if has_failed and lost is not None:
+            lines.append(self._exit(lost[0], -9, None))
+        for rank, error in failures.items():
+            if lost is None and not (
+                cut is not None and rank // per_node == cut[0]
+            ):  # a node that is cut cannot report
+                lines.append(self._exit(rank, 1, error))
+        lines.append(self._told("end", self.end_ns, code=1 if has_failed else 0))
+        write_atomic(self.folder.launcher_events, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def _told(self, event: str, at_ns: int, **fields: Any) -> dict[str, Any]:
+        return {"event": event, "unix_ns": self.unix_ns + at_ns, **dict.fromkeys(LAUNCHER_FIELDS[event]), **fields}
+
+    def _exit(self, rank: int, code: int, error: dict[str, Any] | None) -> dict[str, Any]:
+        """Return a rank's exit; a lost one's is when its last event ended."""
+        node = rank // self.run.cluster.gpus_per_node
+        at_ns = error["unix_ns"] - self.unix_ns if error is not None else self._last_ns(rank)
+        about = {"attempt": 0, "rank": rank, "node": node, "node_rank": node, "pid": _NO_PID + 1 + rank, "left": []}
+        return self._told("exit", at_ns, code=code, error=error, **about)
+
+    def _last_ns(self, rank: int) -> int:
+        stage, replica = divmod(rank // (self.layout.tp * self.layout.cp), self.layout.dp)
+        ends = (record.end for record in self.trace.stages[stage] if isinstance(record, Span))
+        return max((_ns(float(end[replica])) for end in ends if math.isfinite(end[replica])), default=_START_NS)
+
+    def _run_json(self, num_steps: int) -> None:
+        layout, started = self.layout, self._utc(_START_NS)
+        segment = {
+            "world_size": layout.num_gpus, "mesh": self._mesh, "num_nodes": int(self.places.nodes_PDI.max()) + 1,
+            "device": self._device, "threads": 1, "from_step": 0, "host": _host(0), "started": started,
+        }  # fmt: skip
+        content = {
+            "format": FORMAT, "name": self.folder.path.name, "created": started, "argv": self.command,
+            "config": {
+                "simulated layout": {name: value for name, value in asdict(layout).items() if name != "traits"},
+                "train": {"steps": num_steps, "grad_accum": layout.num_micro},
+            },
+            "num_parameters": self.run.model.num_parameters(), "data": None, "segments": [segment], "simulated": True,
+            "versions": {"python": platform.python_version()},
+        }  # fmt: skip
+        write_json(self.folder.run_json, content)
+
+    def _record(self, step_s: list[float], failures: dict[int, dict[str, Any]], has_failed: bool) -> None:
+        completed = self._completed(step_s)
+        rank = next(iter(failures), None)
+        error = None if rank is None else {
+            "type": "CommError", "message": failures[rank]["message"], "rank": rank, "step": completed + 1,
+        }  # fmt: skip
+        wall_s = math.fsum(step_s[:completed])
+        tokens = completed * self.layout.global_batch * self.layout.seq_len
+        content = {
+            "format": FORMAT, "status": "failed" if has_failed else "completed", "step": completed, "error": error,
+            "ended": self._utc(self.end_ns), "starts": 1, "tokens": tokens, "wall_s": wall_s,
+            "tokens_per_s": tokens / wall_s if wall_s else None,
+        }  # fmt: skip
+        write_json(self.folder.record_json, content)
+
+
+class _RankTimeline:
+    """The events of one rank: those that ended, and the collective that never does."""
+
+    def __init__(self, records: list[Span | Call], replica: int, member: int) -> None:
+        self._records, self._replica, self._member = records, replica, member
+        self.stuck: Call | None = None
+        self.stuck_s = 0.0
+        self.open: Span | None = None
+        """The phase that it never finished."""
+
+    def lines(self) -> list[dict[str, Any]]:
+        found = []
+        for record in self._records:
+            start, end = self._at(record.start), self._at(record.end)
+            if not math.isfinite(end):
+                if isinstance(record, Call) and math.isfinite(start) and self.stuck is None:
+                    self.stuck, self.stuck_s = record, start
+                if isinstance(record, Span) and math.isfinite(start) and self.open is None:
+                    self.open = record
+                continue
+            event = {"event": "span", "step": record.step, "phase": record.phase, "start_ns": _ns(start)}
+            if isinstance(record, Span):
+                found.append({**event, "micro": record.micro, "end_ns": _ns(end) - 1})
+            else:
+                found.append(self._collective(record, start, end))
+        self._number(found)
+        return found
+
+    def _collective(self, call: Call, start: float, end: float) -> dict[str, Any]:
+        wait = self._at(call.wait)
+        wait_ns = min(round(wait * 1e9), _ns(end) - _ns(start)) if math.isfinite(wait) else 0
+        return {
+            "event": "collective", "step": call.step, "op": call.op, "axis": call.axis, "start_ns": _ns(start),
+            "payload_bytes": call.payload_bytes, "seq": 0, "end_ns": _ns(end), "wait_ns": wait_ns,
+        }  # fmt: skip
+
+    def _number(self, found: list[dict[str, Any]]) -> None:
+        """Number collectives in the order of their starts."""
+        calls = sorted((line for line in found if line["event"] == "collective"), key=lambda line: line["start_ns"])
+        for seq, line in enumerate(calls):
+            line["seq"] = seq
+
+    def _at(self, times: Any) -> float:
+        own = times[self._replica]
+        return float(own if own.ndim == 0 else own[min(self._member, len(own) - 1)])
+
+
+def _last_end(trace: Trace) -> float:
+    """Return when the last phase or collective ended, of those that did."""
+    ends = (record.end for records in trace.stages for record in records)
+    return max((float(end[np.isfinite(end)].max(initial=0.0)) for end in ends), default=0.0)
+
+
+def _host(node: int) -> str:
+    return f"simulated-{node}"
+
+
+def _ns(seconds: float) -> int:
+    return _START_NS + round(seconds * 1e9)

@@ -1,0 +1,157 @@
+"""Costs of a measured machine: fitted from samples, derived for other worlds, written to a cluster file and read."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+
+from frog.core.errors import ConfigError, RunError
+from frog.core.processes import is_alive
+from frog.plan.estimate.hardware import find_cluster
+from frog.plan.machine.calibration import Calibration
+from frog.plan.machine.costs import Cost, Curve, Work, fit_cost
+from frog.plan.machine.request import quick
+from frog.plan.machine.world import fit_machine, measure_worlds, worlds_of
+
+COST = Cost(fixed_s=2e-4, products_s=2e-11, attention_s=5e-11, byte_s=1e-10)
+
+
+def samples(kind: str, name: str, works: list[Work], cost: Cost) -> list[dict[str, object]]:
+    return [{"kind": kind, "name": name, "work": vars(work), "seconds": cost.seconds(work)} for work in works]
+
+
+def measured(size: int, factor: float) -> dict[str, object]:
+    """Return what the ranks of a world report if operations cost `COST`, and messages as much as memory."""
+    works = [Work(flops, flops / part, num) for flops, part, num in ((1e8, 9, 1e6), (5e8, 5, 2e6), (2e9, 30, 9e7))]
+    works += [Work(3e9, 1e9, 1e7), Work(1e7, 1e5, 1e5)]
+    moves = [Work(num_bytes=num_bytes) for num_bytes in (1e3, 1e6, 1e8)]
+    cost = COST * factor
+    found = [
+        *samples("memory", "add", moves[1:2], Cost(byte_s=1e-10 * factor)),
+        *samples("launch", "add", [Work()], Cost(fixed_s=1e-6)),
+        *samples("product", "fp32 512", [Work(2 * 512**3)], Cost(products_s=2e-11 * factor)),
+        *samples("layer", "fp32", works, cost),
+        *samples("head", "fp32", works, cost),
+        *samples("optimizer", "adamw", moves, cost),
+    ]
+    if size > 1:
+        for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"):
+            found += samples("link", op, moves, cost)
+    return {"world_size": size, "threads": 1, "samples": found}
+
+
+def calibration(cores: float = 2) -> Calibration:
+    worlds = [measured(1, 1.0), measured(2, 1.0), measured(4, 2.0)]
+    return Calibration(worlds, fit_machine(worlds, cores), "measured on a test's machine")
+
+
+def test_fit_finds_the_parts_of_exact_samples() -> None:
+    machine = calibration().machine
+    assert vars(machine.worlds[2].layer["fp32"]) == pytest.approx(vars(COST))
+    assert vars(machine.worlds[4].layer["fp32"]) == pytest.approx(vars(COST * 2))
+
+
+def test_fit_never_has_a_negative_part() -> None:
+    faster_when_larger = [(Work(1e9, 0, 1e6), 2.0), (Work(2e9, 0, 1e6), 1.0), (Work(4e9, 0, 1e6), 0.5)]
+    assert min(vars(fit_cost(faster_when_larger)).values()) >= 0
+
+
+def test_curve_interpolates_and_keeps_the_last_rate() -> None:
+    curve = Curve.of([(1e6, 1e-3), (1e3, 2e-3), (1e8, 0.1)])
+    assert curve.points[0] == (1e3, 1e-3), "a smaller message takes no longer than a larger one"
+    assert curve.seconds(10) == 1e-3
+    assert curve.seconds(5.05e7) == pytest.approx((0.1 + 1e-3) / 2)
+    assert curve.seconds(2e8) == pytest.approx(0.2)
+
+
+def test_more_ranks_than_cores_share_them() -> None:
+    machine = calibration(cores=2).machine
+    assert [machine.slowdown(size) for size in (1, 2, 3, 4, 8)] == [1, 1, 1.5, 1, 2]
+    pairs, alone = (machine.link_s("all_reduce", 1e6, 2, world) for world in (4, 2))
+    assert pairs == pytest.approx(2 * alone)
+    assert machine.link_s("all_reduce", 1e6, 8, 8) > 2 * machine.link_s("all_reduce", 1e6, 4, 4)
+
+
+def test_worlds_are_powers_of_two_with_the_threads_of_frog_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frog.core.cores.usable_cores", lambda: 4.0)
+    assert worlds_of(8, None) == ((1, 4), (2, 2), (4, 1), (8, 1))
+    assert worlds_of(2, 1) == ((1, 1), (2, 1))
+
+
+def test_profile_is_a_cluster_file_with_the_same_costs(tmp_path: Path) -> None:
+    found = calibration()
+    (tmp_path / "machine.toml").write_text(found.text)
+    cluster = find_cluster(str(tmp_path / "machine.toml"))
+    assert cluster.machine is not None
+    assert cluster.gpus_per_node == 2
+    assert cluster.gpu.sustained_bf16 == pytest.approx(5e10)
+    for size, costs in found.machine.worlds.items():
+        again = cluster.machine.worlds[size]
+        assert vars(again.layer["fp32"]) == pytest.approx(vars(costs.layer["fp32"]), rel=1e-3)
+        assert again.optimizer.seconds(3e6) == pytest.approx(costs.optimizer.seconds(3e6), rel=1e-3)
+        assert again.links.keys() == costs.links.keys()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("cores = 2", "cores = 0", "machine.cores=0: must be above 0"),
+        ('launch = "1 us"', "launch = 1", "machine.worlds.1.launch=1: must be a number with a unit"),
+        ("[machine.worlds.4]", "[machine.worlds.many]", "machine.worlds.many: must be a number of ranks"),
+        ("layer.fp32", "layer.fp23", "machine.worlds.1.layer.fp23: unknown key"),
+        ("links.all_to_all = {", "links.all_reduced = {", "machine.worlds.2.links.all_to_all is missing"),
+    ],
+)
+def test_wrong_profile_names_each_mistake(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = calibration().text
+    assert old in text
+    (tmp_path / "machine.toml").write_text(text.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        find_cluster(str(tmp_path / "machine.toml"))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("hostile", ["0", "-1", "nan", '"1"', '"1e99 s"', "[]", "{}", "true", "9" * 20])
+def test_any_value_may_be_hostile(tmp_path: Path, hostile: str) -> None:
+    text, path = calibration().text, tmp_path / "machine.toml"
+    for found in list(re.finditer(r'(?<== )("[^"]*"|[0-9.]+|\{.*\})', text))[::3]:
+        path.write_text(text[: found.start()] + hostile + text[found.end() :])
+        with contextlib.suppress(ConfigError):
+            find_cluster(str(path))
+
+
+def test_half_a_profile_is_refused(tmp_path: Path) -> None:
+    text = calibration().text
+    (tmp_path / "machine.toml").write_text(text[: text.index("links.all_gather")])
+    with pytest.raises(ConfigError, match="all_gather is missing"):
+        find_cluster(str(tmp_path / "machine.toml"))
+
+
+def test_empty_machine_is_not_complete(tmp_path: Path) -> None:
+    (tmp_path / "machine.toml").write_text(calibration().text.partition("[machine.worlds.1]")[0])
+    with pytest.raises(ConfigError, match=r"machine\.worlds"):
+        find_cluster(str(tmp_path / "machine.toml"))
+
+
+_FAILS_NEXT_TO_ANOTHER = """
+import os, signal, sys, time
+folder = "FOLDER"
+if sys.argv[1] == "1":
+    with open(folder + "/new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(folder + "/new", folder + "/pid")
+    signal.pause()
+while not os.path.exists(folder + "/pid"):
+    time.sleep(0.01)
+sys.exit("no room for the matrices")
+"""
+
+
+def test_failed_rank_ends_the_others_and_its_last_output_is_shown(tmp_path: Path) -> None:
+    program = ("-c", _FAILS_NEXT_TO_ANOTHER.replace("FOLDER", str(tmp_path)))
+    with pytest.raises(RunError, match=r"rank 0 ended with exit code 1.*\n.*no room for the matrices"):
+        measure_worlds(quick(((1, 1), (2, 1)), cores=2), program)
+    assert not is_alive(int((tmp_path / "pid").read_text()))

@@ -1,0 +1,109 @@
+"""The step time of a run on a measured machine, and its comparison with the events of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_machine_costs import calibration
+
+from frog.cli import main
+from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.errors import ConfigError
+from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, predict_step
+
+ROOT = Path(__file__).parents[3]
+CONFIG = RunConfig(
+    model=ModelConfig(512, 64, 128, 4, 4, 4, 64),
+    data=DataConfig(sequence_length=32),
+    train=TrainConfig(global_batch_size=16),
+)
+MACHINE = calibration(cores=4).machine
+
+
+def with_strategy(**fields: object) -> RunConfig:
+    return replace(CONFIG, strategy=StrategyConfig(**fields))  # type: ignore[arg-type]
+
+
+def test_one_rank_computes_only() -> None:
+    phases = predict_step(CONFIG, 1, MACHINE)
+    assert all(phase.communicating_s == 0 for phase in phases.values())
+    layers = CONFIG.model.num_hidden_layers * MACHINE.worlds[1].layer["fp32"].fixed_s
+    assert phases[PASSES].computing_s > layers
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"name": "ddp"}, [REDUCE]),
+        ({"name": "zero1"}, [REDUCE, OPTIMIZE]),
+        ({"name": "zero2"}, [PASSES, REDUCE, OPTIMIZE]),
+        ({"name": "zero3"}, [PASSES, REDUCE, OPTIMIZE]),
+        ({"tp": 2}, [PASSES, REDUCE, OPTIMIZE]),
+        ({"cp": 2}, [PASSES, REDUCE]),
+        ({"pp": 2}, [PASSES, REDUCE, OPTIMIZE]),
+    ],
+)
+def test_strategy_communicates_in_its_phases(fields: dict[str, object], where: list[str]) -> None:
+    config = with_strategy(**fields)
+    if fields.get("pp"):
+        config = replace(config, train=replace(config.train, grad_accum=4))
+    phases = predict_step(config, 2, replace(MACHINE, cores=2))
+    assert [name for name in PHASES if phases[name].communicating_s > 0] == where
+
+
+def test_parameters_are_gathered_after_the_update() -> None:
+    sharded = [predict_step(with_strategy(name=name), 2, replace(MACHINE, cores=2)) for name in ("zero1", "zero2")]
+    norm_s = predict_step(with_strategy(name="zero3"), 2, MACHINE)[OPTIMIZE].communicating_s
+    assert all(phases[OPTIMIZE].communicating_s > 2 * norm_s for phases in sharded)
+
+
+def test_free_cores_hide_overlapped_communication() -> None:
+    config = with_strategy(name="zero2")
+    tight, free = (predict_step(config, 2, replace(MACHINE, cores=cores)) for cores in (2, 4))
+    assert free[PASSES].communicating_s == pytest.approx(0)
+    assert tight[PASSES].computing_s == free[PASSES].computing_s
+
+
+def test_twice_the_micro_batches_take_twice_as_long() -> None:
+    once = predict_step(CONFIG, 2, MACHINE)[PASSES].computing_s
+    doubled = replace(CONFIG, train=replace(CONFIG.train, global_batch_size=32, grad_accum=2))
+    assert predict_step(doubled, 2, MACHINE)[PASSES].computing_s == pytest.approx(2 * once)
+
+
+def test_pipeline_waits_if_each_rank_has_a_core() -> None:
+    config = replace(with_strategy(pp=2), train=replace(CONFIG.train, grad_accum=2))
+    own, shared = (predict_step(config, 2, replace(MACHINE, cores=cores))[PASSES].computing_s for cores in (2, 1))
+    # The costs are equal, so they are those of a rank with half a core: it has a whole one in the other's bubble.
+    assert shared == pytest.approx(own / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (replace(CONFIG, train=replace(CONFIG.train, precision="bf16")), "train.precision='bf16': measured are fp32"),
+        (replace(CONFIG, train=replace(CONFIG.train, compile=True)), "train.compile: only eager"),
+        (with_strategy(tp=3), "num_attention_heads=4"),
+    ],
+)
+def test_run_that_no_cost_covers_gets_the_reason(config: RunConfig, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        predict_step(config, 3 if config.strategy.tp == 3 else 2, MACHINE)
+    assert said in str(caught.value)
+
+
+def test_plan_of_a_run_file_uses_the_profile_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file = str(ROOT / "config" / "demo.toml")
+    assert main(["plan", run_file]) == 2
+    assert "no machine.toml in this folder" in capsys.readouterr().err
+    (tmp_path / "machine.toml").write_text(calibration().text)
+    assert main(["plan", run_file, "--nproc", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "measured on a test's machine" in out
+    assert all(name in out for name in PHASES)
+    assert main(["plan", run_file, "--tp", "2"]) == 2
+    assert "machine.toml is a measured machine: --tp" in capsys.readouterr().err

@@ -1,0 +1,116 @@
+"""`frog plan search`: the same numbers as the exact planner, and files that `frog submit` takes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from frog.cli import main
+from frog.config import load_run_config
+from frog.plan.estimate.hardware import clusters
+from frog.plan.estimate.layout import PlannedLayout, Traits
+from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.model import PlannedModel
+from frog.plan.estimate.step_time import StepModel
+from frog.plan.search.best import Found, search, what_binds
+from frog.plan.search.coarse import evaluate
+from frog.plan.search.grid import divisors, layout_grid
+
+ROOT = Path(__file__).parents[3]
+LLAMA_8B = ROOT / "config" / "llama3_8b.json"
+DENSE = PlannedModel(30, 4096, 32, 8, 128, 14336, 128256)
+MIXTURE = PlannedModel(
+    24, 2048, 16, 4, 128, 8192, 32000, experts=16, experts_per_token=2, expert_ffn=2048, dense_layers=1
+)
+MEGATRON = Traits("fused", overlaps_parameters=True, overlaps_tensor=True, overlaps_stages=True, light_collectives=True)
+TORCHTITAN = Traits(keeps_gathered=True, keeps_whole_copy=False, launches_ahead=True)
+OLDER = Traits("scores", overlaps_gradients=False, dropout=True)
+
+
+@pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=["dense", "mixture"])
+@pytest.mark.parametrize("traits", [MEGATRON, TORCHTITAN, OLDER], ids=["megatron", "torchtitan", "older"])
+def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits) -> None:
+    base, cluster = PlannedLayout(4096, 96, traits=traits), clusters()["h100x8"]
+    grid = layout_grid(model, cluster, 48, base)
+    chosen = grid[np.array(random.Random(1).sample(range(len(grid)), 60))]
+    coarse = evaluate(model, cluster, base, chosen)
+    for place in range(len(chosen)):
+        layout = chosen.layout(place, base)
+        step = StepModel(model, layout, cluster)
+        assert layout.problems(model.layers, model.experts) == []
+        assert coarse.step_s[place] == pytest.approx(step.step.total, rel=1e-9), layout
+        assert coarse.memory[place] == pytest.approx(step_memory(step).total, rel=1e-9), layout
+
+
+def found_for(num_gpus: int, **changes: object) -> Found:
+    base = replace(PlannedLayout(4096, 96, traits=MEGATRON), **changes)  # type: ignore[arg-type]
+    return search(DENSE, clusters()["h100x8"], [num_gpus, num_gpus // 2], base, (0, 1))
+
+
+def test_best_layout_is_the_fastest_that_fits() -> None:
+    found = found_for(16)
+    base, cluster = PlannedLayout(4096, 96, traits=MEGATRON), clusters()["h100x8"]
+    grid = layout_grid(DENSE, cluster, 16, base, (0, 1))
+    exact = [StepModel(DENSE, grid.layout(place, base), cluster) for place in range(0, len(grid), 7)]
+    fitting = [step.step.total for step in exact if step_memory(step).total <= 0.95 * cluster.gpu.memory]
+    best = found.best[0]
+    assert best.step_s <= min(fitting) * 1.001
+    assert best.memory <= 0.95 * cluster.gpu.memory
+    assert 0 < found.num_fitting < found.num_layouts
+    assert [one.step_s for one in found.best] == sorted(one.step_s for one in found.best)
+
+
+def test_no_layout_of_the_front_beats_another() -> None:
+    front = found_for(16).front
+    assert len({one.run.layout.num_gpus for one in front}) == 2
+    for one in front:
+        assert not any(
+            other.step_s <= one.step_s and other.memory <= one.memory and other.gpu_s <= one.gpu_s
+            for other in front
+            if other is not one
+        )
+
+
+def test_more_of_a_resource_never_makes_the_best_layout_slower() -> None:
+    gains = what_binds(found_for(16), (0, 1))
+    assert set(gains) >= {"the network", "the memory of a GPU"}
+    assert all(-1e-9 <= gain < 0.5 for gain in gains.values())
+    assert next(iter(gains)) == "the arithmetic of a GPU"
+
+
+def test_model_that_fits_nowhere_has_no_layout() -> None:
+    huge = replace(DENSE, layers=60, hidden=65536, ffn=4 * 65536)
+    found = search(huge, clusters()["h100x8"], [8], PlannedLayout(4096, 96))
+    assert (found.best, found.front, found.num_fitting) == ([], [], 0)
+    assert list(found.others()) == []
+
+
+def test_batch_that_no_rank_can_share_has_no_layout() -> None:
+    assert len(layout_grid(DENSE, clusters()["h100x8"], 7 * 11 * 13, PlannedLayout(4096, 3))) == 0
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_command_writes_a_run_file_that_submit_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "search", str(LLAMA_8B), "--cluster", "h100x8", "--nodes", "2", "--tokens", "1e9"]
+    assert main([*words, "--to", str(tmp_path / "planned")]) == 0
+    out = capsys.readouterr().out
+    assert "the fastest layout of each mesh" in out
+    config = load_run_config(tmp_path / "planned" / "run.toml")
+    assert config.world_problems(16) == []
+    assert config.train.steps == 239
+    assert main(["plan", str(tmp_path / "planned" / "run.toml"), "--cluster", "h100x8", "--nodes", "2"]) == 0
+    assert "DOES NOT FIT" not in capsys.readouterr().out
+    submit = out.split("submit it: frog ")[1].split()
+    assert main([*submit, "--dry-run"]) == 0
+    job = capsys.readouterr().out
+    assert "--nodes=2" in job
+    assert (tmp_path / "planned" / "front.html").read_text().count("<circle") > 2
+
+
+def test_search_without_a_fitting_layout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "search", str(LLAMA_8B), "--cluster", "l40sx8", "--gpus", "1"]) == 2
+    assert "fits in 44.7 GiB on 1 GPUs" in capsys.readouterr().err

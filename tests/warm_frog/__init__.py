@@ -1,0 +1,78 @@
+"""A `frog` for tests that starts in a tenth of the time: it forks from a process that has loaded torch and Frog.
+
+Most tests that run `frog` ask what a command does, not how its interpreter starts. Every start of `frog run` imports
+torch, which takes more processor time than the run of a tiny model. `warm_env` returns a PATH on which `frog` is
+`bin/frog`. That sends its arguments, environment, current folder and standard files to a server (`server.py`), which
+forks a process that runs the command. `frog run` in that process forks its agent in the same way. The ranks are forked
+or started by the agent as always.
+
+What differs from the installed `frog`: the command leads its own session, and `bin/frog` passes signals on to it; all
+commands of a server share one seed of hashes; and modules that the command would not load are loaded.
+
+The installed `frog` runs instead if the server has ended; on a terminal; with other open files than the standard ones;
+with other namespaces, limits, ignored signals, user or umask than the server; or with other values of any variable that
+Python, torch or Frog may read on import.
+
+These tests use the installed `frog`: tests that send signals, stop a command, or look at processes (`Harness.start`);
+tests of commands that fail (`Harness.run` with a `code`); and the first command of each page in `tests/e2e`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_INSTALLED = Path(sys.executable).parent / "frog"
+_TEMPORARY = tempfile.gettempdir()
+_ENV = dict(os.environ)
+"""The environment of the server: that of this process before tests change it."""
+
+
+def remember_env() -> None:
+    """Start the server later with the environment of this moment."""
+    _ENV.clear()
+    _ENV.update(os.environ)
+
+
+def cold_env() -> dict[str, str]:
+    """Return the variables with which a program finds the installed `frog` and the other programs in its folder."""
+    return {"PATH": f"{_INSTALLED.parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def warm_env() -> dict[str, str]:
+    """Return the variables with which a program finds this `frog` first, then the programs of the environment."""
+    cold = cold_env()
+    if not sys.platform.startswith("linux"):
+        return cold
+    return {"PATH": f"{_HERE / 'bin'}{os.pathsep}{cold['PATH']}", "FROG_TEST_SERVER": f"{_server()}:{_INSTALLED}"}
+
+
+@functools.cache
+def _server() -> str:
+    """Start the server of this process, which ends with it; return its address."""
+    folder = tempfile.mkdtemp(prefix="frog-warm-", dir=_TEMPORARY)
+    address = f"{folder}/server"
+    reading, writing = os.pipe()  # the write end stays open as long as this process lives
+    words = [sys.executable, str(_HERE / "server.py"), address]
+    process = subprocess.Popen(words, stdin=reading, stdout=subprocess.PIPE, start_new_session=True, env=_ENV)
+    os.close(reading)
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == b"ready\n", "the server of tests/warm_frog has not started"
+    atexit.register(_end, process, writing, folder)
+    return address
+
+
+def _end(process: subprocess.Popen[bytes], writing: int, folder: str) -> None:
+    if process.poll() is not None:
+        print(f"the server of tests/warm_frog ended with exit code {process.returncode}", file=sys.stderr)
+    os.close(writing)
+    process.wait()
+    shutil.rmtree(folder)

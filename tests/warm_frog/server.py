@@ -1,0 +1,195 @@
+"""Forks a process per `frog` command: `python server.py ADDRESS`, until its standard input closes.
+
+    server ── fork ──> supervisor ── fork ──> command of `frog` ── fork ──> fork server ── fork ──> agent of `frog run`
+
+The server only accepts connections. A supervisor, one per connection, waits for its command and for its client. The
+fork server (frog.launch.torchrun.forkserver) is forked before the command begins, so that an agent inherits nothing
+from it; agents become the command's children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import marshal
+import os
+import re
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+LOADED_WITH = dict(os.environ)
+
+from frog.core.loading import loading
+
+with loading():
+    import frog.cli
+    import frog.launch.commands
+    import frog.launch.start
+    import frog.launch.torchrun.agent
+    import frog.launch.world
+    import frog.prove.commands
+    import frog.train.main
+    import frog.view.commands
+
+from frog.core.env import child_env, replace_env, wait_passively
+from frog.core.processes import leave
+from frog.launch.torchrun.forkserver import ForkedRank, ForkServer, start_fork_server
+
+HERE = Path(__file__).parent
+_MAY_DIFFER = re.compile(
+    r"FROG_(START|CACHE_DIR|BACKEND|OWN)|PYTEST_\w+|TORCHINDUCTOR_CACHE_DIR"
+    r"|PATH|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|NO_COLOR"
+)
+"""Variables of a command that Python, torch and Frog do not read when they load."""
+_OF_AN_AGENT = re.compile(r"FROG_\w+|PYTHONPATH|PYTHONUNBUFFERED|TORCH_DISABLE_SHARE_RDZV_TCP_STORE|GLOO_SOCKET_IFNAME")
+"""The launcher's changes to the environment of its agent, which the agent does not read when it loads."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_MOST_BYTES = 1 << 20
+
+
+def differs_only_in(names: re.Pattern[str], env: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return True if two environments have equal values of all other variables."""
+    return all(names.fullmatch(name) for name, _ in env.items() ^ other.items())
+
+
+def serve(listening: socket.socket) -> socket.socket:
+    """Fork a process per connection, in which this returns the connection. The server exits when its input closes."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps supervisors
+    while True:
+        ready, _, _ = select.select([0, listening], [], [])
+        if 0 in ready:
+            os._exit(0)
+        with contextlib.suppress(OSError):  # too many processes or files: the client starts a new program
+            connection, _ = listening.accept()
+            with connection:
+                if os.fork() == 0:
+                    for number, handler in before.items():
+                        signal.signal(number, handler)
+                    return connection.dup()
+
+
+def supervise(connection: socket.socket, pid: int) -> NoReturn:
+    """Tell the client how the command's process ends; kill that process if the client is killed."""
+    process = os.pidfd_open(pid)
+    connection.send(str(pid).encode())
+    ready, _, _ = select.select([process, connection], [], [])
+    if process not in ready:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):  # the client was killed
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+# ---- in the process of a command -------------------------------------------------------------------------------------
+
+
+def become(argv: Sequence[str], env: Mapping[str, str], folder: str, descriptors: Sequence[int]) -> None:
+    """Give this process what the client's would have after `exec`, except its process group and session."""
+    os.setsid()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(folder)
+    replace_env(env)
+    wait_passively()  # as when Frog loads
+    tempfile.tempdir = None
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # the module random reseeds itself
+    sys.orig_argv, sys.argv = [sys.executable, *argv], list(argv)
+    sys.path[0] = os.path.dirname(argv[0])
+    del sys.modules["frog.cli"]  # it prepares signals when it loads
+
+
+class ForkedAgent(ForkedRank):
+    """The agent of `frog run`, forked for it, with the part of the `subprocess.Popen` interface that it uses."""
+
+    stdout = None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Agents:
+    """Starts the agents of a command by its fork server, if nothing else than the time could differ."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server, self._env = server, child_env()
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
+        """Start a process as `subprocess.Popen` does, in its place in frog.launch.start."""
+        is_agent = list(command[:4]) == [sys.executable, "-u", "-m", "frog.launch.torchrun.agent"]
+        if is_agent and options == {"start_new_session": True} and differs_only_in(_OF_AN_AGENT, env, self._env):
+            take_orphans(True)
+            task = json.dumps([command, dict(env)])
+            forked = self._server.fork([sys.executable, "-u", str(HERE / "agent.py"), task], self._env)
+            take_orphans(False)
+            if forked is not None:
+                return ForkedAgent(forked.pid)
+        return subprocess.Popen(command, env=env, **options)
+
+
+def take_orphans(on: bool) -> None:
+    """Adopt orphans among the descendants, or no longer: a process of the fork server is one for a moment."""
+    ctypes.CDLL(None).prctl(36, int(on), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def run(installed: str) -> NoReturn:
+    """Run the installed `frog`, and exit as Python does, but without unloading every module."""
+    server, pid = start_fork_server(None), os.getpid()
+    if server is not None:
+        take_orphans(False)
+        vars(frog.launch.start)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Agents(server).start})
+    try:
+        runpy.run_path(installed, run_name="__main__")
+    except SystemExit as end:
+        if os.getpid() != pid or not isinstance(end.code, int):
+            raise
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+        leave(end.code)
+    sys.exit()
+
+
+def main(address: str) -> None:
+    surroundings = runpy.run_path(str(HERE / "bin" / "frog"))["surroundings"]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(address)
+        listening.listen(64)
+        print("ready", flush=True)
+        gc.freeze()
+        connection = serve(listening)
+    data, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 3)
+    argv, env, folder, inherited = marshal.loads(data)
+    if inherited != surroundings or not differs_only_in(_MAY_DIFFER, env, LOADED_WITH):
+        os._exit(0)  # the client starts a new program
+    if (pid := os.fork()) != 0:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        supervise(connection, pid)
+    connection.close()
+    become(argv, env, folder, descriptors)
+    run(argv[0])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

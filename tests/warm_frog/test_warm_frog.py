@@ -1,0 +1,152 @@
+"""The quick `frog` of the tests behaves as the installed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import Harness, set_words, wait_until
+
+from warm_frog import cold_env, warm_env
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux")
+
+LOOK = Path(__file__).parents[1] / "comm" / "fork_look.py"
+"""Writes everything that a process inherits to the file named by its first argument."""
+DIFFERS = ("parent", "leads_session")
+
+
+def run(words: tuple[str, ...], folder: Path, env: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, **options)
+
+
+def looks(path: Path) -> tuple[dict[str, Any], list[float]]:
+    """Return what fork_look.py saw and the random numbers that it drew."""
+    found = json.loads(path.read_text())
+    return {name: value for name, value in found["look"].items() if name not in DIFFERS}, found["drawn"]
+
+
+@pytest.mark.parametrize("words", [("--version",), ("nonsense",), ("runs",), ("train", "missing.toml")], ids=" ".join)
+def test_output_and_exit_code_equal_those_of_the_installed_frog(tmp_path: Path, words: tuple[str, ...]) -> None:
+    quick, installed = (run(("frog", *words), tmp_path, env) for env in (warm_env(), cold_env()))
+    assert (quick.returncode, quick.stdout, quick.stderr) == (
+        installed.returncode,
+        installed.stdout,
+        installed.stderr,
+    )
+
+
+def test_command_inherits_the_same_as_the_installed_program(tmp_path: Path) -> None:
+    frog = program(tmp_path, LOOK.read_text())
+    for name, env in (("quick", of_program(frog)), ("again", of_program(frog)), ("installed", {})):
+        words = (str(frog) if name == "installed" else "frog", name, "a b", "")
+        run(words, tmp_path, {**env, "FROG_OWN": "a\nb"}, stdin=subprocess.DEVNULL, check=True)
+    (quick, drawn), (_, other), (installed, _) = (looks(tmp_path / name) for name in ("quick", "again", "installed"))
+    changed = ("PATH", "OMP_WAIT_POLICY")  # of_program's; Frog's own
+    for one in (quick, installed):
+        one["environ"] = {name: value for name, value in one["environ"].items() if name not in changed}
+        one["open"].pop()  # the list's own descriptor
+    quick["open"].pop()  # to the fork server of agents
+    assert quick == installed
+    assert drawn[0] != other[0]
+    assert drawn[1] != other[1]
+
+
+RANK = f"""
+import frog.core.env
+import atexit, os, runpy, sys
+agent = os.getppid()
+parent = open(f"/proc/{{agent}}/stat").read().rpartition(")")[2].split()[1]
+is_quick = "server.py" in open(f"/proc/{{agent}}/cmdline").read()
+is_child = parent == os.environ["FROG_LAUNCHER_PID"] and os.getsid(agent) == os.getpgid(agent) == agent
+print(is_quick == (sys.argv[1] == "quick"), is_child, flush=True)
+runpy.run_path({str(LOOK)!r}, run_name="look")
+atexit.register(print, "at the end")
+sys.exit("the last words")
+"""
+
+
+def test_ranks_inherit_the_same_as_those_of_the_installed_frog(tmp_path: Path) -> None:
+    """The rank is forked too, and ends as Python does."""
+    (tmp_path / "rank.py").write_text(RANK)
+    seen = []
+    for name, env in (("quick", warm_env()), ("installed", cold_env())):
+        words = ("frog", "run", "--nproc", "1", "--threads", "1", "--", "rank.py", name)
+        done = run(words, tmp_path, {**env, "FROG_START": "fork"})
+        assert (done.returncode, done.stdout) == (1, "True True\nat the end\n")
+        assert "the last words" in done.stderr
+        assert "Traceback" not in done.stderr
+        look, _ = looks(tmp_path / name)
+        own = re.compile("FROG_LAUNCH.*|TORCHELASTIC_.*|MASTER_PORT")
+        look["environ"] = {key: value for key, value in look["environ"].items() if not own.fullmatch(key)}
+        seen.append({key: value for key, value in look.items() if key not in ("argv", "orig_argv")})
+    assert seen[0] == seen[1]
+
+
+def program(folder: Path, text: str) -> Path:
+    """Write a program to run instead of the installed `frog`."""
+    path = folder / "frog"
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+def of_program(installed: Path, address: str | None = None) -> dict[str, str]:
+    """Return the variables with which `frog` is a process forked to run that program."""
+    env = warm_env()
+    return {**env, "FROG_TEST_SERVER": f"{address or env['FROG_TEST_SERVER'].partition(':')[0]}:{installed}"}
+
+
+@pytest.mark.parametrize(
+    ("change", "forked"),
+    [
+        ({}, True),
+        ({"env": {"FROG_OWN": "3"}}, True),
+        ({"env": {"OMP_NUM_THREADS": "3"}}, False),
+        ({"umask": 0o27}, False),
+        ({"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}, False),
+        ({"preexec_fn": lambda: os.close(0)}, False),
+        ({"preexec_fn": lambda: os.nice(1)}, False),
+    ],
+    ids=["same", "own variable", "read on import", "umask", "ignored signal", "closed input", "priority"],
+)
+def test_only_a_command_in_the_same_surroundings_is_forked(
+    tmp_path: Path, change: dict[str, Any], forked: bool
+) -> None:
+    env = of_program(program(tmp_path, "import sys; print('torch' in sys.modules)"))
+    done = run(("frog",), tmp_path, {**env, **change.pop("env", {})}, **change)
+    assert done.stdout == f"{forked}\n"
+
+
+def test_installed_program_runs_when_the_server_has_ended(tmp_path: Path) -> None:
+    env = of_program(program(tmp_path, "import sys; print('torch' in sys.modules)"), str(tmp_path / "absent"))
+    assert run(("frog",), tmp_path, env).stdout == "False\n"
+
+
+ENDLESS = ("frog", "run", "--nproc", "2", "--", "train", "run.toml", *set_words("train.steps=100000"))
+
+
+def test_signal_reaches_the_command_and_its_exit_code_is_passed_on(harness: Harness) -> None:
+    process = harness.start(*ENDLESS, *set_words("name=stopped"), warm=True)
+    harness.wait_for_step("stopped", 1, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=90)
+    assert process.returncode == 143
+    assert harness.record("stopped")["status"] == "interrupted"
+
+
+def test_killed_client_ends_the_command(harness: Harness) -> None:
+    process = harness.start(*ENDLESS, *set_words("name=killed"), warm=True)
+    harness.wait_for_step("killed", 1, process)
+    process.kill()
+    process.communicate()
+    here = str(harness.root)
+    wait_until(lambda: here not in [one.info["cwd"] for one in psutil.process_iter(["cwd"])], 60, "the ranks' end")
