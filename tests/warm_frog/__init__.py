@@ -28,6 +28,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from frog.core.processes import is_alive
+
 _HERE = Path(__file__).parent
 _INSTALLED = Path(sys.executable).parent / "frog"
 _TEMPORARY = tempfile.gettempdir()
@@ -56,7 +58,10 @@ def warm_env() -> dict[str, str]:
 
 @functools.cache
 def _server() -> str:
-    """Start the server of this process, which ends with it; return its address."""
+    """Start the server of this process, which ends with it; return its address.
+
+    The server is not a descendant of this process, since the grader's worlds kill every descendant when they end.
+    """
     folder = tempfile.mkdtemp(prefix="frog-warm-", dir=_TEMPORARY)
     address = f"{folder}/server"
     reading, writing = os.pipe()  # the write end stays open as long as this process lives
@@ -65,14 +70,15 @@ def _server() -> str:
     os.close(reading)
     assert process.stdout is not None
     with process.stdout as said:
-        assert said.readline() == b"ready\n", "the server of tests/warm_frog has not started"
-    atexit.register(_end, process, writing, folder)
+        answer = said.readline()
+    process.wait()  # it has forked the server
+    assert answer, "the server of tests/warm_frog has not started"
+    atexit.register(_end, int(answer), writing, folder)
     return address
 
 
-def _end(process: subprocess.Popen[bytes], writing: int, folder: str) -> None:
-    if process.poll() is not None:
-        print(f"the server of tests/warm_frog ended with exit code {process.returncode}", file=sys.stderr)
+def _end(server: int, writing: int, folder: str) -> None:
+    if not is_alive(server):
+        print("the server of tests/warm_frog has ended", file=sys.stderr)
     os.close(writing)
-    process.wait()
     shutil.rmtree(folder)

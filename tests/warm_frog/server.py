@@ -1,5 +1,7 @@
 """Forks a process per `frog` command: `python server.py ADDRESS`, until its standard input closes.
 
+It forks the server first and ends. The server prints its process number when it is ready.
+
     server ── fork ──> supervisor ── fork ──> command of `frog` ── fork ──> fork server ── fork ──> agent of `frog run`
 
 The server only accepts connections. A supervisor, one per connection, waits for its command and for its client. The
@@ -28,6 +30,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+
+if __name__ == "__main__" and os.fork() != 0:
+    os._exit(0)
 
 LOADED_WITH = dict(os.environ)
 
@@ -175,7 +180,7 @@ def main(address: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(address)
         listening.listen(64)
-        print("ready", flush=True)
+        print(os.getpid(), flush=True)
         gc.freeze()
         connection = serve(listening)
     data, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 3)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from harness import Harness, set_words, wait_until
 
+from frog.learn.grader.limits import end_descendants
 from warm_frog import cold_env, warm_env
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux")
@@ -129,6 +130,12 @@ def test_only_a_command_in_the_same_surroundings_is_forked(
 def test_installed_program_runs_when_the_server_has_ended(tmp_path: Path) -> None:
     env = of_program(program(tmp_path, "import sys; print('torch' in sys.modules)"), str(tmp_path / "absent"))
     assert run(("frog",), tmp_path, env).stdout == "False\n"
+
+
+def test_server_survives_the_end_of_the_descendants_of_its_process(tmp_path: Path) -> None:
+    env = of_program(program(tmp_path, "import sys; print('torch' in sys.modules)"))
+    end_descendants()  # as a grader's world, which some tests run in their own process
+    assert run(("frog",), tmp_path, env).stdout == "True\n"
 
 
 ENDLESS = ("frog", "run", "--nproc", "2", "--", "train", "run.toml", *set_words("train.steps=100000"))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .place import find_place
-from .recorder import Recorder
+from .recorder import num_enqueued
 
 _POLL_S = 0.001
 _SLICE_S = 0.02
@@ -80,7 +80,7 @@ class _Injection:
     def _is_time(self) -> bool:
         if self._fault["collective"] is None:
             return time.monotonic() - self._began_s >= float(self._fault["after_s"])
-        return num_enqueued() >= int(self._fault["collective"])
+        return _num_enqueued() >= int(self._fault["collective"])
 
     def _take(self) -> bool:
         """Record that the fault happens now; False if another process has done so."""
@@ -88,20 +88,16 @@ class _Injection:
             descriptor = os.open(self._mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
-        os.write(descriptor, f"{time.time_ns()} {num_enqueued()}".encode())
+        os.write(descriptor, f"{time.time_ns()} {_num_enqueued()}".encode())
         os.close(descriptor)
         return True
 
 
-def num_enqueued() -> int:
-    """Return how many collectives this rank has started in all groups."""
+def _num_enqueued() -> int:
     try:
-        return sum(group["enqueued"] for group in _RECORDER.counts())
+        return num_enqueued()
     except (ValueError, KeyError, RuntimeError):  # torch is being imported
         return 0
-
-
-_RECORDER = Recorder()
 
 
 def _kill(fault: dict[str, Any]) -> None:
