@@ -79,11 +79,10 @@ def _rank_trace(profile: Profile, rank: int, base_ns: int) -> Iterator[TraceEven
 def _collectives(profile: Profile, rank: int) -> Iterator[TraceEvent]:
     """Return a rank's collectives in the recorded steps, from its events, on the clock of its trace."""
     trace, events = profile.traces[rank], profile.run.ranks[rank]
-    marks = [start for name, (start, _) in trace.phases if name == "data"]
-    spans = [span for span in events.of(SpanEvent) if span.phase == "data" and span.step in trace.steps]
+    spans = [span for span in events.of(SpanEvent) if span.step in trace.steps]
     pid = events.of(StartEvent)[-1].pid
-    # A span starts just inside its mark. An interruption between the two can only make them differ by less.
-    offset_us = max(mark - span.start_ns / 1e3 for mark, span in zip(marks, spans, strict=True))
+    # A phase's mark starts just inside its span. An interruption between the two can only make them differ by more.
+    offset_us = min(mark - span.start_ns / 1e3 for (_, (mark, _)), span in zip(trace.phases, spans, strict=True))
     for event in events.of(CollectiveEvent):
         if event.step in trace.steps:
             same = {"cat": "collective", "id2": {"local": hex(event.seq)}, "pid": pid, "tid": 0}
