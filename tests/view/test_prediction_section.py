@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import run_files
 from synthetic_run import SPAN_MS, Synthetic, make_run
 
 from frog.config import TrainConfig
 from frog.plan.estimate.hardware import find_cluster
-from frog.plan.machine.measured import Row, comparison_lines, measured_phases
+from frog.plan.machine.measured import Row, comparison_lines, measured_phases, network_of
 from frog.plan.machine_command import compare_with_run
+from frog.plan.network import payload_rate
 from frog.runs.folder import RunFolder
 from frog.runs.history import read_history
 from frog.view.report import render_report
@@ -26,6 +29,7 @@ network = "1 GB/s"
 cores = 2
 [machine.worlds.2]
 threads = 1
+product = "50 GFLOP/s"
 launch = "1 us"
 memory = "10 GB/s"
 optimizer = { "1 MB" = "1 ms" }
@@ -36,6 +40,8 @@ links.all_gather = { "1 kB" = "100 us", "1 MB" = "2 ms" }
 links.reduce_scatter = { "1 kB" = "100 us", "1 MB" = "2 ms" }
 links.all_to_all = { "1 kB" = "100 us", "1 MB" = "2 ms" }
 links.send_recv = { "1 kB" = "100 us", "1 MB" = "2 ms" }
+links.tensor = { "1 kB" = "100 us", "1 MB" = "2 ms" }
+links.sequence = { "1 kB" = "100 us", "1 MB" = "2 ms" }
 """
 
 
@@ -67,6 +73,18 @@ def test_report_shows_prediction_next_to_measurement(run: RunFolder) -> None:
     rows = compare_with_run(str(run.path), find_cluster("machine.toml")).splitlines()
     assert rows[0] == f"{run.path}, 4 ranks"
     assert [row.split()[0] for row in rows[4:]] == ["forward,", "reduce", "optimize", "data,", "step"]
+
+
+def test_prediction_of_a_run_on_a_slow_network_has_its_delay_and_rate(run: RunFolder) -> None:
+    link = {"rate_bits_per_s": 1e8, "delay_s": 0.02, "mtu": 9000}
+    run.launcher_events.write_text(json.dumps(run_files.event("launch", network=link)) + "\n")
+    network = network_of(read_history(run))
+    assert network is not None
+    assert (len(network.nodes), network.delay_s, network.bytes_per_s) == (4, 0.02, payload_rate(1e8, 9000))
+
+
+def test_run_without_a_slow_network_is_predicted_without(run: RunFolder) -> None:
+    assert network_of(read_history(run)) is None
 
 
 def test_report_without_a_profile_says_so(run: RunFolder) -> None:

@@ -32,13 +32,14 @@ def measured(size: int, factor: float) -> dict[str, object]:
     found = [
         *samples("memory", "add", moves[1:2], Cost(byte_s=1e-10 * factor)),
         *samples("launch", "add", [Work()], Cost(fixed_s=1e-6)),
+        *samples("reference", "product", [Work(2 * 512**3)], Cost(products_s=2e-11 * factor)),
         *samples("product", "fp32 512", [Work(2 * 512**3)], Cost(products_s=2e-11 * factor)),
         *samples("layer", "fp32", works, cost),
         *samples("head", "fp32", works, cost),
         *samples("optimizer", "adamw", moves, cost),
     ]
     if size > 1:
-        for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"):
+        for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "tensor", "sequence"):
             found += samples("link", op, moves, cost)
     return {"world_size": size, "threads": 1, "samples": found}
 
@@ -99,6 +100,7 @@ def test_profile_is_a_cluster_file_with_the_same_costs(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ("cores = 2", "cores = 0", "machine.cores=0: must be above 0"),
+        ('product = "50 GFLOP/s"', 'product = "50 s"', "machine.worlds.1.product='50 s': must be a number with a unit"),
         ('launch = "1 us"', "launch = 1", "machine.worlds.1.launch=1: must be a number with a unit"),
         ("[machine.worlds.4]", "[machine.worlds.many]", "machine.worlds.many: must be a number of ranks"),
         ("layer.fp32", "layer.fp23", "machine.worlds.1.layer.fp23: unknown key"),

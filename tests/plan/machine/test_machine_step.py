@@ -11,6 +11,7 @@ from test_machine_costs import calibration
 from frog.cli import main
 from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.errors import ConfigError
+from frog.plan.machine.links import SlowNetwork
 from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, predict_step
 
 ROOT = Path(__file__).parents[3]
@@ -57,6 +58,46 @@ def test_parameters_are_gathered_after_the_update() -> None:
     sharded = [predict_step(with_strategy(name=name), 2, replace(MACHINE, cores=2)) for name in ("zero1", "zero2")]
     norm_s = predict_step(with_strategy(name="zero3"), 2, MACHINE)[OPTIMIZE].communicating_s
     assert all(phases[OPTIMIZE].communicating_s > 2 * norm_s for phases in sharded)
+
+
+@pytest.mark.parametrize(("sequence_parallel", "op"), [(True, "sequence"), (False, "tensor")])
+def test_tensor_parallelism_costs_what_its_functions_cost(sequence_parallel: bool, op: str) -> None:
+    config = with_strategy(tp=2, sequence_parallel=sequence_parallel)
+    costs = MACHINE.worlds[2]
+    slower = replace(costs, links={**costs.links, op: costs.links[op] * 3})
+    once, thrice = (
+        predict_step(config, 2, replace(MACHINE, worlds={**MACHINE.worlds, 2: own}))[PASSES].communicating_s
+        for own in (costs, slower)
+    )
+    assert 2 * once < thrice <= 3 * once
+
+
+def test_slow_network_adds_what_its_delay_and_rate_make_of_each_collective() -> None:
+    config, machine = with_strategy(name="zero1"), replace(MACHINE, cores=2)
+    delay_s, rate = 0.02, 1e7
+    fast = predict_step(config, 2, machine)
+    slow = predict_step(config, 2, machine, SlowNetwork((0, 1), delay_s, rate))
+    more_s = {name: slow[name].total_s - fast[name].total_s for name in PHASES}
+    gradient_s = 4 * config.model.num_parameters() / 2 / rate
+    assert more_s == pytest.approx(
+        # In gloo a message takes two delays: one to scatter gradients or gather parameters, two to agree on the loss or
+        # the norm.
+        {PASSES: 0, REDUCE: 2 * delay_s + gradient_s + 4 * delay_s, OPTIMIZE: 2 * delay_s + gradient_s + 4 * delay_s},
+        rel=0.01,
+    )
+
+
+def test_slow_network_costs_nothing_inside_a_node() -> None:
+    config, machine = with_strategy(tp=2), replace(MACHINE, cores=4)
+    inside, between = (SlowNetwork(nodes, 0.02, 1e7) for nodes in ((0, 0, 1, 1), (0, 1, 0, 1)))
+    assert predict_step(config, 4, machine, inside)[PASSES] == predict_step(config, 4, machine)[PASSES]
+    assert predict_step(config, 4, machine, between)[PASSES].communicating_s > 32 * 2 * 0.02
+
+
+def test_bytes_in_a_slow_network_need_no_core() -> None:
+    config, machine = with_strategy(name="zero2"), replace(MACHINE, cores=2)
+    near, far = (predict_step(config, 2, machine, SlowNetwork((0, 1), 1e-6, rate)) for rate in (1e12, 1e9))
+    assert near[PASSES].total_s == pytest.approx(far[PASSES].total_s)
 
 
 def test_free_cores_hide_overlapped_communication() -> None:

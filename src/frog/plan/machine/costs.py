@@ -108,6 +108,8 @@ class WorldCosts:
 
     threads: int
     """Threads of each rank."""
+    product_s: float
+    """An operation of the product that stands for the speed of the machine."""
     launch_s: float
     """One small operation, with Python's share."""
     memory_s: float
@@ -119,7 +121,8 @@ class WorldCosts:
     head: Mapping[str, Cost]
     """Both passes through the embedding, the last norm, the output matrix and the loss."""
     links: Mapping[str, Curve] = field(default_factory=dict)
-    """Collectives over all ranks, by operation and bytes of payload."""
+    """Collectives over all ranks, by operation and bytes of payload. Those of tensor and sequence parallelism, with the
+    autograd functions around them, are `tensor` (an all-reduce) and `sequence` (an all-gather or a reduce-scatter)."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ class Machine:
         A group larger than measured passes on more bytes for a payload, in more hops, as in a ring.
         """
         size = max((one for one in self.worlds if 1 < one <= group), default=min(one for one in self.worlds if one > 1))
-        more = max(wire_bytes(op, 1.0, group) / wire_bytes(op, 1.0, size), (group - 1) / (size - 1))
+        moves = {"tensor": "all_reduce", "sequence": "all_gather"}.get(op, op)
+        more = max(wire_bytes(moves, 1.0, group) / wire_bytes(moves, 1.0, size), (group - 1) / (size - 1))
         return self.worlds[size].links[op].seconds(num_bytes) * more * self._share(num_ranks) / self._share(size)
 
     def _share(self, num_ranks: int) -> float:

@@ -9,8 +9,11 @@ import numpy as np
 
 from frog.config import RunConfig
 from frog.plan.machine.costs import Machine
+from frog.plan.machine.links import SlowNetwork
 from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, PhaseTime, predict_step, step_time
+from frog.plan.network import payload_rate
 from frog.runs.history import History, Ints, RankHistory
+from frog.runs.launcher_schema import LaunchEvent
 from frog.runs.vocabulary import PHASES as SPANS
 from frog.runs.vocabulary import STEP_PHASES
 
@@ -37,14 +40,27 @@ class Row:
 def compare_phases(config: RunConfig, world_size: int, machine: Machine, history: History) -> list[Row]:
     """Return the rows of a run's last world: its phases, the rest of the step, the step.
 
+    If the run had a slow network, the prediction has it too.
+
     Raises:  ConfigError if the machine's costs do not cover the run.
     """
-    predicted = predict_step(config, world_size, machine)
+    predicted = predict_step(config, world_size, machine, network_of(history))
     measured = measured_phases(history)
     if not measured:
         return []
     rows = [Row(name, predicted[name].total_s if name in predicted else None, s) for name, s in measured.items()]
     return [*rows, Row("step", step_time(predicted), sum(measured.values()))]
+
+
+def network_of(history: History) -> SlowNetwork | None:
+    """Return the simulated network of a run's last launch; None without one."""
+    launches = [event.network for event in history.run.launcher if isinstance(event, LaunchEvent)]
+    link, segment = launches[-1] if launches else None, history.last_segment
+    if link is None or segment is None:
+        return None
+    starts = [own.starts[segment] for _, own in sorted(history.ranks.items()) if segment in own.starts]
+    nodes = tuple(start.node_rank for start in starts)
+    return SlowNetwork(nodes, link.delay_s, payload_rate(link.rate_bits_per_s, link.mtu))
 
 
 def measured_phases(history: History) -> dict[str, float]:

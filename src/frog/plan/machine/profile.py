@@ -14,7 +14,7 @@ from frog.plan.quantities import read_quantity
 _RATES = {"products": ("products_s", "FLOP/s"), "attention": ("attention_s", "FLOP/s"), "memory": ("byte_s", "B/s")}
 """Keys of a cost, with their fields and units; `fixed` is in seconds. A part without a key takes no time."""
 _MOST_CORES, _MOST_RANKS, _MOST_ENTRIES = 4096, 1024, 64
-_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "tensor", "sequence")
 _PRECISIONS = ("fp32", "bf16")
 
 
@@ -23,6 +23,7 @@ def machine_lines(machine: Machine) -> Iterator[str]:
     yield from ("[machine]", f"cores = {machine.cores:g}")
     for size, costs in machine.worlds.items():
         yield from ("", f"[machine.worlds.{size}]", f"threads = {costs.threads}")
+        yield f'product = "{rate_text(1 / costs.product_s, "FLOP/s")}"'
         yield f'launch = "{_seconds(costs.launch_s)}"'
         yield f'memory = "{rate_text(1 / costs.memory_s, "B/s")}"'
         yield f"optimizer = {_curve_text(costs.optimizer)}"
@@ -81,7 +82,7 @@ def read_machine(table: Any) -> Machine:
 
 
 def _read_world(table: Any, place: str, size: int, problems: list[str]) -> WorldCosts:
-    keys = ("threads", "launch", "memory", "optimizer", "layer", "head", *(("links",) if size > 1 else ()))
+    keys = ("threads", "product", "launch", "memory", "optimizer", "layer", "head", *(("links",) if size > 1 else ()))
     content = _table(table, place, keys, problems)
     threads: Any = content.get("threads")
     if type(threads) is not int or not 1 <= threads <= _MOST_CORES:
@@ -98,6 +99,7 @@ def _read_world(table: Any, place: str, size: int, problems: list[str]) -> World
         problems.append(f"{place}: layer.fp32 and head.fp32 must be there")
     return WorldCosts(
         threads=threads if type(threads) is int else 1,
+        product_s=1 / read_quantity(content.get("product"), "FLOP/s", f"{place}.product", problems),
         launch_s=read_quantity(content.get("launch"), "s", f"{place}.launch", problems),
         memory_s=1 / read_quantity(content.get("memory"), "B/s", f"{place}.memory", problems),
         optimizer=_read_curve(content.get("optimizer"), f"{place}.optimizer", problems),

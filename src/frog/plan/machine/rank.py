@@ -1,15 +1,19 @@
 """Measure one machine, as one of several ranks: `... rank RANK WORLD REQUEST FOLDER`.
 
 Groups of 1, 2, 4, ... ranks do the same at once, while the others wait. A block repeats an operation; it takes as long
-as its slowest rank. Of several blocks the fastest counts, since other programs only add time. With one thread per rank,
-a computation's time is that of the processor, shared by as many ranks as there are for each core: other programs hardly
-disturb it. Rank 0 writes the samples.
+as its slowest rank. With one thread per rank, a computation's time is that of the processor, shared by as many ranks as
+there are for each core: other programs hardly disturb it. A collective and the optimizer follow a computation, as in a
+step: the caches are cold, threads that move bytes sleep, and the ranks arrive one after the other.
+
+The speed of a virtual machine changes within seconds. So all groups measure everything in several rounds, and each
+sample is the median of its rounds. Rank 0 writes the samples.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,13 +40,16 @@ from frog.model.transformer import Layer, TinyTransformer
 from frog.optim.build import build_optimizer
 from frog.optim.tensors import UpdatedTensor
 from frog.parallel.data.flat import square_sum
+from frog.parallel.model.tensor import copy_to_ranks, gather_sequence, sum_of_ranks
 from frog.plan.machine.costs import Work
 from frog.plan.machine.request import LayerSize, Request
 from frog.plan.machine.work import head_work, layer_work, moved, optimizer_work
 
 _CPU = torch.device("cpu")
-_LINK_BLOCKS = 3
-"""Blocks of a collective, of a computation's: its time cannot be that of the processor."""
+REFERENCE_WIDTH = 512
+"""Width of the product whose speed is the machine's."""
+_LINK_BLOCK = 2
+"""Length of a collective's block, of a computation's: its time cannot be that of the processor."""
 
 
 @dataclass
@@ -56,35 +63,80 @@ class Stage:
 
     @property
     def slowdown(self) -> float:
-        """The ranks of a core, which take turns."""
-        return max(1.0, self.axis.size * self.threads / self.request.cores)
+        """The ranks of a core, which take turns; 1 if the clock counts that."""
+        return max(1.0, self.axis.size / self.request.cores) if self.threads == 1 else 1.0
 
-    def measure(self, kind: str, name: str, work: Work, action: Callable[[], object]) -> None:
-        """Time an operation, and keep it with the work that it does."""
-        communicates = kind == "link"
-        by_processor = self.threads == 1 and not communicates
-        clock, factor = (time.process_time, self.slowdown) if by_processor else (time.perf_counter, 1.0)
-        action()
-        start = clock()
-        action()
-        repeats = torch.tensor(math.ceil(self.request.block_s / max(1e-6, clock() - start)))
+    def clock(self) -> float:
+        """Return the time of computations: the processor's, or with several threads that of the wall."""
+        return time.process_time() if self.threads == 1 else time.perf_counter()
+
+    def measure(
+        self,
+        kind: str,
+        name: str,
+        work: Work,
+        action: Callable[[], object],
+        *,
+        after: Callable[[], object] | None = None,
+        times: int = 1,
+    ) -> float:
+        """Time an operation, and keep it with its work; return its seconds.
+
+        A call of `action` does it `times` times, after an untimed call of `after`. The first call warms up.
+        """
+        block = self._link_block if kind == "link" else self._block
+        before = after or _nothing
+        repeats = torch.tensor(math.ceil(self._length_s(kind) / max(1e-6, self._whole_s(action, before))))
         self.axis.all_reduce(repeats, dist.ReduceOp.MIN)
-        num_blocks = self.request.num_blocks * (_LINK_BLOCKS if communicates else 1)
-        seconds = factor * min(self._block(action, int(repeats), clock) for _ in range(num_blocks))
+        seconds = max(1e-9, block(action, before, int(repeats)) / times)
         self.samples.append({"kind": kind, "name": name, "work": asdict(work), "seconds": seconds})
+        return seconds
 
-    def _block(self, action: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
+    def _length_s(self, kind: str) -> float:
+        return self.request.block_s * (_LINK_BLOCK if kind == "link" else 1)
+
+    def _whole_s(self, action: Callable[[], object], before: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        before()
+        action()
+        return time.perf_counter() - start
+
+    def _block(self, action: Callable[[], object], before: Callable[[], object], count: int) -> float:
+        """Return the seconds of a computation on the slowest rank."""
         self.axis.all_reduce(torch.zeros(1))
-        start = clock()
+        took_s, at_once = 0.0, count if before is _nothing else 1
+        for _ in range(count // at_once):
+            before()
+            took_s += self._computed_s(action, at_once)
+        slowest = torch.tensor(took_s, dtype=torch.float64)
+        self.axis.all_reduce(slowest, dist.ReduceOp.MAX)
+        return self.slowdown * slowest.item() / count
+
+    def _computed_s(self, action: Callable[[], object], count: int) -> float:
+        start = self.clock()
         for _ in range(count):
             action()
-        took = torch.tensor(clock() - start, dtype=torch.float64)
-        self.axis.all_reduce(took, dist.ReduceOp.MAX)
-        return took.item() / count
+        return self.clock() - start
+
+    def _link_block(self, action: Callable[[], object], before: Callable[[], object], count: int) -> float:
+        """Return the seconds that a collective adds to the computations before it, the mean of the ranks."""
+        self.axis.all_reduce(torch.zeros(1))
+        start, computed_s = time.perf_counter(), 0.0
+        for _ in range(count):
+            computed_s += self._computed_s(before, 1)
+            action()
+        added = torch.tensor(time.perf_counter() - start - self.slowdown * computed_s, dtype=torch.float64)
+        self.axis.all_reduce(added)
+        return added.item() / self.axis.size / count
+
+
+def _nothing() -> None:
+    """Do nothing before an operation."""
 
 
 def measure_stage(stage: Stage) -> None:
-    """Measure everything in one group."""
+    """Measure everything in one group, once."""
+    measure_reference(stage)
     measure_memory(stage)
     for precision in stage.request.precisions:
         for width in stage.request.product_widths:
@@ -93,11 +145,20 @@ def measure_stage(stage: Stage) -> None:
             measure_layer(stage, precision, size)
             if size.split == 1:
                 measure_head(stage, precision, size)
+    between = both_passes(stage.request.layers[0])
     for numel in stage.request.optimizer_numels:
-        measure_optimizer(stage, numel)
+        measure_optimizer(stage, numel, between)
     if stage.axis.size > 1:
-        for op, num_bytes, action in collectives(stage):
-            stage.measure("link", op, moved(num_bytes), action)
+        for op, num_bytes, times, action in collectives(stage):
+            stage.measure("link", op, moved(num_bytes), action, after=between, times=times)
+
+
+def measure_reference(stage: Stage) -> float:
+    """Return the operations per second of a product by which the speed of this machine is compared."""
+    x, w = torch.randn(REFERENCE_WIDTH, REFERENCE_WIDTH), torch.randn(REFERENCE_WIDTH, REFERENCE_WIDTH)
+    work = Work(products=2.0 * REFERENCE_WIDTH**3)
+    with torch.no_grad():
+        return work.products / stage.measure("reference", "product", work, lambda: linear(x, w))
 
 
 def measure_memory(stage: Stage) -> None:
@@ -116,7 +177,13 @@ def measure_product(stage: Stage, precision: str, width: int) -> None:
 
 
 def measure_layer(stage: Stage, precision: str, size: LayerSize) -> None:
-    """Measure both passes through a layer of the model; gradients add up in a buffer, as in a strategy."""
+    """Measure both passes through a layer of the model."""
+    work = layer_work(config_of(size), size.batch * size.length, size.length, size.split)
+    stage.measure("layer", precision, work, both_passes(size, precision))
+
+
+def both_passes(size: LayerSize, precision: str = "fp32") -> Callable[[], None]:
+    """Return both passes through a layer of the model; gradients add up in a buffer, as in a strategy."""
     model = config_of(size)
     cos_TC, sin_TC = TinyTransformer(model).rotations(size.length)
     layer = with_gradients(split(Layer(model), size.split))
@@ -129,8 +196,7 @@ def measure_layer(stage: Stage, precision: str, size: LayerSize) -> None:
             y_BTD = layer(x_BTD, cos_TC, sin_TC)
         y_BTD.backward(grad_BTD.to(y_BTD.dtype))
 
-    work = layer_work(model, size.batch * size.length, size.length, size.split)
-    stage.measure("layer", precision, work, both)
+    return both
 
 
 def measure_head(stage: Stage, precision: str, size: LayerSize) -> None:
@@ -176,7 +242,7 @@ def with_gradients(module: nn.Module) -> nn.Module:
     return module
 
 
-def measure_optimizer(stage: Stage, numel: int) -> None:
+def measure_optimizer(stage: Stage, numel: int, before: Callable[[], object]) -> None:
     """Measure what a step does with a flat gradient: norm, clipping, AdamW, reset."""
     flat = nn.Parameter(torch.randn(numel))
     flat.grad = torch.randn(numel)
@@ -189,24 +255,43 @@ def measure_optimizer(stage: Stage, numel: int) -> None:
         optimizer.step()
         grad.zero_()
 
-    stage.measure("optimizer", "adamw", optimizer_work(numel), update)
+    stage.measure("optimizer", "adamw", optimizer_work(numel), update, after=before)
 
 
-def collectives(stage: Stage) -> Iterator[tuple[str, int, Callable[[], object]]]:
-    """Yield the collectives of the strategies at each size: operation, bytes of payload, call."""
+def collectives(stage: Stage) -> Iterator[tuple[str, int, int, Callable[[], object]]]:
+    """Yield the collectives of the strategies at each size: operation, bytes of payload, number of times, call.
+
+    Those of tensor and sequence parallelism contain the autograd functions and copies around them.
+    """
     axis = stage.axis
     for num_bytes in stage.request.payload_bytes:
         whole, other = torch.zeros(num_bytes // 4), torch.zeros(num_bytes // 4)
         part = torch.zeros(len(whole) // axis.size)
-        yield "all_reduce", num_bytes, partial(axis.all_reduce, whole)
-        yield "all_gather", num_bytes, partial(axis.all_gather, whole, part)
-        yield "reduce_scatter", num_bytes, partial(axis.reduce_scatter, part, whole)
-        yield "all_to_all", num_bytes, partial(axis.all_to_all, other, whole)
-        yield "send_recv", num_bytes, partial(_shift, axis, other, whole)
+        yield "all_reduce", num_bytes, 1, partial(axis.all_reduce, whole)
+        yield "all_gather", num_bytes, 1, partial(axis.all_gather, whole, part)
+        yield "reduce_scatter", num_bytes, 1, partial(axis.reduce_scatter, part, whole)
+        yield "all_to_all", num_bytes, 1, partial(axis.all_to_all, other, whole)
+        yield "send_recv", num_bytes, 1, partial(_shift, axis, other, whole)
+        yield "tensor", num_bytes, 2, partial(_both, lambda x, tp: sum_of_ranks(copy_to_ranks(x, tp), tp), whole, axis)
+        yield "sequence", num_bytes, 2, partial(_both, gather_sequence, part.view(2, 1, -1), axis)
+
+
+def _both(function: Callable[[Tensor, Axis], Tensor], x: Tensor, axis: Axis) -> None:
+    """Run a function's two passes, which communicate once each."""
+    y = function(x.detach().requires_grad_(), axis)
+    y.backward(y.detach())  # type: ignore[no-untyped-call]
 
 
 def _shift(axis: Axis, received: Tensor, sent: Tensor) -> None:
     axis.start_shift([received], [sent]).wait()
+
+
+def medians(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one sample for each operation and work: the median of its rounds."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in samples:
+        found.setdefault(json.dumps([one["kind"], one["name"], one["work"]]), []).append(one)
+    return [{**same[0], "seconds": statistics.median(one["seconds"] for one in same)} for same in found.values()]
 
 
 def main() -> None:
@@ -216,16 +301,23 @@ def main() -> None:
     request = Request.of(json.loads(sys.argv[3]))
     env = WorldEnv(rank, world_size, rank, world_size, 0, 1, "127.0.0.1", None, launched=True)
     Gloo().start(env, _CPU, 600, FileStore(str(folder / "store"), world_size))
-    found = []
-    for size, threads in request.worlds:
-        group = dist.new_group(list(range(size)))
-        if rank < size:
-            torch.set_num_threads(threads)
-            stage = Stage(Axis("group", range(size), rank, _CPU, group, [Silent()], Gloo()), request, threads)
-            measure_stage(stage)
-            found.append({"world_size": size, "threads": threads, "samples": stage.samples})
-        dist.barrier()
+    groups = {size: dist.new_group(list(range(size))) for size, _ in request.worlds}
+    stages = [
+        Stage(Axis("group", range(size), rank, _CPU, groups[size], [Silent()], Gloo()), request, threads)
+        for size, threads in request.worlds
+        if rank < size
+    ]
+    for _ in range(request.num_rounds):
+        for size, threads in request.worlds:
+            if rank < size:
+                torch.set_num_threads(threads)
+                measure_stage(next(stage for stage in stages if stage.axis.size == size))
+            dist.barrier()
     if rank == 0:
+        found = [
+            {"world_size": stage.axis.size, "threads": stage.threads, "samples": medians(stage.samples)}
+            for stage in stages
+        ]
         (folder / "samples.json").write_text(json.dumps(found))
     dist.barrier()
     leave(0)  # gloo may abort a process that unloads torch

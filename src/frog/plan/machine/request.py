@@ -30,7 +30,7 @@ class Request:
     cores: float
     precisions: tuple[str, ...] = ("fp32", "bf16")
     block_s: float = 0.03
-    num_blocks: int = 3
+    num_rounds: int = 3
     product_widths: tuple[int, ...] = (128, 256, 512, 1024)
     layers: tuple[LayerSize, ...] = (
         LayerSize(4, 64, 128, 352, 4, 2048),
@@ -68,7 +68,7 @@ def quick(worlds: tuple[tuple[int, int], ...], cores: float) -> Request:
         cores,
         ("fp32",),
         block_s=0.003,
-        num_blocks=3,
+        num_rounds=3,
         product_widths=(64, 256),
         layers=small,
         optimizer_numels=(1 << 16, 1 << 20),

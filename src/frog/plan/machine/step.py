@@ -8,8 +8,9 @@ n ranks, A micro-batches. Costs of computation are those of a world of n, all of
 | reduce | the mean of the gradient, its norm on this rank | ddp, zero1; ranks agree on the loss |
 | optimize | norm, clipping, update and reset of the rank's parameters | the norm; zero1 and zero2 gather |
 
-Communication that runs next to computation hides only on cores that no rank uses. A pipeline's ranks wait for each
-other, and share the cores only with those that compute.
+Communication that runs next to computation hides only on cores that no rank uses; the time that bytes spend in a slow
+network between nodes needs no core. A pipeline's ranks wait for each other, and share the cores only with those that
+compute.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from frog.core.errors import ConfigError
 from frog.plan.flow import Flow
 from frog.plan.layout import Layout
 from frog.plan.machine.costs import Machine
+from frog.plan.machine.links import SlowNetwork
 from frog.plan.machine.work import head_work, layer_work, optimizer_work
 from frog.plan.strategies import expected_bubble
 from frog.plan.traffic import step_traffic
@@ -50,19 +52,21 @@ def step_time(phases: dict[str, PhaseTime]) -> float:
     return sum(phase.total_s for phase in phases.values())
 
 
-def predict_step(config: RunConfig, world_size: int, machine: Machine) -> dict[str, PhaseTime]:
-    """Return the phases of the rank that takes longest.
+def predict_step(
+    config: RunConfig, world_size: int, machine: Machine, network: SlowNetwork | None = None
+) -> dict[str, PhaseTime]:
+    """Return the phases of the rank that takes longest; with a network, between simulated nodes.
 
     Raises:  ConfigError with the reasons if the machine's costs do not cover the run.
     """
-    if problems := [*config.world_problems(world_size), *uncovered(config, machine)]:
+    if problems := [*config.world_problems(world_size), *uncovered(config, machine, network)]:
         raise ConfigError("\n".join(problems), "frog plan predicts other runs on this machine")
     stages = range(0, world_size, world_size // config.strategy.pp)
-    ranks = [StepOnMachine(Layout(config, world_size, rank), machine).phases for rank in stages]
+    ranks = [StepOnMachine(Layout(config, world_size, rank), machine, network).phases for rank in stages]
     return max(ranks, key=step_time)
 
 
-def uncovered(config: RunConfig, machine: Machine) -> list[str]:
+def uncovered(config: RunConfig, machine: Machine, network: SlowNetwork | None = None) -> list[str]:
     """Return what no measured cost covers."""
     strategy, train = config.strategy, config.train
     measured = next(iter(machine.worlds.values())).layer
@@ -72,6 +76,7 @@ def uncovered(config: RunConfig, machine: Machine) -> list[str]:
         f"train.precision={train.precision!r}: measured are {', '.join(measured)}": train.precision not in measured,
         "train.compile: only eager layers are measured": train.compile,
         f"strategy.compression={strategy.compression!r}: is not measured": strategy.compression != "off",
+        "hybrid sharding over a slow network: has no formula": network is not None and strategy.shard is not None,
     }
     return [what for what, applies in found.items() if applies]
 
@@ -82,6 +87,7 @@ class StepOnMachine:
 
     layout: Layout
     machine: Machine
+    network: SlowNetwork | None = None
 
     @property
     def phases(self) -> dict[str, PhaseTime]:
@@ -89,8 +95,9 @@ class StepOnMachine:
         passes, communicating = self._passes(), dict.fromkeys(PHASES, 0.0)
         for flow in step_traffic(self.layout.config, self.layout.world_size, self.layout.rank):
             for phase, share, hides in self._phases_of(flow):
-                seconds = share * self._flow_s(flow)
-                communicating[phase] += seconds - (min(self._spare * seconds, passes * 2 / 3) if hides else 0.0)
+                here_s, between_s = (share * seconds for seconds in self._flow_s(flow))
+                hidden_s = min(self._spare * here_s + between_s, passes * 2 / 3) if hides else 0.0
+                communicating[phase] += here_s + between_s - hidden_s
         agreed_s = self._all_reduce_s(_SMALL_BYTES)
         rides = self.layout.sizes["tp"] * self.layout.sizes["pp"] == 1 and not self._splits
         communicating[REDUCE] += 0.0 if rides else agreed_s
@@ -126,7 +133,6 @@ class StepOnMachine:
         if layout.is_last_stage:
             seconds += costs.head[train.precision].seconds(head_work(model, layout.num_tokens, tp))
         seconds = layout.num_micro * (seconds * self._slowdown + self._moved_s(self._collected_bytes))
-        seconds += self._moved_s(self._rearranged_bytes)
         bubble = expected_bubble(layout.config)
         if bubble is None:
             return seconds
@@ -137,14 +143,6 @@ class StepOnMachine:
     def _collected_bytes(self) -> float:
         """Bytes that zero2 and zero3 move for each micro-batch: a buffer's zeros, the gradients into it, their sum."""
         return 4.0 * self.layout.parameter_bytes if "gradients" in self._splits else 0.0
-
-    @property
-    def _rearranged_bytes(self) -> float:
-        """Bytes that sequence parallelism moves to make its slices contiguous, next to each collective."""
-        if self.layout.stream_split == 1:
-            return 0.0
-        flows = step_traffic(self.layout.config, self._world, self.layout.rank)
-        return sum(4 * flow.payload_bytes for flow in flows if flow.op in ("all_gather", "reduce_scatter"))
 
     @property
     def _averaged_bytes(self) -> float:
@@ -184,16 +182,28 @@ class StepOnMachine:
             yield PASSES, early, True
             yield REDUCE, 1 - early, False
 
-    def _flow_s(self, flow: Flow) -> float:
-        """Return the seconds of a flow's messages; the mean over a round if its ranks synchronize once per round."""
+    def _flow_s(self, flow: Flow) -> tuple[float, float]:
+        """Return the seconds of a flow's messages, on this machine and between nodes.
+
+        The mean over a round if its ranks synchronize once per round.
+        """
         op = {"send": "send_recv", "recv": "", "broadcast": "all_reduce"}.get(flow.op, flow.op)
         if not op:
-            return 0.0
-        strategy = self.layout.config.strategy
+            return 0.0, 0.0
+        strategy, num_bytes = self.layout.config.strategy, flow.payload_bytes / flow.num_messages
         rounds = strategy.inner_steps if strategy.entry.apart and flow.axis == self.layout.data_axis else 1
         size = 2 if op == "send_recv" and flow.op == "send" else flow.size
-        each_s = self.machine.link_s(op, flow.payload_bytes / flow.num_messages, size, self._world)
-        return flow.num_messages * each_s / rounds
+        between_s = self._between_s(op, num_bytes, flow.axis)
+        if flow.axis == "tp" and (op != "all_reduce" or self.layout.stream_split == 1):
+            op = "tensor" if op == "all_reduce" else "sequence"
+        here_s = self.machine.link_s(op, num_bytes, size, self._world)
+        return flow.num_messages * here_s / rounds, flow.num_messages * between_s / rounds
+
+    def _between_s(self, op: str, num_bytes: float, axis: str) -> float:
+        return self.network.seconds(op, num_bytes, axis, self.layout) if self.network is not None else 0.0
 
     def _all_reduce_s(self, num_bytes: float) -> float:
-        return self.machine.link_s("all_reduce", num_bytes, self._world, self._world) if self._world > 1 else 0.0
+        if self._world == 1:
+            return 0.0
+        between_s = self._between_s("all_reduce", num_bytes, "world")
+        return self.machine.link_s("all_reduce", num_bytes, self._world, self._world) + between_s

@@ -82,8 +82,10 @@ def _fit_world(world: Mapping[str, Any]) -> WorldCosts:
         return {name: Curve.of([(work.num_bytes, seconds) for work, seconds in points]) for name, points in found}
 
     [(added, memory_s)], [(_, launch_s)] = samples["memory"]["add"], samples["launch"]["add"]
+    [(multiplied, product_s)] = samples["reference"]["product"]
     return WorldCosts(
         threads=world["threads"],
+        product_s=product_s / multiplied.products,
         launch_s=launch_s,
         memory_s=memory_s / added.num_bytes,
         optimizer=curves("optimizer")["adamw"],
