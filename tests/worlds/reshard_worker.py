@@ -1,7 +1,7 @@
 """A rank that loads a checkpoint under every strategy and compares it, bit for bit, with the written state.
 
 Arguments: a folder with runs, and the file for the results. Under each strategy the rank also writes a checkpoint of
-its own, for the others to read.
+its own, for the others to read, unless an earlier world of this size has written it.
 """
 
 import functools
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from frog.checkpoint import Saver
-from frog.checkpoint.load import open_checkpoint, verify
+from frog.checkpoint.load import Checkpoint, open_checkpoint, verify
 from frog.comm import join_world
 from frog.comm.local_shard import assemble, target_of
 from frog.core.env import world_env
@@ -32,17 +32,23 @@ world = join_world(env, torch.device("cpu"), timeout_s=60)
 scaler = torch.amp.GradScaler("cpu", enabled=False)
 
 
+@functools.cache
+def opened(run: str) -> Checkpoint:
+    return open_checkpoint(RunFolder(folder / run).checkpoint(3))
+
+
 def layout_of(run: str) -> str:
     """Return the tensor pieces that the run's files contain: everything that a reader sees."""
-    tensors = open_checkpoint(RunFolder(folder / run).checkpoint(3)).manifest.tensors
+    tensors = opened(run).manifest.tensors
     return repr(
         [(name, sorted((piece.offset, piece.shape) for piece in tensors[name].pieces)) for name in sorted(tensors)]
     )
 
 
-WRITTEN = sorted(path.name for path in folder.iterdir() if not path.name.startswith(f"{world.size}_"))
-READ = list({layout_of(run): run for run in WRITTEN}.values())
+WRITTEN = sorted(path.name for path in folder.iterdir())
+READ = list({layout_of(run): run for run in WRITTEN if not run.startswith(f"{world.size}_")}.values())
 """Runs written by a world of another size; one per layout."""
+world.barrier()  # no rank writes until all have listed the runs
 
 
 def state_of(strategy: Strategy) -> dict[str, Tensor]:
@@ -57,7 +63,7 @@ def state_of(strategy: Strategy) -> dict[str, Tensor]:
 @functools.cache
 def written(run: str) -> dict[str, Tensor]:
     """Return the same, from the files."""
-    checkpoint = open_checkpoint(RunFolder(folder / run).checkpoint(3))
+    checkpoint = opened(run)
     verify(checkpoint)
     whole = {name: torch.empty(entry.shape) for name, entry in checkpoint.manifest.tensors.items()}
     checkpoint.load_into(whole)
@@ -75,6 +81,13 @@ def local_differences(state: TrainState, expected: dict[str, Tensor]) -> list[st
         if (one.name in expected or not one.name.startswith("optimizer/outer_"))
         and not torch.equal(one.tensor, target_of(expected[one.name], one))
     ]
+
+
+def save(state: TrainState, own: RunFolder) -> None:
+    saver = Saver(own, world.rank, world.size, state.shards(), generators(), attempt="x", keep_last=1, timeout_s=60)
+    saver.save(3, {**state.scalars(""), "step": 3}, generators(), state.shards())
+    saver.wait()
+    world.barrier()
 
 
 def everywhere(differ: list[str]) -> list[str]:
@@ -101,20 +114,18 @@ for implementation in ("frog", "torch"):
         state = TrainState(strategy, scaler, strategy.shapes)
         label = f"{world.size} {implementation} {cell.strategy}"
         own = RunFolder(folder / label.replace(" ", "_"))
-        saver = Saver(own, world.rank, world.size, state.shards(), generators(), attempt="x", keep_last=1, timeout_s=60)
-        saver.save(3, {**state.scalars(""), "step": 3}, generators(), state.shards())
-        saver.wait()
-        world.barrier()
-        for run in [*READ, own.path.name]:
-            checkpoint = open_checkpoint(RunFolder(folder / run).checkpoint(3))
-            state.load(checkpoint, world.rank)
+        is_new = own.path.name not in WRITTEN
+        if is_new:
+            save(state, own)
+        for run in [*READ, own.path.name] if is_new else READ:
+            state.load(opened(run), world.rank)
             differ = everywhere(local_differences(state, written(run)))
             if run == own.path.name:  # once for each strategy: its shards together are the complete state
                 found, expected = state_of(strategy), written(run)
                 differ += [name for name in expected if not torch.equal(found[name], expected[name])]
             steps = {int(count) for count in strategy.step_counts()}
             results[f"{run} -> {label}"] = differ + ([] if steps == {3} else [f"steps {steps}"])
-        del strategy, state, saver
+        del strategy, state
         world.forget_axes()
 if world.is_main:
     out.write_text(json.dumps(results))
