@@ -4,7 +4,7 @@ Most tests that run `frog` ask what a command does, not how its interpreter star
 torch, which takes more processor time than the run of a tiny model. `warm_env` returns a PATH on which `frog` is
 `bin/frog`. That sends its arguments, environment, current folder and standard files to a server (`server.py`), which
 forks a process that runs the command. `frog run` in that process forks its agent in the same way. The ranks are forked
-or started by the agent as always.
+or started by the agent as always. `torchrun`, the ranks that it starts, and `python SCRIPT.py` are forked as well.
 
 What differs from the installed `frog`: the command leads its own session, and `bin/frog` passes signals on to it; all
 commands of a server share one seed of hashes; and modules that the command would not load are loaded.
@@ -49,7 +49,7 @@ def cold_env() -> dict[str, str]:
 
 
 def warm_env() -> dict[str, str]:
-    """Return the variables with which a program finds this `frog` first, then the programs of the environment."""
+    """Return the variables with which a program finds the programs in `bin` first, then those of the environment."""
     cold = cold_env()
     if not sys.platform.startswith("linux"):
         return cold

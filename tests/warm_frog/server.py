@@ -1,4 +1,6 @@
-"""Forks a process per `frog` command: `python server.py ADDRESS`, until its standard input closes.
+"""Forks a process per command of `frog`, `torchrun` or `python`: `python server.py ADDRESS`.
+
+It ends when its standard input closes.
 
 It forks the server first and ends. The server prints its process number when it is ready.
 
@@ -28,7 +30,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 if __name__ == "__main__" and os.fork() != 0:
@@ -39,6 +41,8 @@ LOADED_WITH = dict(os.environ)
 from frog.core.loading import loading
 
 with loading():
+    import torch._dynamo  # noqa: F401 - torch's optimizers load it when they are created
+
     import frog.cli
     import frog.launch.commands
     import frog.launch.start
@@ -48,6 +52,8 @@ with loading():
     import frog.train.main
     import frog.view.commands
 
+from unbuffered import unbuffer
+
 from frog.core.env import child_env, replace_env, wait_passively
 from frog.core.processes import leave
 from frog.launch.torchrun.forkserver import ForkedRank, ForkServer, start_fork_server
@@ -55,7 +61,9 @@ from frog.launch.torchrun.forkserver import ForkedRank, ForkServer, start_fork_s
 HERE = Path(__file__).parent
 _MAY_DIFFER = re.compile(
     r"FROG_(START|CACHE_DIR|BACKEND|OWN)|PYTEST_\w+|TORCHINDUCTOR_CACHE_DIR"
-    r"|PATH|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|NO_COLOR"
+    r"|PATH|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|NO_COLOR|BROWSER|FROG_TEST_SERVER|PYTHON_EXEC"
+    r"|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+    r"|TORCHELASTIC_\w+|TORCH_NCCL_ASYNC_ERROR_HANDLING)"
 )
 """Variables of a command that Python, torch and Frog do not read when they load."""
 _OF_AN_AGENT = re.compile(r"FROG_\w+|PYTHONPATH|PYTHONUNBUFFERED|TORCH_DISABLE_SHARE_RDZV_TCP_STORE|GLOO_SOCKET_IFNAME")
@@ -114,8 +122,13 @@ def become(argv: Sequence[str], env: Mapping[str, str], folder: str, descriptors
     tempfile.tempdir = None
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # the module random reseeds itself
-    sys.orig_argv, sys.argv = [sys.executable, *argv], list(argv)
-    sys.path[0] = os.path.dirname(argv[0])
+    is_python = os.path.basename(argv[0]) == "python"
+    sys.orig_argv = list(argv) if is_python else [sys.executable, *argv]
+    if argv[1:2] == ["-u"] and is_python:
+        unbuffer()
+        argv = argv[1:]
+    sys.argv = list(argv[is_python:])
+    sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0])) if is_python else os.path.dirname(argv[0])
     del sys.modules["frog.cli"]  # it prepares signals when it loads
 
 
@@ -159,20 +172,32 @@ def take_orphans(on: bool) -> None:
     ctypes.CDLL(None).prctl(36, int(on), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def run(installed: str) -> NoReturn:
-    """Run the installed `frog`, and exit as Python does, but without unloading every module."""
-    server, pid = start_fork_server(None), os.getpid()
-    if server is not None:
+def fork_agents() -> None:
+    """Let `frog run` fork its agent."""
+    if (server := start_fork_server(None)) is not None:
         take_orphans(False)
         vars(frog.launch.start)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Agents(server).start})
+
+
+def run(path: str) -> NoReturn:
+    """Run an installed program or a script, and exit as Python does, but without unloading every module."""
+    pid, code = os.getpid(), 0
+    module = ModuleType("__main__")
+    module.__file__ = os.path.abspath(path)
     try:
-        runpy.run_path(installed, run_name="__main__")
+        text = Path(path).read_bytes()
+        sys.modules["__main__"] = module
+        exec(compile(text, module.__file__, "exec"), vars(module))
     except SystemExit as end:
-        if os.getpid() != pid or not isinstance(end.code, int):
+        if os.getpid() != pid or not isinstance(end.code, int | None):
             raise
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
-        leave(end.code)
-    sys.exit()
+        code = end.code or 0
+    except Exception as error:
+        inside = error.__traceback__.tb_next if error.__traceback__ else None
+        sys.excepthook(type(error), error.with_traceback(inside), inside)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    leave(code)
 
 
 def main(address: str) -> None:
@@ -193,7 +218,9 @@ def main(address: str) -> None:
         supervise(connection, pid)
     connection.close()
     become(argv, env, folder, descriptors)
-    run(argv[0])
+    if os.path.basename(argv[0]) == "frog":
+        fork_agents()
+    run(sys.argv[0])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The quick `frog` of the tests behaves as the installed one."""
+"""The quick `frog`, `torchrun` and `python` of the tests behave as the installed ones."""
 
 from __future__ import annotations
 
@@ -90,6 +90,41 @@ def test_ranks_inherit_the_same_as_those_of_the_installed_frog(tmp_path: Path) -
         look["environ"] = {key: value for key, value in look["environ"].items() if not own.fullmatch(key)}
         seen.append({key: value for key, value in look.items() if key not in ("argv", "orig_argv")})
     assert seen[0] == seen[1]
+
+
+def test_script_inherits_the_same_as_under_the_installed_python(tmp_path: Path) -> None:
+    (tmp_path / "look.py").write_text(f"import frog.core.env\n{LOOK.read_text()}")
+    for name, env in (("quick", warm_env()), ("installed", cold_env())):
+        run(("python", "-u", "look.py", name, "a b"), tmp_path, env, stdin=subprocess.DEVNULL, check=True)
+    quick, installed = (looks(tmp_path / name)[0] for name in ("quick", "installed"))
+    for one in (quick, installed):
+        one["open"].pop()  # the list's own descriptor
+        one["orig_argv"].pop(0)  # the file's name
+        one["environ"].pop("PATH")
+    assert quick == installed
+
+
+FAILING = """
+import os, sys
+print("torch" in sys.modules, os.environ["RANK"], end=" ", flush=True)
+def fail():
+    raise ValueError("as requested")
+if len(sys.argv) == 1:
+    fail()
+"""
+
+
+def test_ranks_of_torchrun_are_forked(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(FAILING)
+    words = ("torchrun", "--nproc-per-node=2", "rank.py", "well")
+    assert sorted(run(words, tmp_path, warm_env(), check=True).stdout.split()) == ["0", "1", "True", "True"]
+
+
+def test_failing_script_prints_the_same_traceback_as_under_the_installed_python(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(FAILING)
+    quick, installed = (run(("python", "rank.py"), tmp_path, {"RANK": "0", **env}) for env in (warm_env(), cold_env()))
+    assert (quick.stdout, installed.stdout) == ("True 0 ", "False 0 ")
+    assert (quick.returncode, quick.stderr) == (installed.returncode, installed.stderr)
 
 
 def program(folder: Path, text: str) -> Path:
