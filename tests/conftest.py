@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import pytest
-from harness import MODEL, RUN_FILE, Harness
+from harness import MODEL, RUN_FILE, Harness, made_once
 from warm_frog import remember_env
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -78,13 +76,13 @@ def harness(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Harness
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder that every file's harness starts from."""
-    return _made_once(tmp_path_factory, "prepared", _prepare_rhymes)
+    return made_once(tmp_path_factory, "prepared", _prepare_rhymes)
 
 
 @pytest.fixture(scope="session")
 def default_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a project's `data` folder with the default data set."""
-    root = _made_once(
+    root = made_once(
         tmp_path_factory, "default", lambda root: Harness(root).run("frog", "data", "prepare", timeout=240)
     )
     return root / "data"
@@ -98,18 +96,3 @@ def _prepare_rhymes(root: Path) -> None:
     )
     (root / "rhymes.txt").write_text(lines)
     Harness(root).run("frog", "data", "prepare", "--corpus", "rhymes.txt", "--name", "rhymes", "--vocab-size", "300")
-
-
-def _made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return a folder shared by all workers; the first worker that needs it creates it."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, whole = base / name, base / f"{name}.whole"
-    with (base / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not whole.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # left by a worker that failed to create it
-            folder.mkdir()
-            make(folder)
-            whole.touch()
-    return folder

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from warm_frog import cold_env, warm_env
 
 from frog.chaos.sandbox import TINY_MODEL as MODEL
@@ -20,7 +23,18 @@ from frog.runs import RecordedRun, read_run
 from frog.runs.folder import RunFolder
 from frog.runs.schema import StepEvent
 
-__all__ = ["MODEL", "RUN_FILE", "Harness", "all_gone", "kill_tree", "run_to_end", "set_words", "tree", "wait_until"]
+__all__ = [
+    "MODEL",
+    "RUN_FILE",
+    "Harness",
+    "all_gone",
+    "kill_tree",
+    "made_once",
+    "run_to_end",
+    "set_words",
+    "tree",
+    "wait_until",
+]
 
 PATIENCE = 3
 """Factor for all deadlines, which are set for a slow idle machine. Only a hanging test ever waits this long."""
@@ -84,6 +98,21 @@ def wait_until(
 def all_gone(family: Sequence[psutil.Process]) -> bool:
     """Return True if none of these processes is still running."""
     return not any(map(_runs, family))
+
+
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder shared by all workers; the first worker that needs it creates it."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, whole = base / name, base / f"{name}.whole"
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # left by a worker that failed to create it
+            folder.mkdir()
+            make(folder)
+            whole.touch()
+    return folder
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -1,4 +1,4 @@
-"""The site, built once and served on the loopback interface."""
+"""The site, built once for all workers and served on the loopback interface."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from browser import ROOT, Browser, chromium, find_browser
+from harness import made_once
 
 from frog.cli import _parser
 from tools.site.build import build_site
@@ -18,7 +19,7 @@ from tools.site.build import build_site
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_site(ROOT, _parser(), tmp_path_factory.mktemp("site"))
+    return made_once(tmp_path_factory, "site", lambda root: build_site(ROOT, _parser(), root)) / "site"
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
