@@ -80,11 +80,18 @@ def test_slow_network_adds_what_its_delay_and_rate_make_of_each_collective() -> 
     more_s = {name: slow[name].total_s - fast[name].total_s for name in PHASES}
     gradient_s = 4 * config.model.num_parameters() / 2 / rate
     assert more_s == pytest.approx(
-        # In gloo a message takes two delays: one to scatter gradients or gather parameters, two to agree on the loss or
-        # the norm.
-        {PASSES: 0, REDUCE: 2 * delay_s + gradient_s + 4 * delay_s, OPTIMIZE: 2 * delay_s + gradient_s + 4 * delay_s},
+        # In gloo a message takes two delays: one to scatter gradients or gather parameters, two to agree on the loss,
+        # one on the norm.
+        {PASSES: 0, REDUCE: 2 * delay_s + gradient_s + 4 * delay_s, OPTIMIZE: 2 * delay_s + gradient_s + 2 * delay_s},
         rel=0.01,
     )
+
+
+def test_two_units_of_zero2_share_the_delays_of_a_slow_network() -> None:
+    config, machine = with_strategy(name="zero2"), replace(MACHINE, cores=2)
+    near, far = (predict_step(config, 2, machine, SlowNetwork((0, 1), delay_s, 1e12)) for delay_s in (0.0, 1.0))
+    # Five units, of which two are gathered at a time: three messages; and one to agree on the norm.
+    assert far[OPTIMIZE].total_s - near[OPTIMIZE].total_s == pytest.approx(2 * (3 + 1))
 
 
 def test_slow_network_costs_nothing_inside_a_node() -> None:

@@ -6,6 +6,7 @@ of the collective on this machine, for the programs' own part, comes on top.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from frog.plan.layout import Layout
@@ -25,14 +26,23 @@ class SlowNetwork:
     bytes_per_s: float
     """Payload."""
 
-    def seconds(self, op: str, num_bytes: float, axis: str, layout: Layout) -> float:
-        """Return the seconds of a collective on an axis, whose groups all communicate at once."""
+    def seconds(
+        self, op: str, num_bytes: float, axis: str, layout: Layout, num_messages: int = 1, in_flight: int = 1
+    ) -> float:
+        """Return the seconds of collectives on an axis, whose groups all communicate at once.
+
+        Those in flight at a time share the delays, but not the rate.
+        """
         groups = self._groups(axis, layout)
         if op == "send_recv":
             crosses = any(len(set(nodes)) > 1 for nodes in groups)
-            return Cost(2, num_bytes).seconds(self.delay_s, self.bytes_per_s) if crosses else 0.0
-        cost = collective_cost(op, num_bytes, groups)
-        return cost.seconds(self.delay_s, self.bytes_per_s) if cost is not None else 0.0
+            cost: Cost | None = Cost(2, num_bytes) if crosses else None
+        else:
+            cost = collective_cost(op, num_bytes, groups)
+        if cost is None:
+            return 0.0
+        all_of_them = Cost(math.ceil(num_messages / in_flight) * cost.num_delays, num_messages * cost.link_bytes)
+        return all_of_them.seconds(self.delay_s, self.bytes_per_s)
 
     def _groups(self, axis: str, layout: Layout) -> list[list[int]]:
         """Return the nodes of the ranks in each group of an axis."""

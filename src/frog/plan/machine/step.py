@@ -31,6 +31,7 @@ from frog.plan.traffic import step_traffic
 PASSES, REDUCE, OPTIMIZE = "forward, backward", "reduce", "optimize"
 PHASES = (PASSES, REDUCE, OPTIMIZE)
 
+_ZERO2 = frozenset({"optimizer", "gradients"})
 _SMALL_BYTES = 64
 """A message on which ranks agree: the loss, the norm."""
 
@@ -100,8 +101,9 @@ class StepOnMachine:
                 communicating[phase] += here_s + between_s - hidden_s
         agreed_s = self._all_reduce_s(_SMALL_BYTES)
         rides = self.layout.sizes["tp"] * self.layout.sizes["pp"] == 1 and not self._splits
-        communicating[REDUCE] += 0.0 if rides else agreed_s
-        communicating[OPTIMIZE] += 0.0 if rides else agreed_s
+        communicating[REDUCE] += 0.0 if rides else agreed_s + self._between_s("all_reduce", _SMALL_BYTES, "world")
+        # One number: half of the ring's steps send nothing.
+        communicating[OPTIMIZE] += 0.0 if rides else agreed_s + self._between_s("all_gather", _SMALL_BYTES, "world")
         computing = {PASSES: passes, REDUCE: self._moved_s(self._averaged_bytes), OPTIMIZE: self._optimizer_s()}
         return {phase: PhaseTime(computing[phase], communicating[phase]) for phase in PHASES}
 
@@ -193,17 +195,18 @@ class StepOnMachine:
         strategy, num_bytes = self.layout.config.strategy, flow.payload_bytes / flow.num_messages
         rounds = strategy.inner_steps if strategy.entry.apart and flow.axis == self.layout.data_axis else 1
         size = 2 if op == "send_recv" and flow.op == "send" else flow.size
-        between_s = self._between_s(op, num_bytes, flow.axis)
+        between_s = self._between_s(op, num_bytes, flow.axis, flow.num_messages)
         if flow.axis == "tp" and (op != "all_reduce" or self.layout.stream_split == 1):
             op = "tensor" if op == "all_reduce" else "sequence"
         here_s = self.machine.link_s(op, num_bytes, size, self._world)
-        return flow.num_messages * here_s / rounds, flow.num_messages * between_s / rounds
+        return flow.num_messages * here_s / rounds, between_s / rounds
 
-    def _between_s(self, op: str, num_bytes: float, axis: str) -> float:
-        return self.network.seconds(op, num_bytes, axis, self.layout) if self.network is not None else 0.0
+    def _between_s(self, op: str, num_bytes: float, axis: str, num_messages: int = 1) -> float:
+        """Return the seconds of messages between nodes. Of zero2's units, two are on their way at a time."""
+        if self.network is None:
+            return 0.0
+        in_flight = 2 if self._splits == _ZERO2 and axis == self.layout.shard_axis else 1
+        return self.network.seconds(op, num_bytes, axis, self.layout, num_messages, in_flight)
 
     def _all_reduce_s(self, num_bytes: float) -> float:
-        if self._world == 1:
-            return 0.0
-        between_s = self._between_s("all_reduce", num_bytes, "world")
-        return self.machine.link_s("all_reduce", num_bytes, self._world, self._world) + between_s
+        return self.machine.link_s("all_reduce", num_bytes, self._world, self._world) if self._world > 1 else 0.0
