@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,13 @@ class PageHarness(Harness):
 
     def start_page(self, name: str, *words: str, nproc: int | None = None, **options: Any) -> subprocess.Popen[str]:
         """Start a script with plain `python` or, if `nproc` is given, under torchrun."""
-        begin = (sys.executable,) if nproc is None else ("torchrun", f"--nproc_per_node={nproc}", *_MEET)
+        begin = ("python",) if nproc is None else ("torchrun", f"--nproc_per_node={nproc}", *_MEET)
         env = {"OMP_NUM_THREADS": "1", **options.pop("env", {})}
         return self.start(*begin, str(SCRIPTS / name), *words, env=env, **options)
 
     def page(self, name: str, *words: str, code: int = 0, timeout: float = 90, **options: Any) -> tuple[str, str]:
         """Run a script until it ends; return its stdout and stderr."""
-        process = self.start_page(name, *words, **options)
+        process = self.start_page(name, *words, warm=code == 0, **options)
         return finish(process, code, timeout)
 
 
