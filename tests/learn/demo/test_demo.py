@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE
 from rich.console import Console
+from warm_frog import warm_env
 
 from frog.core.errors import UsageError
 from frog.core.wrapping import wrapped_lines
@@ -286,8 +288,13 @@ def test_demo_never_removes_runs_outside_a_demo_folder(tmp_path: Path) -> None:
 @pytest.mark.timeout(2700)
 @pytest.mark.parametrize("name", NAMES)
 def test_demo_runs_unattended(name: Name, tmp_path: Path) -> None:
+    """The shell of each step finds the quick programs of tests/warm_frog first."""
+    shell = tmp_path / "warm.sh"
+    lines = [f"export {variable}={shlex.quote(value)}\n" for variable, value in warm_env().items()]
+    shell.write_text("".join([*lines, "unset BASH_ENV\n"]))
     command = [str(Path(sys.executable).parent / "frog"), "demo", name, "--auto", "--out", str(tmp_path / "demo")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE * 880)
+    env = {**os.environ, "BASH_ENV": str(shell)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE * 880)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     session = read_session(name)
     outputs = {path.name: path.read_text() for path in (tmp_path / "demo").glob("[0-9][0-9].txt")}
