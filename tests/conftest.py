@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -63,6 +64,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("seconds by folder")
     for folder, total in seconds.most_common():
         terminalreporter.write_line(f"{total:8.1f}  {folder}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_environment() -> Iterator[None]:
+    """Restore the environment after each file: joining a world in the tests' own process sets variables.
+
+    With them, programs of later files would not be forked (tests/warm_frog).
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")
