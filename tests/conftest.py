@@ -16,6 +16,8 @@ from warm_frog import remember_env
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from frog.core.env import replace_env
+
 
 def pytest_configure() -> None:
     """Prepare the environment of the tests and their processes: they receive Ctrl-C, and share the cores.
@@ -74,9 +76,7 @@ def own_environment() -> Iterator[None]:
     """
     before = dict(os.environ)
     yield
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-    os.environ.update(before)
+    replace_env(before)
 
 
 @pytest.fixture(scope="module")

@@ -84,22 +84,16 @@ class Stage:
 
         A call of `action` does it `times` times, after an untimed call of `after`. The first call warms up.
         """
-        block = self._link_block if kind == "link" else self._block
+        block, length = (self._link_block, _LINK_BLOCK) if kind == "link" else (self._block, 1)
         before = after or _nothing
-        repeats = torch.tensor(math.ceil(self._length_s(kind) / max(1e-6, self._whole_s(action, before))))
+        start = time.perf_counter()
+        before()
+        action()
+        repeats = torch.tensor(math.ceil(length * self.request.block_s / max(1e-6, time.perf_counter() - start)))
         self.axis.all_reduce(repeats, dist.ReduceOp.MIN)
         seconds = max(1e-9, block(action, before, int(repeats)) / times)
         self.samples.append({"kind": kind, "name": name, "work": asdict(work), "seconds": seconds})
         return seconds
-
-    def _length_s(self, kind: str) -> float:
-        return self.request.block_s * (_LINK_BLOCK if kind == "link" else 1)
-
-    def _whole_s(self, action: Callable[[], object], before: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        before()
-        action()
-        return time.perf_counter() - start
 
     def _block(self, action: Callable[[], object], before: Callable[[], object], count: int) -> float:
         """Return the seconds of a computation on the slowest rank."""
