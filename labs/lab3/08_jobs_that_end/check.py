@@ -49,6 +49,10 @@ def check_saved(grade: Grade, job: Job) -> None:
         text = f"{job.title}: Slurm sends the signal {count(int(lead[1]), 'second')} before the limit."
         grade.reject("warned-too-late", f"{text} A save takes 1.5 s here, and minutes for a large model.")
     if len(saved) == 2:
+        in_time = saved_before_requeue(job)
+        if in_time < 2:
+            text = f"{job.title}: the script called scontrol requeue when {in_time} of 2 ranks had saved."
+            grade.reject("requeue-waits", f"{text} Requeueing ends them; they could save because it started slowly.")
         steps = " and ".join(f"rank {rank} at step {step}" for rank, step in sorted(saved))
         grade.measured(job.title, f"both ranks saved, {steps}: no collective keeps these two in step")
         return
@@ -83,6 +87,12 @@ def check_saved(grade: Grade, job: Job) -> None:
             "script-gets-it-too" if job.exit.endswith(":15") or job.exit.startswith("143:") else "wait-once", text
         )
     grade.reject("unknown", f"{job.title}: {began}; the job is {job.state}.")
+
+
+def saved_before_requeue(job: Job) -> int:
+    """Count the ranks that had saved when the script requeued its job, or at the end if it never did."""
+    kinds = [note[-2] for note in job.notes]
+    return kinds[: kinds.index("requeue")].count("saved") if "requeue" in kinds else kinds.count("saved")
 
 
 def waits_in_front(grade: Grade, job: Job) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -24,6 +26,8 @@ from frog.core.env import child_env, replace_env, variable
 NODES = ("node1", "node2")
 FINISHED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"}
 EMULATOR = "the Slurm emulator"
+NOTES = "notes"
+"""The folder below the submission folder in which the ranks write their notes, a file per job."""
 _ANSWER_S = 5.0
 _GONE_S = 15.0
 
@@ -50,7 +54,9 @@ class EmulatedSlurm:
 
     def __enter__(self) -> Self:
         cluster.up(self._place, len(NODES), 4, 32, kill_wait_s=0.5, look_s=0.2)
-        replace_env(child_env(**cluster.environment(self._place)))
+        env = cluster.environment(self._place)
+        env["PATH"] = f"{_noting_scontrol(self._place, Path.cwd() / NOTES)}{os.pathsep}{env['PATH']}"
+        replace_env(child_env(**env))
         self._client = read_client(self._place)
         return self
 
@@ -73,6 +79,26 @@ class EmulatedSlurm:
         """Change the job's `endtime` or `timelimit`, if it has not ended."""
         with contextlib.suppress(SlurmRefusal):
             self._client.ask("update", job=str(number), name=name, value=value)
+
+
+def _noting_scontrol(place: Path, notes: Path) -> Path:
+    """Create a folder with a `scontrol` that first notes each requeue among the notes of the job's ranks.
+
+    The requeue itself can follow seconds later: on a busy machine, the Python program that requests it starts slowly.
+    """
+    folder = place.with_name(f"{place.name}-bin")
+    folder.mkdir()
+    note = f"""printf '[0, %d, "requeue", null]\\n' $$ >> {shlex.quote(str(notes))}/"$SLURM_JOB_ID.jsonl\""""
+    lines = (
+        "#!/bin/sh",
+        'for word in "$@"; do',
+        f'    if [ "$word" = requeue ] && [ -n "$SLURM_JOB_ID" ]; then {note}; fi',
+        "done",
+        f'exec {shlex.quote(str(place / "bin" / "scontrol"))} "$@"',
+    )
+    (folder / "scontrol").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "scontrol").chmod(0o755)
+    return folder
 
 
 class RealSlurm:

@@ -23,7 +23,15 @@ from frog.cluster.emulator import cluster
 from frog.core.env import variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import take_orphans
-from frog.learn.grader.job_clusters import FINISHED, EmulatedSlurm, JobCluster, RealSlurm, end_jobs, running_slurm
+from frog.learn.grader.job_clusters import (
+    FINISHED,
+    NOTES,
+    EmulatedSlurm,
+    JobCluster,
+    RealSlurm,
+    end_jobs,
+    running_slurm,
+)
 
 if TYPE_CHECKING:
     from frog.learn.grader.grade import Grade  # loads torch, which the program below does not need
@@ -49,7 +57,10 @@ class Job:
     said: str
     """The end of the job's log, or sbatch's refusal."""
     notes: list[list[Any]] = field(default_factory=list)
-    """The ranks' notes: lines of NOTES/JOB.jsonl in chronological order."""
+    """The ranks' notes: lines of notes/JOB.jsonl in chronological order.
+
+    On the emulator, `requeue` marks the moment at which the job's script called `scontrol requeue`.
+    """
 
     @property
     def title(self) -> str:
@@ -169,7 +180,7 @@ def _result_of(name: str, slurm: str, number: int | str, jobs: Mapping[int, dict
 
 
 def _notes(number: int) -> list[list[Any]]:
-    path = Path("notes") / f"{number}.jsonl"
+    path = Path(NOTES) / f"{number}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
