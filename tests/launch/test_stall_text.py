@@ -57,7 +57,7 @@ def test_hang_names_the_collective_and_the_line_of_each_rank() -> None:
     )
     assert lines == [
         "hang: no rank has finished a collective or computed anything for 12 s",
-        "  ranks 0, 2: waits in all_reduce number 5 of group 0 (Float [10]) at /me/train.py:6 in step",
+        "  ranks 0, 2: wait in all_reduce number 5 of group 0 (Float [10]) at /me/train.py:6 in step",
         "  rank 1: waits outside torch.distributed at /me/train.py:8 in load (queue.get()), after 4 collectives",
     ]
 
@@ -94,6 +94,21 @@ def test_slow_rank_is_in_the_heading() -> None:
     )
     assert lines[0] == "rank 1 computed for 12 s while other ranks wait in a collective"
     assert lines[2] == "  rank 1: computes at /me/train.py:8 in load, after 4 collectives"
+
+
+@pytest.mark.parametrize(
+    ("role", "text"),
+    [
+        (Role.STOPPED, "are stopped at /me/train.py:8 in load, after 4 collectives"),
+        (Role.COMPUTES, "compute at /me/train.py:8 in load, after 4 collectives"),
+        (Role.ENDED, "have ended, after 4 collectives"),
+        (Role.FAILED, "failed, but their processes have not ended"),
+    ],
+)
+def test_several_ranks_have_a_verb_in_the_plural(role: Role, text: str) -> None:
+    lines = describe(Kind.HANG, {0: role, 1: role}, observed(0, SLEEP), observed(1, SLEEP))
+    assert lines[1:] == [f"  ranks 0, 1: {text}"]
+    assert describe(Kind.HANG, {0: Role.WAITS, 1: Role.WAITS})[1:] == ["  ranks 0, 1: wait"]
 
 
 @pytest.mark.parametrize(("backend", "after"), [("gloo", "after 1 collective"), ("nccl", "after 4 collectives")])

@@ -20,9 +20,16 @@ def describe_stall(finding: Finding, evidence: Mapping[int, Observed]) -> str:
     by_text: dict[str, list[int]] = {}
     for rank, role in finding.roles.items():
         by_text.setdefault(_describe_rank(role, evidence.get(rank)), []).append(rank)
-    lines = [f"  {name_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
+    lines = [f"  {name_ranks(ranks)}: {_plural(text) if ranks[1:] else text}" for text, ranks in by_text.items()]
     more = [f"  and {count(len(lines) - _MOST_GROUPS, 'more group')} of ranks"] if len(lines) > _MOST_GROUPS else []
     return "\n".join([_heading(finding), *lines[:_MOST_GROUPS], *more])
+
+
+def _plural(text: str) -> str:
+    """Put what one rank does into the plural."""
+    verb, _, rest = text.partition(" ")
+    plural = {"is": "are", "has": "have", "waits": "wait", "computes": "compute"}.get(verb, verb)
+    return f"{plural} {rest.replace('but its process has', 'but their processes have')}".rstrip()
 
 
 def _heading(finding: Finding) -> str:

@@ -284,6 +284,8 @@ def test_first_exception_wins_and_victims_are_counted() -> None:
     assert (found.fault, found.rank, found.line, found.certain) == ("raise", 1, "train.py:31 (main)", True)
     assert "other 4 ranks" in found.advice
     assert any("4 more ranks only lost their connection" in line for line in found.evidence)
+    found = diagnose_program(evidence(ranks[0], cause, hung=False))
+    assert "the error of the other rank follows from it" in found.advice
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from seen import at, evidence, failed, rank
 
 from frog.core.files import write_json
 from frog.diagnose.program.evidence import RankEvidence
+from frog.diagnose.program.failed_calls import mark_failed_calls
 from frog.diagnose.program.gather import gather
 from frog.diagnose.program.messages import add_awaited_messages
 from frog.diagnose.program.rules import diagnose_program
-from frog.runs.observed import Message, Messages, Transfer
+from frog.runs.observed import CodeLine, Message, Messages, Transfer
 
 STEP = ("all_reduce", 64, 10)
 
@@ -189,3 +191,134 @@ def test_messages_are_not_counted_as_collectives(tmp_path: Path, backend: str, c
     write_json(tmp_path / "observed/attempt_0/rank_0/collectives.json", collectives)
     found = gather(tmp_path).ranks[0]
     assert (*found.enqueued.values(), *found.completed.values(), found.num_messages) == counts
+
+
+SEND, RECEIVE = ("isend", 1, 0, 11), ("irecv", 1, 4, 12)
+
+
+def recorded(*messages: tuple[str, int, int, int], size: int = 8) -> Messages:
+    """Return messages, oldest first: operation, peer, tag and line. All but the last are done."""
+    numbers: Counter[tuple[str, int, int]] = Counter()
+    last = []
+    for op, peer, tag, line in messages:
+        numbers[op, peer, tag] += 1
+        fields = {"op": op, "peer": peer, "tag": tag, "number": numbers[op, peer, tag], "line": at(line)}
+        same = {"group": "0", "size": [size], "dtype": "float32", "done": len(last) < len(messages) - 1}
+        last.append(msgspec.convert({**fields, **same}, Message, from_attributes=True))
+    return Messages(whole=True, counts=[(*channel, "0", number) for channel, number in numbers.items()], last=last)
+
+
+LOOP = (("irecv", 2, 0, 10), ("isend", 0, 3, 11), ("isend", 0, 4, 12))
+IN_ORDER, SKIPS = recorded(*LOOP * 4), recorded(*LOOP * 3, *LOOP[::2])
+
+
+@pytest.mark.parametrize(("ordered", "odd"), [(SKIPS, 0), (IN_ORDER, 1)])
+def test_rank_that_left_the_order_of_its_messages_is_odd(ordered: Messages, odd: int) -> None:
+    """If both did, it may be any of them."""
+    one = waits(0, "recv", 1, 25, tag=3, world=3, messages=ordered)
+    other = waits(1, "send", 0, 12, tag=4, world=3, messages=SKIPS)
+    found = diagnose_program(evidence(one, other, rank(2, STEP, state="running")))
+    assert (found.fault, found.rank, found.certain) == ("message", odd, False)
+    assert "their tags differ" in found.finding
+    text = (
+        "; rank 1 left its order: after a message from rank 2, it began one to rank 0 with tag 4 at train.py:12 (main)"
+        ", but each time before, one to rank 0 with tag 3 at train.py:11 (main)"
+    )
+    assert found.finding.endswith(text) is (odd == 1)
+    assert ("find out why rank 1 left its order" in found.advice) is (odd == 1)
+    assert ("use the same tag on both ranks" in found.advice) is (odd == 0)
+
+
+def test_evidence_has_all_ranks_of_a_circle_and_its_odd_one_first() -> None:
+    """Rank 2 received from rank 0, not from rank 1 as before."""
+    loop = (("irecv", 1, 0, 10), ("isend", 1, 0, 11))
+    wrong = recorded(*loop * 3, ("irecv", 0, 0, 10))
+    ring = [waits(0, "send", 1, 20, world=3), waits(1, "send", 2, 21, world=3)]
+    found = diagnose_program(evidence(*ring, waits(2, "recv", 0, 10, world=3, messages=wrong)))
+    assert (found.rank, found.line, found.peer_line) == (2, "train.py:10 (main)", "train.py:21 (main)")
+    assert found.finding.endswith(
+        "it began one from rank 0 at train.py:10 (main), but each time before, one from rank 1"
+    )
+    assert [line.split("rank ")[1][0] for line in found.evidence] == ["2", "1", "0"]
+
+
+def test_message_out_of_order_that_others_have_received_long_ago_is_no_cause() -> None:
+    """Rank 1 skipped a message 20 messages ago."""
+    messages = recorded(*LOOP * 3, *LOOP[::2], *LOOP * 6)
+    one = waits(0, "recv", 1, 25, world=3)
+    found = diagnose_program(evidence(one, waits(1, "recv", 0, 10, world=3, messages=messages), rank(2, STEP)))
+    assert (found.rank, "left its order" in found.finding) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("sender", "receiver", "odd", "why"),
+    [
+        (recorded(*LOOP * 4), None, 1, "rank 1 probably skipped that collective"),
+        (recorded(*LOOP * 3, *LOOP[:2]), None, 0, "called at train.py:30 (main)"),  # it never sent the last one
+        (recorded(*LOOP * 4), recorded(*LOOP * 3, *LOOP[:2], *LOOP[:1]), 1, "one to rank 0 with tag 4 at train.py:12"),
+        (SKIPS, None, 0, "rank 0 left its order"),
+    ],
+)
+def test_rank_in_a_collective_is_not_odd_if_it_has_sent_all_messages(
+    sender: Messages, receiver: Messages | None, odd: int, why: str
+) -> None:
+    calls = (("all_reduce", 4, 30),) * 4
+    inside = [rank(n, *calls, world=4, pending=1, state="running", line=at(30), messages=sender) for n in (0, 2, 3)]
+    late = waits(1, "recv", 0, 10, world=4, num_messages=9, messages=receiver)
+    late.calls = inside[0].calls[:3]
+    found = diagnose_program(evidence(late, *inside))
+    assert (found.fault, found.rank, found.certain) == ("message", odd, False)
+    assert why in found.finding
+
+
+def test_error_in_a_line_without_a_collective_is_one_of_a_message() -> None:
+    """The rank that received it crashed, so its record is lost."""
+    lost = failed("RuntimeError", "Connection closed by peer [127.0.0.1]:4", 15)
+    one = rank(0, STEP, state="failed", error=lost, messages=recorded(SEND, RECEIVE, SEND))
+    crashed = RankEvidence(1, crash="Fatal Python error: Aborted", exit_code=-6)
+    seen = evidence(one, crashed, hung=False)
+    add_awaited_messages(seen)
+    assert one.transfer is not None
+    assert (one.transfer.op, one.transfer.peer) == ("isend", 1)
+    one.transfer = None
+    mark_failed_calls(seen)
+    assert one.calls[0].done
+    one.messages = None
+    mark_failed_calls(seen)
+    assert not one.calls[0].done
+
+
+LONGER = ("op.preamble.length <= op.nbytes. 36 vs 32. Received data size doesn't match expected size", "train.log")
+IN_RECV = [CodeLine(file="torch/distributed/distributed_c10d.py", line=2, function="recv"), at(25)]
+IN_REDUCE = [CodeLine(file="torch/distributed/distributed_c10d.py", line=2, function="all_reduce"), at(25)]
+
+
+@pytest.mark.parametrize(
+    ("stack", "sizes", "odd", "text"),
+    [
+        (IN_RECV, (8, 9), 0, "rank 0 sent it one of 9 float32 at train.py:11 (main), but of 8 before"),
+        ([at(25)], (8, 9), 0, "rank 0 sent it one of 9 float32 at train.py:11 (main), but of 8 before"),
+        (IN_RECV, (9, 9), 1, "rank 0 sent it one of 9 float32 at train.py:11 (main)"),
+        (IN_RECV, (9,), 1, "rank 0 sent it one of 9 float32 at train.py:11 (main)"),
+        (IN_REDUCE, (8, 9), 1, "another size than its collective at train.py:25 (main)"),
+    ],
+)
+def test_message_longer_than_its_receiver_expects_names_both_lines(
+    stack: list[CodeLine], sizes: tuple[int, ...], odd: int, text: str
+) -> None:
+    """A rank that still waits for the message is its sender, although another one had sent one, too."""
+    lost = failed("RuntimeError", "Connection closed by peer [127.0.0.1]:4", 15)
+    messages = recorded(*[SEND] * len(sizes))
+    messages = Messages(
+        last=[msgspec.structs.replace(one, size=[size]) for one, size in zip(messages.last, sizes, strict=True)]
+    )
+    sender = waits(0, "isend", 1, 15, world=3, error=lost, messages=messages)
+    other = rank(2, STEP, world=3, state="failed", error=lost, messages=recorded(("isend", 1, 7, 40)))
+    crashed = RankEvidence(1, line=at(25), exit_code=-6, state="running", mismatch=LONGER, stack=stack)
+    crashed.sources = ["train.log"]
+    found = diagnose_program(evidence(other, crashed, sender, hung=False))
+    assert (found.fault, found.rank, found.certain) == ("shape", odd, False)
+    assert text in found.finding
+    if stack is not IN_REDUCE:
+        lines = ["train.py:11 (main)", "train.py:25 (main)"]
+        assert [found.line, found.peer_line] == (lines if odd == 0 else lines[::-1])

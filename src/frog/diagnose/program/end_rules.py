@@ -180,7 +180,9 @@ def _victims(evidence: Evidence, ranks: list[int]) -> str:
     victims = sum(is_victim(rank) for number, rank in evidence.ranks.items() if number not in ranks)
     if not victims:
         return ""
-    return f"\nthe errors of the other {victims} rank{'s' if victims > 1 else ''} follow from it"
+    if victims == 1:
+        return "\nthe error of the other rank follows from it"
+    return f"\nthe errors of the other {victims} ranks follow from it"
 
 
 def lost_node(evidence: Evidence) -> Diagnosis | None:

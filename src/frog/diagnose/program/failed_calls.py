@@ -19,13 +19,20 @@ def mark_failed_calls(evidence: Evidence) -> None:
             and error.fatal
             and (lost_peers(error) or is_mismatch(error))
         ):
-            _mark(rank, _failed(rank))
+            failed = _failed(rank)
+            if failed is not None:
+                _mark(rank, failed)
 
 
-def _failed(rank: RankEvidence) -> Call:
-    """Return the last call from the line of the error; the last call of all if its line is unknown."""
+def _failed(rank: RankEvidence) -> Call | None:
+    """Return the last call from the line of the error; the last call of all if its line is unknown.
+
+    Return None if that line called no collective, but the rank has begun messages: it failed in one of them.
+    """
     lines = [rank.error.line, *rank.error.frames] if rank.error is not None else []
     of_line = [call for call in rank.calls if any(same_line(call.line, line) for line in lines)]
+    if lines[0:1] != [None] and not of_line and rank.messages is not None and rank.messages.last:
+        return None
     return max(of_line or rank.calls, key=lambda call: (call.created_ns or 0, call.seq))
 
 

@@ -1,10 +1,17 @@
-"""Compare a rank's collective with what the same rank called at this place before, as the steps of a loop repeat."""
+"""Compare a rank's collectives and messages with what the same rank did before, as the steps of a loop repeat."""
 
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 from frog.diagnose.program.evidence import Call
+from frog.runs.observed import Message
+
+_LEAST_TIMES = 2
+"""How often a message must have followed another, and no other one, to be the usual one."""
+_MOST_SINCE = 16
+"""Most messages that a rank may have begun since it left their order: what others accepted long ago is no cause."""
 
 
 def usual_after(before: list[Call]) -> list[Call]:
@@ -24,3 +31,31 @@ def is_unusual(before: list[Call], call: Call) -> bool | None:
 def _form(call: Call) -> tuple[object, ...]:
     line = (call.line.file, call.line.line) if call.line is not None else None
     return call.op, call.elements, call.dtypes, line
+
+
+class Deviation(NamedTuple):
+    """A place at which a rank began another message than each time before."""
+
+    after: Message
+    usual: Message
+    message: Message
+
+
+def deviation(messages: list[Message]) -> Deviation | None:
+    """Return the last place at which a rank left the order of its messages; None if it did not, as far as known."""
+    found = None
+    followers: dict[tuple[object, ...], list[Message]] = {}
+    for number, (one, message) in enumerate(itertools.pairwise(messages), 2):
+        before = followers.setdefault(message_form(one), [])
+        forms = {message_form(each) for each in before}
+        is_recent = number > len(messages) - _MOST_SINCE
+        if is_recent and len(before) >= _LEAST_TIMES and len(forms) == 1 and message_form(message) not in forms:
+            found = Deviation(one, before[-1], message)
+        before.append(message)
+    return found
+
+
+def message_form(message: Message) -> tuple[object, ...]:
+    """Return what the same message of another step has in common with this one."""
+    line = (message.line.file, message.line.line) if message.line is not None else None
+    return message.op, message.peer, message.tag, message.group, line

@@ -26,7 +26,13 @@ def _awaited(evidence: Evidence, rank: RankEvidence, messages: list[Message]) ->
     else:
         possible = pending if rank.in_message else []
     unmet = (message for message in possible if not _is_met(evidence, rank, message))
-    return next(unmet, pending[0] if pending and possible else None)
+    return next(unmet, pending[0] if pending and possible else _to_crashed(evidence, possible))
+
+
+def _to_crashed(evidence: Evidence, messages: list[Message]) -> Message | None:
+    """Return the last message to or from a rank whose record was lost in a crash."""
+    others = ((message, evidence.ranks.get(message.peer or 0)) for message in reversed(messages))
+    return next((message for message, other in others if other and other.crash and other.messages is None), None)
 
 
 def _is_met(evidence: Evidence, rank: RankEvidence, message: Message) -> bool:

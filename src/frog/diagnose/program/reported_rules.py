@@ -13,6 +13,7 @@ from frog.diagnose.program.branches import rank_branch
 from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.diagnose.program.history import is_unusual, usual_after
 from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
+from frog.diagnose.program.message_size import longer_message
 from frog.diagnose.program.victims import in_collective
 from frog.runs.observed import CodeLine
 
@@ -35,7 +36,11 @@ def reported(evidence: Evidence) -> Diagnosis | None:
     met = _meeting(evidence)
     if met is None:
         return None
-    return _left_its_order(evidence, met) or _unexpected(evidence, met)
+    return (
+        longer_message(evidence, evidence.ranks[met.receiver], met.message)
+        or _left_its_order(evidence, met)
+        or _unexpected(evidence, met)
+    )
 
 
 def _meeting(evidence: Evidence) -> _Meeting | None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from frog.diagnose.diagnosis import Diagnosis, span
 from frog.diagnose.program.compare import Difference
 from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
+from frog.diagnose.program.history import Deviation, deviation
 from frog.diagnose.program.join_rules import reason
 from frog.diagnose.program.lines import describe_call, report_ranks
 from frog.diagnose.program.victims import lost_peers, timed_out
-from frog.runs.observed import CodeLine, Message
+from frog.runs.observed import CodeLine, Message, Transfer
 
 _NOT_MET = (
     "every send needs a recv on the other rank at the same time, and every recv a send: compare the two lines\n"
@@ -66,22 +67,73 @@ def _path(peers: dict[int, int], start: int) -> list[int]:
     return path
 
 
-def _circle(evidence: Evidence, ranks: list[int]) -> Diagnosis:
-    """Explain ranks that wait for each other."""
-    ranks = sorted(ranks)
-    one, other = evidence.ranks[ranks[0]], evidence.ranks[ranks[-1]]
+def _circle(evidence: Evidence, circle: list[int]) -> Diagnosis:
+    """Explain ranks that wait for each other, each for the next one."""
+    ranks = sorted(circle)
     finding = f"{span(ranks)} wait for each other: {'; '.join(_waits(evidence.ranks[number]) for number in ranks[:8])}"
-    found = _pair(evidence, one, other).with_more(finding=finding)
-    mine, yours = one.transfer, other.transfer
-    if mine is None or yours is None or len(ranks) != 2 or mine.is_send == yours.is_send:
+    left = [number for number in ranks if _deviation(evidence.ranks[number]) is not None]
+    if len(left) == 1:
+        one, other = evidence.ranks[left[0]], evidence.ranks[circle[circle.index(left[0]) - 1]]
+        return _pair(evidence, one, other, *ranks).with_more(
+            finding=f"{finding}{_other_tags(one, other)}{_left_order(one)}",
+            advice=f"find out why rank {one.rank} left its order: a condition, a tag, a peer, or the number of rounds\n"
+            f"if it should, rank {other.rank} must do its part in the same order",
+        )
+    one, other = evidence.ranks[ranks[0]], evidence.ranks[ranks[-1]]
+    found = _pair(evidence, one, other, *ranks).with_more(finding=finding)
+    if not _is_one_message(one, other) or len(ranks) > 2:
         return found
-    if mine.tag != yours.tag:
-        return found.with_more(finding=f"{finding}: their tags differ", advice="use the same tag on both ranks")
+    if tags := _other_tags(one, other):
+        return found.with_more(
+            finding=f"{finding}{tags}",
+            advice="use the same tag on both ranks; if tags number the messages, one rank has skipped one or is ahead",
+        )
     return found.with_more(
         fault="network",
         finding=f"{finding}: the message does not arrive",
         advice="compare the sizes and types of both tensors, then look at the network between their hosts",
     )
+
+
+def _is_one_message(one: RankEvidence, other: RankEvidence) -> bool:
+    """True if two ranks wait for each other, one to send and one to receive."""
+    mine, yours = one.transfer, other.transfer
+    return (
+        mine is not None
+        and yours is not None
+        and (mine.peer, yours.peer) == (other.rank, one.rank)
+        and mine.is_send != yours.is_send
+    )
+
+
+def _other_tags(one: RankEvidence, other: RankEvidence) -> str:
+    mine, yours = one.transfer, other.transfer
+    differ = _is_one_message(one, other) and mine and yours and mine.tag != yours.tag
+    return ": their tags differ" if differ else ""
+
+
+def _deviation(rank: RankEvidence) -> Deviation | None:
+    return deviation(rank.messages.last) if rank.messages is not None else None
+
+
+def _left_order(rank: RankEvidence) -> str:
+    """Say which message a rank began where it began another each time before; empty if it kept its order."""
+    found = _deviation(rank)
+    if found is None:
+        return ""
+    usual = "" if same_line(found.message.line, found.usual.line) else at_place(found.usual.line)
+    return (
+        f"; rank {rank.rank} left its order: after a message {_way(found.after)}, it began one {_way(found.message)}"
+        f"{at_place(found.message.line)}, but each time before, one {_way(found.usual)}{usual}"
+    )
+
+
+def _way(message: Transfer) -> str:
+    return f"{'to' if message.is_send else 'from'} rank {message.peer}{_tag(message)}"
+
+
+def _tag(message: Transfer) -> str:
+    return f" with tag {message.tag}" if message.tag else ""
 
 
 def _end(evidence: Evidence, path: list[int]) -> Diagnosis | None:
@@ -104,26 +156,39 @@ def _end(evidence: Evidence, path: list[int]) -> Diagnosis | None:
 def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, call: Call) -> Diagnosis | None:
     """Explain a rank that waits for one which waits in a collective, unless others do not come to that collective.
 
-    The first is the odd one if it never had a message before and most ranks came to the collective.
+    A rank that left the order of its messages is the odd one. Otherwise it is the first, if the other one has begun as
+    many messages in each round as before, or if the first never had a message and most ranks came to the collective.
     """
     members = call.group.members or tuple(evidence.world)
     callers = [number for number in members if _called(evidence.ranks.get(number), call)]
     if not {*members} - {*callers} <= transfer_peers(evidence).keys():
         return None
     is_extra = not waits.num_messages and len(callers) * 2 > len(members)
-    found = _pair(evidence, waits, rank) if is_extra else _pair(evidence, rank, waits)
-    return found.with_more(
+    in_step = _keeps_step(rank, call)
+    first_is_odd = _deviation(rank) is None and (is_extra or in_step or _deviation(waits) is not None)
+    odd, other = (waits, rank) if first_is_odd else (rank, waits)
+    skipped = f": rank {waits.rank} probably skipped that collective" if first_is_odd and in_step else ""
+    why = _left_order(odd) or skipped
+    return _pair(evidence, odd, other).with_more(
         collective=describe_call(evidence, call),
-        finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}",
+        finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}{why}",
     )
+
+
+def _keeps_step(rank: RankEvidence, call: Call) -> bool:
+    """True if a rank has begun as many messages of each kind in this round, which the collective ends, as before."""
+    rounds = sum(same_line(each.line, call.line) for each in rank.calls)
+    if rounds < 2 or rank.messages is None or not rank.messages.whole or not rank.messages.counts:
+        return False
+    return all(number % rounds == 0 for *_, number in rank.messages.counts)
 
 
 def _called(rank: RankEvidence | None, call: Call) -> bool:
     return rank is not None and any((each.group, each.seq) == (call.group, call.seq) for each in rank.calls)
 
 
-def _pair(evidence: Evidence, odd: RankEvidence, other: RankEvidence) -> Diagnosis:
-    """Return the fields of a diagnosis of two ranks that do not meet."""
+def _pair(evidence: Evidence, odd: RankEvidence, other: RankEvidence, *more: int) -> Diagnosis:
+    """Return the fields of a diagnosis of two ranks that do not meet. more: ranks to report, too."""
     return Diagnosis(
         "message",
         "",
@@ -132,7 +197,7 @@ def _pair(evidence: Evidence, odd: RankEvidence, other: RankEvidence) -> Diagnos
         line=place(_line(odd)) or None,
         peer_line=place(_line(other)) or None,
         certain=False,
-        evidence=report_ranks(evidence, [odd.rank, other.rank]),
+        evidence=report_ranks(evidence, [*dict.fromkeys([odd.rank, other.rank, *more])]),
         advice=_NOT_MET,
     )
 
@@ -140,10 +205,8 @@ def _pair(evidence: Evidence, odd: RankEvidence, other: RankEvidence) -> Diagnos
 def _waits(rank: RankEvidence) -> str:
     if rank.transfer is None:
         return f"rank {rank.rank}"
-    way = "to" if rank.transfer.is_send else "from"
-    tag = f" with tag {rank.transfer.tag}" if rank.transfer.tag else ""
     size = "x".join(map(str, rank.transfer.size)) or "1"
-    what = f"{rank.transfer.op} of {size} {rank.transfer.dtype} {way} rank {rank.transfer.peer}{tag}"
+    what = f"{rank.transfer.op} of {size} {rank.transfer.dtype} {_way(rank.transfer)}"
     return f"rank {rank.rank} waits in {what}{at_place(_line(rank))}{_begun(rank)}"
 
 
