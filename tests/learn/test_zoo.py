@@ -90,7 +90,8 @@ def test_reference_measurement_is_not_close_to_any_belief(predicted: dict[str, f
 def test_exercise_is_complete(exercise: Exercise) -> None:
     manifest = exercise.manifest
     wrong = exercise.solutions("wrong")
-    assert len(wrong) >= 4
+    assert len(wrong) >= (12 if exercise.lab > 3 else 4)
+    assert len(exercise.solutions("right")) >= (2 if exercise.lab > 3 else 0)
     known = {known.id for known in manifest.misconceptions}
     assert {one.misconception for one in wrong} <= known | general().keys()
     assert known <= {one.misconception for one in wrong}, "a misconception that no wrong solution shows"

@@ -161,12 +161,13 @@ def oracle(run: Run) -> list[Step]:
     return steps
 
 
-def shards_of(run: Run, gradients: Shards, rank: int) -> Shards:
-    """Cut gradients into shards, and return a rank's."""
+def shards_of(run: Run, gradients: Shards, rank: int, in_front: bool = False) -> Shards:
+    """Cut gradients, padded at their end or in front, into shards, and return a rank's."""
     found = {}
     for name, gradient in gradients.items():
         length = run.shard_size(name)
-        flat = nn.functional.pad(gradient.flatten(), (0, run.size * length - gradient.numel()))
+        padding = run.size * length - gradient.numel()
+        flat = nn.functional.pad(gradient.flatten(), (padding, 0) if in_front else (0, padding))
         found[name] = flat[rank * length : (rank + 1) * length]
     return found
 
@@ -193,6 +194,9 @@ def ways(run: Run, steps: list[Step], step: int) -> Iterator[tuple[str, list[Sha
     yield "own-gradient.2", [shards_of(run, scaled(one, 1 / size), rank) for rank, one in enumerate(mine)]
     yield "another-shard", cut(right)[:1] * size
     yield "another-shard.2", cut(right)[::-1]
+    yield "padded-in-front", [shards_of(run, right, rank, in_front=True) for rank in range(size)]
+    large = {name: g if g.numel() >= size else torch.zeros_like(g) for name, g in right.items()}
+    yield "small-left-out", cut(large)
     if step > 0:
         yield "not-reset", cut(total([one.right for one in steps[: step + 1]]))
         before = steps[step - 1].right
@@ -264,6 +268,8 @@ EVIDENCE = {
     "own-gradient.2": "They come from the rank's own micro-batches only, divided by {size}.",
     "another-shard": "Each rank has the shard that belongs to rank 0.",
     "another-shard.2": "Rank 0 has the shard of rank {last}, and rank {last} that of rank 0.",
+    "padded-in-front": "Their gradients begin with the padding, and do not end with it.",
+    "small-left-out": "They are those of gradients with fewer elements than there are ranks, and are zero.",
     "not-reset": "They are the sum of both steps.",
     "stale-shard": "They are those of step 1, although no micro-batch of this step used these parameters.",
 }
@@ -274,10 +280,8 @@ def explain(
 ) -> NoReturn:
     rank, name = wrong[0]
     num = sum(one == rank for one, _ in wrong)
-    are = "shard is" if num == 1 else "shards are"
-    says = (
-        f"{where(run)}, step {step + 1}: on rank {rank}, {num} of {len(run.sizes)} {are} wrong ({name} is the first)."
-    )
+    says = f"{where(run)}, step {step + 1}: on rank {rank}, {num} of {len(run.sizes)} shards "
+    says += f"{'is' if num == 1 else 'are'} wrong ({name} is the first)."
     late = sum(call.is_async and not call.waited for call in run.calls[rank])
     if late:
         text = f"You started {count(late, 'operation')} and never waited for them."

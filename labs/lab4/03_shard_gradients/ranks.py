@@ -16,7 +16,9 @@ STEPS, MICRO_BATCHES = 2, 2
 
 
 class Network(nn.Module):
-    """Residual layers. Two share a weight, one weight is frozen, one parameter is used in some micro-batches only."""
+    """Residual layers. Two share a weight, one weight is frozen, one parameter is used in some micro-batches only, and
+    one has a single element.
+    """
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__()
@@ -25,6 +27,7 @@ class Network(nn.Module):
         if case["odd"]:
             self.spare = nn.Parameter(torch.zeros(7))  # never used
             self.scale = nn.Parameter(torch.ones(width))
+            self.gain = nn.Parameter(torch.ones(1))
             first, second, frozen = case["odd"]
             self.layers[second].weight = self.layers[first].weight
             self.layers[frozen].weight.requires_grad_(False)
@@ -35,6 +38,7 @@ class Network(nn.Module):
     def forward(self, x: Tensor, scales: bool) -> Tensor:
         for layer in self.layers:
             x = x + torch.tanh(layer(x))
+        x = x * self.gain if self.case["odd"] else x
         return x * self.scale if scales and self.case["odd"] else x
 
 

@@ -109,6 +109,7 @@ class Parts:
             "sum-of-norms.2": math.hypot(sum(self.own), copies),
             "sum-of-norms.3": sum(self.own) + copies,
             "sum-of-norms.4": self.shards + copies,
+            "sum-of-norms.5": sum(math.hypot(own, copies / math.sqrt(size)) for own in self.own),
             "largest-norm": max(self.local),
             "mean-of-norms": sum(self.local) / size,
             "mean-of-norms.2": math.hypot(self.shards / math.sqrt(size), copies),

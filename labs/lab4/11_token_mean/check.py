@@ -9,7 +9,11 @@ from ranks import FEW, IGNORED, MARK, batches, make_model
 from torch.nn.functional import cross_entropy
 
 from frog.learn.grader.grade import Grade
+from frog.learn.grader.live_bytes import LiveBytes
 from frog.learn.grader.words import apart, count
+
+LARGE, NUM_LARGE = (6, 16), 12
+"""Sequences and tokens of a micro-batch in the step that measures memory, and the micro-batches of a rank."""
 
 
 def draw_shapes(draw: random.Random, nums: list[int]) -> list[list[list[int]]]:
@@ -38,9 +42,17 @@ def draw_cases(seed: int) -> dict[int, list[dict[str, Any]]]:
     }
 
 
+def many_micro_batches(seed: int) -> dict[str, Any]:
+    """Draw a step of equally large micro-batches, for the memory."""
+    draw = random.Random(seed)
+    shapes = [[[*LARGE, draw.randint(5, 40)] for _ in range(NUM_LARGE)] for _ in range(2)]
+    return {"seed": seed % 10**6 + 10, "shapes": shapes}
+
+
 def check(grade: Grade) -> None:
     largest = 0.0
     worlds = draw_cases(grade.seed)
+    worlds[2].append(many_micro_batches(grade.seed))
     for size, cases in worlds.items():
         world = grade.world(size, {"cases": cases})
         calls = split(world.calls[0])
@@ -50,6 +62,8 @@ def check(grade: Grade) -> None:
             largest = max(largest, check_gradients(grade, step, found))
             check_calls(grade, step, calls[n])
             check_loss(grade, step, found)
+        if size == 2:
+            check_memory(grade, step, found)
     step = Step(worlds[2][0])
     means = step.ways()["mean-of-means"][0]
     cosine = torch.nn.functional.cosine_similarity(means, step.gradient, dim=0).item()
@@ -237,6 +251,26 @@ def check_calls(grade: Grade, step: Step, calls) -> None:
             f"World of {step.size}, {count(num, 'micro-batch', 'micro-batches')}: the gradients have {trained:,} "
             f"bytes, but rank 0 passed {sent:,} to collectives. The gradient is right.",
         )
+
+
+def check_memory(grade: Grade, step: Step, found: list[dict]) -> None:
+    """Reject a rank that holds the activations of several micro-batches."""
+    peak, needed = max(one["peak"] for one in found), bytes_of_one(step.case)
+    says = (
+        f"World of {step.size}, {NUM_LARGE} micro-batches on each rank, all equally large: the gradient and the loss "
+        f"are right, but a rank holds up to {peak:,} bytes at a time. One micro-batch, forward and backward, needs "
+        f"{needed:,}."
+    )
+    if peak > NUM_LARGE / 3 * needed:
+        grade.reject("one-backward", says)
+    grade.measured(f"most memory with {NUM_LARGE} micro-batches", f"{peak:,} bytes; one alone needs {needed:,}")
+
+
+def bytes_of_one(case: dict[str, Any]) -> int:
+    """Return the most memory of one micro-batch's forward and backward pass."""
+    with LiveBytes() as live:
+        gradient_of_sum(case, batches(case, 0)[0])
+    return live.peak
 
 
 def check_loss(grade: Grade, step: Step, found: list[dict]) -> None:

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from frog.learn.grader.live_bytes import LiveBytes
+
 VOCAB, WIDTH = 23, 7
 IGNORED = -100
 FEW = 4
@@ -63,8 +65,11 @@ def work(learner: ModuleType, cases: dict[str, Any]) -> Any:
     found, mark = [], make_marker()
     for case in cases["cases"]:
         model = make_model(case)
-        loss = learner.accumulate(model, batches(case, dist.get_rank()))
+        micro_batches, live = batches(case, dist.get_rank()), LiveBytes()
+        with live:
+            loss = learner.accumulate(model, micro_batches)
         mark()
         loss = loss.item() if isinstance(loss, Tensor) and loss.numel() == 1 else loss
-        found.append({"loss": loss, "gradients": {name: p.grad for name, p in model.named_parameters()}})
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        found.append({"loss": loss, "peak": live.peak, "gradients": gradients})
     return found

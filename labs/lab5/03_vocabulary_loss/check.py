@@ -170,6 +170,9 @@ def loss_ways(case):
         ways[f"label-not-masked.{way}"] = each(it.log_sum + it.max - label)
         label = sum(it.at(rank, rank * it.parts[rank].shape[1], way) for rank in ranks)
         ways[f"parts-are-equal.{way}"] = each(it.log_sum + it.max - label)
+    for number, border in enumerate((0, -1)):
+        label = it.label * ~torch.isin(it.labels, torch.tensor([range(*one)[border] for one in it.bounds]))
+        ways[f"border-left-out.{number}"] = each(it.log_sum + it.max - label)
     label = sum(it.at(rank, rank * it.parts[rank].shape[1], "none") for rank in ranks)
     ways["parts-are-equal"] = each(it.log_sum + it.max - label)
     return ways
@@ -188,6 +191,7 @@ WORDS = {
     "sums-logarithms": "It has the sum of the ranks' logarithms, and not the logarithm of their sum.",
     "label-not-summed": "Labels that are in another rank's part have the logit 0.",
     "label-not-masked": "For each label, every rank added a logit; one of them has the label.",
+    "border-left-out": "Labels at one border of each rank's part have the logit 0.",
     "parts-are-equal": "It looks for the labels as if all ranks had as many tokens as this one.",
     "maximum-forgotten": "The largest logit was subtracted from the exponents, but is not in the result exactly once.",
     "mean-of-parts": "It is the right one divided by the number of ranks.",

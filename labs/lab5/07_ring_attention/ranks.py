@@ -14,11 +14,18 @@ BATCH, WIDTH = 2, 4
 
 
 def sequence(case: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v and the gradient of the result, of the whole sequence."""
+    """Return q, k, v and the gradient of the result, of the whole sequence.
+
+    A case may have a shift: a number by which all scores are larger, which changes no result.
+    """
     generator = torch.Generator().manual_seed(case["seed"])
     shape = (BATCH, case["heads"], case["length"], WIDTH)
     q, k, v, gradient = (torch.randn(shape, generator=generator) for _ in range(4))
-    return 1.5 * q, 1.5 * k, v, gradient
+    q, k = 1.5 * q, 1.5 * k
+    if shift := case.get("shift"):
+        q[..., 0] = (abs(shift) * WIDTH**0.5) ** 0.5
+        k[..., 0] = q[0, 0, 0, 0] * (1 if shift > 0 else -1)
+    return q, k, v, gradient
 
 
 def positions(learner: ModuleType, case: dict[str, Any], size: int) -> list[list[int]]:

@@ -38,7 +38,10 @@ def check(grade: Grade) -> None:
 
 
 def draw_case(draw: random.Random, seed: int, data: int, tensor: int) -> dict[str, Any]:
-    """Draw sizes. In the world of 4, the tensor axis divides the inner width: mixed-up parts have equal shapes."""
+    """Draw sizes. In the world of 4, the tensor axis divides the inner width: mixed-up parts have equal shapes.
+
+    On the square mesh all samples have hints: twice too large would otherwise have two reasons.
+    """
     return {
         "data": data,
         "tensor": tensor,
@@ -46,7 +49,7 @@ def draw_case(draw: random.Random, seed: int, data: int, tensor: int) -> dict[st
         "tokens": draw.choice([5, 7]),
         "width": draw.choice([3, 5]),
         "inner": 8 if data * tensor == 4 else draw.choice([7, 11]),
-        "hinted": 0,
+        "hinted": None if data == tensor else 0,
         "seed": seed + 10 * data + tensor,
     }
 
@@ -157,7 +160,8 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 def check_gradients(grade: Grade, case: dict[str, Any], found: list[dict[str, Any]]) -> float:
-    hinted = next(one["samples"] for one in found if case["hinted"] in one["samples"])
+    everything = list(range(case["samples"]))
+    hinted = next((one["samples"] for one in found if case["hinted"] in one["samples"]), everything)
     whole, largest = oracle(case, hinted), 0.0
     for rank, one in enumerate(found):
         right = {name: cut(name, g, rank % case["tensor"], case["tensor"]) for name, g in whole.items()}
@@ -238,6 +242,12 @@ def explain(
             of["split"],
             lambda name: local.total(name, everyone) / data,
             f"{listed(of['split'])} the sum over all {len(found)} ranks, divided by {data}.",
+        ),
+        (
+            "divided-by-users",
+            ["hint"] if wrong == ["hint"] else [],
+            lambda name: data * right[name],
+            f"They are {data}.000 times as large: a sum over {data} data ranks, of which one had a hint.",
         ),
         (
             "copies-summed",

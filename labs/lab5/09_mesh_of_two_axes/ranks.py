@@ -64,7 +64,8 @@ def run(learner: ModuleType, case: dict[str, Any]) -> Any:
     for name, p in block.named_parameters():
         p.data = cut(name, weights(case)[name], tensor, case["tensor"]).clone()
     x, y = batch(case)
-    (block(x[samples], case["hinted"] in samples) - y[samples]).square().mean().backward()
+    has_hint = case["hinted"] is None or case["hinted"] in samples
+    (block(x[samples], has_hint) - y[samples]).square().mean().backward()
     found["before"] = gradients(block)
     learner.reduce_gradients(block)
     return found | {"after": gradients(block)}
