@@ -129,6 +129,26 @@ def test_time_without_a_look_does_not_count() -> None:
     assert watchdog.look({0: waits(0)}, 1004) is None
 
 
+@pytest.mark.parametrize(
+    ("other", "kind"), [(waits, Kind.HANG), (works, Kind.COMPUTING), (lambda now: waits(now, ended=True), Kind.HANG)]
+)
+def test_wait_of_a_rank_is_known_before_the_deadline(other: Callable[[float], Sight], kind: Kind) -> None:
+    watchdog = ProgramWatch(LIMITS)
+    for now in range(5):
+        assert watchdog.look({0: waits(now), 1: other(now)}, now) is None
+    found = watchdog.wait(4, 4)
+    assert found is not None
+    assert (found.kind, found.still_s, found.ends, found.roles[0]) == (kind, 4, False, Role.WAITS)
+    assert watchdog.wait(4, 5) is None
+
+
+def test_no_rank_waits_in_a_world_that_computes() -> None:
+    watchdog = ProgramWatch(LIMITS)
+    for now in range(5):
+        watchdog.look({0: works(now), 1: works(now)}, now)
+    assert watchdog.wait(4, 4) is None
+
+
 def test_ended_world_is_not_a_hang() -> None:
     assert watch(lambda now: {0: works(0, ended=True), 1: works(0, ended=True)}, 100) == []
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Iterator
 
+import pytest
 from harness import Harness, kill_tree, run_to_end, wait_until
 
 from frog.runs.launcher_schema import StallEvent
@@ -134,6 +136,23 @@ def test_slow_rank_is_reported_but_not_ended(harness: Harness) -> None:
     assert re.search(r"rank 1 computed for \d+ s while other ranks wait in a collective", err)
     assert "  rank 0: waits in collective number 2 of group 0 at slow.py:9\n" in err
     assert "  rank 1: computes at slow.py:8, after 1 collective\n" in err
+
+
+@pytest.mark.slow
+def test_evidence_is_collected_if_a_user_stops_a_program_that_waits(harness: Harness) -> None:
+    write(harness, "stop.py", SLOW.replace("enough", "never"))
+    with started(harness, "stop.py") as process:
+        wait_until(lambda: stalls_of(harness, "stop") != [], 60, "the report", process)
+        process.send_signal(signal.SIGINT)
+        _, err = run_to_end(process, 60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "  rank 1: computes at stop.py:8 (while not os.path.exists" in err
+    assert [(stall.stopped, stall.ends) for stall in stalls_of(harness, "stop")] == [(False, False), (True, False)]
+    stacks = [own.stacks for own in read_observed(harness.folder("stop").path)[0].values()]
+    assert [own.reason for own in stacks if own is not None] == ["stop", "stop"]
+    found = json.loads(harness.run("frog", "diagnose", "stop", "--json").stdout)
+    assert (found["fault"], found["rank"], found["line"], found["certain"]) == ("busy", 1, "stop.py:8", False)
+    assert "; a user stopped the program after" in found["finding"]
 
 
 def test_stopped_rank_is_named(harness: Harness) -> None:

@@ -192,6 +192,15 @@ class ProgramWatch:
         """Return the time since the last progress."""
         return now - self._progress_at if self._tracks else 0.0
 
+    def wait(self, now: float, least_s: float) -> Finding | None:
+        """Return what the ranks do if one of them has waited for `least_s` since the last progress."""
+        waiting = [t for t in self._tracks.values() if t.sight.pending and now - t.still_at >= least_s]
+        if not waiting or self.still_s(now) < least_s:
+            return None
+        roles = self._roles(now)
+        kind = Kind.COMPUTING if Role.COMPUTES in roles.values() else Kind.HANG
+        return Finding(kind, self.still_s(now), roles, ends=False)
+
     def _update(self, sights: Mapping[int, Sight], now: float) -> None:
         changed = sights.keys() != self._tracks.keys()
         for rank, sight in sights.items():

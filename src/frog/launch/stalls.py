@@ -2,6 +2,8 @@
 
 watching ──> asking ──> found
    └── <─────────┘   a collective finished in the meantime
+
+If a user stops a world in which a rank waits, it collects the same before the ranks are ended.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ _NO_FINDING = ("unknown", "none", "running")
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
 """Time for the ranks to write their evidence. Those that can do so in a second."""
+_STOP_ANSWER_S = 3.0
+"""The same if a user has asked to stop the program."""
+_LEAST_WAIT_S = 5.0
+"""Shortest wait of a rank that is worth a look when a user stops the program."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ class StallWatch:
         self._attempt = -1
         self._watch = ProgramWatch(self.limits)
         self._question: _Question | None = None
+        self._last_question: _Question | None = None
+        """Asked when a user stopped the program."""
         self._next_look = 0.0
 
     def must_end(self, attempt: int, ranks: Set[int], now: float) -> bool:
@@ -70,20 +78,48 @@ class StallWatch:
         if stall is None:
             return False
         finding = stall.finding
-        self.journal.record(
-            "stall",
-            attempt=attempt,
-            kind=finding.kind.value,
-            still_s=round(finding.still_s, 3),
-            roles={rank: role.value for rank, role in finding.roles.items()},
-            text=stall.text,
-            ends=finding.ends,
-        )
+        self._record(stall)
         if finding.ends:
             self.ended = stall
         if not finding.ends or self._may_restart:
             print(stall.text, file=sys.stderr, flush=True)
         return finding.ends
+
+    def ask_before_stop(self, now: float) -> bool:
+        """Ask the ranks for their evidence if a user stops a world in which one has waited; return True if asked."""
+        finding = self._watch.wait(now, _LEAST_WAIT_S) if self._is_watching else None
+        if finding is None or self.folder is None:
+            return False
+        self._last_question = _Question(write_request(self.folder.path, "stop"), finding, now)
+        return True
+
+    def may_stop(self, now: float) -> bool:
+        """Return True, once, when the asked ranks have answered, or had time to. Records and prints what they do."""
+        if self._last_question is None or self.folder is None:
+            return False
+        statuses = read_statuses(self.folder.path, self._attempt)
+        if now - self._last_question.asked_at < _STOP_ANSWER_S and not self._have_answered(
+            self._last_question, statuses
+        ):
+            return False
+        stall = self._stall(self.folder, self._last_question.finding)
+        self._last_question = None
+        self._record(stall, stopped=True)
+        print(f"{stall.text}\n  try: frog diagnose {self.folder.path}", file=sys.stderr, flush=True)
+        return True
+
+    def _record(self, stall: Stall, *, stopped: bool = False) -> None:
+        finding = stall.finding
+        self.journal.record(
+            "stall",
+            attempt=stall.attempt,
+            kind=finding.kind.value,
+            still_s=round(finding.still_s, 3),
+            roles={rank: role.value for rank, role in finding.roles.items()},
+            text=stall.text,
+            ends=finding.ends,
+            stopped=stopped,
+        )
 
     def error(self, attempt: int) -> HangError | None:
         """Return the error of an attempt that was ended."""
@@ -98,7 +134,7 @@ class StallWatch:
 
         None for a run without a folder or observers, and for one of Frog's trainer, which has heartbeats.
         """
-        if self.folder is None or self.journal.is_chosen:
+        if self.folder is None or not self._is_watching:
             return None
         if attempt != self._attempt:
             self._attempt, self._watch, self._question = attempt, ProgramWatch(self.limits), None
@@ -106,6 +142,10 @@ class StallWatch:
             return None
         self._next_look = now + _LOOK_S
         return self._look(self.folder, ranks, now)
+
+    @property
+    def _is_watching(self) -> bool:
+        return self.folder is not None and not self.journal.is_chosen
 
     def _look(self, folder: RunFolder, ranks: Set[int], now: float) -> Stall | None:
         statuses = read_statuses(folder.path, self._attempt)
@@ -135,13 +175,19 @@ class StallWatch:
         if self._watch.still_s(now) < waited_s:
             self._question = None
             return None
-        stopped = {rank for rank, role in question.finding.roles.items() if role is Role.STOPPED}
-        able = [own for rank, own in statuses.items() if own.state == "running" and rank not in stopped]
-        if waited_s < _ANSWER_S and any(status.answered != question.number for status in able):
+        if waited_s < _ANSWER_S and not self._have_answered(question, statuses):
             return None
         self._question = None
+        return self._stall(folder, question.finding)
+
+    def _have_answered(self, question: _Question, statuses: dict[int, Status]) -> bool:
+        stopped = {rank for rank, role in question.finding.roles.items() if role is Role.STOPPED}
+        able = [own for rank, own in statuses.items() if own.state == "running" and rank not in stopped]
+        return all(status.answered == question.number for status in able)
+
+    def _stall(self, folder: RunFolder, finding: Finding) -> Stall:
         evidence = read_observed(folder.path).get(self._attempt, {})
-        return Stall(self._attempt, question.finding, describe_stall(question.finding, evidence))
+        return Stall(self._attempt, finding, describe_stall(finding, evidence))
 
 
 def _diagnosis(folder: RunFolder) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from frog.core.cores import threads_per_rank
 from frog.core.env import child_env, visible_gpus
@@ -66,6 +66,18 @@ class Starter:
         self._num_agents = 0
         self.output: RankOutput | None = None
         """Reads the ranks' output; None: they write to the launcher's own, or with several nodes to their agent's."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields of the launcher's first event."""
+        every = range(self.nodes.most)
+        network = self.options.network
+        return {
+            "nodes": [{"node": n, "host": self.nodes.host(n), "address": self.address(n)} for n in every],
+            "ranks_per_node": self.nodes.ranks,
+            "program": list(self.words),
+            "restarts": self.options.restarts,
+            "network": network.describe() if network else None,
+        }
 
     def address(self, node: int) -> str:
         """Return a node's address."""

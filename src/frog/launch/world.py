@@ -114,21 +114,11 @@ class _Launch:
 
     def run(self) -> int:
         """Start the nodes and wait until all have ended; return the exit code, or raise the world's error."""
-        every = range(self.nodes.most)
-        hosts = [{"node": n, "host": self.nodes.host(n), "address": self.starter.address(n)} for n in every]
-        self.journal.record(
-            "launch",
-            pid=os.getpid(),
-            nodes=hosts,
-            ranks_per_node=self.nodes.ranks,
-            program=list(self.starter.words),
-            restarts=self.options.restarts,
-            network=self.options.network.describe() if self.options.network else None,
-        )
+        self.journal.record("launch", pid=os.getpid(), **self.starter.describe())
         if self.nodes.several:
             self.starter.start_store()
         with self._take_signals():
-            for node in every:
+            for node in range(self.nodes.most):
                 if not self.signals:
                     self._start(node)
             while self._running() or self.repairs:
@@ -185,8 +175,11 @@ class _Launch:
             self.signals.append(number)
             self.life.stop(time.monotonic())
             self.repairs.cancel()
+            first = len(self.signals) == 1
+            if first and not self.failures and self._stalls.ask_before_stop(time.monotonic()):
+                return
             for agent in self._running():
-                agent.process.send_signal(signal.SIGTERM) if len(self.signals) == 1 else agent.kill()
+                agent.process.send_signal(signal.SIGTERM) if first else agent.kill()
 
         before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -225,6 +218,7 @@ class _Launch:
         self._serve_requests()
         self._look_for_hangs()
         self._look_for_stalls()
+        self._stop_asked()
         self._restart_lost_nodes()
         self._enforce_deadlines()
 
@@ -293,6 +287,12 @@ class _Launch:
         if healthy and self._stalls.must_end(attempt, self._ranks_of(attempt), time.monotonic()):
             for agent in self._running():
                 agent.kill_ranks()
+
+    def _stop_asked(self) -> None:
+        """End a world that a user stops, once its ranks have written what they know."""
+        if self._stalls.may_stop(time.monotonic()):
+            for agent in self._running():
+                agent.process.send_signal(signal.SIGTERM)
 
     def _ranks_of(self, attempt: int) -> set[int]:
         return {rank for world in self._shown.get(attempt, []) for rank in world["ranks"]}

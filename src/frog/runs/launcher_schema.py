@@ -124,6 +124,8 @@ class StallEvent(LauncherEvent, tag="stall", frozen=True, kw_only=True):
     """The same for people, with the collectives and the lines."""
     ends: bool
     """True if the launcher ended the ranks."""
+    stopped: bool = False
+    """True if a user stopped the program."""
 
 
 class LeftOutEvent(LauncherEvent, tag="left_out", frozen=True, kw_only=True):

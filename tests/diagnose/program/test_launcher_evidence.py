@@ -43,9 +43,10 @@ def test_rank_that_had_ended_before_a_failure_is_known_if_the_launcher_says_so(
     assert (found.of(1).exit_code, found.of(0).exit_code) == (1, 0 if left else None)
 
 
-def test_rank_that_was_stopped_when_the_launcher_ended_a_hang_is_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{"ends": True}, {"ends": False, "stopped": True}])
+def test_rank_that_was_stopped_when_a_hang_was_ended_is_stopped(tmp_path: Path, how: dict[str, bool]) -> None:
     roles = {"0": "stopped", "1": "waits"}
-    stall = event("stall", 4, attempt=0, kind="hang", still_s=12.0, roles=roles, text="hang", ends=True)
+    stall = event("stall", 4, attempt=0, kind="hang", still_s=12.0, roles=roles, text="hang", **how)
     found = read(tmp_path, start(), stall, exit_of(0, -9))
     assert (found.hung, found.deadline_s) == (True, 12.0)
     assert (found.of(0).stopped, found.of(0).exit_code) == (True, None)

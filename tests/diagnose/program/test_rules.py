@@ -380,3 +380,20 @@ def test_no_sync_without_effect_is_reported_of_a_program_that_completed(without_
 def test_healthy_program_is_healthy() -> None:
     found = diagnose_program(evidence(rank(0, *STEP, state="ended"), rank(1, *STEP, state="ended"), hung=False))
     assert (found.fault, found.outcome) == ("none", "completed")
+
+
+def test_cause_of_a_wait_that_a_user_ended_is_uncertain() -> None:
+    """The collective might have completed later."""
+    calls = (*STEP, ("barrier", 1, 30))
+    seen = evidence(
+        rank(0, *calls, pending=1, state="running", line=at(30)), rank(1, *STEP, state="ended", line=at(40))
+    )
+    assert diagnose_program(seen).certain
+    seen.stopped_by_user, seen.deadline_s, seen.ended_code = True, 7.2, 130
+    found = diagnose_program(seen)
+    assert (found.fault, found.rank, found.certain, found.outcome) == ("ended", 1, False, "interrupted")
+    assert found.finding.endswith("; a user stopped the program after 7 s without a finished collective")
+    found = diagnose_program(replace(seen, ranks={}, world_size=None))
+    assert (found.fault, found.outcome) == ("unknown", "interrupted")
+    assert found.finding == "a user stopped the program after 7 s without a finished collective"
+    assert diagnose_program(replace(seen, hung=False)).fault == "interrupted"

@@ -46,7 +46,7 @@ def reason(rank: RankEvidence) -> tuple[str, str, str]:
     if rank.stopped:
         return "stop", f"was stopped{at}", "a stopped process (SIGSTOP, a debugger), or one blocked in the kernel"
     if rank.cpu_busy:
-        return "busy", f"was still computing{at}", "an endless loop, or long work before the ranks join"
+        return "busy", f"was still computing{at}", "an endless loop, or long work for which the others wait"
     return (
         "blocked",
         f"was{at or ' elsewhere'}, and did not compute",

@@ -180,7 +180,7 @@ def _has_ended(evidence: Evidence) -> bool:
 
 def _add_stall(evidence: Evidence, event: StallEvent) -> None:
     """Add what each rank did while the program made no progress, as its launcher measured it."""
-    if event.ends:  # the launcher kills all ranks
+    if event.ends or event.stopped:  # the launcher ends all ranks
         evidence.hung, evidence.deadline_s = True, event.still_s
     for number, role in event.roles.items():
         rank = evidence.of(number)

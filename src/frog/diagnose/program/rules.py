@@ -39,11 +39,17 @@ Rule = Callable[[Evidence], Diagnosis | None]
 
 def diagnose_program(evidence: Evidence) -> Diagnosis:
     """Return what went wrong in a program, or that nothing did."""
-    for rule in RULES:
-        found = rule(evidence)
-        if found is not None:
-            return _with_gaps(evidence, found)
-    return _with_gaps(evidence, _unknown(evidence))
+    found = next((found for rule in RULES if (found := rule(evidence)) is not None), _unknown(evidence))
+    if evidence.hung and evidence.stopped_by_user:
+        found = _as_stopped(evidence, found)
+    return _with_gaps(evidence, found)
+
+
+def _as_stopped(evidence: Evidence, found: Diagnosis) -> Diagnosis:
+    """Say of a program that waited when a user stopped it that it might have continued."""
+    waited = f"a user stopped the program after {evidence.deadline_s or 0:.0f} s without a finished collective"
+    finding = waited if found.fault == "unknown" else f"{found.finding}; {waited}"
+    return found.with_more(finding=finding, outcome="interrupted", certain=False)
 
 
 def mismatched(evidence: Evidence) -> Diagnosis | None:
