@@ -36,6 +36,8 @@ __all__ = [
     "wait_until",
 ]
 
+_WORLDS = [("frog", "run"), ("frog", "chaos")]
+
 PATIENCE = 3
 """Factor for all deadlines, which are set for a slow idle machine. Only a hanging test ever waits this long."""
 
@@ -146,8 +148,11 @@ class Harness:
     def run(
         self, *words: str, code: int = 0, timeout: float = 120, warm: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command, which must end with exit code `code`; at the deadline, kill it and its descendants."""
-        process = self.start(*words, warm=warm and code == 0, **options)
+        """Run a command, which must end with exit code `code`; at the deadline, kill it and its descendants.
+
+        It starts quickly if `warm` allows that, and if it succeeds or starts a world.
+        """
+        process = self.start(*words, warm=warm and (code == 0 or words[:2] in _WORLDS), **options)
         out, err = run_to_end(process, timeout)
         done = subprocess.CompletedProcess(words, process.returncode, out, err)
         assert done.returncode == code, f"{' '.join(words)}: exit code {done.returncode}\n{out}\n{err}"

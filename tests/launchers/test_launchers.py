@@ -34,6 +34,8 @@ LINES = {
 """The page's commands by heading, one per node."""
 
 SLOW = ("train.steps=5000", "checkpoint.every=1000", "eval.every=1000")
+OF_LAUNCHERS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "DS_ACCELERATOR": "cpu"}
+"""Variables for the launchers only: with them, no `frog` starts warm (tests/warm_frog)."""
 _LAUNCHER_VARIABLES = re.compile(
     r"(NODE_|LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w+|(SLURM|OMPI|PMI|PMIX|TORCHELASTIC)_\w+"
 )
@@ -53,9 +55,6 @@ def floor(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with pytest.MonkeyPatch.context() as patch:
         for name in filter(_LAUNCHER_VARIABLES.fullmatch, list(os.environ)):
             patch.delenv(name)
-        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-            patch.setenv(name, "1")
-        patch.setenv("DS_ACCELERATOR", "cpu")
         patch.setenv("OMP_NUM_THREADS", "1")
         ours.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", "--set", "name=ours")
         yield ours
@@ -84,7 +83,7 @@ def start(floor: Harness, launcher: str, name: str, *settings: str) -> list[subp
     port = str(free_port())
     more = [word for setting in (f"name={name}", *settings) for word in ("--set", setting)]
     return [
-        floor.start(*shlex.split(line.replace("29501", port)), *more, start_new_session=True)
+        floor.start(*shlex.split(line.replace("29501", port)), *more, start_new_session=True, env=OF_LAUNCHERS)
         for line in LINES[launcher]
     ]
 
@@ -182,7 +181,7 @@ def test_world_restarted_by_torchrun_resumes(floor: Harness) -> None:
     settings = ("name=again", "train.steps=40", "checkpoint.every=2", "eval.every=40", "eval.sample_tokens=0")
     words = [word for setting in settings for word in ("--set", setting)]
     command = ["torchrun", "--nproc_per_node=2", *meeting, "train.py", "config/demo.toml", "--continue", *words]
-    process = floor.start(*command, start_new_session=True)
+    process = floor.start(*command, start_new_session=True, env=OF_LAUNCHERS)
     floor.wait_for_step("again", 4, process, timeout=120)
     os.kill(rank_pid(floor, "again", 1), signal.SIGKILL)
     ((code, said),) = end([process])
@@ -248,5 +247,6 @@ def test_accelerate_with_one_process_of_two_is_rejected(floor: Harness) -> None:
     text = (floor.root / "config" / "accelerate_cpu.yaml").read_text()
     lone = "".join(line for line in text.splitlines(keepends=True) if "mpirun" not in line)
     (floor.root / "lone.yaml").write_text(lone)
-    done = floor.run("accelerate", "launch", "--quiet", "--config_file", "lone.yaml", "train.py", code=1)
+    words = ("accelerate", "launch", "--quiet", "--config_file", "lone.yaml", "train.py")
+    done = floor.run(*words, code=1, env=OF_LAUNCHERS)
     assert "started one process" in done.stderr

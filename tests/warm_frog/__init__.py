@@ -3,8 +3,9 @@
 Most tests that run `frog` ask what a command does, not how its interpreter starts. Every start of `frog run` imports
 torch, which takes more processor time than the run of a tiny model. `warm_env` returns a PATH on which `frog` is
 `bin/frog`. That sends its arguments, environment, current folder and standard files to a server (`server.py`), which
-forks a process that runs the command. `frog run` in that process forks its agent in the same way. The ranks are forked
-or started by the agent as always. `torchrun`, the ranks that it starts, and `python SCRIPT.py` are forked as well.
+forks a process that runs the command. `frog run` in that process forks its agents and its store in the same way; the
+`frog run` of a trial of `frog chaos` is a command of the same server. The ranks are forked or started by the agent as
+always. `torchrun`, the ranks that it starts, and `python SCRIPT.py` are forked as well.
 
 What differs from the installed `frog`: the command leads its own session, and `bin/frog` passes signals on to it; all
 commands of a server share one seed of hashes; and modules that the command would not load are loaded.
@@ -14,7 +15,8 @@ with other namespaces, limits, ignored signals, user or umask than the server; o
 Python, torch or Frog may read on import.
 
 These tests use the installed `frog`: tests that send signals, stop a command, or look at processes (`Harness.start`);
-tests of commands that fail (`Harness.run` with a `code`); and the first command of each page in `tests/e2e`.
+tests of commands that fail (`Harness.run` with a `code`), unless they start a world; and the first command of each page
+in `tests/e2e`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 if __name__ == "__main__" and os.fork() != 0:
     os._exit(0)
@@ -45,13 +45,16 @@ with loading():
 
     import frog.cli
     import frog.launch.commands
+    import frog.launch.harness
     import frog.launch.start
     import frog.launch.torchrun.agent
+    import frog.launch.torchrun.store
     import frog.launch.world
     import frog.prove.commands
     import frog.train.main
     import frog.view.commands
 
+import forked_program
 from unbuffered import unbuffer
 
 from frog.core.env import child_env, replace_env, wait_passively
@@ -60,7 +63,7 @@ from frog.launch.torchrun.forkserver import ForkedRank, ForkServer, start_fork_s
 
 HERE = Path(__file__).parent
 _MAY_DIFFER = re.compile(
-    r"FROG_(START|CACHE_DIR|BACKEND|OWN)|PYTEST_\w+|TORCHINDUCTOR_CACHE_DIR"
+    r"FROG_(START|CACHE_DIR|BACKEND|OBSERVER|OWN)|PYTEST_\w+|TMPDIR|TORCHINDUCTOR_CACHE_DIR"
     r"|PATH|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|NO_COLOR|BROWSER|FROG_TEST_SERVER|PYTHON_EXEC"
     r"|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
     r"|TORCHELASTIC_\w+|TORCH_NCCL_ASYNC_ERROR_HANDLING)"
@@ -132,10 +135,10 @@ def become(argv: Sequence[str], env: Mapping[str, str], folder: str, descriptors
     del sys.modules["frog.cli"]  # it prepares signals when it loads
 
 
-class ForkedAgent(ForkedRank):
-    """The agent of `frog run`, forked for it, with the part of the `subprocess.Popen` interface that it uses."""
+class ForkedProgram(ForkedRank):
+    """A program of `frog run`, forked for it, with the part of the `subprocess.Popen` interface that it uses."""
 
-    stdout = None
+    stdout: BinaryIO | None = None
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -148,23 +151,86 @@ class ForkedAgent(ForkedRank):
         self.send_signal(signal.SIGKILL)
 
 
-class Agents:
-    """Starts the agents of a command by its fork server, if nothing else than the time could differ."""
+class Programs:
+    """Starts the programs of a command by its fork server, if nothing else than the time could differ.
 
-    def __init__(self, server: ForkServer) -> None:
-        self._server, self._env = server, child_env()
+    These are the agents and the store of `frog run`. The `frog run` of a fault's trial is started by `server.py`.
+    """
+
+    def __init__(self, server: ForkServer, address: str, installed: str) -> None:
+        self._server, self._env, self._address = server, child_env(), f"{address}:{installed}"
 
     def start(self, command: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
-        """Start a process as `subprocess.Popen` does, in its place in frog.launch.start."""
-        is_agent = list(command[:4]) == [sys.executable, "-u", "-m", "frog.launch.torchrun.agent"]
-        if is_agent and options == {"start_new_session": True} and differs_only_in(_OF_AN_AGENT, env, self._env):
-            take_orphans(True)
-            task = json.dumps([command, dict(env)])
-            forked = self._server.fork([sys.executable, "-u", str(HERE / "agent.py"), task], self._env)
-            take_orphans(False)
-            if forked is not None:
-                return ForkedAgent(forked.pid)
-        return subprocess.Popen(command, env=env, **options)
+        """Start a process as `subprocess.Popen` does, in its place in modules of Frog."""
+        if list(command[:3]) == [sys.executable, "-m", "frog.cli"]:
+            warm = {"PATH": f"{HERE / 'bin'}{os.pathsep}{env['PATH']}", "FROG_TEST_SERVER": self._address}
+            return subprocess.Popen([str(HERE / "bin" / "frog"), *command[3:]], env={**env, **warm}, **options)
+        forked = None
+        if differs_only_in(_OF_AN_AGENT, env, self._env):
+            forked = self._fork(list(command), dict(env), **options)
+        return forked or subprocess.Popen(command, env=env, **options)
+
+    def _fork(
+        self, command: list[str], env: dict[str, str], start_new_session: bool = False, **options: Any
+    ) -> ForkedProgram | None:
+        """Fork an agent or a store; return None for another program, and if the server cannot fork it."""
+        namespaces: list[str] = []
+        if command[1:3] == ["-m", "frog.launch.network.enter"]:
+            at = command.index("--")
+            namespaces, command = command[3:at], command[at + 1 :]
+        module = command[command.index("-m") + 1] if "-m" in command else ""
+        if not start_new_session or module not in ("frog.launch.torchrun.agent", "frog.launch.torchrun.store"):
+            return None
+        if options == {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}:
+            return self._fork_with_pipe([command, env, namespaces])
+        if options.keys() == {"pass_fds"}:
+            return fork_directly(command, env, options["pass_fds"])
+        return self._ask([command, env, namespaces, ""]) if not options else None
+
+    def _ask(self, task: list[Any]) -> ForkedProgram | None:
+        take_orphans(True)
+        words = [sys.executable, "-u", str(HERE / "forked_program.py"), json.dumps(task)]
+        forked = self._server.fork(words, self._env)
+        take_orphans(False)
+        return None if forked is None else ForkedProgram(forked.pid)
+
+    def _fork_with_pipe(self, task: list[Any]) -> ForkedProgram | None:
+        """Fork a program whose output this process reads."""
+        reading, writing = os.pipe()
+        with open(writing, "wb"):
+            forked = self._ask([*task, f"/proc/{os.getpid()}/fd/{writing}"])
+            if forked is None:
+                os.close(reading)
+                return None
+            wait_for_byte(reading, forked.pid)
+        forked.stdout = open(reading, "rb")  # noqa: SIM115
+        return forked
+
+
+def wait_for_byte(reading: int, pid: int) -> None:
+    """Read the byte that a process writes first, unless it ends before."""
+    process = os.pidfd_open(pid)
+    ready, _, _ = select.select([reading, process], [], [], 60)
+    os.close(process)
+    if reading in ready:
+        os.read(reading, 1)
+
+
+def fork_directly(command: list[str], env: dict[str, str], descriptors: Sequence[int]) -> ForkedProgram | None:
+    """Fork a program from this process, with its standard files and these."""
+    if threading.active_count() > 1:
+        return None
+    if (pid := os.fork()) != 0:
+        return ForkedProgram(pid)
+    try:
+        os.setsid()
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if number > 2 and number not in descriptors:
+                with contextlib.suppress(OSError):
+                    os.close(number)
+        forked_program.run(command, env, [], "")
+    finally:
+        os._exit(1)
 
 
 def take_orphans(on: bool) -> None:
@@ -172,11 +238,13 @@ def take_orphans(on: bool) -> None:
     ctypes.CDLL(None).prctl(36, int(on), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def fork_agents() -> None:
-    """Let `frog run` fork its agent."""
+def fork_programs(address: str, installed: str) -> None:
+    """Let `frog run` fork its programs, and `frog chaos` and `frog drill` start theirs by the server."""
     if (server := start_fork_server(None)) is not None:
         take_orphans(False)
-        vars(frog.launch.start)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Agents(server).start})
+        start = Programs(server, address, installed).start
+        for module in (frog.launch.start, frog.launch.harness):
+            vars(module)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 
 def run(path: str) -> NoReturn:
@@ -219,7 +287,7 @@ def main(address: str) -> None:
     connection.close()
     become(argv, env, folder, descriptors)
     if os.path.basename(argv[0]) == "frog":
-        fork_agents()
+        fork_programs(address, argv[0])
     run(sys.argv[0])
 
 

@@ -92,6 +92,39 @@ def test_ranks_inherit_the_same_as_those_of_the_installed_frog(tmp_path: Path) -
     assert seen[0] == seen[1]
 
 
+OF_NODES = """
+import json, os, sys
+agent = os.getppid()
+launcher = open(f"/proc/{agent}/stat").read().rpartition(")")[2].split()[1]
+programs = open(f"/proc/{launcher}/task/{launcher}/children").read().split()
+found = [
+    launcher == os.environ["FROG_LAUNCHER_PID"],
+    os.getsid(agent) == os.getpgid(agent) == agent,
+    sum("server.py" in open(f"/proc/{pid}/cmdline").read() for pid in programs),
+    {os.readlink(f"/proc/{agent}/fd/{number}").partition(":")[0] for number in (1, 2)} == {"pipe"},
+    os.readlink("/proc/self/ns/net") == sys.argv[1],
+]
+json.dump(found, open(f"found-{os.environ['RANK']}", "w"))
+"""
+
+
+def _may_create_networks() -> bool:
+    return subprocess.run(["unshare", "-Urnm", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("network", [(), ("--network", "delay=1ms")], ids=["no network", "network"])
+def test_programs_of_nodes_are_forked(tmp_path: Path, network: tuple[str, ...]) -> None:
+    """The fork server of the command, both agents, and the store."""
+    if network and not (Path("/dev/net/tun").exists() and _may_create_networks()):
+        pytest.skip("this user may not create network namespaces")
+    (tmp_path / "rank.py").write_text(OF_NODES)
+    words = ("frog", "run", "--nodes", "2x1", *network, "--threads", "1", "--no-observe", "--", "rank.py")
+    done = run((*words, os.readlink("/proc/self/ns/net")), tmp_path, warm_env(), timeout=300)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"found-{rank}").read_text()) == [True, True, 4, True, not network]
+
+
 def test_script_inherits_the_same_as_under_the_installed_python(tmp_path: Path) -> None:
     (tmp_path / "look.py").write_text(f"import frog.core.env\n{LOOK.read_text()}")
     for name, env in (("quick", warm_env()), ("installed", cold_env())):

@@ -33,10 +33,11 @@ PATIENT = "train.timeout_s=600"
 SETTINGS = ("train.steps=40", "train.global_batch_size=12", "eval.every=40", "checkpoint.every=40", PATIENT)
 
 
-def start(harness: Harness, name: str, faults: Sequence[str], *words: str) -> subprocess.Popen[str]:
+def start(harness: Harness, name: str, faults: Sequence[str], *words: str, warm: bool = True) -> subprocess.Popen[str]:
     asked = [word for fault in faults for word in ("--fault", fault)]
     run = ["train", "run.toml", *set_words(f"name={name}", "comm.on_loss=shrink", *SETTINGS)]
-    return harness.start("frog", "chaos", *asked, *words, "--deadline", "600", "--threads", "1", "--", *run)
+    world = (*words, "--deadline", "600", "--threads", "1")
+    return harness.start("frog", "chaos", *asked, *world, "--", *run, warm=warm)
 
 
 def replacement(harness: Harness, name: str, number: int, process: subprocess.Popen[str]) -> psutil.Process:
@@ -143,7 +144,7 @@ def test_each_node_replaces_its_only_rank_and_one_replacement_is_too_late(harnes
 @pytest.mark.slow
 def test_waiting_replacement_ends_when_the_run_is_interrupted(harness: Harness) -> None:
     name = "replace-stop"
-    process = start(harness, name, ["stop rank=0 step=5 phase=data"], "--nproc", "3", "--replace", "1")
+    process = start(harness, name, ["stop rank=0 step=5 phase=data"], "--nproc", "3", "--replace", "1", warm=False)
     with stopped(harness, name, 0, process):
         kill(harness, name, 2)
         wait_for_join_request(harness, name, replacement(harness, name, 1, process))

@@ -98,7 +98,8 @@ def test_four_ranks_lose_two_regain_one_and_reach_the_undisturbed_result(
 ) -> None:
     faults = ("--fault", "kill rank=2 step=4 phase=backward", "--fault", "kill rank=0 step=9 phase=reduce",
               "--fault", "slow rank=1 step=10 phase=data seconds=0.1")  # fmt: skip
-    process = harness.start("frog", "chaos", *faults, "--nproc", "4", *HELD, "--", *words("shrink-all", PATIENT))
+    world = ("--nproc", "4", *HELD, "--", *words("shrink-all", PATIENT))
+    process = harness.start("frog", "chaos", *faults, *world, warm=True)
     joined = join(harness, "shrink-all", 10, process)
     out, err = run_to_end(process, 120)
     assert process.returncode == 0, err
@@ -141,7 +142,8 @@ def test_rank_may_be_lost_in_any_phase(harness: Harness, undisturbed: dict[str, 
 @pytest.mark.slow
 def test_single_survivor_continues_and_admits_another_rank(harness: Harness, undisturbed: dict[str, Any]) -> None:
     faults = ("--fault", "kill rank=0 step=3 phase=forward", "--fault", "slow rank=1 step=4 phase=data seconds=0.1")
-    process = harness.start("frog", "chaos", *faults, "--nproc", "2", *HELD, "--", *words("shrink-one", PATIENT))
+    world = ("--nproc", "2", *HELD, "--", *words("shrink-one", PATIENT))
+    process = harness.start("frog", "chaos", *faults, *world, warm=True)
     join(harness, "shrink-one", 5, process)
     _, err = run_to_end(process, 120)
     assert process.returncode == 0, err
