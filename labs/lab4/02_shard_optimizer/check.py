@@ -186,6 +186,7 @@ def ways(run: Run, numbers: Numbers) -> Iterator[tuple[str, list[list[Tensor]]]]
     yield "skips-none", everywhere(adam(start, [shifted(g, numbers.unused) for g in given]))
     yield "lr-scaled", everywhere(adam(start, given, lr=LR * size))
     yield "lr-scaled.2", everywhere(adam(start, given, lr=LR / size))
+    yield "divided-again", everywhere(adam(start, [g / size for g in given]))
 
 
 def right_within(start: Tensor, right: list[Tensor], part: slice) -> list[Tensor]:
@@ -250,6 +251,8 @@ EVIDENCE = {
     "tail-lost": "The last {tail} never change.",
     "skips-none": "They are right before the parameter without a gradient; after it, each element was updated with the "
     "gradient of a later one.",
+    "divided-again": "They are those of gradients divided by {size}. Adam hides a factor, except in gradients as "
+    "small as its eps.",
     "lr-scaled": "They are those of one process with {factor} the learning rate.",
 }
 

@@ -26,10 +26,12 @@ def make_model(case: dict[str, Any]) -> nn.Module:
 
 
 def gradients(case: dict[str, Any], step: int) -> list[Tensor | None]:
-    """Return each parameter's gradient. Those of matrices are not contiguous."""
+    """Return each parameter's gradient. Those of matrices are not contiguous; that of a scalar is as small as Adam's
+    eps, so that a factor shows.
+    """
     generator = torch.Generator().manual_seed(case["seed"] + 1000 * step + 1)
     drawn = [torch.randn(shape[::-1], generator=generator) for _, shape, _ in case["parameters"]]
-    drawn = [g.permute(list(reversed(range(g.dim())))) for g in drawn]
+    drawn = [g.permute(list(reversed(range(g.dim())))) if g.dim() else torch.tensor(1e-8 * (step + 1)) for g in drawn]
     return [g if kind == "trained" else None for g, (_, _, kind) in zip(drawn, case["parameters"], strict=True)]
 
 

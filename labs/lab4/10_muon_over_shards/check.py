@@ -87,6 +87,8 @@ def update_of(way: str, shape: list[int], counts: list[int], grad: torch.Tensor,
     else:
         mean.lerp_(grad, 1 - MOMENTUM)
         update = mean.clone() if way == "plain-momentum" else grad.lerp(mean, MOMENTUM)
+        if way == "update-kept":
+            mean.copy_(update)
     if not is_matrix:
         if way == "vectors-too":
             return orthogonalize(update[None]).flatten()
@@ -94,6 +96,8 @@ def update_of(way: str, shape: list[int], counts: list[int], grad: torch.Tensor,
             return torch.cat([orthogonalize(part[None]).flatten() for part in update.split(counts)])
         return update
     scale = max(1.0, shape[0] / shape[1]) ** 0.5
+    if way == "scale-inverted":
+        scale = max(1.0, shape[1] / shape[0]) ** 0.5
     if way == "never-orthogonal":
         return update
     if way in ("never-orthogonal.2", "momentum-of-updates"):
@@ -134,6 +138,8 @@ WAYS = {
     "as-one-row.2": "Each rank's update has the direction of its own elements and the length of an orthogonalized row.",
     "padding-kept": "That is the update of a matrix that has the zeros of the padding between the ranks' elements.",
     "own-shape": "Each rank scaled its part by sqrt(max(1, rows / columns)) of the rows that it holds.",
+    "scale-inverted": "That is the result of a factor sqrt(max(1, columns / rows)).",
+    "update-kept": "That is the result if the update replaces the mean in piece.momentum.",
     "momentum-of-updates": "That is the momentum of orthogonalized gradients.",
     "momentum-adds-up": "That is the result if the mean is computed as momentum * mean + grad.",
     "plain-momentum": "That is the result of an update that is the mean alone.",

@@ -97,6 +97,7 @@ def judge_case(grade, world, n, case):
     whole = Attention(case)
     whole.k.requires_grad_(not case["frozen"])
     start = {name: p.detach().clone() for name, p in parameters_of(whole).items()}
+    sums = sum_calls(world)[STEPS * n :]
     if any(not is_layout(one["start"], start, case, rank, size) for rank, one in enumerate(found)):
         explain_layout(grade, where, case, [one["start"] for one in found], start)
     for step in range(STEPS if case["runs"] else 0):
@@ -107,7 +108,8 @@ def judge_case(grade, world, n, case):
         if not all(all_close(one, right["y"]) for one in outputs):
             explain_output(grade, at, [one[0] for one in outputs], right["y"][0], whole, case, step)
         gradients = move(parameters_of(whole))
-        judge_gradients(grade, world, at, case, [one["steps"][step] for one in found], gradients, parts)
+        steps = [one["steps"][step] for one in found]
+        judge_gradients(grade, world, at, case, steps, gradients, parts, sums[step])
         for rank, one in enumerate(found):
             if not all_close(one["steps"][step]["x.grad"], right["x.grad"]):
                 text = f"{at}, rank {rank}: the gradient of x"
@@ -224,7 +226,7 @@ def own_parts(whole, case, step, size):
     return found
 
 
-def judge_gradients(grade, world, where, case, found, right, parts):
+def judge_gradients(grade, world, where, case, found, right, parts, calls):
     size = world.size
     wrong = []
     for name, gradient in right.items():
@@ -232,10 +234,10 @@ def judge_gradients(grade, world, where, case, found, right, parts):
             if not close(one["gradients"][name], cut(name, gradient, case, rank, size)):
                 wrong.append((name, rank))
     if wrong:
-        explain_gradients(grade, world, where, case, found, right, parts, wrong)
+        explain_gradients(grade, world, where, case, found, right, parts, calls, wrong)
 
 
-def explain_gradients(grade, world, where, case, found, right, parts, wrong) -> NoReturn:
+def explain_gradients(grade, world, where, case, found, right, parts, calls, wrong) -> NoReturn:
     size, (name, rank) = world.size, wrong[0]
     gradient, expected = found[rank]["gradients"][name], cut(name, right[name], case, rank, size)
     says = f"{where}, rank {rank}: the gradient of {name}"
@@ -250,22 +252,28 @@ def explain_gradients(grade, world, where, case, found, right, parts, wrong) -> 
     names = sorted({n for n, _ in wrong})
     for id, (by_rank, text) in ways.items():
         if all_close([one["gradients"][name] for one in found], by_rank):
-            explain_way(grade, world, says, id.split(".")[0], text, names, case)
+            explain_way(grade, calls, says, id.split(".")[0], text, names, case)
     grade.reject_different(gradient, expected, says)
 
 
-def explain_way(grade, world, says, id, text, names, case) -> NoReturn:
-    """Reject gradients that a known mistake gives; only some of the parameters may have it."""
+def explain_way(grade, calls, says, id, text, names, case) -> NoReturn:
+    """Reject gradients that a known mistake gives; only some of the parameters may have it.
+
+    calls:  those of this sum_shared_gradients on rank 0.
+    """
     trained = [n for n in ("k.weight", "v.weight", "v.bias") if case["bias"] or "bias" not in n]
     trained = [n for n in trained if not (case["frozen"] and n[0] == "k")]
     others = [n for n in trained if n not in names]
     if id == "shared-not-summed" and others:
         is_right = "That of {} is right." if len(others) == 1 else "Those of {} are right."
         grade.reject("some-not-summed", f"{says} {text} {is_right.format(listed(others))}")
-    num = len([call for call in sum_calls(world)[0] if "reduce" in call.op])
+    num = len([call for call in calls if "reduce" in call.op])
     if id == "shared-not-summed" and num:
         text = f"{text} sum_shared_gradients called {count(num, 'all-reduce')}; no gradient is its result."
         grade.reject("result-dropped", f"{says} {text}")
+    if id == "shared-not-summed" and case["frozen"]:
+        text = f"{text} Here k is frozen, and no layer has a bias; where k is trained, with biases, it is right."
+        grade.reject("stops-at-none", f"{says} {text}")
     grade.reject(id, f"{says} {text}")
 
 

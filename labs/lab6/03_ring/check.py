@@ -21,6 +21,8 @@ def check(grade: Grade) -> None:
     pairs = list(zip(runs, found, strict=True))
     for case, seen in pairs:
         check_numbers(grade, case, seen)
+    for case, seen in pairs:
+        check_lengths(grade, case, seen["lengths"])
     most = 0.0
     for case, seen in pairs:
         most = max(most, check_cost(grade, case, seen))
@@ -181,6 +183,17 @@ def simulate(
     for number in range(size - 1 - short_second if second is None else second):
         step(shift - number, shift - number - 1, adds)
     return values
+
+
+def check_lengths(grade: Grade, case: Case, lengths: list[int]) -> None:
+    """Reject parts of which one is much longer: each step takes as long as its longest message."""
+    if len(lengths) == case["size"] and max(lengths) - min(lengths) <= 1:
+        return
+    size, numel = case["size"], case["numel"]
+    says = f"{world_of(case)}: the sums are right, but parts_of returns parts of {lengths} elements."
+    if lengths == [numel // size] * (size - 1) + [numel // size + numel % size]:
+        grade.reject("rest-in-one-part", f"{says} Their lengths must differ by at most one.")
+    grade.reject("unknown", f"{says} Their lengths must differ by at most one, and there must be {size}.")
 
 
 # ---- bytes and time --------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def simulate(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
         raise errors[0]
     return {
         "values": values,
+        "lengths": [] if errors or wires.stopped else [len(part) for part in learner.parts_of(values[0], size)],
         "error": f"{type(errors[0]).__name__}: {errors[0]}" if errors else "",
         "stuck": wires.stopped if not errors else "",
         "waiting": [[rank, what] for rank, what in wires.waiting()],
