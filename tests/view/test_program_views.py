@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from synthetic_run import make_run
 
-from frog.core.errors import FrogError, RunError
-from frog.core.files import put_in_place
+from frog.core.errors import FrogError, LaunchError, RunError
+from frog.core.files import put_in_place, write_json
 from frog.launch.journal import Journal
 from frog.launch.program import parse_program
 from frog.launch.recorded import RecordedProgram
@@ -118,6 +118,37 @@ def test_report_says_how_each_rank_ended_and_what_is_unknown(failed: bool) -> No
     assert ("SIGKILL on rank 1" in html) is failed
     assert html.count("was killed by SIGKILL") == failed
     assert html.count("ended with exit code 0") == (0 if failed else 2)
+
+
+def test_report_of_a_stopped_program_counts_collectives_without_messages() -> None:
+    """gloo counts messages as collectives: three of the five were one."""
+    program = recorded()
+    folder = run_of_two_ranks(program, failed=False)
+    program.write_record(LaunchError("a user stopped it"), [], interrupted=True)
+    numbers = (
+        "rank",
+        "local_rank",
+        "node_rank",
+        "attempt",
+        "pid",
+        "started_unix_ns",
+        "unix_ns",
+        "mono_ns",
+        "rss_bytes",
+    )
+    counts = [{"group": "0", "enqueued": 5, "completed": 4}]
+    zero = dict.fromkeys(numbers, 0)
+    status = {**zero, "format": 1, "world_size": 2, "host": "a", "state": "running", "cpu_s": 1.0, "groups": counts}
+    entry = {"group": "0", "op": "all_reduce", "backend": "gloo", "done": True}
+    entries = [{**entry, "seq": 1}, {**entry, "seq": 2}]
+    collectives = {"format": 1, "rank": 0, "pid": 0, "unix_ns": 0, "frames": True, "status": counts, "entries": entries}
+    own = folder.path / "observed/attempt_0/rank_0"
+    write_json(own / "status.json", status)
+    assert "4 of 5 in group 0" in render_report(folder)
+    write_json(own / "collectives.json", collectives)
+    html = render_report(folder)
+    assert "2 of 3 in group 0" in html
+    assert html.count("was stopped with the program") == 2
 
 
 def test_report_draws_what_the_program_recorded() -> None:

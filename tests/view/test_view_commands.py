@@ -70,6 +70,17 @@ def test_missing_run_is_reported(project: Path, capsys: pytest.CaptureFixture[st
         assert "puddle: no run folder here" in capsys.readouterr().err
 
 
+def test_folder_that_only_an_observer_wrote_is_left_to_diagnose(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "runs/job/observed").mkdir(parents=True)
+    for command in (["report", "job"], ["logs", "runs/job"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert "runs/job: only an observer wrote here, so it has no logs and no report" in said
+        assert "try: frog diagnose runs/job" in said
+
+
 def test_long_argument_is_shortened_in_errors(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["sample", "one", "--tokens", "3" + "x" * 100_000])

@@ -215,6 +215,10 @@ def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
         raise RunError(f"{candidate}: cannot be read: Permission denied", "`ls -ld` shows its owner") from None
     except OSError:  # for example a name of 300 letters
         pass
+    if observed := next((one for one in (Path(text), runs / text) if os.path.isdir(one / "observed")), None):
+        raise RunError(
+            f"{observed}: only an observer wrote here, so it has no logs and no report", f"frog diagnose {observed}"
+        )
     raise RunError(f"{text}: no run folder here or under {runs}/", "`frog runs` lists the runs")
 
 

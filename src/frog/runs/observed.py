@@ -273,16 +273,25 @@ class Observed:
     """Messages about files that could not be read."""
 
     @property
-    def num_completed(self) -> int:
-        """Number of collectives that it has completed, without the messages that gloo's counts include."""
-        counted = sum(group.completed for group in self.status.groups) if self.status is not None else 0
+    def groups(self) -> list[GroupCounts]:
+        """Collectives of each group, without the messages that gloo's counts include, as far as they are known."""
+        counted = self.status.groups if self.status is not None else []
         if self.collectives is None:
             return counted
         last = {entry.group: entry.seq for entry in self.collectives.entries if entry.backend == "gloo"}
-        messages = sum(
-            max(0, group.completed - last.get(group.group, group.completed)) for group in self.collectives.status
-        )
-        return max(0, counted - messages)
+        known = self.collectives.status
+        messages = {group.group: max(0, group.completed - last.get(group.group, group.completed)) for group in known}
+        return [_without(group, messages.get(group.group, 0)) for group in counted]
+
+    @property
+    def num_completed(self) -> int:
+        """Number of collectives that it has completed."""
+        return sum(group.completed for group in self.groups)
+
+
+def _without(group: GroupCounts, messages: int) -> GroupCounts:
+    enqueued, completed = max(0, group.enqueued - messages), max(0, group.completed - messages)
+    return msgspec.structs.replace(group, enqueued=enqueued, completed=completed)
 
 
 def observed_folder(run: Path) -> Path:

@@ -20,7 +20,7 @@ from frog.runs.observed import Observed, read_observed
 from frog.runs.record import ProgramInfo, Record, RunFile
 from frog.view.runs import status_of
 
-_ENDS = {"completed": "ended with exit code 0", "running": "is running"}
+_ENDS = {"completed": "ended with exit code 0", "running": "is running", "interrupted": "was stopped with the program"}
 """How a rank without a failure ended, by the run's status."""
 _TAIL_BYTES = 64 << 10
 _TAIL_LINES = 40
@@ -96,7 +96,7 @@ def _row(rank: int, attempt: Attempt | None, observed: Observed | None, status: 
     pids = {own: pid for world in worlds for own, pid in zip(world.ranks, world.pids, strict=False)}
     codes = {event.rank: event.code for event in attempt.exits} if attempt else {}
     seen = observed.status if observed else None
-    groups = seen.groups if seen else []
+    groups = observed.groups if observed else []
     return RankRow(
         rank=rank,
         node=attempt.node_of(rank) if attempt else None,
