@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness import PATIENCE, wait_until
+from warm_frog import warm_env
 
 from frog.core.processes import is_alive
 
@@ -56,7 +57,7 @@ def test_benchmark_processes_end_with_the_runner(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", PROGRAMS)
 def test_benchmark_runs_in_miniature(script: str) -> None:
     name = next(name for name, its in listed().items() if its == script)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **warm_env(nested=True)}
     done = subprocess.run([*RUN, "--tiny", name], env=env, capture_output=True, text=True, timeout=PATIENCE * 300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[1].startswith("commit ")

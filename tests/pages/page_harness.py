@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Harness, run_to_end
+from warm_frog import warm_env
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY = ("--data", "rhymes", "--config", "config.json", "--sequence-length", "16")
@@ -24,6 +25,8 @@ class PageHarness(Harness):
         """Start a script with plain `python` or, if `nproc` is given, under torchrun."""
         begin = ("python",) if nproc is None else ("torchrun", f"--nproc_per_node={nproc}", *_MEET)
         env = {"OMP_NUM_THREADS": "1", **options.pop("env", {})}
+        if options.get("warm"):
+            env |= warm_env(nested=True)  # the launcher's page starts its nodes by sys.executable
         return self.start(*begin, str(SCRIPTS / name), *words, env=env, **options)
 
     def page(self, name: str, *words: str, code: int = 0, timeout: float = 90, **options: Any) -> tuple[str, str]:

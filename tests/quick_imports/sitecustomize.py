@@ -4,11 +4,14 @@ Python imports this module by itself, because `tests/conftest.py` puts its folde
 objects and no garbage, which the collector scans again and again: without it, the import of torch takes 1.0 s of
 processor time instead of 1.5 s, and that of its compiler, which `torch.optim` loads, 1.7 s instead of 3.0 s. The suite
 imports torch in many hundred processes. Frog's own programs do the same by `frog.core.loading`.
+
+A program whose parent asks for it by FROG_TEST_NESTED does not import torch at all: it is forked (tests/warm_frog).
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -42,3 +45,22 @@ class QuickImports:
 
 
 sys.meta_path.insert(0, QuickImports)
+
+
+def _start_warm() -> None:
+    """Become the client of tests/warm_frog if this is an installed program, a script, or `python -m MODULE`."""
+    words = sys.orig_argv[1:]
+    plain = words[1:] if words[:1] == ["-u"] else words
+    if not plain:
+        return
+    name = "python"
+    if os.path.dirname(plain[0]) == os.path.dirname(sys.executable):
+        name = os.path.basename(plain[0])
+        words = plain[1:]
+    if name in ("frog", "torchrun") or (name == "python" and (plain[0] == "-m" or plain[0].endswith(".py"))):
+        client = os.path.join(os.path.dirname(__file__), "..", "warm_frog", "bin", name)
+        os.execv(os.path.abspath(client), [client, *words])
+
+
+if "FROG_TEST_NESTED" in os.environ and "FROG_TEST_SERVER" in os.environ:
+    _start_warm()

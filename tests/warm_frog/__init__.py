@@ -7,6 +7,9 @@ forks a process that runs the command. `frog run` in that process forks its agen
 `frog run` of a trial of `frog chaos` is a command of the same server. The ranks are forked or started by the agent as
 always. `torchrun`, the ranks that it starts, and `python SCRIPT.py` are forked as well.
 
+`warm_env(nested=True)` is for programs that start others by `sys.executable`: an interpreter that finds
+FROG_TEST_NESTED becomes a client too, for a script, `frog`, `torchrun` and `python -m` of a loaded module.
+
 What differs from the installed `frog`: the command leads its own session, and `bin/frog` passes signals on to it; all
 commands of a server share one seed of hashes; and modules that the command would not load are loaded.
 
@@ -50,12 +53,17 @@ def cold_env() -> dict[str, str]:
     return {"PATH": f"{_INSTALLED.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def warm_env() -> dict[str, str]:
-    """Return the variables with which a program finds the programs in `bin` first, then those of the environment."""
+def warm_env(*, nested: bool = False) -> dict[str, str]:
+    """Return the variables with which a program finds the programs in `bin` first, then those of the environment.
+
+    nested: `sys.executable`, which these programs start, also becomes `bin/python` (tests/quick_imports).
+    """
     cold = cold_env()
     if not sys.platform.startswith("linux"):
         return cold
-    return {"PATH": f"{_HERE / 'bin'}{os.pathsep}{cold['PATH']}", "FROG_TEST_SERVER": f"{_server()}:{_INSTALLED}"}
+    path = f"{_HERE / 'bin'}{os.pathsep}{cold['PATH']}"
+    own = {"FROG_TEST_NESTED": "1"} if nested else {}
+    return {"PATH": path, "FROG_TEST_SERVER": f"{_server()}:{_INSTALLED}", **own}
 
 
 @functools.cache

@@ -63,10 +63,10 @@ from frog.launch.torchrun.forkserver import ForkedRank, ForkServer, start_fork_s
 
 HERE = Path(__file__).parent
 _MAY_DIFFER = re.compile(
-    r"FROG_(START|CACHE_DIR|BACKEND|OBSERVER|OWN)|PYTEST_\w+|TMPDIR|TORCHINDUCTOR_CACHE_DIR"
-    r"|PATH|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|NO_COLOR|BROWSER|FROG_TEST_SERVER|PYTHON_EXEC"
-    r"|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
-    r"|TORCHELASTIC_\w+|TORCH_NCCL_ASYNC_ERROR_HANDLING)"
+    r"FROG_(START|CACHE_DIR|BACKEND|OBSERVER|NODE_NAME|LAUNCHER_PID|ATTEMPT|OWN)|PYTEST_\w+|TMPDIR"
+    r"|TORCHINDUCTOR_CACHE_DIR|PATH|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|NO_COLOR|BROWSER|FROG_TEST_(SERVER|NESTED)"
+    r"|PYTHON_EXEC|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+    r"|TORCHELASTIC_\w+|TORCH_NCCL_ASYNC_ERROR_HANDLING)|NODE_RANK|NNODES|NPROC_PER_NODE|GLOO_SOCKET_IFNAME"
 )
 """Variables of a command that Python, torch and Frog do not read when they load."""
 _OF_AN_AGENT = re.compile(r"FROG_\w+|PYTHONPATH|PYTHONUNBUFFERED|TORCH_DISABLE_SHARE_RDZV_TCP_STORE|GLOO_SOCKET_IFNAME")
@@ -131,7 +131,10 @@ def become(argv: Sequence[str], env: Mapping[str, str], folder: str, descriptors
         unbuffer()
         argv = argv[1:]
     sys.argv = list(argv[is_python:])
-    sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0])) if is_python else os.path.dirname(argv[0])
+    if sys.argv[0] == "-m":
+        sys.path[0] = folder
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0])) if is_python else os.path.dirname(argv[0])
     del sys.modules["frog.cli"]  # it prepares signals when it loads
 
 
@@ -247,25 +250,44 @@ def fork_programs(address: str, installed: str) -> None:
             vars(module)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 
-def run(path: str) -> NoReturn:
-    """Run an installed program or a script, and exit as Python does, but without unloading every module."""
-    pid, code = os.getpid(), 0
+def execute(path: str) -> None:
+    """Execute an installed program or a script; for `-m`, the module that the next argument names."""
+    if path == "-m":
+        del sys.argv[0]
+        sys.modules.pop(sys.argv[0], None)  # it was only imported for its dependencies
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
     module = ModuleType("__main__")
     module.__file__ = os.path.abspath(path)
+    text = Path(path).read_bytes()
+    sys.modules["__main__"] = module
+    exec(compile(text, module.__file__, "exec"), vars(module))
+
+
+def run(path: str) -> NoReturn:
+    """Run a program, and exit as Python does, but without unloading every module."""
+    pid, code = os.getpid(), 0
     try:
-        text = Path(path).read_bytes()
-        sys.modules["__main__"] = module
-        exec(compile(text, module.__file__, "exec"), vars(module))
+        execute(path)
     except SystemExit as end:
         if os.getpid() != pid or not isinstance(end.code, int | None):
             raise
         code = end.code or 0
     except Exception as error:
-        inside = error.__traceback__.tb_next if error.__traceback__ else None
+        inside = error.__traceback__
+        for _ in (run, execute):
+            inside = inside.tb_next if inside else None
         sys.excepthook(type(error), error.with_traceback(inside), inside)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     leave(code)
+
+
+def is_loaded(argv: Sequence[str]) -> bool:
+    """Return False for `python [-u] -m MODULE` of a module that this process has not loaded."""
+    words = argv[2:] if argv[1:2] == ["-u"] else argv[1:]
+    is_module = os.path.basename(argv[0]) == "python" and words[:1] == ["-m"]
+    return not is_module or (len(words) > 1 and words[1] in sys.modules)
 
 
 def main(address: str) -> None:
@@ -278,7 +300,7 @@ def main(address: str) -> None:
         connection = serve(listening)
     data, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 3)
     argv, env, folder, inherited = marshal.loads(data)
-    if inherited != surroundings or not differs_only_in(_MAY_DIFFER, env, LOADED_WITH):
+    if not is_loaded(argv) or inherited != surroundings or not differs_only_in(_MAY_DIFFER, env, LOADED_WITH):
         os._exit(0)  # the client starts a new program
     if (pid := os.fork()) != 0:
         for descriptor in descriptors:
@@ -286,8 +308,9 @@ def main(address: str) -> None:
         supervise(connection, pid)
     connection.close()
     become(argv, env, folder, descriptors)
-    if os.path.basename(argv[0]) == "frog":
-        fork_programs(address, argv[0])
+    bin_folder = os.path.dirname(argv[0])
+    if os.path.basename(argv[0]) == "frog" or sys.argv[:2] == ["-m", "frog.cli"]:
+        fork_programs(address, os.path.join(bin_folder, "frog"))
     run(sys.argv[0])
 
 

@@ -137,6 +137,31 @@ def test_script_inherits_the_same_as_under_the_installed_python(tmp_path: Path) 
     assert quick == installed
 
 
+NESTED = """
+import subprocess, sys
+if len(sys.argv) == 1:
+    for words in (["nested.py", "x"], ["-u", "nested.py", "x"], ["-m", "frog.cli", "--version"], [FROG, "--version"],
+                  ["-m", "torch.distributed.run", "--nproc-per-node=1", "nested.py", "x"], ["-m", "this"]):
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        print(done.returncode, done.stdout.splitlines()[0])
+else:
+    print("torch" in sys.modules)
+    sys.exit(3 * (__name__ != "__main__"))
+"""
+
+
+def test_programs_that_a_program_starts_are_forked_if_asked(tmp_path: Path) -> None:
+    """At least once of three times: a client without an answer from the server starts a new program."""
+    frog = str(Path(sys.executable).parent / "frog")
+    (tmp_path / "nested.py").write_text(NESTED.replace("FROG", repr(frog)))
+    version = run(("frog", "--version"), tmp_path, cold_env()).stdout.strip()
+    expected = ["0 True", "0 True", f"0 {version}", f"0 {version}", "0 True", "0 The Zen of Python, by Tim Peters"]
+    words = ("python", "nested.py")
+    assert expected in (run(words, tmp_path, warm_env(nested=True)).stdout.splitlines() for _ in range(3))
+    plain = run(words, tmp_path, warm_env()).stdout.splitlines()
+    assert plain == [line.replace("True", "False") for line in expected]
+
+
 FAILING = """
 import os, sys
 print("torch" in sys.modules, os.environ["RANK"], end=" ", flush=True)
