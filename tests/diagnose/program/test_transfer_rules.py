@@ -14,6 +14,7 @@ from frog.core.files import write_json
 from frog.diagnose.program.evidence import RankEvidence
 from frog.diagnose.program.failed_calls import mark_failed_calls
 from frog.diagnose.program.gather import gather
+from frog.diagnose.program.history import deviation
 from frog.diagnose.program.messages import add_awaited_messages
 from frog.diagnose.program.rules import diagnose_program
 from frog.runs.observed import CodeLine, Message, Messages, Transfer
@@ -243,8 +244,8 @@ def test_evidence_has_all_ranks_of_a_circle_and_its_odd_one_first() -> None:
 
 
 def test_message_out_of_order_that_others_have_received_long_ago_is_no_cause() -> None:
-    """Rank 1 skipped a message 20 messages ago."""
-    messages = recorded(*LOOP * 3, *LOOP[::2], *LOOP * 6)
+    """Rank 1 skipped a message 36 messages ago."""
+    messages = recorded(*LOOP * 3, *LOOP[::2], *LOOP * 12)
     one = waits(0, "recv", 1, 25, world=3)
     found = diagnose_program(evidence(one, waits(1, "recv", 0, 10, world=3, messages=messages), rank(2, STEP)))
     assert (found.rank, "left its order" in found.finding) == (0, False)
@@ -322,3 +323,53 @@ def test_message_longer_than_its_receiver_expects_names_both_lines(
     if stack is not IN_REDUCE:
         lines = ["train.py:11 (main)", "train.py:25 (main)"]
         assert [found.line, found.peer_line] == (lines if odd == 0 else lines[::-1])
+
+
+def test_rank_that_skipped_messages_sent_a_later_one_in_place_of_a_shorter() -> None:
+    lost = failed("RuntimeError", "Connection closed by peer [127.0.0.1]:4", 12)
+    sender = waits(1, "isend", 0, 12, tag=4, world=2, error=lost, messages=SKIPS)
+    crashed = RankEvidence(0, line=at(25), exit_code=-6, state="running", mismatch=LONGER, stack=IN_RECV)
+    found = diagnose_program(evidence(crashed, sender, hung=False))
+    assert (found.fault, found.rank, found.line, found.peer_line, found.certain) == (
+        "message",
+        1,
+        "train.py:12 (main)",
+        "train.py:25 (main)",
+        False,
+    )
+    assert "at train.py:12 (main); rank 1 left its order: after a message from rank 2" in found.finding
+    assert found.advice.startswith("find out why rank 1 left its order")
+
+
+@pytest.mark.parametrize(
+    ("messages", "state", "fault", "odd", "why"),
+    [
+        (SKIPS, "running", "message", 2, "; rank 2 left its order"),
+        (IN_ORDER, "running", "message", 0, ", and no rank sends one"),
+        (IN_ORDER, "ended", "ended", 2, "; rank 2 ended without an error"),
+    ],
+)
+def test_message_from_any_rank_that_none_sends_names_the_rank_that_left_its_order(
+    messages: Messages, state: str, fault: str, odd: int, why: str
+) -> None:
+    server, client = waits(0, "recv", None, 20, world=3), waits(1, "recv", 0, 25, world=3)
+    other = rank(2, STEP, world=3, state=state, line=at(12), messages=messages)
+    found = diagnose_program(evidence(client, server, other))
+    assert (found.fault, found.rank, found.certain) == (fault, odd, False)
+    assert "but rank 0 waits in recv of 8 float32 from any rank at train.py:20 (main), and no" in found.finding
+    assert why in found.finding
+
+
+def test_rank_that_receives_from_any_rank_has_no_order() -> None:
+    """Its next message depends on which rank came first."""
+    any_rank = [msgspec.structs.replace(one, peer=None if one.op == "irecv" else one.peer) for one in SKIPS.last]
+    assert deviation(SKIPS.last) is not None
+    assert deviation(any_rank) is None
+
+
+def test_end_of_an_inner_loop_is_part_of_the_order() -> None:
+    step = (*(RECEIVE, SEND) * 3, ("isend", 2, 0, 13))
+    assert deviation(recorded(*step * 2).last) is None
+    left = deviation(recorded(*step * 2, RECEIVE, ("isend", 2, 0, 13)).last)
+    assert left is not None
+    assert (left.after.op, left.usual.peer, left.message.peer) == ("irecv", 1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import NamedTuple
 
 from frog.diagnose.program.evidence import Call
@@ -10,7 +11,7 @@ from frog.runs.observed import Message
 
 _LEAST_TIMES = 2
 """How often a message must have followed another, and no other one, to be the usual one."""
-_MOST_SINCE = 16
+_MOST_SINCE = 32
 """Most messages that a rank may have begun since it left their order: what others accepted long ago is no cause."""
 
 
@@ -42,14 +43,22 @@ class Deviation(NamedTuple):
 
 
 def deviation(messages: list[Message]) -> Deviation | None:
-    """Return the last place at which a rank left the order of its messages; None if it did not, as far as known."""
+    """Return the last place at which a rank left the order of its messages; None if it did not, as far as known.
+
+    What it did again later, such as to leave an inner loop, is part of its order. A rank that receives from any rank
+    has none of its own.
+    """
     found = None
+    if any(message.peer is None for message in messages):
+        return None
+    pairs = [(message_form(one), message_form(other)) for one, other in itertools.pairwise(messages)]
+    times = Counter(pairs)
     followers: dict[tuple[object, ...], list[Message]] = {}
     for number, (one, message) in enumerate(itertools.pairwise(messages), 2):
-        before = followers.setdefault(message_form(one), [])
-        forms = {message_form(each) for each in before}
-        is_recent = number > len(messages) - _MOST_SINCE
-        if is_recent and len(before) >= _LEAST_TIMES and len(forms) == 1 and message_form(message) not in forms:
+        last, this = pairs[number - 2]
+        before = followers.setdefault(last, [])
+        is_new = times[last, this] == 1 and number > len(messages) - _MOST_SINCE
+        if is_new and len(before) >= _LEAST_TIMES and len({message_form(each) for each in before}) == 1:
             found = Deviation(one, before[-1], message)
         before.append(message)
     return found

@@ -9,7 +9,10 @@ from frog.diagnose.diagnosis import Diagnosis, note
 from frog.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
 from frog.diagnose.program.history import message_form
 from frog.diagnose.program.lines import report_ranks
+from frog.diagnose.program.transfer_rules import left_order, out_of_order
 from frog.runs.observed import CodeLine, Message, Transfer
+
+_SAME_SIZE = "both ranks need tensors of the same size: compare the batch and the sequence length on both"
 
 
 def longer_message(evidence: Evidence, receiver: RankEvidence, reported: tuple[str, str]) -> Diagnosis | None:
@@ -23,9 +26,7 @@ def longer_message(evidence: Evidence, receiver: RankEvidence, reported: tuple[s
         message = _last_sent(sender, receiver.rank) or (sender.transfer if waits else None)
         if message is None or not (inside == "recv" or (waits and inside is None)):
             continue
-        before = _size_before(sender, message)
-        is_new = before is not None and before != message.size
-        found = _found(receiver, sender, message, before if is_new else None)
+        found = _found(receiver, sender, message)
         first = note(receiver.exited_ns, f"rank {receiver.rank}", *reported)
         return found.with_more(first, *report_ranks(evidence, [receiver.rank, sender.rank]))
     return None
@@ -54,22 +55,27 @@ def _size_before(sender: RankEvidence, message: Transfer) -> list[int] | None:
     return alike[-2].size if len(alike) > 1 else None
 
 
-def _found(receiver: RankEvidence, sender: RankEvidence, message: Transfer, before: list[int] | None) -> Diagnosis:
-    """Return the diagnosis; the sender is the odd one if its message had another size before."""
+def _found(receiver: RankEvidence, sender: RankEvidence, message: Transfer) -> Diagnosis:
+    """Return the diagnosis. The sender is the odd one if it left its order, or its message had another size before."""
     sent = message.line if isinstance(message, Message) else _error_line(sender)
-    odd, line, peer_line = (receiver, receiver.line, sent) if before is None else (sender, sent, receiver.line)
-    usual = f", but of {_text(before)} before" if before is not None else ""
+    before, why = _size_before(sender, message), left_order(sender)
+    if before is not None and before != message.size:
+        fault, advice, why = "shape", _SAME_SIZE, f", but of {_text(before)} before"
+    elif why:
+        fault, advice = "message", out_of_order(sender, receiver)
+    else:
+        fault, advice = "shape", _SAME_SIZE
+    odd, line, peer_line = (sender, sent, receiver.line) if why else (receiver, receiver.line, sent)
     return Diagnosis(
-        "shape",
+        fault,
         f"rank {receiver.rank} received a message of another size than it expects{at_place(receiver.line)}; "
-        f"rank {sender.rank} sent it one of {_text(message.size)} {message.dtype}{at_place(sent)}{usual}",
+        f"rank {sender.rank} sent it one of {_text(message.size)} {message.dtype}{at_place(sent)}{why}",
         rank=odd.rank,
         node_rank=odd.node_rank,
         line=place(line) or None,
         peer_line=place(peer_line) or None,
         certain=False,
-        advice="both ranks need tensors of the same size: compare the batch and the sequence length on both\n"
-        "the record of the rank that received the message was lost when gloo ended its process",
+        advice=f"{advice}\nthe record of the rank that received the message was lost when gloo ended its process",
     )
 
 

@@ -75,9 +75,8 @@ def _circle(evidence: Evidence, circle: list[int]) -> Diagnosis:
     if len(left) == 1:
         one, other = evidence.ranks[left[0]], evidence.ranks[circle[circle.index(left[0]) - 1]]
         return _pair(evidence, one, other, *ranks).with_more(
-            finding=f"{finding}{_other_tags(one, other)}{_left_order(one)}",
-            advice=f"find out why rank {one.rank} left its order: a condition, a tag, a peer, or the number of rounds\n"
-            f"if it should, rank {other.rank} must do its part in the same order",
+            finding=f"{finding}{_other_tags(one, other)}{left_order(one)}",
+            advice=out_of_order(one, other),
         )
     one, other = evidence.ranks[ranks[0]], evidence.ranks[ranks[-1]]
     found = _pair(evidence, one, other, *ranks).with_more(finding=finding)
@@ -116,7 +115,7 @@ def _deviation(rank: RankEvidence) -> Deviation | None:
     return deviation(rank.messages.last) if rank.messages is not None else None
 
 
-def _left_order(rank: RankEvidence) -> str:
+def left_order(rank: RankEvidence) -> str:
     """Say which message a rank began where it began another each time before; empty if it kept its order."""
     found = _deviation(rank)
     if found is None:
@@ -128,8 +127,17 @@ def _left_order(rank: RankEvidence) -> str:
     )
 
 
+def out_of_order(odd: RankEvidence, other: RankEvidence) -> str:
+    """Return advice about a rank that left the order of its messages."""
+    return (
+        f"find out why rank {odd.rank} left its order: a condition, a tag, a peer, or the number of rounds\n"
+        f"if it should, rank {other.rank} must do its part in the same order"
+    )
+
+
 def _way(message: Transfer) -> str:
-    return f"{'to' if message.is_send else 'from'} rank {message.peer}{_tag(message)}"
+    peer = f"rank {message.peer}" if message.peer is not None else "any rank"
+    return f"{'to' if message.is_send else 'from'} {peer}{_tag(message)}"
 
 
 def _tag(message: Transfer) -> str:
@@ -144,12 +152,29 @@ def _end(evidence: Evidence, path: list[int]) -> Diagnosis | None:
     call = next((call for call in rank.pending if not call.p2p), None)
     if call is not None:
         return _in_collective(evidence, waits, rank, call)
+    if rank.transfer is not None and rank.transfer.peer is None and _was_waiting(rank):
+        return _from_any(evidence, waits, rank)
     fault, doing, advice = reason(rank)
     return _pair(evidence, rank, waits).with_more(
         fault=fault,
         certain=fault in ("ended", "stop"),
         finding=f"{_waits(waits)}, but rank {rank.rank} {doing}",
         advice=advice,
+    )
+
+
+def _from_any(evidence: Evidence, waits: RankEvidence, rank: RankEvidence) -> Diagnosis:
+    """Explain a rank that waits for one which waits for a message from any rank, which none sends."""
+    others = [other for number, other in evidence.ranks.items() if number != rank.rank]
+    ended, left = [one for one in others if _has_ended(one)], [one for one in others if _deviation(one) is not None]
+    odd, why = rank, ""
+    if ended:
+        odd, why = ended[0], f"; rank {ended[0].rank} ended without an error"
+    elif len(left) == 1:
+        odd, why = left[0], left_order(left[0])
+    return _pair(evidence, odd, rank if odd is not rank else waits, waits.rank).with_more(
+        fault="ended" if ended else "message",
+        finding=f"{_waits(waits)}, but {_waits(rank)}, and no rank sends one{why}",
     )
 
 
@@ -168,7 +193,7 @@ def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, 
     first_is_odd = _deviation(rank) is None and (is_extra or in_step or _deviation(waits) is not None)
     odd, other = (waits, rank) if first_is_odd else (rank, waits)
     skipped = f": rank {waits.rank} probably skipped that collective" if first_is_odd and in_step else ""
-    why = _left_order(odd) or skipped
+    why = left_order(odd) or skipped
     return _pair(evidence, odd, other).with_more(
         collective=describe_call(evidence, call),
         finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}{why}",
