@@ -373,3 +373,16 @@ def test_end_of_an_inner_loop_is_part_of_the_order() -> None:
     left = deviation(recorded(*step * 2, RECEIVE, ("isend", 2, 0, 13)).last)
     assert left is not None
     assert (left.after.op, left.usual.peer, left.message.peer) == ("irecv", 1, 2)
+
+
+@pytest.mark.parametrize(("others", "odd"), [((2, 3, 3), 1), ((3, 3, 3), 0), ((2, 2, 3), 0)])
+def test_rank_that_sent_the_fewest_messages_to_one_that_waits_for_any_is_odd(others: tuple[int, ...], odd: int) -> None:
+    server, client = waits(0, "recv", None, 20, world=5), waits(4, "recv", 0, 25, world=5)
+    client.messages = recorded(*[("isend", 0, 0, 11)] * 9)
+    sent = {
+        number: rank(number, STEP, state="running", line=at(12), messages=recorded(*[("isend", 0, 0, 11)] * count))
+        for number, count in enumerate(others, 1)
+    }
+    found = diagnose_program(evidence(client, server, *sent.values()))
+    assert (found.fault, found.rank, found.certain) == ("message", odd, False)
+    assert ("rank 1 has sent it fewer than any other rank" in found.finding) is (odd == 1)

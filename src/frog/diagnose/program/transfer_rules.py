@@ -172,10 +172,29 @@ def _from_any(evidence: Evidence, waits: RankEvidence, rank: RankEvidence) -> Di
         odd, why = ended[0], f"; rank {ended[0].rank} ended without an error"
     elif len(left) == 1:
         odd, why = left[0], left_order(left[0])
+    elif (fewest := _sent_fewest(others, rank)) is not None:
+        odd, why = fewest, f"; rank {fewest.rank} has sent it fewer than any other rank"
     return _pair(evidence, odd, rank if odd is not rank else waits, waits.rank).with_more(
         fault="ended" if ended else "message",
         finding=f"{_waits(waits)}, but {_waits(rank)}, and no rank sends one{why}",
     )
+
+
+def _sent_fewest(ranks: list[RankEvidence], receiver: RankEvidence) -> RankEvidence | None:
+    """Return the only rank that has sent a receiver the fewest messages of the tag for which it waits."""
+    tag = receiver.transfer.tag if receiver.transfer is not None else 0
+    sent: dict[int, list[RankEvidence]] = {}
+    for rank in ranks:
+        if rank.messages is None or not rank.messages.whole:
+            return None
+        numbers = [
+            number
+            for op, peer, own, _, number in rank.messages.counts
+            if (op, peer, own) == ("isend", receiver.rank, tag)
+        ]
+        sent.setdefault(sum(numbers), []).append(rank)
+    fewest = sent.get(min(sent, default=0), [])
+    return fewest[0] if len(fewest) == 1 and len(sent) > 1 else None
 
 
 def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, call: Call) -> Diagnosis | None:
