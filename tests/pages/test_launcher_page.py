@@ -97,11 +97,11 @@ def test_one_launcher_starts_all_nodes(pages: PageHarness) -> None:
 def test_two_launchers_form_one_world(pages: PageHarness) -> None:
     port = free_port()
     options = ("--nproc-per-node", "1", *PATIENT)
-    second = pages.start_page(PAGE, *options, env=by_hand(port, 1))
+    second = pages.start_page(PAGE, *options, env=by_hand(port, 1), warm=True)
     wait_for_line(second, "node1 | waiting for node 0")
     with pytest.raises(subprocess.TimeoutExpired):
         second.wait(timeout=0.5)
-    first = pages.start_page(PAGE, *options, env=by_hand(port, 0))
+    first = pages.start_page(PAGE, *options, env=by_hand(port, 0), warm=True)
     here, _ = finish(first, 0)
     there, _ = finish(second, 0)
     prove_barrier(here + there, 2)
