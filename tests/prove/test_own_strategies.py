@@ -93,6 +93,12 @@ def test_own_strategies_equal_one_process_in_every_world_and_variant() -> None:
     assert [(name, result.first) for name, result in prove_all(cells) if not result.equal] == []
 
 
+@pytest.mark.slow
+def test_own_strategies_equal_one_process_in_larger_worlds() -> None:
+    cells = [cell for name in ("own_ddp", "own_zero1") for cell in cells_of(ROOT / f"config/{name}.py", [4, 5], REST)]
+    assert [(name, result.first) for name, result in prove_all(cells) if not result.equal] == []
+
+
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "words"),
     [

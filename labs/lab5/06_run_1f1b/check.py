@@ -251,6 +251,11 @@ def judge_held(grade, world, case):
     most = [min(num_micro, size - rank) for rank in range(size)]
     if any(peak > limit for peak, limit in zip(peaks, most, strict=True)):
         explain_held(grade, world, num_micro, peaks, most)
+    for rank, value in enumerate(world.values):
+        if value["inputs"] > most[rank] + 2:  # two may still be on their way out of a variable
+            text = f"World of {size}, {num_micro} micro-batches: the gradients are right, and backward freed what is "
+            text += f"inside the stage. But rank {rank} held the inputs of {value['inputs']} forward passes at a time; "
+            grade.reject("never-lets-go", f"{text}1F1B needs {most[rank]}.")
 
 
 def explain_held(grade, world, num_micro, peaks, most) -> NoReturn:

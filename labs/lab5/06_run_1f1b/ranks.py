@@ -55,7 +55,8 @@ class Stage(nn.Module):
         self.tied = self.embedding.weight if self.embedding is not None else None
         self.held: list[StorageWeakRef] = []
         self.inputs: list[StorageWeakRef] = []
-        self.peak, self.num_shared = 0, 0
+        self.kept_inputs: list[StorageWeakRef] = []
+        self.peak, self.num_inputs, self.num_shared = 0, 0, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.watch_input(x)
@@ -75,12 +76,14 @@ class Stage(nn.Module):
         self.peak = max(self.peak, len(self.held))
 
     def watch_input(self, x: Tensor) -> None:
-        """Count the inputs that share the memory of one whose activations still exist."""
+        """Count the inputs that exist, and those that share the memory of one whose activations still exist."""
         if not self.is_first:
             alive = [one for one, held in zip(self.inputs, self.held, strict=True) if not held.expired()]
             new = StorageWeakRef(x.untyped_storage())
             self.num_shared += any(one.cdata == new.cdata and not one.expired() for one in alive)
             self.inputs = [*alive, new]
+            self.kept_inputs = [one for one in self.kept_inputs if not one.expired()] + [new]
+            self.num_inputs = max(self.num_inputs, len(self.kept_inputs))
 
     def named(self) -> dict[str, nn.Parameter]:
         """Return the parameters by their names in the model."""
@@ -117,4 +120,10 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
                 p.data -= RATE * p.grad
             p.grad = None
     weights = {name: p.detach().clone() for name, p in stage.named().items()}
-    return {"steps": steps, "weights": weights, "peak": stage.peak, "shared": stage.num_shared}
+    return {
+        "steps": steps,
+        "weights": weights,
+        "peak": stage.peak,
+        "inputs": stage.num_inputs,
+        "shared": stage.num_shared,
+    }
