@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from frog.learn.grader.grade import Grade  # loads torch, which the program below does not need
 
 _JOBS_S = 30.0
-_POLL_S = 0.02
+_POLL_S = 0.1
 _EMULATOR, _RECORD = "cluster", "jobs"
 
 
