@@ -58,6 +58,7 @@ import forked_program
 from unbuffered import unbuffer
 
 from frog.core.env import child_env, replace_env, wait_passively
+from frog.core.huge_pages import use_huge_pages
 from frog.core.processes import leave
 from frog.launch.torchrun.forkserver import ForkedRank, ForkServer, start_fork_server
 
@@ -297,6 +298,7 @@ def main(address: str) -> None:
         listening.listen(64)
         print(os.getpid(), flush=True)
         gc.freeze()
+        use_huge_pages()
         connection = serve(listening)
     data, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 3)
     argv, env, folder, inherited = marshal.loads(data)

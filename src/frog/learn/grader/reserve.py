@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from frog.core.huge_pages import use_huge_pages
 from frog.core.loading import loading
 from frog.core.namespaces import die_with_parent
 from frog.core.processes import reap_orphans, take_orphans
@@ -35,6 +36,7 @@ def main(descriptor: int) -> None:
     with loading():
         load_all()
     slow = slowness()
+    use_huge_pages()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     take_orphans()
     with Connection(descriptor) as client:
