@@ -12,6 +12,8 @@ from frog.plan.estimate.model import PlannedModel
 _DENSE_KERNELS, _MOE_KERNELS = 22, 60
 """Kernels of a layer's forward pass in an eager implementation; about twice as many in the backward pass, which C++
 launches twice as fast."""
+_COLLECTIVES = 2
+"""Tensor-parallel collectives of a pass; each is launched like a kernel."""
 
 _LIGHT = 0.25
 """Slowdown of light collectives, of the usual one: the ratio of multiprocessors that they occupy."""
@@ -88,7 +90,8 @@ class LayerModel:
     def _bounded(self, products: float, attention: float, memory: float, comm: Times, num_kernels: int) -> Times:
         """Add the time that launching the kernels takes beyond running them."""
         ran = Times(products, attention, memory) + comm
-        launching = 0.0 if self.layout.traits.launches_ahead else num_kernels * self.kernels.constants.launch_s
+        launches = num_kernels + (_COLLECTIVES if self.layout.tp > 1 else 0)
+        launching = 0.0 if self.layout.traits.launches_ahead else launches * self.kernels.constants.launch_s
         return ran + Times(launch=max(0.0, launching - ran.total))
 
     def _recomputed(self, forward: Times) -> Times:
