@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import shutil
@@ -54,9 +53,8 @@ class EmulatedSlurm:
 
     def __enter__(self) -> Self:
         cluster.up(self._place, len(NODES), 4, 32, kill_wait_s=0.5, look_s=0.2)
-        env = cluster.environment(self._place)
-        env["PATH"] = f"{_noting_scontrol(self._place, Path.cwd() / NOTES)}{os.pathsep}{env['PATH']}"
-        replace_env(child_env(**env))
+        _note_requeues(self._place / "bin" / "scontrol", Path.cwd() / NOTES)
+        replace_env(child_env(**cluster.environment(self._place)))
         self._client = read_client(self._place)
         return self
 
@@ -81,24 +79,15 @@ class EmulatedSlurm:
             self._client.ask("update", job=str(number), name=name, value=value)
 
 
-def _noting_scontrol(place: Path, notes: Path) -> Path:
-    """Create a folder with a `scontrol` that first notes each requeue among the notes of the job's ranks.
+def _note_requeues(scontrol: Path, notes: Path) -> None:
+    """Let the emulator's `scontrol` first note each requeue among the notes of the job's ranks.
 
     The requeue itself can follow seconds later: on a busy machine, the Python program that requests it starts slowly.
     """
-    folder = place.with_name(f"{place.name}-bin")
-    folder.mkdir()
+    first, rest = scontrol.read_text().split("\n", 1)
     note = f"""printf '[0, %d, "requeue", null]\\n' $$ >> {shlex.quote(str(notes))}/"$SLURM_JOB_ID.jsonl\""""
-    lines = (
-        "#!/bin/sh",
-        'for word in "$@"; do',
-        f'    if [ "$word" = requeue ] && [ -n "$SLURM_JOB_ID" ]; then {note}; fi',
-        "done",
-        f'exec {shlex.quote(str(place / "bin" / "scontrol"))} "$@"',
-    )
-    (folder / "scontrol").write_text("".join(f"{line}\n" for line in lines))
-    (folder / "scontrol").chmod(0o755)
-    return folder
+    test = f'for word in "$@"; do if [ "$word" = requeue ] && [ -n "$SLURM_JOB_ID" ]; then {note}; fi; done'
+    scontrol.write_text(f"{first}\n{test}\n{rest}")
 
 
 class RealSlurm:
