@@ -22,10 +22,12 @@ from frog.core.env import replace_env
 def pytest_configure() -> None:
     """Prepare the environment of the tests and their processes: they receive Ctrl-C, and share the cores.
 
-    A shell that starts the tests in the background makes them ignore Ctrl-C.
+    A shell that starts the tests in the background makes them ignore Ctrl-C and Ctrl-\\. The ranks of torchrun, which
+    handles both, would not ignore them, and could not be forked like the others (tests/warm_frog).
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # else threads of parallel tests compete for cores: ten times slower
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if _QUICK_IMPORTS not in paths:
