@@ -87,8 +87,10 @@ class StallWatch:
 
     def ask_before_stop(self, now: float) -> bool:
         """Ask the ranks for their evidence if a user stops a world in which one has waited; return True if asked."""
-        finding = self._watch.wait(now, _LEAST_WAIT_S) if self._is_watching else None
-        if finding is None or self.folder is None:
+        if self.folder is None or self.journal.is_chosen:
+            return False
+        finding = self._watch.wait(now, _LEAST_WAIT_S)
+        if finding is None:
             return False
         self._last_question = _Question(write_request(self.folder.path, "stop"), finding, now)
         return True
@@ -134,7 +136,7 @@ class StallWatch:
 
         None for a run without a folder or observers, and for one of Frog's trainer, which has heartbeats.
         """
-        if self.folder is None or not self._is_watching:
+        if self.folder is None or self.journal.is_chosen:
             return None
         if attempt != self._attempt:
             self._attempt, self._watch, self._question = attempt, ProgramWatch(self.limits), None
@@ -142,10 +144,6 @@ class StallWatch:
             return None
         self._next_look = now + _LOOK_S
         return self._look(self.folder, ranks, now)
-
-    @property
-    def _is_watching(self) -> bool:
-        return self.folder is not None and not self.journal.is_chosen
 
     def _look(self, folder: RunFolder, ranks: Set[int], now: float) -> Stall | None:
         statuses = read_statuses(folder.path, self._attempt)

@@ -12,7 +12,7 @@ from frog.runs.observed import Message
 _LEAST_TIMES = 2
 """How often a message must have followed another, and no other one, to be the usual one."""
 _MOST_SINCE = 32
-"""Most messages that a rank may have begun since it left their order: what others accepted long ago is no cause."""
+"""Most messages that a rank may have begun since it left their order: others accepted what is older."""
 
 
 def usual_after(before: list[Call]) -> list[Call]:
