@@ -20,9 +20,11 @@ import pytest
 from small_course import SOLUTION, STUB, FakeGrader, write_course
 
 from frog.cli import main
+from frog.core.errors import UsageError
 from frog.learn import actions
 from frog.learn.export import Export
 from frog.learn.folder import create_folder, open_folder
+from frog.learn.grader.exercise import find_exercise
 from frog.learn.progress import QuizResult, read_progress, update_progress, with_quiz
 
 
@@ -141,6 +143,24 @@ def test_exercise_can_be_named_by_id_number_name_or_folder(
     monkeypatch.chdir(step(here, "lab1/02_second").parent)
     assert "lab 1.2" in frog("check", code=1)
     assert "one of: lab1/01_first" in frog("check", "2.9", code=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("3.08", "did you mean 3.8, lab3/08_jobs_that_end?"),
+        ("lab3/8", "did you mean 3.8, lab3/08_jobs_that_end?"),
+        ("own_fdsp", "did you mean own_fsdp?"),
+        ("6.7", "one of: lab6/01_frames, lab6/02_rendezvous"),
+        ("8.1", "numbers go from 0.1 to 6.6; a name is, for example, lab0/01_one_formula"),
+        ("xyz", "numbers go from 0.1 to 6.6; a name is, for example, lab0/01_one_formula"),
+    ],
+)
+def test_wrong_name_of_an_exercise_suggests_the_meant_one(name: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_exercise(name)
+    assert caught.value.what == f"{name}: no such exercise"
+    assert (caught.value.hint or "").startswith(words)
 
 
 def test_check_with_a_seed_is_not_recorded(frog: Any, here: Path) -> None:

@@ -120,6 +120,14 @@ def test_file_may_import_a_module_next_to_it(tmp_path: Path) -> None:
     [
         ("def build(", "def make(", "mine.py: has no function build(model, group)"),
         ("    return DDP(model, group)", "    DDP(model, group)", "mine.py:6: build returns None"),
+        ("def build(model, group)", "def build(model)", "mine.py:6: build: Frog calls build(model, group): too many "),
+        ("def reduce(self)", "def reduce(self, last)", "mine.py:18: reduce: Frog calls reduce(): missing a required "),
+        ("def gather(self)", "def gather()", "mine.py:23: gather: "),
+        (
+            "        pass",
+            "        pass\n\n    def after_backward(self):\n        pass",
+            "mine.py:26: after_backward: Frog calls after_backward(last): too many positional arguments",
+        ),
         ("def gather(", "def collect(", "mine.py:6: build returns a DDP without the method gather"),
         ("import torch.distributed", "import torch.distribute", "mine.py:3, in <module>: ModuleNotFoundError: No"),
         ("model.named_parameters()", "model.parameters()", "mine.py:13, in "),
@@ -131,6 +139,12 @@ def test_file_may_import_a_module_next_to_it(tmp_path: Path) -> None:
         ),
         ("in self.named]", "in self.named[1:]]", "mine.py:15: owned: no rank owns embed_tokens.weight, elements 0 to "),
         ("p.grad /= self.group.size()", "p.grad = None", "mine.py:18: reduce: rank 0 has no gradient for the tensor"),
+        ("p.grad /= self.group.size()", "exit(3)", "mine.py:21, in reduce: SystemExit: 3"),
+        (
+            "model.named_parameters() if p.requires_grad",
+            "model.named_parameters(remove_duplicate=False)",
+            "mine.py:15: owned: on rank 0, item 38: 'lm_head.weight' is the same parameter as embed_tokens.weight: ",
+        ),
         ("p.grad /= self.group.size()", "p.gard /= 2", "mine.py:21, in reduce: AttributeError: "),
         (
             "        pass",
@@ -150,6 +164,12 @@ def test_mistake_is_reported_with_file_and_line(tmp_path: Path, old: str, new: s
     with pytest.raises(OwnStrategyError) as caught:
         use()
     assert caught.value.what.removeprefix(f"{tmp_path}/").startswith(words)
+
+
+def test_frozen_parameter_that_a_rank_owns_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(OwnStrategyError, match=r"'layers\..* is frozen: leave it out") as caught:
+        build(tmp_path / "mine.py", example(" if p.requires_grad"), REST)
+    assert caught.value.hint == "docs/own-strategy.md has the rules for `owned`"
 
 
 def test_freed_frozen_parameter_is_reported(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import frog
 from frog.core.errors import UsageError
 from frog.core.schema import FileName, Positive, Typed, convert, read_toml
+from frog.core.suggest import nearest
 
 _SOURCE = Path(frog.__file__).parent
 _INSTALLED = _SOURCE.parent / "frog_labs"
@@ -35,6 +36,8 @@ READ = (
 """Pages of docs/ that exercises, questions and the labs' pages refer to."""
 
 _ID = re.compile(r"lab(\d+)/(\d\d)_([a-z0-9_]+)")
+_NUMBER = re.compile(r"(?:lab\s*)?(\d+)[.,/_-](\d+)")
+_LISTED = 20  # how many exercises an error lists at most
 
 Word = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
 
@@ -208,9 +211,26 @@ def find_exercise(name: str, labs: Path = LABS) -> Exercise:
     found = [exercise for exercise in exercises if name in _names_of(exercise)]
     if len(found) == 1:
         return found[0]
-    near = ", ".join(exercise.id for exercise in found or exercises if not found or exercise in found)
-    problem = "names several exercises" if found else "no such exercise"
-    raise UsageError(f"{name}: {problem}", f"one of: {near}")
+    if found:
+        raise UsageError(f"{name}: names several exercises", f"one of: {', '.join(one.id for one in found)}")
+    raise UsageError(f"{name}: no such exercise", _nearest(name, exercises))
+
+
+def _nearest(name: str, exercises: list[Exercise]) -> str:
+    """Suggest an exercise for a name that none has; else say which there are, in the lab or in all."""
+    numbers = {exercise.number: exercise for exercise in exercises}
+    if digits := _NUMBER.fullmatch(name):
+        lab, number = (int(digit) for digit in digits.groups())
+        if meant := numbers.get(f"{lab}.{number}"):
+            return f"did you mean {meant.number}, {meant.id}?"
+        of_lab = [exercise for exercise in exercises if exercise.number.startswith(f"{lab}.")]
+        exercises = of_lab if len(exercises) > _LISTED and of_lab else exercises
+    elif near := nearest(name, [each for exercise in exercises for each in _names_of(exercise)]):
+        return f"did you mean {near}?"
+    if len(exercises) <= _LISTED:
+        return f"one of: {', '.join(exercise.id for exercise in exercises)}"
+    first, last = exercises[0], exercises[-1]
+    return f"numbers go from {first.number} to {last.number}; a name is, for example, {first.id}"
 
 
 def _names_of(exercise: Exercise) -> Iterator[str]:

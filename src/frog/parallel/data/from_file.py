@@ -30,10 +30,11 @@ from frog.core.env import bind_loopback
 from frog.core.errors import FrogError, OwnStrategyError
 from frog.optim.tensors import Slice, UpdatedTensor
 from frog.parallel.data.data_parallel import DataParallel, GroupSpec
-from frog.parallel.data.ownership import Owned, WrongOwnership, find_sharing, read_owned
+from frog.parallel.data.ownership import Owned, WrongOwnership, find_sharing, read_owned, unowned_names
 
 _MODULE = "frog_strategy_file"
 _METHODS = ("owned", "reduce", "gather")
+_ARGUMENTS = dict.fromkeys((*_METHODS, "zero"), ()) | dict.fromkeys(("before_backward", "after_backward"), ("last",))
 _PAGE = "docs/own-strategy.md has the interface on one page"
 
 
@@ -75,6 +76,7 @@ class FromFile(DataParallel):
         self._path, self._axis, self._parameters = Path(spec.config.file), spec.shard, spec.trained
         self._frozen = {name: p for name, p in spec.parameters.items() if not p.requires_grad}
         self._shapes = {name: tuple(p.shape) for name, p in spec.parameters.items()}  # `build` may change them
+        self._unowned = unowned_names(spec.model)
         self._last = False
         group = process_group(self._axis)
         self._own = self._make(spec.model, group)
@@ -87,18 +89,35 @@ class FromFile(DataParallel):
         make = getattr(load(self._path), "build", None)
         if not callable(make):
             raise OwnStrategyError(f"{self._path}: has no function build(model, group)", _PAGE)
+        self._check_arguments(make, "build", ("model", "group"))
         own = make(model, group)
         for name in _METHODS:
             if not callable(getattr(own, name, None)):
                 kind = "None" if own is None else f"a {type(own).__name__} without the method {name}"
                 raise OwnStrategyError(f"{self._path}:{_line_of(make)}: build returns {kind}", _PAGE)
+        for name, arguments in _ARGUMENTS.items():
+            if callable(method := getattr(own, name, None)):
+                self._check_arguments(method, name, arguments)
         return own
+
+    def _check_arguments(self, made: Any, name: str, arguments: tuple[str, ...]) -> None:
+        """Raise OwnStrategyError if a function of the file does not take what Frog passes."""
+        given = (made.__self__, *arguments) if inspect.ismethod(made) else arguments
+        try:
+            signature = inspect.signature(made.__func__ if inspect.ismethod(made) else made)
+        except (TypeError, ValueError):  # a callable without a signature
+            return
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            called = f"Frog calls {name}({', '.join(arguments)})"
+            raise OwnStrategyError(f"{self._path}:{_line_of(made)}: {name}: {called}: {error}", _PAGE) from None
 
     def _agree(self, group: dist.ProcessGroup) -> list[Owned]:
         """Exchange the ranges that each rank owns; return this rank's. All ranks raise the same error."""
         owned: list[Owned] = []
         try:
-            owned = read_owned(self._own.owned(), self._parameters, self._axis.device)
+            owned = read_owned(self._own.owned(), self._parameters, self._axis.device, self._unowned)
             mine: Any = [tuple(one.range) for one in owned]
         except WrongOwnership as error:
             mine = f"on rank {self._axis.rank}, {error}"
@@ -108,9 +127,12 @@ class FromFile(DataParallel):
         try:
             self.is_sharded = find_sharing({name: self._shapes[name] for name in self._parameters}, everyone)
         except WrongOwnership as error:
+            misread = any(isinstance(claim, str) for claim in everyone)
             raise OwnStrategyError(
                 f"{self._path}:{_line_of(self._own.owned)}: owned: {error}",
-                "either every rank owns every trained parameter, or exactly one rank owns each element",
+                "docs/own-strategy.md has the rules for `owned`"
+                if misread
+                else "either every rank owns every trained parameter, or exactly one rank owns each element",
             ) from None
         return owned
 
@@ -214,7 +236,7 @@ def explained(path: Path, axis: Axis) -> Iterator[None]:
         yield
     except FrogError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # exit() in the file would end this rank without a word
         where = _place_in(path, error)
         if isinstance(error, RuntimeError) and axis.backend.cause_of(error) is not None:
             rank = f"rank {axis.ranks[axis.rank]} of {axis.size}"

@@ -38,20 +38,37 @@ class WrongOwnership(ValueError):
     """The tensors that ranks own break a rule."""
 
 
-def read_owned(returned: Any, names: Collection[str], device: torch.device) -> list[Owned]:
+def read_owned(
+    returned: Any, names: Collection[str], device: torch.device, unowned: Mapping[str, str] | None = None
+) -> list[Owned]:
     """Check what one rank's `owned` returned. Raises WrongOwnership.
 
     names: the trained parameters.
+    unowned: the model's other names of parameters, each with the reason why no rank owns it.
     """
     if not isinstance(returned, list | tuple):
         raise WrongOwnership(f"it returns {_kind(returned)}: must be a list of (name, start, tensor)")
-    return [_read_one(f"item {number}", item, names, device) for number, item in enumerate(returned)]
+    return [_read_one(f"item {number}", item, names, device, unowned or {}) for number, item in enumerate(returned)]
 
 
-def _read_one(where: str, item: Any, names: Collection[str], device: torch.device) -> Owned:
+def unowned_names(model: nn.Module) -> dict[str, str]:
+    """Return the names of frozen parameters and the second names of shared ones, each with the rule for it."""
+    first: dict[nn.Parameter, str] = {}
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            found[name] = "is frozen: leave it out"
+        elif first.setdefault(parameter, name) != name:
+            found[name] = f"is the same parameter as {first[parameter]}: list it once, by that name"
+    return found
+
+
+def _read_one(where: str, item: Any, names: Collection[str], device: torch.device, unowned: Mapping[str, str]) -> Owned:
     if not isinstance(item, list | tuple) or len(item) != 3:
         raise WrongOwnership(f"{where} is {_kind(item)}: must be (name, start, tensor)")
     name, start, tensor = item
+    if isinstance(name, str) and name in unowned:
+        raise WrongOwnership(f"{where}: {name!r} {unowned[name]}")
     if not isinstance(name, str) or name not in names:
         why = did_you_mean(name, names) if isinstance(name, str) else "must be a string"
         raise WrongOwnership(f"{where}: {name!r} is not a trained parameter of the model; {shortened(why, 300)}")
