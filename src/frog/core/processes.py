@@ -43,7 +43,7 @@ def descendants(pid: int) -> list[int]:
 
     Linux has lists of children. On other systems this scans all processes of the machine, which takes far longer.
     """
-    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+    if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
         import psutil  # rarely needed, and every command would wait for the import
 
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -58,13 +58,13 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def of_threads(pid: int, name: str) -> list[str]:
+def of_threads(pid: int, name: str) -> list[bytes]:
     """Read a file in /proc for each thread of a process, on Linux; skip threads that end meanwhile."""
     found = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                found.append(Path(f"/proc/{pid}/task/{thread}/{name}").read_text())
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/{name}", "rb", buffering=0) as file:
+                found.append(file.read())
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,9 +64,9 @@ def looks(watch: Watch, monkeypatch: pytest.MonkeyPatch, states: Iterator[str]) 
     """Return each look's answer for a process whose threads are in these states, one letter for each thread."""
     said = []
     for now in states:
-        stats = [f"{7 + thread} (a ) S) {state} 1 1" for thread, state in enumerate(now)]
+        stats = [f"{7 + thread} (a ) S) {state} 1 1".encode() for thread, state in enumerate(now)]
         monkeypatch.setattr(limits, "of_threads", lambda pid, name, stats=stats: stats)
-        said.append(watch._runs(psutil.Process()))
+        said.append(watch._runs(7, limits._could_run(7)))
     return said
 
 
@@ -91,12 +92,46 @@ def test_time_spent_waiting_for_a_core_does_not_count_as_rest(
     watch = Watch([os.getpid()], 1e9, tmp_path, {0: 0.0})
     watch._memory[0] = psutil.Process().memory_info().rss  # ignore memory that earlier tests left in this process
     monkeypatch.setattr(limits.time, "monotonic", itertools.count(watch.stirred + 1).__next__)
-    monkeypatch.setattr(limits, "of_threads", lambda pid, name: [f"7 (a ) S) {state} 1 1"])
+    monkeypatch.setattr(limits, "of_threads", lambda pid, name: [f"7 (a ) S) {state} 1 1".encode()])
     breaches = []
     for _ in range(200):
         watch.stirred = math.inf
         breaches.append(watch.look(set()))
     assert {breach.id if breach else None for breach in breaches[-9:]} == {found}
+
+
+BUSY = """
+import os, sys, threading, time
+kept = b"x" * (64 << 20)
+for _ in range(5):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+for _ in range(3):
+    if os.fork() == 0:
+        time.sleep(600)
+while time.process_time() < 0.3:
+    pass
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_state_of_a_process_is_what_psutil_reports() -> None:
+    words = [sys.executable, "-c", BUSY]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as busy:
+        try:
+            assert busy.stdout
+            assert busy.stdout.readline() == "ready\n"
+            own, other = limits._state_of(busy.pid), limits._state_by_psutil(busy.pid)
+            assert own
+            assert other
+            assert (own.num_threads, own.num_descendants) == (other.num_threads, other.num_descendants) == (6, 3)
+            assert own.used_s > 0.25
+            assert own.memory > 64 << 20
+            assert own.used_s == pytest.approx(other.used_s, abs=0.1)
+            assert own.memory == pytest.approx(other.memory, rel=0.05)
+        finally:
+            os.killpg(busy.pid, signal.SIGKILL)
+    assert limits._state_of(busy.pid) is limits._state_by_psutil(busy.pid) is None
 
 
 FORKS = """

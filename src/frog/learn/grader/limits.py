@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence, Set
@@ -38,6 +39,10 @@ MOST_REST_S = 90.0
 _LOADING_S = 1.7
 """CPU time for loading the reserve process on the machine on which the exercises' limits were set."""
 _MOST_SLOWNESS = 8.0
+_IS_LINUX = sys.platform.startswith("linux")
+_UTIME, _STIME, _NUM_THREADS, _RSS = 11, 12, 17, 21
+"""Places in /proc/PID/stat after the command's name: proc(5) counts from 3 there."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def slowness() -> float:
@@ -57,6 +62,20 @@ class Breach:
     rank: int
     asleep: bool = False
     """True if all ranks slept."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """The state of a process at one look."""
+
+    used_s: float
+    """Its CPU time."""
+    memory: int
+    """Its resident memory in bytes."""
+    num_threads: int
+    num_descendants: int
+    could_run: bool
+    """True if one of its threads computes, or waits for a core."""
 
 
 @dataclass
@@ -82,13 +101,10 @@ class Watch:
         """Return the first limit that a running process has exceeded. `through`: ranks that have returned or failed."""
         running = False
         for rank, pid in enumerate(self.pids):
-            if rank in ended:
-                continue
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                process = psutil.Process(pid)
-                if (breach := self._process(rank, process)) is not None:
+            if rank not in ended and (state := _state_of(pid)) is not None:
+                if (breach := self._process(rank, state)) is not None:
                     return breach
-                running = self._runs(process) or running
+                running = self._runs(pid, state.could_run) or running
         now = time.monotonic()
         self._rest_s += 0.0 if running else now - self._looked
         self._looked = now
@@ -96,36 +112,32 @@ class Watch:
             self.stirred = now
         return self._world(min(set(range(len(self.pids))) - ended - through, default=0))
 
-    def _process(self, rank: int, process: psutil.Process) -> Breach | None:
-        times, memory = process.cpu_times(), process.memory_info().rss
-        used = times.user + times.system
-        if used > self._used.get(rank, 0.0) + _STIR_S:
-            self._used[rank], self.stirred = used, time.monotonic()
+    def _process(self, rank: int, state: _State) -> Breach | None:
+        if state.used_s > self._used.get(rank, 0.0) + _STIR_S:
+            self._used[rank], self.stirred = state.used_s, time.monotonic()
         if rank not in self.began:
-            self._memory[rank] = memory
-        elif memory > self._memory.get(rank, 0) + MOST_BYTES:
+            self._memory[rank] = state.memory
+        elif state.memory > self._memory.get(rank, 0) + MOST_BYTES:
             return Breach("too-much-memory", f"rank {rank} used more than {MOST_BYTES >> 30} GiB of memory.", rank)
-        elif used - self.began[rank] > self.seconds:
+        elif state.used_s - self.began[rank] > self.seconds:
             text = f"rank {rank} had computed for {self.seconds:g} s and had not finished."
             return Breach("never-ends", text, rank)
-        if (count := len(descendants(process.pid))) > MOST_PROCESSES:
-            return Breach("too-many-processes", f"rank {rank} had {count} processes.", rank)
-        if (count := process.num_threads()) > MOST_THREADS:
-            return Breach("too-many-processes", f"rank {rank} had {count} threads.", rank)
+        if state.num_descendants > MOST_PROCESSES:
+            return Breach("too-many-processes", f"rank {rank} had {state.num_descendants} processes.", rank)
+        if state.num_threads > MOST_THREADS:
+            return Breach("too-many-processes", f"rank {rank} had {state.num_threads} threads.", rank)
         return None
 
-    def _runs(self, process: psutil.Process) -> bool:
+    def _runs(self, pid: int, could_run: bool) -> bool:
         """Return True if one of its threads computes, or would with a free core: a starved thread does not sleep.
 
         A single look is not enough: a waiting thread wakes up now and then, and a look may catch it awake. Threads
         that run in turn are each asleep most of the time, so one runnable thread counts for the process.
         """
-        if not sys.platform.startswith("linux"):
-            return process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
-        states = [stat.rpartition(")")[2].split()[0] for stat in of_threads(process.pid, "stat")]
-        could = any(state in "RD" for state in states)
-        looks = max(0, self._could_run.get(process.pid, 0) + (1 if could else -1))
-        self._could_run[process.pid] = min(looks, _STARVED_LOOKS)
+        if not _IS_LINUX:
+            return could_run
+        looks = max(0, self._could_run.get(pid, 0) + (1 if could_run else -1))
+        self._could_run[pid] = min(looks, _STARVED_LOOKS)
         return looks >= _STARVED_LOOKS
 
     def _world(self, rank: int) -> Breach | None:
@@ -140,6 +152,47 @@ class Watch:
             return Breach("never-ends", text, rank, asleep=True)
         if (size := folder_bytes(self.scratch)) > MOST_SCRATCH_BYTES:
             return Breach("too-many-files", f"It wrote {size >> 20} MiB of files.", rank)
+        return None
+
+
+def _state_of(pid: int) -> _State | None:
+    """Return a process's state; None if it has ended.
+
+    Linux has all of it in a few files. psutil reads one of them for each value, and takes three times as long.
+    """
+    if not _IS_LINUX:
+        return _state_by_psutil(pid)
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            values = _after_name(file.read())
+    except OSError:
+        return None
+    return _State(
+        used_s=(int(values[_UTIME]) + int(values[_STIME])) / _TICKS_PER_S,
+        memory=int(values[_RSS]) * resource.getpagesize(),
+        num_threads=int(values[_NUM_THREADS]),
+        num_descendants=len(descendants(pid)),
+        could_run=_could_run(pid),
+    )
+
+
+def _could_run(pid: int) -> bool:
+    return any(_after_name(stat)[0] in (b"R", b"D") for stat in of_threads(pid, "stat"))
+
+
+def _after_name(stat: bytes) -> list[bytes]:
+    """Split the content of a `stat` file after the command's name, which may contain spaces and parentheses."""
+    return stat.rpartition(b")")[2].split()
+
+
+def _state_by_psutil(pid: int) -> _State | None:
+    try:
+        process = psutil.Process(pid)
+        times, memory = process.cpu_times(), process.memory_info().rss
+        could_run = process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
+        threads = process.num_threads()
+        return _State(times.user + times.system, memory, threads, len(descendants(pid)), could_run)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
 
 
