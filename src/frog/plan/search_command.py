@@ -34,20 +34,28 @@ def add_search_parser(actions: argparse._SubParsersAction[Any]) -> None:
 
 
 def _search(args: argparse.Namespace) -> int:
-    from frog.core.errors import UsageError
+    from frog.core.errors import ConfigError, UsageError
     from frog.core.units import format_count
     from frog.plan.estimate.budget import num_steps
     from frog.plan.estimate.requests import base_layout, zeros_of
+    from frog.plan.estimate.rows import precision_problem
     from frog.plan.search.best import search
     from frog.plan.search.files import write_files
 
     named, cluster, num_gpus = read_target(args)
     base, software = base_layout(named, options_of(args))
+    if problem := precision_problem(base, cluster):
+        raise ConfigError(problem, "--precision bf16")
     counts = [num_gpus // part for part in _FEWER if num_gpus % (part * cluster.gpus_per_node) == 0] or [num_gpus]
     zeros = zeros_of(software)
     constants = read_constants_of(args)
     found = search(named.model, cluster, counts, base, zeros, constants)
     batch = f"a step of {base.global_batch} x {base.seq_len} tokens"
+    if not found.num_layouts:
+        raise UsageError(
+            f"no layout of {num_gpus} GPUs divides a global batch of {base.global_batch} among its data-parallel ranks",
+            "a --global-batch with more divisors in common with the number of GPUs",
+        )
     if not found.best:
         raise UsageError(
             f"none of {found.num_layouts:,} layouts fits in {cluster.gpu.memory / _GIB:.1f} GiB on {num_gpus} GPUs, "

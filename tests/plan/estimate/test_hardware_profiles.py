@@ -71,6 +71,10 @@ def test_unknown_gpu_suggests_the_nearest() -> None:
         ("H100-PCIe", "H100-PCIe-80GB"),
         ("H100-SXM-80GB", "H100-80GB"),
         ("MI250X-128GB", "MI250X-64GB"),
+        ("h100-pcie-80gb", "H100-PCIe-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("A100", "A100-80GB"),
     ],
 )
 def test_other_spelling_of_a_gpu_means_the_most_similar(name: str, meant: str) -> None:

@@ -71,6 +71,35 @@ GPT_NEOX_20B = {
     "intermediate_size": 24576,
     "vocab_size": 50432,
 }
+QWEN_MOE_A2_7B = {
+    "model_type": "qwen2_moe",
+    "num_hidden_layers": 24,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "decoder_sparse_step": 1,
+    "vocab_size": 151936,
+}
+DEEPSEEK_MOE_16B = {
+    "model_type": "deepseek",
+    "num_hidden_layers": 28,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "vocab_size": 102400,
+}
 QWEN2_7B = {
     **LLAMA_8B,
     "model_type": "qwen2",
@@ -92,11 +121,40 @@ QWEN2_7B = {
         (QWEN3_235B, 235_093_634_560),
         (DEEPSEEK_V3, 671_026_404_352),
         (GPT2, 124_439_808),
+        (QWEN_MOE_A2_7B, 14_315_784_192),
+        (DEEPSEEK_MOE_16B, 16_375_728_128),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_parameters_of_public_models_are_exact(config: dict[str, Any], num_parameters: int) -> None:
     assert model_of(config).num_parameters() == num_parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "num_parameters"),
+    [
+        (QWEN_MOE_A2_7B, {"decoder_sparse_step": 2}, 8_085_743_616),
+        (QWEN3_235B, {"mlp_only_layers": [0, 5]}, None),
+        (DEEPSEEK_MOE_16B, {"moe_layer_freq": 2}, None),
+    ],
+    ids=["every second layer", "two layers named", "every second after the first"],
+)
+def test_layers_without_experts_are_counted_as_dense(
+    config: dict[str, Any], change: dict[str, Any], num_parameters: int | None
+) -> None:
+    """The first number is that of transformers' own module with this configuration."""
+    model, whole = model_of({**config, **change}), model_of(config)
+    dense = model.dense_layers - whole.dense_layers
+    assert dense == {"decoder_sparse_step": 12, "mlp_only_layers": 2, "moe_layer_freq": 14}[next(iter(change))]
+    mixture = whole.moe_layer_shared_parameters() + whole.experts * whole.expert_parameters()
+    lost = dense * (mixture - whole.dense_layer_parameters())
+    assert model.num_parameters() == whole.num_parameters() - lost
+    assert num_parameters in (None, model.num_parameters())
+
+
+def test_only_experts_in_groups_limit_where_a_token_goes() -> None:
+    assert model_of({**DEEPSEEK_V3, "n_group": 8, "topk_group": 4}).expert_groups == 4
+    assert model_of({**DEEPSEEK_V3, "n_group": 1, "topk_group": 1}).expert_groups == 0
 
 
 def test_gpt_neox_20b_has_its_published_size() -> None:

@@ -50,6 +50,7 @@ def config_of(run: PlannedRun) -> dict[str, Any]:
             "n_routed_experts": model.experts,
             "num_experts_per_tok": model.experts_per_token,
             "n_shared_experts": model.shared_experts,
+            "n_group": 8,
             "topk_group": model.expert_groups,
             "first_k_dense_replace": model.dense_layers,
             "num_nextn_predict_layers": model.prediction_layers,
@@ -123,14 +124,20 @@ def llama_run(num_gpus: int = 64, cluster: str = "h100x8", **options: object) ->
     return request_run(named, {name: str(value) for name, value in options.items()}, clusters()[cluster], num_gpus)
 
 
+def test_float8_is_refused_on_a_gpu_without_it() -> None:
+    with pytest.raises(ConfigError, match="precision=fp8: A100-80GB has no float8 products"):
+        llama_run(16, "a100x8", cp=2, zero=1, software="megatron", precision="fp8")
+
+
 RUNS = [
     llama_run(),
     llama_run(64, tp=4, pp=4, virtual_stages=2, recompute="full"),
-    llama_run(16, "a100x8", cp=2, zero=1, software="megatron", precision="fp8"),
+    llama_run(16, "h100x8", cp=2, zero=1, software="megatron", precision="fp8"),
+    llama_run(16, "a100x8", cp=2, zero=1, software="megatron"),
 ]
 
 
-@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context"])
+@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100"])
 def test_explained_sums_give_the_numbers_of_the_plan(run: PlannedRun) -> None:
     step = StepModel(run.model, run.layout, run.cluster)
     memory, budget = step_memory(step), training_budget(step, 300e9)
@@ -144,7 +151,7 @@ def test_explained_sums_give_the_numbers_of_the_plan(run: PlannedRun) -> None:
     assert values["matrix products"] == step.step.products
 
 
-@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context"])
+@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100"])
 def test_utilization_and_losses_make_the_whole_step(run: PlannedRun) -> None:
     step = StepModel(run.model, run.layout, run.cluster)
     lost = losses(step)

@@ -67,6 +67,17 @@ def test_complete_row_is_predicted_with_a_range() -> None:
         ({"recompute": "some"}, "recompute='some': must be none, selective or full"),
         ({"task": "lora"}, "adapters next to frozen weights are not modelled"),
         ({"global_batch": "255"}, "global_batch=255 does not divide by dp=2 x micro_batch=1"),
+        ({"zero": "fsdp"}, "zero='fsdp': must be a number"),
+        ({"zero": "1.5"}, "zero=1.5: must be a whole number"),
+        ({"zero": "4"}, "zero=4: must be 0 to 3"),
+        ({"micro_batch": "1.5"}, "micro_batch=1.5: must be a whole number"),
+        ({"gated_ffn": "swiglu"}, "gated_ffn='swiglu': must be yes or no"),
+        ({"seq_parallel": "on"}, "seq_parallel='on': must be yes or no"),
+        ({"gpus_per_node": "0"}, "gpus_per_node=0: must be at least 1"),
+        ({"inter_node_gbit_s": "0"}, "inter_node_gbit_s=0: must be above 0 with several nodes"),
+        ({"heads": "61"}, "heads=61 do not divide by tp=4"),
+        ({"ep": "8"}, "ep=8: the model has no experts"),
+        ({"gpu": "A100-80GB"}, "precision=fp8: A100-80GB has no float8 products"),
     ],
 )
 def test_row_that_cannot_be_predicted_gives_the_reason(changes: dict[str, str], reason: str) -> None:
@@ -97,6 +108,42 @@ def test_any_cells_give_a_finite_prediction_or_a_reason(changes: dict[str, str])
 def test_what_is_not_stated_is_assumed_and_named() -> None:
     run = read_row({**ROW, "micro_batch": "", "inter_node_gbit_s": "", "recompute": ""})
     assert set(run.assumed) == {"micro_batch=1", "inter_node_gbit_s=3200", "recompute=selective"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"zero": "1.0", "layers": "80.0", "n_gpus": " 64 "},
+        {"gpu": " H100-80GB "},
+        {"gated_ffn": "Yes", "seq_parallel": "TRUE", "precision": "FP8", "recompute": "Selective"},
+        {"zero_group": "ALL", "tied_embeddings": "False"},
+    ],
+)
+def test_cells_as_spreadsheets_and_people_write_them_mean_the_same(changes: dict[str, str]) -> None:
+    assert predict_row({**ROW, **changes}) == predict_row(ROW)
+
+
+def test_bandwidth_of_the_network_keeps_its_fraction() -> None:
+    assert read_row({**ROW, "inter_node_gbit_s": "12.5"}).cluster.node_bandwidth == 12.5e9 / 8
+
+
+@pytest.mark.parametrize(
+    ("software", "assumed"),
+    [
+        ("MaxText", ("software: unknown, planned like DeepSpeed",)),
+        ("", ("software=DeepSpeed",)),
+        ("DeepSpeed 0.14", ()),
+        ("llm-foundry (PyTorch FSDP)", ()),
+    ],
+)
+def test_unknown_program_is_planned_like_deepspeed_and_named(software: str, assumed: tuple[str, ...]) -> None:
+    assert read_row({**ROW, "software": software}).assumed == assumed
+
+
+def test_memory_of_a_gpu_may_stand_in_its_own_column() -> None:
+    row = {**ROW, "gpu": "A100", "precision": "bf16"}
+    assert read_row({**row, "gpu_mem_gb": "40"}).cluster.gpu.name == "A100-40GB"
+    assert read_row(row).cluster.gpu.name == "A100-80GB"
 
 
 def test_older_programs_keep_scores_and_newer_ones_overlap() -> None:
@@ -144,6 +191,26 @@ def test_command_writes_a_row_for_each_row(tmp_path: Path, capsys: pytest.Captur
     assert rows[2][1:] == ["", "", "", "", "not stated: vocab"]
     assert main(["plan", "predict", str(table)]) == 0
     assert capsys.readouterr().out == out.read_text()
+
+
+def test_table_of_a_spreadsheet_has_a_mark_and_lines_inside_of_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, [*ROW, "notes"])
+        writer.writeheader()
+        writer.writerow({**ROW, "row_id": "a, b", "notes": "one\ntwo \x85 \u2028 three"})
+    assert main(["plan", "predict", str(path)]) == 0
+    _, row = csv.reader(capsys.readouterr().out.splitlines())
+    assert row == predict_row({**ROW, "row_id": "a, b"}).cells()
+
+
+def test_table_without_row_id_names_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("row_id;gpu\none;H100-80GB\n")
+    assert main(["plan", "predict", str(path)]) == 2
+    assert "no rows with a column row_id; its columns: row_id;gpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00", None])

@@ -198,11 +198,35 @@ def test_gated_layer_keeps_three_tensors_of_the_ffn() -> None:
         ({"tp": 0}, "tp=0: must be at least 1"),
         ({"cp": 3}, "seq_len=4096 does not divide by cp=3"),
         ({"zero": 4}, "zero=4: must be 0 to 3"),
+        ({"tp": 3}, "heads=4 do not divide by tp=3"),
+        ({"ep": 2}, "ep=2: the model has no experts"),
+        ({"dp": 8, "zero_group": 3}, "zero_group=3 does not divide dp x cp = 8"),
     ],
 )
 def test_impossible_layout_is_explained(changes: dict[str, int], problem: str) -> None:
+    model = PlannedModel(32, 512, 4, 4, 128, 1024, 1000)
     layout = replace(PlannedLayout(seq_len=4096, global_batch=16), **changes)  # type: ignore[arg-type]
-    assert problem in layout.problems(32)
+    assert problem in layout.problems(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ep": 3}, "experts=8 do not divide by ep=3"),
+        ({"ep": 8, "dp": 4}, "ep=8 does not divide dp x tp x cp = 4"),
+        ({"ep": 8, "dp": 2, "tp": 4}, None),
+    ],
+)
+def test_expert_parallelism_needs_experts_and_ranks(changes: dict[str, int], problem: str | None) -> None:
+    model = PlannedModel(32, 512, 4, 4, 128, 1024, 1000, experts=8, experts_per_token=2, expert_ffn=1024)
+    layout = replace(PlannedLayout(seq_len=4096, global_batch=16), **changes)  # type: ignore[arg-type]
+    assert layout.problems(model) == ([] if problem is None else [problem])
+
+
+def test_zero_group_larger_than_the_data_parallel_ranks_means_all_of_them() -> None:
+    layout = PlannedLayout(seq_len=4096, global_batch=16, dp=4, zero_group=8)
+    assert layout.problems(PlannedModel(32, 512, 4, 4, 128, 1024, 1000)) == []
+    assert layout.shard == 4
 
 
 def test_times_add_up_and_scale() -> None:

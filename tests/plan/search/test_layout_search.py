@@ -41,7 +41,7 @@ def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits) 
     for place in range(len(chosen)):
         layout = chosen.layout(place, base)
         step = StepModel(model, layout, cluster)
-        assert layout.problems(model.layers, model.experts) == []
+        assert layout.problems(model) == []
         assert coarse.step_s[place] == pytest.approx(step.step.total, rel=1e-9), layout
         assert coarse.memory[place] == pytest.approx(step_memory(step).total, rel=1e-9), layout
 
@@ -114,3 +114,15 @@ def test_command_writes_a_run_file_that_submit_takes(tmp_path: Path, capsys: pyt
 def test_search_without_a_fitting_layout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "search", str(LLAMA_8B), "--cluster", "l40sx8", "--gpus", "1"]) == 2
     assert "fits in 44.7 GiB on 1 GPUs" in capsys.readouterr().err
+
+
+def test_search_says_that_no_layout_divides_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(ROOT / "config" / "llama3_8b.json")
+    assert main(["plan", "search", model, "--cluster", "h100x8", "--gpus", "49", "--global-batch", "64"]) == 2
+    assert "no layout of 49 GPUs divides a global batch of 64" in capsys.readouterr().err
+
+
+def test_search_refuses_float8_on_a_gpu_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(ROOT / "config" / "llama3_8b.json")
+    assert main(["plan", "search", model, "--cluster", "a100x8", "--precision", "fp8"]) == 2
+    assert "precision=fp8: A100-80GB has no float8 products" in capsys.readouterr().err

@@ -28,8 +28,9 @@ def step_of(gpus: int, vocab: int = 128256, **degrees: int | str | bool | Traits
     """Return a step of Llama 3 8B on H100s."""
     layout = PlannedLayout(8192, **{"global_batch": gpus, **degrees})  # type: ignore[arg-type]
     layout = replace(layout, dp=gpus // (layout.tp * layout.pp * layout.cp))
-    assert not layout.problems(32)
-    return StepModel(model_of({**LLAMA_8B, "vocab_size": vocab}), layout, clusters()["h100x8"])
+    model = model_of({**LLAMA_8B, "vocab_size": vocab})
+    assert not layout.problems(model)
+    return StepModel(model, layout, clusters()["h100x8"])
 
 
 def simulated_s(step: StepModel, disturbed: Disturbances | None = None) -> float:

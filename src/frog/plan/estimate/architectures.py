@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from frog.plan.estimate.model import LatentAttention, PlannedModel
 _LLAMAS = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "phi3", "olmo2")
 _MOST = 10**8
 """Largest size: above it, a typing mistake."""
-_DEEPSEEK = ("deepseek_v2", "deepseek_v3")
+_DEEPSEEK = ("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2")
 
 
 def read_model(path: Path) -> PlannedModel:
@@ -65,8 +66,9 @@ def _llama(table: Mapping[str, Any]) -> PlannedModel:
     ffn = _size(table, "intermediate_size")
     expert_ffn = _size(table, "moe_intermediate_size", ffn)
     shared = _size(table, "shared_expert_intermediate_size", 0)
+    layers = _size(table, "num_hidden_layers")
     return PlannedModel(
-        layers=_size(table, "num_hidden_layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=_size(table, "num_key_value_heads", heads),
@@ -79,8 +81,16 @@ def _llama(table: Mapping[str, Any]) -> PlannedModel:
         experts=experts,
         experts_per_token=_size(table, "num_experts_per_tok", 2) if experts else 0,
         shared_experts=shared // expert_ffn if experts else 0,
+        shared_gate=bool(experts and shared),
         expert_ffn=expert_ffn if experts else 0,
+        dense_layers=_layers_without_experts(table, layers) if experts else 0,
     )
+
+
+def _layers_without_experts(table: Mapping[str, Any], layers: int) -> int:
+    """Return how many layers of a Qwen mixture are dense: those in `mlp_only_layers`, and all but each n-th."""
+    step, dense = _size(table, "decoder_sparse_step", 1), table.get("mlp_only_layers") or []
+    return sum(layer in dense or (layer + 1) % step != 0 for layer in range(layers))
 
 
 def _gpt2(table: Mapping[str, Any]) -> PlannedModel:
@@ -117,15 +127,14 @@ def _gpt_neox(table: Mapping[str, Any]) -> PlannedModel:
 
 
 def _deepseek(table: Mapping[str, Any]) -> PlannedModel:
-    heads = _size(table, "num_attention_heads")
-    rotary = _size(table, "qk_rope_head_dim")
-    return PlannedModel(
-        layers=_size(table, "num_hidden_layers"),
-        hidden=_size(table, "hidden_size"),
+    """Return a DeepSeek mixture of experts; the attention of the first generation is that of Llama."""
+    heads, hidden, layers = (_size(table, name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
+    model = PlannedModel(
+        layers=layers,
+        hidden=hidden,
         heads=heads,
-        kv_heads=heads,
-        head_dim=_size(table, "qk_nope_head_dim") + rotary,
-        value_dim=_size(table, "v_head_dim"),
+        kv_heads=_size(table, "num_key_value_heads", heads),
+        head_dim=hidden // heads,
         ffn=_size(table, "intermediate_size"),
         vocab=_size(table, "vocab_size"),
         tied=bool(table.get("tie_word_embeddings", False)),
@@ -133,8 +142,23 @@ def _deepseek(table: Mapping[str, Any]) -> PlannedModel:
         experts_per_token=_size(table, "num_experts_per_tok"),
         shared_experts=_size(table, "n_shared_experts", 0),
         expert_ffn=_size(table, "moe_intermediate_size"),
-        expert_groups=_size(table, "topk_group", 0),
-        dense_layers=_size(table, "first_k_dense_replace", 0),
-        latent=LatentAttention(_size(table, "q_lora_rank", 0), _size(table, "kv_lora_rank"), rotary),
+        expert_groups=_size(table, "topk_group", 0) if _size(table, "n_group", 1) > 1 else 0,
+        dense_layers=_deepseek_dense_layers(table, layers),
         prediction_layers=_size(table, "num_nextn_predict_layers", 0),
     )
+    if table["model_type"] == "deepseek":
+        return model
+    rotary = _size(table, "qk_rope_head_dim")
+    return replace(
+        model,
+        kv_heads=heads,
+        head_dim=_size(table, "qk_nope_head_dim") + rotary,
+        value_dim=_size(table, "v_head_dim"),
+        latent=LatentAttention(_size(table, "q_lora_rank", 0), _size(table, "kv_lora_rank"), rotary),
+    )
+
+
+def _deepseek_dense_layers(table: Mapping[str, Any], layers: int) -> int:
+    """Return how many layers are dense: the first ones and, after them, all but each n-th."""
+    first, step = _size(table, "first_k_dense_replace", 0), _size(table, "moe_layer_freq", 1)
+    return sum(layer < first or layer % step != 0 for layer in range(layers))

@@ -120,23 +120,23 @@ def gpu_named(name: str) -> Gpu:
     return gpus()[name]
 
 
-def similar_gpu(name: str) -> Gpu:
+def similar_gpu(name: str, memory_gb: float = 0) -> Gpu:
     """Return the GPU of this name, or the most similar of the same model: B200-192GB means B200-180GB.
 
-    Names are MODEL-VARIANT-MEMORY. Of several variants the one with most parts in common is meant, then the one with
-    the nearest memory.
+    Names are MODEL-VARIANT-MEMORY, or as nvidia-smi prints them. Of several variants the one with most parts in common
+    is meant, then the one with the nearest memory, `memory_gb` if the name does not state it, then the largest.
 
     Raises:  ConfigError if no GPU of that model has a profile.
     """
-    model, *parts = name.split("-")
-    same = [gpu for gpu in gpus().values() if gpu.name.split("-")[0].lower() == model.lower()]
+    model, *parts = re.split(r"[-_\s]+", name.lower().removeprefix("nvidia").strip())
+    same = [gpu for gpu in gpus().values() if gpu.name.split("-")[0].lower() == model]
     if name in gpus() or not same:
         return gpu_named(name)
-    memory = next((int(part[:-2]) for part in parts if re.fullmatch(r"[0-9]+GB", part)), 0)
+    memory = next((float(part[:-2]) for part in parts if re.fullmatch(r"[0-9]+gb", part)), memory_gb)
 
     def distance(gpu: Gpu) -> tuple[int, float]:
-        variant = set(gpu.name.split("-")[1:-1]) ^ {part for part in parts if not part.endswith("GB")}
-        return len(variant), abs(gpu.memory / 1e9 - memory)
+        variant = set(gpu.name.lower().split("-")[1:-1]) ^ {part for part in parts if not part.endswith("gb")}
+        return len(variant), abs(gpu.memory / 1e9 - memory) if memory else -gpu.memory
 
     return min(same, key=distance)
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from frog.plan.estimate.model import PlannedModel
+
 Recompute = Literal["none", "selective", "alternate", "full"]
 """Activation recomputation: only attention (selective), every second product (alternate), or the whole layer (full)."""
 
@@ -94,8 +96,8 @@ class PlannedLayout:
         """Tokens of a micro-batch on one rank."""
         return self.micro_batch * self.seq_len // self.cp
 
-    def problems(self, layers: int, experts: int = 0) -> list[str]:
-        """Return why this layout cannot run, with both numbers; empty if it can."""
+    def problems(self, model: PlannedModel) -> list[str]:
+        """Return why a model cannot run with this layout, with both numbers; empty if it can."""
         degrees = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
         degrees |= {"micro_batch": self.micro_batch, "virtual_stages": self.virtual_stages, "seq_len": self.seq_len}
         found = [f"{name}={value}: must be at least 1" for name, value in degrees.items() if value < 1]
@@ -105,12 +107,20 @@ class PlannedLayout:
             found.append(
                 f"global_batch={self.global_batch} does not divide by dp={self.dp} x micro_batch={self.micro_batch}"
             )
-        if self.pp * self.virtual_stages > layers:
-            found.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={layers}")
+        if model.heads % self.tp:
+            found.append(f"heads={model.heads} do not divide by tp={self.tp}")
+        if self.pp * self.virtual_stages > model.layers:
+            found.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={model.layers}")
         if self.seq_len % self.cp:
             found.append(f"seq_len={self.seq_len} does not divide by cp={self.cp}")
-        if experts and experts % self.ep:
-            found.append(f"experts={experts} do not divide by ep={self.ep}")
+        if self.ep > 1 and not model.experts:
+            found.append(f"ep={self.ep}: the model has no experts")
+        elif self.ep > 1 and model.experts % self.ep:
+            found.append(f"experts={model.experts} do not divide by ep={self.ep}")
+        elif (ranks := self.dp * self.tp * self.cp) % self.ep:
+            found.append(f"ep={self.ep} does not divide dp x tp x cp = {ranks}")
+        if 0 < self.zero_group < self.dp * self.cp and (self.dp * self.cp) % self.zero_group:
+            found.append(f"zero_group={self.zero_group} does not divide dp x cp = {self.dp * self.cp}")
         if self.zero not in (0, 1, 2, 3):
             found.append(f"zero={self.zero}: must be 0 to 3")
         return found

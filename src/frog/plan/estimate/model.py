@@ -48,11 +48,13 @@ class PlannedModel:
     experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
+    shared_gate: bool = False
+    """A gate weighs the shared experts, as in Qwen2's mixtures."""
     expert_ffn: int = 0
     expert_groups: int = 0
     """Groups of experts, of a token's choice, that may be on different nodes (DeepSeek-V3: 4); 0: no limit."""
     dense_layers: int = 0
-    """Leading layers without experts, in a mixture of experts."""
+    """Layers without experts, in a mixture of experts; counted as if they came first."""
     value_dim: int = 0
     """Width of a value head, if it is not `head_dim`."""
     latent: LatentAttention | None = None
@@ -125,7 +127,7 @@ class PlannedModel:
     def moe_layer_shared_parameters(self) -> int:
         """Return the parameters of a mixture's layer that every token uses."""
         norms = 2 * self.norm_parameters()
-        router = self.hidden * self.experts
+        router = self.hidden * (self.experts + self.shared_gate)
         return self.attention_parameters() + norms + router + self.shared_experts * self.expert_parameters()
 
     def num_parameters(self) -> int:

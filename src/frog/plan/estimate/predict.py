@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frog.core.errors import ConfigError, UsageError
-from frog.core.schema import read_bounded
+from frog.core.schema import read_bounded, shortened
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.nearest import spread_of_nearest
@@ -49,17 +50,18 @@ def read_table(path: Path) -> list[Row]:
     """
     hint = "name a CSV file with the columns of docs/plan.md"
     try:
-        text = read_bounded(path, UsageError, hint, _MOST_BYTES).decode()
+        text = read_bounded(path, UsageError, hint, _MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", hint) from None
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not UTF-8 text", hint) from None
     try:
-        rows = list(csv.DictReader(text.splitlines()))
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
     except csv.Error as problem:
         raise UsageError(f"{path}: not a CSV file: {problem}", hint) from None
     if not rows or "row_id" not in rows[0]:
-        raise UsageError(f"{path}: no rows with a column row_id", hint)
+        found = f"; its columns: {shortened(', '.join(rows[0]), 100)}" if rows else ""
+        raise UsageError(f"{path}: no rows with a column row_id{found}", hint)
     return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
 
 

@@ -34,11 +34,18 @@ def _sizes(config: Any) -> dict[str, Any]:
         table = dataclasses.asdict(config)
     else:
         table = config if isinstance(config, dict) else vars(config) if hasattr(config, "__dict__") else {}
-    found = {key: value for key, value in table.items() if isinstance(value, (bool, int, float, str))}
+    found = {
+        key: value for key, value in table.items() if isinstance(value, (bool, int, float, str)) or _is_whole(value)
+    }
     if "n_embd" in found and "model_type" not in found:
         found["model_type"] = "gpt2"
         found.setdefault("n_positions", found.get("block_size", 1024))
     return found
+
+
+def _is_whole(value: Any) -> bool:
+    """True for a list of whole numbers, such as `mlp_only_layers`."""
+    return isinstance(value, list) and all(type(one) is int for one in value)
 
 
 if __name__ == "__main__":

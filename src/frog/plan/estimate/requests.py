@@ -9,7 +9,7 @@ from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layout import PlannedLayout
 from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.model import PlannedModel
-from frog.plan.estimate.rows import PlannedRun, planned_run
+from frog.plan.estimate.rows import PlannedRun, planned_run, precision_problem
 from frog.plan.estimate.sources import NamedModel
 
 _BATCH_TOKENS = 4 * 2**20
@@ -44,6 +44,8 @@ def request_run(named: NamedModel, options: Mapping[str, str], cluster: Cluster,
         cells["zero"] = "3" if "FSDP" in cells["software"] else "1"
     cells.setdefault("seq_parallel", "yes" if _whole(cells, "tp") > 1 else "no")
     run = planned_run(named.model, cells, cluster)
+    if problem := precision_problem(run.layout, cluster):
+        raise ConfigError(problem, "--precision bf16")
     if "micro_batch" not in cells and run.layout.pp == 1:
         run = _fitting(named.model, cells, run)
     chosen = [f"{name}={cells[name]}" for name in _CHOSEN if name in cells and name not in stated]

@@ -6,6 +6,7 @@ from its name and year.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ def read_row(row: Row) -> PlannedRun:
 
     Raises:  ConfigError with the reason if it says too little, or its layout is impossible.
     """
+    row = {name: (cell or "").strip() for name, cell in row.items()}
     if row.get("scope") == "memory" and not row.get("global_batch"):
         row = {**row, "global_batch": str(_number(row, "dp", 1) * _number(row, "micro_batch", 1))}
     required = ("gpu", "n_gpus", "layers", "hidden", "heads", "seq_len", "global_batch", "vocab")
@@ -56,7 +58,18 @@ def read_row(row: Row) -> PlannedRun:
         raise ConfigError("arch=hybrid: layers other than attention are not modelled")
     if not any(row.get(name) for name in ("dp", "tp", "pp")):
         raise ConfigError("not stated: dp, tp, pp")
-    return planned_run(_model(row), row)
+    run = planned_run(_model(row), row)
+    if problem := precision_problem(run.layout, run.cluster):
+        raise ConfigError(problem)
+    return run
+
+
+def precision_problem(layout: PlannedLayout, cluster: Cluster) -> str | None:
+    """Return why the GPU cannot compute with the layout's precision; None if it can."""
+    if not layout.precision.startswith("fp8") or cluster.gpu.peak_fp8:
+        return None
+    name = f"{cluster.gpu.name} has" if cluster.gpu.name != "own" else "the GPU's profile has"
+    return f"precision={layout.precision}: {name} no float8 products"
 
 
 def planned_run(model: PlannedModel, row: Row, cluster: Cluster | None = None) -> PlannedRun:
@@ -66,24 +79,58 @@ def planned_run(model: PlannedModel, row: Row, cluster: Cluster | None = None) -
     """
     assumed: list[str] = []
     layout = _layout(row, assumed)
-    if problems := model.problems() or layout.problems(model.layers, model.experts):
+    if problems := model.problems() or layout.problems(model):
         raise ConfigError("; ".join(problems))
     return PlannedRun(model, layout, cluster or _cluster(row, assumed), tuple(assumed))
 
 
-def _number(row: Row, name: str, default: float = 0) -> int:
+def _real(row: Row, name: str) -> float:
+    """Read a number; 0 if the cell is empty.
+
+    Raises:  ConfigError if the cell contains something else, or a number that no run has.
+    """
+    text = row.get(name) or "0"
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{name}={shortened(text)!r}: must be a number")
+    if not 0 <= number <= _MOST:
+        raise ConfigError(f"{name}={shortened(text)}: must be between 0 and {_MOST:.0e}")
+    return number
+
+
+def _number(row: Row, name: str, default: int = 0) -> int:
     """Read a whole number.
 
     Raises:  ConfigError if the cell contains something else, or a number that no run has.
     """
-    text = row.get(name) or ""
-    try:
-        number = int(float(text)) if text else int(default)
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{name}={shortened(text)!r}: must be a number") from None
-    if not 0 <= number <= _MOST:
-        raise ConfigError(f"{name}={shortened(text)}: must be between 0 and {_MOST:.0e}")
-    return number
+    if not row.get(name):
+        return default
+    number = _real(row, name)
+    if not number.is_integer():
+        raise ConfigError(f"{name}={shortened(row[name])}: must be a whole number")
+    return int(number)
+
+
+def _choice(row: Row, name: str) -> str:
+    """Read a word in lower case."""
+    return (row.get(name) or "").lower()
+
+
+def _yes(row: Row, name: str) -> bool:
+    """Read yes or no; an empty cell is no.
+
+    Raises:  ConfigError if the cell contains something else.
+    """
+    word = _choice(row, name)
+    if word not in ("", *_YES, *_NO):
+        raise ConfigError(f"{name}={shortened(row[name])!r}: must be yes or no")
+    return word in _YES
+
+
+_YES, _NO = ("yes", "true"), ("no", "false")
 
 
 def _model(row: Row) -> PlannedModel:
@@ -92,7 +139,7 @@ def _model(row: Row) -> PlannedModel:
         raise ConfigError("heads=0: must be at least 1")
     notes, experts = row.get("arch_notes") or "", _number(row, "experts")
     dense = re.search(r"first (\d+) layers? dense", notes)
-    gated = row.get("gated_ffn") == "yes"
+    gated = _yes(row, "gated_ffn")
     model = PlannedModel(
         layers=layers,
         hidden=hidden,
@@ -102,7 +149,7 @@ def _model(row: Row) -> PlannedModel:
         ffn=_number(row, "ffn", 4 * hidden),
         vocab=_number(row, "vocab"),
         gated=gated,
-        tied=row.get("tied_embeddings") == "yes",
+        tied=_yes(row, "tied_embeddings"),
         biases=not gated,
         positions=0 if gated else _number(row, "seq_len"),
         experts=experts,
@@ -141,18 +188,20 @@ def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
     if not micro:
         micro = _usual_micro_batch(row, batch // max(1, dp), degrees["pp"])
         assumed.append(f"micro_batch={micro}")
-    zero = row.get("zero") or ""
-    if not zero and dp > 1:
+    zero = _number(row, "zero", 1)
+    if not row.get("zero") and dp > 1:
         assumed.append("zero=1")
-    group = row.get("zero_group") or ""
+    group = _choice(row, "zero_group")
     if not row.get("virtual_stages") and "interleaved" in (row.get("schedule") or ""):
         degrees["virtual_stages"] = 2
         assumed.append("virtual_stages=2")
-    sequence_parallel = row.get("seq_parallel") or ""
     traits = traits_of(row)
-    if not sequence_parallel:
-        sequence_parallel = "yes" if degrees["tp"] > 1 and _year(row) >= 2023 and _is_modern(row) else "no"
-        assumed.append(f"seq_parallel={sequence_parallel}")
+    if not any(word in _choice(row, "software") for word in _PROGRAMS):
+        assumed.append("software: unknown, planned like DeepSpeed" if row.get("software") else "software=DeepSpeed")
+    sequence_parallel = _yes(row, "seq_parallel")
+    if not row.get("seq_parallel"):
+        sequence_parallel = degrees["tp"] > 1 and _year(row) >= 2023 and _is_modern(row)
+        assumed.append(f"seq_parallel={'yes' if sequence_parallel else 'no'}")
     recompute = _recompute(row, assumed)
     return PlannedLayout(
         seq_len=_number(row, "seq_len"),
@@ -161,9 +210,9 @@ def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
         dp=dp,
         **degrees,
         schedule=_schedule(row),
-        zero=int(zero) if zero in ("0", "1", "2", "3") else 1,
+        zero=zero,
         zero_group=0 if group in ("", "all") else _number(row, "zero_group"),
-        sequence_parallel=sequence_parallel == "yes",
+        sequence_parallel=sequence_parallel,
         recompute=recompute,
         precision=_precision(row),
         traits=traits,
@@ -187,23 +236,23 @@ def _usual_micro_batch(row: Row, local_batch: int, pp: int) -> int:
 
 
 def _recompute(row: Row, assumed: list[str]) -> Recompute:
-    value, detail = row.get("recompute") or "", row.get("recompute_detail") or ""
+    value, detail = _choice(row, "recompute"), row.get("recompute_detail") or ""
     if not value:
         assumed.append("recompute=selective")
         return "selective"
     if value == "selective" and "op" in detail.split():
         return "alternate"
     if value not in ("none", "selective", "alternate", "full"):
-        raise ConfigError(f"recompute={value!r}: must be none, selective or full")
+        raise ConfigError(f"recompute={shortened(value)!r}: must be none, selective or full")
     return value  # type: ignore[return-value]
 
 
 def _precision(row: Row) -> Precision:
-    precision = row.get("precision") or "bf16"
+    precision = _choice(row, "precision") or "bf16"
     if precision == "fp8":
         return "fp8_rowwise" if "rowwise" in (row.get("precision_detail") or "") else "fp8"
     if precision not in ("bf16", "fp16", "fp8_rowwise"):
-        raise ConfigError(f"precision={precision!r} is not modelled: bf16, fp16 or fp8")
+        raise ConfigError(f"precision={shortened(precision)!r} is not modelled: bf16, fp16 or fp8")
     return precision  # type: ignore[return-value]
 
 
@@ -214,6 +263,10 @@ def _year(row: Row) -> int:
 def _is_modern(row: Row) -> bool:
     """True for programs on Transformer Engine or torch's own parallelism, which always split the stream over tp."""
     return any(word in (row.get("software") or "").lower() for word in ("nemo", "bridge", "megatron-lm", "torchtitan"))
+
+
+_PROGRAMS = ("megatron", "nemo", "bridge", "torchtitan", "fsdp", "deepspeed", "intern", "frog")
+"""Parts of the names of programs whose habits are known; others are planned like DeepSpeed."""
 
 
 def traits_of(row: Row) -> Traits:
@@ -231,7 +284,7 @@ def traits_of(row: Row) -> Traits:
     software, year = (row.get("software") or "").lower(), _year(row)
     older = "megatron-deepspeed" in software or ("megatron-lm" in software and year < 2023)
     if older and "flash" not in software:
-        half = row.get("precision") == "fp16"
+        half = _choice(row, "precision") == "fp16"
         return Traits("scores", overlaps_gradients=False, dropout=True, gradient_bytes=2 if half else 4)
     if any(name in software for name in ("nemo", "bridge", "megatron-core")):
         once = "bridge" in software
@@ -255,14 +308,18 @@ def traits_of(row: Row) -> Traits:
 
 
 def _cluster(row: Row, assumed: list[str]) -> Cluster:
-    gpu = similar_gpu(row["gpu"])
+    gpu = similar_gpu(row["gpu"], _real(row, "gpu_mem_gb"))
     if gpu.name != row["gpu"]:
         assumed.append(f"gpu={gpu.name}")
     usual = default_cluster(gpu)
     per_node = _number(row, "gpus_per_node", usual.gpus_per_node)
-    domain = _number(row, "nvlink_domain", max(usual.nvlink_domain, per_node))
-    network = row.get("inter_node_gbit_s") or ""
-    if not network:
+    domain = max(1, _number(row, "nvlink_domain", max(usual.nvlink_domain, per_node)))
+    if per_node < 1:
+        raise ConfigError("gpus_per_node=0: must be at least 1")
+    if not row.get("inter_node_gbit_s"):
         assumed.append(f"inter_node_gbit_s={usual.node_bandwidth * 8 / 1e9:.0f}")
-    bandwidth = _number(row, "inter_node_gbit_s") * 1e9 / 8 if network else usual.network_bandwidth_per_gpu * per_node
-    return Cluster(gpu, per_node, max(1, domain), bandwidth)
+        return Cluster(gpu, per_node, domain, usual.network_bandwidth_per_gpu * per_node)
+    gbit_s = _real(row, "inter_node_gbit_s")
+    if not gbit_s and _number(row, "n_gpus") > domain:
+        raise ConfigError("inter_node_gbit_s=0: must be above 0 with several nodes")
+    return Cluster(gpu, per_node, domain, gbit_s * 1e9 / 8)
