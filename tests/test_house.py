@@ -58,7 +58,8 @@ def imports_of(path: Path) -> set[str]:
 
 
 def package_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    name = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    return "cli" if name == "__main__" else name
 
 
 def cycle_in(graph: dict[str, set[str]]) -> list[str] | None:
@@ -139,6 +140,13 @@ def test_only_env_reads_the_environment() -> None:
     ours = [path for path in FILES if HOOK not in path.parents]
     readers = [path for path in ours if "os.environ" in path.read_text() or "getenv" in path.read_text()]
     assert [path.relative_to(SOURCE).as_posix() for path in readers] == ["core/env.py"]
+
+
+def test_frogs_own_processes_do_not_import_from_the_current_directory() -> None:
+    """A user may have a queue.py there."""
+    starts = re.compile(r"(?<!\.fork\(\[)sys\.executable, (?!\"-[IP]\")[^\]]*\"-[mc]\"")
+    found = [f"{path.relative_to(SOURCE)}: {start}" for path in FILES for start in starts.findall(path.read_text())]
+    assert not found
 
 
 def test_hook_needs_only_the_standard_library_of_python_3_9() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,9 @@ def test_invalid_choice_of_an_option_keeps_argparse_error(capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main(["export", "latest", "folder", "--to", "onnx"])
     assert "invalid choice: 'onnx'" in capsys.readouterr().err
+
+
+def test_python_m_frog_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "frog", "--version"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert done.stdout.startswith("frog ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import runpy
@@ -15,7 +16,7 @@ from frog.launch.network.namespaces import enter
 
 
 def run(command: Sequence[str], env: Mapping[str, str], namespaces: Sequence[str], output: str) -> None:
-    """Run `PYTHON [-u] -m MODULE ...` in this process.
+    """Run `PYTHON -P [-u] -m MODULE ...` in this process.
 
     output: file in /proc of the pipe for stdout and stderr; empty for those of this process. A byte in the pipe tells
     its reader that it is open.
@@ -31,12 +32,20 @@ def run(command: Sequence[str], env: Mapping[str, str], namespaces: Sequence[str
     replace_env(env)
     words = command[command.index("-m") + 1 :]
     sys.orig_argv, sys.argv = list(command), list(words)
-    if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()
-    if command[1] == "-u":
+    set_safe_path()
+    if "-u" in command[: command.index("-m")]:
         unbuffer()
     sys.modules.pop(words[0], None)  # it was only imported for its dependencies
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+def set_safe_path() -> None:
+    """Change this process to one that `python -P` started."""
+    if not sys.flags.safe_path:
+        index = sys.flags.__match_args__.index("safe_path")
+        assign = ctypes.pythonapi.PyStructSequence_SetItem
+        assign(ctypes.py_object(sys.flags), ctypes.c_ssize_t(index), ctypes.py_object(True))
+        del sys.path[0]
 
 
 if __name__ == "__main__":

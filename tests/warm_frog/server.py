@@ -166,9 +166,9 @@ class Programs:
 
     def start(self, command: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
         """Start a process as `subprocess.Popen` does, in its place in modules of Frog."""
-        if list(command[:3]) == [sys.executable, "-m", "frog.cli"]:
+        if list(command[:4]) == [sys.executable, "-P", "-m", "frog.cli"]:
             warm = {"PATH": f"{HERE / 'bin'}{os.pathsep}{env['PATH']}", "FROG_TEST_SERVER": self._address}
-            return subprocess.Popen([str(HERE / "bin" / "frog"), *command[3:]], env={**env, **warm}, **options)
+            return subprocess.Popen([str(HERE / "bin" / "frog"), *command[4:]], env={**env, **warm}, **options)
         forked = None
         if differs_only_in(_OF_AN_AGENT, env, self._env):
             forked = self._fork(list(command), dict(env), **options)
@@ -179,9 +179,9 @@ class Programs:
     ) -> ForkedProgram | None:
         """Fork an agent or a store; return None for another program, and if the server cannot fork it."""
         namespaces: list[str] = []
-        if command[1:3] == ["-m", "frog.launch.network.enter"]:
+        if command[1:4] == ["-P", "-m", "frog.launch.network.enter"]:
             at = command.index("--")
-            namespaces, command = command[3:at], command[at + 1 :]
+            namespaces, command = command[4:at], command[at + 1 :]
         module = command[command.index("-m") + 1] if "-m" in command else ""
         if not start_new_session or module not in ("frog.launch.torchrun.agent", "frog.launch.torchrun.store"):
             return None

@@ -51,6 +51,17 @@ def test_first_failure_is_printed_last_and_recorded(harness: Harness) -> None:
     assert [line.split()[:3] for line in listed.splitlines() if line.startswith("my ")] == [["my", "failed", "3"]]
 
 
+@pytest.mark.parametrize("world", [("--nproc", "1"), ("--nodes", "2x1")], ids=" ".join)
+def test_frog_does_not_import_a_module_of_the_current_directory(harness: Harness, world: tuple[str, str]) -> None:
+    """The program does not see it either: Python puts the script's folder on the path."""
+    (harness.root / "queue.py").write_text("raise SystemExit('imported the queue.py of the current directory')")
+    (harness.root / "programs").mkdir(exist_ok=True)
+    (harness.root / "programs" / "my.py").write_text("import queue; print(queue.Queue().qsize(), 'waiting')")
+    done = harness.run("frog", "run", *world, "--", "programs/my.py", warm=False)
+    (harness.root / "queue.py").unlink()
+    assert done.stdout.rstrip().endswith("0 waiting")
+
+
 def test_command_restarts_with_all_attempts_in_its_logs(harness: Harness) -> None:
     (harness.root / "once.sh").write_text(ONCE)
     torchrun = ("torchrun", "--nproc_per_node=2", "--max-restarts=2", "--no-python")

@@ -108,7 +108,7 @@ def tiny_program() -> list[str]:
         lines = (f"{n} ships left the port; {n % 7} sank, and {n % 5} came home on day {n % 11}." for n in range(2000))
         corpus.write_text("\n\n".join(lines) + "\n")
         words = ["--corpus", str(corpus), "--name", "chaos-tiny", "--vocab-size", str(TINY_MODEL["vocab_size"])]
-        command = [sys.executable, "-m", "frog.cli", "data", "prepare", *words]
+        command = [sys.executable, "-P", "-m", "frog.cli", "data", "prepare", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise LaunchError(f"the tiny corpus could not be prepared\n{done.stderr.strip()}")

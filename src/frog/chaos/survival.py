@@ -182,7 +182,7 @@ def _start_joining(loss: Loss, folder: RunFolder, faults: Path) -> Program:
     marks.mkdir()
     signs = str(loss.fault.signs) if loss.joining_dies else ""
     words = [str(folder.path), signs, str(marks / "0.0")]
-    return Program([sys.executable, "-c", _JOINING, *words], scratch, {"OMP_NUM_THREADS": "1"})
+    return Program([sys.executable, "-P", "-c", _JOINING, *words], scratch, {"OMP_NUM_THREADS": "1"})
 
 
 def _joining_problems(loss: Loss, joining: Program) -> list[str]:

@@ -167,7 +167,7 @@ class Launch:
     ) -> None:
         self._setting, self._changes = setting, changes
         world = [*setting.world, "--deadline", f"{setting.deadline_s:g}", "--restarts", str(restarts)]
-        self._command = [sys.executable, "-m", "frog.cli", "run", *world, "--", *words]
+        self._command = [sys.executable, "-P", "-m", "frog.cli", "run", *world, "--", *words]
         self._scratch = scratch
         self.code: int | None = None
         self.output, self.end_s = "", 0.0

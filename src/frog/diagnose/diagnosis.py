@@ -82,8 +82,8 @@ def clock(unix_ns: int | None) -> str:
 
 
 def note(unix_ns: int | None, who: str, what: str, file: str) -> str:
-    """Format a line of evidence: time, source, observation, file."""
-    return f"{clock(unix_ns)}  {who:9} {what}  [{file}]"
+    """Format a line of evidence: time, source, observation, file (empty: none)."""
+    return f"{clock(unix_ns)}  {who:9} {what}" + (f"  [{file}]" if file else "")
 
 
 def span(ranks: list[int]) -> str:

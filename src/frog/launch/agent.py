@@ -37,7 +37,7 @@ def agent_command(
     size = str(nodes.most) if not nodes.elastic else f"{nodes.least}:{nodes.most}"
     conf = f"is_host=0,join_timeout={_JOIN_S},last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
     return [
-        *(sys.executable, "-u", "-m", "frog.launch.torchrun.agent", str(reports)),
+        *(sys.executable, "-P", "-u", "-m", "frog.launch.torchrun.agent", str(reports)),
         *("--nnodes", size, "--nproc-per-node", str(nodes.ranks), "--local-addr", address),
         *("--max-restarts", str(restarts), "--monitor-interval", "0.1"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", reports.parent.parent.name),

@@ -85,7 +85,7 @@ class Starter:
 
     def start_store(self) -> None:
         """Start the store for the rendezvous of several nodes."""
-        module = [sys.executable, "-m", "frog.launch.torchrun.store"]
+        module = [sys.executable, "-P", "-m", "frog.launch.torchrun.store"]
         env = child_env(FROG_LAUNCHER_PID=str(os.getpid()))
         if self.network is not None:
             self._endpoint = f"{self.address(0)}:{_STORE_PORT}"

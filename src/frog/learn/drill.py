@@ -96,7 +96,7 @@ def run_into(fault: Fault, num_ranks: int, name: str) -> None:
     with tempfile.TemporaryDirectory(prefix="frog-drill-") as scratch:
         faults = Path(scratch) / "faults.toml"
         write_faults(faults, [fault])
-        command = [sys.executable, "-m", "frog.cli", "run", *world, "--", *words]
+        command = [sys.executable, "-P", "-m", "frog.cli", "run", *world, "--", *words]
         with Program(command, Path(scratch), faults_env(faults)) as program:
             code = program.wait(_MOST_S)
         if not code or not met_faults(faults):

@@ -44,7 +44,7 @@ def bench(args: argparse.Namespace) -> int:
 
 def _run_under_mpirun(num_ranks: int, arguments: list[str], scratch: Path) -> None:
     """Measure in a world that mpirun starts. Raises LaunchError with the end of its output if it fails."""
-    command = mpirun(num_ranks, [sys.executable, "-m", "frog.peers.rank", *arguments])
+    command = mpirun(num_ranks, [sys.executable, "-P", "-m", "frog.peers.rank", *arguments])
     with Program(command, scratch, {"OMP_NUM_THREADS": "1"}) as program:
         code = program.wait(_MPIRUN_S)
         if code != 0:

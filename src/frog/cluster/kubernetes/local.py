@@ -63,7 +63,7 @@ def check_volumes(manifest: Manifest) -> None:
 
 
 def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
-    command = [sys.executable, "-m", "frog.cluster.kubernetes.controller", str(scratch), *extra]
+    command = [sys.executable, "-P", "-m", "frog.cluster.kubernetes.controller", str(scratch), *extra]
     process = subprocess.Popen(command, env=child_env(), start_new_session=True)
     try:
         with _pass_signals_on(process) as received:

@@ -69,7 +69,7 @@ class _Pod:
         with tempfile.TemporaryDirectory(prefix="frog-pod-") as scratch:
             reports = Path(scratch) / "torchrun.jsonl"
             self._agent = subprocess.Popen(
-                [sys.executable, "-u", "-m", "frog.launch.torchrun.agent", str(reports), *words]
+                [sys.executable, "-P", "-u", "-m", "frog.launch.torchrun.agent", str(reports), *words]
             )
             if self._stop is not None:  # a stop was requested in between
                 self._agent.send_signal(signal.SIGTERM)

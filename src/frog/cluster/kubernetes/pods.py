@@ -294,7 +294,7 @@ class Pod:
         self._start()
 
 
-_ENTER = [sys.executable, "-m", "frog.cluster.kubernetes.enter"]
+_ENTER = [sys.executable, "-P", "-m", "frog.cluster.kubernetes.enter"]
 
 
 def pod_labels(job: KubernetesJob, index: int) -> dict[str, str]:

@@ -27,7 +27,7 @@ def choose_host() -> tuple[str, str]:
     if address.startswith("127."):
         return name, address
     code = "import sys; from frog.cluster.slurm.processes import go_by_name; go_by_name(sys.argv[1])"
-    tried = subprocess.run([sys.executable, "-c", code, "localhost"], capture_output=True, text=True, timeout=60)
+    tried = subprocess.run([sys.executable, "-P", "-c", code, "localhost"], capture_output=True, text=True, timeout=60)
     if tried.returncode != 0:
         raise LaunchError(
             f"this machine's name, {name}, resolves to {address}, and this system does not let a process use another "

@@ -328,6 +328,6 @@ def _no_record(evidence: Evidence, found: Difference) -> Diagnosis | None:
         finding=f"{_waits(evidence, found)}; {span(lost)} left no record of "
         f"{'its' if len(lost) == 1 else 'their'} collectives: killed, on a lost host, stuck so hard that nothing was "
         "written, or the file was not copied here",
-        advice=f"look for the files of {span(lost)}, or at its host: `dmesg | grep -i oom`, `nvidia-smi`, "
-        "`sacct -j JOB`",
+        advice=f"look for the files of {span(lost)}, or at {'its host' if len(lost) == 1 else 'their hosts'}: "
+        "`dmesg | grep -i oom`, `nvidia-smi`, `sacct -j JOB`",
     )

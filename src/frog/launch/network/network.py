@@ -51,7 +51,7 @@ class Network:
         settings = json.dumps({"num_nodes": self.num_nodes, "link": asdict(self.link)})
         # In a separate session: Ctrl-C goes to the launcher, which still needs the network to end its ranks in order.
         self._switch = subprocess.Popen(
-            [sys.executable, "-m", "frog.launch.network.switch", settings],
+            [sys.executable, "-P", "-m", "frog.launch.network.switch", settings],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -81,7 +81,7 @@ class Network:
     def enter(self, node_rank: int, command: list[str]) -> list[str]:
         """Return the command line that runs `command` inside a node, with the same process id and user."""
         namespaces = [f"{self._made.descriptors}/{descriptor}" for descriptor in self._made.nodes[node_rank]]
-        return [sys.executable, "-m", "frog.launch.network.enter", *namespaces, "--", *command]
+        return [sys.executable, "-P", "-m", "frog.launch.network.enter", *namespaces, "--", *command]
 
     def cut(self, node_rank: int) -> None:
         """Drop every frame to and from a node, including frames in transit, until `heal`."""

@@ -248,7 +248,10 @@ def _run_as_rank(command: Sequence[str], env: Mapping[str, str], agent: int) -> 
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         sys.argv = [first, *words]
-        if not sys.flags.safe_path:
-            sys.path[0] = os.path.dirname(os.path.realpath(first))
+        folder = os.path.dirname(os.path.realpath(first))
+        if sys.flags.safe_path:
+            sys.path.insert(0, folder)
+        else:
+            sys.path[0] = folder
         runpy.run_path(first, run_name="__main__")
     sys.exit()

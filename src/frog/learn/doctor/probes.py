@@ -46,7 +46,7 @@ def _programs(scratch: Path, rank: Sequence[str]) -> dict[str, list[str]]:
     """Return the probes' commands; those that load torch come first because they take the longest."""
     return {
         **{f"rank {number}": [*rank, str(number), str(scratch / "store")] for number in (0, 1)},
-        "torchrun": [*_TORCHRUN, "--no-python", sys.executable, "-c", _WHO],
+        "torchrun": [*_TORCHRUN, "--no-python", sys.executable, "-P", "-c", _WHO],
         **{name: ["-m", "frog.learn.doctor.machine", name, str(scratch.parent)] for name in _MACHINE},
         "tools": ["-m", "frog.learn.doctor.tools"],
     }

@@ -114,7 +114,7 @@ def _slurm() -> str:
 
 def _pip() -> str:
     try:
-        return " ".join(run(sys.executable, "-m", "pip", "--version").split()[:2])
+        return " ".join(run(sys.executable, "-P", "-m", "pip", "--version").split()[:2])
     except ValueError:
         return run("conda", "--version")
 

@@ -151,7 +151,7 @@ def python_version() -> str:
 
 
 def _pip(words: list[str], timeout_s: float) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
