@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from harness import Harness
 
@@ -51,14 +53,12 @@ def test_first_failure_is_printed_last_and_recorded(harness: Harness) -> None:
     assert [line.split()[:3] for line in listed.splitlines() if line.startswith("my ")] == [["my", "failed", "3"]]
 
 
-@pytest.mark.parametrize("world", [("--nproc", "1"), ("--nodes", "2x1")], ids=" ".join)
-def test_frog_does_not_import_a_module_of_the_current_directory(harness: Harness, world: tuple[str, str]) -> None:
-    """The program does not see it either: Python puts the script's folder on the path."""
-    (harness.root / "queue.py").write_text("raise SystemExit('imported the queue.py of the current directory')")
-    (harness.root / "programs").mkdir(exist_ok=True)
-    (harness.root / "programs" / "my.py").write_text("import queue; print(queue.Queue().qsize(), 'waiting')")
-    done = harness.run("frog", "run", *world, "--", "programs/my.py", warm=False)
-    (harness.root / "queue.py").unlink()
+def test_frog_does_not_import_a_module_of_the_current_directory(tmp_path: Path) -> None:
+    """Neither the agents nor the store. The program does not see it either: its own folder is first on the path."""
+    (tmp_path / "queue.py").write_text("raise SystemExit('imported the queue.py of the current directory')")
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "my.py").write_text("import queue; print(queue.Queue().qsize(), 'waiting')")
+    done = Harness(tmp_path).run("frog", "run", "--nodes", "2x1", "--", "programs/my.py", warm=False)
     assert done.stdout.rstrip().endswith("0 waiting")
 
 

@@ -194,6 +194,110 @@ def test_stacks_and_watchdog_lines_name_the_line_of_the_absent_rank(tmp_path: Pa
     assert (found.rank, found.line) == (1, "train.py:51 (evaluate)")
 
 
+@pytest.mark.parametrize("group", ["[PG ID 1 PG GUID 1(mesh_tp) Rank {}]", "[PG 1 Rank {}]"])
+def test_watchdog_lines_of_two_groups_are_not_compared_by_number(tmp_path: Path, group: str) -> None:
+    lines = [WATCHDOG.format(rank=rank, seq=7, op="ALLREDUCE", numel=64) for rank in (0, 1)]
+    lines += [
+        LAST.format(rank=rank, seq=7, last=7, done=6).replace(
+            f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]", group.format(rank)
+        )
+        for rank in (0, 1)
+    ]
+    lines += [WATCHDOG.format(rank=rank, seq=7, op="_ALLGATHER_BASE", numel=4096) for rank in (2, 3)]
+    lines += [LAST.format(rank=rank, seq=7, last=7, done=6) for rank in (2, 3)]
+    (tmp_path / "job.err").write_text("\n".join(lines))
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.certain) == ("order", False)
+    assert "ranks 2 and 3 wait in _all_gather_base of 4096 elements (collective 7 of all ranks)" in found.finding
+    assert "ranks 0 and 1 wait in all_reduce of 64 elements (collective 7 of group 1) instead" in found.finding
+
+
+@pytest.mark.parametrize("with_counts", [True, False])
+def test_watchdog_lines_of_two_numbers_and_kinds_name_the_side_with_fewer_ranks(
+    tmp_path: Path, with_counts: bool
+) -> None:
+    lines = [WATCHDOG.format(rank=rank, seq=1207, op="ALLREDUCE", numel=64) for rank in (0, 1, 3)]
+    lines += [WATCHDOG.format(rank=2, seq=1208, op="BROADCAST", numel=1)]
+    if with_counts:
+        lines += [LAST.format(rank=rank, seq=1207, last=1209, done=1206) for rank in (0, 1, 3)]
+        lines += [LAST.format(rank=2, seq=1208, last=1208, done=1207)]
+    (tmp_path / "job.err").write_text("\n".join(lines))
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank, found.certain) == ("order", 2, False)
+    assert found.finding.startswith("ranks 0, 1 and 3 wait in all_reduce of 64 elements (collective 1207 of all ranks)")
+    assert "rank 2 waits in broadcast of 1 elements (collective 1208 of all ranks)" in found.finding
+
+
+FAULT = """step 1
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f0a1c2b3d40 (most recent call first):
+  File "/home/ada/job/ops.py", line 31 in fused
+  File "/home/ada/job/train.py", line 12 in main"""
+
+
+def test_crash_explains_the_time_outs_of_the_other_ranks(tmp_path: Path) -> None:
+    waits = "\n".join(WATCHDOG.format(rank=rank, seq=7, op="ALLREDUCE", numel=64) for rank in (0, 1))
+    end = "srun: error: n2: task 2: Segmentation fault (core dumped)"
+    (tmp_path / "slurm-17.out").write_text(f"{prefixed('2: ', FAULT)}{end}\n{waits}\n")
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank, found.line) == ("crash", 2, "ops.py:31 (fused)")
+    assert any('File "/home/ada/job/ops.py", line 31' in line for line in found.evidence)
+
+
+@pytest.mark.parametrize(("others", "fault"), [("", "kill"), ("srun: error: n1: tasks 0-1: Killed", "gone")])
+def test_kill_explains_the_time_outs_only_of_ranks_that_were_not_killed_too(
+    tmp_path: Path, others: str, fault: str
+) -> None:
+    waits = "\n".join(WATCHDOG.format(rank=rank, seq=7, op="ALLREDUCE", numel=64) for rank in (0, 1))
+    (tmp_path / "slurm-17.out").write_text(f"srun: error: n2: task 2: Killed\n{waits}\n{others}\n")
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank) == (fault, 2)
+
+
+FRAMES = {
+    "all_reduce": "all_reduce (torch/distributed/distributed_c10d.py:2806)\n    wrap (torch/c10d_log.py:8)",
+    "broadcast": "broadcast (torch/distributed/distributed_c10d.py:2206)",
+    "read": "read (ssl.py:1166)",
+}
+
+
+@pytest.mark.parametrize(
+    ("inside", "fault", "rank", "finding"),
+    [
+        (["all_reduce", "all_reduce", "read"], "blocked", 2, "rank 2 is at train.py:52 (step2) (in read of "
+            "ssl.py:1166), outside torch.distributed: the others probably wait for it"),
+        (["broadcast", "all_reduce", "all_reduce"], "order", 0, "ranks 1 and 2 wait in all_reduce at train.py:40 "
+            "(step); rank 0 waits in broadcast at train.py:50 (step0)"),
+        (["all_reduce"] * 3, "stuck", None, "all 3 ranks with a stack wait in all_reduce at train.py:40 (step): a rank "
+            "without a stack here, the network or a device keeps them waiting"),
+        (["", "", "read"], "blocked", 2, "ranks 0 and 1 are at train.py:40 (step); rank 2 is at"),
+        (["read"] * 3, "unknown", None, "the evidence shows no failure"),
+    ],
+)  # fmt: skip
+def test_stacks_alone_tell_which_rank_is_elsewhere(
+    tmp_path: Path, inside: list[str], fault: str, rank: int | None, finding: str
+) -> None:
+    for number, op in enumerate(inside):
+        own = "step (train.py:40)" if op in ("all_reduce", "") else f"step{number} (train.py:{50 + number})"
+        frames = f"    {FRAMES[op]}\n" if op else ""
+        text = (
+            f'Process {number + 9}: python t.py\nPython v3.11.4\n\nThread 9 (active): "MainThread"\n{frames}    {own}\n'
+        )
+        (tmp_path / f"py-spy_rank_{number}.txt").write_text(text)
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank, found.certain) == (fault, rank, False)
+    assert finding in found.finding
+    assert all(f"[py-spy_rank_{number}.txt]" in "\n".join(found.evidence) for number in range(3))
+
+
+def test_failed_job_without_output_shows_what_sacct_says(tmp_path: Path) -> None:
+    (tmp_path / "sacct.txt").write_text("JobID|JobName|State|ExitCode\n17|train|FAILED|1:0\n")
+    found = diagnose_folder(tmp_path)
+    assert found.fault == "unknown"
+    assert any("17|train|FAILED|1:0" in line for line in found.evidence)
+
+
 def test_folder_without_evidence_is_an_error_that_lists_the_kinds(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f'"""{TRACEBACK}"""')
     (tmp_path / "notes.txt").write_text("nothing here")

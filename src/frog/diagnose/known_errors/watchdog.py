@@ -18,6 +18,10 @@ _LAST = re.compile(
     r"Rank (?P<rank>\d{1,6})\].{0,200}?last enqueued(?: NCCL)? work: (?P<enqueued>-?\d{1,18}), "
     r"last completed(?: NCCL)? work: (?P<completed>-?\d{1,18})"
 )
+_GROUP = re.compile(
+    r"\[PG (?:ID \d{1,9} PG GUID )?(?P<name>[\w:.-]{1,80})(?:\([^)]{0,200}\))? Rank (?P<rank>\d{1,6})\]"
+    r"(?=.{0,120}?WorkNCCL\(SeqNum=(?P<seq>\d{1,18})|.{0,200}?at work: (?P<at>\d{1,18}))"
+)
 _MOST_RANKS = 100_000
 
 
@@ -42,6 +46,8 @@ class Watchdog:
     def __init__(self) -> None:
         self.waiting: dict[int, Waiting] = {}
         self.enqueued: dict[int, int] = {}
+        self.groups: dict[int, str] = {}
+        """torch's name for the process group of the collective in which a rank timed out, if a line has it."""
 
     def read(self, line: LogLine) -> None:
         if "WorkNCCL(" in line.text and len(self.waiting) < _MOST_RANKS and (found := _WORK.search(line.text)):
@@ -53,6 +59,11 @@ class Watchdog:
             self.waiting.setdefault(waiting.rank, waiting)
         if "last enqueued" in line.text and len(self.enqueued) < _MOST_RANKS and (found := _LAST.search(line.text)):
             self.enqueued.setdefault(int(found["rank"]), int(found["enqueued"]))
+
+        if "[PG " in line.text and (found := _GROUP.search(line.text)):
+            rank, seq = int(found["rank"]), int(found["seq"] or found["at"])
+            if rank in self.waiting and self.waiting[rank].seq == seq:
+                self.groups.setdefault(rank, "0" if found["name"] == "default_pg" else found["name"])
 
     def sentences(self) -> list[str]:
         """Describe who waited where, and who is behind or absent."""

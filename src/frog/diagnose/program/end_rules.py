@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from frog.core.exitcodes import describe_exit, signal_name
 from frog.diagnose.diagnosis import Diagnosis, note, span
@@ -204,15 +205,13 @@ def lost_node(evidence: Evidence) -> Diagnosis | None:
 
 def killed(evidence: Evidence) -> Diagnosis | None:
     """Find the first rank that a signal ended, other than the launcher's SIGTERM."""
-    if evidence.hung:
-        return None
     dead = {
         number: rank
         for number, rank in evidence.ranks.items()
         if rank.exit_code is not None and rank.exit_code < 0 and -rank.exit_code not in (2, 15)
         and rank.state != "ended" and not is_victim(rank) and not (rank.exit_code == -6 and rank.error)
     }  # fmt: skip
-    if not dead:
+    if not dead or (evidence.hung and not _let_others_wait(evidence, dead)):
         return None
     number = min(dead, key=lambda each: (dead[each].exited_ns or _FAR, each))
     rank, found = dead[number], _base(evidence, number, [number])
@@ -228,6 +227,18 @@ def killed(evidence: Evidence) -> Diagnosis | None:
         "CUDA error; "
         "`ulimit -c unlimited` keeps a core file",
     )
+
+
+def _let_others_wait(evidence: Evidence, dead: Mapping[int, RankEvidence]) -> bool:
+    """True if the dead ranks explain why others timed out: these still waited when a watchdog saw them.
+
+    A launcher that found the hang, and a scheduler that cancels the job, kill the waiting ranks too; NCCL's watchdog
+    aborts them.
+    """
+    waiting = [rank for rank in evidence.ranks.values() if rank.pending]
+    killed_too = any(rank.exit_code == code for rank in waiting for code in {one.exit_code for one in dead.values()})
+    by_launcher = evidence.deadline_s is not None
+    return bool(waiting) and not killed_too and not by_launcher
 
 
 def _sigkill(evidence: Evidence, number: int, at: str, found: Diagnosis) -> Diagnosis:

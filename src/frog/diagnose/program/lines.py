@@ -63,7 +63,8 @@ def report_wait(evidence: Evidence, rank: RankEvidence) -> str | None:
 
 def report_position(rank: RankEvidence) -> str | None:
     """Return the line about where a rank was last seen."""
-    source = next((source for source in rank.sources if "st" in source.rpartition("/")[2][:2]), "")
+    files = [source for source in rank.sources if "st" in source.rpartition("/")[2][:2]] or rank.sources
+    source = files[0] if files else ""
     if rank.state == "ended" and rank.error is None:
         return note(rank.seen_ns, f"rank {rank.rank}", "reached the end of the program", source)
     if rank.line is None:

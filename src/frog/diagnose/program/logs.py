@@ -12,9 +12,11 @@ from frog.diagnose.known_errors.tracebacks import Traceback, TracebackReader
 from frog.diagnose.known_errors.watchdog import Watchdog
 from frog.diagnose.program.evidence import MOST_LAST_LINES, Call, Evidence, SeenError
 from frog.diagnose.program.group_names import GroupNames
+from frog.diagnose.program.places import user_line
 from frog.diagnose.program.recorder import op_name
 from frog.diagnose.program.seen_errors import seen_error
 from frog.diagnose.program.slurm import JobLines
+from frog.diagnose.program.stacks import fault_frames
 from frog.diagnose.program.torchrun import FailureTable
 from frog.diagnose.program.victims import is_mismatch_text
 
@@ -88,14 +90,14 @@ def _read(streams: dict[int | None, _Stream], line: LogLine, reader: TracebackRe
     stream.last_lines.append(text[:400])
     if done:
         stream.after = 0
+    if text.startswith(("Fatal Python error", "Current thread 0x")) or (stream.crash and text.startswith("  File ")):
+        stream.crash = [*stream.crash, text][:12]
     if inside:
         stream.after = 0
         return
     stream.watchdog.read(line)
     if not stream.mismatch and is_mismatch_text(text):
         stream.mismatch = text.strip()[:400], line.file
-    if text.startswith(("Fatal Python error", "Current thread 0x")) or (stream.crash and text.startswith("  File ")):
-        stream.crash = [*stream.crash, text][:12]
     if not _NOISE.search(text):
         stream.after += 1
         if not stream.not_finite and _A_LOSS.search(text):
@@ -125,6 +127,8 @@ def _add(evidence: Evidence, number: int | None, stream: _Stream, name: str) -> 
     if len(stream.nan_norms) > 1:  # one alone may be an overflow, for which mixed precision skips the step
         rank.norm_line = stream.nan_norms[0]
     rank.crash = rank.crash or "\n".join(stream.crash)
+    if rank.line is None and (frames := fault_frames("\n".join(stream.crash))):
+        rank.stack, rank.line = frames, user_line(frames)
     rank.trouble += stream.trouble
     rank.mismatch = rank.mismatch or stream.mismatch
     may_have_failed = rank.state in (None, "failed") or rank.exit_code not in (None, 0)
@@ -147,7 +151,7 @@ def _add_watchdog(evidence: Evidence, waiting: int, watchdog: Watchdog, name: st
     prefix: the rank in front of the line, which counts; the one in the text may be a rank within a group.
     """
     found, rank = watchdog.waiting[waiting], evidence.of(waiting if prefix is None else prefix)
-    group = GroupNames().find("0")
+    group = GroupNames().find(watchdog.groups.get(waiting, "0"))
     rank.add_source(name)
     evidence.hung = True
     if not rank.has_calls:

@@ -27,9 +27,11 @@ from frog.diagnose.program.nan_rules import not_finite_in_log
 from frog.diagnose.program.no_sync_rules import no_sync_without_effect
 from frog.diagnose.program.reported_rules import reported
 from frog.diagnose.program.slow_rules import perhaps_slow, slow_rank
+from frog.diagnose.program.stack_rules import stacks_apart
 from frog.diagnose.program.transfer_rules import transfer, without_transfers
 from frog.diagnose.program.victims import in_collective, is_victim, timed_out
 from frog.diagnose.program.wait_rules import absent
+from frog.diagnose.program.watchdog_rules import numbers_apart
 
 _WAITS_S = 5.0
 """A collective that has been pending for less time may still complete."""
@@ -228,6 +230,7 @@ RULES: tuple[Rule, ...] = (
     lost_node,
     killed,
     exited,
+    numbers_apart,
     transfer,
     waited,
     joined_without,
@@ -238,6 +241,7 @@ RULES: tuple[Rule, ...] = (
     lambda evidence: of_job(evidence, ("TIMEOUT", "CANCELLED")),
     healthy,
     slow,
+    stacks_apart,
 )
 
 
@@ -249,13 +253,15 @@ def _unknown(evidence: Evidence) -> Diagnosis:
         note(error.unix_ns, "log", f"{error.short_type}: {error.first_line}", error.source)
         for error in evidence.loose_errors[:8]
     ]
+    states = [job for job in evidence.jobs if job.state not in ("COMPLETED", "RUNNING")]
+    jobs = [note(job.unix_ns, "scheduler", job.text or job.state or "", job.source) for job in states[:8]]
     return Diagnosis(
         "unknown",
         ("the program failed, but no known failure pattern matches" if failed else "the evidence shows no failure")
         + lost,
         certain=False,
         outcome="failed" if failed else "unknown",
-        evidence=(*errors, *report_ranks(evidence, sorted(evidence.ranks))),
+        evidence=(*errors, *jobs, *report_ranks(evidence, sorted(evidence.ranks))),
         advice="more evidence helps: a flight-recorder dump of every rank (TORCH_FR_BUFFER_SIZE=2000, "
         "TORCH_NCCL_DUMP_ON_TIMEOUT=1), `py-spy dump` of every rank, the logs of all ranks",
     )

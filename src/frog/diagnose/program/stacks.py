@@ -35,7 +35,8 @@ def add_stacks(evidence: Evidence, text: str, name: str, rank_of_file: int | Non
     rank.stack = rank.stack or frames
     rank.line = rank.line or next((frame for frame in frames if _is_users(frame.file)), None)
     rank.state = rank.state or "running"
-    if rank.cpu_busy is None and state:
+    in_collective = any(frame.file.endswith("distributed_c10d.py") for frame in frames)  # NCCL spins there
+    if rank.cpu_busy is None and state and not in_collective:
         rank.cpu_busy = state.startswith("active")
     return True
 

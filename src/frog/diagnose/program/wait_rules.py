@@ -24,7 +24,7 @@ def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
     if (stopped := _stopped(evidence, found)) is not None:
         return stopped
     if not found.absent:
-        return _no_record(evidence, found)
+        return _elsewhere(evidence, found) or _no_record(evidence, found)
     for rule in (_guarded, _finished, _other_group, _undelivered, _died, _busy, _blocked):
         explained = rule(evidence, found)
         if explained is not None:
@@ -315,6 +315,23 @@ def _thread(rank: RankEvidence) -> str:
         return ""
     at = at_place(error.line)
     return f"; a thread of it had ended with {error.short_type}{at}: {error.first_line}"
+
+
+def _elsewhere(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find ranks that wait in another group, as their watchdogs say, whose earlier calls are unknown."""
+    pending = {each: evidence.ranks[each].pending[:1] for each in found.unknown if each in evidence.ranks}
+    if not pending or not all(pending.get(each) for each in found.unknown):
+        return None
+    odd, call = next((number, calls[0]) for number, calls in pending.items())
+    there = [number for number, (other,) in pending.items() if (other.group, other.seq) == (call.group, call.seq)]
+    return _base(evidence, found, odd).with_more(
+        fault="order",
+        certain=False,
+        finding=f"{_waits(evidence, found)}; {span(there)} {'waits' if len(there) == 1 else 'wait'} in "
+        f"{describe_call(evidence, call)} instead",
+        advice="ranks must call the collectives of overlapping groups in the same order\n"
+        "find the ranks of the second group: all of them must call its collective, and one probably did not",
+    )
 
 
 def _no_record(evidence: Evidence, found: Difference) -> Diagnosis | None:
