@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs.test_observed_files import STATUS, write
 
 from frog.core.files import write_json
+from frog.diagnose.find import diagnose_path
 from frog.diagnose.program.diagnose import diagnose_folder
 from frog.diagnose.recorded import first_nan, recorded_findings, same_order, shared_samples
 from frog.runs.folder import RunFolder
@@ -138,3 +140,18 @@ def test_recorded_findings_lead_the_diagnosis_of_a_run_that_completed(tmp_path: 
     found = diagnose_folder(tmp_path)
     assert (found.fault, found.outcome) == ("samples", "completed")
     assert found.advice.startswith("give each rank its own part")
+
+
+def test_numbers_of_a_program_below_plain_torchrun_are_not_a_run_of_frogs_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded(tmp_path / "runs/job", [[2.0, 1.0], [2.0, NAN]])
+    for rank in (0, 1):
+        write(
+            tmp_path / "runs/job", "status.json", {**STATUS, "rank": rank, "state": "ended", "no_sync": None}, rank=rank
+        )
+    for text in ("job", "runs/job", "latest"):
+        path, found = diagnose_path(text)
+        assert path == Path("runs/job")
+        assert (found.fault, found.rank, found.step) == ("nan", 1, 2)

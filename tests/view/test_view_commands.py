@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from run_files import beat
+from runs.test_observed_files import STATUS, write
 from synthetic_run import Synthetic, make_run
 
 from frog.cli import main
 from frog.core import files
 from frog.core.files import write_json
-from frog.runs.folder import RunFolder
+from frog.runs.folder import RunFolder, find_evidence
 from frog.view.runs import list_runs
 
 
@@ -79,6 +82,40 @@ def test_folder_that_only_an_observer_wrote_is_left_to_diagnose(
         said = capsys.readouterr().err
         assert "runs/job: only an observer wrote here, so it has no logs and no report" in said
         assert "try: frog diagnose runs/job" in said
+
+
+def observe(folder: Path, states: Sequence[str], unix_ns: int) -> None:
+    """Write the statuses that the observers of ranks in these states left at a time."""
+    for rank, state in enumerate(states):
+        times = {"started_unix_ns": unix_ns, "unix_ns": unix_ns}
+        own = {"rank": rank, "local_rank": rank, "world_size": len(states), "state": state}
+        write(folder, "status.json", {**STATUS, **times, **own}, rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("states", "age_s", "status"),
+    [
+        (["ended", "ended"], 60, "ended"),
+        (["failed", "running"], 60, "failed"),
+        (["running", "ended"], 60, "died"),
+        (["running", "running"], 0, "running"),
+    ],
+)
+def test_run_that_only_observers_wrote_is_listed_and_is_the_latest(
+    project: Path, capsys: pytest.CaptureFixture[str], states: list[str], age_s: int, status: str
+) -> None:
+    (project / "runs/not-started/observed").mkdir(parents=True)
+    observe(project / "runs/job", states, time.time_ns() - age_s * 10**9)
+    assert main(["runs"]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("job ")]
+    assert row[1:3] == [status, "2"]
+    assert find_evidence("latest").path == Path("runs/job")
+    for command in (["report", "latest"], ["logs", "latest"]):
+        assert main(command) == 2
+        assert "runs/job: only an observer wrote here" in capsys.readouterr().err
+    make_run(project / "runs" / "later")
+    os.utime(project / "runs" / "later" / "run.json", ns=(2**62, 2**62))
+    assert find_evidence("latest").path == Path("runs/later")
 
 
 def test_long_argument_is_shortened_in_errors(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from frog.core.errors import RunError
 from frog.diagnose.diagnosis import Diagnosis
 from frog.diagnose.program.diagnose import diagnose_folder
 from frog.diagnose.rules import diagnose
-from frog.runs.folder import RunFolder, find_folder
+from frog.runs.folder import RunFolder, find_evidence
 
 
 def diagnose_path(text: str) -> tuple[Path, Diagnosis]:
@@ -17,7 +17,7 @@ def diagnose_path(text: str) -> tuple[Path, Diagnosis]:
     Raises:  RunError if nothing is there that can be read.
     """
     try:
-        folder = find_folder(text)
+        folder = find_evidence(text)
     except RunError:
         path = Path(text)
         if not path.exists():
@@ -32,4 +32,6 @@ def is_own_run(folder: RunFolder) -> bool:
     """True for a run of Frog's trainer, False for other programs' folders."""
     if folder.run_json.is_file():
         return folder.read_run_json().program is None
+    if (folder.path / "observed").is_dir():  # the events are what another program recorded, below plain torchrun
+        return False
     return bool(folder.event_ranks() or folder.heartbeat_ranks())

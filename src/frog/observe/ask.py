@@ -7,12 +7,10 @@ from pathlib import Path
 
 from frog.core.errors import RunError
 from frog.core.units import count
-from frog.runs.folder import find_folder
+from frog.runs.folder import find_evidence
 from frog.runs.observed import Observed, Status, observed_folder, read_observed, write_request
 
 _PATIENCE_S, _POLL_S = 10.0, 0.1
-_FRESH_S = 5.0
-"""A rank writes its status twice a second."""
 
 
 def ask_ranks(run: str) -> str:
@@ -20,7 +18,7 @@ def ask_ranks(run: str) -> str:
 
     Raises:  RunError if the run does not exist or has no observed ranks.
     """
-    folder = _find(run)
+    folder = find_evidence(run).path
     ranks = _last_attempt(folder)
     if not ranks:
         raise RunError(f"{folder}: no rank has written a status", "start the program with frog run, or see --env")
@@ -33,19 +31,13 @@ def ask_ranks(run: str) -> str:
     return "\n".join([*lines, f"stacks of all threads, and the last collectives: {observed_folder(folder)}"])
 
 
-def _find(run: str) -> Path:
-    """Find a run, or a folder of plain torchrun or srun, which has no run.json."""
-    named = [path for path in (Path(run), Path("runs") / run) if observed_folder(path).is_dir()]
-    return named[0] if named else find_folder(run).path
-
-
 def _last_attempt(folder: Path) -> dict[int, Observed]:
     attempts = read_observed(folder)
     return attempts[max(attempts)] if attempts else {}
 
 
 def _is_fresh(own: Observed) -> bool:
-    return own.status is not None and own.status.state == "running" and _age_s(own.status) < _FRESH_S
+    return own.status is not None and own.status.is_fresh(time.time_ns())
 
 
 def _have_answered(ranks: dict[int, Observed], number: int) -> bool:
@@ -64,7 +56,7 @@ def _describe(own: Observed) -> str:
     done = count(own.num_completed, "collective")
     if status.state != "running":
         return f"rank {own.rank}: {status.state}, after {done}"
-    if _age_s(status) >= _FRESH_S:
+    if not status.is_fresh(time.time_ns()):
         return f"rank {own.rank}: no sign of life for {_age_s(status):.0f} s; last{where}, after {done}"
     pending = next((group for group in status.groups if group.pending), None)
     waits = f", in collective number {pending.completed + 1} of group {pending.group}" if pending else ""

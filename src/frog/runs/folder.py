@@ -203,10 +203,10 @@ def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
     Raises:  RunError if the run does not exist.
     """
     if text == "latest":
-        folders = folders_with(runs, "run.json")
-        if not folders:
-            raise RunError(f"no runs under {runs}/", "`make demo` creates one")
-        return RunFolder(max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime))
+        latest = _latest(runs)
+        if latest.run_json.is_file():
+            return latest
+        raise _only_observed(latest.path)
     try:
         for candidate in (Path(text), runs / text):
             if (candidate / "run.json").is_file():
@@ -216,10 +216,41 @@ def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
     except OSError:  # for example a name of 300 letters
         pass
     if observed := next((one for one in (Path(text), runs / text) if os.path.isdir(one / "observed")), None):
-        raise RunError(
-            f"{observed}: only an observer wrote here, so it has no logs and no report", f"frog diagnose {observed}"
-        )
+        raise _only_observed(observed)
     raise RunError(f"{text}: no run folder here or under {runs}/", "`frog runs` lists the runs")
+
+
+def _only_observed(path: Path) -> RunError:
+    return RunError(f"{path}: only an observer wrote here, so it has no logs and no report", f"frog diagnose {path}")
+
+
+def _latest(runs: Path) -> RunFolder:
+    """Return the run that began last, also one of which only the observer wrote. Raises RunError if there is none."""
+    began = {folder: os.stat(folder / "run.json").st_mtime for folder in folders_with(runs, "run.json")}
+    for folder in only_observed(runs):
+        began[folder] = max(os.stat(attempt).st_mtime for attempt in (folder / "observed").glob("attempt_*"))
+    if not began:
+        raise RunError(f"no runs under {runs}/", "`make demo` creates one")
+    return RunFolder(max(began, key=lambda folder: began[folder]))
+
+
+def only_observed(runs: Path) -> list[Path]:
+    """Return the folders of programs below plain torchrun or srun, in which only the observers of ranks wrote."""
+    folders = folders_with(runs, "observed")
+    return [
+        folder for folder in folders if not (folder / "run.json").exists() and any(folder.glob("observed/attempt_*"))
+    ]
+
+
+def find_evidence(text: str) -> RunFolder:
+    """Find the run that a user names, as `find_folder` does, or a folder in which only observers wrote.
+
+    Raises:  RunError if neither exists.
+    """
+    if text == "latest":
+        return _latest(Path("runs"))
+    named = (path for path in (Path(text), Path("runs") / text) if os.path.isdir(path / "observed"))
+    return RunFolder(found) if (found := next(named, None)) is not None else find_folder(text)
 
 
 def find_folder(text: str) -> RunFolder:

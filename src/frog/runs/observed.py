@@ -23,6 +23,7 @@ from frog.runs.schema import Count, Rank
 
 _MOST_BYTES = 16 << 20
 _MOST_TEXT_BYTES = 1 << 20
+_FRESH_NS = 5_000_000_000
 
 
 class CodeLine(Typed, frozen=True, kw_only=True):
@@ -111,6 +112,10 @@ class Status(Typed, frozen=True, kw_only=True, rename={"inside": "in"}):
     """Number of the last request that the rank has answered."""
     torch: str | None = None
     backend: str | None = None
+
+    def is_fresh(self, now_ns: int) -> bool:
+        """True if the rank still runs, as far as its last status shows: it writes one twice a second."""
+        return self.state == "running" and now_ns - self.unix_ns < _FRESH_NS
 
 
 class GroupInfo(Typed, frozen=True, kw_only=True):

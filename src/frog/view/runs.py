@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from frog.core.files import folders_with
 from frog.core.printable import printable
 from frog.core.units import format_count
 from frog.runs import read_rank
-from frog.runs.folder import RunFolder
+from frog.runs.folder import RunFolder, only_observed
 from frog.runs.launcher_schema import WorldEvent
+from frog.runs.observed import Status, read_observed
 from frog.runs.read import read_launcher
 from frog.runs.record import Record, RunFile
 from frog.runs.run import is_active
@@ -45,8 +47,9 @@ class RunRow:
 
 def list_runs(runs: Path) -> list[RunRow]:
     """Return a row for each run folder under `runs`, the newest first."""
-    folders = [RunFolder(path) for path in folders_with(runs, "run.json")]
-    return sorted((_row(folder) for folder in folders), key=lambda row: (row.created or "", row.name), reverse=True)
+    rows = [_row(RunFolder(path)) for path in folders_with(runs, "run.json")]
+    rows += [_row_of_observed(path) for path in only_observed(runs)]
+    return sorted(rows, key=lambda row: (row.created or "", row.name), reverse=True)
 
 
 def _row(folder: RunFolder) -> RunRow:
@@ -96,6 +99,33 @@ def _row_of_program(folder: RunFolder, run: RunFile, record: Record | None) -> R
     return _with_last_step(row, folder)
 
 
+def _row_of_observed(path: Path) -> RunRow:
+    """Return the row of a program below plain torchrun or srun: only the observers of its ranks wrote here."""
+    attempts = read_observed(path)
+    ranks = attempts[max(attempts)].values() if attempts else ()
+    statuses = [own.status for own in ranks if own.status is not None]
+    states = {status.state if status.state != "running" else _life(status) for status in statuses}
+    began_ns = min((status.started_unix_ns for status in statuses), default=None)
+    return _with_last_step(
+        RunRow(
+            name=path.name,
+            status=next((state for state in ("failed", "running", "died", "ended") if state in states), "unreadable"),
+            step=None,
+            num_steps=None,
+            world_size=max((status.world_size for status in statuses), default=None),
+            loss=None,
+            heldout_loss=None,
+            tokens_per_s=None,
+            created=dt.datetime.fromtimestamp(began_ns / 1e9, dt.UTC).isoformat() if began_ns else None,
+        ),
+        RunFolder(path),
+    )
+
+
+def _life(status: Status) -> str:
+    return "running" if status.is_fresh(time.time_ns()) else "died"
+
+
 def numbers_of(folder: RunFolder, record: Record) -> Record:
     """Return the record with a run's numbers: the achieved one, unless its last start failed at a later step."""
     achieved = folder.read_achieved()
@@ -130,7 +160,7 @@ def runs_table(rows: list[RunRow]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    styles = {"completed": "green", "running": "cyan", "interrupted": "yellow", "imported": "dim"}
+    styles = {"completed": "green", "ended": "green", "running": "cyan", "interrupted": "yellow", "imported": "dim"}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("name", "status"):
         table.add_column(title, no_wrap=True)
