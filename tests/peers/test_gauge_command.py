@@ -32,6 +32,7 @@ def test_finding_is_printed_with_belief_and_question(
     assert "A misconception behind this result: the result is what I started with." in said
     assert "· cut-link     correct results first" in said
     assert "--seed 5" in said
+    assert f"to repeat: frog collectives check --peer '{idle_peer}' --seed 5 --world 2\n" in said
     assert (keep / "results-2" / "rank_1" / "calls.tsv").read_text().startswith("all_reduce\t0\t/")
     assert main(words) == 2
     assert "the folder is not empty" in capsys.readouterr().err

@@ -104,6 +104,25 @@ def test_first_independent_failure_is_named(end: RankEnd, finding: str) -> None:
     assert (found.id, "rank 1" in found.observed or end.lost == 0) == (finding, True)
 
 
+def test_rank_that_waits_for_one_that_is_done_is_not_impatient() -> None:
+    session = replace(seen(2), ends=[RankEnd(1, 1.0, 1, "lost 1"), DONE])
+    found = judge_ends(session)
+    assert found is not None
+    assert found.id == "sizes-disagree"
+    assert found.observed.endswith("its last output: lost 1. Rank 1 had ended with exit code 0.")
+    assert id_of(judge_ends(replace(session, ends=[RankEnd(1, 0.9, 1, "lost 1"), DONE]))) == "lost-nobody"
+
+
+def test_header_that_names_more_elements_than_the_file_has_is_reported(tmp_path: Path) -> None:
+    write_buffer(tmp_path / "right", np.zeros(5, "float32"))
+    whole = (tmp_path / "right").read_bytes()
+    (tmp_path / "short").write_bytes(whole[:16] + b"\xff" * 4 + whole[24:])  # a header of 20 bytes
+    found = read_buffer(tmp_path / "short", "float32", 5)
+    assert isinstance(found, Unreadable)
+    assert found.id == "not-a-buffer"
+    assert found.observed.endswith(f"but {len(whole) - 28} bytes follow")
+
+
 def test_exceeded_limits_and_left_over_processes_are_reported() -> None:
     session = seen(2)
     assert judge_ends(session) is None

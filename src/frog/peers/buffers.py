@@ -58,6 +58,9 @@ def _wrong_head(head: bytes, size: int, dtype: str, count: int) -> Unreadable | 
         return Unreadable("not-a-buffer", f"the result file starts with {magic!r}, not {MAGIC!r}")
     if number != DTYPES[dtype]:
         return Unreadable("wrong-dtype", f"the result's dtype is {number}, not {DTYPES[dtype]} ({dtype})")
+    if found != count and size < _HEAD.size + found * np.dtype(dtype).itemsize:
+        follow = f"{size - _HEAD.size} bytes follow"
+        return Unreadable("not-a-buffer", f"the result's header names {found} elements of {dtype}, but {follow}")
     if found != count:
         return Unreadable("wrong-count", f"the result has {found} elements, not {count}")
     whole = _HEAD.size + count * np.dtype(dtype).itemsize

@@ -121,10 +121,20 @@ def _print_text(text: str) -> None:
     print(textwrap.fill(text, _WIDTH, initial_indent=" " * 15, subsequent_indent=" " * 15), flush=True)
 
 
+def _repeating(args: argparse.Namespace, seed: int) -> list[str]:
+    """Return the options that repeat the same sessions."""
+    words = ["--peer", args.peer, "--seed", str(seed)]
+    words += ["--world", ",".join(map(str, args.world))] if args.world else []
+    words += ["--operations", ",".join(args.operations)] if tuple(args.operations) != ("all_reduce",) else []
+    for name in args.only:
+        words += ["--only", name]
+    return words + ["--exit-first"] * args.exit_first
+
+
 def _print_end(args: argparse.Namespace, outcomes: Sequence[Outcome], seed: int, seconds: float) -> None:
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in _MARKS}
     print(f"{counts['passed']} passed, {counts['rejected']} rejected, {counts['skipped']} skipped; {seconds:.1f} s")
     if counts["rejected"]:
-        print(f"to repeat: frog collectives check --peer {shlex.quote(args.peer)} --seed {seed}")
+        print(f"to repeat: frog collectives check {shlex.join(_repeating(args, seed))}")
     if args.keep:
         print(f"every rank's files and output: {args.keep}")

@@ -36,7 +36,12 @@ def _failed(seen: Observed, failed: list[int]) -> Finding:
     text = f"world {seen.world}: rank {rank} {describe_exit(end.code or 0)}{last_words(end)}"
     if end.code == NO_OPERATION:
         return Finding("no-operation", text)
-    return Finding("crashed" if end.lost is None else "lost-nobody", text)
+    if end.lost is None:
+        return Finding("crashed", text)
+    gone = seen.ends[end.lost] if 0 <= end.lost < seen.world else None
+    if gone is not None and gone.code == 0 and gone.at_s <= end.at_s:
+        return Finding("sizes-disagree", f"{text}. Rank {end.lost} had ended with exit code 0.")
+    return Finding("lost-nobody", text)
 
 
 def last_words(end: RankEnd) -> str:

@@ -39,6 +39,10 @@ _MEANINGS = {
         "a rank that has not answered yet is gone",
         "All processes ran and all links worked. Which timeout was too short, or which exit looked like an error?",
     ),
+    "sizes-disagree": (
+        "both ends of a connection expect the same bytes",
+        "The named rank had all its results, and ended. Which step sends fewer bytes than its receiver expects?",
+    ),
     "left-over": (
         "every process that I start ends with me",
         "Which process or daemon did it start, and who waits for that one?",
