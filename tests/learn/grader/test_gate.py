@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from frog.learn.grader.drawing import draw
@@ -50,6 +52,16 @@ def test_mismatched_sizes_are_detected_before_the_collective_starts() -> None:
     assert problem.id == "different-collectives"
     assert "4 x float32" in problem.observed
     assert "5 x float32" in problem.observed
+
+
+def test_mismatch_with_a_call_of_the_exercise_says_so() -> None:
+    gate = Gate(2)
+    gate.enter(0, replace(reduce(4), line="step.py:9"))
+    gate.enter(1, reduce(5))
+    problem = gate.problem()
+    assert problem is not None
+    assert "rank 0 called all_reduce (4 x float32, SUM, step.py:9)" in problem.observed
+    assert "rank 1 called all_reduce (5 x float32, SUM, not in your file)" in problem.observed
 
 
 def test_waiting_for_an_ended_rank_is_a_deadlock() -> None:

@@ -276,7 +276,8 @@ def _at(operation: Operation) -> str:
 
 def _mismatch_text(ordinal: int, first: tuple[int, Operation], other: tuple[int, Operation]) -> str:
     """Return "For collective 3 of their group, rank 0 called all_reduce (…) and rank 1 called broadcast …"."""
-    said = [f"rank {rank} called {op.op} ({_name(op)}{_at(op)})" for rank, op in (first, other)]
+    elsewhere = ", not in your file" if first[1].line or other[1].line else ""
+    said = [f"rank {rank} called {op.op} ({_name(op)}{_at(op) or elsewhere})" for rank, op in (first, other)]
     return f"For collective {ordinal} of their group, {' and '.join(said)}. They would wait forever or mix up data."
 
 
