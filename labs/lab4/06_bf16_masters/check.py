@@ -27,6 +27,7 @@ def check(grade: Grade) -> None:
             judge_state(grade, cases[number], size, ranks[number])
         largest = max(judge_steps(grade, cases[n], size, ranks[n], world) for n in range(len(cases)))
         judge_calls(grade, world, cases)
+        judge_gradients(grade, cases[0], ranks[0])
     report(grade, cases[1], ranks[1], largest)
     grade.predicted("weight", lone_weight())
 
@@ -338,6 +339,18 @@ def judge_calls(grade, world, cases):
         grade.reject("gathers-float32" if dtypes == "float32" else "unknown", text)
     if sent > 1.1 * expected:
         grade.note(f"You all-gathered {sent:,} bytes; the weights have {expected:,} in bf16.")
+
+
+def judge_gradients(grade, case, ranks):
+    """Check that no gradient is kept after it has been added to the sum."""
+    for rank, one in enumerate(ranks):
+        if left := one["steps"][0]["bytes_left"]:
+            total = sum(numels(case["sizes"]).values())
+            grade.reject(
+                "gradient-stays",
+                f"World of {len(ranks)}, rank {rank}: masters and weights are right. After add, the model's .grad have "
+                f"{left:,} bytes, {left / total:.1f} for each trained element.",
+            )
 
 
 def report(grade, case, ranks, largest):

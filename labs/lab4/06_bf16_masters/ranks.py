@@ -92,8 +92,10 @@ def train(learner: ModuleType, case: dict[str, Any]) -> Any:
         for micro in range(case["num_micro"]):
             loss_of(model, case, step, micro, rank).backward()
             masters.add()
+        left = [p.grad for p in model.parameters() if p.grad is not None]
         masters.step()
-        steps.append(describe(optimizers) | {"weights": weights(model)})
+        bytes_left = sum(gradient.numel() * gradient.element_size() for gradient in left)
+        steps.append(describe(optimizers) | {"weights": weights(model), "bytes_left": bytes_left})
     dist.all_reduce(torch.zeros(MARK, dtype=torch.int8))
     return {"built": built, "steps": steps}
 

@@ -112,6 +112,23 @@ def without_dropout(part, x):
     return quiet + (y - quiet).detach()
 
 
+def with_masks_of(place):
+    """Return a way that gives part(x) and the gradients of a part whose masks begin where `place` puts the generator.
+
+    `place` gets the state after part(x).
+    """
+
+    def way(part, x):
+        y = part(x)
+        after = torch.get_rng_state()
+        place(after)
+        again = part(x)
+        torch.set_rng_state(after)
+        return again + (y - again).detach()
+
+    return way
+
+
 WAYS = {
     "upstream-ignored": lambda part, x: Ones.apply(part(x)),
     "parameters-forgotten": with_parameters(torch.Tensor.detach),
@@ -121,6 +138,8 @@ WAYS = {
     "new-masks": lambda part, x: checkpoint(part, x, use_reentrant=True, preserve_rng_state=False),
     "new-masks.2": lambda part, x: checkpoint(part, x, use_reentrant=False, preserve_rng_state=False),
     "without-dropout": without_dropout,
+    "kept-too-late": with_masks_of(torch.set_rng_state),
+    "seed-is-no-place": with_masks_of(lambda after: torch.manual_seed(torch.initial_seed())),
 }
 """What each misconception computes for a part. It must match every case."""
 

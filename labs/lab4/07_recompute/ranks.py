@@ -101,10 +101,11 @@ def count_calls(layers: Sequence[nn.Module]) -> list[list[int]]:
     for number, layer in enumerate(layers):
         for part, module in enumerate((layer.attention, layer.mlp)):
 
-            def count(*_: Any, number: int = number, part: int = part) -> None:
+            def counted(x: Tensor, forward: Any = module.forward, number: int = number, part: int = part) -> Any:
                 calls[number][part] += 1
+                return forward(x)
 
-            module.register_forward_pre_hook(count)
+            module.forward = counted  # a hook would not see part.forward(x)
     return calls
 
 

@@ -330,6 +330,12 @@ def check_gradients(grade: Grade, oracle: Oracle, found: list[dict[str, Any]]) -
         wrong = [name for name in names if not close(after[name], right[name])]
         if wrong:
             explain_gradients(grade, oracle, found, rank, after, right, wrong)
+        if one["frozen"]:
+            grade.reject(
+                "zeros-for-frozen",
+                f"{describe(oracle)}: the gradients of trained parameters are right. On rank {rank}, "
+                f"{one['frozen'][0]} is frozen, and had no gradient. After average_gradients its .grad is a tensor.",
+            )
 
 
 def explain_gradients(

@@ -82,12 +82,14 @@ def run(learner: ModuleType, case: dict[str, Any]) -> Any:
     loss = model.loss(hidden, mixed, targets, balance)
     loss.backward()
     dist.all_reduce(torch.zeros(MARK, dtype=torch.int8))
-    learner.average_gradients(list(model.shared().values()), list(own.parameters()))
+    everywhere = [p for name, p in model.named_parameters() if not name.startswith("experts.")]
+    learner.average_gradients(everywhere, list(own.parameters()))
     return {
         "share": share.detach(),
         "share gradient": probabilities.grad,
         "mixed": mixed.detach(),
         "after": gradients(model),
+        "frozen": [name for name, p in model.named_parameters() if not p.requires_grad and p.grad is not None],
     }
 
 

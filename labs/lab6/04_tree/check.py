@@ -178,9 +178,9 @@ def check_steps(grade: Grade, case: Case, seen: Case) -> None:
 # ---- the choice ------------------------------------------------------------------------------------------------------
 
 
-def by_formula(case: Case, element_bytes: int = 4) -> str:
+def by_formula(case: Case, element_bytes: int = 4, for_surplus: int = 2) -> str:
     size, num_bytes, alpha_s, beta_s = case["size"], case["numel"] * element_bytes, case["alpha_s"], case["beta_s"]
-    steps = size.bit_length() - 1 + 2 * (size & (size - 1) != 0)
+    steps = size.bit_length() - 1 + for_surplus * (size & (size - 1) != 0)
     tree_s = steps * (alpha_s + num_bytes * beta_s)
     ring_s = 2 * (size - 1) * (alpha_s + num_bytes / size * beta_s)
     return "tree" if tree_s <= ring_s else "ring"
@@ -194,6 +194,11 @@ RULES: list[tuple[str, str, Callable[[Case], str]]] = [
     ("always-the-tree", "It took the tree on every network.", lambda case: "tree"),
     ("always-the-ring", "It took the ring on every network.", lambda case: "ring"),
     ("elements-are-bytes", "Its choices are those for a quarter of the bytes.", lambda case: by_formula(case, 1)),
+    (
+        "surplus-takes-no-time",
+        "Its choices are those without the two steps of the ranks that are too many for a power of two.",
+        lambda case: by_formula(case, for_surplus=0),
+    ),
     ("the-other-way-around", "It took the slower way each time.", lambda case: other(by_formula(case))),
 ]  # fmt: skip
 """Rules of choice, what to say about them, and what they choose."""

@@ -94,6 +94,7 @@ def average_gradients(shared: list[nn.Parameter], experts: list[nn.Parameter]) -
     experts:  parameters of the experts that this rank holds; .grad is None if an expert got no token.
     """
     world = dist.get_world_size()
+    shared = [p for p in shared if p.grad is not None]
     flat = torch.cat([p.grad.flatten() for p in shared]) / world
     dist.all_reduce(flat)
     for p, part in zip(shared, flat.split([p.numel() for p in shared]), strict=True):

@@ -89,8 +89,9 @@ def average_gradients(shared: list[nn.Parameter], experts: list[nn.Parameter]) -
     experts:  parameters of the experts that this rank holds; .grad is None if an expert got no token.
     """
     for p in shared:
-        dist.all_reduce(p.grad)
-        p.grad /= dist.get_world_size()
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
     for p in experts:
         if p.grad is not None:
             p.grad /= dist.get_world_size()  # it is already a sum over the ranks that sent tokens

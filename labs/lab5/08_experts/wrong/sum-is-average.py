@@ -91,7 +91,8 @@ def average_gradients(shared: list[nn.Parameter], experts: list[nn.Parameter]) -
     experts:  parameters of the experts that this rank holds; .grad is None if an expert got no token.
     """
     for p in shared:
-        dist.all_reduce(p.grad)
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
     for p in experts:
         if p.grad is not None:
             p.grad /= dist.get_world_size()  # it is already a sum over the ranks that sent tokens
