@@ -34,6 +34,11 @@ LAST = (
     "(either an error or timeout) detected by watchdog at work: {seq}, last enqueued NCCL work: {last}, last completed "
     "NCCL work: {done}."
 )
+ELASTIC = """  File "/opt/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 383, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED"""
 CHILD_FAILED = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
 train.py FAILED
@@ -92,6 +97,22 @@ def test_names_of_files_tell_the_ranks_of_separate_logs(tmp_path: Path, names: t
         (tmp_path / name).write_text(f"step 1\n{text}\n")
     found = diagnose_folder(tmp_path)
     assert (found.fault, found.rank, found.line) == ("raise", 1, "data.py:7 (load)")
+
+
+@pytest.mark.parametrize(
+    ("names", "num_local"),
+    [(("job-node0.out", "job-node1.out"), 1), (("node_0.log", "node_1.log"), 2), (("0.log", "1.log"), 2)],
+)
+def test_output_of_a_nodes_launcher_is_not_that_of_a_rank(
+    tmp_path: Path, names: tuple[str, str], num_local: int
+) -> None:
+    """With --tee, torchrun names the ranks; its own lines have no name."""
+    for node, name in enumerate(names):
+        ranks = range(node * num_local, (node + 1) * num_local)
+        texts = [prefixed(f"[rank{rank}]: [rank{rank}]: ", TRACEBACK if rank == 0 else LOST) for rank in ranks]
+        (tmp_path / name).write_text("".join(texts) + f"Traceback (most recent call last):\n{ELASTIC}\n")
+    found = diagnose_folder(tmp_path)
+    assert (found.fault, found.rank, found.line) == ("raise", 0, "data.py:7 (load)")
 
 
 def test_watchdog_lines_show_the_rank_that_is_behind(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 _MOST_RANK = 2**20
 _NAMED = re.compile(r"(?:rank|task|proc)[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_OF_A_NODE = re.compile(r"(?:node|host|machine|server)s?[_.-]?$", re.IGNORECASE)
 _LAST = re.compile(r"^(.*?)(\d{1,7})(\D*)$")
 
 
@@ -30,11 +31,14 @@ def number_at_end(path: str) -> int | None:
 
 
 def ranks_by_number(paths: Iterable[str]) -> dict[str, int]:
-    """Return the ranks of files whose names differ only in a number, if the numbers are 0, 1, 2 and so on."""
+    """Return the ranks of files whose names differ only in a number, if the numbers are 0, 1, 2 and so on.
+
+    The output of a node's launcher, such as `job-node0.out`, is of several ranks.
+    """
     sets: dict[tuple[str, str, str], dict[str, int]] = {}
     for path in paths:
         pure = PurePath(path)
-        if found := _LAST.match(pure.name):
+        if (found := _LAST.match(pure.name)) and not _OF_A_NODE.search(found[1]):
             sets.setdefault((str(pure.parent), found[1], found[3]), {})[path] = int(found[2])
     numbered: dict[str, int] = {}
     for found_ranks in sets.values():

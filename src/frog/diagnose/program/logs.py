@@ -56,7 +56,10 @@ def add_log(evidence: Evidence, text: str, name: str, rank_of_file: int | None) 
     """Add what a log says; return False if nothing in it is evidence."""
     streams: dict[int | None, _Stream] = {}
     reader, jobs, failures = TracebackReader(), JobLines(name), FailureTable(name)
-    for line in _lines(text, name):
+    lines = list(_lines(text, name))
+    if {line.rank for line in lines} - {None, rank_of_file}:
+        rank_of_file = None  # the output of a launcher: lines without a prefix are its own
+    for line in lines:
         line = line if line.rank is not None or rank_of_file is None else replace(line, rank=rank_of_file)
         jobs.read(line.text)
         failures.read(line.text)
