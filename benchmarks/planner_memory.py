@@ -32,6 +32,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.memory import step_memory
@@ -71,6 +72,7 @@ CASES = [
     for shape, world_size, recompute, micro_batch in itertools.product(SHAPES, (8, 64, 512), ("none", "full"), (1, 2))
     if not (shape.layers == 80 and micro_batch == 2)
 ]
+CASES += [(shape, 8, "alternate", micro) for shape in SHAPES if shape.gated and shape.layers < 80 for micro in (1, 2)]
 
 
 class FusedRMSNorm(nn.Module):
@@ -160,9 +162,10 @@ def tracked(shape: Shape, world_size: int, recompute: str, micro_batch: int) -> 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = Model(shape)
-        if recompute == "full":
+        if recompute != "none":
+            keeps = {"context_fn": every_second_product} if recompute == "alternate" else {}
             for number, layer in enumerate(model.layers):
-                model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
+                model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **keeps)
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -179,6 +182,19 @@ def tracked(shape: Shape, world_size: int, recompute: str, micro_batch: int) -> 
         (peak,) = tracker.get_tracker_snapshot("peak").values()
         moments = 8 * sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
     return {str(kind).split(".")[-1].lower(): float(size) for kind, size in peak.items()} | {"moments": moments}
+
+
+def every_second_product() -> tuple[Any, Any]:
+    """Keep the outputs of attention and of every second product, as torchtitan's selective recomputation does."""
+    products = itertools.count(1), itertools.count(1)
+
+    def policy(ctx: Any, op: Any, *_: object, **__: object) -> CheckpointPolicy:
+        is_kept = op == torch.ops.aten._scaled_dot_product_flash_attention.default
+        if op == torch.ops.aten.mm.default:
+            is_kept = next(products[ctx.is_recompute]) % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 def planned(shape: Shape, world_size: int, recompute: str, micro_batch: int) -> dict[str, float]:

@@ -27,12 +27,15 @@ MIXTURE = PlannedModel(
     24, 2048, 16, 4, 128, 8192, 32000, experts=16, experts_per_token=2, expert_ffn=2048, dense_layers=1
 )
 MEGATRON = Traits("fused", overlaps_parameters=True, overlaps_tensor=True, overlaps_stages=True, light_collectives=True)
-TORCHTITAN = Traits(keeps_gathered=True, keeps_whole_copy=False, launches_ahead=True)
+TORCHTITAN = Traits(keeps_gathered=True, keeps_whole_copy=False, parallel_loss=True, launches_ahead=True)
 OLDER = Traits("scores", overlaps_gradients=False, dropout=True)
+INTERNEVO = Traits(gradient_bytes=2, step_bytes=14)
 
 
 @pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=["dense", "mixture"])
-@pytest.mark.parametrize("traits", [MEGATRON, TORCHTITAN, OLDER], ids=["megatron", "torchtitan", "older"])
+@pytest.mark.parametrize(
+    "traits", [MEGATRON, TORCHTITAN, OLDER, INTERNEVO], ids=["megatron", "torchtitan", "older", "internevo"]
+)
 def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits) -> None:
     base, cluster = PlannedLayout(4096, 96, traits=traits), clusters()["h100x8"]
     grid = layout_grid(model, cluster, 48, base)

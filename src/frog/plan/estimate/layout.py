@@ -46,6 +46,12 @@ class Traits:
     float32 parameters, and casts them when it gathers them."""
     gradient_bytes: int = 4
     """Size of a number in the reduction of gradients."""
+    parallel_loss: bool = False
+    """The loss is computed on parts of the vocabulary by torch's loss parallelism."""
+    compiles_loss: bool = False
+    """The loss is compiled, so that logits are never stored in float32."""
+    step_bytes: int = 0
+    """Bytes that the optimizer allocates for each parameter that the rank updates, next to its states."""
     keeps_gathered: bool = False
     """FSDP in a pipeline gathers parameters and reduces gradients once a step, not for every micro-batch."""
     sends_once_per_node: bool = False

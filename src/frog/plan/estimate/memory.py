@@ -13,6 +13,10 @@ from frog.plan.estimate.step_time import StepModel
 
 LOGIT_BYTES = 12
 """A logit in 16 bits, in float32, its softmax or gradient in float32, and that in 16 bits."""
+COMPILED_LOGIT_BYTES = 4
+"""A logit and its gradient in 16 bits: a compiled loss computes in float32 without storing it."""
+PARALLEL_LOGIT_BYTES = 16
+"""A logit with torch's loss parallelism (`_nll_loss_and_log_softmax_backward`): four tensors in float32 at once."""
 CONTEXT_BYTES = 1.5e9
 """What a process allocates outside of the allocator: CUDA's context, libraries' workspaces, NCCL's buffers."""
 ALLOCATOR_SHARE = 0.06
@@ -28,7 +32,7 @@ class StepMemory:
     optimizer: float
     activations: float
     temporary: float
-    """The logits with their loss or, if that moment needs more, a recomputed layer."""
+    """The logits with their loss or, if that moment needs more, a recomputed layer, or the optimizer's own tensors."""
     communication: float
     """Gathered parameters and unreduced gradients at that moment."""
     allocator: float
@@ -49,21 +53,24 @@ def step_memory(step: StepModel) -> StepMemory:
 
 
 def _memory(step: StepModel, *, first: bool) -> StepMemory:
-    """Return the memory at the moment that needs most: at the loss, or when the last layer's gradient is reduced.
+    """Return the memory at the moment that needs most: at the loss, when the last layer's gradient is reduced, or when
+    the optimizer steps.
 
-    By then the layer's own activations are free; with full recomputation it is counted as computed again.
+    When the gradient is reduced, the layer's own activations are free; with recomputation it is counted as computed
+    again. When the optimizer steps, all activations are free.
     """
     model, layout = step.model, step.layout
     parameters, gradients, optimizer = _states(step)
     each = stage_activations(model, layout)
     in_flight = activations_in_flight(layout) if first else 1.0
     activations = each * in_flight * layout.heaviest_layers(model.layers)
-    logits = LOGIT_BYTES * layout.tokens * model.vocab / layout.tp if layout.pp == 1 or not first else 0.0
-    recomputed = layer_activations(model, layout) if layout.recompute == "full" else 0.0
+    logits = loss_bytes(model, layout) if layout.pp == 1 or not first else 0.0
+    recomputed = layer_activations(model, layout) if layout.recompute in ("full", "alternate") else 0.0
+    updated = layout.traits.step_bytes * _held(step, layout.zero > 0)
     at_loss, in_backward = _gathered(step)
     reducing = activations - (0.0 if layout.recompute == "full" else each)
     activations, temporary, communication = max(
-        (activations, logits, at_loss), (reducing, recomputed, in_backward), key=sum
+        (activations, logits, at_loss), (reducing, recomputed, in_backward), (0.0, updated, 0.0), key=sum
     )
     varying = activations + temporary + communication
     return StepMemory(
@@ -85,16 +92,26 @@ def _states(step: StepModel) -> tuple[float, float, float]:
     FSDP                  4 + 4 + 8, all sharded
     """
     layout, traits = step.layout, step.layout.traits
-    shared, experts = step.stage_parameter_parts
-    expert_ranks = max(1, layout.dp * layout.cp * layout.tp // layout.ep)
-
-    def held(is_split: bool) -> float:
-        return shared / layout.shard + experts / min(layout.shard, expert_ranks) if is_split else shared + experts
-
     sizes = (2, traits.gradient_bytes, 12) if traits.keeps_whole_copy else (4, 4, 8)
     splits = (layout.zero >= 3, layout.zero >= 2, layout.zero >= 1)
-    parameters, gradients, optimizer = (size * held(split) for size, split in zip(sizes, splits, strict=True))
+    parameters, gradients, optimizer = (size * _held(step, split) for size, split in zip(sizes, splits, strict=True))
     return parameters, gradients, optimizer
+
+
+def _held(step: StepModel, is_split: bool) -> float:
+    """Return the number of parameters of the heaviest rank, whole or split over data-parallel ranks."""
+    layout = step.layout
+    shared, experts = step.stage_parameter_parts
+    expert_ranks = max(1, layout.dp * layout.cp * layout.tp // layout.ep)
+    return shared / layout.shard + experts / min(layout.shard, expert_ranks) if is_split else shared + experts
+
+
+def loss_bytes(model: PlannedModel, layout: PlannedLayout) -> float:
+    """Return the bytes of the logits and their loss. Loss parallelism also keeps the gathered input of the logits."""
+    if layout.traits.parallel_loss and layout.tp > 1:
+        return layout.tokens * (PARALLEL_LOGIT_BYTES * model.vocab / layout.tp + 2 * model.hidden)
+    each = COMPILED_LOGIT_BYTES if layout.traits.compiles_loss else LOGIT_BYTES
+    return each * layout.tokens * model.vocab / layout.tp
 
 
 def _gathered(step: StepModel) -> tuple[float, float]:
@@ -143,7 +160,21 @@ def stage_activations(model: PlannedModel, layout: PlannedLayout) -> float:
     """Return the bytes that one layer keeps of a micro-batch for its backward pass."""
     if layout.recompute == "full":
         return 2.0 * layout.tokens * model.hidden / (layout.tp if layout.sequence_parallel else 1)
-    return layer_activations(model, layout)
+    if layout.recompute == "alternate" and not model.moe_layers:
+        return _alternate_outputs(model, layout)
+    return layer_activations(model, layout) * (0.5 if layout.recompute == "alternate" else 1.0)
+
+
+def _alternate_outputs(model: PlannedModel, layout: PlannedLayout) -> float:
+    """Return the bytes of a layer's input and of the outputs that torchtitan's selective recomputation keeps.
+
+    Of its products q, k, v, o, gate, up, down it keeps each second one, from the first, and attention's output. With tp
+    the last product is a partial sum, in full width, and both reduce-scattered sums are kept.
+    """
+    tp, split = layout.tp, layout.tp if layout.sequence_parallel else 1
+    inside = model.heads * model.head_dim + model.kv_heads * model.head_dim + model.value_width + model.ffn
+    outside = model.hidden * ((2 if tp > 1 else 0) / split + 1 / split + (1 if model.gated else 0))
+    return 2.0 * layout.tokens * (inside / tp + outside)
 
 
 def layer_activations(model: PlannedModel, layout: PlannedLayout) -> float:
@@ -171,7 +202,4 @@ def layer_activations(model: PlannedModel, layout: PlannedLayout) -> float:
         ffn = active + model.shared_experts * copies * model.expert_ffn
     else:
         ffn = copies * model.ffn
-    inside = heads + scores + ffn
-    # torchtitan's selective recomputation keeps half of the products' outputs and what attention needs.
-    share = 0.5 if layout.recompute == "alternate" else 1.0
-    return tokens * (stream + share * inside / tp)
+    return tokens * (stream + (heads + scores + ffn) / tp)

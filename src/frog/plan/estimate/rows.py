@@ -275,8 +275,9 @@ def traits_of(row: Row) -> Traits:
     Megatron-DeepSpeed, Megatron-LM until 2022    attention with scores and dropout, no overlap
     Megatron-Core, NeMo, Megatron-Bridge          cuDNN's attention; all communication overlaps, in registered buffers;
                                                   Bridge sends a token once to a node
-    torchtitan                                    FlashAttention 2, compiled; async TP where the row says so
-    InternEvo                                     reduces gradients in 16 bits
+    torchtitan                                    FlashAttention 2, compiled; async TP where the row says so; since 2025
+                                                  its loss is compiled with the model
+    InternEvo                                     reduces gradients in 16 bits; AdamW of torch 1.13 on one flat tensor
     Frog                                          float32 weights; gradients overlap if the run file says so
     all until 2023                                FlashAttention 1; llm-foundry its version in Triton
     others                                        FlashAttention 2, gradients overlap
@@ -298,13 +299,32 @@ def traits_of(row: Row) -> Traits:
         )
     if "torchtitan" in software:
         overlaps = "async tp" in software
-        return Traits(overlaps_tensor=overlaps, keeps_gathered=True, keeps_whole_copy=False, launches_ahead=True)
+        return Traits(
+            overlaps_tensor=overlaps,
+            keeps_gathered=True,
+            keeps_whole_copy=False,
+            parallel_loss=True,
+            compiles_loss="compile" in software and year >= 2025,
+            launches_ahead=True,
+        )
     if software.startswith("frog"):
         return Traits(overlaps_gradients="overlapped" in software, fuses_gate=False, keeps_whole_copy=False)
     size = 2 if "intern" in software else 4
     first: Attention = "triton" if "llm-foundry" in software else "flash1"
     whole = "fsdp" not in software
-    return Traits(first if year <= 2023 else "flash", gradient_bytes=size, fuses_gate=whole, keeps_whole_copy=whole)
+    return Traits(
+        first if year <= 2023 else "flash",
+        gradient_bytes=size,
+        fuses_gate=whole,
+        keeps_whole_copy=whole,
+        step_bytes=_FLAT_ADAM_BYTES if "intern" in software and row.get("zero") != "3" else 0,
+    )
+
+
+_FLAT_ADAM_BYTES = 14
+"""InternEvo's `HybridZeroOptimizer._step`: gradients flattened in 16 bits, copied to float32; AdamW of torch 1.13 then
+has the root of the second moments and its quotient at once. All have the size of the flat parameter, so that none fits
+into a freed block of another."""
 
 
 def _cluster(row: Row, assumed: list[str]) -> Cluster:

@@ -14,7 +14,7 @@ import numpy as np
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.memory import ALLOCATOR_SHARE, CONTEXT_BYTES, LOGIT_BYTES, layer_activations, stage_activations
+from frog.plan.estimate.memory import ALLOCATOR_SHARE, CONTEXT_BYTES, layer_activations, loss_bytes, stage_activations
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel
 from frog.plan.search.grid import Column, Grid
@@ -67,13 +67,14 @@ class _Links:
 
 @dataclass(frozen=True)
 class _Layers:
-    """Columns of what one layer needs, and the output matrix: seconds of both passes, bytes of activations."""
+    """Columns of what one layer needs, and the output matrix: seconds of both passes, bytes of activations and logits."""
 
     dense: Column
     mixture: Column
     head: Column
     kept: Column
     whole: Column
+    logits: Column
     tokens: Column
 
 
@@ -99,7 +100,9 @@ def _layer_columns(
         dense = step.layers.layer(mixture=False).total.total if model.layers > model.moe_layers else 0.0
         mixture = step.layers.layer(mixture=True).total.total if model.moe_layers else 0.0
         kept, whole = stage_activations(model, layout), layer_activations(model, layout)
-        found.append((dense, mixture, step.head.total.total, kept, whole, float(layout.tokens)))
+        found.append(
+            (dense, mixture, step.head.total.total, kept, whole, loss_bytes(model, layout), float(layout.tokens))
+        )
     return _Layers(*(np.array(column)[place] for column in zip(*found, strict=True)))
 
 
@@ -231,21 +234,26 @@ class _Columns:
         grid, layers = self.grid, self.layers
         kept = layers.kept * self.heaviest_layers
         recomputed = np.where(grid.recompute == 2, layers.whole, 0.0)
-        logits = LOGIT_BYTES * layers.tokens * self.model.vocab / grid.tp
+        logits = layers.logits
         at_loss, in_backward = self._gathered()
         reducing = in_backward + recomputed - np.where(grid.recompute == 2, 0.0, layers.kept)
         first = kept * self._in_flight() + np.maximum(logits * (grid.pp == 1) + at_loss, reducing)
         last = kept + np.maximum(logits + at_loss, reducing)
         varying = np.where(grid.pp == 1, first, np.maximum(first, last))
+        whole, split = self._held()
+        varying = np.maximum(varying, self.base.traits.step_bytes * np.where(grid.zero > 0, split, whole))
         return self._states() + (1 + ALLOCATOR_SHARE) * varying + CONTEXT_BYTES
 
     def _states(self) -> Column:
         traits, zero = self.base.traits, self.grid.zero
-        shared, experts = self.parameters
-        split = shared / self.shard + experts / np.minimum(self.shard, self.expert_ranks)
+        whole, split = self._held()
         sizes = (2, traits.gradient_bytes, 12) if traits.keeps_whole_copy else (4, 4, 8)
         kinds = zip(sizes, (3, 2, 1), strict=True)
-        return sum((size * np.where(zero >= least, split, shared + experts) for size, least in kinds), np.zeros(1))
+        return sum((size * np.where(zero >= least, split, whole) for size, least in kinds), np.zeros(1))
+
+    def _held(self) -> tuple[Column, Column]:
+        shared, experts = self.parameters
+        return shared + experts, shared / self.shard + experts / np.minimum(self.shard, self.expert_ranks)
 
     def _gathered(self) -> tuple[Column, Column]:
         grid, model, traits = self.grid, self.model, self.base.traits
