@@ -79,6 +79,8 @@ def _memory_lines(run: PlannedRun, memory: StepMemory) -> Iterator[str]:
         yield f"  {_MEMORY_KINDS[kind]:<38} {num_bytes / _GIB:>8.2f}"
     fits = "" if memory.total <= available else ": DOES NOT FIT"
     yield f"  {'total':<38} {memory.total / _GIB:>8.2f} of {available / _GIB:.1f}{fits}"
+    if fits:
+        yield "  try: --recompute full, more ranks of --tp or --pp, or frog plan search for layouts that fit"
 
 
 _MEMORY_KINDS = {

@@ -16,7 +16,7 @@ _QUANTITY = re.compile(
     r"^\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(?:([kMGTP]?)(B/s|bit/s|FLOP/s|B|W|h)|([um]?)(s))\s*$"
 )
 _PRICE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Z]{3})/h\s*$")
-_EXAMPLES = {"h": "400 h", "s": "400 us"}
+_EXAMPLES = {"h": "400 h", "s": "400 us", "W": "700 W"}
 
 
 @dataclass(frozen=True)

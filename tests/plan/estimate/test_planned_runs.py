@@ -149,6 +149,16 @@ def test_explained_sums_give_the_numbers_of_the_plan(run: PlannedRun) -> None:
     assert values["MFU"] == utilization(step)
     assert values["days"] == budget.wall_s / 86400
     assert values["matrix products"] == step.step.products
+    assert values["step"] == step.step.total
+    for name in ("parameters", "gradients", "optimizer state"):
+        assert values[name] == getattr(memory, name.split()[0]) / 2**30
+    assert values["allocator's share, CUDA and NCCL"] == memory.allocator / 2**30
+    assert values["data parallelism"] == step.step.data
+    assert ("messages between stages" in values) == (run.layout.pp > 1)
+    assert ("all-reduce of tensor parallelism" in values) == (run.layout.tp > 1)
+    assert (values["GPU-hours"], values["energy"]) == (budget.gpu_hours, budget.energy_wh / 1e6)
+    assert budget.checkpoints is not None
+    assert (values["interval of Daly"], values["failures"]) == (budget.checkpoints.daly_s, budget.failures)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100"])
@@ -307,3 +317,12 @@ def test_function_that_builds_a_module_is_planned(tmp_path: Path, monkeypatch: p
         read_named_model("nano:bare")
     with pytest.raises(UsageError, match="has no attribute 'nothing'"):
         read_named_model("nano:nothing")
+
+
+def test_plan_that_does_not_fit_says_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", str(LLAMA_8B), "--cluster", "h100x8", "--zero", "0", "--software", "megatron"]
+    assert main([*command, "--recompute", "none"]) == 0
+    out = capsys.readouterr().out
+    assert "DOES NOT FIT\n  try: --recompute full, more ranks of --tp or --pp, or frog plan search" in out
+    assert main([*command[:4], "--nodes", "8", "--recompute", "full"]) == 0
+    assert "try:" not in capsys.readouterr().out

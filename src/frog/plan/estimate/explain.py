@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frog.plan.estimate.budget import CHECKPOINT_BYTES, Budget, num_nodes
-from frog.plan.estimate.memory import StepMemory, activations_in_flight, stage_activations
+from frog.plan.estimate.kernels import BLOCK
+from frog.plan.estimate.links import Group
+from frog.plan.estimate.memory import (
+    ALLOCATOR_SHARE,
+    CONTEXT_BYTES,
+    StepMemory,
+    activations_in_flight,
+    stage_activations,
+    state_bytes,
+)
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel, idle_share
 from frog.plan.estimate.utilization import peak_flops, utilization
 
@@ -47,6 +56,7 @@ def explain_step(step: StepModel) -> Iterator[Term]:
             "ms",
             "roofline, Williams et al. 2009",
         )
+    yield from _explain_layer(step)
     m = layout.num_micro
     for name, value in vars(heaviest.total).items():
         if value:
@@ -64,6 +74,9 @@ def explain_step(step: StepModel) -> Iterator[Term]:
             "s",
             "Narayanan et al. 2021",
         )
+        yield _explain_messages(step)
+    if step.data != (0.0, 0.0):
+        yield _explain_data(step)
     shared, experts = step.optimizer_parameters
     yield Term(
         "optimizer",
@@ -82,6 +95,20 @@ def explain_step(step: StepModel) -> Iterator[Term]:
     )
     flops = model.model_flops_per_token(layout.seq_len)
     yield Term(
+        "step",
+        "sum of the causes",
+        " + ".join(_n(seconds) for seconds in vars(whole).values()),
+        whole.total,
+        "s",
+    )
+    yield Term(
+        "tokens per second",
+        "global batch x sequence / step",
+        f"{layout.global_batch} * {layout.seq_len} / {_n(whole.total)}",
+        layout.global_batch * layout.seq_len / whole.total,
+        "",
+    )
+    yield Term(
         "MFU",
         "model FLOPs per token x tokens / (step x GPUs x peak)",
         f"{_n(flops)} * {layout.global_batch} * {layout.seq_len} / "
@@ -90,6 +117,75 @@ def explain_step(step: StepModel) -> Iterator[Term]:
         "",
         "Chowdhery et al. 2022",
     )
+
+
+def _explain_layer(step: StepModel) -> Iterator[Term]:
+    """Yield the terms of one layer's forward pass that are not products: attention, memory, tensor parallelism."""
+    model, layout = step.model, step.layout
+    forward = step.layers.layer(mixture=bool(model.moe_layers)).forward
+    dims = (model.head_dim, model.value_dim or model.head_dim)
+    if layout.traits.attention != "scores":
+        heads, queries = layout.micro_batch * model.heads / layout.tp, layout.seq_len / layout.cp
+        flops = 2.0 * heads * queries * 0.5 * (layout.seq_len + BLOCK) * sum(dims)
+        yield Term(
+            "attention, one layer forward",
+            "causal: 2 x heads x queries x (keys + a block) / 2 x (key + value width) / (rate x size efficiency)",
+            f"2 * {heads:g} * {queries:g} * 0.5 * ({layout.seq_len} + {BLOCK}) * {sum(dims)} / "
+            f"{_n(flops / forward.attention)} * 1e3",
+            forward.attention * 1e3,
+            "ms",
+            "Dao 2023",
+        )
+    yield Term(
+        "memory-bound operations, one layer forward",
+        "bytes / memory rate",
+        f"{_n(forward.memory * step.kernels.memory_rate)} / {_n(step.kernels.memory_rate)} * 1e3",
+        forward.memory * 1e3,
+        "ms",
+    )
+    if layout.tp > 1:
+        group = Group(layout.tp, 1)
+        num_bytes, bandwidth = 2.0 * layout.tokens * model.hidden, step.links.bandwidth(group)
+        seconds = step.links.all_reduce(num_bytes, group)
+        moved = 2 * (layout.tp - 1) / layout.tp * num_bytes / bandwidth
+        yield Term(
+            "all-reduce of tensor parallelism",
+            "2 (n - 1)/n x bytes / bandwidth + latency of the hops",
+            f"(2 * ({layout.tp} - 1) / {layout.tp} * {_n(num_bytes)} / {_n(bandwidth)} + {_n(seconds - moved)}) * 1e3",
+            seconds * 1e3,
+            "ms",
+            "Thakur et al. 2005",
+        )
+
+
+def _explain_messages(step: StepModel) -> Term:
+    layout, sends, stage = step.layout, step.sends, step.stages[0].total.total
+    hides = layout.traits.overlaps_stages and layout.virtual_stages > 1
+    return Term(
+        "messages between stages",
+        "m x " + ("what exceeds the stage that they hide behind" if hides else "2 v (bytes / bandwidth + latency)"),
+        f"{layout.num_micro} * " + (f"max(0, {_n(sends)} - {_n(stage)})" if hides else _n(sends)),
+        step.step.pipeline,
+        "s",
+    )
+
+
+def _explain_data(step: StepModel) -> Term:
+    """Return the term of data parallelism: the exposed time, and what overlapped collectives add to the computation."""
+    layout, m = step.layout, step.layout.num_micro
+    exposed, slowed = step.data
+    if step.gathers_layers:
+        gather, reduce = step.layer_transfers
+        layers, computation = layout.heaviest_layers(step.model.layers), step.stages[0].total.total * m
+        formula = "m x (gather + reduction of a layer) + what exceeds the computation + slowdown of the computation"
+        transfers = f"{layers} * (2 * {_exact(gather)} + {_exact(reduce)}) * {m}"
+        first = f"{m} * ({_exact(gather)} + {_exact(reduce)})"
+        total = f"{first} + max(0, {transfers} - {_exact(computation)}) + {_exact(slowed)}"
+    else:
+        reduce, gather = step.step_transfers
+        formula = "reduction + gather - what the last backward pass hides + slowdown of the computation"
+        total = f"{_exact(reduce)} + {_exact(gather)} - {_exact(reduce + gather - exposed)} + {_exact(slowed)}"
+    return Term("data parallelism", formula, total, step.step.data, "s", "Rajbhandari et al. 2020; Zhao et al. 2023")
 
 
 def explain_memory(step: StepModel, memory: StepMemory) -> Iterator[Term]:
@@ -112,6 +208,25 @@ def explain_memory(step: StepModel, memory: StepMemory) -> Iterator[Term]:
         each * layers * flight / 2**30,
         "GiB",
         "Korthikanti et al. 2022",
+    )
+    for name, words in _STATES.items():
+        num_bytes, held = getattr(memory, name), getattr(memory, name) / state_bytes(layout)[name]
+        formula = f"{words} x parameters of the rank"
+        yield Term(
+            name.replace("optimizer", "optimizer state"),
+            formula,
+            f"{state_bytes(layout)[name]} * {_n(held)} / 2**30",
+            num_bytes / 2**30,
+            "GiB",
+            "Rajbhandari et al. 2020",
+        )
+    varying = memory.activations + memory.temporary + memory.communication
+    yield Term(
+        "allocator's share, CUDA and NCCL",
+        "share of the activations, temporary and gathered tensors + context",
+        f"({ALLOCATOR_SHARE} * {_n(varying)} + {CONTEXT_BYTES:g}) / 2**30",
+        memory.allocator / 2**30,
+        "GiB",
     )
     parts = " + ".join(_n(value / 2**30) for value in vars(memory).values())
     yield Term("memory", "sum of the kinds", parts, memory.total / 2**30, "GiB")
@@ -146,6 +261,42 @@ def explain_budget(step: StepModel, budget: Budget) -> Iterator[Term]:
                 "s",
                 "Young 1974",
             )
+        if checkpoints.daly_s is not None and checkpoints.failure_s is not None:
+            w, mtbf = _n(checkpoints.write_s), _n(checkpoints.failure_s)
+            if checkpoints.write_s < 2 * checkpoints.failure_s:
+                yield Term(
+                    "interval of Daly",
+                    "sqrt(2 w M) (1 + sqrt(w / 2 M) / 3 + (w / 2 M) / 9) - w",
+                    f"(2 * {w} * {mtbf}) ** 0.5 * (1 + ({w} / (2 * {mtbf})) ** 0.5 / 3 + {w} / (2 * {mtbf}) / 9) - {w}",
+                    checkpoints.daly_s,
+                    "s",
+                    "Daly 2006",
+                )
+            yield Term(
+                "failures",
+                "time / mean time between failures of all nodes",
+                f"{_n(budget.wall_s)} / {mtbf}",
+                budget.wall_s / checkpoints.failure_s,
+                "",
+            )
+    hours = budget.wall_s / 3600
+    yield Term("GPU-hours", "GPUs x hours", f"{layout.num_gpus} * {_n(hours)}", budget.gpu_hours, "h")
+    drawn = "power of a node x nodes" if budget.whole_nodes else "power of a GPU x GPUs"
+    yield Term(
+        "energy",
+        f"{drawn} x hours",
+        f"{_n(budget.energy_wh / hours)} * {_n(hours)} / 1e6",
+        budget.energy_wh / 1e6,
+        "MWh",
+    )
+    if budget.money is not None and cluster.price is not None:
+        yield Term(
+            "money",
+            "price x GPU-hours",
+            f"{cluster.price.amount} * {_n(budget.gpu_hours)}",
+            budget.money,
+            cluster.price.currency,
+        )
     yield Term(
         "days",
         "steps x step x slowdown by checkpoints and failures",
@@ -169,6 +320,16 @@ def _n(number: float) -> str:
     return f"{number:.6g}"
 
 
+def _exact(number: float) -> str:
+    """Return a number with the digits that a difference needs."""
+    return f"{number:.12g}"
+
+
+_STATES = {
+    "parameters": "bytes of a parameter",
+    "gradients": "bytes of a gradient",
+    "optimizer": "bytes of the optimizer's state of a parameter",
+}
 _CAUSES = {
     "products": "matrix products",
     "attention": "attention",

@@ -15,7 +15,7 @@ from frog.plan.estimate.hardware import Gpu
 from frog.plan.estimate.layout import PlannedLayout
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
-_BLOCK = 128
+BLOCK = 128
 """Rows and columns of a block of scores in fused attention."""
 _OLDER_ATTENTION = {"flash1": 0.55, "triton": 0.77}
 """Rates, of FlashAttention 2's. Dao 2023, section 4: it is 1.7 to 3 times faster than version 1, and 1.3 to 2.5 times
@@ -105,9 +105,9 @@ class Kernels:
         kind = self.layout.traits.attention
         best = gpu.attention_fused if kind == "fused" else gpu.attention * _OLDER_ATTENTION.get(kind, 1.0)
         best *= (dims[0] / (dims[0] + _EXPONENTIAL_WIDTH)) / (128 / (128 + _EXPONENTIAL_WIDTH))
-        blocks = batch_heads * max(1.0, queries / _BLOCK)
+        blocks = batch_heads * max(1.0, queries / BLOCK)
         filled = blocks / (blocks + self.constants.wave_loss * gpu.num_sms)
-        half = 0.5 * (keys + _BLOCK)  # causal, with whole blocks on the diagonal
+        half = 0.5 * (keys + BLOCK)  # causal, with whole blocks on the diagonal
         forward = 2.0 * batch_heads * queries * half * sum(dims) / (best * self.constants.attention * filled)
         return forward, 2.5 * forward
 

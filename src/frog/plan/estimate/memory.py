@@ -91,11 +91,18 @@ def _states(step: StepModel) -> tuple[float, float, float]:
                           two, three
     FSDP                  4 + 4 + 8, all sharded
     """
-    layout, traits = step.layout, step.layout.traits
-    sizes = (2, traits.gradient_bytes, 12) if traits.keeps_whole_copy else (4, 4, 8)
+    layout = step.layout
     splits = (layout.zero >= 3, layout.zero >= 2, layout.zero >= 1)
+    sizes = state_bytes(layout).values()
     parameters, gradients, optimizer = (size * _held(step, split) for size, split in zip(sizes, splits, strict=True))
     return parameters, gradients, optimizer
+
+
+def state_bytes(layout: PlannedLayout) -> dict[str, int]:
+    """Return the bytes of one parameter by kind of state."""
+    traits = layout.traits
+    sizes = (2, traits.gradient_bytes, 12) if traits.keeps_whole_copy else (4, 4, 8)
+    return dict(zip(("parameters", "gradients", "optimizer"), sizes, strict=True))
 
 
 def _held(step: StepModel, is_split: bool) -> float:

@@ -67,7 +67,7 @@ class _Links:
 
 @dataclass(frozen=True)
 class _Layers:
-    """Columns of what one layer needs, and the output matrix: seconds of both passes, bytes of activations and logits."""
+    """Columns of what one layer needs, and the output matrix: seconds of both passes, bytes of activations and loss."""
 
     dense: Column
     mixture: Column
