@@ -39,6 +39,11 @@ def test_killed_rank_has_the_shells_exit_code() -> None:
     assert (error.what, error.exit_code) == ("rank 1 (pid 1001) was killed by SIGKILL", 137)
 
 
+def test_crash_of_native_code_leads_to_the_diagnosis() -> None:
+    assert explain([failure(1, code=-6)], RunFolder(Path("runs/pond"))).hint == "frog diagnose runs/pond"
+    assert explain([failure(1, code=-9)], RunFolder(Path("runs/pond"))).hint is None
+
+
 def test_world_error_has_the_ranks_message_and_log() -> None:
     failures = [failure(0, error=LEFT), failure(1, error=DataError("shard 3 is torn"))]
     error = world_error(failures, {}, [1], RunFolder(Path("runs/pond")))

@@ -18,6 +18,8 @@ from frog.runs.read import read_lines
 _MOST_RANKS = 8
 _TOGETHER_S = 10
 """Failures within this time belong together. torchrun kills hanging ranks 30 s after the failure that they caused."""
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Signals by which native code ends: gloo aborts if ranks pass it different sizes."""
 
 
 class Blame(IntEnum):
@@ -116,7 +118,9 @@ def explain(failures: Sequence[Failure], folder: RunFolder | None = None) -> Lau
 def _where_to_look(first: Failure, folder: RunFolder) -> str | None:
     log = folder.rank_log(first["rank"])
     if "blame" not in first:
-        return f"see its log: {log}" if first["error"] else None
+        if first["error"]:
+            return f"see its log: {log}"
+        return f"frog diagnose {folder.path}" if -first["code"] in _CRASHES else None
     return f"frog diagnose {folder.path}" + (f", or its log: {log}" if log.exists() else "")
 
 
