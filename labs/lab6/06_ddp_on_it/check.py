@@ -14,7 +14,7 @@ from frog.learn.grader.outcome import Failure, World
 
 Case = dict[str, Any]
 SIZE = 3
-CHECKS = ("results", "operations", "connections", "ring", "large", "short-reads", "killed-peer")
+CHECKS = ("results", "operations", "connections", "ring", "large", "short-reads", "killed-peer", "cut-link")
 DRIVER = """
 import sys
 
