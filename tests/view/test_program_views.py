@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from runs.test_observed_files import STATUS, write
 from synthetic_run import make_run
 
 from frog.core.errors import FrogError, LaunchError, RunError
@@ -118,6 +119,16 @@ def test_report_says_how_each_rank_ended_and_what_is_unknown(failed: bool) -> No
     assert ("SIGKILL on rank 1" in html) is failed
     assert html.count("was killed by SIGKILL") == failed
     assert html.count("ended with exit code 0") == (0 if failed else 2)
+
+
+@pytest.mark.parametrize(("thread", "shown"), [("MainThread", True), ("Thread-1", False)])
+def test_report_shows_the_line_of_the_error_that_ended_a_rank(thread: str, shown: bool) -> None:
+    folder = run_of_two_ranks(recorded(), failed=True)
+    line = {"file": "/home/me/train.py", "line": 41}
+    write(folder.path, "status.json", {**STATUS, "rank": 1, "state": "failed", "line": None}, rank=1)
+    error = {"format": 1, "rank": 1, "pid": 12, "unix_ns": 1, "type": "ValueError", "line": line, "thread": thread}
+    write(folder.path, "error.json", error, rank=1)
+    assert ("/home/me/train.py:41" in render_report(folder)) is shown
 
 
 def test_report_of_a_stopped_program_counts_collectives_without_messages() -> None:

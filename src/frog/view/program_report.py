@@ -102,11 +102,20 @@ def _row(rank: int, attempt: Attempt | None, observed: Observed | None, status: 
         node=attempt.node_of(rank) if attempt else None,
         pid=pids.get(rank),
         end=describe_exit(codes[rank]) if rank in codes else _ENDS.get(status, "did not report a failure"),
-        line=f"{seen.line}" if seen and seen.line else "",
+        line=_last_line(observed),
         collectives=", ".join(f"{one.completed:,} of {one.enqueued:,} in group {one.group}" for one in groups),
         cpu_s=seen.cpu_s if seen else None,
         memory_bytes=seen.rss_bytes if seen else None,
     )
+
+
+def _last_line(observed: Observed | None) -> str:
+    """Return the line at which a rank was last seen, or at which an exception ended it."""
+    if observed is None:
+        return ""
+    seen = observed.status.line if observed.status is not None else None
+    raised = observed.error.line if observed.error is not None and observed.error.thread == "MainThread" else None
+    return f"{seen or raised or ''}"
 
 
 def _tails(folder: RunFolder, ranks: Sequence[int], first: int) -> list[LogTail]:
