@@ -163,7 +163,8 @@ def test_programs_that_a_program_starts_are_forked_if_asked(tmp_path: Path) -> N
 
 FAILING = """
 import os, sys
-print("torch" in sys.modules, os.environ["RANK"], end=" ", flush=True)
+sys.stdout.write(f"{'torch' in sys.modules} {os.environ['RANK']} ")  # a single write: ranks share the file
+sys.stdout.flush()
 def fail():
     raise ValueError("as requested")
 if len(sys.argv) == 1:
