@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.diagnose.diagnosis import Diagnosis, span
 from frog.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
-from frog.diagnose.program.lines import report_ranks
+from frog.diagnose.program.lines import report_ranks, they_wait
 
 _INSIDE = "torch/distributed/"
 
@@ -18,7 +18,7 @@ def joined_without(evidence: Evidence) -> Diagnosis | None:
         return None
     odd, other = ranks[apart[0]], ranks[waiting[0]]
     where = f"{other.stack[0].function}" + at_place(other.line)
-    waits = f"{span(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {where}"
+    waits = f"{they_wait(waiting)} in {where}"
     fault, doing, advice = reason(odd)
     return Diagnosis(
         fault,

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 
 from frog.core.exitcodes import describe_exit
-from frog.diagnose.diagnosis import note
+from frog.diagnose.diagnosis import note, span
 from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, place
 from frog.diagnose.program.victims import is_victim
 
+RECORD_COLLECTIVES = "TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+"""Variables with which torch's flight recorder writes a dump of every rank when a collective times out."""
 _MOST_RANKS = 8
 _CPP_PLACE = re.compile(r"^\[(enforce fail at )?/?\S*\.(cc|cpp|cu|h|hpp):\d+\] ?")
+
+
+def they_wait(ranks: list[int]) -> str:
+    """Return the subject and the verb of a sentence about ranks that wait."""
+    return f"{span(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
 
 
 def report_rank(evidence: Evidence, number: int, *, waits: bool = True) -> list[str]:

@@ -9,6 +9,7 @@ from frog.diagnose.diagnosis import Diagnosis, note
 from frog.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
 from frog.diagnose.program.history import message_form
 from frog.diagnose.program.lines import report_ranks
+from frog.diagnose.program.places import collective_frames
 from frog.diagnose.program.transfer_rules import left_order, out_of_order
 from frog.runs.observed import CodeLine, Message, Transfer
 
@@ -39,7 +40,7 @@ def _sends_to(rank: RankEvidence, receiver: RankEvidence) -> bool:
 
 def _function(rank: RankEvidence) -> str | None:
     """Return the function of torch.distributed in which a rank was; None if it was in none."""
-    return next((frame.function for frame in rank.stack if frame.file.endswith("distributed_c10d.py")), None)
+    return next((frame.function for frame in collective_frames(rank.stack)), None)
 
 
 def _last_sent(sender: RankEvidence, receiver: int) -> Message | None:

@@ -19,6 +19,11 @@ def is_user_file(path: str) -> bool:
     return bool(path) and not _INSTALLED.search(path)
 
 
+def collective_frames(frames: Iterable[CodeLine]) -> list[CodeLine]:
+    """Return the frames inside torch.distributed's own functions, such as `all_reduce`, in the same order."""
+    return [frame for frame in frames if frame.file.endswith("distributed_c10d.py")]
+
+
 def user_line(innermost_first: Iterable[CodeLine]) -> CodeLine | None:
     """Return the innermost line in the user's code."""
     return next((frame for frame in innermost_first if is_user_file(frame.file)), None)

@@ -21,7 +21,7 @@ from frog.diagnose.program.end_rules import (
 )
 from frog.diagnose.program.evidence import Evidence, place
 from frog.diagnose.program.join_rules import joined_without
-from frog.diagnose.program.lines import describe_call, report_ranks
+from frog.diagnose.program.lines import RECORD_COLLECTIVES, describe_call, report_ranks
 from frog.diagnose.program.mismatch_rules import mismatch
 from frog.diagnose.program.nan_rules import not_finite_in_log
 from frog.diagnose.program.no_sync_rules import no_sync_without_effect
@@ -262,8 +262,8 @@ def _unknown(evidence: Evidence) -> Diagnosis:
         certain=False,
         outcome="failed" if failed else "unknown",
         evidence=(*errors, *jobs, *report_ranks(evidence, sorted(evidence.ranks))),
-        advice="more evidence helps: a flight-recorder dump of every rank (TORCH_FR_BUFFER_SIZE=2000, "
-        "TORCH_NCCL_DUMP_ON_TIMEOUT=1), `py-spy dump` of every rank, the logs of all ranks",
+        advice=f"more evidence helps: a flight-recorder dump of every rank ({RECORD_COLLECTIVES}), "
+        "`py-spy dump` of every rank, the logs of all ranks",
     )
 
 

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from frog.diagnose.diagnosis import Diagnosis, span
 from frog.diagnose.program.evidence import Evidence, RankEvidence, place
-from frog.diagnose.program.lines import report_ranks
+from frog.diagnose.program.lines import RECORD_COLLECTIVES, report_ranks, they_wait
+from frog.diagnose.program.places import collective_frames
 
-_MORE = (
-    "flight-recorder dumps of all ranks show the collectives before (TORCH_FR_BUFFER_SIZE=2000, "
-    "TORCH_NCCL_DUMP_ON_TIMEOUT=1)"
-)
+_MORE = f"flight-recorder dumps of all ranks show the collectives before ({RECORD_COLLECTIVES})"
 
 
 @dataclass(frozen=True)
@@ -26,10 +24,9 @@ class _Side:
     """The innermost frame, if it is not the user's."""
 
     def __str__(self) -> str:
-        one = len(self.ranks) == 1
         if self.op:
-            return f"{span(self.ranks)} {'waits' if one else 'wait'} in {self.op} at {self.at}"
-        return f"{span(self.ranks)} {'is' if one else 'are'} at {self.at}{self.doing}"
+            return f"{they_wait(self.ranks)} in {self.op} at {self.at}"
+        return f"{span(self.ranks)} {'is' if len(self.ranks) == 1 else 'are'} at {self.at}{self.doing}"
 
 
 def stacks_apart(evidence: Evidence) -> Diagnosis | None:
@@ -96,8 +93,8 @@ def _sides(ranks: dict[int, RankEvidence]) -> list[_Side]:
 
 def _collective(rank: RankEvidence) -> str:
     """Return the function of torch.distributed that the user's code called, if the rank is in one."""
-    outermost_last = [frame.function for frame in rank.stack if frame.file.endswith("distributed_c10d.py")]
-    return outermost_last[-1] if outermost_last else ""
+    inside = collective_frames(rank.stack)
+    return inside[-1].function if inside else ""
 
 
 def _doing(rank: RankEvidence) -> str:

@@ -6,7 +6,7 @@ import re
 import sys
 
 from frog.diagnose.program.evidence import Evidence
-from frog.diagnose.program.places import is_user_file
+from frog.diagnose.program.places import collective_frames, is_user_file
 from frog.runs.observed import CodeLine
 
 _PROCESS = re.compile(r"^Process (\d{1,10}): (.{0,2000})$", re.MULTILINE)
@@ -35,8 +35,7 @@ def add_stacks(evidence: Evidence, text: str, name: str, rank_of_file: int | Non
     rank.stack = rank.stack or frames
     rank.line = rank.line or next((frame for frame in frames if _is_users(frame.file)), None)
     rank.state = rank.state or "running"
-    in_collective = any(frame.file.endswith("distributed_c10d.py") for frame in frames)  # NCCL spins there
-    if rank.cpu_busy is None and state and not in_collective:
+    if rank.cpu_busy is None and state and not collective_frames(frames):  # NCCL spins in a collective
         rank.cpu_busy = state.startswith("active")
     return True
 

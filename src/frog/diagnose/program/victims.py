@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from frog.diagnose.program.evidence import RankEvidence, SeenError
+from frog.diagnose.program.places import collective_frames
 
 _OF_A_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|lost)|broken pipe|timed out waiting|connection timed out|"
@@ -57,7 +58,7 @@ def lost_loader(error: SeenError) -> bool:
 
 def in_collective(error: SeenError) -> bool:
     """True if torch.distributed itself raised an error, from what it had received."""
-    return any(frame.file.endswith("distributed_c10d.py") for frame in error.frames[-4:])
+    return bool(collective_frames(error.frames[-4:]))
 
 
 def is_mismatch(error: SeenError) -> bool:

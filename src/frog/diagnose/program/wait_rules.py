@@ -9,7 +9,7 @@ from frog.diagnose.program.branches import call_branch, in_one_loop, rank_branch
 from frog.diagnose.program.compare import Difference
 from frog.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.diagnose.program.history import is_unusual, usual_after
-from frog.diagnose.program.lines import describe_call, report_ranks, survived_error
+from frog.diagnose.program.lines import describe_call, report_ranks, survived_error, they_wait
 from frog.diagnose.program.victims import saw_a_peer_end, timed_out
 from frog.runs.observed import CodeLine
 
@@ -39,7 +39,7 @@ def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
 
 def _waits(evidence: Evidence, found: Difference) -> str:
     ranks = sorted(found.calls)
-    return f"{span(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {describe_call(evidence, found.call)}"
+    return f"{they_wait(ranks)} in {describe_call(evidence, found.call)}"
 
 
 def _base(evidence: Evidence, found: Difference, rank: int) -> Diagnosis:
@@ -174,8 +174,7 @@ def _opposite(evidence: Evidence, found: Difference, number: int, other: Call) -
     return _base(evidence, found, odd).with_more(
         fault="order",
         certain=bool(first) and len(first) != len(second) and evidence.ranks[number].state != "ended",
-        finding=f"{_waits(evidence, found)}; {span(second)} {'waits' if len(second) == 1 else 'wait'} in "
-        f"{describe_call(evidence, other)} instead",
+        finding=f"{_waits(evidence, found)}; {they_wait(second)} in {describe_call(evidence, other)} instead",
         line=place(at.line) or None,
         peer_line=place(there.line) or None,
         advice="ranks must call the collectives of overlapping groups in the same order",
@@ -327,8 +326,7 @@ def _elsewhere(evidence: Evidence, found: Difference) -> Diagnosis | None:
     return _base(evidence, found, odd).with_more(
         fault="order",
         certain=False,
-        finding=f"{_waits(evidence, found)}; {span(there)} {'waits' if len(there) == 1 else 'wait'} in "
-        f"{describe_call(evidence, call)} instead",
+        finding=f"{_waits(evidence, found)}; {they_wait(there)} in {describe_call(evidence, call)} instead",
         advice="ranks must call the collectives of overlapping groups in the same order\n"
         "find the ranks of the second group: all of them must call its collective, and one probably did not",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.diagnose.diagnosis import Diagnosis, span
 from frog.diagnose.program.evidence import Call, Evidence, Group, place
-from frog.diagnose.program.lines import describe_call, report_ranks
+from frog.diagnose.program.lines import RECORD_COLLECTIVES, describe_call, report_ranks, they_wait
 
 
 def numbers_apart(evidence: Evidence) -> Diagnosis | None:
@@ -30,7 +30,8 @@ def _apart(evidence: Evidence, calls: dict[int, Call]) -> Diagnosis | None:
     odd = ahead if len(ahead) < len(behind) else behind
     return Diagnosis(
         "order",
-        f"{_waits(behind)} in {describe_call(evidence, low)}, {_waits(ahead)} in {describe_call(evidence, high)}: "
+        f"{they_wait(behind)} in {describe_call(evidence, low)}, "
+        f"{they_wait(ahead)} in {describe_call(evidence, high)}: "
         f"{span(odd)} probably called a collective more or less than the others before, or data for number {low.seq} "
         "never arrived",
         rank=odd[0],
@@ -41,10 +42,5 @@ def _apart(evidence: Evidence, calls: dict[int, Call]) -> Diagnosis | None:
         evidence=report_ranks(evidence, [*odd, *(number for number in sorted(calls) if number not in odd)]),
         advice=f"look for a collective under a condition that only {span(odd)} "
         f"{'meets' if len(odd) == 1 else 'meet'}, such as a step without gradients or an error that was caught\n"
-        "flight-recorder dumps of all ranks show where they parted (TORCH_FR_BUFFER_SIZE=2000, "
-        "TORCH_NCCL_DUMP_ON_TIMEOUT=1)",
+        f"flight-recorder dumps of all ranks show where they parted ({RECORD_COLLECTIVES})",
     )
-
-
-def _waits(ranks: list[int]) -> str:
-    return f"{span(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
