@@ -215,9 +215,14 @@ def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
         raise RunError(f"{candidate}: cannot be read: Permission denied", "`ls -ld` shows its owner") from None
     except OSError:  # for example a name of 300 letters
         pass
-    if observed := next((one for one in (Path(text), runs / text) if os.path.isdir(one / "observed")), None):
+    if observed := _observed_at(text, runs):
         raise _only_observed(observed)
     raise RunError(f"{text}: no run folder here or under {runs}/", "`frog runs` lists the runs")
+
+
+def _observed_at(text: str, runs: Path) -> Path | None:
+    """Return the folder that a user names if an observer wrote there."""
+    return next((path for path in (Path(text), runs / text) if os.path.isdir(path / "observed")), None)
 
 
 def _only_observed(path: Path) -> RunError:
@@ -249,8 +254,8 @@ def find_evidence(text: str) -> RunFolder:
     """
     if text == "latest":
         return _latest(Path("runs"))
-    named = (path for path in (Path(text), Path("runs") / text) if os.path.isdir(path / "observed"))
-    return RunFolder(found) if (found := next(named, None)) is not None else find_folder(text)
+    named = _observed_at(text, Path("runs"))
+    return RunFolder(named) if named is not None else find_folder(text)
 
 
 def find_folder(text: str) -> RunFolder:
