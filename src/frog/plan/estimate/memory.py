@@ -175,7 +175,7 @@ def stage_activations(model: PlannedModel, layout: PlannedLayout) -> float:
 def _alternate_outputs(model: PlannedModel, layout: PlannedLayout) -> float:
     """Return the bytes of a layer's input and of the outputs that torchtitan's selective recomputation keeps.
 
-    Of its products q, k, v, o, gate, up, down it keeps each second one, from the first, and attention's output. With tp
+    It keeps each second one of the products q, k, v, o, gate, up, down, from the first, and attention's output. With tp
     the last product is a partial sum, in full width, and both reduce-scattered sums are kept.
     """
     tp, split = layout.tp, layout.tp if layout.sequence_parallel else 1

@@ -262,7 +262,7 @@ def _year(row: Row) -> int:
 
 def _is_modern(row: Row) -> bool:
     """True for programs on Transformer Engine or torch's own parallelism, which always split the stream over tp."""
-    return any(word in (row.get("software") or "").lower() for word in ("nemo", "bridge", "megatron-lm", "torchtitan"))
+    return any(word in _choice(row, "software") for word in ("nemo", "bridge", "megatron-lm", "torchtitan"))
 
 
 _PROGRAMS = ("megatron", "nemo", "bridge", "torchtitan", "fsdp", "deepspeed", "intern", "frog")
@@ -282,7 +282,7 @@ def traits_of(row: Row) -> Traits:
     all until 2023                                FlashAttention 1; llm-foundry its version in Triton
     others                                        FlashAttention 2, gradients overlap
     """
-    software, year = (row.get("software") or "").lower(), _year(row)
+    software, year = _choice(row, "software"), _year(row)
     older = "megatron-deepspeed" in software or ("megatron-lm" in software and year < 2023)
     if older and "flash" not in software:
         half = _choice(row, "precision") == "fp16"

@@ -14,7 +14,14 @@ import numpy as np
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.memory import ALLOCATOR_SHARE, CONTEXT_BYTES, layer_activations, loss_bytes, stage_activations
+from frog.plan.estimate.memory import (
+    ALLOCATOR_SHARE,
+    CONTEXT_BYTES,
+    layer_activations,
+    loss_bytes,
+    stage_activations,
+    state_bytes,
+)
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel
 from frog.plan.search.grid import Column, Grid
@@ -245,11 +252,9 @@ class _Columns:
         return self._states() + (1 + ALLOCATOR_SHARE) * varying + CONTEXT_BYTES
 
     def _states(self) -> Column:
-        traits, zero = self.base.traits, self.grid.zero
         whole, split = self._held()
-        sizes = (2, traits.gradient_bytes, 12) if traits.keeps_whole_copy else (4, 4, 8)
-        kinds = zip(sizes, (3, 2, 1), strict=True)
-        return sum((size * np.where(zero >= least, split, whole) for size, least in kinds), np.zeros(1))
+        kinds = zip(state_bytes(self.base).values(), (3, 2, 1), strict=True)
+        return sum((size * np.where(self.grid.zero >= least, split, whole) for size, least in kinds), np.zeros(1))
 
     def _held(self) -> tuple[Column, Column]:
         shared, experts = self.parameters
