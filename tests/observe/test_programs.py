@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from observe.programs import PROGRAMS, run_program, without_observers_threads
 
 from frog.observe.environment import HOOK
+from frog.observe.hook.frog_observer import beat
 from frog.runs.observed import Observed, read_observed
 
 
@@ -36,6 +40,18 @@ def test_warnings_as_errors_find_nothing(name: str, tmp_path: Path) -> None:
     options = ("-W", "error", "-X", "dev")
     with_observer = run_program(PROGRAMS[name], tmp_path / "run", tmp_path, *options)
     assert with_observer == run_program(PROGRAMS[name], None, tmp_path, *options)
+
+
+def test_observers_threads_run_before_the_program_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it runs, a thread of an observed program can crash Python at the end of its start (gh-111924)."""
+    start, begun = _thread.start_new_thread, []
+
+    def start_late(run: Callable[[], None], arguments: tuple[()]) -> int:
+        return start(lambda: (time.sleep(0.1), begun.append(run), run()), arguments)
+
+    monkeypatch.setattr(_thread, "start_new_thread", start_late)
+    beat._start_thread(lambda: None)
+    assert begun
 
 
 def test_hook_runs_the_next_sitecustomize(tmp_path: Path) -> None:

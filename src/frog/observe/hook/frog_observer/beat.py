@@ -62,7 +62,8 @@ class Beats:
             os.makedirs(self.place.folder, exist_ok=True)
         self._beat()
         self._crashes = Crashes(os.path.join(self.place.folder, "crash.txt"))
-        self._crashes.beat()
+        if not _checks_memory():  # nobody can wait for the timer's thread: see _start_thread
+            self._crashes.beat()
         self._errors = Errors(self.place, self._fail)
         self._dumper = Dumper(_start_thread)
         _start_thread(self._run)
@@ -226,12 +227,30 @@ class Beats:
 
 
 def _start_thread(run: Callable[[], None]) -> None:
-    """Start a thread that receives no signal: the program's main thread expects them."""
+    """Start a thread that receives no signal: the program's main thread expects them. Return when it runs.
+
+    Before it runs Python code, a thread frees memory without the interpreter's lock. Just before the program, Python
+    below 3.14 exchanges its allocators for a moment: with those that check memory, it would crash (gh-111924).
+    """
+    begun = _thread.allocate_lock()
+    begun.acquire()
+
+    def run_from_here() -> None:
+        begun.release()
+        run()
+
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
-        _thread.start_new_thread(run, ())  # the thread inherits what is blocked
+        _thread.start_new_thread(run_from_here, ())  # the thread inherits what is blocked
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    begun.acquire()
+
+
+def _checks_memory() -> bool:
+    """Return whether Python has its debug allocators: in development mode, by PYTHONMALLOC, or in a debug build."""
+    by_variable = "debug" in os.environ.get("PYTHONMALLOC", "") and not sys.flags.ignore_environment
+    return sys.flags.dev_mode or by_variable or hasattr(sys, "gettotalrefcount")
 
 
 def _num_threads() -> int:
