@@ -108,9 +108,24 @@ def test_cluster_file_may_describe_its_own_gpu(tmp_path: Path) -> None:
     assert (gpu.name, gpu.power, gpu.peak_bf16) == ("own", 600, gpu_named("H100-80GB").peak_bf16)
 
 
+def test_cluster_file_states_its_leaf_switches(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('nodes_per_leaf = 16\noversubscription = { value = 1.5, source = "our plan" }\n' + OWN)
+    cluster = find_cluster(str(path))
+    assert (cluster.nodes_per_leaf, cluster.oversubscription, cluster.gpus_per_leaf) == (16, 1.5, 64)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
+        ("oversubscription = 2", "nodes_per_leaf is missing: oversubscription needs it"),
+        ("nodes_per_leaf = 16", "oversubscription is missing: nodes_per_leaf needs it"),
+        ("nodes_per_leaf = 0\noversubscription = 2", "nodes_per_leaf=0: must be a whole number of at least 1"),
+        ("nodes_per_leaf = 8\noversubscription = 0.5", "oversubscription=0.5: must be a number of at least 1"),
+        ("nodes_per_leaf = 8\noversubscription = nan", "oversubscription=nan: must be a number of at least 1"),
+        ("nodes_per_leaf = 8\noversubscription = true", "oversubscription=True: must be a number of at least 1"),
+        ('nodes_per_leaf = 8\noversubscription = "2:1"', "oversubscription='2:1': must be a number of at least 1"),
+        ("nodes_per_leaves = 8", "nodes_per_leaves: unknown key; did you mean nodes_per_leaf?"),
         ('network = "400"', "network='400': must be a number with a unit; write it like \"400 Gbit/s\""),
         ("network = 400", "network=400: must be a number with a unit"),
         ("gpus_per_node = 0", "gpus_per_node=0: must be a whole number of at least 1"),

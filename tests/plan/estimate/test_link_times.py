@@ -52,6 +52,44 @@ def test_rows_sent_once_to_a_node_take_less_time() -> None:
     assert few == pytest.approx(usual * 4 / 8)
 
 
+@pytest.mark.parametrize(
+    ("group", "bytes_per_s"),
+    [
+        (Group(8, 1), 450 * GIGA),  # a node
+        (Group(32, 1), 400 * GIGA),  # below one leaf switch
+        (Group(4, 8), 50 * GIGA),
+        (Group(64, 1), 400 * GIGA),  # two leaves: the leaf's links carry the traffic of one of its four nodes
+        (Group(8, 8), 50 * GIGA),  # four ranks below each leaf, at a quarter of their bandwidth
+        (Group(8, 16), 25 * GIGA),  # two below each leaf
+        (Group(8, 32), 12.5 * GIGA),  # one
+        (Group(8, 64), 12.5 * GIGA),
+    ],
+)
+def test_groups_share_the_links_above_a_leaf_switch(group: Group, bytes_per_s: float) -> None:
+    links = Links(replace(H100, nodes_per_leaf=4, oversubscription=4.0), NO_LATENCY)
+    assert links.bandwidth(group) == pytest.approx(bytes_per_s)
+    assert links.gather(8e9, group) == pytest.approx((group.size - 1) / group.size * 8e9 / bytes_per_s)
+
+
+def test_messages_and_rows_share_the_links_above_a_leaf_switch() -> None:
+    links = Links(replace(H100, nodes_per_leaf=4, oversubscription=4.0), NO_LATENCY)
+    assert links.send(1e9, Group(2, 4)) == LINKS.send(1e9, Group(2, 4))
+    assert links.send(1e9, Group(4, 8)) == pytest.approx(1 / 50), "all four stages below one leaf switch"
+    assert links.send(1e9, Group(2, 16)) == pytest.approx(1 / 50), "both stages below one leaf switch"
+    assert links.send(1e9, Group(8, 8)) == pytest.approx(1 / 50), "8 of 32 GPUs send above the leaf, as many as it can"
+    assert links.send(1e9, Group(8, 16)) == pytest.approx(2 / 50)
+    assert links.send(1e9, Group(8, 64)) == pytest.approx(4 / 50)
+    assert links.all_to_all(1e9, Group(32, 1)) == LINKS.all_to_all(1e9, Group(32, 1))
+    assert links.all_to_all(1e9, Group(64, 1)) == pytest.approx(4 * 32 / 64 / 50), "half of the rows go to another leaf"
+
+
+def test_leaf_smaller_than_an_nvlink_domain_limits_only_what_leaves_the_domain() -> None:
+    gb200 = replace(clusters()["gb200-nvl72"], nodes_per_leaf=1, oversubscription=2.0)
+    links = Links(gb200, NO_LATENCY)
+    assert links.bandwidth(Group(72, 1)) == gb200.gpu.link_bandwidth
+    assert links.bandwidth(Group(4, 36)) == pytest.approx(2 * 50 * GIGA / 2)
+
+
 def test_message_to_another_node_takes_the_network() -> None:
-    assert LINKS.send(1e9, 1) == pytest.approx(1 / 450)
-    assert LINKS.send(1e9, 8) == pytest.approx(1 / 50)
+    assert LINKS.send(1e9, Group(2, 1)) == pytest.approx(1 / 450)
+    assert LINKS.send(1e9, Group(2, 8)) == pytest.approx(1 / 50)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,26 @@ def test_explained_sums_give_the_numbers_of_the_plan(run: PlannedRun) -> None:
     assert (values["GPU-hours"], values["energy"]) == (budget.gpu_hours, budget.energy_wh / 1e6)
     assert budget.checkpoints is not None
     assert (values["interval of Daly"], values["failures"]) == (budget.checkpoints.daly_s, budget.failures)
+
+
+def test_explained_bandwidths_are_those_of_the_links() -> None:
+    model = replace(llama_run().model, experts=64, experts_per_token=2, expert_ffn=2048)
+    tree = replace(clusters()["h100x8"], nodes_per_leaf=2, oversubscription=7.0)
+    layout = replace(llama_run(64, tp=2, cp=2, pp=2, zero=1).layout, ep=32, zero_group=8)
+    step = StepModel(model, layout, tree)
+    terms = {term.name: term for term in explain_step(step)}
+    rings = {"data-parallel": "data", "sharding": "shards", "replicating": "replicas"}
+    for words, name in rings.items():
+        term = terms[f"bandwidth of a {words} ring"]
+        assert term.value * 1e9 == step.links.bandwidth(step.rings[name])
+        assert eval(term.sum) == pytest.approx(term.value, rel=1e-4)
+    for name in ("bandwidth of a message between stages", "bandwidth of an all-to-all above a leaf"):
+        assert eval(terms[name].sum) == pytest.approx(terms[name].value, rel=1e-4)
+    assert "bandwidth of a context-parallel ring" not in terms, "it stays inside a node"
+    message_s = (
+        2 * layout.tokens * model.hidden / layout.tp / (terms["bandwidth of a message between stages"].value * 1e9)
+    )
+    assert step.sends == pytest.approx(2 * (message_s + step.constants.network_latency_s))
 
 
 @pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100"])

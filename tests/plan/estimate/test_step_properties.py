@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -86,6 +87,21 @@ def test_more_bandwidth_never_makes_a_step_slower(
         name = f"{which}_bandwidth"
         faster = replace(cluster, gpu=replace(cluster.gpu, **{name: 2 * getattr(cluster.gpu, name)}))
     assert StepModel(model, layout, faster).step.total <= StepModel(model, layout, cluster).step.total * 1.000001
+
+
+@settings(max_examples=150, deadline=None)
+@given(models(), layouts(), CLUSTERS, st.sampled_from([1, 2, 3, 16]))
+def test_more_oversubscription_never_makes_a_step_faster(
+    model: PlannedModel, layout: PlannedLayout, cluster: Cluster, nodes_per_leaf: int
+) -> None:
+    trees = [
+        replace(cluster, nodes_per_leaf=nodes_per_leaf, oversubscription=factor) for factor in (1.0, 1.5, 4.0, 64.0)
+    ]
+    times = [StepModel(model, layout, tree).step.total for tree in trees]
+    assert times[0] == StepModel(model, layout, cluster).step.total, "a factor of 1 is the full bandwidth"
+    assert all(later >= earlier * 0.999999 for earlier, later in pairwise(times))
+    larger = replace(trees[3], nodes_per_leaf=layout.num_gpus)
+    assert StepModel(model, layout, larger).step.total == times[0], "nothing leaves a leaf that contains all nodes"
 
 
 @settings(max_examples=100, deadline=None)

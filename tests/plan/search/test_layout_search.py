@@ -11,7 +11,7 @@ import pytest
 
 from frog.cli import main
 from frog.config import load_run_config
-from frog.plan.estimate.hardware import clusters
+from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layout import PlannedLayout, Traits
 from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.model import PlannedModel
@@ -21,6 +21,7 @@ from frog.plan.search.coarse import evaluate
 from frog.plan.search.grid import divisors, layout_grid
 
 ROOT = Path(__file__).parents[3]
+H100 = clusters()["h100x8"]
 LLAMA_8B = ROOT / "config" / "llama3_8b.json"
 DENSE = PlannedModel(30, 4096, 32, 8, 128, 14336, 128256)
 MIXTURE = PlannedModel(
@@ -32,12 +33,13 @@ OLDER = Traits("scores", overlaps_gradients=False, dropout=True)
 INTERNEVO = Traits(gradient_bytes=2, step_bytes=14)
 
 
+@pytest.mark.parametrize("cluster", [H100, replace(H100, nodes_per_leaf=2, oversubscription=8.0)], ids=["full", "tree"])
 @pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=["dense", "mixture"])
 @pytest.mark.parametrize(
     "traits", [MEGATRON, TORCHTITAN, OLDER, INTERNEVO], ids=["megatron", "torchtitan", "older", "internevo"]
 )
-def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits) -> None:
-    base, cluster = PlannedLayout(4096, 96, traits=traits), clusters()["h100x8"]
+def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits, cluster: Cluster) -> None:
+    base = PlannedLayout(4096, 96, traits=traits)
     grid = layout_grid(model, cluster, 48, base)
     chosen = grid[np.array(random.Random(1).sample(range(len(grid)), 60))]
     coarse = evaluate(model, cluster, base, chosen)
@@ -83,6 +85,15 @@ def test_more_of_a_resource_never_makes_the_best_layout_slower() -> None:
     assert set(gains) >= {"the network", "the memory of a GPU"}
     assert all(-1e-9 <= gain < 0.5 for gain in gains.values())
     assert next(iter(gains)) == "the arithmetic of a GPU"
+
+
+def test_search_names_the_links_above_oversubscribed_leaf_switches() -> None:
+    tree, base = replace(H100, nodes_per_leaf=1, oversubscription=32.0), PlannedLayout(4096, 64, traits=OLDER)
+    gains = what_binds(search(replace(DENSE, layers=1), tree, [64], base, (0,)), (0,))
+    assert gains["the network above leaf switches"] == pytest.approx(gains["the network"])
+    assert gains["the network"] > 0.4
+    full = search(replace(DENSE, layers=1), H100, [64], base, (0,))
+    assert "the network above leaf switches" not in what_binds(full, (0,))
 
 
 def test_model_that_fits_nowhere_has_no_layout() -> None:

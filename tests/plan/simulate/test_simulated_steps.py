@@ -67,6 +67,14 @@ def test_undisturbed_step_takes_the_planner_s_time(step: StepModel) -> None:
     assert simulated_s(step) == pytest.approx(planned, rel=0.02)
 
 
+@pytest.mark.parametrize("step", [step_of(128, zero=1, tp=8), step_of(64, tp=8, pp=8, global_batch=64)])
+def test_leaf_switches_of_one_node_slow_a_simulated_step_as_a_slower_network_does(step: StepModel) -> None:
+    tree = replace(step.cluster, nodes_per_leaf=1, oversubscription=4.0)
+    slower = replace(step.cluster, node_bandwidth=step.cluster.node_bandwidth / 4)
+    assert simulated_s(replace(step, cluster=tree)) == pytest.approx(simulated_s(replace(step, cluster=slower)))
+    assert simulated_s(replace(step, cluster=tree)) > 1.01 * simulated_s(step)
+
+
 def test_slow_network_of_one_node_slows_an_exposed_all_reduce_by_its_factor() -> None:
     step = step_of(64, traits=Traits(overlaps_gradients=False, gradient_bytes=4))
     num_bytes = 4 * step.stage_parameters

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from frog.plan.estimate.budget import CHECKPOINT_BYTES, Budget, num_nodes
 from frog.plan.estimate.kernels import BLOCK
-from frog.plan.estimate.links import Group
+from frog.plan.estimate.links import Group, message_adapters, ranks_below_leaf
 from frog.plan.estimate.memory import (
     ALLOCATOR_SHARE,
     CONTEXT_BYTES,
@@ -57,6 +57,7 @@ def explain_step(step: StepModel) -> Iterator[Term]:
             "roofline, Williams et al. 2009",
         )
     yield from _explain_layer(step)
+    yield from _explain_fat_tree(step)
     m = layout.num_micro
     for name, value in vars(heaviest.total).items():
         if value:
@@ -155,6 +156,49 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
             seconds * 1e3,
             "ms",
             "Thakur et al. 2005",
+        )
+
+
+def _explain_fat_tree(step: StepModel) -> Iterator[Term]:
+    """Yield the bandwidth of each group that leaves its NVLink domain, if the profile describes leaf switches."""
+    cluster, layout = step.cluster, step.layout
+    leaf, factor = cluster.gpus_per_leaf, cluster.oversubscription
+    if leaf is None:
+        return
+    link = _n(cluster.gpu.link_bandwidth * step.constants.link / 1e9)
+    rate = cluster.network_bandwidth_per_gpu * step.constants.network / 1e9
+    adapter = _n(rate)
+    for what, group in step.rings.items():
+        inside = group.inside(cluster.nvlink_domain)
+        if inside < group.size:
+            below = ranks_below_leaf(cluster, group.size, group.stride, inside)
+            leaves = below < group.size
+            yield Term(
+                f"bandwidth of a {_RINGS[what]} ring",
+                "min(NVLink, ranks in a domain x adapter"
+                + (", ranks below a leaf x adapter / oversubscription)" if leaves else "); it stays below a leaf"),
+                f"min({link}, {inside} * {adapter}" + (f", {below} * {adapter} / {factor})" if leaves else ")"),
+                step.links.bandwidth(group) / 1e9,
+                "GB/s",
+            )
+    stride = layout.tp * layout.cp * layout.dp
+    if layout.pp > 1 and stride >= cluster.nvlink_domain:
+        leaves = layout.pp * stride > leaf
+        yield Term(
+            "bandwidth of a message between stages",
+            "adapter" + (" x min(1, GPUs below a leaf / (senders x oversubscription))" if leaves else ""),
+            adapter + (f" * min(1, {leaf} / ({min(stride, leaf)} * {factor}))" if leaves else ""),
+            rate * float(message_adapters(cluster, layout.pp, stride)),
+            "GB/s",
+        )
+    inside = Group(layout.ep, 1).inside(cluster.nvlink_domain)
+    if ranks_below_leaf(cluster, layout.ep, 1, inside) < layout.ep:
+        yield Term(
+            "bandwidth of an all-to-all above a leaf",
+            "adapter / oversubscription",
+            f"{adapter} / {factor}",
+            rate / factor,
+            "GB/s",
         )
 
 
@@ -329,6 +373,13 @@ _STATES = {
     "parameters": "bytes of a parameter",
     "gradients": "bytes of a gradient",
     "optimizer": "bytes of the optimizer's state of a parameter",
+}
+_RINGS = {
+    "tensor": "tensor-parallel",
+    "context": "context-parallel",
+    "data": "data-parallel",
+    "shards": "sharding",
+    "replicas": "replicating",
 }
 _CAUSES = {
     "products": "matrix products",

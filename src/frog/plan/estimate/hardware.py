@@ -58,6 +58,10 @@ class Cluster:
     storage: float | None = None
     """Bytes per second that one node writes to storage while all others do."""
     price: Price | None = None
+    nodes_per_leaf: int | None = None
+    """Nodes below one leaf switch (with rails: below one rail switch); None: the network has full bandwidth."""
+    oversubscription: float = 1.0
+    """Bandwidth of the nodes below a leaf switch, of its links to the other leaf switches."""
     machine: Machine | None = field(default=None, compare=False)
     """What `frog plan calibrate` measured, if this is the machine of its profile."""
     source: str = ""
@@ -65,6 +69,11 @@ class Cluster:
     @property
     def network_bandwidth_per_gpu(self) -> float:
         return self.node_bandwidth / self.gpus_per_node
+
+    @property
+    def gpus_per_leaf(self) -> int | None:
+        """GPUs below one leaf switch."""
+        return None if self.nodes_per_leaf is None else self.nodes_per_leaf * self.gpus_per_node
 
 
 @functools.cache
@@ -155,7 +164,8 @@ _QUANTITIES = {
 }
 """Keys of a cluster file, their fields, and their units."""
 _REQUIRED = ("gpu", "gpus_per_node", "nvlink_domain", "network")
-_KEYS = (*_REQUIRED, *list(_QUANTITIES)[1:], "price", "source", "machine")
+_FAT_TREE = ("nodes_per_leaf", "oversubscription")
+_KEYS = (*_REQUIRED, *_FAT_TREE, *list(_QUANTITIES)[1:], "price", "source", "machine")
 
 
 def find_cluster(name: str) -> Cluster:
@@ -189,6 +199,7 @@ def _cluster(table: Mapping[str, Any]) -> Cluster:
     values: dict[str, Any] = {
         key: _whole(table[key], key, problems) for key in ("gpus_per_node", "nvlink_domain") if key in table
     }
+    values |= _fat_tree(table, problems)
     for key, (name, unit) in _QUANTITIES.items():
         if key in table:
             values[name] = read_quantity(_value(table[key]), unit, key, problems)
@@ -202,6 +213,22 @@ def _cluster(table: Mapping[str, Any]) -> Cluster:
     if problems:
         raise ConfigError("\n".join(problems))
     return Cluster(**values, source=str(table.get("source", "")))
+
+
+def _fat_tree(table: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Return the nodes below a leaf switch, and the oversubscription above it: both, or none."""
+    stated = {key: _value(table[key]) for key in _FAT_TREE if key in table}
+    if len(stated) == 1:
+        missing = next(key for key in _FAT_TREE if key not in stated)
+        problems.append(f"{missing} is missing: {next(iter(stated))} needs it")
+    if "nodes_per_leaf" in stated:
+        stated["nodes_per_leaf"] = _whole(stated["nodes_per_leaf"], "nodes_per_leaf", problems)
+    factor = stated.get("oversubscription", 1.0)
+    if type(factor) not in (int, float) or not 1 <= factor <= _MOST:
+        problems.append(
+            f"oversubscription={shortened(repr(factor))}: must be a number of at least 1, such as 2 for 2:1"
+        )
+    return stated
 
 
 def _gpu_of(entry: Any) -> Gpu:

@@ -3,12 +3,16 @@
 A ring of n ranks passes (n - 1) / n of the data over its slowest link, and waits for n - 1 hops (Thakur et al. 2005;
 Hockney 1994). A group of ranks in one NVLink domain uses the links inside. A group over several domains is bounded by
 the network: all groups with the same stride run at once, so each has the adapters of its own members.
+
+A fat tree may be oversubscribed: the links above a leaf switch carry less than the nodes below it send. Nodes are
+placed leaf by leaf, and a ring enters and leaves each leaf once, so the groups of a leaf share its links.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from frog.plan.estimate.constants import Constants
 from frog.plan.estimate.hardware import Cluster
@@ -26,6 +30,44 @@ class Group:
         return max(1, min(self.size, domain // self.stride)) if self.stride else 1
 
 
+def ring_adapters(cluster: Cluster, size: Any, stride: Any, inside: Any) -> Any:
+    """Return the adapters whose bandwidth a ring has at its narrowest place, for numbers or numpy columns.
+
+    A ring that leaves an NVLink domain has an adapter for each of its `inside` ranks. Above a leaf switch, each of its
+    ranks below the leaf brings the bandwidth of an adapter, divided by the oversubscription.
+    """
+    if cluster.gpus_per_leaf is None:
+        return inside
+    below = ranks_below_leaf(cluster, size, stride, inside)
+    stays = below >= size
+    return stays * inside + (1 - stays) * _least(inside, below / cluster.oversubscription)
+
+
+def ranks_below_leaf(cluster: Cluster, size: Any, stride: Any, inside: Any) -> Any:
+    """Return how many ranks of a group share a leaf switch, for numbers or columns; those of a domain count as such."""
+    if cluster.gpus_per_leaf is None:
+        return size
+    below = _least(size, cluster.gpus_per_leaf // stride)
+    return inside + (below - inside) * (below > inside)
+
+
+def message_adapters(cluster: Cluster, size: Any, stride: Any) -> Any:
+    """Return the part of an adapter that a message to the next of `size` ranks has, for numbers or columns.
+
+    All ranks below a leaf send at once, `stride` of them to another leaf: these share the links above it.
+    """
+    leaf = cluster.gpus_per_leaf
+    if leaf is None:
+        return 1
+    stays = size * stride <= leaf
+    return stays + (1 - stays) * _least(1, leaf / (_least(stride, leaf) * cluster.oversubscription))
+
+
+def _least(one: Any, other: Any) -> Any:
+    """Return the smaller number, or the column of the smaller numbers."""
+    return one * (one <= other) + other * (other < one)
+
+
 @dataclass(frozen=True)
 class Links:
     """The links of a cluster."""
@@ -39,7 +81,8 @@ class Links:
         link = self.cluster.gpu.link_bandwidth * self.constants.link
         if inside >= group.size:
             return link
-        return min(link, inside * self.cluster.network_bandwidth_per_gpu * self.constants.network)
+        adapters = ring_adapters(self.cluster, group.size, group.stride, inside)
+        return float(min(link, adapters * self.cluster.network_bandwidth_per_gpu * self.constants.network))
 
     def latency(self, group: Group) -> float:
         """Return the latency of a ring: one hop per rank inside a domain, and one per domain."""
@@ -77,13 +120,18 @@ class Links:
         domains = math.ceil(group.size / inside)
         distinct = domains * (1 - (1 - 1 / domains) ** copies)
         distinct = (min(distinct, most) if most and copies > 1 else distinct) / copies
-        seconds = max(num_bytes * (inside - 1) / inside / link, part * (group.size - inside) * distinct / network)
+        below = ranks_below_leaf(self.cluster, group.size, group.stride, inside)
+        above = float(part * (group.size - below) * distinct / (network / self.cluster.oversubscription))
+        seconds = max(
+            num_bytes * (inside - 1) / inside / link, part * (group.size - inside) * distinct / network, above
+        )
         return seconds + self.constants.link_latency_s + (group.size > inside) * self.constants.network_latency_s
 
-    def send(self, num_bytes: float, stride: int) -> float:
-        """Return the seconds of a message to the rank `stride` further."""
-        near = stride < self.cluster.nvlink_domain
+    def send(self, num_bytes: float, group: Group) -> float:
+        """Return the seconds of a message to the next rank of the group, while all ranks send one."""
+        near = group.stride < self.cluster.nvlink_domain
         if near:
             return num_bytes / (self.cluster.gpu.link_bandwidth * self.constants.link) + self.constants.link_latency_s
-        rate = self.cluster.network_bandwidth_per_gpu * self.constants.network
-        return num_bytes / rate + self.constants.network_latency_s
+        adapters = message_adapters(self.cluster, group.size, group.stride)
+        rate = adapters * self.cluster.network_bandwidth_per_gpu * self.constants.network
+        return float(num_bytes / rate) + self.constants.network_latency_s

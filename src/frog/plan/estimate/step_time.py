@@ -78,6 +78,16 @@ class StepModel:
         return {"dp": Group(layout.dp * layout.cp, layout.tp), "pp": Group(layout.pp, inner * layout.dp)}
 
     @cached_property
+    def rings(self) -> dict[str, Group]:
+        """The groups whose collectives pass data around a ring, by what they are for."""
+        layout, data = self.layout, self._groups["dp"]
+        found = {"tensor": Group(layout.tp, 1), "context": Group(layout.cp, layout.tp), "data": data}
+        if layout.zero and layout.shard < data.size:
+            found["shards"] = Group(layout.shard, layout.tp)
+            found["replicas"] = Group(data.size // layout.shard, layout.shard * layout.tp)
+        return found
+
+    @cached_property
     def step(self) -> StepTime:
         """Return the time of a step.
 
@@ -151,7 +161,7 @@ class StepModel:
         if layout.pp == 1:
             return 0.0
         num_bytes = 2.0 * layout.tokens * self.model.hidden / layout.tp
-        return 2 * layout.virtual_stages * self.links.send(num_bytes, self._groups["pp"].stride)
+        return 2 * layout.virtual_stages * self.links.send(num_bytes, self._groups["pp"])
 
     # ---- data parallelism --------------------------------------------------------------------------------------------
 

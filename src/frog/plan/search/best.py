@@ -159,6 +159,9 @@ def what_binds(found: Found, zeros: Sequence[int] = ALL_ZEROS) -> dict[str, floa
         "the bandwidth inside a node": _faster(run.cluster, ("link_bandwidth",)),
         "the network": replace(run.cluster, node_bandwidth=2 * run.cluster.node_bandwidth),
     }
+    if run.cluster.oversubscription > 1:
+        wider = replace(run.cluster, oversubscription=max(1.0, run.cluster.oversubscription / 2))
+        clusters["the network above leaf switches"] = wider
     times = {name: replace(run, cluster=cluster).step.step.total for name, cluster in clusters.items()}
     layout = run.layout
     larger = replace(layout, global_batch=2 * layout.global_batch)

@@ -14,6 +14,7 @@ import numpy as np
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.layout import PlannedLayout
+from frog.plan.estimate.links import message_adapters, ring_adapters
 from frog.plan.estimate.memory import (
     ALLOCATOR_SHARE,
     CONTEXT_BYTES,
@@ -48,7 +49,8 @@ class _Links:
     def bandwidth(self, size: Column, stride: Column) -> Column:
         inside = self.inside(size, stride)
         link = self.cluster.gpu.link_bandwidth * self.constants.link
-        network = inside * (self.cluster.network_bandwidth_per_gpu * self.constants.network)
+        adapters = ring_adapters(self.cluster, size, stride, inside)
+        network = adapters * (self.cluster.network_bandwidth_per_gpu * self.constants.network)
         return np.where(inside >= size, link, np.minimum(link, network))
 
     def gather(self, num_bytes: Column, size: Column, stride: Column) -> Column:
@@ -65,10 +67,11 @@ class _Links:
         seconds = 2 * (size - 1) / size * num_bytes / self.bandwidth(size, stride) + 2 * hops
         return np.where(size < 2, 0.0, seconds)
 
-    def send(self, num_bytes: Column, stride: Column) -> Column:
+    def send(self, num_bytes: Column, size: Column, stride: Column) -> Column:
         gpu, constants = self.cluster.gpu, self.constants
+        network = message_adapters(self.cluster, size, stride) * self.cluster.network_bandwidth_per_gpu
         near = num_bytes / (gpu.link_bandwidth * constants.link) + constants.link_latency_s
-        far = num_bytes / (self.cluster.network_bandwidth_per_gpu * constants.network) + constants.network_latency_s
+        far = num_bytes / (network * constants.network) + constants.network_latency_s
         return np.where(stride < self.cluster.nvlink_domain, near, far)
 
 
@@ -177,7 +180,7 @@ class _Columns:
         links = _Links(self.cluster, constants)
         stage, mean = self.stages()
         message = 2.0 * self.layers.tokens * self.model.hidden / grid.tp
-        each = 2 * grid.virtual_stages * links.send(message, grid.tp * grid.cp * grid.dp)
+        each = 2 * grid.virtual_stages * links.send(message, grid.pp, grid.tp * grid.cp * grid.dp)
         sends = np.where(grid.pp == 1, 0.0, each)
         bubble = (grid.pp - 1) / grid.virtual_stages * (mean + sends)
         exposed = np.maximum(0.0, sends - stage) if traits.overlaps_stages else sends
