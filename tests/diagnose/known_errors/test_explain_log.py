@@ -87,6 +87,29 @@ def test_task_of_srun_is_the_rank() -> None:
     assert explain("srun: error: node4: task 7: Out Of Memory\n").rank == 7
 
 
+OUT_OF_MEMORY_ON_HOST = """\
+slurmstepd: error: Detected 1 oom_kill event in StepId=55.0. Some of the step tasks have been OOM Killed.
+srun: error: n1: task 5: Out Of Memory
+srun: error: n0: tasks 0-3: Terminated
+"""
+
+
+def test_rank_is_the_task_that_srun_names_after_slurmstepd() -> None:
+    found = explain(OUT_OF_MEMORY_ON_HOST)
+    assert found.cause is not None
+    assert (found.cause.line.number, found.rank) == (1, 5)
+
+
+def test_rank_is_unknown_if_srun_names_several_tasks() -> None:
+    assert explain(OUT_OF_MEMORY_ON_HOST + "srun: error: n2: task 9: Out Of Memory\n").rank is None
+
+
+def test_task_of_srun_is_not_a_rank_if_torchrun_started_the_ranks() -> None:
+    agent = "W0801 13:23:17.366000 32974 torch/distributed/elastic/agent/server/api.py:9] Received 15 death signal\n"
+    assert explain(agent + OUT_OF_MEMORY_ON_HOST).rank is None
+    assert explain(agent + "srun: error: node4: task 7: Out Of Memory\n").rank is None
+
+
 def test_time_out_names_the_rank_that_is_behind() -> None:
     found = explain(TIMEOUT.format(rank=0, seq=9) + TIMEOUT.format(rank=1, seq=7))
     assert "lowest number is that of rank 1" in " ".join(found.details)

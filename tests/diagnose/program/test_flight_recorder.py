@@ -46,6 +46,19 @@ def test_missing_dump_is_evidence(tmp_path: Path) -> None:
     assert found_in(tmp_path)[:2] == ("gone", 2)
 
 
+def test_dump_that_was_not_finished_is_named(tmp_path: Path) -> None:
+    write_dumps(tmp_path, {0: DONE + WAITS, 1: DONE + WAITS})
+    file = tmp_path / "nccl_trace_rank_1"
+    whole = file.read_bytes()
+    for size in (len(whole) // 4, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        problem = "nccl_trace_rank_1: a flight-recorder dump that is damaged or incomplete; it was not read"
+        assert gather(tmp_path).problems == [problem]
+    (tmp_path / "nccl_trace_rank_0").unlink()
+    with pytest.raises(RunError, match="no evidence of a run; nccl_trace_rank_1: a flight-recorder dump that is"):
+        gather(tmp_path)
+
+
 def test_kernel_that_one_device_never_started_is_its_ranks(tmp_path: Path) -> None:
     scheduled: Calls = [("all_reduce", 64, "scheduled", 31)]
     write_dumps(tmp_path, {0: DONE + WAITS, 1: DONE + scheduled, 2: DONE + WAITS})

@@ -151,6 +151,7 @@ class _Reader:
         self.unknown: list[LogLine] = []
         self.lines, self.cut, self.after_root_cause = 0, False, False
         self.reported_rank: int | None = None
+        self.by_torchrun = False
         self.moments: dict[str, str] = {}
 
     def read(self, line: LogLine) -> None:
@@ -179,6 +180,7 @@ class _Reader:
 
     def _read_launcher(self, text: str) -> None:
         """Read the rank that torchrun names as the first that failed."""
+        self.by_torchrun = self.by_torchrun or "torchrun" in text or "torch/distributed/elastic" in text
         if _ROOT_CAUSE in text:
             self.after_root_cause = True
         elif self.after_root_cause and (found := _FAILED_RANK.match(text)):
@@ -217,6 +219,8 @@ class _Reader:
             self._end(traceback)
         failed = bool(self.consequences) or self.cut
         cause = first_cause([found for found in _in_time(self.findings) if _is_answer(found, failed)])
+        if cause is not None:
+            cause = replace(cause, rank=self._rank_of(cause))
         others: dict[str, Finding] = {}
         for found in self.findings:
             if cause is None or found.id != cause.id:
@@ -232,6 +236,22 @@ class _Reader:
             self.cut,
             self.lines,
         )
+
+    def _rank_of(self, cause: Finding) -> int | None:
+        """Return the rank of the cause: srun names the task that slurmstepd does not name.
+
+        Below torchrun, a task of srun is a node, not a rank.
+        """
+        own = None if _names_task(cause) and self.by_torchrun else cause.rank
+        if own is not None or self.by_torchrun:
+            return own
+        same = [found for found in self.findings if found.id == cause.id and found.line.file == cause.line.file]
+        tasks = {found.rank for found in same if _names_task(found) and found.rank is not None}
+        return tasks.pop() if len(tasks) == 1 else None
+
+
+def _names_task(found: Finding) -> bool:
+    return found.text.startswith("srun: error: ")
 
 
 def _level_of_unknown(traceback: Traceback) -> Level:

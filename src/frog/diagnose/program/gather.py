@@ -16,7 +16,7 @@ from frog.diagnose.program.group_names import name_default_group
 from frog.diagnose.program.logs import add_log
 from frog.diagnose.program.messages import add_awaited_messages
 from frog.diagnose.program.observed import add_run
-from frog.diagnose.program.recorder import add_dump, decode_dump
+from frog.diagnose.program.recorder import DumpError, add_dump, decode_dump
 from frog.diagnose.program.slurm import add_sacct
 from frog.diagnose.program.stacks import add_stacks, is_stack_dump
 from frog.diagnose.program.torchrun import add_error_file, decode_error_file
@@ -52,7 +52,8 @@ def gather(path: Path, attempt: int = 0) -> Evidence:
     mark_failed_calls(evidence)
     add_lines(evidence)
     if not evidence.ranks and not evidence.files:
-        raise RunError(f"{path}: no evidence of a run", f"frog diagnose reads {READABLE}")
+        why = "".join(f"; {problem}" for problem in evidence.problems[:3])
+        raise RunError(f"{path}: no evidence of a run{why}", f"frog diagnose reads {READABLE}")
     return evidence
 
 
@@ -120,7 +121,12 @@ def _add_file(evidence: Evidence, file: Path, name: str, rank: int | None, text_
 
 
 def _add_data(evidence: Evidence, data: bytes, name: str, rank: int | None) -> bool:
-    if (dump := decode_dump(data)) is not None:
+    try:
+        dump = decode_dump(data)
+    except DumpError:
+        evidence.problems.append(f"{name}: a flight-recorder dump that is damaged or incomplete; it was not read")
+        return False
+    if dump is not None:
         return add_dump(evidence, dump, name, number_at_end(name) if rank is None else rank)
     if (error := decode_error_file(data)) is not None:
         add_error_file(evidence, error, name, rank)

@@ -37,13 +37,23 @@ def op_name(text: str) -> str:
     return _OP_TYPES.get(name, name.lower() if name.isupper() else name)
 
 
+class DumpError(Exception):
+    """The data begins as a dump, but is not complete."""
+
+
 def decode_dump(data: bytes) -> dict[str, Any] | None:
-    """Return a dump's fields; None if the data is not one."""
-    if b"profiling_name" not in data and b"entries" not in data[:4096] + data[-4096:]:
+    """Return a dump's fields; None if the data is not one.
+
+    Raises:  DumpError if it is a damaged dump: a rank that is killed while it writes leaves a part.
+    """
+    is_torchs = b"profiling_name" in data or b"pg_config" in data
+    if not is_torchs and b"entries" not in data[:4096] + data[-4096:]:
         return None
     try:
         value = load_plain(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
-    except (PickleError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (PickleError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if is_torchs:
+            raise DumpError from error
         return None
     return value if isinstance(value, dict) and isinstance(value.get("entries"), list) else None
 
