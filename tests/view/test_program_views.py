@@ -174,6 +174,27 @@ def test_report_draws_what_the_program_recorded() -> None:
     assert {finding.what for finding in compare_runs(folder, folder, 0.0).findings} >= {"loss of each rank"}
 
 
+def test_report_of_a_program_of_another_launcher(here: Path) -> None:
+    """Only the observers of its ranks, and frog.record, wrote in the folder."""
+    folder = here / "runs/job"
+    for rank, (state, second) in enumerate([("failed", 9), ("failed", 4)]):
+        times = {"started_unix_ns": 10**9, "unix_ns": 10**9 * (1 + second), "node_rank": rank, "pid": 70 + rank}
+        write(folder, "status.json", {**STATUS, **times, "rank": rank, "state": state}, rank=rank)
+        error = {"format": 1, "rank": rank, "pid": 70 + rank, "unix_ns": second, "type": f"Error{rank}"}
+        write(folder, "error.json", error, rank=rank)
+    html = render_report(RunFolder(folder))
+    for words in ("A program of another launcher on 2 ranks", "Error1 on rank 1", "2 nodes", "9.0 s", ">71</td>"):
+        assert words in html
+    assert "another launcher started the ranks, and has them" in html
+    assert "does not call frog.record" in html
+    for words in ("Error0 on rank", "The end of each log", "<h2>Program</h2>", "Its log is below"):
+        assert words not in html
+    put_in_place(make_run(here / "made").events, folder / "events")
+    html = render_report(RunFolder(folder))
+    assert "As the program recorded it" in html
+    assert "does not call frog.record" not in html
+
+
 def test_report_of_a_program_that_wrote_nothing_else() -> None:
     folder = recorded().folder
     assert folder is not None

@@ -73,15 +73,21 @@ def test_missing_run_is_reported(project: Path, capsys: pytest.CaptureFixture[st
         assert "puddle: no run folder here" in capsys.readouterr().err
 
 
-def test_folder_that_only_an_observer_wrote_is_left_to_diagnose(
+def test_folder_that_only_an_observer_wrote_has_no_logs_and_no_checkpoints(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "runs/job/observed").mkdir(parents=True)
-    for command in (["report", "job"], ["logs", "runs/job"]):
+    for command in (["checkpoints", "job"], ["logs", "runs/job"]):
         assert main(command) == 2
         said = capsys.readouterr().err
-        assert "runs/job: only an observer wrote here, so it has no logs and no report" in said
-        assert "try: frog diagnose runs/job" in said
+        assert "runs/job: only an observer wrote here, so there are no logs and no checkpoints" in said
+        assert "try: frog report runs/job, or frog diagnose runs/job" in said
+
+
+def test_report_needs_a_rank_that_an_observer_has_seen(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "runs/job/observed").mkdir(parents=True)
+    assert main(["report", "job"]) == 2
+    assert "runs/job" in capsys.readouterr().err
 
 
 def observe(folder: Path, states: Sequence[str], unix_ns: int) -> None:
@@ -110,9 +116,19 @@ def test_run_that_only_observers_wrote_is_listed_and_is_the_latest(
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("job ")]
     assert row[1:3] == [status, "2"]
     assert find_evidence("latest").path == Path("runs/job")
-    for command in (["report", "latest"], ["logs", "latest"]):
-        assert main(command) == 2
-        assert "runs/job: only an observer wrote here" in capsys.readouterr().err
+    assert main(["logs", "latest"]) == 2
+    assert "runs/job: only an observer wrote here" in capsys.readouterr().err
+    assert main(["report", "latest"]) == 0
+    html = (project / "runs/job/report.html").read_text()
+    ends = {"ended": 2, "failed": 1, "died": 1, "running": 2}
+    assert f'<span class="status status-{status}">{status}</span>' in html
+    said = {
+        "ended": "<td>reached the end of the program</td>",
+        "failed": "<td>ended with an exception</td>",
+        "died": "<td>gives no sign of life</td>",
+        "running": "<td>is running</td>",
+    }
+    assert html.count(said[status]) == ends[status]
     make_run(project / "runs" / "later")
     os.utime(project / "runs" / "later" / "run.json", ns=(2**62, 2**62))
     assert find_evidence("latest").path == Path("runs/later")

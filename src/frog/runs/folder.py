@@ -226,7 +226,10 @@ def _observed_at(text: str, runs: Path) -> Path | None:
 
 
 def _only_observed(path: Path) -> RunError:
-    return RunError(f"{path}: only an observer wrote here, so it has no logs and no report", f"frog diagnose {path}")
+    return RunError(
+        f"{path}: only an observer wrote here, so there are no logs and no checkpoints",
+        f"frog report {path}, or frog diagnose {path}",
+    )
 
 
 def _latest(runs: Path) -> RunFolder:
@@ -241,10 +244,12 @@ def _latest(runs: Path) -> RunFolder:
 
 def only_observed(runs: Path) -> list[Path]:
     """Return the folders of programs below plain torchrun or srun, in which only the observers of ranks wrote."""
-    folders = folders_with(runs, "observed")
-    return [
-        folder for folder in folders if not (folder / "run.json").exists() and any(folder.glob("observed/attempt_*"))
-    ]
+    return [folder for folder in folders_with(runs, "observed") if is_only_observed(folder)]
+
+
+def is_only_observed(folder: Path) -> bool:
+    """Return whether only the observers of ranks wrote in a folder, not a launcher of Frog."""
+    return not (folder / "run.json").exists() and any(folder.glob("observed/attempt_*"))
 
 
 def find_evidence(text: str) -> RunFolder:

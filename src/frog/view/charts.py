@@ -73,7 +73,7 @@ def _loss(history: History, main: RankHistory) -> Chart:
     if evals:
         losses = np.array([float("nan") if event.loss is None else event.loss for event in evals.values()])
         lines.append(_line("held-out", "heldout", _at(steps, np.array(list(evals), np.int64), losses)))
-    if history.run.file is not None and history.run.file.program is not None:
+    if history.run.file is None or history.run.file.program is not None:
         return _chart("loss", "Loss", "", "As the program recorded it", "exact", steps, lines, len(main.steps))
     note = "Cross-entropy on each rank's own sequences" if len(history.ranks) > 1 else "Cross-entropy"
     return _chart("loss", "Loss", "nats/token", note, "exact", steps, lines, len(main.steps))

@@ -51,10 +51,10 @@ def add_view_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParse
 def _report(args: argparse.Namespace) -> int:
     from frog.core.browser import open_page
     from frog.core.units import format_bytes
-    from frog.runs.folder import find_run
+    from frog.runs.folder import find_evidence
     from frog.view.report import write_report
 
-    path = write_report(find_run(args.run), args.output)
+    path = write_report(find_evidence(args.run), args.output)
     print(f"report: {path} ({format_bytes(path.stat().st_size)})")
     if args.open and not open_page(path):
         print("found no browser; open the file on a machine that has one")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.files import write_atomic
 from frog.core.units import format_bytes, format_count, format_seconds
-from frog.runs.folder import RunFolder, check_output
+from frog.runs.folder import RunFolder, check_output, is_only_observed
 from frog.runs.history import History, read_history
 from frog.runs.record import Record, RunFile
 from frog.view.charts import charts, marks
@@ -20,7 +20,7 @@ from frog.view.network import network_section
 from frog.view.numbers import format_number, format_percent, format_ratio, together
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
 from frog.view.prediction import prediction_section
-from frog.view.program_report import program_context
+from frog.view.program_report import observed_context, program_context
 from frog.view.runs import numbers_of, status_of, when
 from frog.view.strategy import known_config, strategy_section
 from frog.view.timeline import phase_fractions, windows
@@ -34,7 +34,7 @@ _MAX_SAMPLES = 12
 
 
 def write_report(folder: RunFolder, output: Path | None = None) -> Path:
-    """Write the run's report and return its path.
+    """Write the report of a run, or of what the observers of its ranks wrote, and return its path.
 
     Raises:  RunError if run.json is missing or unreadable. The report itself describes other missing or damaged files.
     """
@@ -46,6 +46,9 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
 
 def render_report(folder: RunFolder) -> str:
     """Return the report as HTML text."""
+    if is_only_observed(folder.path):
+        history = read_history(folder)
+        return _template("program.html.jinja").render(**observed_context(folder, history), **_drawing(history))
     run = folder.read_run_json()
     history = read_history(folder)
     if run.program is not None:

@@ -48,7 +48,7 @@ class RunRow:
 def list_runs(runs: Path) -> list[RunRow]:
     """Return a row for each run folder under `runs`, the newest first."""
     rows = [_row(RunFolder(path)) for path in folders_with(runs, "run.json")]
-    rows += [_row_of_observed(path) for path in only_observed(runs)]
+    rows += [row_of_observed(path) for path in only_observed(runs)]
     return sorted(rows, key=lambda row: (row.created or "", row.name), reverse=True)
 
 
@@ -99,12 +99,12 @@ def _row_of_program(folder: RunFolder, run: RunFile, record: Record | None) -> R
     return _with_last_step(row, folder)
 
 
-def _row_of_observed(path: Path) -> RunRow:
+def row_of_observed(path: Path) -> RunRow:
     """Return the row of a program below plain torchrun or srun: only the observers of its ranks wrote here."""
     attempts = read_observed(path)
     ranks = attempts[max(attempts)].values() if attempts else ()
     statuses = [own.status for own in ranks if own.status is not None]
-    states = {status.state if status.state != "running" else _life(status) for status in statuses}
+    states = set(map(state_of, statuses))
     began_ns = min((status.started_unix_ns for status in statuses), default=None)
     return _with_last_step(
         RunRow(
@@ -122,8 +122,9 @@ def _row_of_observed(path: Path) -> RunRow:
     )
 
 
-def _life(status: Status) -> str:
-    return "running" if status.is_fresh(time.time_ns()) else "died"
+def state_of(status: Status) -> str:
+    """Return the state that a rank's observer wrote last; `died` if it says that the rank runs, but too long ago."""
+    return "died" if status.state == "running" and not status.is_fresh(time.time_ns()) else status.state
 
 
 def numbers_of(folder: RunFolder, record: Record) -> Record:
