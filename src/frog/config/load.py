@@ -19,6 +19,7 @@ from frog.config.run import ModelSource, RunConfig
 from frog.core.errors import ConfigError
 from frog.core.schema import convert, parse_toml, read_toml, read_typed, shortened
 from frog.core.suggest import did_you_mean
+from frog.runs.record import SIMULATED_LAYOUT
 
 _MOST_UNKNOWN, _MOST_PARTS = 100, 8
 """Most unknown keys of a table to report, and most parts of an override's key."""
@@ -124,6 +125,10 @@ def from_dict(table: Any, path: Path = Path("run.json")) -> RunConfig:
     """Invert `to_dict`. Raises ConfigError, naming `path`, if this version did not write the table."""
     problems: list[str] = []
     table = convert(table, dict[str, Any], f"{path}: config", "start a new run", ConfigError)
+    if SIMULATED_LAYOUT in table:
+        raise ConfigError(
+            f"{path}: a simulated run, of which nothing was trained", "it can only be reported and diagnosed"
+        )
     config: RunConfig | None = build_section(RunConfig, table, "", problems)
     if config is not None:
         problems = config.problems()

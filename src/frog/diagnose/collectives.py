@@ -120,7 +120,7 @@ class CollectiveCalls:
     def sequences(self) -> list[dict[int, list[CollectiveCall]]]:
         """The calls of each rank, for each set of ranks that calls collectives together."""
         axes = sorted({call.axis for calls in self._by_rank.values() for call in calls})
-        sets = {axis: self._sets_of(axis) for axis in axes}
+        sets = {axis: self.sets_of(axis) for axis in axes}
         world = [axis for axis in axes if sets[axis] == [self.case.ranks]]
         found = [(world, self.case.ranks)] if world else []
         found += [([axis], ranks) for axis in axes if axis not in world for ranks in sets[axis]]
@@ -129,7 +129,7 @@ class CollectiveCalls:
     def _called(self, rank: int, axes: list[str]) -> list[CollectiveCall]:
         return [call for call in self._by_rank[rank] if call.axis in axes and call.op not in BETWEEN_TWO]
 
-    def _sets_of(self, axis: str) -> list[list[int]]:
+    def sets_of(self, axis: str) -> list[list[int]]:
         """Return the sets of ranks into which an axis divides the world; none if the mesh does not determine them."""
         if axis == "world":
             return [self.case.ranks]

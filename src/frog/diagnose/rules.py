@@ -16,15 +16,20 @@ from frog.diagnose.case import Case
 from frog.diagnose.checkpoint_rules import find_damage, of_checkpoint, with_damage
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, span
+from frog.diagnose.exchange_rules import slow_exchanges
 from frog.diagnose.lost_ranks import name_members, survived, with_lost_ranks
 from frog.diagnose.message_rules import off_pattern, unanswered
 from frog.diagnose.running import under_way
+from frog.diagnose.simulated_rules import jitter, of_simulation
 from frog.diagnose.slow_rules import late_each_time, straggler
 from frog.runs import RecordedRun, read_run
 from frog.runs.attempts import Attempt
 from frog.runs.changes import find_changes
 from frog.runs.folder import RunFolder
 from frog.runs.run import is_active
+
+_LARGE_SHARE = 0.2
+"""Share of a simulated step that communication between nodes takes if jitter does not cause it."""
 
 Rule = Callable[[Case, CollectiveCalls], Diagnosis | None]
 
@@ -55,7 +60,7 @@ def diagnose(folder: RunFolder) -> Diagnosis:
         found = _of_ended(run)
     found = with_lost_ranks(found, run, find_changes(run.attempts))
     if run.file is not None and run.file.simulated:
-        found = replace(found, finding=f"simulated run: {found.finding}")
+        found = of_simulation(found)
     return found.with_more(*(f"{'':12}  {problem}" for problem in run.problems))
 
 
@@ -141,9 +146,11 @@ def _of_good(run: RecordedRun) -> Diagnosis:
             advice="start it with `frog train`",
         )
     case = Case(run, attempt)
-    if (wrong := off_pattern(case, CollectiveCalls(case))) is not None:  # a wrong message size may not fail anywhere
+    calls = CollectiveCalls(case)
+    if (wrong := off_pattern(case, calls)) is not None:  # a wrong message size may not fail anywhere
         return wrong.with_more(outcome="completed", finding=f"{wrong.finding}; the run continued with the data it had")
-    slow = straggler(case)
+    is_simulated = run.file is not None and run.file.simulated
+    slow, others = _slow_causes(case, calls, is_simulated)
     step, status = (record.step, record.status) if record else (None, "completed")
     ends = f"{span(case.ranks)} ended as {status}" if case.ranks else "no rank left a record"
     lines = [f"{'':12}  {ends}  [events/, record.json]"]
@@ -159,8 +166,9 @@ def _of_good(run: RecordedRun) -> Diagnosis:
             advice=f"continue: `{run.folder.resume_command}`",
         )
         return found if slow is None else found.with_more(also=(slow,))
-    if slow is not None and slow.step != step:
-        return slow.with_more(*lines, outcome="completed", finding=f"{slow.finding}; the run completed")
+    if slow is not None and (is_simulated or slow.step != step):
+        finding = f"{slow.finding}; the run completed"
+        return slow.with_more(*lines, outcome="completed", finding=finding, also=tuple(others))
     return Diagnosis(
         "none",
         f"healthy: {step} steps by {len(case.ranks)} rank{'s' if len(case.ranks) > 1 else ''}, completed",
@@ -168,5 +176,18 @@ def _of_good(run: RecordedRun) -> Diagnosis:
         outcome="completed",
         evidence=tuple(lines),
         advice="nothing",
-        also=(slow,) if slow is not None else (),
+        also=tuple(other for other in (slow, *others) if other is not None),
     )
+
+
+def _slow_causes(
+    case: Case, calls: CollectiveCalls, is_simulated: bool
+) -> tuple[Diagnosis | None, tuple[Diagnosis, ...]]:
+    """Return what makes a run slow, and what else does. In a real run, only a straggler is a fault."""
+    slow = straggler(case)
+    exchanges, share = slow_exchanges(case, calls) or (None, 0.0)
+    if not is_simulated:
+        return slow, (exchanges,) if exchanges is not None else ()
+    causes = (slow, exchanges, jitter(case)) if share >= _LARGE_SHARE else (slow, jitter(case), exchanges)
+    found = [cause for cause in causes if cause is not None]
+    return (found[0], tuple(found[1:])) if found else (None, ())

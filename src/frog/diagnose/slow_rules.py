@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,6 +14,10 @@ from frog.runs.schema import CollectiveEvent, SpanEvent
 
 _LEAST_S = 0.05
 """A smaller delay is normal variation."""
+
+_SIMULATED_SHARE, _USUAL_DEVIATIONS = 0.03, 6.0
+"""Least delay of a straggler in a simulation, where equal ranks take equal times but for its jitter: of the phase, and
+of the median deviation."""
 
 _FEWEST_STEPS = 3
 """Number of consecutive late steps, up to the end, that prove a straggler; fewer must stand out more clearly."""
@@ -107,6 +111,7 @@ def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 def find_delay(case: Case) -> Delay | None:
     """Return the largest delay of a rank, if there is one. Ranks of different pipeline stages have different work."""
+    is_simulated = case.run.file is not None and case.run.file.simulated
     stages: dict[int, dict[int, dict[Key, float]]] = {}
     for rank, worker in case.attempt.workers.items():
         if worker.start is not None:
@@ -117,12 +122,12 @@ def find_delay(case: Case) -> Delay | None:
         for own in stages.values()
         for phase in sorted({phase for times in own.values() for _, phase in times})
         for rank in own
-        if (delay := _delay(own, rank, phase)) is not None
+        if (delay := _delay(own, rank, phase, is_simulated)) is not None
     ]
     return max(found, key=lambda delay: delay.extra_s, default=None)
 
 
-def _delay(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str) -> Delay | None:
+def _delay(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str, is_simulated: bool) -> Delay | None:
     """Return the step from which, to the end, this rank takes longer for a phase than the others usually do."""
     steps = sorted(step for step, name in own[rank] if name == phase)
     others = [time for r in own if r != rank for (_, name), time in own[r].items() if name == phase]
@@ -130,11 +135,15 @@ def _delay(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str) -> Del
         return None
     usual_s = median(others)
     extra = {step: own[rank][step, phase] - usual_s for step in steps}
-    late = _run_of_late(extra, max(_LEAST_S, 2 * usual_s))
+    least_s = max(_LEAST_S, 2 * usual_s)
+    if is_simulated:
+        deviation_s = median(abs(time - usual_s) for time in others)
+        least_s = max(_SIMULATED_SHARE * usual_s, _USUAL_DEVIATIONS * deviation_s)
+    late = _run_of_late(extra, least_s)
     if not late:
         return None
     extra_s = median(extra[step] for step in late)
-    late = _run_of_late(extra, max(_LEAST_S, 2 * usual_s, 0.6 * extra_s))  # ignore a single hiccup before it
+    late = _run_of_late(extra, max(least_s, 0.6 * extra_s))  # ignore a single hiccup before it
     if not late or (len(late) < _FEWEST_STEPS and not _stands_out(own, rank, phase, late, extra_s)):
         return None
     return Delay(rank, phase, late, extra_s, usual_s)
@@ -164,14 +173,35 @@ def _stands_out(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str, l
 
 
 def _own_times(worker: Worker) -> dict[Key, float]:
-    """Return how long each phase of each step took, in seconds, without the time spent waiting in collectives.
+    """Return how long each phase of each step took, in seconds, without the time spent waiting in collectives."""
+    times: dict[Key, float] = {}
+    for span, own_s in _passes(worker):
+        key = (span.step, span.phase)
+        times[key] = times.get(key, 0.0) + own_s
+    return times
+
+
+def pass_times(case: Case) -> dict[tuple[int, str, int], list[float]]:
+    """Return the seconds of equal passes, without waiting, by pipeline stage, phase, and number in its step."""
+    times: dict[tuple[int, str, int], list[float]] = {}
+    for worker in case.attempt.workers.values():
+        stage = worker.start.place.get("pp", 0) if worker.start is not None else 0
+        number: dict[Key, int] = {}
+        for span, own_s in _passes(worker):
+            if span.phase in ("forward", "backward"):
+                number[span.step, span.phase] = number.get((span.step, span.phase), -1) + 1
+                times.setdefault((stage, span.phase, number[span.step, span.phase]), []).append(own_s)
+    return times
+
+
+def _passes(worker: Worker) -> Iterator[tuple[SpanEvent, float]]:
+    """Yield each phase and its seconds without the time spent waiting in collectives.
 
     For evaluations and checkpoints, only the time to the first collective: rank 0 has more to do after it.
     """
     calls: dict[int, list[CollectiveEvent]] = {}
     for call in worker.of(CollectiveEvent):
         calls.setdefault(call.step, []).append(call)
-    times: dict[Key, float] = {}
     for span in worker.of(SpanEvent):
         start, end = span.start_ns, span.end_ns
         inside = [call for call in calls.get(span.step, []) if start <= call.start_ns <= end]
@@ -179,9 +209,7 @@ def _own_times(worker: Worker) -> dict[Key, float]:
             took = min((call.start_ns for call in inside), default=start) - start
         else:
             took = end - start - sum(call.wait_ns for call in inside)
-        key = (span.step, span.phase)
-        times[key] = times.get(key, 0.0) + max(0, took) / 1e9
-    return times
+        yield span, max(0, took) / 1e9
 
 
 def _wait_s(worker: Worker, steps: set[int]) -> float:

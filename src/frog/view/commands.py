@@ -13,6 +13,7 @@ from frog.core.units import count
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from frog.runs.folder import RunFolder
     from frog.view.compare import Comparison
 
 
@@ -54,8 +55,9 @@ def _report(args: argparse.Namespace) -> int:
     from frog.runs.folder import find_evidence
     from frog.view.report import write_report
 
-    path = write_report(find_evidence(args.run), args.output)
-    print(f"report: {path} ({format_bytes(path.stat().st_size)})")
+    folder = find_evidence(args.run)
+    path = write_report(folder, args.output)
+    print(f"report{_of_what(folder)}: {path} ({format_bytes(path.stat().st_size)})")
     if args.open and not open_page(path):
         print("found no browser; open the file on a machine that has one")
     return 0
@@ -140,6 +142,13 @@ def _tensorboard(args: argparse.Namespace) -> int:
     from frog.runs.folder import find_run
     from frog.view.tensorboard import export_tensorboard
 
-    folder = export_tensorboard(find_run(args.run), args.to)
-    print(f"TensorBoard events: {folder}\n  view: tensorboard --logdir {folder}")
+    run = find_run(args.run)
+    folder = export_tensorboard(run, args.to)
+    print(f"TensorBoard events{_of_what(run)}: {folder}\n  view: tensorboard --logdir {folder}")
     return 0
+
+
+def _of_what(folder: RunFolder) -> str:
+    """Return the words that mark what a simulation wrote."""
+    is_simulated = folder.run_json.exists() and folder.read_run_json().simulated
+    return " of a simulated run" if is_simulated else ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from frog.cli import main
-from frog.core.errors import UsageError
+from frog.config.load import from_dict
+from frog.core.errors import ConfigError, UsageError
 from frog.diagnose.rules import diagnose
 from frog.plan.simulate.trace import MOST_EVENTS, Span, Trace
 from frog.runs import read_run
@@ -37,7 +39,9 @@ def test_simulated_run_is_read_like_a_real_one_and_marked(tmp_path: Path, capsys
     assert sum(event.phase == "forward" for event in rank.of(SpanEvent)) == 3 * 8
     assert {event.op for event in rank.of(CollectiveEvent)} == {"all_reduce", "recv", "send", "reduce_scatter"}
     steps = [event.end_ns for event in rank.of(StepEvent)]
-    assert f"{(steps[1] - steps[0]) / 1e9:.3g}" in out
+    printed = re.search(r"^ +2 +(\S+)$", out, re.MULTILINE)
+    assert printed is not None
+    assert (steps[1] - steps[0]) / 1e9 == pytest.approx(float(printed[1]), rel=2e-3)
     assert diagnose(folder).finding.startswith("simulated run: healthy: 3 steps by 16 ranks")
     assert "Simulated run: no GPU ran this" in render_report(folder)
     assert main(["runs", "--runs", str(folder.path.parent)]) == 0
@@ -58,6 +62,87 @@ def test_diagnosis_names_the_simulated_disturbance(
     found = diagnose(folder)
     assert (found.fault, found.rank) == (fault, rank)
     assert folder.read_run_json().count("train", "steps") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "node"),
+    [
+        (["--tp", "8", "--slow-network", "1:8"], "communication between nodes takes", None),
+        (["--zero", "3", "--slow-network", "0:8", "--jitter", "0.02"], "communication between nodes takes", None),
+        (["--tp", "4", "--pp", "2", "--nodes", "4", "--slow-network", "3:8"], "the network of node 3 is slow", 3),
+        (["--tp", "8", "--pp", "4", "--nodes", "4", "--slow-network", "1:30"], "the network of node 1 is slow", 1),
+        (["--tp", "8", "--jitter", "0.2"], "computing times vary (jitter)", None),
+        (["--zero", "3", "--jitter", "0.2"], "computing times vary (jitter)", None),
+    ],
+)
+def test_diagnosis_names_what_slows_a_simulated_run(
+    words: list[str], named: str, node: int | None, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert main([*WORDS, "--global-batch", "16", *words, "--to", str(folder.path)]) == 0
+    found = diagnose(folder)
+    assert found.finding.startswith(f"simulated run: {named}")
+    assert (found.fault, found.rank, found.node_rank) == ("slow", None, node)
+    assert "frog plan search" in found.advice
+
+
+@pytest.mark.parametrize("words", [["--tp", "8"], ["--zero", "3"], ["--tp", "4", "--pp", "2", "--nodes", "4"]])
+def test_simulated_run_without_disturbance_is_healthy(words: list[str], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert main([*WORDS, "--global-batch", "16", *words, "--to", str(folder.path)]) == 0
+    found = diagnose(folder)
+    assert (found.fault, found.also) == ("none", ())
+
+
+def test_diagnosis_names_a_simulated_straggler_of_a_fifth(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert main([*WORDS, *PIPELINE, "--slow", "9:1.2", "--jitter", "0.02", "--to", str(folder.path)]) == 0
+    found = diagnose(folder)
+    assert found.finding.startswith("simulated run: rank 9 is a straggler")
+
+
+@pytest.mark.parametrize("disturbance", [["--lose", "9@2"], ["--cut", "1@2"]])
+def test_failed_simulated_run_is_not_to_be_resumed(
+    disturbance: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert main([*WORDS, *PIPELINE, *disturbance, "--to", str(folder.path)]) == 0
+    found = diagnose(folder)
+    assert "--resume" not in found.advice
+    assert "cannot be resumed" in found.advice
+    with pytest.raises(ConfigError, match="a simulated run, of which nothing was trained"):
+        from_dict(folder.read_run_json().config)
+    assert main(["logs", str(folder.path)]) == 2
+    assert "a simulated run has no logs" in capsys.readouterr().err
+    assert main(["report", str(folder.path)]) == 0
+    assert capsys.readouterr().out.startswith("report of a simulated run: ")
+    assert "train.log" not in (folder.path / "report.html").read_text()
+
+
+def test_report_of_a_simulated_run_names_the_lost_rank(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert main([*WORDS, *PIPELINE, "--lose", "9@2", "--to", str(folder.path)]) == 0
+    record = folder.read_record()
+    assert record is not None
+    assert record.error is not None
+    assert (record.error.rank, record.error.step) == (9, 2)
+    assert "simulated: rank 9 was killed by SIGKILL" in render_report(folder)
+
+
+def test_slow_network_delays_messages_between_nodes_only(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert main([*WORDS, *PIPELINE, "--slow-network", "1:8", "--to", str(folder.path)]) == 0
+    sent_s = {
+        rank: max(
+            (event.end_ns - event.start_ns) / 1e9
+            for event in read_run(folder).ranks[rank].of(CollectiveEvent)
+            if event.op == "send"
+        )
+        for rank in (0, 4)  # stages 0 and 1; stage 2 is on the other node
+    }
+    num_bytes, network_bytes_per_s = 2 * 8192 * 4096 / 2, 50e9  # of an adapter of 400 Gbit/s
+    assert sent_s[4] > 8 * num_bytes / network_bytes_per_s
+    assert sent_s[0] < num_bytes / network_bytes_per_s
 
 
 def test_simulated_run_of_one_lost_rank_has_failed(tmp_path: Path) -> None:

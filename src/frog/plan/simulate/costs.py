@@ -8,6 +8,7 @@ from frog.core.errors import ConfigError
 from frog.parallel.schedules.schedule import Action, Kind, Schedule, make_schedule
 from frog.plan.estimate.layer_time import Passes, Times
 from frog.plan.estimate.layout import PlannedLayout
+from frog.plan.estimate.links import Group
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel
 from frog.runs.vocabulary import Phase
 
@@ -54,8 +55,11 @@ class Costs:
         """By whether it is the last stage, and the kind of pass."""
         self.num_layers = max(1, layout.heaviest_layers(step.model.layers) // chunks)
         """Layers of one stage."""
-        self.message = step.sends / (2 * layout.virtual_stages)
         self.message_bytes = 2 * layout.tokens * step.model.hidden // layout.tp
+        stride = max(layout.tp * layout.cp * layout.dp, step.cluster.nvlink_domain)
+        self.near_message = step.links.send(self.message_bytes, Group(layout.pp, 1))
+        self.far_message = step.links.send(self.message_bytes, Group(layout.pp, stride))
+        """Seconds of a message between stages, inside an NVLink domain and between two."""
         self.overlaps_messages = layout.traits.overlaps_stages and chunks > 1
         self.exchange_bytes = 2 * layout.tokens * step.model.hidden
         self.optimizer = step.kernels.moves(OPTIMIZER_BYTES * sum(step.optimizer_parameters))
@@ -65,6 +69,8 @@ class Costs:
         self.num_sharing = _cells_of_a_shard(layout)
         """Data-parallel replicas that gather parameters together."""
         self.layer_bytes = int(layout.traits.gradient_bytes * step.stage_parameters / (chunks * self.num_layers))
+        self.gathered_layer_bytes = int(2 * step.stage_parameters / (chunks * self.num_layers))
+        """Bytes of a layer's gradients, and of its parameters."""
         self.parameter_bytes = int(2 * step.stage_parameters)
         self.gather, self.reduce, self.slowed = 0.0, 0.0, 0.0
         """Seconds of a layer, and seconds by which collectives slow the last backward pass of a stage down."""

@@ -97,10 +97,10 @@ class Places:
             own = own * (1 + self._random.exponential(self.disturbed.jitter, own.shape))
         return own
 
-    def between(self, stage: int, other: int) -> Floats:
-        """Return the factors of the messages between two stages: 1 inside an NVLink domain."""
+    def between(self, stage: int, other: int, near_s: float, far_s: float) -> Floats:
+        """Return the seconds of messages between two stages, which take `near_s` inside an NVLink domain."""
         crosses = (self._domains_PDI[stage] != self._domains_PDI[other]).any(axis=1)
-        return np.where(crosses, np.maximum(self.network_PD[stage], self.network_PD[other]), 1.0)
+        return np.where(crosses, far_s * np.maximum(self.network_PD[stage], self.network_PD[other]), near_s)
 
     def across(self, stage: int, num_cells: int) -> Floats:
         """Return the factors of collectives of groups of so many cells: each is as fast as its slowest member."""

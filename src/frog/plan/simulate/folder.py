@@ -24,7 +24,7 @@ from frog.plan.simulate.simulation import Simulated
 from frog.plan.simulate.trace import Call, Span, Trace
 from frog.runs.folder import RunFolder
 from frog.runs.launcher_schema import LAUNCHER_FIELDS
-from frog.runs.record import FORMAT
+from frog.runs.record import FORMAT, SIMULATED_LAYOUT
 
 MOST_RANKS = 1024
 _TIMEOUT_S = 600.0
@@ -207,7 +207,7 @@ class _Writer:
         content = {
             "format": FORMAT, "name": self.folder.path.name, "created": started, "argv": self.command,
             "config": {
-                "simulated layout": {name: value for name, value in asdict(layout).items() if name != "traits"},
+                SIMULATED_LAYOUT: {name: value for name, value in asdict(layout).items() if name != "traits"},
                 "train": {"steps": num_steps, "grad_accum": layout.num_micro},
             },
             "num_parameters": self.run.model.num_parameters(), "data": None, "segments": [segment], "simulated": True,
@@ -217,10 +217,7 @@ class _Writer:
 
     def _record(self, step_s: list[float], failures: dict[int, dict[str, Any]], has_failed: bool) -> None:
         completed = self._completed(step_s)
-        rank = next(iter(failures), None)
-        error = None if rank is None else {
-            "type": "CommError", "message": failures[rank]["message"], "rank": rank, "step": completed + 1,
-        }  # fmt: skip
+        error = self._first_error(failures, completed + 1) if has_failed else None
         wall_s = math.fsum(step_s[:completed])
         tokens = completed * self.layout.global_batch * self.layout.seq_len
         content = {
@@ -229,6 +226,15 @@ class _Writer:
             "tokens_per_s": tokens / wall_s if wall_s else None,
         }  # fmt: skip
         write_json(self.folder.record_json, content)
+
+    def _first_error(self, failures: dict[int, dict[str, Any]], step: int) -> dict[str, Any]:
+        """Return the cause of the failure: the lost rank, else the first rank whose collective timed out."""
+        if self.disturbed.lost_rank is not None:
+            rank = self.disturbed.lost_rank[0]
+            return {"type": "LaunchError", "message": f"simulated: rank {rank} was killed by SIGKILL", "rank": rank,
+                    "step": step}  # fmt: skip
+        rank = min(failures, key=lambda rank: failures[rank]["unix_ns"])
+        return {"type": "CommError", "message": failures[rank]["message"], "rank": rank, "step": step}
 
 
 class _RankTimeline:

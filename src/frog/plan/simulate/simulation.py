@@ -140,7 +140,7 @@ class _Simulation:
         target = next_stage(self.schedule, action)
         if target is None or (other := self.schedule.rank_of(target)) == stage:
             return
-        end = self._message(stage, self.costs.message * self.places.between(stage, other))
+        end = self._message(stage, self.places.between(stage, other, self.costs.near_message, self.costs.far_message))
         arrivals[action] = end
         start = self.free[stage]
         if not self.costs.overlaps_messages:
@@ -173,7 +173,7 @@ class _Simulation:
         gathered = self._transfer(stage, issued, costs.gather, sharing)
         for layer in reversed(range(costs.num_layers)):
             begin = np.maximum(end, gathered)
-            self._call(stage, phase, "all_gather", "dp", costs.layer_bytes, issued, gathered, begin - end)
+            self._call(stage, phase, "all_gather", "dp", costs.gathered_layer_bytes, issued, gathered, begin - end)
             if layer:
                 issued, gathered = begin, self._transfer(stage, begin, costs.gather, sharing)
             end = begin + took / costs.num_layers
