@@ -187,8 +187,10 @@ def test_report_of_a_program_of_another_launcher(here: Path) -> None:
         assert words in html
     assert "another launcher started the ranks, and has them" in html
     assert "does not call frog.record" in html
-    for words in ("Error0 on rank", "The end of each log", "<h2>Program</h2>", "Its log is below"):
+    for words in ("Error0 on rank", "The end of each log", "<h2>Program</h2>", "Its log is below", "run.json"):
         assert words not in html
+    (folder / "observed/attempt_0/rank_0/status.json").write_text("{")
+    assert "attempt_0/rank_0/status.json: not valid JSON" in render_report(RunFolder(folder))
     put_in_place(make_run(here / "made").events, folder / "events")
     html = render_report(RunFolder(folder))
     assert "As the program recorded it" in html

@@ -23,7 +23,7 @@ from frog.core.errors import RunError
 from frog.core.processes import is_alive
 from frog.runs.attempts import Attempt, Worker, cut, last_workers, sort_attempts
 from frog.runs.changes import follow_processes
-from frog.runs.folder import RunFolder
+from frog.runs.folder import RunFolder, is_only_observed
 from frog.runs.heartbeat import read_heartbeat
 from frog.runs.launcher_schema import AnyLauncherEvent, LauncherEndEvent, LaunchEvent
 from frog.runs.read import RankEvents, read_launcher, read_rank
@@ -89,6 +89,8 @@ def assemble(folder: RunFolder, workers: list[Worker], problems: list[str]) -> R
     attempts = sort_attempts(launcher.events, last_workers(workers, unread), _read_beats(folder, unread))
     follow_processes(attempts)
     run = RecordedRun(folder, None, None, attempts, launcher.events, problems=[*launcher.problems, *problems, *unread])
+    if is_only_observed(folder.path):
+        return run
     if not folder.run_json.exists():
         run.problems.append(f"{folder.run_json}: missing, so the run never reached its first step")
         return run

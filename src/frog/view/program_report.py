@@ -69,7 +69,7 @@ def program_context(folder: RunFolder, run: RunFile, program: ProgramInfo, histo
     rows = _rows(recorded, observed, status)
     first = record.error.rank if record and record.error else 0
     return {
-        **_common(history, rows),
+        **_common(history, rows, observed),
         "name": run.name,
         "created": run.created,
         "run": run,
@@ -98,7 +98,7 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
     errors = [own.error for own in observed.values() if own.error is not None and own.error.thread == "MainThread"]
     error = min(errors, key=lambda one: one.unix_ns, default=None)
     return {
-        **_common(history, [_observed_row(own) for own in observed.values()]),
+        **_common(history, [_observed_row(own) for own in observed.values()], observed),
         "name": row.name,
         "created": row.created,
         "run": None,
@@ -117,14 +117,14 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
     }
 
 
-def _common(history: History, rows: list[RankRow]) -> dict[str, Any]:
+def _common(history: History, rows: list[RankRow], observed: dict[int, Observed]) -> dict[str, Any]:
     main = history.main if _has_steps(history) else None
     return {
         "rows": rows,
         "nodes": sorted({row.node for row in rows if row.node is not None}),
         "step": int(main.steps[-1]) if main else None,
         "loss": float(main.scalars["loss_mean"][-1]) if main else None,
-        "problems": history.run.problems,
+        "problems": [*history.run.problems, *(problem for own in observed.values() for problem in own.problems)],
     }
 
 
