@@ -36,6 +36,33 @@ def test_sustained_rates_stay_below_the_peak(name: str) -> None:
     assert gpu.memory_bandwidth > gpu.link_bandwidth
 
 
+@pytest.mark.parametrize(
+    ("cluster", "gigabytes", "tflops", "fp8_tflops", "gigabytes_per_s", "link_gigabytes_per_s"),
+    [
+        ("a100x8", 80, 312, 0, 2039, 300),
+        ("h100x8", 80, 989.5, 1979, 3350, 450),
+        ("h200x8", 141, 989.5, 1979, 4800, 450),
+        ("h20x8", 96, 148, 296, 4000, 450),
+        ("mi300xx8", 192, 1307.4, 2614.9, 5300, 448),
+        ("mi325xx8", 256, 1307.4, 2614.9, 6000, 448),
+    ],
+)
+def test_profiles_have_the_dense_figures_of_the_data_sheets(
+    cluster: str,
+    gigabytes: float,
+    tflops: float,
+    fp8_tflops: float,
+    gigabytes_per_s: float,
+    link_gigabytes_per_s: float,
+) -> None:
+    gpu = clusters()[cluster].gpu
+    assert gpu.memory == pytest.approx(gigabytes * 1e9)
+    assert (gpu.peak_bf16, gpu.peak_fp8) == pytest.approx((tflops * 1e12, fp8_tflops * 1e12))
+    assert (gpu.memory_bandwidth, gpu.link_bandwidth) == pytest.approx(
+        (gigabytes_per_s * 1e9, link_gigabytes_per_s * 1e9)
+    )
+
+
 def test_clusters_name_known_gpus_and_have_whole_nodes() -> None:
     for cluster in clusters().values():
         assert cluster.nvlink_domain % cluster.gpus_per_node == 0

@@ -236,3 +236,10 @@ def test_one_layer_takes_as_long_as_korthikanti_measured(
     row |= {"gpu": "A100-80GB", "year": "2022", "software": "Megatron-LM", "scope": "layer"}
     row |= {"seq_parallel": sequence_parallel, "recompute": recompute}
     assert predict_row(row).step_time_s == pytest.approx(milliseconds / 1e3, rel=0.08)
+
+
+def test_file_that_is_no_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "config.json"
+    table.write_text('{\n  "model_type": "llama", "layers": [1, 2]\n}\n')
+    assert main(["plan", "predict", str(table)]) == 2
+    assert "no rows with a column row_id; its columns: {" in capsys.readouterr().err

@@ -60,7 +60,8 @@ def read_table(path: Path) -> list[Row]:
     except csv.Error as problem:
         raise UsageError(f"{path}: not a CSV file: {problem}", hint) from None
     if not rows or "row_id" not in rows[0]:
-        found = f"; its columns: {shortened(', '.join(rows[0]), 100)}" if rows else ""
+        names = ", ".join(key for key in rows[0] if isinstance(key, str)) if rows else ""
+        found = f"; its columns: {shortened(names, 100)}" if names else ""
         raise UsageError(f"{path}: no rows with a column row_id{found}", hint)
     return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
 
