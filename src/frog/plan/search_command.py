@@ -40,8 +40,10 @@ def _search(args: argparse.Namespace) -> int:
     from frog.plan.estimate.requests import base_layout, zeros_of
     from frog.plan.estimate.rows import precision_problem
     from frog.plan.search.best import search
-    from frog.plan.search.files import write_files
+    from frog.plan.search.files import check_folder, write_files
 
+    if args.to is not None:
+        check_folder(args.to)
     named, cluster, num_gpus = read_target(args)
     base, software = base_layout(named, options_of(args))
     if problem := precision_problem(base, cluster):

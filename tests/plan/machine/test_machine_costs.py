@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from frog.core.errors import ConfigError, RunError
 from frog.core.processes import is_alive
 from frog.plan.estimate.hardware import find_cluster
-from frog.plan.machine.calibration import Calibration
+from frog.plan.machine.calibration import Calibration, summary_lines
 from frog.plan.machine.costs import Cost, Curve, Work, fit_cost
 from frog.plan.machine.request import quick
 from frog.plan.machine.world import fit_machine, measure_worlds, worlds_of
@@ -157,3 +158,10 @@ def test_failed_rank_ends_the_others_and_its_last_output_is_shown(tmp_path: Path
     with pytest.raises(RunError, match=r"rank 0 ended with exit code 1.*\n.*no room for the matrices"):
         measure_worlds(quick(((1, 1), (2, 1)), cores=2), program)
     assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_calibration_of_a_busy_machine_says_so() -> None:
+    idle = calibration()
+    busy = replace(idle, cores=2, load=5.1)
+    assert not [line for line in summary_lines(replace(idle, cores=2, load=0.9)) if line.startswith("note")]
+    assert any("load 5.1 on 2" in line for line in summary_lines(busy))

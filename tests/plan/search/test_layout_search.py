@@ -140,3 +140,17 @@ def test_search_refuses_float8_on_a_gpu_without_it(capsys: pytest.CaptureFixture
     model = str(ROOT / "config" / "llama3_8b.json")
     assert main(["plan", "search", model, "--cluster", "a100x8", "--precision", "fp8"]) == 2
     assert "precision=fp8: A100-80GB has no float8 products" in capsys.readouterr().err
+
+
+def test_search_overwrites_its_own_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "search", str(LLAMA_8B), "--cluster", "h100x8", "--nodes", "2", "--to"]
+    mine, planned = tmp_path / "mine", tmp_path / "planned"
+    mine.mkdir()
+    (mine / "config.json").write_text("{}")
+    assert main([*words, str(mine)]) == 2
+    assert "config.json would be overwritten" in capsys.readouterr().err
+    assert (mine / "config.json").read_text() == "{}"
+    assert main([*words, str(mine / "config.json")]) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert main([*words, str(planned)]) == 0
+    assert main([*words, str(planned)]) == 0

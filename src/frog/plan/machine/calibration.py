@@ -19,6 +19,9 @@ from frog.plan.machine.world import fit_machine, measure_worlds, product_rates
 
 _CPUINFO = Path("/proc/cpuinfo")
 
+_BUSY = 0.75
+"""Load for each core above which a calibration is not to be trusted."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -27,6 +30,9 @@ class Calibration:
     measured: Sequence[Mapping[str, Any]]
     machine: Machine
     source: str
+    cores: float = 1.0
+    load: float = 0.0
+    """Mean number of programs that used a core just before."""
 
     @property
     def text(self) -> str:
@@ -46,7 +52,7 @@ def calibrate(request: Request) -> Calibration:
     day = datetime.now(UTC).date()
     where = f"{processor()}, {request.cores:g} cores, load {load:.1f} before"
     source = f"measured on {day}, {where}, {threads} thread{plural} per rank"
-    return Calibration(measured, fit_machine(measured, request.cores), source)
+    return Calibration(measured, fit_machine(measured, request.cores), source, request.cores, load)
 
 
 def processor() -> str:
@@ -123,6 +129,11 @@ def summary_lines(found: Calibration) -> Iterator[str]:
         rows[f"{op}, beta, GB/s"] = [_beta(costs, op) for costs in worlds.values()]
     for name, values in rows.items():
         yield f"  {name:<32}" + "".join(f"{value:>10.3g}" if value else f"{'-':>10}" for value in values)
+    if found.load > _BUSY * found.cores:
+        yield (
+            f"note: other programs used the cores (load {found.load:.1f} on {found.cores:g}): collectives seem slower "
+            "than they are; measure again on an idle machine"
+        )
 
 
 def _alpha_us(costs: WorldCosts, op: str) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.config.load import load_model_config, parse_run_config
-from frog.core.errors import ConfigError
+from frog.core.errors import ConfigError, UsageError
 from frog.core.files import write_atomic
 from frog.core.schema import parse_toml
 from frog.plan.estimate.rows import PlannedRun
@@ -20,6 +20,18 @@ from frog.plan.search.best import Candidate, Found
 _TRIED = 300
 """Layouts to try for one that Frog itself can train."""
 _GIB = 2**30
+_PAGE = "front.html"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UsageError if a folder has files of the user that a search would overwrite, or is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--to {folder}: is a file", "name a folder")
+    there = [name for name in ("config.json", "run.toml", "cluster.toml") if (folder / name).exists()]
+    if there and not (folder / _PAGE).exists():
+        raise UsageError(
+            f"--to {folder}: {' and '.join(there)} would be overwritten, which no search wrote", "choose another folder"
+        )
 
 
 def write_files(
@@ -30,8 +42,8 @@ def write_files(
     `for_frog` is the result of a search for Frog's own program, which needs more memory than others.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "front.html", front_page(found, cluster_name))
-    lines = [f"{folder / 'front.html'}: the front of time and memory"]
+    write_atomic(folder / _PAGE, front_page(found, cluster_name))
+    lines = [f"{folder / _PAGE}: the front of time and memory"]
     if config is None:
         return [*lines, "no run file: the search was not for a config.json"]
     write_atomic(folder / "config.json", json.dumps(dict(config), indent=2) + "\n")
