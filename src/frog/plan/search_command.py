@@ -65,6 +65,13 @@ def _search(args: argparse.Namespace) -> int:
             "more --nodes, another --global-batch, or another cluster",
         )
     notes = refuse_beyond(found.best[0].run, args.anyway)
+    written = []
+    if args.to is not None:
+        # The files come first: a closed pipe, as of `| head`, ends the command at a line that it prints.
+        steps = _DEFAULT_STEPS if args.tokens is None else num_steps(base, args.tokens)
+        own, _ = base_layout(named, {**options_of(args), "software": "frog"})
+        for_frog = search(named.model, cluster, [num_gpus], own, constants=constants)
+        written = write_files(args.to, found, for_frog, named.config, args.cluster, steps)
     print(f"{format_count(named.model.num_parameters())} parameters, {batch}, {base.precision}, {software}")
     print(
         f"{found.num_layouts:,} layouts on {', '.join(map(str, counts))} {cluster.gpu.name}; {found.num_fitting:,} fit"
@@ -73,12 +80,8 @@ def _search(args: argparse.Namespace) -> int:
         print(line)
     for note in notes:
         print(f"note: {note}")
-    if args.to is not None:
-        steps = _DEFAULT_STEPS if args.tokens is None else num_steps(base, args.tokens)
-        own, _ = base_layout(named, {**options_of(args), "software": "frog"})
-        for_frog = search(named.model, cluster, [num_gpus], own, constants=constants)
-        lines = write_files(args.to, found, for_frog, named.config, args.cluster, steps)
-        print("\n" + "\n".join(lines))
+    if written:
+        print("\n" + "\n".join(written))
     return 0
 
 

@@ -111,6 +111,14 @@ QWEN2_7B = {
     "vocab_size": 152064,
 }
 
+OLMO2_7B = {
+    **LLAMA_8B,
+    "model_type": "olmo2",
+    "num_key_value_heads": 32,
+    "intermediate_size": 11008,
+    "vocab_size": 100352,
+}
+
 
 @pytest.mark.parametrize(
     ("config", "num_parameters"),
@@ -118,6 +126,7 @@ QWEN2_7B = {
         (LLAMA_8B, 8_030_261_248),
         (MIXTRAL, 46_702_792_704),
         (QWEN2_7B, 7_615_616_512),
+        (OLMO2_7B, 7_298_617_344),
         (QWEN3_235B, 235_093_634_560),
         (DEEPSEEK_V3, 671_026_404_352),
         (GPT2, 124_439_808),

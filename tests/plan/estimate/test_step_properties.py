@@ -211,6 +211,7 @@ def test_gated_layer_keeps_three_tensors_of_the_ffn() -> None:
     [
         ({"dp": 3}, "global_batch=16 does not divide by dp=3 x micro_batch=1"),
         ({"pp": 64}, "pp=64 x virtual_stages=1 exceeds layers=32"),
+        ({"virtual_stages": 2}, "virtual_stages=2: needs a pipeline, pp of at least 2"),
         ({"tp": 0}, "tp=0: must be at least 1"),
         ({"cp": 3}, "seq_len=4096 does not divide by cp=3"),
         ({"zero": 4}, "zero=4: must be 0 to 3"),

@@ -78,6 +78,7 @@ def _llama(table: Mapping[str, Any]) -> PlannedModel:
         tied=bool(table.get("tie_word_embeddings", table["model_type"] == "gemma")),
         query_key_value_bias=bool(table.get("attention_bias")) or str(table["model_type"]).startswith("qwen2"),
         head_norms=str(table["model_type"]).startswith("qwen3"),
+        query_key_norms=table["model_type"] == "olmo2",
         experts=experts,
         experts_per_token=_size(table, "num_experts_per_tok", 2) if experts else 0,
         shared_experts=shared // expert_ffn if experts else 0,

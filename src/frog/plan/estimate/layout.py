@@ -117,6 +117,8 @@ class PlannedLayout:
             found.append(f"heads={model.heads} do not divide by tp={self.tp}")
         if self.pp * self.virtual_stages > model.layers:
             found.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={model.layers}")
+        if self.virtual_stages > 1 and self.pp == 1:
+            found.append(f"virtual_stages={self.virtual_stages}: needs a pipeline, pp of at least 2")
         if self.seq_len % self.cp:
             found.append(f"seq_len={self.seq_len} does not divide by cp={self.cp}")
         if self.ep > 1 and not model.experts:

@@ -43,6 +43,8 @@ class PlannedModel:
     """Biases of queries, keys and values alone, as in Qwen2."""
     head_norms: bool = False
     """Norms of each head's queries and keys, as in Qwen3."""
+    query_key_norms: bool = False
+    """One norm of all heads' queries, and one of their keys, as in OLMo 2."""
     positions: int = 0
     """Learned position embeddings; 0: none."""
     experts: int = 0
@@ -109,6 +111,7 @@ class PlannedModel:
         products = self.attention_products()
         latent = self.latent
         norms = latent.query_rank + latent.key_value_rank if latent else 2 * self.head_dim * self.head_norms
+        norms += (self.heads + self.kv_heads) * self.head_dim * self.query_key_norms
         biases = products[0][1] if self.query_key_value_bias else 0
         return _numel(products, self.biases) + norms + biases
 

@@ -192,7 +192,7 @@ def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
     if not row.get("zero") and dp > 1:
         assumed.append("zero=1")
     group = _choice(row, "zero_group")
-    if not row.get("virtual_stages") and "interleaved" in (row.get("schedule") or ""):
+    if degrees["pp"] > 1 and not row.get("virtual_stages") and "interleaved" in (row.get("schedule") or ""):
         degrees["virtual_stages"] = 2
         assumed.append("virtual_stages=2")
     traits = traits_of(row)
