@@ -34,7 +34,7 @@ _CHOICES = {
     "recompute": ("none", "selective", "alternate", "full"),
     "precision": ("bf16", "fp16", "fp8", "fp8_rowwise"),
 }
-_TEXTS = ("seq_parallel", "software", "year")
+_TEXTS = ("seq_parallel", "overlap_moe", "software", "year")
 COLUMNS = (*_NUMBERS, *_CHOICES, *_TEXTS)
 """Options with the names of a table's columns."""
 
@@ -67,6 +67,11 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
         if name != "precision":
             layout.add_argument(_option(name), choices=choices)
     layout.add_argument("--seq-parallel", choices=("yes", "no"), help="split the norms' inputs over tp")
+    layout.add_argument(
+        "--overlap-moe",
+        choices=("yes", "no"),
+        help="the experts' all-to-all runs next to another micro-batch's pass, as in DualPipe and Megatron-Core",
+    )
 
 
 def add_target_arguments(parser: argparse.ArgumentParser, *, default_cluster: bool = False) -> None:
@@ -93,7 +98,9 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, default_cluster: bo
     parser.add_argument(
         "--precision", choices=_CHOICES["precision"], help="number format of large products; default: bf16"
     )
-    parser.add_argument("--software", metavar="NAME", help="megatron, fsdp, deepspeed, frog, or a table's name")
+    parser.add_argument(
+        "--software", metavar="NAME", help="megatron, fsdp, deepspeed, frog, hai-llm, or a table's name"
+    )
     parser.add_argument(
         "--year", type=at_least(1), metavar="N", help="year of the program: decides which attention it has"
     )

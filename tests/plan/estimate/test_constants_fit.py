@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from frog.cli import main
 from frog.core.errors import ConfigError
 from frog.plan.estimate.constants import FITTED
-from frog.plan.estimate.fit import constants_text, read_constants
+from frog.plan.estimate.fit import constants_text, gauss_newton, read_constants
 from frog.plan.estimate.predict import predict_rows, read_table
 
 ROOT = Path(__file__).parents[3]
@@ -51,6 +53,17 @@ def test_fit_finds_slower_products_and_network(table: Path, capsys: pytest.Captu
     assert main(["plan", "predict", str(PLANNED), "--constants", str(to)]) == 0
     first = capsys.readouterr().out.splitlines()[1].split(",")
     assert float(first[1]) > 20.4841
+
+
+def test_number_at_its_limit_does_not_stop_the_others() -> None:
+    def residuals(at: np.ndarray) -> np.ndarray:
+        # The data want the first number at its limit, 0, or above; a weaker prior wants -1. The second one is free.
+        return np.array([3 - 5 * min(at[0], 0.0), at[0] + 1, at[1] - 1])
+
+    found = gauss_newton(residuals, np.zeros(2), np.array([0.0, math.inf]))
+    assert found == pytest.approx([0, 1], abs=1e-3)
+    below = gauss_newton(lambda at: np.array([at[0] + 1, at[1] - 1]), np.zeros(2), np.array([0.0, math.inf]))
+    assert below == pytest.approx([-1, 1], abs=1e-3), "it leaves the limit where the data want that"
 
 
 def test_table_without_step_times_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,19 @@ def test_all_reduce_is_a_reduce_scatter_and_a_gather() -> None:
     assert LINKS.all_reduce(8e9, Group(1, 1)) == 0
 
 
+@pytest.mark.parametrize(
+    ("group", "seconds"),
+    [
+        (Group(16, 1), 2 * 7 / 8 * 8 / 450),  # two nodes: the links inside bound it
+        (Group(4, 4), 2 * 1 / 2 * 8 / 100),  # two ranks of each of two nodes
+        (Group(32, 1), 2 * 7 / 8 * 8 / 450),
+        (Group(8, 8), 2 * 7 / 8 * 8 / 50),  # a rank of each of eight nodes
+    ],
+)
+def test_all_reduce_between_nodes_sends_only_the_sum_of_each(group: Group, seconds: float) -> None:
+    assert LINKS.all_reduce(8e9, group) == pytest.approx(seconds)
+
+
 def test_latency_counts_hops_inside_and_between_nodes() -> None:
     links = Links(H100, replace(NO_LATENCY, link_latency_s=1.0, network_latency_s=100.0))
     assert links.latency(Group(8, 1)) == 7

@@ -125,6 +125,45 @@ def llama_run(num_gpus: int = 64, cluster: str = "h100x8", **options: object) ->
     return request_run(named, {name: str(value) for name, value in options.items()}, clusters()[cluster], num_gpus)
 
 
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "num_nextn_predict_layers": 1,
+    "tie_word_embeddings": False,
+    "vocab_size": 129280,
+}
+
+
+def test_step_of_deepseek_v3_needs_the_overlap_of_experts() -> None:
+    cells = {"pp": "16", "ep": "64", "zero": "1", "seq_len": "4096", "global_batch": "15360", "micro_batch": "1"}
+    cells |= {"precision": "fp8", "schedule": "DualPipe"}
+    named, cluster = NamedModel(model_of(DEEPSEEK_V3)), clusters()["h800x8"]
+
+    def step_s(**options: str) -> float:
+        return request_run(named, {**cells, **options}, cluster, 2048).step.step.total
+
+    published = 180_000 * 3600 / 2048 / 1e12 * 15360 * 4096  # GPU-hours of a trillion tokens
+    assert published == pytest.approx(19.9, rel=0.01)
+    assert step_s(software="hai-llm") == pytest.approx(published, rel=0.2)
+    assert step_s(software="hai-llm", overlap_moe="no") > 1.2 * published
+    assert step_s(software="megatron", overlap_moe="yes") < 0.8 * step_s(software="megatron")
+
+
 def test_float8_is_refused_on_a_gpu_without_it() -> None:
     with pytest.raises(ConfigError, match="precision=fp8: A100-80GB has no float8 products"):
         llama_run(16, "a100x8", cp=2, zero=1, software="megatron", precision="fp8")
@@ -135,10 +174,11 @@ RUNS = [
     llama_run(64, tp=4, pp=4, virtual_stages=2, recompute="full"),
     llama_run(16, "h100x8", cp=2, zero=1, software="megatron", precision="fp8"),
     llama_run(16, "a100x8", cp=2, zero=1, software="megatron"),
+    llama_run(32, "h100x8", tp=16, zero=1, software="deepspeed"),
 ]
 
 
-@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100"])
+@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100", "tensor over nodes"])
 def test_explained_sums_give_the_numbers_of_the_plan(run: PlannedRun) -> None:
     step = StepModel(run.model, run.layout, run.cluster)
     memory, budget = step_memory(step), training_budget(step, 300e9)
@@ -182,7 +222,7 @@ def test_explained_bandwidths_are_those_of_the_links() -> None:
     assert step.sends == pytest.approx(2 * (message_s + step.constants.network_latency_s))
 
 
-@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100"])
+@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100", "tensor over nodes"])
 def test_utilization_and_losses_make_the_whole_step(run: PlannedRun) -> None:
     step = StepModel(run.model, run.layout, run.cluster)
     lost = losses(step)
@@ -264,6 +304,7 @@ def test_command_prints_memory_time_and_cost(capsys: pytest.CaptureFixture[str])
         (["--cluster", "h100x8", "--nodes", "99999999999"], "must be at least 1 and at most 10000000"),
         (["--cluster", "h100x8", "--price", "2.50"], 'write it like "2.50 USD/h"'),
         (["--cluster", "h100x8", "--pp", "8", "--virtual-stages", "5"], "exceeds layers=32"),
+        (["--cluster", "h100x8", "--overlap-moe", "yes"], "overlap_moe=yes: this program has no such overlap"),
     ],
 )
 def test_impossible_plan_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

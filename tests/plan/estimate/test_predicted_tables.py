@@ -153,6 +153,63 @@ def test_older_programs_keep_scores_and_newer_ones_overlap() -> None:
     assert traits_of({"software": "torchtitan (async TP)", "year": "2025"}).overlaps_tensor
 
 
+def test_gradients_travel_as_the_program_stores_them() -> None:
+    sizes = {
+        name: traits_of({"software": name}).gradient_bytes for name in ("NeMo", "Megatron-Bridge", "Megatron-Core")
+    }
+    assert sizes == {"NeMo": 2, "Megatron-Bridge": 2, "Megatron-Core": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "chunks"),
+    [
+        ({}, 2),
+        ({"schedule": "1f1b"}, 1),
+        ({"software": "DeepSpeed"}, 1),
+        ({"software": "DeepSpeed", "schedule": "interleaved"}, 2),
+        ({"layers": "72"}, 1),  # 16 chunks would differ
+        ({"pp": "1", "dp": "16"}, 1),
+    ],
+)
+def test_megatron_s_pipeline_without_a_schedule_is_interleaved(changes: dict[str, str], chunks: int) -> None:
+    run = read_row({**ROW, "virtual_stages": "", **changes})
+    assert run.layout.virtual_stages == chunks
+    assert ("virtual_stages=2" in run.assumed) == (chunks == 2)
+
+
+EXPERTS = {"experts": "64", "experts_per_token": "8", "expert_ffn": "2048", "ep": "8"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "overlaps"),
+    [
+        ({}, False),
+        ({"overlap_moe": "yes"}, True),
+        ({"software": "HAI-LLM"}, True),
+        ({"software": "HAI-LLM", "overlap_moe": "no"}, False),
+    ],
+)
+def test_experts_overlap_where_the_row_or_its_program_says_so(changes: dict[str, str], overlaps: bool) -> None:
+    traits = read_row({**ROW, **EXPERTS, **changes}).layout.traits
+    assert traits.overlaps_experts is overlaps
+    assert traits.dispatches_fp8 is ("software" in changes), "only DeepSeek's program sends float8"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"overlap_moe": "some"}, "overlap_moe='some': must be yes or no"),
+        ({"overlap_moe": "yes", "software": "DeepSpeed"}, "overlap_moe=yes: this program has no such overlap"),
+        ({"overlap_moe": "yes", "ep": "1"}, "overlap_moe=yes: ep=1 sends no tokens"),
+        ({"overlap_moe": "yes", "global_batch": "2"}, "overlap_moe=yes: needs two micro-batches"),
+    ],
+)
+def test_overlap_of_experts_that_no_run_has_is_refused(changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_row({**ROW, **EXPERTS, **changes})
+    assert reason in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("words", "schedule"),
     [

@@ -170,7 +170,10 @@ def test_activations_agree_with_korthikanti(
     ("degrees", "num_bytes"),
     [
         ({"pp": 8, "virtual_stages": 2}, 64 * 2 * 2 * 2 * 4096 * 4096),  # micro-batches, passes, chunks, 16 bits
-        ({"tp": 16}, 64 * 32 * 2 * 2 * 2 * 15 / 16 * 2 * 4096 * 4096 / 8),  # layers, passes, all-reduces; 8 adapters
+        (
+            {"tp": 16},
+            64 * 32 * 2 * 2 * 2 * 1 / 2 * 2 * 4096 * 4096 / 8,
+        ),  # layers, passes, all-reduces; sums of 2 nodes, 8 adapters
     ],
     ids=["pipeline", "tensor"],
 )
@@ -238,6 +241,63 @@ def test_expert_parallelism_needs_experts_and_ranks(changes: dict[str, int], pro
     model = PlannedModel(32, 512, 4, 4, 128, 1024, 1000, experts=8, experts_per_token=2, expert_ffn=1024)
     layout = replace(PlannedLayout(seq_len=4096, global_batch=16), **changes)  # type: ignore[arg-type]
     assert layout.problems(model) == ([] if problem is None else [problem])
+
+
+def test_other_stages_fill_the_pipeline_without_the_output_matrix_of_the_last() -> None:
+    model = PlannedModel(8, 4096, 32, 8, 128, 14336, 512000)
+    step = StepModel(model, PlannedLayout(seq_len=4096, global_batch=8, pp=4), clusters()["h100x8"])
+    layers = step.layers.layer(mixture=False).total.total * 6
+    assert step.other_stages == pytest.approx(layers)
+    assert step.step.bubble == pytest.approx(layers + 3 * step.sends)
+
+
+def test_chunks_hide_the_reduction_of_those_that_finish_first() -> None:
+    def exposed_s(seconds: float, **layout: int) -> float:
+        planned = PlannedLayout(seq_len=4096, global_batch=64, **layout)  # type: ignore[arg-type]
+        step = StepModel(PlannedModel(32, 4096, 32, 8, 128, 14336, 128256), planned, clusters()["h100x8"])
+        return seconds - step.hidden_transfer(seconds, 1.0)
+
+    assert exposed_s(0.5) == 0
+    assert exposed_s(3.0) == 2.0, "behind one pass"
+    assert exposed_s(3.0, pp=4) == 2.0, "one chunk: its gradients are complete in the last pass"
+    assert exposed_s(3.0, pp=4, virtual_stages=2) == 1.0, "the last of two chunks: half of it"
+    assert exposed_s(30.0, pp=4, virtual_stages=2) == 27.5, (
+        "all that four passes through a chunk and a half do not hide"
+    )
+    assert exposed_s(3.0, pp=4, virtual_stages=2, micro_batch=64) == 2.0, "a single micro-batch"
+
+
+MIXTURE = PlannedModel(
+    16, 4096, 32, 8, 128, 14336, 128256, experts=64, experts_per_token=8, expert_ffn=2048, gated=True
+)
+
+
+@pytest.mark.parametrize("gbit_s", [200, 3200, 100_000])
+def test_overlapped_experts_take_the_longer_of_both_and_a_slowdown(gbit_s: float) -> None:
+    cluster = replace(clusters()["h100x8"], node_bandwidth=gbit_s * 1e9 / 8)
+    layout = PlannedLayout(seq_len=4096, global_batch=64, dp=16, ep=16)
+    usual = StepModel(MIXTURE, layout, cluster)
+    beside = StepModel(MIXTURE, replace(layout, traits=Traits(overlaps_experts=True)), cluster)
+    before, after = usual.layers.layer(mixture=True), beside.layers.layer(mixture=True)
+    assert replace(before.total, expert=0) == replace(after.total, expert=0)
+    cost = usual.layers.overlap_cost
+    for one, other in ((before.forward, before.backward), (before.backward, before.forward)):
+        hidden = min(one.expert, other.products + other.attention + other.memory)
+        overlapped = after.forward if one is before.forward else after.backward
+        assert overlapped.expert == pytest.approx(one.expert - (1 - cost) * hidden)
+    assert before.total.total * 0.5 < after.total.total < before.total.total
+
+
+def test_dispatch_in_float8_sends_three_quarters_of_the_bytes() -> None:
+    cluster = clusters()["h100x8"]
+    layout = PlannedLayout(seq_len=65536, global_batch=64, dp=16, ep=16, precision="fp8")
+    short = replace(layout, traits=Traits(dispatches_fp8=True))
+    expert = [
+        StepModel(MIXTURE, one, cluster).layers.layer(mixture=True).forward.expert
+        for one in (layout, short, replace(short, precision="bf16"))
+    ]
+    assert expert[1] == pytest.approx(0.75 * expert[0], rel=1e-2)
+    assert expert[2] == expert[0], "16-bit tokens stay in 16 bits"
 
 
 def test_zero_group_larger_than_the_data_parallel_ranks_means_all_of_them() -> None:

@@ -80,7 +80,7 @@ def test_slow_network_of_one_node_slows_an_exposed_all_reduce_by_its_factor() ->
     num_bytes = 4 * step.stage_parameters
     bandwidth = 8 * step.cluster.network_bandwidth_per_gpu * step.constants.network
     latency = 7 * step.constants.link_latency_s + 3 * step.constants.network_latency_s
-    all_reduce_s = 2 * (63 / 64 * num_bytes / bandwidth + latency)
+    all_reduce_s = 2 * (7 / 8 * num_bytes / bandwidth + latency)  # eight nodes, each with one sum
     slower = simulated_s(step, Disturbances(slow_nodes={5: 3.0})) - simulated_s(step)
     assert slower == pytest.approx(2 * all_reduce_s)
 

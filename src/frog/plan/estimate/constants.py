@@ -37,27 +37,27 @@ class Constants:
     """Fraction of the backward pass that can hide the reduction of gradients."""
     hidden_tensor: float = 0.6
     """Fraction of tensor-parallel communication that an overlapping implementation hides."""
-    step_s: float = 0.01
+    step_s: float = 0.002
     """Fixed time of a step: the loader, the norm of the gradient, logging."""
     jitter: float = 0.005
     """Slowdown for each doubling of the number of nodes, as all wait for the slowest."""
 
 
 FITTED = Constants(
-    product=0.9085,
-    product_fp8=0.8292,
-    tile_s=3.056e-06,
-    wave_loss=0.6279,
-    attention=0.6531,
-    memory=0.7365,
-    launch_s=4.76e-05,
-    link=0.8685,
-    network=0.6959,
-    link_latency_s=7.396e-06,
-    network_latency_s=1.697e-05,
-    overlap_slowdown=0.5712,
-    hidden=0.9804,
-    hidden_tensor=0.7946,
-    step_s=0.009883,
-    jitter=0.004846,
+    product=0.9364,
+    product_fp8=0.8452,
+    tile_s=3.567e-06,
+    wave_loss=0.8483,
+    attention=0.6659,
+    memory=0.7079,
+    launch_s=4.942e-05,
+    link=0.9309,
+    network=0.614,
+    link_latency_s=9.586e-06,
+    network_latency_s=1.886e-05,
+    overlap_slowdown=0.6227,
+    hidden=1,
+    hidden_tensor=0.7618,
+    step_s=0.002016,
+    jitter=0.004259,
 )

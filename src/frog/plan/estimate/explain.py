@@ -38,7 +38,7 @@ class Term:
 def explain_step(step: StepModel) -> Iterator[Term]:
     """Yield the terms of a step's time, in the order of the report."""
     model, layout, constants = step.model, step.layout, step.constants
-    heaviest, mean = step.stages
+    heaviest, _ = step.stages
     whole = step.step
     rate = step.kernels.product_rate / 1e12
     yield Term("rate of products", "best measured product x constant `product`", *_rate(step), "TFLOP/s")
@@ -68,9 +68,9 @@ def explain_step(step: StepModel) -> Iterator[Term]:
         sends = step.sends
         yield Term(
             "pipeline bubble",
-            "(p - 1) / v x idle share x (mean stage + messages)",
-            f"({layout.pp} - 1) / {layout.virtual_stages} * {_n(idle_share(layout))} * "
-            f"({_n(mean.total.total)} + {_n(sends)})",
+            "(other stages + (p - 1) x messages) / v x idle share",
+            f"({_n(step.other_stages)} + ({layout.pp} - 1) * {_n(sends)}) / {layout.virtual_stages} * "
+            f"{_n(idle_share(layout))}",
             whole.bubble,
             "s",
             "Narayanan et al. 2021",
@@ -146,13 +146,18 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
     )
     if layout.tp > 1:
         group = Group(layout.tp, 1)
-        num_bytes, bandwidth = 2.0 * layout.tokens * model.hidden, step.links.bandwidth(group)
-        seconds = step.links.all_reduce(num_bytes, group)
-        moved = 2 * (layout.tp - 1) / layout.tp * num_bytes / bandwidth
+        num_bytes = 2.0 * layout.tokens * model.hidden
+        seconds, latency = step.links.all_reduce(num_bytes, group), step.links.all_reduce(0, group)
+        inside, link = group.inside(step.cluster.nvlink_domain), step.links.link
+        moved, formula = f"({inside} - 1) / {inside} / {_n(link)}", "(n - 1)/n / link"
+        if inside < group.size:
+            domains, network = -(-group.size // inside), step.links.ring_network(group)
+            moved = f"max({moved}, ({domains} - 1) / {domains} / {_n(network)})"
+            formula = "larger of (k - 1)/k / link for the k ranks of a node and (d - 1)/d / network for d nodes"
         yield Term(
             "all-reduce of tensor parallelism",
-            "2 (n - 1)/n x bytes / bandwidth + latency of the hops",
-            f"(2 * ({layout.tp} - 1) / {layout.tp} * {_n(num_bytes)} / {_n(bandwidth)} + {_n(seconds - moved)}) * 1e3",
+            f"2 x bytes x {formula} + latency of the hops",
+            f"(2 * {_n(num_bytes)} * {moved} + {_n(latency)}) * 1e3",
             seconds * 1e3,
             "ms",
             "Thakur et al. 2005",

@@ -109,18 +109,25 @@ def fit(rows: Sequence[Measured], start: Constants = FITTED, prior: Constants | 
         robust = np.sign(errors) * np.sqrt(2 * _HUBER**2 * (np.sqrt(1 + (errors / _HUBER) ** 2) - 1))
         return np.concatenate([robust * weights, (logs - expected) / sigma])
 
-    return _from_logs(_gauss_newton(residuals, _logs(start)))
+    most = np.array([0.0 if name in _EFFICIENCIES else math.inf for name in _NAMES])
+    return _from_logs(gauss_newton(residuals, np.minimum(_logs(start), most), most))
 
 
-def _gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], at: np.ndarray) -> np.ndarray:
-    """Minimize the sum of squares, with Levenberg and Marquardt's damping."""
+def gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], at: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Minimize the sum of squares up to the limits `most`, with Levenberg and Marquardt's damping.
+
+    A number at its limit stays there while the sum falls towards it; its derivative is taken from below.
+    """
     damping, now = 1e-2, residuals(at)
     for _ in range(_ROUNDS):
-        steps = np.eye(len(at)) * 0.01
-        jacobian = np.stack([(residuals(at + step) - now) / 0.01 for step in steps], axis=1)
-        square, slope = jacobian.T @ jacobian, jacobian.T @ now
+        sizes = np.where(at + 0.01 > most, -0.01, 0.01)
+        jacobian = np.stack([(residuals(at + step) - now) / step.sum() for step in np.diag(sizes)], axis=1)
+        free = (at < most) | (jacobian.T @ now > 0)
+        square, slope = jacobian[:, free].T @ jacobian[:, free], jacobian[:, free].T @ now
         while damping < 1e6:
-            tried = at - np.linalg.solve(square + damping * np.diag(np.diag(square)), slope)
+            tried = at.copy()
+            tried[free] -= np.linalg.solve(square + damping * np.diag(np.diag(square)), slope)
+            tried = np.minimum(tried, most)
             if (new := residuals(tried)) @ new < now @ now:
                 at, now, damping = tried, new, damping / 3
                 break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layout import PlannedLayout
@@ -81,7 +81,11 @@ class LayerModel:
         products = self._products(mixture)
         attention = self._attention()
         memory = self._memory(mixture)
-        comm = [self._communication(mixture, *pair) for pair in zip(products, attention, strict=True)]
+        forward, backward = (self._communication(mixture, *pair) for pair in zip(products, attention, strict=True))
+        if self.layout.traits.overlaps_experts:
+            computed = [sum(parts) for parts in zip(products, attention, memory, strict=True)]
+            forward, backward = self._beside(forward, computed[1]), self._beside(backward, computed[0])
+        comm = forward, backward
         num_kernels = _MOE_KERNELS if mixture else _DENSE_KERNELS
         forward = self._bounded(products[0], attention[0], memory[0], comm[0], num_kernels)
         backward = self._bounded(products[1], attention[1], memory[1], comm[1], num_kernels)
@@ -93,6 +97,14 @@ class LayerModel:
         launches = num_kernels + (_COLLECTIVES if self.layout.tp > 1 else 0)
         launching = 0.0 if self.layout.traits.launches_ahead else launches * self.kernels.constants.launch_s
         return ran + Times(launch=max(0.0, launching - ran.total))
+
+    def _beside(self, comm: Times, computation: float) -> Times:
+        """Hide the experts' all-to-all of a pass behind the computation of another micro-batch's other pass.
+
+        Source:  DeepSeek-AI 2024, DeepSeek-V3, section 3.2.1.
+        """
+        hidden = min(comm.expert, computation)
+        return replace(comm, expert=comm.expert - hidden * (1 - self.overlap_cost))
 
     def _recomputed(self, forward: Times) -> Times:
         """Return what the backward pass computes again.
@@ -174,10 +186,12 @@ class LayerModel:
         context = max(ring / layout.cp, ring - attention)
         expert = 0.0
         if mixture:
-            sent = 2.0 * layout.tokens / layout.tp * model.experts_per_token * model.hidden
+            sent = layout.tokens / layout.tp * model.experts_per_token * model.hidden
             group = Group(layout.ep, 1)
             copies = model.experts_per_token if layout.traits.sends_once_per_node else 1
-            expert = 2 * links.all_to_all(sent, group, copies, model.expert_groups)
+            short = layout.traits.dispatches_fp8 and layout.precision.startswith("fp8")
+            sizes = (1.0 if short else 2.0), 2.0
+            expert = sum(links.all_to_all(size * sent, group, copies, model.expert_groups) for size in sizes)
         return Times(tensor=tensor, context=context, expert=expert)
 
 

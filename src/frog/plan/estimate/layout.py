@@ -56,6 +56,11 @@ class Traits:
     """FSDP in a pipeline gathers parameters and reduces gradients once a step, not for every micro-batch."""
     sends_once_per_node: bool = False
     """Expert parallelism sends a token once to each node that has one of its experts (DeepEP)."""
+    overlaps_experts: bool = False
+    """The all-to-all of one micro-batch runs next to the other pass of another (DualPipe, Megatron-Core's combined
+    1F1B)."""
+    dispatches_fp8: bool = False
+    """With float8, tokens travel to their experts in one byte per number, and back in two (DeepSeek-V3)."""
     launches_ahead: bool = False
     """CUDA graphs or compilation remove the cost of launching kernels one by one."""
 

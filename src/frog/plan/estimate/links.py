@@ -75,14 +75,24 @@ class Links:
     cluster: Cluster
     constants: Constants
 
+    @property
+    def link(self) -> float:
+        """Bytes per second of a GPU's links inside a node."""
+        return self.cluster.gpu.link_bandwidth * self.constants.link
+
+    def network(self, adapters: float) -> float:
+        """Return the bytes per second of so many ranks' adapters."""
+        return float(adapters * self.cluster.network_bandwidth_per_gpu * self.constants.network)
+
+    def ring_network(self, group: Group) -> float:
+        """Return the bytes per second between nodes at the narrowest place of a group."""
+        inside = group.inside(self.cluster.nvlink_domain)
+        return self.network(ring_adapters(self.cluster, group.size, group.stride, inside))
+
     def bandwidth(self, group: Group) -> float:
         """Return the bytes per second that a ring through the group moves past each rank."""
         inside = group.inside(self.cluster.nvlink_domain)
-        link = self.cluster.gpu.link_bandwidth * self.constants.link
-        if inside >= group.size:
-            return link
-        adapters = ring_adapters(self.cluster, group.size, group.stride, inside)
-        return float(min(link, adapters * self.cluster.network_bandwidth_per_gpu * self.constants.network))
+        return self.link if inside >= group.size else min(self.link, self.ring_network(group))
 
     def latency(self, group: Group) -> float:
         """Return the latency of a ring: one hop per rank inside a domain, and one per domain."""
@@ -97,13 +107,17 @@ class Links:
         return (group.size - 1) / group.size * num_bytes / self.bandwidth(group) + self.latency(group)
 
     def all_reduce(self, num_bytes: float, group: Group) -> float:
-        """Return the seconds of an all-reduce: a reduce-scatter, then an all-gather. The network's part is a tree."""
+        """Return the seconds of an all-reduce: a reduce-scatter, then an all-gather. The network's part is a tree.
+
+        The ranks of a node add up first, so that only one sum of each node enters the network, as in NCCL's trees.
+        """
         if group.size < 2:
             return 0.0
         inside = group.inside(self.cluster.nvlink_domain)
-        depth = math.log2(math.ceil(group.size / inside)) if group.size > inside else 0.0
-        hops = (inside - 1) * self.constants.link_latency_s + depth * self.constants.network_latency_s
-        return 2 * (group.size - 1) / group.size * num_bytes / self.bandwidth(group) + 2 * hops
+        domains = math.ceil(group.size / inside)
+        hops = (inside - 1) * self.constants.link_latency_s + math.log2(domains) * self.constants.network_latency_s
+        parts = (inside - 1) / inside / self.link, (domains - 1) / domains / self.ring_network(group)
+        return 2 * num_bytes * max(parts) + 2 * hops
 
     def all_to_all(self, num_bytes: float, group: Group, copies: int = 1, most: int = 0) -> float:
         """Return the seconds in which each rank sends `num_bytes` in equal parts to all others.
@@ -114,24 +128,20 @@ class Links:
         if group.size < 2:
             return 0.0
         inside = group.inside(self.cluster.nvlink_domain)
-        link = self.cluster.gpu.link_bandwidth * self.constants.link
-        network = self.cluster.network_bandwidth_per_gpu * self.constants.network
         part = num_bytes / group.size
         domains = math.ceil(group.size / inside)
         distinct = domains * (1 - (1 - 1 / domains) ** copies)
         distinct = (min(distinct, most) if most and copies > 1 else distinct) / copies
         below = ranks_below_leaf(self.cluster, group.size, group.stride, inside)
-        above = float(part * (group.size - below) * distinct / (network / self.cluster.oversubscription))
-        seconds = max(
-            num_bytes * (inside - 1) / inside / link, part * (group.size - inside) * distinct / network, above
-        )
+        across = part * (group.size - inside) * distinct / self.network(1)
+        above = float(part * (group.size - below) * distinct / (self.network(1) / self.cluster.oversubscription))
+        seconds = max(num_bytes * (inside - 1) / inside / self.link, across, above)
         return seconds + self.constants.link_latency_s + (group.size > inside) * self.constants.network_latency_s
 
     def send(self, num_bytes: float, group: Group) -> float:
         """Return the seconds of a message to the next rank of the group, while all ranks send one."""
         near = group.stride < self.cluster.nvlink_domain
         if near:
-            return num_bytes / (self.cluster.gpu.link_bandwidth * self.constants.link) + self.constants.link_latency_s
-        adapters = message_adapters(self.cluster, group.size, group.stride)
-        rate = adapters * self.cluster.network_bandwidth_per_gpu * self.constants.network
-        return float(num_bytes / rate) + self.constants.network_latency_s
+            return num_bytes / self.link + self.constants.link_latency_s
+        rate = self.network(message_adapters(self.cluster, group.size, group.stride))
+        return num_bytes / rate + self.constants.network_latency_s

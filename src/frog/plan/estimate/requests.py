@@ -20,6 +20,7 @@ SOFTWARE = {
     "fsdp": "torchtitan (FSDP2)",
     "deepspeed": "DeepSpeed",
     "frog": "Frog",
+    "hai-llm": "HAI-LLM",
 }
 """Short names of programs, as tables of runs call them."""
 _MOST_GPUS = 10**7

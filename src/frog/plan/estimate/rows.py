@@ -192,10 +192,13 @@ def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
     if not row.get("zero") and dp > 1:
         assumed.append("zero=1")
     group = _choice(row, "zero_group")
-    if degrees["pp"] > 1 and not row.get("virtual_stages") and "interleaved" in (row.get("schedule") or ""):
+    traits = traits_of(row)
+    # Megatron-Core hides messages between stages only in an interleaved pipeline.
+    chunked = traits.overlaps_stages and degrees["pp"] > 1 and _number(row, "layers") % (2 * degrees["pp"]) == 0
+    usual = "interleaved" if chunked and row.get("layers") else ""
+    if degrees["pp"] > 1 and not row.get("virtual_stages") and "interleaved" in (row.get("schedule") or usual):
         degrees["virtual_stages"] = 2
         assumed.append("virtual_stages=2")
-    traits = traits_of(row)
     if not any(word in _choice(row, "software") for word in _PROGRAMS):
         assumed.append("software: unknown, planned like DeepSpeed" if row.get("software") else "software=DeepSpeed")
     sequence_parallel = _yes(row, "seq_parallel")
@@ -203,6 +206,8 @@ def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
         sequence_parallel = degrees["tp"] > 1 and _year(row) >= 2023 and _is_modern(row)
         assumed.append(f"seq_parallel={'yes' if sequence_parallel else 'no'}")
     recompute = _recompute(row, assumed)
+    if _yes(row, "overlap_moe") and (why := _no_overlap(traits, degrees["ep"], batch // max(1, dp * micro))):
+        raise ConfigError(f"overlap_moe=yes: {why}")
     return PlannedLayout(
         seq_len=_number(row, "seq_len"),
         global_batch=batch,
@@ -217,6 +222,15 @@ def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
         precision=_precision(row),
         traits=traits,
     )
+
+
+def _no_overlap(traits: Traits, ep: int, num_micro: int) -> str | None:
+    """Return why the all-to-all of experts cannot overlap with another micro-batch; None if it can."""
+    if not traits.overlaps_experts:
+        return "this program has no such overlap; Megatron-Core, NeMo, Megatron-Bridge and HAI-LLM have"
+    if ep < 2:
+        return "ep=1 sends no tokens to other ranks"
+    return "needs two micro-batches in a step" if num_micro < 2 else None
 
 
 def _schedule(row: Row) -> Schedule:
@@ -265,7 +279,7 @@ def _is_modern(row: Row) -> bool:
     return any(word in _choice(row, "software") for word in ("nemo", "bridge", "megatron-lm", "torchtitan"))
 
 
-_PROGRAMS = ("megatron", "nemo", "bridge", "torchtitan", "fsdp", "deepspeed", "intern", "frog")
+_PROGRAMS = ("megatron", "nemo", "bridge", "torchtitan", "fsdp", "deepspeed", "intern", "frog", "hai-llm")
 """Parts of the names of programs whose habits are known; others are planned like DeepSpeed."""
 
 
@@ -273,8 +287,10 @@ def traits_of(row: Row) -> Traits:
     """Return what the named program does, by its documentation:
 
     Megatron-DeepSpeed, Megatron-LM until 2022    attention with scores and dropout, no overlap
-    Megatron-Core, NeMo, Megatron-Bridge          cuDNN's attention; all communication overlaps, in registered buffers;
+    Megatron-Core, NeMo, Megatron-Bridge          cuDNN's attention; all communication but the experts' overlaps, in
+                                                  registered buffers; NeMo and Bridge reduce gradients in 16 bits;
                                                   Bridge sends a token once to a node
+    HAI-LLM                                       DeepSeek's: the experts' all-to-all overlaps, tokens leave in float8
     torchtitan                                    FlashAttention 2, compiled; async TP where the row says so; since 2025
                                                   its loss is compiled with the model
     InternEvo                                     reduces gradients in 16 bits; AdamW of torch 1.13 on one flat tensor
@@ -283,6 +299,18 @@ def traits_of(row: Row) -> Traits:
     others                                        FlashAttention 2, gradients overlap
     """
     software, year = _choice(row, "software"), _year(row)
+    own = "hai-llm" in software
+    overlaps_experts = _yes(row, "overlap_moe") or (own and not row.get("overlap_moe"))
+    if own:
+        return Traits(
+            "fused",
+            overlaps_parameters=True,
+            overlaps_stages=True,
+            light_collectives=True,
+            overlaps_experts=overlaps_experts,
+            dispatches_fp8=True,
+            sends_once_per_node=True,
+        )
     older = "megatron-deepspeed" in software or ("megatron-lm" in software and year < 2023)
     if older and "flash" not in software:
         half = _choice(row, "precision") == "fp16"
@@ -291,11 +319,13 @@ def traits_of(row: Row) -> Traits:
         once = "bridge" in software
         return Traits(
             "fused",
+            gradient_bytes=2 if "nemo" in software or once else 4,
             overlaps_parameters=True,
             overlaps_tensor=True,
             overlaps_stages=True,
             sends_once_per_node=once,
             light_collectives=True,
+            overlaps_experts=overlaps_experts,
         )
     if "torchtitan" in software:
         overlaps = "async tp" in software

@@ -91,16 +91,15 @@ class StepModel:
     def step(self) -> StepTime:
         """Return the time of a step.
 
-        Source:  m micro-batches on the heaviest of p stages, and (p - 1) / v passes of a mean stage to fill and drain
+        Source:  m micro-batches on the heaviest of p stages, and 1 / v of a pass of each other stage to fill and drain
                  the pipeline, where v is the number of virtual stages; less with a zero-bubble schedule.
         """
         layout = self.layout
-        stage, mean = (passes.total for passes in self.stages)
+        stage = self.stages[0].total
         sends = self.sends
         data, slowed = self.data
-        fill = (layout.pp - 1) / layout.virtual_stages * idle_share(layout)
         busy = stage * layout.num_micro
-        bubble = fill * (mean.total + sends)
+        bubble = (self.other_stages + (layout.pp - 1) * sends) / layout.virtual_stages * idle_share(layout)
         overlaps = layout.traits.overlaps_stages and layout.virtual_stages > 1
         pipeline = layout.num_micro * (max(0.0, sends - stage.total) if overlaps else sends)
         optimizer = self.kernels.moves(OPTIMIZER_BYTES * sum(self.optimizer_parameters))
@@ -140,6 +139,12 @@ class StepModel:
         # Stages that differ are placed by hand, so that the one with the head has fewer layers.
         heaviest = usual * layout.heaviest_layers(model.layers)
         return max((heaviest, mean), key=lambda passes: passes.total.total), mean
+
+    @property
+    def other_stages(self) -> float:
+        """Seconds of a micro-batch on all stages but the heaviest."""
+        heaviest, mean = (passes.total.total for passes in self.stages)
+        return mean * self.layout.pp - heaviest
 
     @cached_property
     def head(self) -> Passes:
@@ -202,10 +207,22 @@ class StepModel:
         """Return the same with whole parameters: gradients are reduced during or after the last backward pass."""
         traits = self.layout.traits
         reduce, gathered = self.step_transfers
-        backward = stage.total * 2 / 3
-        hidden = min(reduce, backward * self.constants.hidden) if traits.overlaps_gradients else 0.0
-        hidden_gather = min(gathered, backward / 2 * self.constants.hidden) if traits.overlaps_parameters else 0.0
+        backward = stage.total * 2 / 3 * self.constants.hidden
+        hidden = self.hidden_transfer(reduce, backward) if traits.overlaps_gradients else 0.0
+        hidden_gather = self.hidden_transfer(gathered, backward / 2) if traits.overlaps_parameters else 0.0
         return reduce + gathered - hidden - hidden_gather, (hidden + hidden_gather) * self.layers.overlap_cost
+
+    def hidden_transfer(self, seconds: float, one_pass: float) -> float:
+        """Return how much of a step's transfer of gradients or parameters hides behind passes of `one_pass` seconds.
+
+        With one chunk for each rank, all gradients are complete only in the last pass. Interleaved, the last p passes
+        through a chunk come one chunk after another, so that those of all other chunks hide the transfer of the first
+        one; the transfer of the last chunk hides behind its own last pass. Gathered parameters are the mirror image.
+        """
+        chunks = self.layout.virtual_stages
+        passes = min(self.layout.pp, self.layout.num_micro)
+        window = one_pass * (passes * (chunks - 1) + 1) / chunks
+        return seconds - max(0.0, seconds - window, (seconds - one_pass) / chunks)
 
     @cached_property
     def step_transfers(self) -> tuple[float, float]:

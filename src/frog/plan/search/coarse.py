@@ -62,9 +62,13 @@ class _Links:
 
     def all_reduce(self, num_bytes: Column, size: Column, stride: Column) -> Column:
         inside = self.inside(size, stride)
-        depth = np.where(size > inside, np.log2(np.ceil(size / inside)), 0.0)
-        hops = (inside - 1) * self.constants.link_latency_s + depth * self.constants.network_latency_s
-        seconds = 2 * (size - 1) / size * num_bytes / self.bandwidth(size, stride) + 2 * hops
+        domains = np.ceil(size / inside)
+        hops = (inside - 1) * self.constants.link_latency_s + np.log2(domains) * self.constants.network_latency_s
+        link = self.cluster.gpu.link_bandwidth * self.constants.link
+        adapters = ring_adapters(self.cluster, size, stride, inside)
+        network = adapters * (self.cluster.network_bandwidth_per_gpu * self.constants.network)
+        moved = np.maximum((inside - 1) / inside / link, (domains - 1) / domains / network)
+        seconds = 2 * num_bytes * moved + 2 * hops
         return np.where(size < 2, 0.0, seconds)
 
     def send(self, num_bytes: Column, size: Column, stride: Column) -> Column:
@@ -182,7 +186,7 @@ class _Columns:
         message = 2.0 * self.layers.tokens * self.model.hidden / grid.tp
         each = 2 * grid.virtual_stages * links.send(message, grid.pp, grid.tp * grid.cp * grid.dp)
         sends = np.where(grid.pp == 1, 0.0, each)
-        bubble = (grid.pp - 1) / grid.virtual_stages * (mean + sends)
+        bubble = (mean * grid.pp - stage + (grid.pp - 1) * sends) / grid.virtual_stages
         exposed = np.maximum(0.0, sends - stage) if traits.overlaps_stages else sends
         pipeline = self.num_micro * np.where(grid.virtual_stages > 1, exposed, sends)
         parts = stage * self.num_micro + bubble + pipeline + self._data(links, stage) + self._optimizer()
@@ -214,9 +218,14 @@ class _Columns:
         gathered += np.where(experts > 0, links.gather(2 * experts, self.expert_ranks, grid.ep), 0.0)
         gathered = np.where(grid.zero > 0, gathered, 0.0)
         most = stage * 2 / 3 * self.constants.hidden
-        hidden = np.minimum(reduce, most) * traits.overlaps_gradients
-        hidden = hidden + np.minimum(gathered, most / 2) * traits.overlaps_parameters
+        hidden = self._hidden_transfer(reduce, most) * traits.overlaps_gradients
+        hidden = hidden + self._hidden_transfer(gathered, most / 2) * traits.overlaps_parameters
         return reduce + gathered - hidden + hidden * self._overlap_cost()
+
+    def _hidden_transfer(self, seconds: Column, one_pass: Column) -> Column:
+        chunks, passes = self.grid.virtual_stages, np.minimum(self.grid.pp, self.num_micro)
+        window = one_pass * (passes * (chunks - 1) + 1) / chunks
+        return seconds - np.maximum(0.0, np.maximum(seconds - window, (seconds - one_pass) / chunks))
 
     def _data_sharded(self, links: _Links, stage: Column) -> Column:
         grid, size, shard = self.grid, self.data_ranks, self.shard

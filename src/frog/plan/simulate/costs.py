@@ -82,8 +82,9 @@ class Costs:
         elif self.shares_data:
             reduce, parameters = step.step_transfers
             self.reduce = reduce / (chunks * self.num_layers)
+            forward = step.stages[0].total.total / 3
             hides = layout.traits.overlaps_parameters
-            self.parameters = max(0.0, parameters - step.stages[0].total.total / 3 * hides)
+            self.parameters = parameters - hides * step.hidden_transfer(parameters, forward)
             self.slowed = step.data[1] / chunks
 
     def _slow_all_passes(self, fraction: float) -> None:
