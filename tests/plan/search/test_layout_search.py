@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +126,18 @@ def test_command_writes_a_run_file_that_submit_takes(tmp_path: Path, capsys: pyt
     job = capsys.readouterr().out
     assert "--nodes=2" in job
     assert (tmp_path / "planned" / "front.html").read_text().count("<circle") > 2
+
+
+def test_search_writes_its_files_although_the_output_pipe_is_closed(tmp_path: Path) -> None:
+    """The reader closes the pipe, as in `frog plan search … --to DIR | head -1`; `-u` writes each line at once."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["plan", "search", str(LLAMA_8B), "--cluster", "h100x8", "--nodes", "2", "--to", str(tmp_path / "planned")]
+    done = subprocess.run([sys.executable, "-u", "-m", "frog.cli", *words], stdout=writing, timeout=60)
+    os.close(writing)
+    assert done.returncode == 141
+    names = {path.name for path in (tmp_path / "planned").iterdir()}
+    assert names == {"front.html", "config.json", "run.toml", "cluster.toml"}
 
 
 def test_search_without_a_fitting_layout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
