@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import faulthandler
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from observe.programs import PROGRAMS, run_program, without_observers_threads
 
 from frog.observe.environment import HOOK
-from frog.observe.hook.frog_observer import beat
+from frog.observe.hook.frog_observer import beat, crashes
 from frog.runs.observed import Observed, read_observed
 
 
@@ -52,6 +53,21 @@ def test_observers_threads_run_before_the_program_goes_on(monkeypatch: pytest.Mo
     monkeypatch.setattr(_thread, "start_new_thread", start_late)
     beat._start_thread(lambda: None)
     assert begun
+
+
+def test_observer_rests_while_the_programs_own_dump_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault handler reads all threads while they run, and ends its dump at one whose frames change."""
+    now_s = 1000.0
+    monkeypatch.setattr(crashes.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(faulthandler, "is_enabled", lambda: True)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *args, **kwargs: None)
+    own = crashes.Crashes(str(tmp_path / "crash.txt"))
+    assert not own.is_dump_due()
+    faulthandler.dump_traceback_later(timeout=60)
+    due = {}
+    for now_s in (1000.0, 1059.5, 1059.9, 1060.0, 1060.5):
+        due[now_s] = own.is_dump_due()
+    assert due == {1000.0: False, 1059.5: False, 1059.9: True, 1060.0: True, 1060.5: False}
 
 
 def test_hook_runs_the_next_sitecustomize(tmp_path: Path) -> None:

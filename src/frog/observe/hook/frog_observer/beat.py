@@ -73,6 +73,8 @@ class Beats:
     def _run(self) -> None:
         while not self._over:
             time.sleep(BEAT_S)
+            if self._crashes.is_dump_due():
+                continue
             try:
                 self._beat()
                 if not self._forking:

@@ -11,6 +11,8 @@ import time
 from typing import Any
 
 _STUCK_S, _AGAIN_S = 30.0, 5.0
+_QUIET_BEFORE_S, _QUIET_AFTER_S = 0.2, 0.1
+"""How long the observer rests around a dump that the program has ordered."""
 _MOST_BYTES = 1 << 20
 
 
@@ -21,6 +23,7 @@ class Crashes:
         self._descriptor: int | None = None
         self._armed_s = -_AGAIN_S
         self._timer_is_ours = True
+        self._dump_due_s = -_AGAIN_S
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o666)
@@ -56,8 +59,13 @@ class Crashes:
         def start_own(*args: Any, **kwargs: Any) -> None:
             self._timer_is_ours = False
             start(*args, **kwargs)
+            self._dump_due_s = time.monotonic() + (args[0] if args else kwargs["timeout"])
 
         faulthandler.dump_traceback_later = start_own
+
+    def is_dump_due(self) -> bool:
+        """Return whether the program's own timer is due: its dump ends early at a thread that runs meanwhile."""
+        return -_QUIET_BEFORE_S < time.monotonic() - self._dump_due_s < _QUIET_AFTER_S
 
     def beat(self) -> None:
         """Restart the timer, every few seconds since each start is a thread."""
