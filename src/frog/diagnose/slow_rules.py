@@ -16,8 +16,8 @@ _LEAST_S = 0.05
 """A smaller delay is normal variation."""
 
 _SIMULATED_SHARE, _USUAL_DEVIATIONS = 0.03, 6.0
-"""Least delay of a straggler in a simulation, where equal ranks take equal times but for its jitter: of the phase, and
-of the median deviation."""
+"""Least delay of a straggler in a simulation, where equal ranks take equal times but for its jitter: a share of the
+phase, and a multiple of the median deviation."""
 
 _FEWEST_STEPS = 3
 """Number of consecutive late steps, up to the end, that prove a straggler; fewer must stand out more clearly."""

@@ -140,7 +140,7 @@ def test_slow_network_delays_messages_between_nodes_only(tmp_path: Path) -> None
         )
         for rank in (0, 4)  # stages 0 and 1; stage 2 is on the other node
     }
-    num_bytes, network_bytes_per_s = 2 * 8192 * 4096 / 2, 50e9  # of an adapter of 400 Gbit/s
+    num_bytes, network_bytes_per_s = 2 * 8192 * 4096 / 2, 50e9  # the adapter has 400 Gbit/s
     assert sent_s[4] > 8 * num_bytes / network_bytes_per_s
     assert sent_s[0] < num_bytes / network_bytes_per_s
 

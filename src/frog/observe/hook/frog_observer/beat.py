@@ -62,7 +62,7 @@ class Beats:
             os.makedirs(self.place.folder, exist_ok=True)
         self._beat()
         self._crashes = Crashes(os.path.join(self.place.folder, "crash.txt"))
-        if not _checks_memory():  # nobody can wait for the timer's thread: see _start_thread
+        if not _checks_memory():  # no call waits for the timer's thread: see _start_thread
             self._crashes.beat()
         self._errors = Errors(self.place, self._fail)
         self._dumper = Dumper(_start_thread)
