@@ -52,8 +52,7 @@ def slow_exchanges(case: Case, calls: CollectiveCalls) -> tuple[Diagnosis, float
         return None
     share = median(waited_s[step] / seconds for step, seconds in steps_s.items())
     slow = _slow_nodes(found)
-    is_simulated = case.run.file is not None and case.run.file.simulated
-    least = _LEAST_SHARE_SIMULATED if is_simulated else _LEAST_SHARE
+    least = _LEAST_SHARE_SIMULATED if case.run.is_simulated else _LEAST_SHARE
     if share < (_LEAST_SHARE_OF_SLOW if slow is not None else least):
         return None
     by_kind: dict[Kind, list[Exchange]] = defaultdict(list)

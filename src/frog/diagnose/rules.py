@@ -59,7 +59,7 @@ def diagnose(folder: RunFolder) -> Diagnosis:
     else:
         found = _of_ended(run)
     found = with_lost_ranks(found, run, find_changes(run.attempts))
-    if run.file is not None and run.file.simulated:
+    if run.is_simulated:
         found = of_simulation(found)
     return found.with_more(*(f"{'':12}  {problem}" for problem in run.problems))
 
@@ -149,8 +149,7 @@ def _of_good(run: RecordedRun) -> Diagnosis:
     calls = CollectiveCalls(case)
     if (wrong := off_pattern(case, calls)) is not None:  # a wrong message size may not fail anywhere
         return wrong.with_more(outcome="completed", finding=f"{wrong.finding}; the run continued with the data it had")
-    is_simulated = run.file is not None and run.file.simulated
-    slow, others = _slow_causes(case, calls, is_simulated)
+    slow, others = _slow_causes(case, calls)
     step, status = (record.step, record.status) if record else (None, "completed")
     ends = f"{span(case.ranks)} ended as {status}" if case.ranks else "no rank left a record"
     lines = [f"{'':12}  {ends}  [events/, record.json]"]
@@ -166,7 +165,7 @@ def _of_good(run: RecordedRun) -> Diagnosis:
             advice=f"continue: `{run.folder.resume_command}`",
         )
         return found if slow is None else found.with_more(also=(slow,))
-    if slow is not None and (is_simulated or slow.step != step):
+    if slow is not None and (run.is_simulated or slow.step != step):
         finding = f"{slow.finding}; the run completed"
         return slow.with_more(*lines, outcome="completed", finding=finding, also=tuple(others))
     return Diagnosis(
@@ -180,13 +179,11 @@ def _of_good(run: RecordedRun) -> Diagnosis:
     )
 
 
-def _slow_causes(
-    case: Case, calls: CollectiveCalls, is_simulated: bool
-) -> tuple[Diagnosis | None, tuple[Diagnosis, ...]]:
+def _slow_causes(case: Case, calls: CollectiveCalls) -> tuple[Diagnosis | None, tuple[Diagnosis, ...]]:
     """Return what makes a run slow, and what else does. In a real run, only a straggler is a fault."""
     slow = straggler(case)
     exchanges, share = slow_exchanges(case, calls) or (None, 0.0)
-    if not is_simulated:
+    if not case.run.is_simulated:
         return slow, (exchanges,) if exchanges is not None else ()
     causes = (slow, exchanges, jitter(case)) if share >= _LARGE_SHARE else (slow, jitter(case), exchanges)
     found = [cause for cause in causes if cause is not None]

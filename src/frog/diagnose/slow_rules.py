@@ -111,7 +111,7 @@ def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 def find_delay(case: Case) -> Delay | None:
     """Return the largest delay of a rank, if there is one. Ranks of different pipeline stages have different work."""
-    is_simulated = case.run.file is not None and case.run.file.simulated
+    is_simulated = case.run.is_simulated
     stages: dict[int, dict[int, dict[Key, float]]] = {}
     for rank, worker in case.attempt.workers.items():
         if worker.start is not None:

@@ -55,6 +55,11 @@ class RecordedRun:
     """Descriptions of unreadable content."""
 
     @property
+    def is_simulated(self) -> bool:
+        """True if `frog plan simulate` calculated the events, and nothing ran."""
+        return self.file is not None and self.file.simulated
+
+    @property
     def main(self) -> RankEvents:
         """Events of rank 0, for values that are equal on all ranks."""
         return self.ranks.get(0, RankEvents())

@@ -217,7 +217,7 @@ def ranks_on(folder: RunFolder, nodes: list[int]) -> set[int]:
 def check_choice(folder: RunFolder, choice: Choice) -> None:
     """Raise UsageError if a selected rank or node has no log, RunError if there is no log at all."""
     there = sources(folder)
-    if not there and (run := read_run(folder).file) is not None and run.simulated:
+    if not there and read_run(folder).is_simulated:
         raise RunError(f"{folder.path}: a simulated run has no logs", f"frog diagnose {folder.path}")
     if not there:
         raise RunError(f"{folder.logs}: contains no logs", "-f waits for them during the run")
