@@ -2,11 +2,11 @@
 
     python benchmarks/planner_memory.py [--only WORD ...] [--csv FILE]
 
-Each case builds a model of fake tensors, applies `fully_shard` on a fake process group of up to 512 ranks, as
-torchtitan does (each layer, then the model; bf16 with gradients reduced in float32), and runs one forward and backward
-pass of the second micro-batch under `FSDPMemTracker`. AdamW's two moments are added: the tracker counts the whole
-tensors that DTensor's rules create on its way as optimizer state. Compared is the peak, without what no tracker
-sees: CUDA's context and unused blocks of the allocator.
+Each case builds a model of fake tensors and splits it on a fake process group of up to 512 ranks, as torchtitan does:
+tensor parallelism with a parallel loss, then `fully_shard` of each layer and of the model, in bf16 with gradients reduced
+in float32. It runs the forward and backward passes of two micro-batches under `FSDPMemTracker`. AdamW's two moments are
+added, 8 bytes for each parameter of a rank. Compared is the peak, without what no tracker sees: CUDA's context and unused
+blocks of the allocator.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,20 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from frog.plan.estimate.hardware import clusters
@@ -67,13 +79,52 @@ SHAPES = [
     Shape("Llama 2 13B", 40, 5120, 40, 40, 13824, 32000, 4096),
     Shape("Llama 3 70B", 80, 8192, 64, 8, 28672, 128256, 8192),
 ]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run; `tp` of the ranks split each layer, the others share the batch."""
+
+    shape: Shape
+    world_size: int
+    recompute: str
+    micro_batch: int
+    tp: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def dp(self) -> int:
+        return self.world_size // self.tp
+
+    @property
+    def name(self) -> str:
+        tensor = f"tp {self.tp}{' with sp' if self.sequence_parallel else ''}, " if self.tp > 1 else ""
+        return f"{self.shape.name}, {self.world_size} GPUs, {tensor}{self.recompute}, micro-batch {self.micro_batch}"
+
+
+LLAMA_1B, LLAMA_8B = SHAPES[1], SHAPES[4]
 CASES = [
-    (shape, world_size, recompute, micro_batch)
+    Case(shape, world_size, recompute, micro_batch)
     for shape, world_size, recompute, micro_batch in itertools.product(SHAPES, (8, 64, 512), ("none", "full"), (1, 2))
     if not (shape.layers == 80 and micro_batch == 2)
 ]
-CASES += [(shape, 8, "alternate", 1) for shape in SHAPES if shape.name in ("Llama 3.2 1B", "Mistral 7B", "Llama 3 8B")]
-CASES.append((SHAPES[1], 8, "alternate", 2))
+CASES += [
+    Case(shape, 8, "alternate", 1) for shape in SHAPES if shape.name in ("Llama 3.2 1B", "Mistral 7B", "Llama 3 8B")
+]
+CASES.append(Case(LLAMA_1B, 8, "alternate", 2))
+CASES += [
+    Case(LLAMA_1B, tp, recompute, 1, tp, sequence_parallel)
+    for tp, sequence_parallel, recompute in itertools.product((2, 4, 8), (False, True), ("none", "full"))
+]
+CASES += [
+    Case(LLAMA_1B, 8 * tp, recompute, 1, tp, True) for tp, recompute in itertools.product((2, 4, 8), ("none", "full"))
+]
+CASES += [
+    Case(LLAMA_8B, dp * 8, "none", 1, 8, sequence_parallel)
+    for dp, sequence_parallel in itertools.product((1, 8), (False, True))
+]
+CASES += [Case(LLAMA_8B, 16, "full", 1, 2, True), Case(LLAMA_8B, 4, "none", 1, 4, True)]
+CASES.append(Case(LLAMA_1B, 64, "alternate", 1, 8, True))
 
 
 class FusedRMSNorm(nn.Module):
@@ -90,7 +141,7 @@ class FusedRMSNorm(nn.Module):
 class KeepsInput(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, torch.empty(*x.shape[:-1], 1))
+        ctx.save_for_backward(x, weight, torch.empty_like(x[..., :1], dtype=torch.float32))
         return torch.empty_like(x)
 
     @staticmethod
@@ -99,35 +150,49 @@ class KeepsInput(torch.autograd.Function):
         return torch.empty_like(grad), torch.empty_like(weight)
 
 
+class Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.is_rotary, self.head_dim, bias = shape.gated, shape.hidden // shape.heads, not shape.gated
+        self.q = nn.Linear(shape.hidden, shape.hidden, bias)
+        self.k = nn.Linear(shape.hidden, shape.kv_heads * self.head_dim, bias)
+        self.v = nn.Linear(shape.hidden, shape.kv_heads * self.head_dim, bias)
+        self.o = nn.Linear(shape.hidden, shape.hidden, bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        B, T, _ = x_BTD.shape
+        q, k, v = (f(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for f in (self.q, self.k, self.v))
+        if self.is_rotary:
+            q, k = rotate(q), rotate(k)
+        y = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+        return self.o(y.transpose(1, 2).reshape(B, T, -1))
+
+
+class FFN(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        bias = not shape.gated
+        self.up, self.down = nn.Linear(shape.hidden, shape.ffn, bias), nn.Linear(shape.ffn, shape.hidden, bias)
+        self.gate = nn.Linear(shape.hidden, shape.ffn, False) if shape.gated else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(F.gelu(self.up(x_BTD)))
+        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
 class Layer(nn.Module):
     """A layer as torchtitan's: attention and FFN, each behind its norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.shape, self.head_dim = shape, shape.hidden // shape.heads
-        norm, bias = (FusedRMSNorm, False) if shape.gated else (nn.LayerNorm, True)
+        norm = FusedRMSNorm if shape.gated else nn.LayerNorm
         self.norm1, self.norm2 = norm(shape.hidden), norm(shape.hidden)
-        self.q = nn.Linear(shape.hidden, shape.hidden, bias)
-        self.k = nn.Linear(shape.hidden, shape.kv_heads * self.head_dim, bias)
-        self.v = nn.Linear(shape.hidden, shape.kv_heads * self.head_dim, bias)
-        self.o = nn.Linear(shape.hidden, shape.hidden, bias)
-        self.up, self.down = nn.Linear(shape.hidden, shape.ffn, bias), nn.Linear(shape.ffn, shape.hidden, bias)
-        if shape.gated:
-            self.gate = nn.Linear(shape.hidden, shape.ffn, False)
+        self.attention, self.ffn = Attention(shape), FFN(shape)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.attend(self.norm1(x_BTD))
-        h_BTD = self.norm2(x_BTD)
-        inner = F.silu(self.gate(h_BTD)) * self.up(h_BTD) if self.shape.gated else F.gelu(self.up(h_BTD))
-        return x_BTD + self.down(inner)
-
-    def attend(self, x_BTD: Tensor) -> Tensor:
-        B, T, D = x_BTD.shape
-        q, k, v = (f(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for f in (self.q, self.k, self.v))
-        if self.shape.gated:
-            q, k = rotate(q), rotate(k)
-        y = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
-        return self.o(y.transpose(1, 2).reshape(B, T, D))
+        x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
+        return x_BTD + self.ffn(self.norm2(x_BTD))
 
 
 def rotate(x: Tensor) -> Tensor:
@@ -140,6 +205,7 @@ def rotate(x: Tensor) -> Tensor:
 class Model(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.shape = shape
         self.tokens = nn.Embedding(shape.vocab, shape.hidden)
         self.positions = None if shape.gated else nn.Embedding(shape.seq_len, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
@@ -157,32 +223,85 @@ class Model(nn.Module):
         return self.output(self.norm(x))
 
 
-def tracked(shape: Shape, world_size: int, recompute: str, micro_batch: int) -> dict[str, float]:
+def tracked(case: Case) -> dict[str, float]:
     """Return the bytes of the tracker's peak by kind, with the moments."""
-    mesh = init_device_mesh("cpu", (world_size,))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model = Model(shape)
-        if recompute != "none":
-            keeps = {"context_fn": every_second_product} if recompute == "alternate" else {}
-            for number, layer in enumerate(model.layers):
-                model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **keeps)
-        for layer in model.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-        ids = torch.zeros(micro_batch, shape.seq_len, dtype=torch.long)
+    mesh = init_device_mesh("cpu", (case.dp, case.tp), mesh_dim_names=("dp", "tp"))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        ids = torch.zeros(case.micro_batch, case.shape.seq_len, dtype=torch.long)
+    model = sharded(case, mesh["dp"], mesh["tp"], fake)
+    with fake:
         tracker = FSDPMemTracker(model)
         tracker.track_inputs((ids,))
-        with tracker:
+        with untracked_rules(), tracker:
             for _ in range(2):
                 tracker.reset_mod_stats()
-                logits = model(ids)
-                loss = F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
-                del logits
-                loss.backward()
+                take_step(model, ids, case)
         (peak,) = tracker.get_tracker_snapshot("peak").values()
         moments = 8 * sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
     return {str(kind).split(".")[-1].lower(): float(size) for kind, size in peak.items()} | {"moments": moments}
+
+
+@contextmanager
+def untracked_rules() -> Iterator[None]:
+    """Let DTensor derive shapes outside of the tracker: its rules run each operation on whole fake tensors."""
+    original = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def derive(self: ShardingPropagator, op_schema: Any) -> Any:
+        with _disable_current_modes():
+            return original(self, op_schema)
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = derive  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ShardingPropagator._propagate_tensor_meta_non_cached = original  # type: ignore[method-assign]
+
+
+def sharded(case: Case, dp: DeviceMesh, tp: DeviceMesh, fake: FakeTensorMode) -> nn.Module:
+    """Return a case's model: split over tp, then each layer and the model over dp.
+
+    `fully_shard` runs outside of the fake mode, since it searches the mesh's ranks; the parameters are fake.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    with fake:
+        model = Model(case.shape)
+        if case.tp > 1:
+            split_tensors(model, tp, case.sequence_parallel)
+        if case.recompute != "none":
+            keeps = {"context_fn": every_second_product} if case.recompute == "alternate" else {}
+            for number, layer in enumerate(model.layers):
+                model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **keeps)
+    for layer in model.layers:
+        fully_shard(layer, mesh=dp, mp_policy=policy)
+    fully_shard(model, mesh=dp, mp_policy=policy)
+    return model
+
+
+def split_tensors(model: Model, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Apply tensor parallelism as torchtitan does: columns, then rows; the logits stay split over the vocabulary."""
+    stream = Shard(1) if sequence_parallel else Replicate()
+    gathers = PrepareModuleInput(input_layouts=stream, desired_input_layouts=Replicate())
+    norm = {"norm1": SequenceParallel(), "norm2": SequenceParallel()} if sequence_parallel else {}
+    columns = ("attention.q", "attention.k", "attention.v", "ffn.gate", "ffn.up")
+    for layer in model.layers:
+        plan = {name: ColwiseParallel() for name in columns} | {"attention": gathers, "ffn": gathers} | norm
+        plan |= {name: RowwiseParallel(output_layouts=stream) for name in ("attention.o", "ffn.down")}
+        parallelize_module(layer, mesh, plan)
+    ends = {"tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)}
+    ends |= {"output": ColwiseParallel(input_layouts=stream, output_layouts=Shard(-1), use_local_output=False)}
+    parallelize_module(model, mesh, ends | ({"norm": SequenceParallel()} if sequence_parallel else {}))
+    if model.shape.tied:
+        model.output.weight = model.tokens.weight
+
+
+def take_step(model: nn.Module, ids: Tensor, case: Case) -> None:
+    """Run a forward and a backward pass."""
+    with loss_parallel() if case.tp > 1 else nullcontext():
+        logits = model(ids)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+        del logits
+        loss.backward()
 
 
 def every_second_product() -> tuple[Any, Any]:
@@ -198,8 +317,9 @@ def every_second_product() -> tuple[Any, Any]:
     return create_selective_checkpoint_contexts(policy)
 
 
-def planned(shape: Shape, world_size: int, recompute: str, micro_batch: int) -> dict[str, float]:
+def planned(case: Case) -> dict[str, float]:
     """Return the planner's bytes by kind."""
+    shape = case.shape
     names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated", "tied")
     model = PlannedModel(
         **{name: getattr(shape, name) for name in names},
@@ -210,30 +330,27 @@ def planned(shape: Shape, world_size: int, recompute: str, micro_batch: int) -> 
     cells = {
         "software": "FSDP2",
         "seq_len": str(shape.seq_len),
-        "n_gpus": str(world_size),
-        "global_batch": str(2 * micro_batch * world_size),
-        "micro_batch": str(micro_batch),
-        "recompute": recompute,
+        "n_gpus": str(case.world_size),
+        "tp": str(case.tp),
+        "global_batch": str(2 * case.micro_batch * case.dp),
+        "micro_batch": str(case.micro_batch),
+        "recompute": case.recompute,
         "zero": "3",
-        "seq_parallel": "no",
+        "seq_parallel": "yes" if case.sequence_parallel else "no",
     }
     return dict(vars(step_memory(planned_run(model, cells, clusters()["h100x8"]).step)))
 
 
 def compare(only: list[str]) -> Iterator[dict[str, str | float]]:
-    for shape, world_size, recompute, micro_batch in CASES:
-        name = f"{shape.name}, {world_size} GPUs, {recompute}, micro-batch {micro_batch}"
-        if only and not any(word in name for word in only):
+    for case in CASES:
+        if only and not any(word in case.name for word in only):
             continue
         start = time.perf_counter()
-        found, plan = (
-            tracked(shape, world_size, recompute, micro_batch),
-            planned(shape, world_size, recompute, micro_batch),
-        )
+        found, plan = tracked(case), planned(case)
         torchs = found["total"] + found["moments"]
         ours = sum(size for kind, size in plan.items() if kind != "allocator")
         yield {
-            "case": name,
+            "case": case.name,
             "torch_gib": torchs / GIB,
             "plan_gib": ours / GIB,
             "error_percent": 100 * (ours / torchs - 1),
@@ -250,11 +367,11 @@ def main() -> None:
     args = parser.parse_args()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=512)
     rows = []
-    print(f"{'case':<48} {'torch GiB':>9} {'plan GiB':>9} {'error %':>8} {'s':>6}")
+    print(f"{'case':<58} {'torch GiB':>9} {'plan GiB':>9} {'error %':>8} {'s':>6}")
     for row in compare(args.only):
         rows.append(row)
         print(
-            "{case:<48} {torch_gib:>9.2f} {plan_gib:>9.2f} {error_percent:>+8.1f} {seconds:>6.1f}".format(**row),
+            "{case:<58} {torch_gib:>9.2f} {plan_gib:>9.2f} {error_percent:>+8.1f} {seconds:>6.1f}".format(**row),
             flush=True,
         )
     errors = [abs(float(row["error_percent"])) for row in rows]

@@ -127,10 +127,11 @@ def _gathered(step: StepModel) -> tuple[float, float]:
 
     What is outside of the layers stays gathered from its forward pass to the end, and so does the output matrix's
     gradient. A layer is gathered while the next one is fetched; its gradient lies next to its copy for the reduction.
-    A pipeline that keeps what it gathers has both of all its layers.
+    A pipeline that keeps what it gathers has both of all its layers. With one data-parallel rank, FSDP only casts its
+    parameters, which takes the same copies.
     """
     model, layout = step.model, step.layout
-    if layout.zero < 3 or layout.shard < 2:
+    if layout.zero < 3 or (layout.shard < 2 and layout.traits.keeps_whole_copy):
         return 0.0, 0.0
     each = 2 + layout.traits.gradient_bytes
     if layout.traits.keeps_gathered and layout.pp > 1:

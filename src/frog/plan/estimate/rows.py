@@ -296,7 +296,7 @@ def traits_of(row: Row) -> Traits:
     InternEvo                                     reduces gradients in 16 bits; AdamW of torch 1.13 on one flat tensor
     Frog                                          float32 weights; gradients overlap if the run file says so
     all until 2023                                FlashAttention 1; llm-foundry its version in Triton
-    others                                        FlashAttention 2, gradients overlap
+    others                                        FlashAttention 2, gradients overlap; FSDP: torch's loss parallelism
     """
     software, year = _choice(row, "software"), _year(row)
     own = "hai-llm" in software
@@ -347,6 +347,7 @@ def traits_of(row: Row) -> Traits:
         gradient_bytes=size,
         fuses_gate=whole,
         keeps_whole_copy=whole,
+        parallel_loss=not whole,
         step_bytes=_FLAT_ADAM_BYTES if "intern" in software and row.get("zero") != "3" else 0,
     )
 

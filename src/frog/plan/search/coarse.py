@@ -279,7 +279,10 @@ class _Columns:
         ends = (model.embedding_parameters() + is_end * model.head_parameters()) / grid.tp
         head = is_end * model.vocab * model.hidden / grid.tp
         layer = (sum(self.parameters) - ends) / self.heaviest_layers
-        keeps, none = traits.keeps_gathered & (grid.pp > 1), (grid.zero < 3) | (self.shard < 2)
+        keeps, none = (
+            traits.keeps_gathered & (grid.pp > 1),
+            (grid.zero < 3) | ((self.shard < 2) & traits.keeps_whole_copy),
+        )
         stage = each * sum(self.parameters)
         moments = (2 * ends, 2 * ends + 2 * head + layer * (4 + each))
         at_loss, in_backward = (np.where(none, 0.0, np.where(keeps, stage, moment)) for moment in moments)
