@@ -3,10 +3,10 @@
     python benchmarks/planner_memory.py [--only WORD ...] [--csv FILE]
 
 Each case builds a model of fake tensors and splits it on a fake process group of up to 512 ranks, as torchtitan does:
-tensor parallelism with a parallel loss, then `fully_shard` of each layer and of the model, in bf16 with gradients reduced
-in float32. It runs the forward and backward passes of two micro-batches under `FSDPMemTracker`. AdamW's two moments are
-added, 8 bytes for each parameter of a rank. Compared is the peak, without what no tracker sees: CUDA's context and unused
-blocks of the allocator.
+tensor parallelism with a parallel loss, then `fully_shard` of each layer and of the model, in bf16 with gradients
+reduced in float32. It runs the forward and backward passes of two micro-batches under `FSDPMemTracker`. AdamW's two
+moments are added, 8 bytes for each parameter of a rank. Compared is the peak, without what no tracker sees: CUDA's
+context and unused blocks of the allocator.
 """
 
 from __future__ import annotations

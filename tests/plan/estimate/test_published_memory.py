@@ -1,4 +1,5 @@
-"""Memory of published runs: what the allocator reserved at most, as torchtitan prints it, and InternEvo's figures.
+"""Memory of published runs: what the allocator reserved at most, as torchtitan prints it, and InternEvo's figures; and
+what torch's own tracker counts, from `benchmarks/planner_memory.py`.
 
 No constant of the planner is fitted on memory. Figures: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md
 and llama3-8b_h200_202506_trainy-whitefiber.md; InternLM/InternEvo, doc/en/train_performance.md.
@@ -15,6 +16,7 @@ from frog.plan.estimate.layout import PlannedLayout, Traits
 from frog.plan.estimate.memory import layer_activations, loss_bytes, stage_activations, step_memory
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.predict import predict_row
+from frog.plan.estimate.rows import planned_run
 from frog.plan.estimate.step_time import StepModel
 
 LLAMA_8B = {
@@ -70,6 +72,7 @@ INTERNLM_7B = {
     "precision": "bf16",
     "software": "InternEvo",
 }
+LLAMA_1B = PlannedModel(16, 2048, 32, 8, 64, 8192, 128256, tied=True)
 LONG = {"micro_batch": "1", "recompute": "full", "recompute_detail": "", "precision": "fp8"}
 
 
@@ -106,6 +109,25 @@ def test_torchtitan_s_memory_is_within_ten_percent(
 @pytest.mark.parametrize(("tp", "pp", "published"), [(1, 3, 75), (4, 1, 61), (1, 4, 69), (1, 5, 62), (1, 6, 56)])
 def test_internevo_s_memory_is_within_fifteen_percent(tp: int, pp: int, published: float) -> None:
     assert planned_gib(INTERNLM_7B, tp * pp, tp=str(tp), pp=str(pp)) == pytest.approx(published, rel=0.15)
+
+
+def fsdp_gib(num_gpus: int, tp: int, recompute: str) -> float:
+    """Return the planned memory of Llama 3.2 1B with FSDP2 and sequence parallelism, without the allocator's share."""
+    cells = {"software": "FSDP2", "seq_len": "8192", "zero": "3", "seq_parallel": "yes", "recompute": recompute}
+    batch = {"n_gpus": str(num_gpus), "tp": str(tp), "micro_batch": "1", "global_batch": str(2 * num_gpus // tp)}
+    memory = step_memory(planned_run(LLAMA_1B, {**cells, **batch}, clusters()["h100x8"]).step)
+    return (memory.total - memory.allocator) / 2**30
+
+
+@pytest.mark.parametrize(("recompute", "tracked_gib"), [("none", 15.47), ("full", 9.52)])
+def test_fsdp_with_tp_needs_torch_s_parallel_loss_as_its_tracker_counts(recompute: str, tracked_gib: float) -> None:
+    assert fsdp_gib(16, 2, recompute) == pytest.approx(tracked_gib, rel=0.01)
+
+
+@pytest.mark.parametrize(("tp", "tracked_gib"), [(2, 17.58), (4, 8.81), (8, 4.42)])
+def test_single_fsdp_rank_holds_cast_copies_as_torch_s_tracker_counts(tp: int, tracked_gib: float) -> None:
+    """The copies are 1.4 % of the memory."""
+    assert fsdp_gib(tp, tp, "full") == pytest.approx(tracked_gib, rel=0.005)
 
 
 def test_selective_recomputation_keeps_every_second_product() -> None:
