@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from frog.config import load_run_config
 from frog.core.errors import ConfigError
-from frog.plan.estimate.architectures import model_of, read_model
+from frog.plan.estimate.architectures import _LLAMAS, model_of, read_model
 from frog.plan.estimate.model import PlannedModel, from_model_config
+from frog.plan.estimate.sources import read_named_model
 
 ROOT = Path(__file__).parents[3]
 LLAMA_8B = {
@@ -137,6 +139,91 @@ OLMO2_7B = {
 )
 def test_parameters_of_public_models_are_exact(config: dict[str, Any], num_parameters: int) -> None:
     assert model_of(config).num_parameters() == num_parameters
+
+
+_SIZES = {
+    "num_hidden_layers": 6,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "intermediate_size_mlp": 80,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 500,
+    "pad_token_id": None,
+    "num_local_experts": 8,
+    "num_experts": 8,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 2,
+}
+"""Sizes that differ from each other, for each configuration that has them."""
+
+
+@pytest.mark.parametrize("kind", [*_LLAMAS, "deepseek_v2", "deepseek_v3", "gpt2", "gpt_neox"])
+def test_parameters_are_those_of_the_public_implementation(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    usual = transformers.AutoConfig.for_model(kind)
+    has_bias = kind in _LLAMAS and hasattr(usual, "attention_bias")
+    for sizes in (_SIZES, _SIZES | {"attention_bias": True}) if has_bias else (_SIZES,):
+        config = transformers.AutoConfig.for_model(kind, **{key: sizes[key] for key in sizes if hasattr(usual, key)})
+        with torch.device("meta"):
+            module = transformers.AutoModelForCausalLM.from_config(config)
+        num_parameters = sum(parameter.numel() for parameter in module.parameters())
+        assert model_of(config.to_dict()).num_parameters() == num_parameters
+
+
+GEMMA_3_27B = {
+    "model_type": "gemma3",
+    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+    "text_config": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 62,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "sliding_window": 1024,
+        "max_position_embeddings": 131072,
+    },
+}
+"""The published file, which omits the size of the vocabulary."""
+
+
+def test_a_model_for_images_and_text_is_planned_as_its_language_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_27B))
+    named = read_named_model(str(tmp_path))
+    assert named.model.num_parameters() == 27_009_346_304  # 27,432,406,640 with the images' part
+    assert (named.most_positions, named.notes) == (131_072, ("the language model alone, without images",))
+
+
+@pytest.mark.parametrize(
+    ("table", "windowed", "window"),
+    [
+        (GEMMA_3_27B, 52, 1024),
+        ({**LLAMA_8B, "model_type": "mistral", "sliding_window": 4096}, 32, 4096),
+        ({**LLAMA_8B, "model_type": "mistral", "sliding_window": None}, 0, 0),
+        ({**QWEN2_7B, "sliding_window": 4096, "use_sliding_window": False}, 0, 0),
+        ({**LLAMA_8B, "model_type": "gemma2", "sliding_window": 4096}, 16, 4096),
+        ({**LLAMA_8B, "sliding_window": 64, "layer_types": ["full_attention"] * 31 + ["sliding_attention"]}, 1, 64),
+    ],
+    ids=["gemma3", "mistral 0.1", "mistral 0.3", "qwen2", "gemma2", "layer_types"],
+)
+def test_layers_with_a_sliding_window(table: dict[str, Any], windowed: int, window: int) -> None:
+    model = model_of(table)
+    assert (model.windowed_layers, model.window) == (windowed, window)
+
+
+@pytest.mark.parametrize(("tokens", "window"), [(64, 16), (64, 64), (64, 100), (16, 1)])
+def test_a_window_leaves_as_many_scores_as_its_mask(tokens: int, window: int) -> None:
+    """Causal attention counts half of the keys for each token, so one half per token of the mask is not counted."""
+    model = PlannedModel(1, 64, 4, 4, 16, 256, 100, window=window, windowed_layers=1)
+    scores = torch.ones(tokens, tokens).tril().triu(1 - window).sum().item()
+    assert 0 < scores / tokens - model.keys_in_window(tokens) / 2 <= 0.5
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ FLASH = Traits()
 @st.composite
 def models(draw: st.DrawFn) -> PlannedModel:
     heads = draw(st.sampled_from([8, 16, 32, 64]))
-    experts = draw(st.sampled_from([0, 0, 8, 64]))
+    experts, window = draw(st.sampled_from([0, 0, 8, 64])), draw(st.sampled_from([0, 0, 512, 4096]))
     return PlannedModel(
         layers=draw(st.sampled_from([8, 32, 61])),
         hidden=heads * 128,
@@ -37,6 +37,9 @@ def models(draw: st.DrawFn) -> PlannedModel:
         experts=experts,
         experts_per_token=2 if experts else 0,
         expert_ffn=heads * 96 if experts else 0,
+        layer_norms=draw(st.sampled_from([2, 4])),
+        window=window,
+        windowed_layers=4 if window else 0,
     )
 
 
@@ -286,6 +289,24 @@ def test_overlapped_experts_take_the_longer_of_both_and_a_slowdown(gbit_s: float
         overlapped = after.forward if one is before.forward else after.backward
         assert overlapped.expert == pytest.approx(one.expert - (1 - cost) * hidden)
     assert before.total.total * 0.5 < after.total.total < before.total.total
+
+
+@pytest.mark.parametrize(("layers", "window"), [(16, 1024), (32, 1024), (16, 8192), (16, 100_000)])
+def test_layers_with_a_window_take_the_time_of_the_tokens_that_they_see(layers: int, window: int) -> None:
+    model = PlannedModel(32, 4096, 32, 8, 128, 14336, 128256)
+    layout, cluster = PlannedLayout(8192, 8, dp=8), clusters()["h100x8"]
+    windowed = StepModel(replace(model, window=window, windowed_layers=layers), layout, cluster)
+    keys = (
+        8192 if window >= 8192 else 2 * 1024 - 1024**2 / 8192
+    )  # W - W^2 / 2T tokens, where causal attention has T / 2
+    blocks = 1 - layers / 32 + layers / 32 * (keys + 128) / (8192 + 128)
+    whole = StepModel(model, layout, cluster)
+    layer, other = windowed.layers.layer(mixture=False), whole.layers.layer(mixture=False)
+    for ours, theirs in ((layer.forward, other.forward), (layer.backward, other.backward)):
+        assert ours.attention == pytest.approx(theirs.attention * blocks)
+        assert ours.products == theirs.products
+    ratio = windowed.model.attention_flops_per_token(8192) / model.attention_flops_per_token(8192)
+    assert ratio == pytest.approx(1 - layers / 32 + layers / 32 * keys / 8192)
 
 
 def test_dispatch_in_float8_sends_three_quarters_of_the_bytes() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,71 @@ from frog.core.errors import ConfigError
 from frog.core.schema import decode, read_bounded
 from frog.plan.estimate.model import LatentAttention, PlannedModel
 
-_LLAMAS = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "phi3", "olmo2")
 _MOST = 10**8
 """Largest size: above it, a typing mistake."""
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Keys for the number of experts."""
 _DEEPSEEK = ("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2")
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What distinguishes an architecture from Llama."""
+
+    norms: int = 2
+    """Norms of a layer."""
+    query_key_norms: str = ""
+    """`head`: a norm for the queries and one for the keys of a head; `whole`: of all heads together."""
+    biases: bool = False
+    """Queries, keys and values always have biases; otherwise if `attention_bias` is true."""
+    output_bias: bool = True
+    """`attention_bias` also adds one to attention's output."""
+    full_every: int = 0
+    """Each n-th layer sees all tokens, the others a window; 0: if there is a window, all layers have it."""
+    tied: bool = False
+    """The embedding is the output matrix unless the file denies it."""
+    usual: Mapping[str, int] = field(default_factory=dict)
+    """Values of keys that published files omit."""
+
+
+_GEMMA_3 = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+}
+_LLAMAS = {
+    "llama": _Family(),
+    "llama4_text": _Family(full_every=4),
+    "mistral": _Family(),
+    "ministral": _Family(),
+    "ministral3": _Family(),
+    "mixtral": _Family(),
+    "qwen2": _Family(biases=True, output_bias=False),
+    "qwen2_moe": _Family(biases=True, output_bias=False),
+    "qwen3": _Family(query_key_norms="head"),
+    "qwen3_moe": _Family(query_key_norms="head"),
+    "gemma": _Family(tied=True),
+    "gemma2": _Family(norms=4, full_every=2, tied=True),
+    "gemma3_text": _Family(norms=4, query_key_norms="head", full_every=6, tied=True, usual=_GEMMA_3),
+    "phi3": _Family(),
+    "olmo2": _Family(query_key_norms="whole"),
+    "olmo3": _Family(query_key_norms="whole", full_every=4),
+    "olmoe": _Family(query_key_norms="whole"),
+    "smollm3": _Family(tied=True),
+    "seed_oss": _Family(output_bias=False),
+    "granite": _Family(),
+    "granitemoe": _Family(),
+    "gpt_oss": _Family(full_every=2),
+    "glm": _Family(output_bias=False),
+    "glm4": _Family(norms=4, output_bias=False),
+    "glm4_moe": _Family(output_bias=False),
+    "exaone4": _Family(query_key_norms="head", full_every=4),
+    "hunyuan_v1_dense": _Family(query_key_norms="head"),
+    "minimax_m2": _Family(query_key_norms="whole"),
+    "ernie4_5": _Family(),
+}
 
 
 def read_model(path: Path) -> PlannedModel:
@@ -29,11 +90,18 @@ def read_model(path: Path) -> PlannedModel:
     return model_of(decode(data, dict[str, Any], str(path), None, ConfigError), str(path))
 
 
+def text_of(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that describes the language model of a model for images and text."""
+    text = table.get("text_config")
+    return text if isinstance(text, dict) and "num_hidden_layers" not in table else table
+
+
 def model_of(table: Mapping[str, Any], origin: str = "config.json") -> PlannedModel:
     """Return the model that the content of a config.json describes.
 
     Raises:  ConfigError if a size is missing or the architecture is unknown.
     """
+    table = text_of(table)
     kind = table.get("model_type")
     try:
         if kind == "gpt2":
@@ -61,37 +129,89 @@ def _size(table: Mapping[str, Any], name: str, default: int | None = None) -> in
 
 
 def _llama(table: Mapping[str, Any]) -> PlannedModel:
+    kind = table["model_type"]
+    family = _LLAMAS[kind]
+    table = {**family.usual, **table}
     heads, hidden = _size(table, "num_attention_heads"), _size(table, "hidden_size")
-    experts = _size(table, "num_local_experts", 0) or _size(table, "num_experts", 0)
-    ffn = _size(table, "intermediate_size")
-    expert_ffn = _size(table, "moe_intermediate_size", ffn)
-    shared = _size(table, "shared_expert_intermediate_size", 0)
+    window = _window(table)
     layers = _size(table, "num_hidden_layers")
-    return PlannedModel(
+    model = PlannedModel(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=_size(table, "num_key_value_heads", heads),
         head_dim=_size(table, "head_dim", hidden // heads),
-        ffn=ffn,
+        ffn=_size(table, "intermediate_size"),
         vocab=_size(table, "vocab_size"),
-        tied=bool(table.get("tie_word_embeddings", table["model_type"] == "gemma")),
-        query_key_value_bias=bool(table.get("attention_bias")) or str(table["model_type"]).startswith("qwen2"),
-        head_norms=str(table["model_type"]).startswith("qwen3"),
-        query_key_norms=table["model_type"] == "olmo2",
-        experts=experts,
-        experts_per_token=_size(table, "num_experts_per_tok", 2) if experts else 0,
-        shared_experts=shared // expert_ffn if experts else 0,
-        shared_gate=bool(experts and shared),
-        expert_ffn=expert_ffn if experts else 0,
-        dense_layers=_layers_without_experts(table, layers) if experts else 0,
+        tied=bool(table.get("tie_word_embeddings", family.tied)),
+        layer_norms=family.norms,
+        window=window,
+        windowed_layers=_windowed_layers(table, family, layers) if window else 0,
     )
+    model = replace(model, attention_vectors=_attention_vectors(table, family, model))
+    return _with_experts(table, model)
+
+
+def _attention_vectors(table: Mapping[str, Any], family: _Family, model: PlannedModel) -> int:
+    """Return the parameters of a layer's attention outside of its matrices."""
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    kind = "head" if table["model_type"] == "glm4_moe" and table.get("use_qk_norm") else family.query_key_norms
+    found = {"": 0, "head": 2 * model.head_dim, "whole": queries + keys}[kind]
+    if family.biases or table.get("attention_bias"):
+        found += queries + 2 * keys
+    if table.get("attention_out_bias", table.get("attention_bias") and family.output_bias):
+        found += model.hidden
+    return found + (model.heads if table["model_type"] == "gpt_oss" else 0)  # a sink for each head
+
+
+def _window(table: Mapping[str, Any]) -> int:
+    """Return the tokens that a layer with sliding-window attention sees; 0: no layer has it.
+
+    In a chunk, a token sees on average half of the chunk: so many as in a window of half its size.
+    """
+    if not table.get("use_sliding_window", True):
+        return 0
+    return _size(table, "sliding_window", 0) or _size(table, "attention_chunk_size", 0) // 2
+
+
+def _windowed_layers(table: Mapping[str, Any], family: _Family, layers: int) -> int:
+    if isinstance(kinds := table.get("layer_types"), list) and len(kinds) == layers:
+        return sum(kind != "full_attention" for kind in kinds)
+    pattern = table.get("sliding_window_pattern")
+    every = pattern if type(pattern) is int else family.full_every
+    return layers - layers // every if every else layers
+
+
+def _with_experts(table: Mapping[str, Any], model: PlannedModel) -> PlannedModel:
+    """Add the experts of a mixture; a dense model stays as it is."""
+    experts = next((n for key in _EXPERTS if (n := _size(table, key, 0))), 0)
+    if not experts:
+        return model
+    kind, expert_ffn = table["model_type"], _size(table, "moe_intermediate_size", model.ffn)
+    shared_width = _size(table, "shared_expert_intermediate_size", 0)
+    model = replace(
+        model,
+        experts=experts,
+        experts_per_token=_size(table, "num_experts_per_tok", 2),
+        shared_experts=_size(table, "n_shared_experts", shared_width // expert_ffn if expert_ffn else 0),
+        router_vectors=model.hidden if shared_width else 0,
+        expert_ffn=expert_ffn,
+        dense_layers=_layers_without_experts(table, model.layers),
+    )
+    if kind == "gpt_oss":
+        return replace(model, router_vectors=experts * (1 + 2 * expert_ffn + model.hidden))
+    if kind == "llama4_text":
+        return replace(model, shared_experts=1, ffn=_size(table, "intermediate_size_mlp"))
+    return model
 
 
 def _layers_without_experts(table: Mapping[str, Any], layers: int) -> int:
-    """Return how many layers of a Qwen mixture are dense: those in `mlp_only_layers`, and all but each n-th."""
-    step, dense = _size(table, "decoder_sparse_step", 1), table.get("mlp_only_layers") or []
-    return sum(layer in dense or (layer + 1) % step != 0 for layer in range(layers))
+    """Return how many layers of a mixture are dense: those that the file names, the first, or all but each n-th."""
+    if isinstance(mixtures := table.get("moe_layers"), list):
+        return layers - len(mixtures)
+    dense, first = table.get("mlp_only_layers") or [], _size(table, "first_k_dense_replace", 0)
+    step = _size(table, "decoder_sparse_step", 0) or _size(table, "interleave_moe_layer_step", 1)
+    return sum(layer in dense or layer < first or (layer + 1) % step != 0 for layer in range(layers))
 
 
 def _gpt2(table: Mapping[str, Any]) -> PlannedModel:

@@ -127,11 +127,13 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
     dims = (model.head_dim, model.value_dim or model.head_dim)
     if layout.traits.attention != "scores":
         heads, queries = layout.micro_batch * model.heads / layout.tp, layout.seq_len / layout.cp
-        flops = 2.0 * heads * queries * 0.5 * (layout.seq_len + BLOCK) * sum(dims)
+        part = model.windowed_layers / model.layers  # the mean layer's keys: those of a causal layer without a window
+        keys = (1 - part) * layout.seq_len + part * model.keys_in_window(layout.seq_len)
+        flops = 2.0 * heads * queries * 0.5 * (keys + BLOCK) * sum(dims)
         yield Term(
             "attention, one layer forward",
             "causal: 2 x heads x queries x (keys + a block) / 2 x (key + value width) / (rate x size efficiency)",
-            f"2 * {heads:g} * {queries:g} * 0.5 * ({layout.seq_len} + {BLOCK}) * {sum(dims)} / "
+            f"2 * {heads:g} * {queries:g} * 0.5 * ({_n(keys)} + {BLOCK}) * {sum(dims)} / "
             f"{_n(flops / forward.attention)} * 1e3",
             forward.attention * 1e3,
             "ms",

@@ -142,15 +142,21 @@ class LayerModel:
         return [self.kernels.linear(rows, *_split(pair, model.hidden, split), num=local) for pair in pairs]
 
     def _attention(self) -> tuple[float, float]:
+        """Return the seconds of attention in both passes, of a mean layer if some have a sliding window."""
         model, layout = self.model, self.layout
         batch_heads = layout.micro_batch * model.heads / layout.tp
         dims = (model.head_dim, model.value_dim or model.head_dim)
-        return self.kernels.attention(batch_heads, layout.seq_len / layout.cp, layout.seq_len, dims)
+        queries, part = layout.seq_len / layout.cp, model.windowed_layers / model.layers
+        whole = self.kernels.attention(batch_heads, queries, layout.seq_len, dims)
+        if not part:
+            return whole
+        windowed = self.kernels.attention(batch_heads, queries, model.keys_in_window(layout.seq_len), dims)
+        return whole[0] + part * (windowed[0] - whole[0]), whole[1] + part * (windowed[1] - whole[1])
 
     def _memory(self, mixture: bool) -> tuple[float, float]:
         """Return the seconds of memory-bound operations, forward and backward, by bytes per token:
 
-        norms           read and write the stream twice: 8 D, backward 12 D
+        norms           read and write the stream: 4 D each, backward 6 D
         residuals       read two, write one, twice: 12 D (dropout's masks: 2 D), backward 8 D
         q, k, v         rotate or rearrange: 4 each
         activation      read its inputs, write its output: 4 F, gated 6 F; backward 6 F or 10 F
@@ -165,8 +171,9 @@ class LayerModel:
         ffn = model.ffn if not mixture else model.expert_ffn * (model.experts_per_token + model.shared_experts)
         activation = ffn / layout.tp
         permuted = 16.0 * model.hidden * model.experts_per_token / layout.tp if mixture else 0.0
-        forward = 20 * width + dropout + heads + (6 if model.gated else 4) * activation + permuted
-        backward = 20 * width + dropout + heads + (10 if model.gated else 6) * activation + permuted
+        norms = model.layer_norms * width
+        forward = 4 * norms + 12 * width + dropout + heads + (6 if model.gated else 4) * activation + permuted
+        backward = 6 * norms + 8 * width + dropout + heads + (10 if model.gated else 6) * activation + permuted
         return self.kernels.moves(layout.tokens * forward), self.kernels.moves(layout.tokens * backward)
 
     def _communication(self, mixture: bool, products: float, attention: float) -> Times:

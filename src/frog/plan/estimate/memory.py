@@ -189,7 +189,7 @@ def layer_activations(model: PlannedModel, layout: PlannedLayout) -> float:
     """Return the bytes that one layer needs without recomputation. For each token, in 16 bits (products' inputs in
     float8 with that precision):
 
-    the stream      inputs of two norms and their outputs: 8 D; dropout's masks 2 D
+    the stream      inputs of the norms, and the outputs of those before a product: 8 D; dropout's masks 2 D
     attention       queries, keys, values and output
     scores          if attention keeps them: 2 H T for the softmax, with dropout 5 H T
     FFN             two tensors of its width (gated: three, or four without a fused kernel); of each of a token's
@@ -198,7 +198,7 @@ def layer_activations(model: PlannedModel, layout: PlannedLayout) -> float:
     tp, tokens, traits = layout.tp, layout.tokens, layout.traits
     saved = 1 if layout.precision == "fp8" else 2
     split = tp if layout.sequence_parallel else 1
-    stream = (4 + 2 * traits.dropout) * model.hidden / split
+    stream = (2 * model.layer_norms + 2 * traits.dropout) * model.hidden / split
     # Megatron gathers the norms' outputs again in the backward pass; torch's tensor parallelism keeps them gathered.
     stream += 2 * saved * model.hidden / (split if traits.keeps_whole_copy else 1)
     heads = 2 * ((model.heads + model.kv_heads) * model.head_dim + model.kv_heads * model.head_dim + model.value_width)

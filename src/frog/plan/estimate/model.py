@@ -39,19 +39,20 @@ class PlannedModel:
     """The embedding is also the output matrix."""
     biases: bool = False
     """Biases in all products, and LayerNorm instead of RMSNorm, as in GPT-2."""
-    query_key_value_bias: bool = False
-    """Biases of queries, keys and values alone, as in Qwen2."""
-    head_norms: bool = False
-    """Norms of each head's queries and keys, as in Qwen3."""
-    query_key_norms: bool = False
-    """One norm of all heads' queries, and one of their keys, as in OLMo 2."""
+    attention_vectors: int = 0
+    """Parameters of a layer's attention outside of its matrices: norms of heads, as in Qwen3, biases, as in Qwen2."""
+    layer_norms: int = 2
+    """Norms of a layer, of the model's width; Gemma 2 and GLM-4 have 4."""
+    window: int = 0
+    """Tokens that a layer with sliding-window attention sees."""
+    windowed_layers: int = 0
     positions: int = 0
     """Learned position embeddings; 0: none."""
     experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
-    shared_gate: bool = False
-    """A gate weighs the shared experts, as in Qwen2's mixtures."""
+    router_vectors: int = 0
+    """Parameters of a mixture's layer outside of its matrices: the gate of Qwen2's shared experts, gpt-oss's biases."""
     expert_ffn: int = 0
     expert_groups: int = 0
     """Groups of experts, of a token's choice, that may be on different nodes (DeepSeek-V3: 4); 0: no limit."""
@@ -108,12 +109,8 @@ class PlannedModel:
     # ---- parameters --------------------------------------------------------------------------------------------------
 
     def attention_parameters(self) -> int:
-        products = self.attention_products()
-        latent = self.latent
-        norms = latent.query_rank + latent.key_value_rank if latent else 2 * self.head_dim * self.head_norms
-        norms += (self.heads + self.kv_heads) * self.head_dim * self.query_key_norms
-        biases = products[0][1] if self.query_key_value_bias else 0
-        return _numel(products, self.biases) + norms + biases
+        norms = self.latent.query_rank + self.latent.key_value_rank if self.latent else 0
+        return _numel(self.attention_products(), self.biases) + norms + self.attention_vectors
 
     def norm_parameters(self) -> int:
         """Return the size of one norm."""
@@ -121,7 +118,7 @@ class PlannedModel:
 
     def dense_layer_parameters(self) -> int:
         ffn = _numel(self.ffn_products(self.ffn), self.biases)
-        return self.attention_parameters() + 2 * self.norm_parameters() + ffn
+        return self.attention_parameters() + self.layer_norms * self.norm_parameters() + ffn
 
     def expert_parameters(self) -> int:
         """Return the size of one expert."""
@@ -129,8 +126,8 @@ class PlannedModel:
 
     def moe_layer_shared_parameters(self) -> int:
         """Return the parameters of a mixture's layer that every token uses."""
-        norms = 2 * self.norm_parameters()
-        router = self.hidden * (self.experts + self.shared_gate)
+        norms = self.layer_norms * self.norm_parameters()
+        router = self.hidden * self.experts + self.router_vectors
         return self.attention_parameters() + norms + router + self.shared_experts * self.expert_parameters()
 
     def num_parameters(self) -> int:
@@ -157,9 +154,20 @@ class PlannedModel:
         return 2.0 * (attention + dense + mixture + self.hidden * self.vocab)
 
     def attention_flops_per_token(self, seq_len: int, *, causal: bool = True) -> float:
-        """Return the operations of one forward pass in attention: scores and their products with the values."""
-        each = 2.0 * seq_len * (self.heads * self.head_dim + self.value_width)
-        return self.layers * each * (0.5 if causal else 1.0)
+        """Return the operations of one forward pass in attention: scores and their products with the values.
+
+        causal: count only the tokens that a token sees. Layers with a sliding window have a causal mask, too.
+        """
+        each = 2.0 * (self.heads * self.head_dim + self.value_width)
+        windowed = self.windowed_layers * self.keys_in_window(seq_len)
+        return each * ((self.layers - self.windowed_layers) * seq_len + windowed) * (0.5 if causal else 1.0)
+
+    def keys_in_window(self, seq_len: float) -> float:
+        """Return twice the tokens that a token sees on average in a layer with a sliding window.
+
+        It is the length of a sequence whose causal attention without a window has as many scores per token.
+        """
+        return 2 * self.window - self.window**2 / seq_len if 0 < self.window < seq_len else seq_len
 
     def model_flops_per_token(self, seq_len: int) -> float:
         """Return the operations of a training step per token: forward, and twice as many backward, causal."""
@@ -177,7 +185,7 @@ def from_model_config(config: ModelConfig) -> PlannedModel:
         head_dim=config.head_dim,
         ffn=config.intermediate_size,
         vocab=config.vocab_size,
-        head_norms=config.qk_norm,
+        attention_vectors=2 * config.head_dim if config.qk_norm else 0,
         tied=config.tie_word_embeddings,
         experts=experts,
         experts_per_token=config.num_experts_per_tok if experts else 0,

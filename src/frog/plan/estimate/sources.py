@@ -14,7 +14,7 @@ from frog.config import RunConfig, load_run_config
 from frog.core.errors import ConfigError, UsageError
 from frog.core.schema import decode, read_bounded, shortened
 from frog.core.units import format_count
-from frog.plan.estimate.architectures import model_of
+from frog.plan.estimate.architectures import model_of, text_of
 from frog.plan.estimate.model import PlannedModel, from_model_config
 
 _HINT = "name a run file (.toml), a config.json of Hugging Face transformers, or module:function"
@@ -56,9 +56,10 @@ def read_named_model(name: str) -> NamedModel:
 
 def _from_config(table: dict[str, Any], origin: str) -> NamedModel:
     model = model_of(table, origin)
-    positions = table.get("max_position_embeddings") or table.get("n_positions")
+    notes = () if (text := text_of(table)) is table else ("the language model alone, without images",)
+    positions = text.get("max_position_embeddings") or text.get("n_positions")
     most = positions if type(positions) is int and positions > 0 else 0
-    return NamedModel(model, most, config=table)
+    return NamedModel(model, most, notes=notes, config=table)
 
 
 def _from_run_file(path: Path) -> NamedModel:
