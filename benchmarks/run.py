@@ -78,6 +78,7 @@ BENCHMARKS = {
     "planner": Benchmark("planner.py", ("--cross",)),
     "planner_here": Benchmark("planner_here.py", tiny=("--tiny",)),
     "planner_memory": Benchmark("planner_memory.py", tiny=("--only", "1B, 8 GPUs, none, micro-batch 1")),
+    "planner_speed": Benchmark("planner_speed.py", tiny=("--tiny",)),
     "program_campaign": Benchmark("program_campaign.py", tiny=("--nproc", "2", "--only", "forward", "--count", "1")),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
     "public_bugs": Benchmark("public_bugs.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),

@@ -15,13 +15,14 @@ import pytest
 from frog.cli import main
 from frog.config import load_run_config
 from frog.plan.estimate.hardware import Cluster, clusters
+from frog.plan.estimate.layer_time import LayerModel, Passes
 from frog.plan.estimate.layout import PlannedLayout, Traits
 from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.search.best import Found, search, what_binds
 from frog.plan.search.coarse import evaluate
-from frog.plan.search.grid import divisors, layout_grid
+from frog.plan.search.grid import divisors, joined, layout_grid
 
 ROOT = Path(__file__).parents[3]
 H100 = clusters()["h100x8"]
@@ -54,6 +55,41 @@ def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits, 
         assert layout.problems(model) == []
         assert coarse.step_s[place] == pytest.approx(step.step.total, rel=1e-9), layout
         assert coarse.memory[place] == pytest.approx(step_memory(step).total, rel=1e-9), layout
+
+
+def test_numbers_of_a_layout_do_not_depend_on_the_layouts_next_to_it() -> None:
+    """Several blocks, the last one not full, whose layouts are shuffled or computed one by one."""
+    base = PlannedLayout(4096, 96, traits=MEGATRON)
+    grid = layout_grid(MIXTURE, H100, 48, base)
+    order = np.random.default_rng(1).permutation(len(grid))
+    ordered, shuffled = evaluate(MIXTURE, H100, base, grid), evaluate(MIXTURE, H100, base, grid[order])
+    assert len(grid) > 16384
+    assert len(grid) % 16384
+    assert np.array_equal(ordered.step_s[order], shuffled.step_s)
+    assert np.array_equal(ordered.memory[order], shuffled.memory)
+    for place in (0, 16383, 16384, len(grid) - 1):
+        alone = evaluate(MIXTURE, H100, base, grid[place : place + 1])
+        assert (alone.step_s[0], alone.memory[0]) == (ordered.step_s[place], ordered.memory[place])
+
+
+def test_search_computes_each_kind_of_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dense layer depends on tp, cp and the micro-batch, a mixture on ep too, neither on the number of GPUs."""
+    kinds, compute = [], LayerModel.layer
+
+    def layer(self: LayerModel, *, mixture: bool) -> Passes:
+        layout = self.layout
+        kinds.append((mixture, layout.tp, layout.cp, layout.micro_batch, layout.ep if mixture else 0))
+        return compute(self, mixture=mixture)
+
+    base = PlannedLayout(4096, 96, traits=MEGATRON)
+    grids = [layout_grid(MIXTURE, H100, num_gpus, base) for num_gpus in (48, 24)]
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerModel, "layer", layer)
+        evaluate(MIXTURE, H100, base, joined(grids))
+        assert len(kinds) == len(set(kinds)) > 100
+        kinds.clear()
+        search(MIXTURE, replace(H100, gpu=replace(H100.gpu, memory=0.0)), [48, 24], base)
+        assert len(kinds) == len(set(kinds)) > 100
 
 
 def found_for(num_gpus: int, **changes: object) -> Found:

@@ -16,7 +16,7 @@ from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
 from frog.plan.search.coarse import evaluate
-from frog.plan.search.grid import ALL_ZEROS, Grid, layout_grid
+from frog.plan.search.grid import ALL_ZEROS, Grid, joined, layout_grid
 
 _BEST = 10
 _USABLE = 0.95
@@ -113,21 +113,23 @@ def search(
 
     Time and memory are those of `estimate`: the coarse search only ranks.
     """
-    ranked, num_layouts = [], 0
-    for num_gpus in nums_gpus:
-        grid = layout_grid(model, cluster, num_gpus, base, zeros)
-        num_layouts += len(grid)
-        if len(grid):
-            coarse = evaluate(model, cluster, base, grid, constants)
-            fits = coarse.memory <= _USABLE * cluster.gpu.memory
+    grids = [layout_grid(model, cluster, num_gpus, base, zeros) for num_gpus in nums_gpus]
+    grid = joined(grids)
+    coarse = evaluate(model, cluster, base, grid, constants)
+    fits = coarse.memory <= _USABLE * cluster.gpu.memory
+    ranked, end = [], 0
+    for each in grids:
+        start, end = end, end + len(each)
+        if len(each):
+            places = start + np.flatnonzero(fits[start:end])
             ranked.append(
-                _Ranked(model, cluster, base, constants, grid[fits], coarse.step_s[fits], coarse.memory[fits])
+                _Ranked(model, cluster, base, constants, grid[places], coarse.step_s[places], coarse.memory[places])
             )
     points = [one.candidate(place) for one in ranked for place in one.front()]
     most = next((one for one in ranked if len(one.grid) and one.grid.layout(0, base).num_gpus == nums_gpus[0]), None)
     best = [most.candidate(place) for place in islice(most.of_each_mesh(), _BEST)] if most else []
-    num_fitting = sum(len(one.grid) for one in ranked)
-    return Found(num_layouts, num_fitting, sorted(best, key=lambda one: one.step_s), _undominated(points), most)
+    num_fitting = int(fits.sum())
+    return Found(len(grid), num_fitting, sorted(best, key=lambda one: one.step_s), _undominated(points), most)
 
 
 def _undominated(points: Sequence[Candidate]) -> list[Candidate]:

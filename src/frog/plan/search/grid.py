@@ -52,6 +52,11 @@ class Grid:
         return replace(base, **changes)  # type: ignore[arg-type]
 
 
+def joined(grids: Sequence[Grid]) -> Grid:
+    """Return the layouts of several grids, one grid after another."""
+    return Grid(*(np.concatenate(columns) for columns in zip(*(vars(grid).values() for grid in grids), strict=True)))
+
+
 def layout_grid(
     model: PlannedModel, cluster: Cluster, num_gpus: int, base: PlannedLayout, zeros: Sequence[int] = ALL_ZEROS
 ) -> Grid:
