@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from frog.core.units import format_count, format_seconds
 from frog.plan.estimate.budget import RESTART_S, Budget, num_nodes, training_budget
 from frog.plan.estimate.explain import Term, explain_budget, explain_memory, explain_step
-from frog.plan.estimate.memory import StepMemory, step_memory
+from frog.plan.estimate.memory import USABLE, StepMemory, step_memory
 from frog.plan.estimate.nearest import nearest_runs
 from frog.plan.estimate.predict import spread_of
 from frog.plan.estimate.rows import PlannedRun
@@ -77,9 +77,11 @@ def _memory_lines(run: PlannedRun, memory: StepMemory) -> Iterator[str]:
     yield "memory of the rank that holds most           GiB"
     for kind, num_bytes in vars(memory).items():
         yield f"  {_MEMORY_KINDS[kind]:<38} {num_bytes / _GIB:>8.2f}"
-    fits = "" if memory.total <= available else ": DOES NOT FIT"
-    yield f"  {'total':<38} {memory.total / _GIB:>8.2f} of {available / _GIB:.1f}{fits}"
-    if fits:
+    verdict = (
+        ": DOES NOT FIT" if memory.total > available else ": MAY NOT FIT" if memory.total > USABLE * available else ""
+    )
+    yield f"  {'total':<38} {memory.total / _GIB:>8.2f} of {available / _GIB:.1f}{verdict}"
+    if verdict:
         yield "  try: --recompute full, more ranks of --tp or --pp, or frog plan search for layouts that fit"
 
 

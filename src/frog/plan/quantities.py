@@ -1,4 +1,4 @@
-"""Numbers with units in profiles: "3200 Gbit/s", "80 GB", "120 us", "2.50 USD/h"."""
+"""Numbers with units in profiles: "3200 Gbit/s", "80 GB", "79.1 GiB", "120 us", "2.50 USD/h"."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 from frog.core.errors import ConfigError
 from frog.core.schema import shortened
 
-_SCALES = {"": 1.0, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_DECIMAL = {"": 1.0, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _UNITS = {"B": 1.0, "B/s": 1.0, "bit/s": 1 / 8, "FLOP/s": 1.0, "W": 1.0, "h": 3600.0, "s": 1.0}
 _QUANTITY = re.compile(
-    r"^\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(?:([kMGTP]?)(B/s|bit/s|FLOP/s|B|W|h)|([um]?)(s))\s*$"
+    r"^\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(?:([kMGTP]?)(B/s|bit/s|FLOP/s|B|W|h)|([KMGT]i)(B)|([um]?)(s))\s*$"
 )
 _PRICE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Z]{3})/h\s*$")
-_EXAMPLES = {"h": "400 h", "s": "400 us", "W": "700 W"}
+_EXAMPLES = {"B": "79.1 GiB", "h": "400 h", "s": "400 us", "W": "700 W"}
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ def parse_quantity(text: Any, unit: str, place: str) -> float:
     """
     kinds = {"B/s": ("B/s", "bit/s")}.get(unit, (unit,))
     found = _QUANTITY.match(text) if isinstance(text, str) else None
-    prefix, named = (found[2] or found[4] or "", found[3] or found[5]) if found else ("", "")
+    prefix, named = (found[2] or found[4] or found[6] or "", found[3] or found[5] or found[7]) if found else ("", "")
     if found is None or named not in kinds or not 0 < float(found[1]) < math.inf:
         example = _EXAMPLES.get(unit, f"400 G{kinds[-1]}")
         raise ConfigError(
             f"{place}={shortened(repr(text))}: must be a number with a unit", f'write it like "{example}"'
         )
-    return float(found[1]) * _SCALES[prefix] * _UNITS[named]
+    return float(found[1]) * (_DECIMAL | _BINARY)[prefix] * _UNITS[named]
 
 
 def read_quantity(text: Any, unit: str, place: str, problems: list[str]) -> float:

@@ -37,6 +37,7 @@ def _search(args: argparse.Namespace) -> int:
     from frog.core.errors import ConfigError, UsageError
     from frog.core.units import format_count
     from frog.plan.estimate.budget import num_steps
+    from frog.plan.estimate.memory import USABLE
     from frog.plan.estimate.requests import base_layout, zeros_of
     from frog.plan.estimate.rows import precision_problem
     from frog.plan.search.best import search
@@ -60,8 +61,8 @@ def _search(args: argparse.Namespace) -> int:
         )
     if not found.best:
         raise UsageError(
-            f"none of {found.num_layouts:,} layouts fits in {cluster.gpu.memory / _GIB:.1f} GiB on {num_gpus} GPUs, "
-            f"with {batch}",
+            f"none of {found.num_layouts:,} layouts fits in {100 * USABLE:.0f} % of "
+            f"{cluster.gpu.memory / _GIB:.1f} GiB on {num_gpus} GPUs, with {batch}",
             "more --nodes, another --global-batch, or another cluster",
         )
     notes = refuse_beyond(found.best[0].run, args.anyway)

@@ -17,7 +17,7 @@ from frog.plan.estimate.architectures import model_of
 from frog.plan.estimate.budget import daly_interval, training_budget, young_interval
 from frog.plan.estimate.explain import explain_budget, explain_memory, explain_step
 from frog.plan.estimate.fit import read_measured
-from frog.plan.estimate.hardware import clusters
+from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.nearest import beyond_measured, spread_of_nearest
 from frog.plan.estimate.predict import predict_run
@@ -27,6 +27,7 @@ from frog.plan.estimate.sources import NamedModel, read_named_model
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.estimate.utilization import losses, utilization
 from frog.plan.model_command import options_of
+from frog.plan.plan_text import plan_lines
 
 ROOT = Path(__file__).parents[3]
 LLAMA_8B = ROOT / "config" / "llama3_8b.json"
@@ -286,7 +287,7 @@ def test_command_prints_memory_time_and_cost(capsys: pytest.CaptureFixture[str])
     words = [str(LLAMA_8B), "--cluster", "h100x8", "--nodes", "8", "--tokens", "300e9", "--price", "2.50 USD/h"]
     assert run_command(*words, "--explain") == 0
     out = capsys.readouterr().out
-    for part in ("8.03 B parameters on 64 H100-80GB", "of 74.5", "MFU ", "GPU-hours", " USD", "(Daly)", "2 r i c"):
+    for part in ("8.03 B parameters on 64 H100-80GB", "of 79.1", "MFU ", "GPU-hours", " USD", "(Daly)", "2 r i c"):
         assert part in out
     assert run_command(*words, "--json") == 0
     content = json.loads(capsys.readouterr().out)
@@ -379,6 +380,28 @@ def test_function_that_builds_a_module_is_planned(tmp_path: Path, monkeypatch: p
         read_named_model("nano:bare")
     with pytest.raises(UsageError, match="has no attribute 'nothing'"):
         read_named_model("nano:nothing")
+
+
+def with_memory(num_bytes: float) -> Cluster:
+    """Return h100x8 with another size of memory."""
+    cluster = clusters()["h100x8"]
+    return replace(cluster, gpu=replace(cluster.gpu, memory=num_bytes))
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(1.01, ": DOES NOT FIT"), (0.99, ": MAY NOT FIT"), (0.94, "")])
+def test_plan_that_needs_nearly_all_memory_may_not_fit(share: float, verdict: str) -> None:
+    run = llama_run()
+    run = replace(run, cluster=with_memory(step_memory(run.step).total / share))
+    lines = plan_lines(run, "own", None, [], explain=False)
+    (total,) = (line for line in lines if line.startswith("  total ") and " of " in line)
+    assert total.endswith(f" of {run.cluster.gpu.memory / 2**30:.1f}{verdict}")
+
+
+@pytest.mark.parametrize(("share", "micro_batch"), [(0.96, 1), (0.94, 2)])
+def test_chosen_micro_batch_leaves_a_twentieth_of_the_memory(share: float, micro_batch: int) -> None:
+    needed = step_memory(llama_run(micro_batch=2).step).total
+    run = request_run(read_named_model(str(LLAMA_8B)), {}, with_memory(needed / share), 64)
+    assert run.layout.micro_batch == micro_batch
 
 
 def test_plan_that_does_not_fit_says_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:

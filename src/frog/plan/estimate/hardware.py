@@ -28,6 +28,7 @@ class Gpu:
 
     name: str
     memory: float
+    """Bytes that programs can use: torch's `total_memory`."""
     memory_bandwidth: float
     link_bandwidth: float
     num_sms: int
@@ -145,7 +146,7 @@ def similar_gpu(name: str, memory_gb: float = 0) -> Gpu:
 
     def distance(gpu: Gpu) -> tuple[int, float]:
         variant = set(gpu.name.lower().split("-")[1:-1]) ^ {part for part in parts if not part.endswith("gb")}
-        return len(variant), abs(gpu.memory / 1e9 - memory) if memory else -gpu.memory
+        return len(variant), abs(gpu.memory / 2**30 - memory) if memory else -gpu.memory
 
     return min(same, key=distance)
 

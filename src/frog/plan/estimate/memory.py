@@ -21,6 +21,8 @@ CONTEXT_BYTES = 1.5e9
 """What a process allocates outside of the allocator: CUDA's context, libraries' workspaces, NCCL's buffers."""
 ALLOCATOR_SHARE = 0.06
 """Reserved but unused blocks of the caching allocator, of what varies during a step."""
+USABLE = 0.95
+"""Fraction of a GPU's memory that a chosen layout may need: predictions of memory are less certain than this."""
 
 
 @dataclass(frozen=True)

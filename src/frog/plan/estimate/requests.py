@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from frog.core.errors import ConfigError, UsageError
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.memory import USABLE, step_memory
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.rows import PlannedRun, planned_run, precision_problem
 from frog.plan.estimate.sources import NamedModel
@@ -81,7 +81,7 @@ def _fitting(model: PlannedModel, cells: dict[str, str], run: PlannedRun) -> Pla
     most = run.layout.micro_batch
     for size in (one for one in (4, 2, 1) if one <= most):
         smaller = planned_run(model, {**cells, "micro_batch": str(size)}, run.cluster)
-        if step_memory(smaller.step).total <= run.cluster.gpu.memory:
+        if step_memory(smaller.step).total <= USABLE * run.cluster.gpu.memory:
             break
     return PlannedRun(model, smaller.layout, run.cluster, (f"micro_batch={size}", *smaller.assumed))
 

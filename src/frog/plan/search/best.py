@@ -11,7 +11,7 @@ import numpy as np
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster, Gpu
 from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.memory import USABLE, step_memory
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
@@ -19,8 +19,6 @@ from frog.plan.search.coarse import evaluate
 from frog.plan.search.grid import ALL_ZEROS, Grid, joined, layout_grid
 
 _BEST = 10
-_USABLE = 0.95
-"""Fraction of a GPU's memory that a layout may need: predictions of memory are less certain than this."""
 _LESS_MEMORY, _SLOWER = 0.8, 2.0
 """A point of the front needs at most this fraction of the memory of the next faster one, and at most so many times the
 time of the fastest on as many GPUs."""
@@ -116,7 +114,7 @@ def search(
     grids = [layout_grid(model, cluster, num_gpus, base, zeros) for num_gpus in nums_gpus]
     grid = joined(grids)
     coarse = evaluate(model, cluster, base, grid, constants)
-    fits = coarse.memory <= _USABLE * cluster.gpu.memory
+    fits = coarse.memory <= USABLE * cluster.gpu.memory
     ranked, end = [], 0
     for each in grids:
         start, end = end, end + len(each)
