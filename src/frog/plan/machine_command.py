@@ -7,12 +7,36 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from frog.config import RunConfig
+    from frog.launch.nodes import Nodes
     from frog.plan.estimate.hardware import Cluster
+    from frog.plan.machine.links import SlowNetwork
     from frog.plan.machine.step import PhaseTime
 
 
-def plan_on_machine(config: RunConfig, cluster: Cluster, num_ranks: int, *, as_json: bool) -> str:
-    """Return the plan of a run on a measured machine.
+def read_network(text: str, nodes: Nodes | int | None) -> SlowNetwork:
+    """Return the simulated network between simulated nodes, from the options of `frog run`.
+
+    Raises:  UsageError if the text is no network, or the nodes are not several with a number of ranks.
+    """
+    from frog.core.errors import UsageError
+    from frog.launch.network import parse_network
+    from frog.launch.nodes import Nodes
+    from frog.plan.machine.links import SlowNetwork
+    from frog.plan.network import payload_rate
+
+    link = parse_network(text)
+    if not isinstance(nodes, Nodes) or not nodes.several:
+        raise UsageError("--network needs several nodes with a number of ranks", "--nodes 2x1")
+    if link.loss:
+        raise UsageError("--network: the time that lost frames cost is not predicted", "omit loss=…")
+    ranks = tuple(node for node in range(nodes.most) for _ in range(nodes.ranks))
+    return SlowNetwork(ranks, link.delay_s, payload_rate(link.rate_bits_per_s, link.mtu))
+
+
+def plan_on_machine(
+    config: RunConfig, cluster: Cluster, num_ranks: int, network: SlowNetwork | None = None, *, as_json: bool
+) -> str:
+    """Return the plan of a run on a measured machine, with a simulated slow network between nodes if there is one.
 
     Raises:  ConfigError if the machine's costs do not cover the run.
     """
@@ -21,7 +45,7 @@ def plan_on_machine(config: RunConfig, cluster: Cluster, num_ranks: int, *, as_j
     from frog.plan.machine.step import predict_step, step_time
 
     assert cluster.machine is not None
-    phases = predict_step(config, num_ranks, cluster.machine)
+    phases = predict_step(config, num_ranks, cluster.machine, network)
     step_s = step_time(phases)
     if as_json:
         return json.dumps({"num_ranks": num_ranks, "step_s": step_s, "phases": _as_dict(phases)}, indent=2) + "\n"
@@ -29,6 +53,7 @@ def plan_on_machine(config: RunConfig, cluster: Cluster, num_ranks: int, *, as_j
     lines = [
         f"{format_count(config.model.num_parameters())} parameters on {count(num_ranks, 'rank')} of a machine "
         f"with {cluster.machine.cores:g} cores",
+        *([] if network is None else [str(network)]),
         cluster.source,
         "",
         *prediction_lines(phases),

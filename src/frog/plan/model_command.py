@@ -12,6 +12,7 @@ from frog.core.argument_types import at_least, between
 from frog.plan.calibrate_command import PROFILE
 
 if TYPE_CHECKING:
+    from frog.launch.nodes import Nodes
     from frog.plan.estimate.constants import Constants
     from frog.plan.estimate.hardware import Cluster
     from frog.plan.estimate.rows import PlannedRun
@@ -52,6 +53,11 @@ def add_model_parser(actions: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--compare", metavar="RUN", help="a finished run of the run file: print its phases next to the prediction"
     )
+    parser.add_argument(
+        "--network",
+        metavar="LINK",
+        help="a simulated slow network on this machine, as frog run has it with --nodes 2x1",
+    )
     parser.add_argument("--explain", action="store_true", help="print each formula with its values")
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
     parser.set_defaults(handler=_plan)
@@ -87,7 +93,12 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, default_cluster: bo
         metavar="NAME",
         help="such as h100x8, or your own file PATH.toml" + f"; default: {PROFILE}, if it exists" * default_cluster,
     )
-    parser.add_argument("--nodes", type=at_least(1), metavar="N", help="number of nodes; default: 1")
+    parser.add_argument(
+        "--nodes",
+        type=_nodes,
+        metavar="N",
+        help="number of nodes; default: 1; on a measured machine also 2x4, as frog run",
+    )
     parser.add_argument(
         "--gpus", "--nproc", type=at_least(1), metavar="N", help="number of GPUs, or of ranks, instead of --nodes"
     )
@@ -124,6 +135,28 @@ def read_constants_of(args: argparse.Namespace) -> Constants:
     return FITTED if args.constants is None else read_constants(args.constants)
 
 
+def _nodes(text: str) -> int | Nodes:
+    """Return a number of nodes, or for NODESxRANKS simulated nodes.
+
+    Raises:  ValueError or argparse.ArgumentTypeError for anything else.
+    """
+    from frog.core.errors import UsageError
+    from frog.launch.nodes import parse_nodes
+
+    if "x" not in text and ":" not in text:
+        return at_least(1)(text)
+    try:
+        nodes = parse_nodes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(error.what) from None
+    if nodes.elastic:
+        raise argparse.ArgumentTypeError(f"{text}: a plan is for a fixed number of nodes")
+    return nodes
+
+
+_nodes.__name__ = "int"  # argparse reports `invalid int value: 'x'`
+
+
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -143,7 +176,16 @@ def read_target(args: argparse.Namespace) -> tuple[NamedModel, Cluster, int]:
     cluster = find_cluster(args.cluster)
     if args.price is not None:
         cluster = replace(cluster, price=parse_price(args.price, "--price"))
-    num_gpus = args.gpus or (args.nodes or 1) * cluster.gpus_per_node
+    nodes = 1 if args.nodes is None else args.nodes
+    if isinstance(nodes, int):
+        num_gpus = args.gpus or nodes * cluster.gpus_per_node
+    elif cluster.machine is None:
+        raise UsageError(
+            f"--nodes {nodes.most}x{nodes.ranks}: {args.cluster} states the GPUs of a node: {cluster.gpus_per_node}",
+            f"--nodes {nodes.most}; ranks per node are for simulated nodes on a measured machine",
+        )
+    else:
+        num_gpus = nodes.most * nodes.ranks
     return read_named_model(args.model), cluster, num_gpus
 
 
@@ -167,11 +209,17 @@ def refuse_beyond(run: PlannedRun, anyway: bool) -> list[str]:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
     from frog.plan.estimate.requests import request_run
     from frog.plan.plan_text import plan_json, plan_lines
 
     _choose_cluster(args)
     named, cluster, num_gpus = read_target(args)
+    if args.network is not None and cluster.machine is None:
+        raise UsageError(
+            f"--network: {args.cluster} is not a measured machine; its own file states its network",
+            "frog plan calibrate measures this machine",
+        )
     if cluster.machine is not None or args.compare is not None:
         sys.stdout.write(_plan_here(args, named, cluster, num_gpus))
         return 0
@@ -209,7 +257,7 @@ def _plan_here(args: argparse.Namespace, named: NamedModel, cluster: Cluster, nu
     Raises:  UsageError for options that only the model of GPUs has.
     """
     from frog.core.errors import UsageError
-    from frog.plan.machine_command import compare_with_run, plan_on_machine
+    from frog.plan.machine_command import compare_with_run, plan_on_machine, read_network
 
     if cluster.machine is None:
         raise UsageError(
@@ -220,4 +268,5 @@ def _plan_here(args: argparse.Namespace, named: NamedModel, cluster: Cluster, nu
         raise UsageError(f"{args.cluster} is a measured machine: {said}", "name a run file, and change the run there")
     if args.compare is not None:
         return compare_with_run(args.compare, cluster)
-    return plan_on_machine(named.run, cluster, num_ranks, as_json=args.json)
+    network = None if args.network is None else read_network(args.network, args.nodes)
+    return plan_on_machine(named.run, cluster, num_ranks, network, as_json=args.json)

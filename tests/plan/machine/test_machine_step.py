@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 from test_machine_costs import calibration
 
 from frog.cli import main
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_run_config
 from frog.core.errors import ConfigError
 from frog.plan.machine.links import SlowNetwork
-from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, predict_step
+from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, predict_step, step_time
+from frog.plan.network import payload_rate
 
 ROOT = Path(__file__).parents[3]
 CONFIG = RunConfig(
@@ -155,3 +157,55 @@ def test_plan_of_a_run_file_uses_the_profile_of_the_folder(
     assert all(name in out for name in PHASES)
     assert main(["plan", run_file, "--tp", "2"]) == 2
     assert "machine.toml is a measured machine: --tp" in capsys.readouterr().err
+
+
+def test_planned_network_is_that_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("machine.toml").write_text(calibration().text)
+    words = ["plan", str(ROOT / "config" / "demo.toml"), "--nodes", "2x1", "--json"]
+    assert main([*words, "--network", "rate=100mbit delay=20ms"]) == 0
+    slow = json.loads(capsys.readouterr().out)
+    assert main(words) == 0
+    fast = json.loads(capsys.readouterr().out)
+    config, machine = load_run_config(ROOT / "config" / "demo.toml"), calibration().machine
+    network = SlowNetwork((0, 1), 0.02, payload_rate(1e8, 9000))
+    assert slow["step_s"] == pytest.approx(step_time(predict_step(config, 2, machine, network)))
+    assert fast["step_s"] == pytest.approx(step_time(predict_step(config, 2, machine)))
+    assert slow["step_s"] > fast["step_s"] + 2 * 0.02
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes", "2", "--network", "rate=100mbit"], "several nodes with a number of ranks"),
+        (["--nodes", "1x2", "--network", "rate=100mbit"], "several nodes with a number of ranks"),
+        (["--nodes", "2x1", "--network", "rate=slow"], "rate=slow"),
+        (["--nodes", "2x1", "--network", "rate=100mbit loss=1%"], "lost frames"),
+        (["--cluster", "h100x8", "--network", "rate=100mbit"], "h100x8 is not a measured machine"),
+        (["--cluster", "h100x8", "--nodes", "2x4"], "h100x8 states the GPUs of a node: 8"),
+    ],
+)
+def test_network_without_simulated_nodes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("machine.toml").write_text(calibration().text)
+    assert main(["plan", str(ROOT / "config" / "demo.toml"), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ("ax1", "expected NODESxRANKS"),
+        ("1:2x1", "a fixed number of nodes"),
+        ("many", "invalid int"),
+        ("0", "at least 1"),
+    ],
+)
+def test_wrong_number_of_nodes_is_refused(capsys: pytest.CaptureFixture[str], nodes: str, said: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", str(ROOT / "config" / "demo.toml"), "--nodes", nodes])
+    assert said in capsys.readouterr().err

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from frog.core.units import count
 from frog.plan.layout import Layout
 from frog.plan.network import Cost, collective_cost
 
@@ -25,6 +26,12 @@ class SlowNetwork:
     """One way."""
     bytes_per_s: float
     """Payload."""
+
+    def __str__(self) -> str:
+        return (
+            f"{count(len(set(self.nodes)), 'node')}, a network of {self.bytes_per_s / 1e6:.3g} MB/s of payload, "
+            f"{1e3 * self.delay_s:g} ms one way"
+        )
 
     def seconds(
         self, op: str, num_bytes: float, axis: str, layout: Layout, num_messages: int = 1, in_flight: int = 1
