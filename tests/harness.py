@@ -36,8 +36,6 @@ __all__ = [
     "wait_until",
 ]
 
-_WORLDS = [("frog", "run"), ("frog", "chaos")]
-
 PATIENCE = 3
 """Factor for all deadlines, which are set for a slow idle machine. Only a hanging test ever waits this long."""
 
@@ -150,9 +148,9 @@ class Harness:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command, which must end with exit code `code`; at the deadline, kill it and its descendants.
 
-        It starts quickly if `warm` allows that, and if it succeeds or starts a world.
+        It starts quickly if `warm` allows that.
         """
-        process = self.start(*words, warm=warm and (code == 0 or words[:2] in _WORLDS), **options)
+        process = self.start(*words, warm=warm, **options)
         out, err = run_to_end(process, timeout)
         done = subprocess.CompletedProcess(words, process.returncode, out, err)
         assert done.returncode == code, f"{' '.join(words)}: exit code {done.returncode}\n{out}\n{err}"

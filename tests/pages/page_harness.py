@@ -31,7 +31,7 @@ class PageHarness(Harness):
 
     def page(self, name: str, *words: str, code: int = 0, timeout: float = 90, **options: Any) -> tuple[str, str]:
         """Run a script until it ends; return its stdout and stderr."""
-        process = self.start_page(name, *words, warm=code == 0, **options)
+        process = self.start_page(name, *words, warm=True, **options)
         return finish(process, code, timeout)
 
 

@@ -17,9 +17,8 @@ The installed `frog` runs instead if the server has ended; on a terminal; with o
 with other namespaces, limits, ignored signals, user or umask than the server; or with other values of any variable that
 Python, torch or Frog may read on import.
 
-These tests use the installed `frog`: tests that send signals, stop a command, or look at processes (`Harness.start`);
-tests of commands that fail (`Harness.run` with a `code`), unless they start a world; and the first command of each page
-in `tests/e2e`.
+These tests use the installed `frog`: tests that send signals, stop a command, or look at processes (`Harness.start`),
+and the first command of each page in `tests/e2e`.
 """
 
 from __future__ import annotations

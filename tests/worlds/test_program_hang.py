@@ -72,7 +72,7 @@ def write(harness: Harness, name: str, text: str) -> None:
 @contextlib.contextmanager
 def started(harness: Harness, name: str) -> Iterator[subprocess.Popen[str]]:
     """Start a world of two; end it if the test fails, since it would run for ever."""
-    process = harness.start("frog", "run", "--nproc", "2", *DEADLINE, "--", name)
+    process = harness.start("frog", "run", "--nproc", "2", *DEADLINE, "--", name, warm=True)
     try:
         yield process
     finally:
