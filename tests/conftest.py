@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -17,6 +17,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from frog.core.env import replace_env
+from frog.core.loading import loading
 
 
 def pytest_configure() -> None:
@@ -50,6 +51,13 @@ class _Scheduling(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     return _Scheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the tests without garbage collection, which would look at millions of objects and find no garbage."""
+    with loading():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
