@@ -29,7 +29,9 @@ def spin_count(program: str, **chosen: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("program", ["train.py", *(f"scripts/{name}" for name in SCRIPTS)])
+@pytest.mark.parametrize(
+    "program", ["train.py", *(pytest.param(f"scripts/{name}", marks=pytest.mark.slow) for name in SCRIPTS)]
+)
 def test_waiting_thread_sleeps_immediately(program: str) -> None:
     assert spin_count(program) == 0
 

@@ -213,6 +213,7 @@ def stuck(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_killed_preparation_leaves_no_set_and_the_next_one_succeeds(
     stuck: subprocess.Popen[str], tmp_path: Path, corpus: Corpus
 ) -> None:

@@ -190,7 +190,11 @@ def test_launcher_exits_with_the_first_failures_code(pages: PageHarness) -> None
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10, "the end of all ranks")
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+@pytest.mark.parametrize(
+    "how",
+    [*(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+    ids=lambda how: how.name,
+)
 def test_launcher_leaves_no_processes_behind(pages: PageHarness, how: signal.Signals) -> None:
     process = pages.start_page(PAGE, "--nproc-per-node", "1", "--", HELLO, "--delay-s", "200")
     assert process.stdout is not None

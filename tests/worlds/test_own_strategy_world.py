@@ -28,6 +28,7 @@ def here(harness: Harness) -> Harness:
     return harness
 
 
+@pytest.mark.slow
 def test_killed_and_restarted_run_is_bitwise_equal_to_the_undisturbed_run(here: Harness) -> None:
     words = ("--nproc", "2", "--threads", "1", "--restarts", "1", "--", "train", "run.toml")
     settings = set_words("name=killed", "strategy.file=fsdp.py", BATCH)

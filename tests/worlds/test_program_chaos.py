@@ -56,6 +56,7 @@ def test_rank_of_a_program_with_simulated_gpus_is_killed_at_a_collective(program
     assert {event.rank for event in exits if event.code == -9} == {1}
 
 
+@pytest.mark.slow
 def test_fault_after_the_end_of_a_program_never_happens(program: Harness) -> None:
     fault = ("--fault", "kill rank=1 collective=100000")
     done = program.run("frog", "chaos", *WORLD, *fault, "--", "steps.py", "step,weight,momentum", code=1)

@@ -25,13 +25,11 @@ class Expected(NamedTuple):
     """True if it must name the line with the comment `waits`."""
 
 
-FAST = {
-    "branch": Expected("branch", 0, peer_line=True),
+FAST = {"branch": Expected("branch", 0, peer_line=True)}
+SLOW = {
     "loop": Expected("busy", 1, peer_line=True),
     "error": Expected("raise", 1),
     "skipped": Expected("skipped", 1, line=False, peer_line=True),
-}
-SLOW = {
     "lone_barrier": Expected("branch", 0),
     "batches": Expected("batches", 1, line=False, peer_line=True),
     "order": Expected("shape", None),

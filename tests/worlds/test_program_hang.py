@@ -114,6 +114,7 @@ def test_hang_ends_with_the_ranks_the_collective_and_both_lines(harness: Harness
     ]
 
 
+@pytest.mark.slow
 def test_world_restarts_after_a_hang(harness: Harness) -> None:
     write(harness, "again.py", HANG)
     done = harness.run("frog", "run", "--nproc", "2", "--restarts", "1", *DEADLINE, "--", "again.py")
@@ -124,6 +125,7 @@ def test_world_restarts_after_a_hang(harness: Harness) -> None:
     assert states == ["ended", "ended"]
 
 
+@pytest.mark.slow
 def test_slow_rank_is_reported_but_not_ended(harness: Harness) -> None:
     write(harness, "slow.py", SLOW)
     with started(harness, "slow.py") as process:
@@ -155,6 +157,7 @@ def test_evidence_is_collected_if_a_user_stops_a_program_that_waits(harness: Har
     assert "; a user stopped the program after" in found["finding"]
 
 
+@pytest.mark.slow
 def test_stopped_rank_is_named(harness: Harness) -> None:
     write(harness, "steps.py", STEPS)
     folder = harness.folder("steps").path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from harness import Harness
 
 WORKER = Path(__file__).with_name("simulated_gpus_worker.py")
@@ -13,6 +14,7 @@ def losses(output: str) -> list[str]:
     return [line.removeprefix("rank 0 | ") for line in output.splitlines() if "0x" in line]
 
 
+@pytest.mark.slow
 def test_program_for_cuda_has_the_losses_of_the_same_program_for_gloo(harness: Harness) -> None:
     command = ("frog", "run", "--nproc", "2")
     simulated = harness.run(*command, "--simulate-gpus", "2", "--", str(WORKER), "cuda")

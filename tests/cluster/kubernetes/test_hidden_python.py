@@ -30,7 +30,7 @@ def test_volume_hides_the_folders_below_its_mount_path() -> None:
     assert hidden_by("/config") == []
 
 
-@pytest.mark.parametrize("volume", ["emptyDir: {}", "emptyDir: {medium: Memory}"])
+@pytest.mark.parametrize("volume", ["emptyDir: {}", pytest.param("emptyDir: {medium: Memory}", marks=pytest.mark.slow)])
 def test_python_stays_visible_inside_an_empty_volume(tmp_path: Path, may_make_pods: None, volume: str) -> None:
     (tmp_path / "k8s.yaml").write_text(POD.replace("VOLUME", volume))
     done = Harness(tmp_path).run("frog", "run", "--from", "k8s.yaml")

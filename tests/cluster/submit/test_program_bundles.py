@@ -156,6 +156,7 @@ def test_image_of_the_profile_sees_the_whole_bundle(here: Path) -> None:
     assert '--bind "$OLDPWD" --pwd "$PWD" ' in (here / "out" / "job.sbatch").read_text()
 
 
+@pytest.mark.slow
 def test_job_of_a_bundle_runs_in_another_place(here: Path, tmp_path: Path) -> None:
     (here / "my.py").write_text(PLAIN_TORCH)
     assert (

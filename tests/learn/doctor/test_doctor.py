@@ -233,6 +233,7 @@ main(int(sys.argv[1]), sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_wrong_or_crashing_gloo_operations_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AVG that only adds, as in some releases; an operation that fails; a rank that crashes."""
     monkeypatch.chdir(tmp_path)
