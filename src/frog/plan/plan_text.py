@@ -48,8 +48,9 @@ def layout_words(run: PlannedRun) -> str:
     if layout.zero_group:
         words[-1] += f" over {layout.shard}"
     if layout.pp > 1:
-        chunks = f", {layout.virtual_stages} chunks" if layout.virtual_stages > 1 else ""
-        words.append(f"{layout.schedule.replace('_', ' ')}{chunks}")
+        chunked = layout.virtual_stages > 1
+        words.append("interleaved" if chunked and layout.schedule == "1f1b" else layout.schedule.replace("_", " "))
+        words += [f"{layout.virtual_stages} virtual stages"] if chunked else []
     words.append(f"micro-batch {layout.micro_batch}")
     words.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
     return ", ".join([*words, layout.precision])

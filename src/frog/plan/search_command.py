@@ -109,5 +109,5 @@ def _row(one: Candidate, tokens: float | None) -> str:
 
     layout = one.run.layout
     days = f"{num_steps(layout, tokens) * one.step_s / 86400:>8.1f}" if tokens else ""
-    numbers = f"{one.step_s:>9.4g} {one.memory / _GIB:>7.1f} {100 * one.mfu:>7.1f} {layout.num_gpus:>7}{days}"
+    numbers = f"{one.step_s:>#9.4g} {one.memory / _GIB:>7.1f} {100 * one.mfu:>7.1f} {layout.num_gpus:>7}{days}"
     return f"{numbers}  {layout_words(one.run)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from frog.plan.estimate.step_time import StepModel
 from frog.plan.search.best import Found, search, what_binds
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.grid import divisors, joined, layout_grid
+from frog.plan.search.page import front_page
 
 ROOT = Path(__file__).parents[3]
 H100 = clusters()["h100x8"]
@@ -164,6 +166,32 @@ def test_command_writes_a_run_file_that_submit_takes(tmp_path: Path, capsys: pyt
     job = capsys.readouterr().out
     assert "--nodes=2" in job
     assert (tmp_path / "planned" / "front.html").read_text().count("<circle") > 2
+
+
+def test_page_draws_each_layout_of_the_front_where_its_time_and_memory_are() -> None:
+    found = found_for(16)
+    page = front_page(found, "<h100x8>")
+    assert "Layouts on &lt;h100x8&gt;" in page
+    circles = [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', page)]
+    assert len(circles) == page.count("<tr><td>") == len(found.front) > 2
+    front = sorted(found.front, key=lambda one: (-one.run.layout.num_gpus, one.step_s))
+    for one, (x, y) in zip(front, circles, strict=True):
+        others = zip(front, circles, strict=True)
+        assert all(x <= far for other, (far, _) in others if one.step_s < other.step_s)
+        low, high = _tick(page, "0"), _tick(page, "20")
+        assert y == pytest.approx(low + (high - low) * one.memory / 2**30 / 20, abs=0.2)
+
+
+def _tick(page: str, text: str) -> float:
+    """Return the place of a line of the memory's axis, 4 pixels above its text."""
+    found = re.search(rf'y="([\d.]+)" text-anchor="end">{text}</text>', page)
+    assert found is not None
+    return float(found[1]) - 4
+
+
+def test_page_without_a_layout_has_no_drawing() -> None:
+    page = front_page(replace(found_for(16), front=[]), "h100x8")
+    assert "<svg" not in page
 
 
 def test_search_writes_its_files_although_the_output_pipe_is_closed(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""The files of a search: a run file with its model, a cluster profile for `frog submit`, a page with the front."""
+"""The files of a search: a run file with its model, a cluster profile for `frog submit`, the page of `page.py`."""
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from frog.core.schema import parse_toml
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.plan_text import layout_words
 from frog.plan.search.best import Candidate, Found
+from frog.plan.search.page import front_page
 
 _TRIED = 300
 """Layouts to try for one that Frog itself can train."""
@@ -60,7 +60,7 @@ def write_files(
 
 
 def _submit_lines(folder: Path, candidate: Candidate) -> list[str]:
-    numbers = f"{candidate.step_s:.4g} s, {candidate.memory / _GIB:.1f} GiB"
+    numbers = f"{candidate.step_s:#.4g} s, {candidate.memory / _GIB:.1f} GiB"
     nodes = candidate.run.layout.num_gpus // candidate.run.cluster.gpus_per_node
     return [
         f"{folder / 'run.toml'}: {layout_words(candidate.run)}: {numbers} with Frog's own program",
@@ -94,7 +94,7 @@ def run_file(candidate: Candidate, folder: Path, cluster_name: str, steps: int) 
     }
     parts = [
         f"# {layout_words(candidate.run)}: predicted on {layout.num_gpus} GPUs of {cluster_name} are",
-        f"# {candidate.step_s:.4g} s a step and {candidate.memory / _GIB:.1f} GiB, if kernels are as fast as others'.",
+        f"# {candidate.step_s:#.4g} s a step and {candidate.memory / _GIB:.1f} GiB, if kernels are as fast as others'.",
         '# Replace the data set by your own: frog data list. Written by "frog plan search".',
         f'name = "{folder.name or "planned"}"',
     ]
@@ -115,51 +115,4 @@ def slurm_profile(run: PlannedRun, cluster_name: str) -> str:
         f'description = "{per_node} x {run.cluster.gpu.name} in each node, planned as {cluster_name}"\n'
         'check = ["partition, account and time limit of your site: config/clusters/generic.toml shows the settings"]\n'
         f"gpus_per_node = {per_node}\ncpus_per_gpu = 8\n"
-    )
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
-
-_WIDTH, _HEIGHT, _MARGIN = 720, 400, 60
-
-
-def front_page(found: Found, cluster_name: str) -> str:
-    """Return a page with the front of step time and memory drawn, and its layouts in a table."""
-    rows = "".join(
-        f"<tr><td>{one.run.layout.num_gpus}</td><td>{html.escape(layout_words(one.run))}</td>"
-        f"<td>{one.step_s:.4g}</td><td>{one.memory / _GIB:.1f}</td><td>{one.gpu_s / 3600:.3g}</td></tr>\n"
-        for one in found.front
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Layouts</title>\n'
-        "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
-        "circle{fill:#2a7}text{font:12px sans-serif}</style>\n"
-        f"<h1>Layouts on {html.escape(cluster_name)}</h1>\n"
-        f"<p>{found.num_layouts:,} layouts, {found.num_fitting:,} fit. No layout beats these in step time, memory and "
-        f"GPU-hours. Larger circles need more GPUs.</p>\n{_drawing(found.front)}\n"
-        "<table><tr><th>GPUs</th><th>layout</th><th>step, s</th><th>memory, GiB</th><th>GPU-hours a step</th></tr>\n"
-        f"{rows}</table></html>\n"
-    )
-
-
-def _drawing(front: Sequence[Candidate]) -> str:
-    if not front:
-        return ""
-    most_s = 1.05 * max(one.step_s for one in front)
-    most_memory = 1.05 * front[0].run.cluster.gpu.memory
-    most_gpus = max(one.run.layout.num_gpus for one in front)
-    circles = []
-    for one in front:
-        x = _MARGIN + (_WIDTH - _MARGIN) * one.step_s / most_s
-        y = (_HEIGHT - _MARGIN) * (1 - one.memory / most_memory)
-        radius = 3 + 5 * one.run.layout.num_gpus / most_gpus
-        title = html.escape(f"{one.run.layout.num_gpus} GPUs: {layout_words(one.run)}")
-        circles.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="{radius:.1f}"><title>{title}</title></circle>')
-    bottom = _HEIGHT - _MARGIN
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}">'
-        f'<path d="M{_MARGIN} 0V{bottom}H{_WIDTH}" fill="none" stroke="#888"/>{"".join(circles)}'
-        f'<text x="{_WIDTH // 2}" y="{bottom + 40}">step time, up to {most_s:.3g} s</text>'
-        f'<text x="{_MARGIN}" y="{bottom + 20}">0</text>'
-        f'<text x="0" y="12">{most_memory / _GIB:.0f} GiB</text></svg>'
     )
