@@ -103,6 +103,20 @@ def test_leaf_smaller_than_an_nvlink_domain_limits_only_what_leaves_the_domain()
     assert links.bandwidth(Group(4, 36)) == pytest.approx(2 * 50 * GIGA / 2)
 
 
+@pytest.mark.parametrize(
+    ("group", "outside"),
+    [
+        (Group(4, 2), 0),  # all stages in a node
+        (Group(16, 2), 4 / 16),  # 3 -> 4, 7 -> 8, 11 -> 12, and 15 -> 0 with chunks
+        (Group(10, 2), 3 / 10),
+        (Group(2, 8), 1),
+        (Group(3, 6), 1),  # a node has no two stages
+    ],
+)
+def test_stages_at_the_edge_of_a_node_send_over_the_network(group: Group, outside: float) -> None:
+    assert LINKS.send(1e9, group) == pytest.approx(outside / 50 + (1 - outside) / 450)
+
+
 def test_message_to_another_node_takes_the_network() -> None:
     assert LINKS.send(1e9, Group(2, 1)) == pytest.approx(1 / 450)
     assert LINKS.send(1e9, Group(2, 8)) == pytest.approx(1 / 50)

@@ -67,6 +67,15 @@ def test_undisturbed_step_takes_the_planner_s_time(step: StepModel) -> None:
     assert simulated_s(step) == pytest.approx(planned, rel=0.02)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_step_through_stages_that_share_nodes_takes_the_planner_s_time(chunks: int) -> None:
+    """Two nodes of four stages, and a network so slow that its messages count."""
+    step = step_of(16, tp=2, pp=8, global_batch=64, virtual_stages=chunks)
+    step = replace(step, cluster=replace(step.cluster, node_bandwidth=step.cluster.node_bandwidth / 4))
+    planned = step.step.total - (step.step.other - step.constants.step_s)
+    assert simulated_s(step) == pytest.approx(planned, rel=0.03)
+
+
 @pytest.mark.parametrize("step", [step_of(128, zero=1, tp=8), step_of(64, tp=8, pp=8, global_batch=64)])
 def test_leaf_switches_of_one_node_slow_a_simulated_step_as_a_slower_network_does(step: StepModel) -> None:
     tree = replace(step.cluster, nodes_per_leaf=1, oversubscription=4.0)

@@ -189,10 +189,10 @@ def _explain_fat_tree(step: StepModel) -> Iterator[Term]:
                 "GB/s",
             )
     stride = layout.tp * layout.cp * layout.dp
-    if layout.pp > 1 and stride >= cluster.nvlink_domain:
+    if layout.pp > 1 and layout.pp * stride > cluster.nvlink_domain:
         leaves = layout.pp * stride > leaf
         yield Term(
-            "bandwidth of a message between stages",
+            "bandwidth of a message between stages" + " of two nodes" * (stride < cluster.nvlink_domain),
             "adapter" + (" x min(1, GPUs below a leaf / (senders x oversubscription))" if leaves else ""),
             adapter + (f" * min(1, {leaf} / ({min(stride, leaf)} * {factor}))" if leaves else ""),
             rate * float(message_adapters(cluster, layout.pp, stride)),

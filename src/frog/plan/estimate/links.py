@@ -63,6 +63,17 @@ def message_adapters(cluster: Cluster, size: Any, stride: Any) -> Any:
     return stays + (1 - stays) * _least(1, leaf / (_least(stride, leaf) * cluster.oversubscription))
 
 
+def outside_share(cluster: Cluster, size: Any, stride: Any) -> Any:
+    """Return the fraction of the messages between pipeline stages that leave an NVLink domain, for numbers or columns.
+
+    Each domain holds neighboring ones of the `size` stages, `stride` ranks apart, and its last one sends to the next
+    domain; with chunks, the last stage of all sends to the first.
+    """
+    stages = cluster.nvlink_domain // stride
+    domains = -(-size // (stages + (stages < 1)))
+    return (domains > 1) * domains / size
+
+
 def _least(one: Any, other: Any) -> Any:
     """Return the smaller number, or the column of the smaller numbers."""
     return one * (one <= other) + other * (other < one)
@@ -139,9 +150,20 @@ class Links:
         return seconds + self.constants.link_latency_s + (group.size > inside) * self.constants.network_latency_s
 
     def send(self, num_bytes: float, group: Group) -> float:
-        """Return the seconds of a message to the next rank of the group, while all ranks send one."""
-        near = group.stride < self.cluster.nvlink_domain
-        if near:
-            return num_bytes / self.link + self.constants.link_latency_s
+        """Return the mean seconds of a message to the next stage of a pipeline, while all ranks send one.
+
+        The mean, not the slowest: a pass crosses each boundary once when it fills or drains the pipeline, and then
+        stages at the edge of a domain wait for their messages while others compute longer.
+        """
+        outside = outside_share(self.cluster, group.size, group.stride)
+        inside_s, outside_s = self.send_inside(num_bytes), self.send_outside(num_bytes, group)
+        return float((1 - outside) * inside_s + outside * outside_s)
+
+    def send_inside(self, num_bytes: float) -> float:
+        """Return the seconds of a message inside an NVLink domain."""
+        return num_bytes / self.link + self.constants.link_latency_s
+
+    def send_outside(self, num_bytes: float, group: Group) -> float:
+        """Return the seconds of a message to the next rank of the group, in another NVLink domain."""
         rate = self.network(message_adapters(self.cluster, group.size, group.stride))
         return num_bytes / rate + self.constants.network_latency_s

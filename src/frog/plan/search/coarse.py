@@ -163,7 +163,7 @@ class _Columns:
     def step_s(self) -> Column:
         grid, shared, constants = self.grid, self.shared, self.constants
         stage, mean = self.stages()
-        each = 2 * grid.virtual_stages * (self.layers.message / shared.send_rate + shared.send_latency)
+        each = 2 * grid.virtual_stages * (self.layers.message * shared.send_byte_s + shared.send_latency)
         sends = np.where(shared.pp == 1, 0.0, each)
         bubble = (mean * shared.pp - stage + (shared.pp - 1) * sends) / grid.virtual_stages
         exposed = np.maximum(0.0, sends - stage) if self.base.traits.overlaps_stages else sends

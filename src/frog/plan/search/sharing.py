@@ -14,7 +14,7 @@ import numpy as np
 from frog.plan.estimate.constants import Constants
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.links import message_adapters, ring_adapters
+from frog.plan.estimate.links import message_adapters, outside_share, ring_adapters
 from frog.plan.estimate.memory import state_bytes
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES
@@ -39,7 +39,7 @@ class Shared(Rows):
     data_ranks: Column
     doublings: Column
     """Doublings of the number of nodes."""
-    send_rate: Column
+    send_byte_s: Column
     send_latency: Column
     reduce: Column
     gathered: Column
@@ -217,9 +217,9 @@ class _Links:
         return np.where(size < 2, 0.0, seconds)
 
     def send(self, size: Column, stride: Column) -> tuple[Column, Column]:
-        """Return the bandwidth and the latency of a message."""
+        """Return the mean seconds per byte and latency of a message between stages."""
         gpu, constants = self.cluster.gpu, self.constants
         network = message_adapters(self.cluster, size, stride) * self.cluster.network_bandwidth_per_gpu
-        near = stride < self.cluster.nvlink_domain
-        rate = np.where(near, gpu.link_bandwidth * constants.link, network * constants.network)
-        return rate, np.where(near, constants.link_latency_s, constants.network_latency_s)
+        share = outside_share(self.cluster, size, stride)
+        byte_s = (1 - share) / (gpu.link_bandwidth * constants.link) + share / (network * constants.network)
+        return byte_s, (1 - share) * constants.link_latency_s + share * constants.network_latency_s

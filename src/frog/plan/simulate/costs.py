@@ -56,9 +56,9 @@ class Costs:
         self.num_layers = max(1, layout.heaviest_layers(step.model.layers) // chunks)
         """Layers of one stage."""
         self.message_bytes = 2 * layout.tokens * step.model.hidden // layout.tp
-        stride = max(layout.tp * layout.cp * layout.dp, step.cluster.nvlink_domain)
-        self.near_message = step.links.send(self.message_bytes, Group(layout.pp, 1))
-        self.far_message = step.links.send(self.message_bytes, Group(layout.pp, stride))
+        stages = Group(layout.pp, layout.tp * layout.cp * layout.dp)
+        self.near_message = step.links.send_inside(self.message_bytes)
+        self.far_message = step.links.send_outside(self.message_bytes, stages)
         """Seconds of a message between stages, inside an NVLink domain and between two."""
         self.overlaps_messages = layout.traits.overlaps_stages and chunks > 1
         self.exchange_bytes = 2 * layout.tokens * step.model.hidden
