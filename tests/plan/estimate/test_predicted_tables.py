@@ -232,20 +232,40 @@ def test_latent_attention_of_the_notes_is_modelled() -> None:
     assert run.model.num_parameters() == 671_026_404_352
 
 
+def test_vocabulary_that_is_not_stated_is_assumed_and_named() -> None:
+    run = read_row({**ROW, "vocab": ""})
+    assert (run.model.vocab, run.assumed[0]) == (50_304, "vocab=50304")
+    assert predict_row({**ROW, "vocab": ""}).why.startswith("assumed vocab=50304")
+    assert not any("vocab" in word for word in read_row(ROW).assumed)
+
+
+@pytest.mark.parametrize(
+    ("notes", "window", "windowed"),
+    [
+        ("sliding window 128 in every second layer", 128, 40),
+        ("sliding-window attention of 4096", 4096, 80),
+        ("sliding-window attention (window not stated)", 0, 0),
+    ],
+)
+def test_window_of_the_notes_is_modelled(notes: str, window: int, windowed: int) -> None:
+    model = read_row({**ROW, "arch_notes": notes}).model
+    assert (model.layers, model.window, model.windowed_layers) == (80, window, windowed)
+
+
 def test_command_writes_a_row_for_each_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, out = tmp_path / "runs.csv", tmp_path / "predicted.csv"
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(ROW))
         writer.writeheader()
         writer.writerow(ROW)
-        writer.writerow({**ROW, "row_id": "two", "vocab": ""})
+        writer.writerow({**ROW, "row_id": "two", "heads": ""})
     assert main(["plan", "predict", str(table), "--to", str(out)]) == 0
     assert "predicted 1 of 2 rows" in capsys.readouterr().out
     with out.open(newline="") as file:
         rows = list(csv.reader(file))
     assert tuple(rows[0]) == COLUMNS
     assert [row[0] for row in rows[1:]] == ["one", "two"]
-    assert rows[2][1:] == ["", "", "", "", "not stated: vocab"]
+    assert rows[2][1:] == ["", "", "", "", "not stated: heads"]
     assert main(["plan", "predict", str(table)]) == 0
     assert capsys.readouterr().out == out.read_text()
 

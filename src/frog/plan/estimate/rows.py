@@ -41,6 +41,10 @@ class PlannedRun:
         return StepModel(self.model, self.layout, self.cluster, self.constants)
 
 
+_USUAL_VOCAB = 50_304
+"""GPT-2's vocabulary, padded, for a row that does not state one."""
+
+
 def read_row(row: Row) -> PlannedRun:
     """Return the run that a row describes.
 
@@ -49,7 +53,7 @@ def read_row(row: Row) -> PlannedRun:
     row = {name: (cell or "").strip() for name, cell in row.items()}
     if row.get("scope") == "memory" and not row.get("global_batch"):
         row = {**row, "global_batch": str(_number(row, "dp", 1) * _number(row, "micro_batch", 1))}
-    required = ("gpu", "n_gpus", "layers", "hidden", "heads", "seq_len", "global_batch", "vocab")
+    required = ("gpu", "n_gpus", "layers", "hidden", "heads", "seq_len", "global_batch")
     if missing := [name for name in required if not row.get(name)]:
         raise ConfigError(f"not stated: {', '.join(missing)}")
     if row.get("task") == "lora":
@@ -58,7 +62,9 @@ def read_row(row: Row) -> PlannedRun:
         raise ConfigError("arch=hybrid: layers other than attention are not modelled")
     if not any(row.get(name) for name in ("dp", "tp", "pp")):
         raise ConfigError("not stated: dp, tp, pp")
+    assumed = () if row.get("vocab") else (f"vocab={_USUAL_VOCAB}",)
     run = planned_run(_model(row), row)
+    run = replace(run, assumed=(*assumed, *run.assumed))
     if problem := precision_problem(run.layout, run.cluster):
         raise ConfigError(problem)
     return run
@@ -147,7 +153,7 @@ def _model(row: Row) -> PlannedModel:
         kv_heads=_number(row, "kv_heads", heads),
         head_dim=_number(row, "head_dim", hidden // heads),
         ffn=_number(row, "ffn", 4 * hidden),
-        vocab=_number(row, "vocab"),
+        vocab=_number(row, "vocab", _USUAL_VOCAB),
         gated=gated,
         tied=_yes(row, "tied_embeddings"),
         biases=not gated,
@@ -160,7 +166,16 @@ def _model(row: Row) -> PlannedModel:
         dense_layers=int(dense[1]) if dense else 0,
         prediction_layers=1 if "multi-token-prediction" in notes else 0,
     )
-    return _with_latent_attention(model, notes)
+    return _with_windows(_with_latent_attention(model, notes), notes)
+
+
+def _with_windows(model: PlannedModel, notes: str) -> PlannedModel:
+    """Add the window that notes state: `sliding window 128 in every second layer`, or in all layers."""
+    found = re.search(r"sliding[- ]window (?:attention )?(?:of )?(\d+)", notes)
+    if found is None:
+        return model
+    second = re.search(r"every (second|other) layer|alternat", notes)
+    return replace(model, window=int(found[1]), windowed_layers=model.layers // 2 if second else model.layers)
 
 
 def _with_latent_attention(model: PlannedModel, notes: str) -> PlannedModel:
