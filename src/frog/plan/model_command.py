@@ -73,11 +73,6 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
         if name != "precision":
             layout.add_argument(_option(name), choices=choices)
     layout.add_argument("--seq-parallel", choices=("yes", "no"), help="split the norms' inputs over tp")
-    layout.add_argument(
-        "--overlap-moe",
-        choices=("yes", "no"),
-        help="the experts' all-to-all runs next to another micro-batch's pass, as in DualPipe and Megatron-Core",
-    )
 
 
 def add_target_arguments(parser: argparse.ArgumentParser, *, default_cluster: bool = False) -> None:
@@ -114,6 +109,11 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, default_cluster: bo
     )
     parser.add_argument(
         "--year", type=at_least(1), metavar="N", help="year of the program: decides which attention it has"
+    )
+    parser.add_argument(
+        "--overlap-moe",
+        choices=("yes", "no"),
+        help="the experts' all-to-all runs next to another micro-batch's pass, as in DualPipe and Megatron-Core",
     )
     add_constants_argument(parser)
     parser.add_argument("--anyway", action="store_true", help="predict beyond the size of all measured runs")

@@ -70,7 +70,7 @@ def _search(args: argparse.Namespace) -> int:
     if args.to is not None:
         # The files come first: a closed pipe, as of `| head`, ends the command at a line that it prints.
         steps = _DEFAULT_STEPS if args.tokens is None else num_steps(base, args.tokens)
-        own, _ = base_layout(named, {**options_of(args), "software": "frog"})
+        own, _ = base_layout(named, {**options_of(args), "software": "frog", "overlap_moe": "no"})
         for_frog = search(named.model, cluster, [num_gpus], own, constants=constants)
         written = write_files(args.to, found, for_frog, named.config, args.cluster, steps)
     print(f"{format_count(named.model.num_parameters())} parameters, {batch}, {base.precision}, {software}")

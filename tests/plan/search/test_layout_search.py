@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -204,6 +205,39 @@ def test_search_writes_its_files_although_the_output_pipe_is_closed(tmp_path: Pa
     assert done.returncode == 141
     names = {path.name for path in (tmp_path / "planned").iterdir()}
     assert names == {"front.html", "config.json", "run.toml", "cluster.toml"}
+
+
+def test_search_takes_the_overlap_of_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        **json.loads(LLAMA_8B.read_text()), "model_type": "mixtral", "num_hidden_layers": 8, "hidden_size": 1024,
+        "intermediate_size": 2048, "num_local_experts": 16, "num_experts_per_tok": 4,
+    }  # fmt: skip
+    (tmp_path / "mixture.json").write_text(json.dumps(config))
+    words = ["plan", "search", str(tmp_path / "mixture.json"), "--cluster", "h100x8", "--nodes", "2"]
+
+    def fastest_s(*more: str) -> float:
+        assert main([*words, *more]) == 0
+        out = capsys.readouterr().out
+        rows = [line.split() for line in out.split("the fastest layout of each mesh")[1].splitlines()[2:12]]
+        return min(float(row[0]) for row in rows if "ep" in row)
+
+    assert fastest_s() == fastest_s("--overlap-moe", "no")
+    assert fastest_s("--overlap-moe", "yes") < fastest_s()
+    hai_llm = ["--software", "hai-llm"]
+    assert (
+        fastest_s(*hai_llm) == fastest_s(*hai_llm, "--overlap-moe", "yes") < fastest_s(*hai_llm, "--overlap-moe", "no")
+    )
+    assert main([*words, "--overlap-moe", "yes", "--software", "deepspeed"]) == 2
+    assert "overlap_moe=yes: this program has no such overlap" in capsys.readouterr().err
+    assert main(["plan", "search", str(LLAMA_8B), "--cluster", "h100x8", "--overlap-moe", "yes"]) == 2
+    assert "overlap_moe=yes: the model has no experts" in capsys.readouterr().err
+
+
+def test_experts_overlap_only_with_another_micro_batch() -> None:
+    grid = layout_grid(MIXTURE, H100, 16, PlannedLayout(4096, 16, traits=replace(MEGATRON, overlaps_experts=True)))
+    num_micro = 16 // (grid.dp * grid.micro_batch)
+    assert set(num_micro[grid.ep > 1]) == {2, 4, 8, 16}
+    assert 1 in num_micro[grid.ep == 1]
 
 
 def test_search_without_a_fitting_layout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from frog.core.errors import ConfigError, UsageError
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layout import PlannedLayout
 from frog.plan.estimate.memory import USABLE, step_memory
 from frog.plan.estimate.model import PlannedModel
-from frog.plan.estimate.rows import PlannedRun, planned_run, precision_problem
+from frog.plan.estimate.rows import PlannedRun, no_overlap, planned_run, precision_problem, traits_of
 from frog.plan.estimate.sources import NamedModel
 
 _BATCH_TOKENS = 4 * 2**20
@@ -66,13 +67,18 @@ def base_layout(named: NamedModel, options: Mapping[str, str]) -> tuple[PlannedL
     cells = _stated(named, options)
     _choose_program_and_sequence(cells, named, "megatron")
     _choose_batch(cells, 1)
-    stated: dict[str, str] = {
-        name: cells[name] for name in ("software", "year", "precision", "seq_len", "global_batch") if name in cells
-    }
+    stated: dict[str, str] = {name: cells[name] for name in _OF_ALL_LAYOUTS if name in cells}
     run = planned_run(named.model, {**stated, "n_gpus": "1", "micro_batch": "1"}, next(iter(clusters().values())))
-    return run.layout, cells["software"]
+    overlap = cells.get("overlap_moe", "")
+    traits = traits_of({**stated, "overlap_moe": overlap})
+    if overlap == "yes":
+        why = no_overlap(traits) if named.model.experts else "the model has no experts"
+        if why:
+            raise ConfigError(f"overlap_moe=yes: {why}")
+    return replace(run.layout, traits=traits), cells["software"]
 
 
+_OF_ALL_LAYOUTS = ("software", "year", "precision", "seq_len", "global_batch")
 _CHOSEN = ("software", "seq_len", "global_batch", "zero", "seq_parallel")
 
 

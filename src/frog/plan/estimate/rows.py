@@ -221,7 +221,7 @@ def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
         sequence_parallel = degrees["tp"] > 1 and _year(row) >= 2023 and _is_modern(row)
         assumed.append(f"seq_parallel={'yes' if sequence_parallel else 'no'}")
     recompute = _recompute(row, assumed)
-    if _yes(row, "overlap_moe") and (why := _no_overlap(traits, degrees["ep"], batch // max(1, dp * micro))):
+    if _yes(row, "overlap_moe") and (why := no_overlap(traits, degrees["ep"], batch // max(1, dp * micro))):
         raise ConfigError(f"overlap_moe=yes: {why}")
     return PlannedLayout(
         seq_len=_number(row, "seq_len"),
@@ -239,7 +239,7 @@ def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
     )
 
 
-def _no_overlap(traits: Traits, ep: int, num_micro: int) -> str | None:
+def no_overlap(traits: Traits, ep: int = 2, num_micro: int = 2) -> str | None:
     """Return why the all-to-all of experts cannot overlap with another micro-batch; None if it can."""
     if not traits.overlaps_experts:
         return "this program has no such overlap; Megatron-Core, NeMo, Megatron-Bridge and HAI-LLM have"

@@ -107,6 +107,8 @@ def _choices(
     zero, group = np.array(sharding, dtype=np.int64).reshape(-1, 2).T
     num_micro = local // micro
     valid = ((chunk == 1) | (num_micro % pp == 0)) & ((zero[shard] != 2) | (num_micro == 1))
+    if base.traits.overlaps_experts:  # next to another micro-batch
+        valid &= (ep == 1) | (num_micro > 1)
     ep, micro, chunk, shard, again = (axis[valid] for axis in (ep, micro, chunk, shard, again))
     mesh = [np.full(len(ep), n) for n in sizes]
     return [*mesh, ep, micro, chunk, zero[shard], group[shard], again]
