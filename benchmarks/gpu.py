@@ -2,13 +2,14 @@
 
     python benchmarks/gpu.py [--batch 8] [--sequence 2048] [--rounds 5]
     python benchmarks/gpu.py --tiny      the same program with small sizes, on any device, to check that it runs
+    python benchmarks/gpu.py --plan H100-80GB     only what `frog plan` predicts for that GPU; needs none
 
 All three use bf16 autocast over float32 weights, compilation, fused AdamW, and clipping at norm 1: Frog's strategy with
 its model; a plain GPT in a hand-written loop; transformers' LlamaForCausalLM with exactly Frog's sizes in a
 hand-written loop (omitted if transformers is not installed). Attention is `scaled_dot_product_attention`, which uses
 the flash kernel on a GPU. Prints tokens per second and MFU: the model's own operations (6 per parameter and token, plus
 the attention scores, from `ModelConfig.flops_per_token`; for the plain GPT by the same rule) over the card's dense bf16
-peak.
+peak. Next to it is what `frog plan` predicts for FSDP on that GPU, if it has a profile of it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ from torch import Tensor, nn
 from frog.comm import World
 from frog.config import ModelConfig, RunConfig, TrainConfig
 from frog.core.env import world_env
+from frog.core.errors import ConfigError
 from frog.data import Batch
 from frog.model import TinyTransformer
 from frog.optim.tensors import UpdatedTensor, decay_groups
 from frog.parallel.build import build_mesh, build_strategy
+from frog.plan.estimate.hardware import similar_gpu
+from frog.plan.estimate.model import PlannedModel, from_model_config
+from frog.plan.estimate.rows import planned_run
 from frog.train.hardware import peak_flops, peak_memory_bytes
 
 BILLION = ModelConfig(
@@ -65,6 +70,7 @@ class Contender:
     name: str
     make: Callable[[], Step]
     flops_per_token: float
+    planned: PlannedModel
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -127,19 +133,25 @@ def contenders(config: ModelConfig, sequence: int, device: torch.device, compile
     width, layers = config.hidden_size, config.num_hidden_layers
     gpt_matrices = layers * 12 * width * width + config.vocab_size * width
     gpt_flops = 6.0 * gpt_matrices + 12.0 * layers * width * sequence
-    own = config.flops_per_token(sequence)
+    own, planned = config.flops_per_token(sequence), from_model_config(config)
+    heads = config.num_attention_heads
+    planned_gpt = PlannedModel(
+        layers, width, heads, heads, width // heads, 4 * width, config.vocab_size, False, True, positions=sequence
+    )
 
     def gpt() -> Step:
         model = PlainGPT(config.vocab_size, width, layers, config.num_attention_heads, sequence).to(device)
         return plain_step(model, lambda run, tokens, labels: run(tokens, labels), compiled)
 
     found = [
-        Contender("Frog", lambda: frog_step(config, device, compiled), own),
-        Contender("plain GPT loop", gpt, gpt_flops),
+        Contender("Frog", lambda: frog_step(config, device, compiled), own, planned),
+        Contender("plain GPT loop", gpt, gpt_flops, planned_gpt),
     ]
     if importlib.util.find_spec("transformers"):
         found.append(
-            Contender("transformers loop", lambda: plain_step(llama(config).to(device), llama_loss, compiled), own)
+            Contender(
+                "transformers loop", lambda: plain_step(llama(config).to(device), llama_loss, compiled), own, planned
+            )
         )
     return found
 
@@ -155,6 +167,23 @@ def tokens_per_s(step: Step, shape: tuple[int, int], vocab_size: int, steps: int
     return steps * inputs.numel() / (time.perf_counter() - start)
 
 
+def planned_tokens_per_s(model: PlannedModel, batch: int, sequence: int, gpu: str) -> float | None:
+    """Return the tokens per second that `frog plan` predicts; None for a GPU without a profile."""
+    try:
+        row = {"gpu": similar_gpu(gpu).name, "software": "FSDP2", "precision": "bf16", "recompute": "none", "zero": "0"}
+    except ConfigError:
+        return None
+    sizes = {"n_gpus": 1, "dp": 1, "seq_len": sequence, "global_batch": batch, "micro_batch": batch}
+    run = planned_run(model, row | {name: str(size) for name, size in sizes.items()})
+    return batch * sequence / run.step.step.total
+
+
+def print_plan(gpu: str, batch: int, sequence: int) -> None:
+    for contender in contenders(BILLION, sequence, torch.device("cpu"), compiled=False):
+        rate = planned_tokens_per_s(contender.planned, batch, sequence, gpu)
+        print(f"  {contender.name:20}" + (f"{rate:12,.0f} tokens/s planned" if rate else f"no profile of {gpu}"))
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -167,7 +196,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="in a round")
     parser.add_argument("--tiny", action="store_true", help="small sizes, uncompiled, on any device")
+    parser.add_argument("--plan", metavar="GPU", help="only print what frog plan predicts for a GPU")
     args = parser.parse_args()
+    if args.plan:
+        print_plan(args.plan, args.batch, args.sequence)
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type != "cuda" and not args.tiny:
         parser.error("no GPU found; use --tiny to check that the program runs")
@@ -198,7 +231,10 @@ def main() -> None:
     for contender in contenders(config, sequence, device, compiled=False):
         rate = statistics.median(rates[contender.name])
         mfu = f"  MFU {100 * contender.flops_per_token * rate / peak:5.1f} %" if peak else ""
-        print(f"  {contender.name:20}{rate:12,.0f} tokens/s{mfu}")
+        is_gpu = device.type == "cuda"
+        planned = planned_tokens_per_s(contender.planned, batch, sequence, name) if is_gpu else None
+        plan = f"  planned {planned:,.0f}, {planned / rate - 1:+.0%}" if planned else ""
+        print(f"  {contender.name:20}{rate:12,.0f} tokens/s{mfu}{plan}")
     print(f"  peak memory: {peak_memory_bytes(device) / 2**30:.1f} GiB")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,19 @@ def test_benchmark_processes_end_with_the_runner(tmp_path: Path) -> None:
         assert process.wait(60) == 128 + signal.SIGTERM
     pids = [int(word) for word in line.split()[:2]]
     wait_until(lambda: not any(map(is_alive, pids)), 60, "the end of the benchmark's processes")
+
+
+def test_plan_is_near_what_the_gpu_benchmark_measured() -> None:
+    """No constant is fitted on these runs of an H100."""
+    words = [sys.executable, str(FOLDER / "gpu.py"), "--plan", "H100-80GB"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE, env=warm_env())
+    rate = re.compile(r"^  ([\w ]+?) +([\d,]+) tokens/s", re.MULTILINE)
+    planned = {name: float(text.replace(",", "")) for name, text in rate.findall(done.stdout)}
+    _, _, means = (FOLDER / "results" / "gpu.txt").read_text().partition("Means")
+    measured = {name: float(text.replace(",", "")) for name, text in rate.findall(means)}
+    assert planned.keys() == measured.keys()
+    for name, tokens_per_s in planned.items():
+        assert tokens_per_s == pytest.approx(measured[name], rel=0.2), name
 
 
 @pytest.mark.slow
