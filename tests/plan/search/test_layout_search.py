@@ -38,7 +38,7 @@ MIXTURE = replace(MIXTURE, window=1024, windowed_layers=12, layer_norms=4)
 MEGATRON = Traits("fused", overlaps_parameters=True, overlaps_tensor=True, overlaps_stages=True, light_collectives=True)
 TORCHTITAN = Traits(keeps_gathered=True, keeps_whole_copy=False, parallel_loss=True, launches_ahead=True)
 OLDER = Traits("scores", overlaps_gradients=False, dropout=True)
-INTERNEVO = Traits(gradient_bytes=2, step_bytes=14)
+INTERNEVO = Traits(gradient_bytes=2, step_bytes=14, norm_bytes=4)
 
 
 @pytest.mark.parametrize("cluster", [H100, replace(H100, nodes_per_leaf=2, oversubscription=8.0)], ids=["full", "tree"])

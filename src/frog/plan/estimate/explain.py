@@ -272,10 +272,12 @@ def explain_memory(step: StepModel, memory: StepMemory) -> Iterator[Term]:
             "Rajbhandari et al. 2020",
         )
     varying = memory.activations + memory.temporary + memory.communication
+    kept = round(memory.allocator - ALLOCATOR_SHARE * varying - CONTEXT_BYTES)
     yield Term(
         "allocator's share, CUDA and NCCL",
-        "share of the activations, temporary and gathered tensors + context",
-        f"({ALLOCATOR_SHARE} * {_n(varying)} + {CONTEXT_BYTES:g}) / 2**30",
+        "share of the activations, temporary and gathered tensors + context"
+        + " + freed blocks of the norm" * bool(kept),
+        f"({ALLOCATOR_SHARE} * {_n(varying)} + {CONTEXT_BYTES:g}{f' + {_n(kept)}' * bool(kept)}) / 2**30",
         memory.allocator / 2**30,
         "GiB",
     )

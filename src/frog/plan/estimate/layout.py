@@ -48,10 +48,13 @@ class Traits:
     """Size of a number in the reduction of gradients."""
     parallel_loss: bool = False
     """The loss is computed on parts of the vocabulary by torch's loss parallelism."""
-    compiles_loss: bool = False
-    """The loss is compiled, so that logits are never stored in float32."""
+    fuses_loss: bool = False
+    """A compiled or fused kernel computes the loss, so that logits are never stored in float32."""
     step_bytes: int = 0
     """Bytes that the optimizer allocates for each parameter that the rank updates, next to its states."""
+    norm_bytes: int = 0
+    """Bytes for each of these parameters that the gradients' norm allocates and frees, in blocks into which none of the
+    optimizer's tensors fits."""
     keeps_gathered: bool = False
     """FSDP in a pipeline gathers parameters and reduces gradients once a step, not for every micro-batch."""
     sends_once_per_node: bool = False

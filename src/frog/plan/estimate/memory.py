@@ -6,6 +6,7 @@ Source: states, Rajbhandari et al. 2020, section 3; activations, Korthikanti et 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from frog.plan.estimate.layout import PlannedLayout
 from frog.plan.estimate.model import PlannedModel
@@ -13,8 +14,8 @@ from frog.plan.estimate.step_time import StepModel
 
 LOGIT_BYTES = 12
 """A logit in 16 bits, in float32, its softmax or gradient in float32, and that in 16 bits."""
-COMPILED_LOGIT_BYTES = 4
-"""A logit and its gradient in 16 bits: a compiled loss computes in float32 without storing it."""
+FUSED_LOGIT_BYTES = 4
+"""A logit and its gradient in 16 bits: a compiled or fused loss computes in float32 without storing it."""
 PARALLEL_LOGIT_BYTES = 16
 """A logit with torch's loss parallelism (`_nll_loss_and_log_softmax_backward`): four tensors in float32 at once."""
 CONTEXT_BYTES = 1.5e9
@@ -68,22 +69,26 @@ def _memory(step: StepModel, *, first: bool) -> StepMemory:
     activations = each * in_flight * layout.heaviest_layers(model.layers)
     logits = loss_bytes(model, layout) if layout.pp == 1 or not first else 0.0
     recomputed = layer_activations(model, layout) if layout.recompute in ("full", "alternate") else 0.0
-    updated = layout.traits.step_bytes * _held(step, layout.zero > 0)
+    updated = _held(step, layout.zero > 0)
+    stepping = layout.traits.step_bytes * updated
     at_loss, in_backward = _gathered(step)
     reducing = activations - (0.0 if layout.recompute == "full" else each)
     activations, temporary, communication = max(
-        (activations, logits, at_loss), (reducing, recomputed, in_backward), (0.0, updated, 0.0), key=sum
+        (activations, logits, at_loss), (reducing, recomputed, in_backward), (0.0, stepping, 0.0), key=sum
     )
     varying = activations + temporary + communication
-    return StepMemory(
-        parameters,
-        gradients,
-        optimizer,
-        activations,
-        temporary,
-        communication,
-        ALLOCATOR_SHARE * varying + CONTEXT_BYTES,
-    )
+    allocator = ALLOCATOR_SHARE * varying + CONTEXT_BYTES
+    needed = parameters + gradients + optimizer + varying + allocator
+    allocator += max(0.0, min(layout.traits.norm_bytes * updated, kept_room(step.cluster.gpu.memory, needed)))
+    return StepMemory(parameters, gradients, optimizer, activations, temporary, communication, allocator)
+
+
+def kept_room(gpu_bytes: float, needed: Any) -> Any:
+    """Return the bytes of freed blocks that the allocator keeps at most, for numbers or numpy columns; below 0: none.
+
+    It frees them before a GPU is full, so that they make no run fail: here, just below what is usable.
+    """
+    return (USABLE * gpu_bytes - needed) * 0.999
 
 
 def _states(step: StepModel) -> tuple[float, float, float]:
@@ -119,7 +124,7 @@ def loss_bytes(model: PlannedModel, layout: PlannedLayout) -> float:
     """Return the bytes of the logits and their loss. Loss parallelism also keeps the gathered input of the logits."""
     if layout.traits.parallel_loss and layout.tp > 1:
         return layout.tokens * (PARALLEL_LOGIT_BYTES * model.vocab / layout.tp + 2 * model.hidden)
-    each = COMPILED_LOGIT_BYTES if layout.traits.compiles_loss else LOGIT_BYTES
+    each = FUSED_LOGIT_BYTES if layout.traits.fuses_loss else LOGIT_BYTES
     return each * layout.tokens * model.vocab / layout.tp
 
 

@@ -310,7 +310,8 @@ def traits_of(row: Row) -> Traits:
                                                   its loss is compiled with the model
     InternEvo                                     reduces gradients in 16 bits; AdamW of torch 1.13 on one flat tensor
     Frog                                          float32 weights; gradients overlap if the run file says so
-    all until 2023                                FlashAttention 1; llm-foundry its version in Triton
+    all until 2023                                FlashAttention 1
+    llm-foundry                                   FlashAttention 1 in Triton until 2023; fused loss of flash-attn
     others                                        FlashAttention 2, gradients overlap; FSDP: torch's loss parallelism
     """
     software, year = _choice(row, "software"), _year(row)
@@ -349,21 +350,23 @@ def traits_of(row: Row) -> Traits:
             keeps_gathered=True,
             keeps_whole_copy=False,
             parallel_loss=True,
-            compiles_loss="compile" in software and year >= 2025,
+            fuses_loss="compile" in software and year >= 2025,
             launches_ahead=True,
         )
     if software.startswith("frog"):
         return Traits(overlaps_gradients="overlapped" in software, fuses_gate=False, keeps_whole_copy=False)
     size = 2 if "intern" in software else 4
     first: Attention = "triton" if "llm-foundry" in software else "flash1"
-    whole = "fsdp" not in software
+    whole, flat = "fsdp" not in software, "intern" in software and row.get("zero") != "3"
     return Traits(
         first if year <= 2023 else "flash",
         gradient_bytes=size,
         fuses_gate=whole,
         keeps_whole_copy=whole,
         parallel_loss=not whole,
-        step_bytes=_FLAT_ADAM_BYTES if "intern" in software and row.get("zero") != "3" else 0,
+        fuses_loss="llm-foundry" in software,
+        step_bytes=_FLAT_ADAM_BYTES if flat else 0,
+        norm_bytes=_NORM_BYTES if flat else 0,
     )
 
 
@@ -371,6 +374,8 @@ _FLAT_ADAM_BYTES = 14
 """InternEvo's `HybridZeroOptimizer._step`: gradients flattened in 16 bits, copied to float32; AdamW of torch 1.13 then
 has the root of the second moments and its quotient at once. All have the size of the flat parameter, so that none fits
 into a freed block of another."""
+_NORM_BYTES = 4
+"""InternEvo's `compute_norm`, before `_step`: float32 copies of all gradients at once, of the parameters' sizes."""
 
 
 def _cluster(row: Row, assumed: list[str]) -> Cluster:

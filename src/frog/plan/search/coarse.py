@@ -20,6 +20,7 @@ from frog.plan.estimate.layout import PlannedLayout
 from frog.plan.estimate.memory import (
     ALLOCATOR_SHARE,
     CONTEXT_BYTES,
+    kept_room,
     layer_activations,
     loss_bytes,
     stage_activations,
@@ -217,8 +218,11 @@ class _Columns:
         first = kept * self._in_flight() + np.maximum(logits * (shared.pp == 1) + at_loss, reducing)
         last = kept + np.maximum(logits + at_loss, reducing)
         varying = np.where(shared.pp == 1, first, np.maximum(first, last))
-        varying = np.maximum(varying, shared.updated)
-        return shared.states + (1 + ALLOCATOR_SHARE) * varying + CONTEXT_BYTES
+        traits = self.base.traits
+        varying = np.maximum(varying, traits.step_bytes * shared.updated)
+        needed = shared.states + (1 + ALLOCATOR_SHARE) * varying + CONTEXT_BYTES
+        kept = np.minimum(traits.norm_bytes * shared.updated, kept_room(self.cluster.gpu.memory, needed))
+        return needed + np.maximum(0.0, kept)
 
     def _in_flight(self) -> Column:
         pp, chunks = self.shared.pp, self.grid.virtual_stages

@@ -52,7 +52,7 @@ class Shared(Rows):
     updated: Column
     at_loss: Column
     in_backward: Column
-    """Bytes of states, of what the optimizer allocates, of gathered parameters at the loss and in a backward pass."""
+    """Bytes of states, parameters that a rank updates, bytes of gathered ones at the loss and in a backward pass."""
 
 
 def shared_columns(
@@ -92,7 +92,7 @@ class _Sharing:
             *self._layer_transfers(),
             self._optimizer(),
             self._states(),
-            self.base.traits.step_bytes * self._updated(),
+            self._updated(),
             *self._gathered(),
         )
 
