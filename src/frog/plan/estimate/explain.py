@@ -275,8 +275,7 @@ def explain_memory(step: StepModel, memory: StepMemory) -> Iterator[Term]:
     kept = round(memory.allocator - ALLOCATOR_SHARE * varying - CONTEXT_BYTES)
     yield Term(
         "allocator's share, CUDA and NCCL",
-        "share of the activations, temporary and gathered tensors + context"
-        + " + freed blocks of the norm" * bool(kept),
+        "share of activations, temporary and gathered tensors + context" + " + freed blocks" * bool(kept),
         f"({ALLOCATOR_SHARE} * {_n(varying)} + {CONTEXT_BYTES:g}{f' + {_n(kept)}' * bool(kept)}) / 2**30",
         memory.allocator / 2**30,
         "GiB",
