@@ -58,6 +58,7 @@ def test_fields_of_a_newer_frog_are_ignored() -> None:
         ("[]", "f: found a list, expected object"),
         ("", "f: not valid JSON"),
         ('{"format": 3, "step": 1', "f: not valid JSON"),
+        ('[{"format": 3}, {"format"', "f: not valid JSON: Expecting ':' delimiter: line 1 column 26"),
         ('{"format": 3, "step": NaN}', "f: not valid JSON"),
         ('{"format": 3, "step": ' + "9" * 5000 + "}", "f: "),
         ('{"format": 3, "step": 1, "parts": ' + "[" * 100_000 + "}", "f: "),

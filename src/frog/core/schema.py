@@ -198,9 +198,14 @@ def decode(
             check_depth(value)
         return value
     except msgspec.ValidationError as problem:
-        with contextlib.suppress(ValueError, RecursionError):
-            raise error(_refusal(origin, problem, json.loads(text)), hint) from None
-        raise error(_refusal(origin, problem, None), hint) from None
+        value = None
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as broken:  # msgspec stops at the first value of a wrong type
+            raise error(f"{origin}: not valid JSON: {broken}", hint) from None
+        except (ValueError, RecursionError):
+            pass
+        raise error(_refusal(origin, problem, value), hint) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise error(f"{origin}: not valid JSON: {problem}", hint) from None
     except RecursionError:

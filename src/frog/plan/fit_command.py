@@ -15,7 +15,8 @@ def add_fit_parser(actions: argparse._SubParsersAction[Any]) -> None:
         "fit",
         help="fit the planner's constants on your own measured runs",
         description="Fit the constants of the model of time on a table of measured runs, with the column step_time_s. "
-        "They start at Frog's own and leave them only as far as the runs require. One run in three is held out.",
+        "They start at Frog's own and leave them only as far as the runs require. One run in three is held out. "
+        "In a row with target_step_s, as in Frog's own table of runs, that is the measured time.",
     )
     parser.add_argument("table", type=Path, metavar="TABLE.csv", help="one run per row; the columns: docs/plan.md")
     parser.add_argument("--to", type=Path, metavar="FILE", help="write the constants there, for --constants FILE")
@@ -39,6 +40,9 @@ def _fit(args: argparse.Namespace) -> int:
             f"frog plan predict {args.table} gives the reason for each row",
         )
     constants = fit(seen, FITTED, prior=FITTED)
+    both = sum(bool(row.get("target_step_s") and row.get("step_time_s")) for row in table)
+    if both:
+        print(f"{both} rows have both target_step_s and step_time_s: target_step_s is taken as measured")
     print(f"{len(rows)} of {len(table)} rows; error of the step time, %     before    after")
     for name, part in (("fitted", seen), ("held out", held_out)):
         if part:

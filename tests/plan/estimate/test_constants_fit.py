@@ -55,6 +55,20 @@ def test_fit_finds_slower_products_and_network(table: Path, capsys: pytest.Captu
     assert float(first[1]) > 20.4841
 
 
+def test_fit_says_which_of_two_measured_times_it_takes(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], "target_step_s"])
+        writer.writeheader()
+        writer.writerows({**row, "target_step_s": row["step_time_s"], "step_time_s": "1e5"} for row in rows)
+    assert main(["plan", "fit", str(table)]) == 0
+    out = capsys.readouterr().out
+    assert f"{len(rows)} rows have both target_step_s and step_time_s: target_step_s is taken" in out
+    held_out = next(line for line in out.splitlines() if "held out" in line).split()
+    assert float(held_out[-1]) < 3
+
+
 def test_number_at_its_limit_does_not_stop_the_others() -> None:
     def residuals(at: np.ndarray) -> np.ndarray:
         # The data want the first number at its limit, 0, or above; a weaker prior wants -1. The second one is free.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,14 @@ def test_complete_row_is_predicted_with_a_range() -> None:
         ({"seq_parallel": "on"}, "seq_parallel='on': must be yes or no"),
         ({"gpus_per_node": "0"}, "gpus_per_node=0: must be at least 1"),
         ({"inter_node_gbit_s": "0"}, "inter_node_gbit_s=0: must be above 0 with several nodes"),
+        ({"nodes_per_leaf": "4"}, "oversubscription is missing: nodes_per_leaf needs it"),
+        ({"oversubscription": "2"}, "nodes_per_leaf is missing: oversubscription needs it"),
+        ({"nodes_per_leaf": "0", "oversubscription": "2"}, "nodes_per_leaf=0: must be a whole number of at least 1"),
+        ({"nodes_per_leaf": "1.5", "oversubscription": "2"}, "nodes_per_leaf=1.5: must be a whole number"),
+        (
+            {"nodes_per_leaf": "4", "oversubscription": "0.5"},
+            "oversubscription=0.5: must be a number of at least 1",
+        ),
         ({"heads": "61"}, "heads=61 do not divide by tp=4"),
         ({"ep": "8"}, "ep=8: the model has no experts"),
         ({"gpu": "A100-80GB"}, "precision=fp8: A100-80GB has no float8 products"),
@@ -281,6 +290,26 @@ def test_table_of_a_spreadsheet_has_a_mark_and_lines_inside_of_cells(
     assert main(["plan", "predict", str(path)]) == 0
     _, row = csv.reader(capsys.readouterr().out.splitlines())
     assert row == predict_row({**ROW, "row_id": "a, b"}).cells()
+
+
+def test_row_may_describe_a_fat_tree() -> None:
+    row = {**ROW, "pp": "1", "virtual_stages": "", "dp": "16"}
+    tree = {**row, "nodes_per_leaf": "2", "oversubscription": "4"}
+    cluster = read_row(row).cluster
+    assert read_row(tree).cluster == replace(cluster, nodes_per_leaf=2, oversubscription=4.0)
+    assert read_row({**tree, "oversubscription": "1"}).step.step.total == read_row(row).step.step.total
+    assert read_row(tree).step.step.total > read_row(row).step.step.total
+
+
+@pytest.mark.parametrize("command", ["predict", "fit"])
+@pytest.mark.parametrize("text", ['[\n{"row_id": "a"},\n{"row_', ' {"row_id": "a"}'])
+def test_table_in_json_is_refused(command: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(text)
+    assert main(["plan", command, str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}: no rows with a column row_id" in said
+    assert "; it looks like JSON, not CSV" in said
 
 
 def test_table_without_row_id_names_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

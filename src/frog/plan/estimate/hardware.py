@@ -165,8 +165,8 @@ _QUANTITIES = {
 }
 """Keys of a cluster file, their fields, and their units."""
 _REQUIRED = ("gpu", "gpus_per_node", "nvlink_domain", "network")
-_FAT_TREE = ("nodes_per_leaf", "oversubscription")
-_KEYS = (*_REQUIRED, *_FAT_TREE, *list(_QUANTITIES)[1:], "price", "source", "machine")
+FAT_TREE = ("nodes_per_leaf", "oversubscription")
+_KEYS = (*_REQUIRED, *FAT_TREE, *list(_QUANTITIES)[1:], "price", "source", "machine")
 
 
 def find_cluster(name: str) -> Cluster:
@@ -218,9 +218,9 @@ def _cluster(table: Mapping[str, Any]) -> Cluster:
 
 def _fat_tree(table: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """Return the nodes below a leaf switch, and the oversubscription above it: both, or none."""
-    stated = {key: _value(table[key]) for key in _FAT_TREE if key in table}
+    stated = {key: _value(table[key]) for key in FAT_TREE if key in table}
     if len(stated) == 1:
-        missing = next(key for key in _FAT_TREE if key not in stated)
+        missing = next(key for key in FAT_TREE if key not in stated)
         problems.append(f"{missing} is missing: {next(iter(stated))} needs it")
     if "nodes_per_leaf" in stated:
         stated["nodes_per_leaf"] = _whole(stated["nodes_per_leaf"], "nodes_per_leaf", problems)
@@ -230,6 +230,19 @@ def _fat_tree(table: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
             f"oversubscription={shortened(repr(factor))}: must be a number of at least 1, such as 2 for 2:1"
         )
     return stated
+
+
+def fat_tree(cells: Mapping[str, float]) -> dict[str, Any]:
+    """Return the same of a table's cells.
+
+    Raises:  ConfigError if one of them is missing or wrong.
+    """
+    problems: list[str] = []
+    numbers = {name: int(number) if number.is_integer() else number for name, number in cells.items()}
+    found = _fat_tree(numbers, problems)
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return found
 
 
 def _gpu_of(entry: Any) -> Gpu:

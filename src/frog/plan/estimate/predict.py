@@ -46,9 +46,9 @@ class Prediction:
 def read_table(path: Path) -> list[Row]:
     """Read a CSV file with a header.
 
-    Raises:  UsageError if it is missing, not text, or has no column `row_id`.
+    Raises:  UsageError if it is missing, not CSV, or has no column `row_id`.
     """
-    hint = "name a CSV file with the columns of docs/plan.md"
+    hint = "name a CSV file with the columns of docs/plan.md, their names in its first line"
     try:
         text = read_bounded(path, UsageError, hint, _MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
@@ -62,6 +62,7 @@ def read_table(path: Path) -> list[Row]:
     if not rows or "row_id" not in rows[0]:
         names = ", ".join(key for key in rows[0] if isinstance(key, str)) if rows else ""
         found = f"; its columns: {shortened(names, 100)}" if names else ""
+        found += "; it looks like JSON, not CSV" if text.lstrip()[:1] in ("[", "{") else ""
         raise UsageError(f"{path}: no rows with a column row_id{found}", hint)
     return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from frog.core.errors import ConfigError
 from frog.core.schema import shortened
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.hardware import Cluster, default_cluster, similar_gpu
+from frog.plan.estimate.hardware import FAT_TREE, Cluster, default_cluster, fat_tree, similar_gpu
 from frog.plan.estimate.layout import Attention, PlannedLayout, Precision, Recompute, Schedule, Traits
 from frog.plan.estimate.model import LatentAttention, PlannedModel
 from frog.plan.estimate.step_time import StepModel
@@ -387,10 +387,11 @@ def _cluster(row: Row, assumed: list[str]) -> Cluster:
     domain = max(1, _number(row, "nvlink_domain", max(usual.nvlink_domain, per_node)))
     if per_node < 1:
         raise ConfigError("gpus_per_node=0: must be at least 1")
+    tree = fat_tree({name: _real(row, name) for name in FAT_TREE if row.get(name)})
     if not row.get("inter_node_gbit_s"):
         assumed.append(f"inter_node_gbit_s={usual.node_bandwidth * 8 / 1e9:.0f}")
-        return Cluster(gpu, per_node, domain, usual.network_bandwidth_per_gpu * per_node)
+        return Cluster(gpu, per_node, domain, usual.network_bandwidth_per_gpu * per_node, **tree)
     gbit_s = _real(row, "inter_node_gbit_s")
     if not gbit_s and _number(row, "n_gpus") > domain:
         raise ConfigError("inter_node_gbit_s=0: must be above 0 with several nodes")
-    return Cluster(gpu, per_node, domain, gbit_s * 1e9 / 8)
+    return Cluster(gpu, per_node, domain, gbit_s * 1e9 / 8, **tree)
