@@ -19,6 +19,7 @@ from frog.plan.estimate.step_time import StepModel
 from frog.plan.simulate.costs import Costs, schedule_of
 from frog.plan.simulate.disturbances import Disturbances
 from frog.plan.simulate.simulation import simulate_steps
+from frog.plan.simulate.trace import Call
 
 LLAMA_8B = json.loads((Path(__file__).parents[3] / "config" / "llama3_8b.json").read_text())
 QUICK = replace(FITTED, link_latency_s=1e-15, network_latency_s=1e-15)
@@ -92,6 +93,23 @@ def test_slow_network_of_one_node_slows_an_exposed_all_reduce_by_its_factor() ->
     all_reduce_s = 2 * (7 / 8 * num_bytes / bandwidth + latency)  # eight nodes, each with one sum
     slower = simulated_s(step, Disturbances(slow_nodes={5: 3.0})) - simulated_s(step)
     assert slower == pytest.approx(2 * all_reduce_s)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_slow_network_leaves_gathers_inside_a_node_as_they_are(zero: int) -> None:
+    """Hybrid sharding gathers among the ranks of a node; only the reduction over the nodes meets the slow network."""
+    step = step_of(32, zero=zero, zero_group=8, traits=Traits(overlaps_gradients=False))
+    simulated = simulate_steps(step, Disturbances(slow_nodes={1: 50.0}), 1, with_trace=True)
+    assert simulated.trace is not None
+    calls = [call for call in simulated.trace.stages[0] if isinstance(call, Call)]
+    gathers = [call for call in calls if call.op == "all_gather"]
+    assert {call.axis for call in gathers} == {"shard"}
+    own = simulate_steps(step, Disturbances(), 1, with_trace=True).trace
+    assert own is not None
+    undisturbed = [call for call in own.stages[0] if isinstance(call, Call) and call.op == "all_gather"]
+    first, alone = gathers[0], undisturbed[0]
+    assert first.end - first.start == pytest.approx(alone.end - alone.start)
+    assert simulated.step_s[0] > 2 * simulated_s(step)
 
 
 def test_straggler_slows_the_computation_of_all_by_its_factor() -> None:

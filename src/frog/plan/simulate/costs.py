@@ -72,12 +72,18 @@ class Costs:
         self.gathered_layer_bytes = int(2 * step.stage_parameters / (chunks * self.num_layers))
         """Bytes of a layer's gradients, and of its parameters."""
         self.parameter_bytes = int(2 * step.stage_parameters)
-        self.gather, self.reduce, self.slowed = 0.0, 0.0, 0.0
-        """Seconds of a layer, and seconds by which collectives slow the last backward pass of a stage down."""
+        self.gather, self.reduce, self.replicas, self.slowed = 0.0, 0.0, 0.0, 0.0
+        """Seconds of a layer: to gather it, to reduce its gradients among the ranks that share it, with hybrid sharding
+        then among its replicas; and seconds by which collectives slow the last backward pass of a stage down."""
         self.parameters = 0.0
         """Seconds to gather the updated parameters, as far as the next forward pass does not hide them."""
         if self.gathers_layers:
-            self.gather, self.reduce = step.layer_transfers
+            self.gather, reduce = step.layer_transfers
+            if layout.shard < layout.dp * layout.cp:
+                each = step.stage_parameters / layout.heaviest_layers(step.model.layers)
+                shards = Group(layout.shard, layout.tp)
+                self.replicas = reduce - step.links.gather(layout.traits.gradient_bytes * each, shards)
+            self.reduce = reduce - self.replicas
             self._slow_all_passes(step.data[1] / (layout.num_micro * step.stages[0].total.total))
         elif self.shares_data:
             reduce, parameters = step.step_transfers

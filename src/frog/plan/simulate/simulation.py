@@ -169,13 +169,14 @@ class _Simulation:
         """Pass through layers with sharded parameters: gather the next ones during each, then reduce its gradients."""
         costs, phase = self.costs, phase_of(action)
         issued = end = self.free[stage]
-        sharing = min(costs.num_sharing, len(end))
-        gathered = self._transfer(stage, issued, costs.gather, sharing)
+        gathered = self._transfer(stage, issued, costs.gather, self._num_sharing)
         for layer in reversed(range(costs.num_layers)):
             begin = np.maximum(end, gathered)
-            self._call(stage, phase, "all_gather", "dp", costs.gathered_layer_bytes, issued, gathered, begin - end)
+            self._call(
+                stage, phase, "all_gather", self._gather_axis, costs.gathered_layer_bytes, issued, gathered, begin - end
+            )
             if layer:
-                issued, gathered = begin, self._transfer(stage, begin, costs.gather, sharing)
+                issued, gathered = begin, self._transfer(stage, begin, costs.gather, self._num_sharing)
             end = begin + took / costs.num_layers
             if costs.makes_gradients(action):
                 self._reduce_layer(stage, action, layer, end)
@@ -189,11 +190,24 @@ class _Simulation:
 
     def _reduce_layer(self, stage: int, action: Action, layer: int, ready: Floats) -> None:
         """Reduce the gradients of a layer next to the computation; for the last of a step, the rank waits."""
-        reduced = self._transfer(stage, ready, self.costs.reduce, len(ready))
+        costs = self.costs
+        reduced = self._transfer(stage, ready, costs.reduce, self._num_sharing if costs.gathers_layers else len(ready))
+        if costs.replicas:
+            reduced = self._transfer(stage, reduced, costs.replicas, len(ready))
         if layer or action.stage != stage or not self.costs.finishes_gradients(action):
             self._call(
                 stage, phase_of(action), self._reduction, "dp", self.costs.layer_bytes, ready, reduced, 0 * ready
             )
+
+    @property
+    def _num_sharing(self) -> int:
+        """Cells that gather parameters together, of those that are simulated."""
+        return min(self.costs.num_sharing, len(self.free[0]))
+
+    @property
+    def _gather_axis(self) -> str:
+        """The axis of gathered parameters: with hybrid sharding they come from some of the data-parallel ranks."""
+        return "shard" if self.layout.shard < self.layout.dp * self.layout.cp else "dp"
 
     @property
     def _reduction(self) -> str:
@@ -225,8 +239,9 @@ class _Simulation:
         """Gather what the other ranks have updated (ZeRO 1 and 2)."""
         start = self.free[stage]
         if self.costs.parameters:
-            self._advance(stage, self._transfer(stage, start, self.costs.parameters, len(start)), "data")
-            self._call(stage, "optimize", "all_gather", "dp", self.costs.parameter_bytes, start, self.free[stage])
+            self._advance(stage, self._transfer(stage, start, self.costs.parameters, self._num_sharing), "data")
+            num_bytes = self.costs.parameter_bytes
+            self._call(stage, "optimize", "all_gather", self._gather_axis, num_bytes, start, self.free[stage])
             self._span(stage, "optimize", 0, start)
 
     # ---- what is recorded --------------------------------------------------------------------------------------------
