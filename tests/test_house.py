@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,8 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports_of(path: Path) -> set[str]:
+@functools.cache
+def imports_of(path: Path) -> frozenset[str]:
     """Return the modules that a file imports anywhere: `from frog.comm import world` means frog.comm.world."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -55,7 +58,7 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             names |= {name if name in MODULES else node.module for name in whole}
-    return names
+    return frozenset(names)
 
 
 def package_of(path: Path) -> str:
@@ -63,7 +66,7 @@ def package_of(path: Path) -> str:
     return "cli" if name == "__main__" else name
 
 
-def cycle_in(graph: dict[str, set[str]]) -> list[str] | None:
+def cycle_in(graph: Mapping[str, Set[str]]) -> list[str] | None:
     """Return a cycle as nodes that lead back to the first one, or None."""
     done: set[str] = set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import sys
 import types
 import typing
@@ -23,6 +24,9 @@ from frog.runs.record import SIMULATED_LAYOUT
 
 _MOST_UNKNOWN, _MOST_PARTS = 100, 8
 """Most unknown keys of a table to report, and most parts of an override's key."""
+
+_hints_of: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""The types of a section's fields; without a cache, their lookup takes most of the time of reading a file."""
 
 
 def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -56,7 +60,7 @@ def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | No
     source = build_section(ModelSource, source_table, "model.", problems)
     model = _read_model(path.parent / source.file if source else None, model_table, problems)
 
-    hints = typing.get_type_hints(RunConfig)
+    hints = _hints_of(RunConfig)
     valid = [name for name in hints if name != "source"]
     problems += unknown_keys(table, valid)
     values = {key: _check(key, value, hints[key], problems) for key, value in table.items() if key in valid}
@@ -176,7 +180,7 @@ def _is_text(parts: Sequence[str]) -> bool:
     """True if an override's key names a string field, so that `name=2026` sets a string."""
     hint: Any = RunConfig
     for part in parts:
-        hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
+        hints = _hints_of(hint) if dataclasses.is_dataclass(hint) else {}
         hint = ModelSource if part == "model" else hints.get(part)
     return hint in (str, str | None)
 
@@ -206,7 +210,7 @@ def _read_model(
 def build_section(cls: type[Any], table: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
     """Build `cls` from `table`; None after noting unknown, missing or wrongly typed keys."""
     before = len(problems)
-    hints = typing.get_type_hints(cls)
+    hints = _hints_of(cls)
     problems += unknown_keys(table, hints, prefix)
     values = {
         key: _check(f"{prefix}{key}", value, hints[key], problems) for key, value in table.items() if key in hints
