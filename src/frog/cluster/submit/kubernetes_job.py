@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,16 @@ def render(request: KubernetesRequest, kind: Kind) -> str:
     world or its files are too large.
     """
     _check(request, kind)
+    name = f"{'' if request.program is None else 'program_'}{kind}.yaml.jinja"
+    text = _templates().get_template(name).render(_values(request))
+    for document in load_documents(text):
+        if document["kind"] == "ConfigMap" and [*document.get("data", {}).values()] != [*request.files.values()]:
+            raise AssertionError("the ConfigMap does not contain the files")
+    return text
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("frog.cluster.submit"),
         undefined=jinja2.StrictUndefined,
@@ -43,12 +54,7 @@ def render(request: KubernetesRequest, kind: Kind) -> str:
     )
     templates.filters |= {"scalar": scalar, "quoted": quoted, "block": block}
     templates.filters["ljust"] = lambda value, width: str(value).ljust(width)
-    name = f"{'' if request.program is None else 'program_'}{kind}.yaml.jinja"
-    text = templates.get_template(name).render(_values(request))
-    for document in load_documents(text):
-        if document["kind"] == "ConfigMap" and [*document.get("data", {}).values()] != [*request.files.values()]:
-            raise AssertionError("the ConfigMap does not contain the files")
-    return text
+    return templates
 
 
 def _values(request: KubernetesRequest) -> dict[str, Any]:

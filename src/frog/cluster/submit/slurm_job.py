@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frog.cluster.jobfile.cluster import ClusterProfile, is_slurm_name
 from frog.cluster.jobfile.directives import time_limit_s, write_time
 from frog.cluster.submit.program_work import ProgramWork, Work
 from frog.core.errors import ConfigError
 from frog.core.units import count
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 JOBS = Path("runs/jobs")
 DEFAULT_TIME = "00:30:00"
@@ -141,13 +145,18 @@ def _time_problems(request: SlurmRequest) -> list[str]:
 
 def render_job(request: SlurmRequest) -> str:
     """Return the job file. Assumes that `check_request` found no mistakes."""
+    return _template().render(**_gaps(request))
+
+
+@functools.cache
+def _template() -> Template:
     import jinja2
 
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters["quote"] = shlex.quote
-    return environment.from_string(_TEMPLATE.read_text()).render(**_gaps(request))
+    return environment.from_string(_TEMPLATE.read_text())
 
 
 def _gaps(request: SlurmRequest) -> dict[str, Any]:
