@@ -76,13 +76,20 @@ class LayerModel:
         light = _LIGHT if self.layout.traits.light_collectives else 1.0
         return self.kernels.constants.overlap_slowdown * light
 
+    @property
+    def overlaps_experts(self) -> bool:
+        """True if the experts' all-to-all runs next to another micro-batch."""
+        traits, ep = self.layout.traits, self.layout.ep
+        far = Group(ep, 1).inside(self.links.cluster.nvlink_domain) < ep
+        return traits.overlaps_experts or (traits.overlaps_far_experts and far)
+
     def layer(self, *, mixture: bool) -> Passes:
         """Return the time of a dense layer, or of one with a mixture of experts."""
         products = self._products(mixture)
         attention = self._attention()
         memory = self._memory(mixture)
         forward, backward = (self._communication(mixture, *pair) for pair in zip(products, attention, strict=True))
-        if self.layout.traits.overlaps_experts:
+        if self.overlaps_experts:
             computed = [sum(parts) for parts in zip(products, attention, memory, strict=True)]
             forward, backward = self._beside(forward, computed[1]), self._beside(backward, computed[0])
         comm = forward, backward

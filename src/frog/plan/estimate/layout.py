@@ -62,6 +62,8 @@ class Traits:
     overlaps_experts: bool = False
     """The all-to-all of one micro-batch runs next to the other pass of another (DualPipe, Megatron-Core's combined
     1F1B)."""
+    overlaps_far_experts: bool = False
+    """The same, where a rank's experts are in several NVLink domains."""
     dispatches_fp8: bool = False
     """With float8, tokens travel to their experts in one byte per number, and back in two (DeepSeek-V3)."""
     launches_ahead: bool = False

@@ -332,16 +332,18 @@ def traits_of(row: Row) -> Traits:
         half = _choice(row, "precision") == "fp16"
         return Traits("scores", overlaps_gradients=False, dropout=True, gradient_bytes=2 if half else 4)
     if any(name in software for name in ("nemo", "bridge", "megatron-core")):
-        once = "bridge" in software
+        bridge, model = "bridge" in software, _choice(row, "model")
+        drops = "token drop" in (row.get("arch_notes") or "").lower()
         return Traits(
             "fused",
-            gradient_bytes=2 if "nemo" in software or once else 4,
+            gradient_bytes=2 if "nemo" in software or bridge else 4,
             overlaps_parameters=True,
             overlaps_tensor=True,
             overlaps_stages=True,
-            sends_once_per_node=once,
+            sends_once_per_node=bridge and "deepseek" in model,
             light_collectives=True,
             overlaps_experts=overlaps_experts,
+            overlaps_far_experts=bridge and not drops and not row.get("overlap_moe"),
         )
     if "torchtitan" in software:
         overlaps = "async tp" in software
