@@ -99,6 +99,8 @@ def words_of(run: PlannedRun, row: dict[str, str]) -> list[str]:
     values |= {"software": row["software"] or "unknown", "year": row["year"] or 2024, "cluster": "h100x8"}
     if layout.zero_group:
         values["zero_group"] = layout.zero_group
+    if "token drop" in row["arch_notes"]:
+        values["overlap_moe"] = "no"
     options = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return ["plan", "config.json", *options]
 

@@ -148,7 +148,7 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
     )
     if layout.tp > 1:
         group = Group(layout.tp, 1)
-        num_bytes = 2.0 * layout.tokens * model.hidden
+        num_bytes = step.layers.stream_bytes
         seconds, latency = step.links.all_reduce(num_bytes, group), step.links.all_reduce(0, group)
         inside, link = group.inside(step.cluster.nvlink_domain), step.links.link
         moved, formula = f"({inside} - 1) / {inside} / {_n(link)}", "(n - 1)/n / link"

@@ -85,9 +85,10 @@ class Kernels:
 
     def _casts(self, rows: float, width: float) -> float:
         """Return the seconds to cast a tensor to float8, as it is and transposed: write 2 bytes, since the operation
-        before it casts its own output; with a scale for each row, another kernel reads it first, twice.
+        before it casts its own output; with a scale for each row or tile, another kernel reads it first, twice.
         """
-        num_bytes = {"fp8": 2.0, "fp8_rowwise": 6.0}.get(self.layout.precision, 0.0)
+        whole = 6.0 if self.layout.traits.scales_tiles else 2.0
+        num_bytes = {"fp8": whole, "fp8_rowwise": 6.0}.get(self.layout.precision, 0.0)
         return num_bytes * rows * width / self.memory_rate
 
     def moves(self, num_bytes: float) -> float:

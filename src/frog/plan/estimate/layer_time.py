@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from frog.plan.estimate.kernels import Kernels
@@ -13,7 +14,8 @@ _DENSE_KERNELS, _MOE_KERNELS = 22, 60
 """Kernels of a layer's forward pass in an eager implementation; about twice as many in the backward pass, which C++
 launches twice as fast."""
 _COLLECTIVES = 2
-"""Tensor-parallel collectives of a pass; each is launched like a kernel."""
+"""Tensor-parallel collectives of a pass. Each is launched like a kernel, and waits for the slowest of tp processes:
+another launch for each doubling of tp."""
 
 _LIGHT = 0.25
 """Slowdown of light collectives, of the usual one: the ratio of multiprocessors that they occupy."""
@@ -83,6 +85,13 @@ class LayerModel:
         far = Group(ep, 1).inside(self.links.cluster.nvlink_domain) < ep
         return traits.overlaps_experts or (traits.overlaps_far_experts and far)
 
+    @property
+    def stream_bytes(self) -> float:
+        """Mean bytes that tp ranks gather or reduce-scatter once."""
+        layout = self.layout
+        size = (layout.gathered_bytes + 2) / 2 if layout.sequence_parallel else 2.0
+        return size * layout.tokens * self.model.hidden
+
     def layer(self, *, mixture: bool) -> Passes:
         """Return the time of a dense layer, or of one with a mixture of experts."""
         products = self._products(mixture)
@@ -101,7 +110,7 @@ class LayerModel:
     def _bounded(self, products: float, attention: float, memory: float, comm: Times, num_kernels: int) -> Times:
         """Add the time that launching the kernels takes beyond running them."""
         ran = Times(products, attention, memory) + comm
-        launches = num_kernels + (_COLLECTIVES if self.layout.tp > 1 else 0)
+        launches = num_kernels + _COLLECTIVES * math.log2(self.layout.tp)
         launching = 0.0 if self.layout.traits.launches_ahead else launches * self.kernels.constants.launch_s
         return ran + Times(launch=max(0.0, launching - ran.total))
 
@@ -116,13 +125,18 @@ class LayerModel:
     def _recomputed(self, forward: Times) -> Times:
         """Return what the backward pass computes again.
 
-        Source:  Chen et al. 2016 (full), Korthikanti et al. 2022 (selective: only scores), torchtitan (alternate).
+        Source:  Chen et al. 2016 (full), Korthikanti et al. 2022 (selective: only scores), torchtitan (alternate);
+                 DeepSeek-AI 2024, DeepSeek-V3, section 3.2.3 (selective: what widens latent attention).
         """
         match self.layout.recompute:
             case "full":
                 return forward
             case "selective" if self.layout.traits.attention == "scores":
                 return Times(attention=forward.attention)
+            case "selective":
+                tp, tokens = self.layout.tp, self.layout.tokens
+                pairs = [_split(pair, self.model.hidden, tp) for pair in self.model.latent_products()]
+                return Times(products=sum(self.kernels.linear(tokens, *pair)[0] for pair in pairs))
             case "alternate":
                 return Times(products=forward.products / 2, memory=forward.memory, tensor=forward.tensor / 2)
         return Times()
@@ -155,10 +169,25 @@ class LayerModel:
         dims = (model.head_dim, model.value_dim or model.head_dim)
         queries, part = layout.seq_len / layout.cp, model.windowed_layers / model.layers
         whole = self.kernels.attention(batch_heads, queries, layout.seq_len, dims)
-        if not part:
-            return whole
-        windowed = self.kernels.attention(batch_heads, queries, model.keys_in_window(layout.seq_len), dims)
-        return whole[0] + part * (windowed[0] - whole[0]), whole[1] + part * (windowed[1] - whole[1])
+        if part:
+            windowed = self.kernels.attention(batch_heads, queries, model.keys_in_window(layout.seq_len), dims)
+            whole = whole[0] + part * (windowed[0] - whole[0]), whole[1] + part * (windowed[1] - whole[1])
+        merged = self._merged_blocks()
+        return whole[0] + merged[0], whole[1] + merged[1]
+
+    def _merged_blocks(self) -> tuple[float, float]:
+        """Return the seconds in which ring attention adds up what each block of keys and values gives, in float32.
+
+        Each of the cp blocks reads 2 bytes and reads and writes 8: an output forward; the gradient of each query, key
+        and value backward.
+        """
+        model, layout = self.model, self.layout
+        if layout.cp == 1:
+            return 0.0, 0.0
+        values = model.value_dim or model.head_dim
+        width = model.heads * values, model.heads * model.head_dim + model.kv_heads * (model.head_dim + values)
+        num_bytes = [10.0 * layout.cp * layout.tokens * each / layout.tp for each in width]
+        return self.kernels.moves(num_bytes[0]), self.kernels.moves(num_bytes[1])
 
     def _memory(self, mixture: bool) -> tuple[float, float]:
         """Return the seconds of memory-bound operations, forward and backward, by bytes per token:
@@ -186,13 +215,13 @@ class LayerModel:
     def _communication(self, mixture: bool, products: float, attention: float) -> Times:
         """Return the exposed communication of one pass. It hides behind the products or attention, at most their time.
 
-        tp     two all-reduces of the stream; with sequence parallelism as many bytes (Korthikanti et al. 2022)
+        tp     two all-reduces of the stream; with sequence parallelism as many bytes (Korthikanti et al. 2022), of
+               which those of the gathers may be in float8
         cp     the ring passes all keys and values behind attention, except the first block
         ep     tokens to their experts and back: two all-to-alls (Lepikhin et al. 2021)
         """
         model, layout, links = self.model, self.layout, self.links
-        stream = 2.0 * layout.tokens * model.hidden
-        tensor = 2 * links.all_reduce(stream, Group(layout.tp, 1))
+        tensor = 2 * links.all_reduce(self.stream_bytes, Group(layout.tp, 1))
         if layout.traits.overlaps_tensor:
             tensor -= min(links.constants.hidden_tensor * tensor, products) * (1 - self.overlap_cost)
         keys_values = 2.0 * layout.tokens * 2 * model.kv_heads * model.head_dim / layout.tp
@@ -202,9 +231,11 @@ class LayerModel:
         if mixture:
             sent = layout.tokens / layout.tp * model.experts_per_token * model.hidden
             group = Group(layout.ep, 1)
-            copies = model.experts_per_token if layout.traits.sends_once_per_node else 1
-            short = layout.traits.dispatches_fp8 and layout.precision.startswith("fp8")
-            sizes = (1.0 if short else 2.0), 2.0
+            traits = layout.traits
+            once = traits.sends_once_per_node or (traits.sends_groups_once and model.expert_groups > 0)
+            copies = model.experts_per_token if once else 1
+            in_fp8 = layout.traits.dispatches_fp8 and layout.precision.startswith("fp8")
+            sizes = (1.0 if in_fp8 else 2.0), 2.0
             expert = sum(links.all_to_all(size * sent, group, copies, model.expert_groups) for size in sizes)
         return Times(tensor=tensor, context=context, expert=expert)
 

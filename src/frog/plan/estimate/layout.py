@@ -46,6 +46,8 @@ class Traits:
     float32 parameters, and casts them when it gathers them."""
     gradient_bytes: int = 4
     """Size of a number in the reduction of gradients."""
+    loss_bytes: tuple[int, int] = (8, 12)
+    """What the loss reads and writes for each logit, forward and backward; by default once in 16 and in 32 bits."""
     parallel_loss: bool = False
     """The loss is computed on parts of the vocabulary by torch's loss parallelism."""
     fuses_loss: bool = False
@@ -59,6 +61,8 @@ class Traits:
     """FSDP in a pipeline gathers parameters and reduces gradients once a step, not for every micro-batch."""
     sends_once_per_node: bool = False
     """Expert parallelism sends a token once to each node that has one of its experts (DeepEP)."""
+    sends_groups_once: bool = False
+    """The same, for models that send a token to few nodes (DeepSeek)."""
     overlaps_experts: bool = False
     """The all-to-all of one micro-batch runs next to the other pass of another (DualPipe, Megatron-Core's combined
     1F1B)."""
@@ -66,6 +70,8 @@ class Traits:
     """The same, where a rank's experts are in several NVLink domains."""
     dispatches_fp8: bool = False
     """With float8, tokens travel to their experts in one byte per number, and back in two (DeepSeek-V3)."""
+    scales_tiles: bool = False
+    """Float8 has a scale for each tile of 128 numbers, so that another kernel casts (DeepSeek-V3, section 3.5.2)."""
     launches_ahead: bool = False
     """CUDA graphs or compilation remove the cost of launching kernels one by one."""
 
@@ -106,6 +112,15 @@ class PlannedLayout:
     def shard(self) -> int:
         """Ranks that split the states."""
         return min(self.zero_group, self.dp * self.cp) if self.zero_group else self.dp * self.cp
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Size of a number that ranks gather: a parameter, or an input of products with sequence parallelism.
+
+        Float8 with one scale per tensor is cast before it is sent (Transformer Engine, torchao); a scale for each row
+        is known only to the rank that has the whole row.
+        """
+        return 1 if self.precision == "fp8" else 2
 
     @property
     def tokens(self) -> int:

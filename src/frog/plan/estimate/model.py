@@ -91,6 +91,12 @@ class PlannedModel:
             (self.value_width, self.hidden),
         ]
 
+    def latent_products(self) -> list[tuple[int, int]]:
+        """Return those of them that widen latent attention's narrow queries, keys and values."""
+        return (
+            [] if self.latent is None else [pair for pair in self.attention_products()[:-1] if pair[0] != self.hidden]
+        )
+
     def ffn_products(self, width: int) -> list[tuple[int, int]]:
         """Return the (inputs, outputs) of an FFN's weight matrices; gate and up are one product."""
         return [(self.hidden, width * (self.ffn_matrices - 1)), (width, self.hidden)]

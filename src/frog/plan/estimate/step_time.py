@@ -148,15 +148,13 @@ class StepModel:
 
     @cached_property
     def head(self) -> Passes:
-        """The passes through the embedding, the output matrix and the loss.
-
-        The loss reads and writes the logits in 16 and 32 bits: 20 bytes for each, 8 of them forward.
-        """
+        """The passes through the embedding, the output matrix and the loss, whose traffic depends on the program."""
         model, layout = self.model, self.layout
         columns = model.vocab / layout.tp
         kernels = Kernels(self.cluster.gpu, _without_fp8(layout), self.constants)
         forward, backward = kernels.linear(layout.tokens, model.hidden, columns)
-        memory = [kernels.moves(layout.tokens * (each * columns + 8 * model.hidden)) for each in (8, 12)]
+        sizes = layout.traits.loss_bytes
+        memory = [kernels.moves(layout.tokens * (each * columns + 8 * model.hidden)) for each in sizes]
         return Passes(Times(forward, memory=memory[0]), Times(backward, memory=memory[1]))
 
     @cached_property
@@ -239,8 +237,9 @@ class StepModel:
         reduce = sum(links.gather(size, g) if split else links.all_reduce(size, g) for size, g in grads if size)
         if not layout.zero:
             return reduce, 0.0
-        held = Group(layout.shard, layout.tp)
-        return reduce, links.gather(2 * shared, held) + (links.gather(2 * experts, expert_group) if experts else 0)
+        held, size_of = Group(layout.shard, layout.tp), layout.gathered_bytes
+        gathered = links.gather(size_of * shared, held)
+        return reduce, gathered + (links.gather(size_of * experts, expert_group) if experts else 0)
 
     def _data_sharded(self, stage: Times) -> tuple[float, float]:
         """Return the same with sharded parameters (FSDP): each layer's are gathered before its forward and backward
@@ -260,7 +259,8 @@ class StepModel:
         layout, links = self.layout, self.links
         held = Group(layout.shard, layout.tp)
         each = self.stage_parameters / layout.heaviest_layers(self.model.layers)
-        gather, reduce = links.gather(2 * each, held), links.gather(layout.traits.gradient_bytes * each, held)
+        gather = links.gather(layout.gathered_bytes * each, held)
+        reduce = links.gather(layout.traits.gradient_bytes * each, held)
         if held.size < self._groups["dp"].size:
             others = Group(self._groups["dp"].size // held.size, held.size * layout.tp)
             reduce += links.all_reduce(layout.traits.gradient_bytes * each / held.size, others)

@@ -137,15 +137,17 @@ class _Sharing:
             num_bytes = traits.gradient_bytes * numel
             once, twice = links.gather(num_bytes, ranks, stride), links.all_reduce(num_bytes, ranks, stride)
             reduce += np.where(numel > 0, np.where(split, once, twice), 0.0)
-        gathered = links.gather(2 * shared, shard, grid.tp)
-        gathered += np.where(experts > 0, links.gather(2 * experts, self.expert_ranks, grid.ep), 0.0)
+        gathered = links.gather(self.base.gathered_bytes * shared, shard, grid.tp)
+        experts_bytes = self.base.gathered_bytes * experts
+        gathered += np.where(experts > 0, links.gather(experts_bytes, self.expert_ranks, grid.ep), 0.0)
         return reduce, np.where(grid.zero > 0, gathered, 0.0)
 
     def _layer_transfers(self) -> tuple[Column, Column]:
         grid, links, size, shard = self.grid, self.links, self.data_ranks, self.shard
         gradient = self.base.traits.gradient_bytes
         each = sum(self.parameters) / self.heaviest_layers
-        gather, reduce = links.gather(2 * each, shard, grid.tp), links.gather(gradient * each, shard, grid.tp)
+        gather = links.gather(self.base.gathered_bytes * each, shard, grid.tp)
+        reduce = links.gather(gradient * each, shard, grid.tp)
         replicas = links.all_reduce(gradient * each / shard, size // shard, shard * grid.tp)
         return gather, reduce + np.where(shard < size, replicas, 0.0)
 

@@ -69,9 +69,9 @@ class Costs:
         self.num_sharing = _cells_of_a_shard(layout)
         """Data-parallel replicas that gather parameters together."""
         self.layer_bytes = int(layout.traits.gradient_bytes * step.stage_parameters / (chunks * self.num_layers))
-        self.gathered_layer_bytes = int(2 * step.stage_parameters / (chunks * self.num_layers))
+        self.gathered_layer_bytes = int(layout.gathered_bytes * step.stage_parameters / (chunks * self.num_layers))
         """Bytes of a layer's gradients, and of its parameters."""
-        self.parameter_bytes = int(2 * step.stage_parameters)
+        self.parameter_bytes = int(layout.gathered_bytes * step.stage_parameters)
         self.gather, self.reduce, self.replicas, self.slowed = 0.0, 0.0, 0.0, 0.0
         """Seconds of a layer: to gather it, to reduce its gradients among the ranks that share it, with hybrid sharding
         then among its replicas; and seconds by which collectives slow the last backward pass of a stage down."""
