@@ -205,6 +205,16 @@ def test_experts_overlap_where_the_row_or_its_program_says_so(changes: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("changes", "overlaps"),
+    [({}, True), ({"overlap_moe": "no"}, False), ({"arch_notes": "token drop"}, False), ({"software": "NeMo"}, False)],
+)
+def test_bridge_s_recipes_overlap_experts_of_several_nodes(changes: dict[str, str], overlaps: bool) -> None:
+    traits = read_row({**ROW, **EXPERTS, "software": "Megatron-Bridge 25.11", **changes}).layout.traits
+    assert traits.overlaps_far_experts is overlaps
+    assert not traits.overlaps_experts
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"overlap_moe": "some"}, "overlap_moe='some': must be yes or no"),

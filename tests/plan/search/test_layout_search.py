@@ -39,15 +39,18 @@ MEGATRON = Traits("fused", overlaps_parameters=True, overlaps_tensor=True, overl
 TORCHTITAN = Traits(keeps_gathered=True, keeps_whole_copy=False, parallel_loss=True, launches_ahead=True)
 OLDER = Traits("scores", overlaps_gradients=False, dropout=True)
 INTERNEVO = Traits(gradient_bytes=2, step_bytes=14, norm_bytes=4)
+FLOAT8 = replace(MEGATRON, overlaps_far_experts=True, loss_bytes=(2, 4))
 
 
 @pytest.mark.parametrize("cluster", [H100, replace(H100, nodes_per_leaf=2, oversubscription=8.0)], ids=["full", "tree"])
 @pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=["dense", "mixture"])
 @pytest.mark.parametrize(
-    "traits", [MEGATRON, TORCHTITAN, OLDER, INTERNEVO], ids=["megatron", "torchtitan", "older", "internevo"]
+    "traits",
+    [MEGATRON, TORCHTITAN, OLDER, INTERNEVO, FLOAT8],
+    ids=["megatron", "torchtitan", "older", "internevo", "float8"],
 )
 def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits, cluster: Cluster) -> None:
-    base = PlannedLayout(4096, 96, traits=traits)
+    base = PlannedLayout(4096, 96, traits=traits, precision="fp8" if traits is FLOAT8 else "bf16")
     grid = layout_grid(model, cluster, 48, base)
     alone = np.flatnonzero((grid.zero == 3) & (grid.dp * grid.cp == 1))
     chosen = grid[np.array([*random.Random(1).sample(range(len(grid)), 60), *alone[:3]])]
