@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from frog.cli import main
 from frog.core.errors import ConfigError
 from frog.plan.estimate.predict import COLUMNS, predict_row, predict_rows
-from frog.plan.estimate.rows import read_row, traits_of
+from frog.plan.estimate.programs import traits_of
+from frog.plan.estimate.rows import read_row
 
 ROW = {
     "row_id": "one",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import Times
-from frog.plan.estimate.layout import PlannedLayout, Precision, Recompute, Traits
+from frog.plan.estimate.layout import PlannedLayout, Traits
 from frog.plan.estimate.memory import layer_activations, stage_activations, step_memory
-from frog.plan.estimate.model import LatentAttention, PlannedModel
+from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
 
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -330,102 +330,3 @@ def test_zero_group_larger_than_the_data_parallel_ranks_means_all_of_them() -> N
 def test_times_add_up_and_scale() -> None:
     one = Times(products=1.0, memory=2.0)
     assert (one + one * 2).total == 9.0
-
-
-def test_far_experts_overlap_only_where_they_leave_the_nvlink_domain() -> None:
-    cluster = clusters()["h100x8"]
-
-    def expert_s(ep: int, **traits: bool) -> float:
-        layout = PlannedLayout(seq_len=4096, global_batch=64, dp=32, ep=ep, traits=Traits(**traits))
-        return StepModel(MIXTURE, layout, cluster).layers.layer(mixture=True).total.expert
-
-    assert expert_s(16, overlaps_far_experts=True) == expert_s(16, overlaps_experts=True) < expert_s(16)
-    assert expert_s(8, overlaps_far_experts=True) == expert_s(8) > expert_s(8, overlaps_experts=True)
-
-
-def test_a_token_travels_once_to_a_node_if_its_experts_are_in_groups() -> None:
-    layout = PlannedLayout(seq_len=4096, global_batch=64, dp=32, ep=32, traits=Traits(sends_groups_once=True))
-
-    def expert_s(model: PlannedModel) -> float:
-        return StepModel(model, layout, clusters()["h100x8"]).layers.layer(mixture=True).total.expert
-
-    assert expert_s(replace(MIXTURE, expert_groups=4)) < 0.7 * expert_s(MIXTURE)
-
-
-def test_loss_takes_the_traffic_of_its_program() -> None:
-    model, cluster = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256), clusters()["h100x8"]
-
-    def head(loss_bytes: tuple[int, int]) -> tuple[float, float]:
-        step = StepModel(model, PlannedLayout(4096, 8, tp=2, traits=Traits(loss_bytes=loss_bytes)), cluster)
-        return step.head.forward.memory * step.kernels.memory_rate, step.head.backward.memory * step.kernels.memory_rate
-
-    less, more = head((2, 4)), head((38, 14))
-    assert more[0] - less[0] == pytest.approx(36 * 4096 * 128256 / 2)
-    assert more[1] - less[1] == pytest.approx(10 * 4096 * 128256 / 2)
-
-
-def test_float8_with_one_scale_per_tensor_is_gathered_in_one_byte() -> None:
-    model, cluster = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256), clusters()["h100x8"]
-
-    def tensor_s(precision: Precision, *, parallel: bool) -> float:
-        layout = PlannedLayout(65536, 8, tp=8, sequence_parallel=parallel, precision=precision)
-        return StepModel(model, layout, cluster).layers.layer(mixture=False).forward.tensor
-
-    usual = tensor_s("bf16", parallel=True)
-    assert tensor_s("fp8", parallel=True) == pytest.approx(0.75 * usual, rel=0.1)
-    assert tensor_s("fp8_rowwise", parallel=True) == tensor_s("fp8", parallel=False) == usual
-
-    def gather_s(precision: Precision) -> float:
-        layout = PlannedLayout(8192, 64, dp=64, zero=3, precision=precision)
-        return StepModel(model, layout, cluster).layer_transfers[0]
-
-    assert gather_s("fp8") == pytest.approx(gather_s("bf16") / 2, rel=0.1)
-
-
-def test_ring_attention_adds_up_the_blocks_of_its_ranks() -> None:
-    model, cluster = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256), clusters()["h100x8"]
-
-    def merged_bytes(cp: int) -> float:
-        layers = StepModel(model, PlannedLayout(65536, 8, cp=cp), cluster).layers
-        whole = layers.kernels.attention(32, 65536 / cp, 65536, (128, 128))
-        return (layers.layer(mixture=False).forward.attention - whole[0]) * layers.kernels.memory_rate
-
-    assert merged_bytes(1) == 0
-    assert merged_bytes(4) == pytest.approx(4 * 10 * 16384 * 4096)
-
-
-def test_small_layers_wait_longer_for_more_tensor_parallel_processes() -> None:
-    model = PlannedModel(8, 1024, 16, 16, 64, 4096, 50304, gated=False)
-
-    def forward_s(tp: int) -> float:
-        return (
-            StepModel(model, PlannedLayout(512, 8, tp=tp), clusters()["a100x8"])
-            .layers.layer(mixture=False)
-            .forward.total
-        )
-
-    launch_s = StepModel(model, PlannedLayout(512, 8), clusters()["a100x8"]).constants.launch_s
-    assert [forward_s(2 * tp) - forward_s(tp) for tp in (1, 2, 4)] == pytest.approx([2 * launch_s] * 3)
-
-
-def test_selective_recomputation_widens_latent_queries_and_keys_again() -> None:
-    latent = replace(MIXTURE, latent=LatentAttention(1536, 512, 64), head_dim=192, value_dim=128, kv_heads=32)
-
-    def recomputed(model: PlannedModel, recompute: Recompute) -> Times:
-        layout = PlannedLayout(4096, 8, recompute=recompute)
-        return StepModel(model, layout, clusters()["h100x8"]).layers.layer(mixture=True).recomputed
-
-    assert latent.latent_products() == [(1536, 32 * 192), (512, 32 * (128 + 128))]
-    assert 0 < recomputed(latent, "selective").products < recomputed(latent, "full").products
-    assert recomputed(latent, "selective").total == recomputed(latent, "selective").products
-    assert recomputed(MIXTURE, "selective") == recomputed(latent, "none") == Times()
-
-
-def test_tiles_of_float8_take_a_cast_of_their_own() -> None:
-    def casts(precision: Precision, **traits: bool) -> float:
-        layout = PlannedLayout(4096, 8, precision=precision, traits=Traits(**traits))
-        kernels = StepModel(MIXTURE, layout, clusters()["h100x8"]).kernels
-        return kernels.linear(4096, 4096, 4096)[0] - kernels.product(4096, 4096, 4096)
-
-    assert casts("fp8", scales_tiles=True) == pytest.approx(3 * casts("fp8"))
-    assert casts("bf16", scales_tiles=True) == 0

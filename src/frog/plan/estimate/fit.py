@@ -21,8 +21,9 @@ import numpy as np
 from frog.config.load import list_problems, unknown_keys
 from frog.core.errors import ConfigError
 from frog.core.schema import read_toml, shortened
+from frog.plan.estimate.cells import Row
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.rows import PlannedRun, Row, read_row
+from frog.plan.estimate.rows import PlannedRun, read_row
 from frog.plan.estimate.step_time import StepModel
 
 _NAMES = [field.name for field in fields(Constants)]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from frog.core.errors import ConfigError, UsageError
 from frog.core.schema import read_bounded, shortened
+from frog.plan.estimate.cells import Row
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.nearest import spread_of_nearest
-from frog.plan.estimate.rows import PlannedRun, Row, read_row
+from frog.plan.estimate.rows import PlannedRun, read_row
 
 COLUMNS = ("row_id", "step_time_s", "memory_gib", "step_time_low_s", "step_time_high_s", "why")
 _MEASURED_GPUS = ("A100-80GB", "H100-80GB", "H100-96GB-HBM2e-500W")

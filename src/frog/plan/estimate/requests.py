@@ -10,7 +10,8 @@ from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layout import PlannedLayout
 from frog.plan.estimate.memory import USABLE, step_memory
 from frog.plan.estimate.model import PlannedModel
-from frog.plan.estimate.rows import PlannedRun, no_overlap, planned_run, precision_problem, traits_of
+from frog.plan.estimate.programs import traits_of
+from frog.plan.estimate.rows import PlannedRun, no_overlap, planned_run, precision_problem
 from frog.plan.estimate.sources import NamedModel
 
 _BATCH_TOKENS = 4 * 2**20
