@@ -160,6 +160,15 @@ def test_failed_rank_ends_the_others_and_its_last_output_is_shown(tmp_path: Path
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
+def test_calibration_that_ran_out_of_time_says_how_much_differs() -> None:
+    found = calibration()
+    samples = [one for world in found.measured for one in world["samples"]]
+    for number, one in enumerate(samples):
+        one["late"] = number < 3
+    assert any(f"3 of {len(samples)} operations differed" in line for line in summary_lines(found))
+    assert not any("operations differed" in line for line in summary_lines(calibration()))
+
+
 def test_calibration_of_a_busy_machine_says_so() -> None:
     idle = calibration()
     busy = replace(idle, cores=2, load=5.1)

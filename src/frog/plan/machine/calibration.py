@@ -129,6 +129,12 @@ def summary_lines(found: Calibration) -> Iterator[str]:
         rows[f"{op}, beta, GB/s"] = [_beta(costs, op) for costs in worlds.values()]
     for name, values in rows.items():
         yield f"  {name:<32}" + "".join(f"{value:>10.3g}" if value else f"{'-':>10}" for value in values)
+    samples = [one for world in found.measured for one in world["samples"]]
+    if late := sum(one.get("late", False) for one in samples):
+        yield (
+            f"note: {late} of {len(samples)} operations differed by more than 5 % between two rounds, and there was no "
+            "time for a third one"
+        )
     if found.load > _BUSY * found.cores:
         yield (
             f"note: other programs used the cores (load {found.load:.1f} on {found.cores:g}): collectives seem slower "

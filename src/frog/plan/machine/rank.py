@@ -6,7 +6,8 @@ there are for each core: other programs hardly disturb it. A collective and the 
 step: the caches are cold, threads that move bytes sleep, and the ranks arrive one after the other.
 
 The speed of a virtual machine changes within seconds. So all groups measure everything in several rounds, and each
-sample is the median of its rounds. Rank 0 writes the samples.
+sample is the median of its rounds. A third round leaves out what two rounds found alike: the median lies between them.
+When the time is up, it leaves out all. Rank 0 writes the samples.
 """
 
 from __future__ import annotations
@@ -48,8 +49,14 @@ from frog.plan.machine.work import head_work, layer_work, moved, optimizer_work
 _CPU = torch.device("cpu")
 REFERENCE_WIDTH = 512
 """Width of the product whose speed is the machine's."""
+_ALIKE = 0.05
+"""Relative difference of two rounds below which a third would hardly change the median."""
 _LINK_BLOCK = 2
 """Length of a collective's block, of a computation's: its time cannot be that of the processor."""
+
+
+_Operation = tuple[str, str, Work]
+"""Its kind, its name and its work."""
 
 
 @dataclass
@@ -59,7 +66,9 @@ class Stage:
     axis: Axis
     request: Request
     threads: int
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+    rounds: dict[_Operation, list[float]] = field(default_factory=dict)
+    """The seconds of each operation, of all rounds."""
 
     @property
     def slowdown(self) -> float:
@@ -80,10 +89,13 @@ class Stage:
         after: Callable[[], object] | None = None,
         times: int = 1,
     ) -> float:
-        """Time an operation, and keep it with its work; return its seconds.
+        """Time an operation, unless it is known well enough, and keep it with its work; return its seconds.
 
         A call of `action` does it `times` times, after an untimed call of `after`. The first call warms up.
         """
+        known = self.rounds.setdefault((kind, name, work), [])
+        if len(known) > 1 and self._is_settled(known):
+            return known[-1]
         block, length = (self._link_block, _LINK_BLOCK) if kind == "link" else (self._block, 1)
         before = after or _nothing
         start = time.perf_counter()
@@ -92,8 +104,28 @@ class Stage:
         repeats = torch.tensor(math.ceil(length * self.request.block_s / max(1e-6, time.perf_counter() - start)))
         self.axis.all_reduce(repeats, dist.ReduceOp.MIN)
         seconds = max(1e-9, block(action, before, int(repeats)) / times)
-        self.samples.append({"kind": kind, "name": name, "work": asdict(work), "seconds": seconds})
+        known.append(seconds)
         return seconds
+
+    def _is_settled(self, known: list[float]) -> bool:
+        """Return whether all ranks find that an operation need not be measured again."""
+        is_late = time.perf_counter() - self.started > self.request.budget_s
+        settled = torch.tensor(int(is_late or _are_alike(known)))
+        self.axis.all_reduce(settled, dist.ReduceOp.MIN)
+        return bool(settled)
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Return one sample for each operation: the median of its rounds, and whether the time was up for a third."""
+        return [
+            {
+                "kind": kind,
+                "name": name,
+                "work": asdict(work),
+                "seconds": statistics.median(each),
+                "late": len(each) == 2 and not _are_alike(each),
+            }
+            for (kind, name, work), each in self.rounds.items()
+        ]
 
     def _block(self, action: Callable[[], object], before: Callable[[], object], count: int) -> float:
         """Return the seconds of a computation on the slowest rank."""
@@ -122,6 +154,10 @@ class Stage:
         added = torch.tensor(time.perf_counter() - start - self.slowdown * computed_s, dtype=torch.float64)
         self.axis.all_reduce(added)
         return added.item() / self.axis.size / count
+
+
+def _are_alike(seconds: list[float]) -> bool:
+    return max(seconds) <= (1 + _ALIKE) * min(seconds)
 
 
 def _nothing() -> None:
@@ -280,14 +316,6 @@ def _shift(axis: Axis, received: Tensor, sent: Tensor) -> None:
     axis.start_shift([received], [sent]).wait()
 
 
-def medians(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one sample for each operation and work: the median of its rounds."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for one in samples:
-        found.setdefault(json.dumps([one["kind"], one["name"], one["work"]]), []).append(one)
-    return [{**same[0], "seconds": statistics.median(one["seconds"] for one in same)} for same in found.values()]
-
-
 def main() -> None:
     leave_with_parent()
     keep_freed_memory()
@@ -309,8 +337,7 @@ def main() -> None:
             dist.barrier()
     if rank == 0:
         found = [
-            {"world_size": stage.axis.size, "threads": stage.threads, "samples": medians(stage.samples)}
-            for stage in stages
+            {"world_size": stage.axis.size, "threads": stage.threads, "samples": stage.samples()} for stage in stages
         ]
         (folder / "samples.json").write_text(json.dumps(found))
     dist.barrier()

@@ -31,6 +31,8 @@ class Request:
     precisions: tuple[str, ...] = ("fp32", "bf16")
     block_s: float = 0.03
     num_rounds: int = 3
+    budget_s: float = 50.0
+    """Seconds after which nothing is measured a third time."""
     product_widths: tuple[int, ...] = (128, 256, 512, 1024)
     layers: tuple[LayerSize, ...] = (
         LayerSize(4, 64, 128, 352, 4, 2048),
