@@ -111,7 +111,7 @@ def _time_lines(run: PlannedRun, step: StepModel) -> Iterator[str]:
     distance, near = nearest_runs(run)[0]
     yield (
         f"  nearest measured run: {near.source}, {format_count(near.parameters)} parameters on {near.num_gpus:.0f} "
-        f"{near.gpu}, {distance:.1f} doublings away, predicted {100 * abs(near.error):.0f} % "
+        f"{near.gpu}, which differs by a factor of {2**distance:.2g} in all, predicted {100 * abs(near.error):.0f} % "
         f"{'high' if near.error > 0 else 'low'}"
     )
 

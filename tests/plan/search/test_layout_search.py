@@ -169,6 +169,12 @@ def test_command_writes_a_run_file_that_submit_takes(tmp_path: Path, capsys: pyt
     assert main([*submit, "--dry-run"]) == 0
     job = capsys.readouterr().out
     assert "--nodes=2" in job
+    limit = re.search(r"#SBATCH --time=(\d+)-(\d\d):00:00", job)
+    step_s = re.search(r"run.toml: .* ([\d.]+) s, ", out)
+    assert limit is not None
+    assert step_s is not None
+    hours = 24 * int(limit[1]) + int(limit[2])
+    assert 1.1 * 239 * float(step_s[1]) <= 3600 * hours <= 1.1 * 239 * float(step_s[1]) + 3600
     assert (tmp_path / "planned" / "front.html").read_text().count("<circle") > 2
 
 

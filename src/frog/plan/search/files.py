@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -55,17 +56,24 @@ def write_files(
         if (text := run_file(candidate, folder, cluster_name, steps)) is not None:
             write_atomic(folder / "run.toml", text)
             write_atomic(folder / "cluster.toml", slurm_profile(candidate.run, cluster_name))
-            return [*lines, *_submit_lines(folder, candidate)]
+            return [*lines, *_submit_lines(folder, candidate, steps)]
     return [*lines, "no run file: of the fastest layouts that fit, Frog itself can train with none"]
 
 
-def _submit_lines(folder: Path, candidate: Candidate) -> list[str]:
+def _submit_lines(folder: Path, candidate: Candidate, steps: int) -> list[str]:
     numbers = f"{candidate.step_s:#.4g} s, {candidate.memory / _GIB:.1f} GiB"
     nodes = candidate.run.layout.num_gpus // candidate.run.cluster.gpus_per_node
     return [
         f"{folder / 'run.toml'}: {layout_words(candidate.run)}: {numbers} with Frog's own program",
-        f"submit it: frog submit {folder / 'run.toml'} --to slurm --profile {folder / 'cluster.toml'} --nodes {nodes}",
+        f"submit it: frog submit {folder / 'run.toml'} --to slurm --profile {folder / 'cluster.toml'} --nodes {nodes} "
+        f"--time {_time_limit(steps * candidate.step_s)}",
     ]
+
+
+def _time_limit(seconds: float) -> str:
+    """Return a time limit for Slurm in whole hours, a tenth more than a prediction."""
+    days, hours = divmod(math.ceil(1.1 * seconds / 3600), 24)
+    return f"{days}-{hours:02}:00:00"
 
 
 def run_file(candidate: Candidate, folder: Path, cluster_name: str, steps: int) -> str | None:
