@@ -68,7 +68,7 @@ def _from_run_file(path: Path) -> NamedModel:
         from_model_config(config.model),
         config.model.max_position_embeddings,
         _cells(config),
-        ("Frog's own kernels were never measured on a GPU: the time is that of other programs with the same layout",)
+        ("Frog's own program was measured on one H100 alone: the time is that of other programs with the same layout",)
         if config.strategy.implementation == "frog"
         else (),
         config,
