@@ -24,6 +24,7 @@ from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.search.best import Found, search, what_binds
 from frog.plan.search.coarse import evaluate
+from frog.plan.search.files import time_limit
 from frog.plan.search.grid import divisors, joined, layout_grid
 from frog.plan.search.page import front_page
 
@@ -169,13 +170,17 @@ def test_command_writes_a_run_file_that_submit_takes(tmp_path: Path, capsys: pyt
     assert main([*submit, "--dry-run"]) == 0
     job = capsys.readouterr().out
     assert "--nodes=2" in job
-    limit = re.search(r"#SBATCH --time=(\d+)-(\d\d):00:00", job)
     step_s = re.search(r"run.toml: .* ([\d.]+) s, ", out)
-    assert limit is not None
     assert step_s is not None
-    hours = 24 * int(limit[1]) + int(limit[2])
-    assert 1.1 * 239 * float(step_s[1]) <= 3600 * hours <= 1.1 * 239 * float(step_s[1]) + 3600
+    assert f"#SBATCH --time={time_limit(239 * float(step_s[1]))}" in job
     assert (tmp_path / "planned" / "front.html").read_text().count("<circle") > 2
+
+
+@pytest.mark.parametrize(
+    ("hours", "limit"), [(0.5, "0-01:00:00"), (10, "0-11:00:00"), (20, "0-22:00:00"), (100.5, "4-15:00:00")]
+)
+def test_time_limit_is_a_tenth_longer_than_the_training(hours: float, limit: str) -> None:
+    assert time_limit(3600 * hours) == limit
 
 
 def test_page_draws_each_layout_of_the_front_where_its_time_and_memory_are() -> None:

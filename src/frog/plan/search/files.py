@@ -66,11 +66,11 @@ def _submit_lines(folder: Path, candidate: Candidate, steps: int) -> list[str]:
     return [
         f"{folder / 'run.toml'}: {layout_words(candidate.run)}: {numbers} with Frog's own program",
         f"submit it: frog submit {folder / 'run.toml'} --to slurm --profile {folder / 'cluster.toml'} --nodes {nodes} "
-        f"--time {_time_limit(steps * candidate.step_s)}",
+        f"--time {time_limit(steps * candidate.step_s)}",
     ]
 
 
-def _time_limit(seconds: float) -> str:
+def time_limit(seconds: float) -> str:
     """Return a time limit for Slurm in whole hours, a tenth more than a prediction."""
     days, hours = divmod(math.ceil(1.1 * seconds / 3600), 24)
     return f"{days}-{hours:02}:00:00"
