@@ -136,7 +136,16 @@ def contenders(config: ModelConfig, sequence: int, device: torch.device, compile
     own, planned = config.flops_per_token(sequence), from_model_config(config)
     heads = config.num_attention_heads
     planned_gpt = PlannedModel(
-        layers, width, heads, heads, width // heads, 4 * width, config.vocab_size, False, True, positions=sequence
+        layers=layers,
+        hidden=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        ffn=4 * width,
+        vocab=config.vocab_size,
+        gated=False,
+        tied=True,
+        positions=sequence,
     )
 
     def gpt() -> Step:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def read_network(text: str, nodes: Nodes | int | None) -> SlowNetwork:
     """Return the simulated network between simulated nodes, from the options of `frog run`.
 
-    Raises:  UsageError if the text is no network, or the nodes are not several with a number of ranks.
+    Raises:  UsageError if the text is not a network, or if it is not stated how many ranks each of several nodes has.
     """
     from frog.core.errors import UsageError
     from frog.launch.network import parse_network

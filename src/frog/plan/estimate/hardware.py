@@ -233,7 +233,7 @@ def _fat_tree(table: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
 
 
 def fat_tree(cells: Mapping[str, float]) -> dict[str, Any]:
-    """Return the same of a table's cells.
+    """Return the fat tree that the cells of a table's row state.
 
     Raises:  ConfigError if one of them is missing or wrong.
     """

@@ -16,7 +16,7 @@ _GIB = 2**30
 _WIDTH, _HEIGHT = 760, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 64, 28, 52
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#b8559a")
-"""Of the largest number of GPUs, a half, a quarter and an eighth of it; on light and dark pages."""
+"""For the largest number of GPUs, a half, a quarter and an eighth of it; on light and dark pages."""
 
 
 @dataclass(frozen=True)
