@@ -127,8 +127,7 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
     dims = (model.head_dim, model.value_dim or model.head_dim)
     if layout.traits.attention != "scores":
         heads, queries = layout.micro_batch * model.heads / layout.tp, layout.seq_len / layout.cp
-        part = model.windowed_layers / model.layers  # the mean layer's keys: those of a causal layer without a window
-        keys = (1 - part) * layout.seq_len + part * model.keys_in_window(layout.seq_len)
+        keys = model.mean_keys(layout.seq_len)
         flops = 2.0 * heads * queries * 0.5 * (keys + BLOCK) * sum(dims)
         yield Term(
             "attention, one layer forward",
@@ -192,7 +191,7 @@ def _explain_fat_tree(step: StepModel) -> Iterator[Term]:
     if layout.pp > 1 and layout.pp * stride > cluster.nvlink_domain:
         leaves = layout.pp * stride > leaf
         yield Term(
-            "bandwidth of a message between stages" + " of two nodes" * (stride < cluster.nvlink_domain),
+            "bandwidth of a message between stages" + " on different nodes" * (stride < cluster.nvlink_domain),
             "adapter" + (" x min(1, GPUs below a leaf / (senders x oversubscription))" if leaves else ""),
             adapter + (f" * min(1, {leaf} / ({min(stride, leaf)} * {factor}))" if leaves else ""),
             rate * float(message_adapters(cluster, layout.pp, stride)),
@@ -226,7 +225,8 @@ def _explain_data(step: StepModel) -> Term:
     layout, m = step.layout, step.layout.num_micro
     exposed, slowed = step.data
     if step.gathers_layers:
-        gather, reduce = step.layer_transfers
+        gather, *reductions = step.layer_transfers
+        reduce = sum(reductions)
         layers, computation = layout.heaviest_layers(step.model.layers), step.stages[0].total.total * m
         formula = "m x (gather + reduction of a layer) + what exceeds the computation + slowdown of the computation"
         transfers = f"{layers} * (2 * {_exact(gather)} + {_exact(reduce)}) * {m}"

@@ -167,13 +167,10 @@ class LayerModel:
         model, layout = self.model, self.layout
         batch_heads = layout.micro_batch * model.heads / layout.tp
         dims = (model.head_dim, model.value_dim or model.head_dim)
-        queries, part = layout.seq_len / layout.cp, model.windowed_layers / model.layers
-        whole = self.kernels.attention(batch_heads, queries, layout.seq_len, dims)
-        if part:
-            windowed = self.kernels.attention(batch_heads, queries, model.keys_in_window(layout.seq_len), dims)
-            whole = whole[0] + part * (windowed[0] - whole[0]), whole[1] + part * (windowed[1] - whole[1])
+        keys = model.mean_keys(layout.seq_len)
+        forward, backward = self.kernels.attention(batch_heads, layout.seq_len / layout.cp, keys, dims)
         merged = self._merged_blocks()
-        return whole[0] + merged[0], whole[1] + merged[1]
+        return forward + merged[0], backward + merged[1]
 
     def _merged_blocks(self) -> tuple[float, float]:
         """Return the seconds in which ring attention adds up what each block of keys and values gives, in float32.

@@ -164,9 +164,8 @@ class PlannedModel:
 
         causal: count only the tokens that a token sees. Layers with a sliding window have a causal mask, too.
         """
-        each = 2.0 * (self.heads * self.head_dim + self.value_width)
-        windowed = self.windowed_layers * self.keys_in_window(seq_len)
-        return each * ((self.layers - self.windowed_layers) * seq_len + windowed) * (0.5 if causal else 1.0)
+        each = 2.0 * self.mean_keys(seq_len) * (self.heads * self.head_dim + self.value_width)
+        return self.layers * each * (0.5 if causal else 1.0)
 
     def keys_in_window(self, seq_len: float) -> float:
         """Return twice the tokens that a token sees on average in a layer with a sliding window.
@@ -174,6 +173,10 @@ class PlannedModel:
         It is the length of a sequence whose causal attention without a window has as many scores per token.
         """
         return 2 * self.window - self.window**2 / seq_len if 0 < self.window < seq_len else seq_len
+
+    def mean_keys(self, seq_len: float) -> float:
+        """Return the same, as the mean of layers with and without a window."""
+        return seq_len + self.windowed_layers / self.layers * (self.keys_in_window(seq_len) - seq_len)
 
     def model_flops_per_token(self, seq_len: int) -> float:
         """Return the operations of a training step per token: forward, and twice as many backward, causal."""

@@ -245,7 +245,8 @@ class StepModel:
         """Return the same with sharded parameters (FSDP): each layer's are gathered before its forward and backward
         pass, and its gradients reduce-scattered after, next to the computation of its neighbors.
         """
-        gather, reduce = self.layer_transfers
+        gather, *reductions = self.layer_transfers
+        reduce = sum(reductions)
         num_micro = self.layout.num_micro
         communication = self.layout.heaviest_layers(self.model.layers) * (2 * gather + reduce) * num_micro
         computation = stage.total * num_micro
@@ -254,17 +255,19 @@ class StepModel:
         return first + max(0.0, communication - computation), slowed
 
     @cached_property
-    def layer_transfers(self) -> tuple[float, float]:
-        """Seconds to gather one layer's sharded parameters, and to reduce its gradients."""
+    def layer_transfers(self) -> tuple[float, float, float]:
+        """Seconds to gather one layer's sharded parameters, to reduce its gradients among the ranks that share it, and,
+        with hybrid sharding, then among its replicas.
+        """
         layout, links = self.layout, self.links
         held = Group(layout.shard, layout.tp)
         each = self.stage_parameters / layout.heaviest_layers(self.model.layers)
         gather = links.gather(layout.gathered_bytes * each, held)
         reduce = links.gather(layout.traits.gradient_bytes * each, held)
-        if held.size < self._groups["dp"].size:
-            others = Group(self._groups["dp"].size // held.size, held.size * layout.tp)
-            reduce += links.all_reduce(layout.traits.gradient_bytes * each / held.size, others)
-        return gather, reduce
+        if held.size == self._groups["dp"].size:
+            return gather, reduce, 0.0
+        others = Group(self._groups["dp"].size // held.size, held.size * layout.tp)
+        return gather, reduce, links.all_reduce(layout.traits.gradient_bytes * each / held.size, others)
 
     @property
     def optimizer_parameters(self) -> tuple[float, float]:

@@ -78,12 +78,7 @@ class Costs:
         self.parameters = 0.0
         """Seconds to gather the updated parameters, as far as the next forward pass does not hide them."""
         if self.gathers_layers:
-            self.gather, reduce = step.layer_transfers
-            if layout.shard < layout.dp * layout.cp:
-                each = step.stage_parameters / layout.heaviest_layers(step.model.layers)
-                shards = Group(layout.shard, layout.tp)
-                self.replicas = reduce - step.links.gather(layout.traits.gradient_bytes * each, shards)
-            self.reduce = reduce - self.replicas
+            self.gather, self.reduce, self.replicas = step.layer_transfers
             self._slow_all_passes(step.data[1] / (layout.num_micro * step.stages[0].total.total))
         elif self.shares_data:
             reduce, parameters = step.step_transfers
