@@ -17,9 +17,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.runs import read_run
-from frog.runs.folder import RunFolder
-from frog.runs.schema import SpanEvent, StartEvent
+from frog.core.runs import read_run
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.schema import SpanEvent, StartEvent
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from frog.checkpoint import Saver
-from frog.comm.local_shard import LocalShard
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.train.checkpoint import Saver
+from frog.train.comm.local_shard import LocalShard
 
 NUM_TENSORS = 36
 """Per moment: the number in a model with four layers."""

@@ -16,8 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from frog.peers.bench import table
-from frog.peers.measurement import OPERATIONS, Result
+from frog.measure.peers.bench import table
+from frog.measure.peers.measurement import OPERATIONS, Result
 
 SIZES = (4 << 10, 256 << 10, 4 << 20, 64 << 20)
 TARGETS = {

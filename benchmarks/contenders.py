@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from frog.comm import World
-from frog.config import ModelConfig, OptimizerConfig, RunConfig, StrategyConfig
-from frog.data import Batch
-from frog.model import TinyTransformer
-from frog.optim.build import build_optimizer
-from frog.parallel.build import build_mesh, build_strategy
+from frog.core.config import ModelConfig, OptimizerConfig, RunConfig, StrategyConfig
+from frog.train.comm import World
+from frog.train.data import Batch
 from frog.train.hardware import autocast
+from frog.train.model import TinyTransformer
+from frog.train.optim.build import build_optimizer
+from frog.train.parallel.build import build_mesh, build_strategy
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
 MAX_NORM = 1.0

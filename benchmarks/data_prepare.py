@@ -21,21 +21,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from frog.data import open_prepared, python_docs
+from frog.train.data import open_prepared, python_docs
 
 _LIMIT_BYTES = 1.5e9
 _PREPARE = """
 import sys
 from pathlib import Path
-from frog.data import prepare, read_corpus
+from frog.train.data import prepare, read_corpus
 text = Path(sys.argv[1])
 prepare("large", lambda: read_corpus(text), source=text.name, root=text.parent / "data")
 """
 _FEED = """
 import sys, time
 from pathlib import Path
-from frog.data import load_tokenizer
-from frog.data.cutting import pieces
+from frog.train.data import load_tokenizer
+from frog.train.data.cutting import pieces
 tokenizer = load_tokenizer(Path(sys.argv[1], "data", "large", "tokenizer.json"))
 text = open(Path(sys.argv[1], "large.txt"), encoding="utf-8").read(100_000_000)
 texts = list(pieces(text))

@@ -21,11 +21,11 @@ import torch.distributed as dist
 from contenders import SMALL, TINY
 from torch.nn.parallel import DistributedDataParallel
 
-from frog.comm import join_world
-from frog.comm.process_group import FrogProcessGroup, register
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.model import TinyTransformer
+from frog.train.comm import join_world
+from frog.train.comm.process_group import FrogProcessGroup, register
+from frog.train.model import TinyTransformer
 
 VOCAB_SIZE = 2048
 SMALL_BUCKET = ", 1 MB"

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 
-from frog.config import OptimizerConfig, load_model_config
-from frog.model import TinyTransformer
-from frog.optim.build import build_optimizer
-from frog.optim.tensors import UpdatedTensor
-from frog.runs import EventWriter
-from frog.runs.schema import FIELDS
-from frog.runs.vocabulary import STEP_PHASES
+from frog.core.config import OptimizerConfig, load_model_config
+from frog.core.runs import EventWriter
+from frog.core.runs.schema import FIELDS
+from frog.core.runs.vocabulary import STEP_PHASES
+from frog.train.model import TinyTransformer
+from frog.train.optim.build import build_optimizer
+from frog.train.optim.tensors import UpdatedTensor
 
 CONFIG = Path(__file__).parents[1] / "config" / "config.json"
 _WARMUP_STEPS = 10

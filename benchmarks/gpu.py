@@ -27,18 +27,18 @@ import torch
 from plain_gpt import PlainGPT
 from torch import Tensor, nn
 
-from frog.comm import World
-from frog.config import ModelConfig, RunConfig, TrainConfig
+from frog.core.config import ModelConfig, RunConfig, TrainConfig
 from frog.core.env import world_env
 from frog.core.errors import ConfigError
-from frog.data import Batch
-from frog.model import TinyTransformer
-from frog.optim.tensors import UpdatedTensor, decay_groups
-from frog.parallel.build import build_mesh, build_strategy
 from frog.plan.estimate.hardware import similar_gpu
 from frog.plan.estimate.model import PlannedModel, from_model_config
 from frog.plan.estimate.rows import planned_run
+from frog.train.comm import World
+from frog.train.data import Batch
 from frog.train.hardware import peak_flops, peak_memory_bytes
+from frog.train.model import TinyTransformer
+from frog.train.optim.tensors import UpdatedTensor, decay_groups
+from frog.train.parallel.build import build_mesh, build_strategy
 
 BILLION = ModelConfig(
     vocab_size=32768,

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from frog.data.labelled import Example, LabelledSet, read_labelled
+from frog.train.data.labelled import Example, LabelledSet, read_labelled
 
 DEMO = Path(__file__).parents[1] / "config" / "demo.toml"
 FROG = (sys.executable, "-m", "frog.cli")

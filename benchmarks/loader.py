@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from frog.data import Document, Loader, Windows, prepare, python_docs, sample_ids
+from frog.train.data import Document, Loader, Windows, prepare, python_docs, sample_ids
 
 _SIZES = ((64, 12), (1024, 32))
 _TOKENS_A_RUN = 4_000_000

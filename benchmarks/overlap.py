@@ -23,9 +23,9 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from frog.runs import RankEvents, read_run
-from frog.runs.folder import RunFolder
-from frog.runs.schema import CollectiveEvent, StepEvent
+from frog.core.runs import RankEvents, read_run
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.schema import CollectiveEvent, StepEvent
 
 CONFIG = Path(__file__).parents[1] / "config" / "demo.toml"
 WAYS = [(backend, reduction) for backend in ("gloo", "frog") for reduction in ("bucketed", "overlapped")]

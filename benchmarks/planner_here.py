@@ -38,17 +38,13 @@ import torch.distributed as dist
 from contenders import LARGER, MAX_NORM, SMALL, TINY, FrogLoop, Size
 from strategies import TARGETS, VOCAB_SIZE, pair
 
-from frog.comm import Axis, World, join_world
-from frog.comm.axis import Silent
-from frog.config import DataConfig, RunConfig, TrainConfig
+from frog.core.config import DataConfig, RunConfig, TrainConfig
 from frog.core.cores import usable_cores
 from frog.core.env import world_env
 from frog.core.errors import LaunchError
 from frog.core.memory import keep_freed_memory
 from frog.core.processes import leave
-from frog.data import Batch
 from frog.launch.network import Network, parse_network
-from frog.model import TinyTransformer
 from frog.plan.estimate.hardware import find_cluster
 from frog.plan.machine.calibration import calibrate
 from frog.plan.machine.costs import Machine
@@ -58,6 +54,10 @@ from frog.plan.machine.request import Request, quick
 from frog.plan.machine.step import PHASES, PhaseTime, predict_step, step_time
 from frog.plan.machine.world import worlds_of
 from frog.plan.network import payload_rate
+from frog.train.comm import Axis, World, join_world
+from frog.train.comm.axis import Silent
+from frog.train.data import Batch
+from frog.train.model import TinyTransformer
 
 WORLDS = (2, 4)
 NETWORKS = ("rate=1gbit delay=1ms", "rate=100mbit delay=5ms")

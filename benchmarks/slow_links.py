@@ -23,12 +23,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from frog.core.runs import RankEvents, read_run
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.schema import CollectiveEvent, EvalEvent, StepEvent
 from frog.launch.network import Link, parse_network
 from frog.plan.flow import wire_bytes
 from frog.plan.network import collective_cost, payload_rate
-from frog.runs import RankEvents, read_run
-from frog.runs.folder import RunFolder
-from frog.runs.schema import CollectiveEvent, EvalEvent, StepEvent
 
 ROOT = Path(__file__).parents[1]
 NETWORK = "rate=100mbit delay=50ms"

@@ -94,7 +94,7 @@ def wait_for(path: Path, kind: str, after: str | None = None) -> None:
 def prepare(way: Way) -> None:
     """Create the tiny text and model of `frog chaos`; the code that will read the tokens prepares them."""
     way.folder.mkdir()
-    tiny = "from frog.chaos.SANDBOX import tiny_program; tiny_program()"
+    tiny = "from frog.measure.chaos.SANDBOX import tiny_program; tiny_program()"
     module = "sandbox" if (way.source / "frog" / "chaos" / "sandbox.py").exists() else "stage"
     env = {**os.environ, "PYTHONPATH": str(way.source)}
     subprocess.run([sys.executable, "-c", tiny.replace("SANDBOX", module)], cwd=way.folder, env=env, check=True)

@@ -16,12 +16,12 @@ import statistics
 import torch
 from contenders import LARGER, SMALL, TINY, FrogLoop, Size, run_block
 
-from frog.comm import World, join_world
-from frog.config import StrategyConfig
-from frog.config.strategy import strategy_problems
+from frog.core.config import StrategyConfig
+from frog.core.config.strategy import strategy_problems
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.model import TinyTransformer
+from frog.train.comm import World, join_world
+from frog.train.model import TinyTransformer
 
 VOCAB_SIZE = 2048
 WARMUP_STEPS = 3

@@ -36,7 +36,7 @@ from typing import Any
 
 from start import DEADLINE_S, read
 
-from frog.chaos.sandbox import tiny_program
+from frog.measure.chaos.sandbox import tiny_program
 
 try:
     import torchft_world

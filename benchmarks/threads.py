@@ -68,7 +68,7 @@ def serve_turns(steps: int) -> None:
     sys.path.insert(0, str(SCRIPTS))
     from train_tiny_transformer import CONFIG, TinyTransformer, loss_of
 
-    from frog.config import load_model_config
+    from frog.core.config import load_model_config
 
     model = TinyTransformer(load_model_config(CONFIG))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -22,8 +22,8 @@ from torch.distributed import TCPStore
 from torchft import Manager, Optimizer, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
-from frog.config.load import load_model_config
-from frog.model import TinyTransformer
+from frog.core.config.load import load_model_config
+from frog.train.model import TinyTransformer
 
 
 def measure(name: str, size: int, shape: tuple[str, int, int], num_steps: int, heartbeat_s: float) -> dict[str, float]:

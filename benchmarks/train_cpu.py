@@ -30,12 +30,12 @@ from plain_gpt import PlainGPT
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from frog.comm import World
 from frog.core.env import world_env
 from frog.core.memory import keep_freed_memory
-from frog.model import TinyTransformer
-from frog.model.matmul import without_onednn
+from frog.train.comm import World
 from frog.train.hardware import autocast
+from frog.train.model import TinyTransformer
+from frog.train.model.matmul import without_onednn
 
 GPT, LLAMA, FROG, PRODUCTS = "plain GPT loop (b)", "transformers Llama loop (a)", "Frog", "products"
 GPT_BF16, FROG_BF16 = "plain GPT loop, bf16", "Frog, bf16"
@@ -72,8 +72,8 @@ class Llama(nn.Module):
         from transformers import LlamaConfig, LlamaForCausalLM
 
         super().__init__()
-        sizes = {name: value for name, value in vars(frog.config).items() if name != "rope_theta"}
-        rope = {"rope_type": "default", "rope_theta": frog.config.rope_theta}
+        sizes = {name: value for name, value in vars(frog.core.config).items() if name != "rope_theta"}
+        rope = {"rope_type": "default", "rope_theta": frog.core.config.rope_theta}
         self.llama = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope, use_cache=False))
         weights = frog.state_dict()
         self.llama.load_state_dict({n if n.startswith("lm_head") else f"model.{n}": t for n, t in weights.items()})

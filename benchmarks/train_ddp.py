@@ -15,10 +15,10 @@ import torch
 from contenders import LARGER, SMALL, TINY, FrogLoop, PlainLoop, Size, run_block
 from torch.nn.parallel import DistributedDataParallel
 
-from frog.comm import World, join_world
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.model import TinyTransformer
+from frog.train.comm import World, join_world
+from frog.train.model import TinyTransformer
 
 VOCAB_SIZE = 2048
 TARGET = 0.98

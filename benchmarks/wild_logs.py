@@ -2,7 +2,7 @@
 
     python benchmarks/wild_logs.py FOLDER
 
-The folder contains the logs of tests/diagnose/known_errors/wild.toml under any names: they are identified by sha256.
+The folder contains the logs of tests/observe/diagnose/known_errors/wild.toml under any names: sha256 identifies them.
 For each thread, its cause was decided by reading it before the program ran; `expected` lists the answers that agree
 with the cause, "none" if the log does not show it, and "exception:TYPE" for an exception that the table does not know.
 `first` is the verdict of the program from before its authors read the held-out set, where it has changed.
@@ -16,15 +16,15 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-from frog.diagnose.known_errors.explain import Explanation, explain_log
-from frog.diagnose.known_errors.table.known import Level
+from frog.observe.diagnose.known_errors.explain import Explanation, explain_log
+from frog.observe.diagnose.known_errors.table.known import Level
 
 ROOT = Path(__file__).parents[1]
 VERDICTS = ("right", "symptom", "no answer", "wrong")
 
 
 def main(folder: Path) -> None:
-    threads = tomllib.loads((ROOT / "tests/diagnose/known_errors/wild.toml").read_text())["thread"]
+    threads = tomllib.loads((ROOT / "tests/observe/diagnose/known_errors/wild.toml").read_text())["thread"]
     logs = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in folder.iterdir() if path.is_file()}
     counts: dict[str, Counter[str]] = {}
     rows = []

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from frog.runs import RecordedRun, read_run
-from frog.runs.folder import RunFolder
-from frog.view.palette import PHASE_COLORS, RANK_COLORS
+from frog.core.runs import RecordedRun, read_run
+from frog.core.runs.folder import RunFolder
+from frog.observe.view.palette import PHASE_COLORS, RANK_COLORS
 
 ROOT = Path(__file__).resolve().parents[1]
 os.chdir(ROOT)  # use the project's data/ and runs/, wherever the kernel was started

@@ -41,8 +41,8 @@ from train_tiny_transformer import (
 )
 
 from frog.core.errors import FrogError
-from frog.data import Windows, ensure_prepared, load_tokenizer
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.train.data import Windows, ensure_prepared, load_tokenizer
 
 torch.set_num_threads(1)  # a model this small gains nothing from more
 device = torch.device("cpu")  # the script itself uses a GPU or MPS if available

@@ -28,9 +28,9 @@ import torch
 from common import PHASES, RANKS, frog, train
 from torch.utils.data import DistributedSampler
 
-from frog.data import Windows, ensure_prepared
-from frog.runs.folder import RunFolder
-from frog.runs.schema import CollectiveEvent, SpanEvent, StepEvent
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.schema import CollectiveEvent, SpanEvent, StepEvent
+from frog.train.data import Windows, ensure_prepared
 from frog.train.trained import load_trained
 
 data = ensure_prepared("python-docs")

@@ -31,12 +31,12 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 # The first tutorial script, in the same folder: this script uses its model and three of its functions.
 from train_tiny_transformer import CONFIG, TinyTransformer, fingerprint, loss_of, read_batch
 
-from frog.config import load_model_config
+from frog.core.config import load_model_config
 from frog.core.env import bind_loopback, host_name, world_env
 from frog.core.errors import FrogError, UsageError
 from frog.core.processes import leave, leave_with_parent
-from frog.data import Windows, ensure_prepared
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.train.data import Windows, ensure_prepared
 
 # ---- the world -------------------------------------------------------------------------------------------------------
 

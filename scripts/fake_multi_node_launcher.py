@@ -27,7 +27,7 @@ from node_rendezvous import rendezvous
 from frog.core.env import bind_loopback, child_env
 from frog.core.errors import FrogError, UsageError
 from frog.core.ports import free_port
-from frog.runs.outcome import first_failure, last_failures
+from frog.core.runs.outcome import first_failure, last_failures
 
 SLURM = """\
 On a cluster, Slurm replaces this script.

@@ -28,11 +28,11 @@ from safetensors.torch import save
 from torch import nn
 from torch.nn import functional as F
 
-from frog.config import ModelConfig, load_model_config
+from frog.core.config import ModelConfig, load_model_config
 from frog.core.errors import CheckpointError, ConfigError, FrogError, UsageError
 from frog.core.files import write_atomic
-from frog.data import Windows, ensure_prepared, load_tokenizer
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.train.data import Windows, ensure_prepared, load_tokenizer
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 

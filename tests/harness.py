@@ -17,11 +17,11 @@ import psutil
 import pytest
 from warm_frog import cold_env, warm_env
 
-from frog.chaos.sandbox import TINY_MODEL as MODEL
+from frog.core.runs import RecordedRun, read_run
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.schema import StepEvent
 from frog.launch.harness import kill_tree, tree
-from frog.runs import RecordedRun, read_run
-from frog.runs.folder import RunFolder
-from frog.runs.schema import StepEvent
+from frog.measure.chaos.sandbox import TINY_MODEL as MODEL
 
 __all__ = [
     "MODEL",

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from harness import Harness
 
-from frog.chaos.sandbox import faults_env
-from frog.config.arguments import add_train_arguments
+from frog.core.config.arguments import add_train_arguments
 from frog.core.files import write_json
-from frog.runs.folder import RunFolder
-from frog.runs.record import FORMAT
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.record import FORMAT
+from frog.measure.chaos.sandbox import faults_env
 from frog.train import main as training
 from frog.train.finetune import main as finetuning
 from frog.train.finetune.arguments import add_finetune_arguments

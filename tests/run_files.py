@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from frog.runs.record import FORMAT
+from frog.core.runs.record import FORMAT
 
 
 def run_json(**changes: Any) -> dict[str, Any]:

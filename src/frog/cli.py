@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from frog import __version__
-from frog.commands import EXAMPLES, WELCOME, overview
 from frog.core.argument_types import CommandOrValue
+from frog.core.commands import EXAMPLES, WELCOME, overview
 from frog.core.errors import MOST_WORDS, FrogError
 from frog.core.loading import loading
 from frog.core.printable import printable_output
@@ -144,9 +144,9 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
         case "quiz":
             from frog.learn.quiz.commands import add_quiz_parser as add
         case "init":
-            from frog.config.project import add_init_parser as add
+            from frog.core.config.project import add_init_parser as add
         case "data":
-            from frog.data.commands import add_data_parser as add
+            from frog.train.data.commands import add_data_parser as add
         case "train":
             return _add_train
         case "join":
@@ -160,23 +160,23 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
         case "strategies":
             from frog.plan.commands import add_plan_parsers as add
         case "report" | "compare" | "runs" | "checkpoints" | "tensorboard":
-            from frog.view.commands import add_view_parsers as add
+            from frog.observe.view.commands import add_view_parsers as add
         case "logs":
-            from frog.view.logs_command import add_logs_parser as add
+            from frog.observe.view.logs_command import add_logs_parser as add
         case "chaos":
-            from frog.chaos.commands import add_chaos_parser as add
+            from frog.measure.chaos.commands import add_chaos_parser as add
         case "diagnose":
-            from frog.diagnose.commands import add_diagnose_parser as add
+            from frog.observe.diagnose.commands import add_diagnose_parser as add
         case "observe":
             from frog.observe.commands import add_observe_parser as add
         case "schedule":
-            from frog.parallel.commands import add_schedule_parser as add
+            from frog.train.parallel.commands import add_schedule_parser as add
         case "prove":
-            from frog.prove.commands import add_proof_parser as add
+            from frog.train.prove.commands import add_proof_parser as add
         case "profile":
-            from frog.profile.commands import add_profile_parser as add
+            from frog.train.profile.commands import add_profile_parser as add
         case "collectives":
-            from frog.peers.commands import add_collectives_parser as add
+            from frog.measure.peers.commands import add_collectives_parser as add
         case "slurm":
             from frog.cluster.slurm.commands import add_slurm_parser as add
         case "explain":
@@ -203,7 +203,7 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
 
 
 def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from frog.config.arguments import add_train_arguments
+    from frog.core.config.arguments import add_train_arguments
 
     description = "Train from a run file."
     parser = commands.add_parser("train", help="train from a run file, in this process", description=description)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frog.cli import _parser, main
-from frog.commands import EXAMPLES, HEADINGS
+from frog.core.commands import EXAMPLES, HEADINGS
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from evidence_material import write_evidence
 
-from frog.comm.collectives.cost import Costs
 from frog.core.files import write_json
 from frog.core.units import time_text
 from frog.learn.grader.verdict import Verdict
@@ -27,7 +26,8 @@ from frog.learn.progress import (
     with_quiz,
     with_verdict,
 )
-from frog.peers.buffers import write_buffer
+from frog.measure.peers.buffers import write_buffer
+from frog.train.comm.collectives.cost import Costs
 
 ROOT = Path(__file__).parents[2]
 

@@ -45,13 +45,13 @@ _COURSE = ("course/progress.json", "course/exercises/lab1/01*/*", "course/exerci
 
 
 def _strategies(path: Path, text: str) -> None:
-    from frog.config.load import load_run_config
+    from frog.core.config.load import load_run_config
 
     load_run_config(path, [f"train.steps={text}", f"model.hidden_size={text}"])
 
 
 def _faults(path: Path, text: str) -> None:
-    from frog.config.faults import Scene, load_faults, parse_faults
+    from frog.core.config.faults import Scene, load_faults, parse_faults
 
     load_faults(path, Scene(4, 10, 5, 5))
     parse_faults([text, f"kill rank={text} step=3"])
@@ -64,20 +64,20 @@ def _manifest(path: Path, text: str) -> None:
 
 
 def _trace(path: Path, text: str) -> None:
-    from frog.profile.numbers import read_profile
-    from frog.runs.folder import RunFolder
+    from frog.core.runs.folder import RunFolder
+    from frog.train.profile.numbers import read_profile
 
     read_profile(RunFolder(Path("runs/profiled")))
 
 
 def _labelled(path: Path, text: str) -> None:
-    from frog.data.labelled import read_labelled
+    from frog.train.data.labelled import read_labelled
 
     read_labelled(str(path), 0.2)
 
 
 def _deepspeed(path: Path, text: str) -> None:
-    from frog.config.deepspeed import read_deepspeed
+    from frog.core.config.deepspeed import read_deepspeed
 
     read_deepspeed(path)
 
@@ -105,11 +105,11 @@ def _slurm_words(path: Path, text: str) -> None:
 
 def _notations(path: Path, text: str) -> None:
     """Parse hostile text as values of `frog` options."""
-    from frog.config.finetune import parse_lora
+    from frog.core.config.finetune import parse_lora
     from frog.launch.network.link import parse_network
     from frog.launch.nodes import parse_nodes
     from frog.learn.quantity import parse_quantity
-    from frog.view.logs import parse_since
+    from frog.observe.view.logs import parse_since
 
     readers: tuple[Callable[[], Any], ...] = (
         lambda: parse_lora(text), lambda: parse_lora(f"rank={text}"), lambda: parse_quantity(text, "B"),
@@ -125,7 +125,7 @@ def _notations(path: Path, text: str) -> None:
 
 def _costs(path: Path, text: str) -> None:
     """Read the file that `frog collectives tune` writes."""
-    from frog.comm.collectives.cost import saved_costs
+    from frog.train.comm.collectives.cost import saved_costs
 
     with mock.patch.dict(os.environ, {"FROG_CACHE_DIR": str(path.parent)}):
         saved_costs()
@@ -133,7 +133,7 @@ def _costs(path: Path, text: str) -> None:
 
 def _peer_result(path: Path, text: str) -> None:
     """Read the result of a program under `frog collectives check`."""
-    from frog.peers.buffers import read_buffer
+    from frog.measure.peers.buffers import read_buffer
 
     read_buffer(path, "int64", 7)
 
@@ -142,9 +142,9 @@ def _door(path: Path, text: str) -> None:
     """Try to join at an endpoint where no process listens."""
     import torch
 
-    from frog.comm.collectives.errors import CollectiveError
-    from frog.comm.elastic.membership import join_membership
     from frog.core.env import world_env
+    from frog.train.comm.collectives.errors import CollectiveError
+    from frog.train.comm.elastic.membership import join_membership
 
     with contextlib.suppress(CollectiveError, FileNotFoundError):
         join_membership(world_env(), torch.device("cpu"), 0.2, path)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from frog.core.errors import LaunchError
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.outcome import Blame, Failure, world_error
 from frog.launch.last_words import read_words, with_words
-from frog.runs.folder import RunFolder
-from frog.runs.outcome import Blame, Failure, world_error
 
 S = 1_000_000_000
 

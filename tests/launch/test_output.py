@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
+from frog.core.runs.folder import RunFolder
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
-from frog.runs.folder import RunFolder
 
 AGENT = cast("Agent", types.SimpleNamespace(node=1, host="node1"))
 FULL = Path("/dev/full")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frog.core.runs.observed import CodeLine
 from frog.launch.program_watch import Finding, Kind, ProgramWatch, Role, Sight, WatchLimits
-from frog.runs.observed import CodeLine
 
 LIMITS = WatchLimits(deadline_s=10, idle_s=40, compute_s=200)
 LOOK_S = 0.5

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from frog.core.runs.folder import RunFolder
 from frog.launch.rank_output import RankOutput, mark, pipe_path
-from frog.runs.folder import RunFolder
-from frog.view.logs import Choice, Logs
+from frog.observe.view.logs import Choice, Logs
 
 
 @pytest.fixture

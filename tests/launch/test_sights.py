@@ -13,8 +13,8 @@ import pytest
 from harness import wait_until
 from runs.test_observed_files import STATUS
 
+from frog.core.runs.observed import Status
 from frog.launch.sights import see_rank
-from frog.runs.observed import Status
 
 
 def status(pid: int, **changes: Any) -> Status:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from frog.core.files import write_json
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.launcher_schema import StallEvent
+from frog.core.runs.observed import Request
+from frog.core.runs.read import read_launcher
 from frog.core.schema import read_typed
 from frog.launch import stalls
 from frog.launch.journal import Journal
 from frog.launch.program_watch import Sight
 from frog.launch.stalls import StallWatch
 from frog.launch.start import Options
-from frog.runs.folder import RunFolder
-from frog.runs.launcher_schema import StallEvent
-from frog.runs.observed import Request
-from frog.runs.read import read_launcher
 
 LINE = {"file": "/me/train.py", "line": 6, "function": "step"}
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from run_files import beat
 
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.heartbeat import archive_heartbeats
 from frog.launch.watch import find_hangs
-from frog.runs.folder import RunFolder
-from frog.runs.heartbeat import archive_heartbeats
 
 S = 1_000_000_000
 

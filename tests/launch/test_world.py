@@ -18,14 +18,14 @@ from run_files import beat
 from frog.core.env import MAY_MEET, SURVIVES
 from frog.core.errors import ConfigError, LaunchError, UsageError
 from frog.core.processes import NOT_MET, is_alive
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.launch_request import LaunchRequest
 from frog.core.schema import write_typed
 from frog.launch.agent import Agent
 from frog.launch.lifecycle import Limits
 from frog.launch.nodes import Nodes, parse_nodes
 from frog.launch.start import Options, Starter
 from frog.launch.world import _Launch, run_world
-from frog.runs.folder import RunFolder
-from frog.runs.launch_request import LaunchRequest
 
 PRELUDE = r"""
 world() { # attempt, world size, ranks, pids

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from frog.cli import main
-from frog.config.faults import Fault, Scene
-from frog.diagnose.rules import diagnose
+from frog.core.config.faults import Fault, Scene
+from frog.core.runs.folder import RunFolder
 from frog.learn import drill
 from frog.learn.drill import STEPS, draw_fault, run_into
 from frog.learn.progress import begin_progress, read_progress
-from frog.runs.folder import RunFolder
+from frog.observe.diagnose.rules import diagnose
 
 FAULT = Fault(kind="kill", rank=1, step=2, phase="reduce")
 
@@ -114,7 +114,7 @@ def test_watchdog_timeout_is_shortened_only_for_a_stopped_rank(kind: str, monkey
     def start(command: list[str], *_: object) -> None:
         raise Started("--deadline" in command)
 
-    monkeypatch.setattr("frog.chaos.sandbox.tiny_program", lambda: ["train", "tiny.toml"])
+    monkeypatch.setattr("frog.measure.chaos.sandbox.tiny_program", lambda: ["train", "tiny.toml"])
     monkeypatch.setattr("frog.launch.harness.Program", start)
     with pytest.raises(Started, match=str(kind == "stop")):
         run_into(replace(FAULT, kind=kind), 2, "drill-1")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.read import read_rank
+from frog.core.runs.schema import StepEvent
 from frog.observe import callbacks
 from frog.observe.record import Recorder
-from frog.runs.folder import RunFolder
-from frog.runs.read import read_rank
-from frog.runs.schema import StepEvent
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from harness import wait_until
 from observe.programs import PROGRAMS, run_command, run_program
 
+from frog.core.runs.observed import Observed, observed_folder, read_observed, write_request
 from frog.observe.environment import environment
-from frog.runs.observed import Observed, observed_folder, read_observed, write_request
 
 
 def evidence(code: str, tmp_path: Path, *options: str, **changes: str) -> Observed:

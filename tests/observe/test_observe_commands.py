@@ -11,8 +11,8 @@ import pytest
 from harness import wait_until
 
 from frog.cli import main
+from frog.core.runs.observed import observed_folder, read_observed, read_statuses
 from frog.observe.ask import ask_ranks
-from frog.runs.observed import observed_folder, read_observed, read_statuses
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 PROGRAM = """

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from observe.programs import PROGRAMS, run_program, without_observers_threads
 
+from frog.core.runs.observed import Observed, read_observed
 from frog.observe.environment import HOOK
 from frog.observe.hook.frog_observer import beat, crashes
-from frog.runs.observed import Observed, read_observed
 
 
 def observed(run: Path) -> Observed:

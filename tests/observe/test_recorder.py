@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from frog.core.runs.observed import Observed, read_observed
 from frog.observe.environment import environment
 from frog.observe.hook.frog_observer.recorder import Recorder
-from frog.runs.observed import Observed, read_observed
 
 SETUP = """
 import sys, time

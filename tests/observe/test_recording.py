@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import frog
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.history import read_history
+from frog.core.runs.read import read_rank
+from frog.core.runs.schema import EndEvent, StartEvent, StepEvent
 from frog.observe.record import Recorder
-from frog.runs.folder import RunFolder
-from frog.runs.history import read_history
-from frog.runs.read import read_rank
-from frog.runs.schema import EndEvent, StartEvent, StepEvent
 
 
 def enter_rank(monkeypatch: pytest.MonkeyPatch, folder: Path, rank: int = 0, world_size: int = 1) -> None:

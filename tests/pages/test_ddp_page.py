@@ -12,10 +12,10 @@ import torch
 from harness import Harness, all_gone, tree, wait_until
 from page_harness import TINY, PageHarness, finish, make_page_harness
 
-from frog.config import load_model_config
-from frog.data import Windows, open_prepared
-from frog.model import TinyTransformer
-from frog.runs.folder import RunFolder
+from frog.core.config import load_model_config
+from frog.core.runs.folder import RunFolder
+from frog.train.data import Windows, open_prepared
+from frog.train.model import TinyTransformer
 
 PAGE = "ddp_simulation_train.py"
 

@@ -16,9 +16,9 @@ from harness import PATIENCE, Harness, all_gone, tree, wait_until
 from page_harness import SCRIPTS, PageHarness, finish, make_page_harness
 
 from frog.core.ports import free_port
-from frog.runs import read_run
-from frog.runs.folder import RunFolder
-from frog.runs.schema import StartEvent
+from frog.core.runs import read_run
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.schema import StartEvent
 
 PAGE = "fake_multi_node_launcher.py"
 HELLO = str(SCRIPTS / "say_hello.py")

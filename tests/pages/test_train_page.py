@@ -17,9 +17,9 @@ from harness import Harness, wait_until
 from page_harness import SCRIPTS, TINY, PageHarness, finish, make_page_harness
 from safetensors.torch import load_file
 
-from frog.config import ModelConfig
+from frog.core.config import ModelConfig
 from frog.core.errors import UsageError
-from frog.model import TinyTransformer
+from frog.train.model import TinyTransformer
 
 PAGE = "train_tiny_transformer.py"
 PLAIN = ModelConfig(300, 48, 80, 2, 4, 4, 32)

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frog.comm import Axis, World
-from frog.comm.axis import NOTHING, Pending
-from frog.config import RunConfig
+from frog.core.config import RunConfig
 from frog.core.env import WorldEnv
-from frog.data import Batch
-from frog.model import TinyTransformer
-from frog.optim.build import build_optimizer
-from frog.parallel.build import build_mesh, build_strategy
-from frog.runs.schema import CollectiveEvent
+from frog.core.runs.schema import CollectiveEvent
+from frog.train.comm import Axis, World
+from frog.train.comm.axis import NOTHING, Pending
+from frog.train.data import Batch
 from frog.train.memory import measure_activations, memory_fields
+from frog.train.model import TinyTransformer
+from frog.train.optim.build import build_optimizer
+from frog.train.parallel.build import build_mesh, build_strategy
 
 
 class Recorder:

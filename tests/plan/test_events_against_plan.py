@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.runs import RankEvents
+from frog.core.runs.schema import CollectiveEvent, SpanEvent
+from frog.core.runs.vocabulary import Phase
 from frog.plan.layout import Layout
 from frog.plan.measure import axis_sizes, compare_step, step_collectives, traffic_problems
-from frog.runs import RankEvents
-from frog.runs.schema import CollectiveEvent, SpanEvent
-from frog.runs.vocabulary import Phase
 
 CONFIG = RunConfig(
     model=ModelConfig(20, 8, 16, 3, 4, 2, 16),

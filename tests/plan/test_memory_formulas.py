@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.plan.layout import Layout
 from frog.plan.memory import activation_bytes, recomputed_bytes, step_memory
 

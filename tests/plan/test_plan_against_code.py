@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from simulated_world import take_step
 
-from frog.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
-from frog.config.strategies import DATA_STRATEGIES
+from frog.core.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.config.strategies import DATA_STRATEGIES
 from frog.plan.measure import compare_step, problems
 from frog.plan.memory import PARTS, step_memory
 

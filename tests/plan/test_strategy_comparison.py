@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frog.cli import main
-from frog.config import ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.config import ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.plan.strategies import Row, compare_strategies, describe, expected_bubble
 
 MODEL = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.plan.data_traffic import num_buckets, partition_vectors
 from frog.plan.flow import Flow, merge, wire_bytes
 from frog.plan.layout import Layout, UnitSizes, layer_unit

@@ -16,12 +16,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from frog.config.arguments import add_train_arguments
+from frog.core.config.arguments import add_train_arguments
 from frog.core.processes import leave
-from frog.data import Batch
-from frog.parallel.scratch import FromScratch
-from frog.parallel.strategy import Agreement, Span, no_span
+from frog.train.data import Batch
 from frog.train.main import run_rank
+from frog.train.parallel.scratch import FromScratch
+from frog.train.parallel.strategy import Agreement, Span, no_span
 
 EVERY = 3
 NAME = sys.argv[1]

@@ -20,10 +20,10 @@ from frog.core.processes import leave
 
 SOURCE = f"{Path(frog.__file__).parent}/"
 ACTIONS = {
-    ("model/transformer.py", "forward"): "forward",
-    ("comm/axis.py", "all_reduce"): "reduce",
-    ("parallel/scratch.py", "step"): "optimize",
-    ("parallel/scratch.py", "zero"): "zero",
+    ("train/model/transformer.py", "forward"): "forward",
+    ("train/comm/axis.py", "all_reduce"): "reduce",
+    ("train/parallel/scratch.py", "step"): "optimize",
+    ("train/parallel/scratch.py", "zero"): "zero",
 }
 ASIDE = ("attend", "conclude")
 """Actions of the loop between steps."""

@@ -7,15 +7,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from frog.checkpoint import Checkpoint, Saver
-from frog.comm import World
-from frog.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.env import world_env
-from frog.optim.build import build_optimizer
-from frog.optim.schedule import learning_rate
-from frog.parallel.build import build_mesh, build_strategy
-from frog.prove.rank import Case, local_batch, make_model
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.train.checkpoint import Checkpoint, Saver
+from frog.train.comm import World
+from frog.train.optim.build import build_optimizer
+from frog.train.optim.schedule import learning_rate
+from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.prove.rank import Case, local_batch, make_model
 from frog.train.state import TrainState
 
 NUM_STEPS = 6

@@ -30,16 +30,16 @@ from harness import Harness, set_words
 from in_process import train, tune, write_run
 from safetensors.torch import load_file
 
-from frog.checkpoint import find_good
 from frog.cli import main
-from frog.config import ModelConfig
-from frog.config.finetune import LoraConfig
-from frog.data import open_prepared
-from frog.model import TinyTransformer
-from frog.model.adapter import WEIGHTS_FILE, load_adapter, save_adapter
-from frog.model.lora import add_lora, trained_parameters
-from frog.runs.folder import RunFolder
+from frog.core.config import ModelConfig
+from frog.core.config.finetune import LoraConfig
+from frog.core.runs.folder import RunFolder
 from frog.train import trained
+from frog.train.checkpoint import find_good
+from frog.train.data import open_prepared
+from frog.train.model import TinyTransformer
+from frog.train.model.adapter import WEIGHTS_FILE, load_adapter, save_adapter
+from frog.train.model.lora import add_lora, trained_parameters
 from frog.train.record import write_end, write_failure
 
 SIZES = ModelConfig(11, 8, 16, 1, 2, 2, 24)

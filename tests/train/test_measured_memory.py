@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from frog.config import ModelConfig
-from frog.model import TinyTransformer
+from frog.core.config import ModelConfig
 from frog.train.memory import measure_activations, optimizer_bytes, storage_bytes
+from frog.train.model import TinyTransformer
 
 
 def test_shared_storage_counts_once_at_full_size() -> None:

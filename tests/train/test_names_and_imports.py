@@ -11,17 +11,17 @@ import pytest
 from harness import RUN_FILE, Harness
 from in_process import train, tune
 
-from frog.chaos.sandbox import TINY_MODEL
 from frog.cli import main
-from frog.config import ModelConfig
+from frog.core.config import ModelConfig
 from frog.core.errors import FrogError
 from frog.core.files import write_json
 from frog.core.names import name_problem
-from frog.data.tokenizer import train_tokenizer
-from frog.model import TinyTransformer, hf
-from frog.model.hf import save_hf
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.measure.chaos.sandbox import TINY_MODEL
 from frog.train import commands
+from frog.train.data.tokenizer import train_tokenizer
+from frog.train.model import TinyTransformer, hf
+from frog.train.model.hf import save_hf
 
 WRONG = ("../../evil", "/tmp/frog-evil", "..", ".", "", ".hidden", "-x", "a/b", "a b", "a\nb", "a\x1b[31m", "$(x)",
          "ä", "x" * 101, "x\0")  # fmt: skip

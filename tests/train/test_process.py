@@ -11,7 +11,7 @@ import pytest
 
 from frog.core.env import WorldEnv
 from frog.core.errors import CheckpointError, CommError, FrogError, UsageError
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
 from frog.train import process
 from frog.train.process import RankProcess
 

@@ -11,13 +11,13 @@ import pytest
 from harness import Harness, set_words
 from in_process import meet_faults, train, write_faults, write_run
 
-from frog.chaos.sandbox import faults_env
-from frog.comm import World
-from frog.diagnose.rules import diagnose
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.measure.chaos.sandbox import faults_env
+from frog.observe.diagnose.rules import diagnose
+from frog.observe.view.report import render_report
+from frog.observe.view.runs import RunRow, list_runs
+from frog.train.comm import World
 from frog.train.record import write_end, write_failure
-from frog.view.report import render_report
-from frog.view.runs import RunRow, list_runs
 
 
 @pytest.fixture(scope="module")

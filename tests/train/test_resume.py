@@ -10,7 +10,7 @@ import pytest
 from in_process import write_run
 
 from frog.core.errors import CheckpointError, RunError
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
 from frog.train import process
 from frog.train.setup import check_resume, find_resume
 

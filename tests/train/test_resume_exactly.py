@@ -13,12 +13,12 @@ import pytest
 import torch
 from small_training import SmallTraining, small_run, tensors_of
 
-from frog.checkpoint.load import open_checkpoint
-from frog.config import OptimizerConfig
-from frog.config.optimizers import OPTIMIZERS
-from frog.config.strategies import DATA_STRATEGIES
+from frog.core.config import OptimizerConfig
+from frog.core.config.optimizers import OPTIMIZERS
+from frog.core.config.strategies import DATA_STRATEGIES
 from frog.core.errors import CheckpointError
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.train.checkpoint.load import open_checkpoint
 
 RECORDED = RunFolder(Path(__file__).parent / "recorded")
 POSSIBLE = [

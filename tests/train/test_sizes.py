@@ -11,15 +11,15 @@ import pytest
 from harness import RUN_FILE, Harness, set_words
 from in_process import train
 
-from frog.chaos.sandbox import TINY_MODEL
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_run_config
 from frog.core import memory
+from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_run_config
 from frog.core.errors import ConfigError
 from frog.core.files import write_json
-from frog.model import TinyTransformer
-from frog.model.hf import save_hf
+from frog.measure.chaos.sandbox import TINY_MODEL
 from frog.plan.memory import step_memory
 from frog.train import commands, main
+from frog.train.model import TinyTransformer
+from frog.train.model.hf import save_hf
 from frog.train.trained import load_trained
 
 WIDE = "model.hidden_size=1000000", "model.vocab_size=100000000"

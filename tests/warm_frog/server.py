@@ -50,9 +50,9 @@ with loading():
     import frog.launch.torchrun.agent
     import frog.launch.torchrun.store
     import frog.launch.world
-    import frog.prove.commands
+    import frog.observe.view.commands
     import frog.train.main
-    import frog.view.commands
+    import frog.train.prove.commands
 
 import forked_program
 from unbuffered import unbuffer

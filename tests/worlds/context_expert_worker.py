@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frog.comm import World, join_world
-from frog.config import ModelConfig
+from frog.core.config import ModelConfig
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.model import TinyTransformer, moe
-from frog.model.transformer import causal_attention
-from frog.parallel.mesh import Mesh
-from frog.parallel.model import blockwise, context, expert
+from frog.train.comm import World, join_world
+from frog.train.model import TinyTransformer, moe
+from frog.train.model.transformer import causal_attention
+from frog.train.parallel.mesh import Mesh
+from frog.train.parallel.model import blockwise, context, expert
 
 DENSE = ModelConfig(61, 32, 48, 2, 4, 2, 64)
 UNTIED = ModelConfig(61, 32, 48, 2, 4, 4, 64, tie_word_embeddings=False)

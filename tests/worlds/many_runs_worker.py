@@ -11,11 +11,11 @@ from unittest.mock import patch
 
 import torch
 
-from frog.comm import join_world
 from frog.core.env import world_env
 from frog.core.processes import leave
 from frog.train import main as program
 from frog.train import setup, start
+from frog.train.comm import join_world
 
 world = join_world(world_env(), torch.device("cpu"), timeout_s=60)
 for words in json.loads(Path(sys.argv[1]).read_text()):

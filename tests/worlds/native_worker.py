@@ -21,21 +21,21 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from frog.comm import World, join_world
-from frog.comm.axis import Silent
-from frog.comm.local_shard import assemble, target_of
-from frog.config import DataConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.config import DataConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.optim.build import build_optimizer
-from frog.parallel.build import build_mesh, build_strategy
-from frog.parallel.strategy import Strategy, no_span
-from frog.parallel.torch_impl import ddp as torch_ddp
-from frog.parallel.torch_impl import deepspeed, native
-from frog.parallel.torch_impl import fsdp as torch_fsdp
-from frog.parallel.torch_impl import pipeline as torch_pipeline
-from frog.prove import rank as prove
-from frog.prove.matrix import SMALL_MODEL
+from frog.train.comm import World, join_world
+from frog.train.comm.axis import Silent
+from frog.train.comm.local_shard import assemble, target_of
+from frog.train.optim.build import build_optimizer
+from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.parallel.strategy import Strategy, no_span
+from frog.train.parallel.torch_impl import ddp as torch_ddp
+from frog.train.parallel.torch_impl import deepspeed, native
+from frog.train.parallel.torch_impl import fsdp as torch_fsdp
+from frog.train.parallel.torch_impl import pipeline as torch_pipeline
+from frog.train.prove import rank as prove
+from frog.train.prove.matrix import SMALL_MODEL
 
 TIED = "embed_tokens.weight"
 MAX_NORM = 0.5

@@ -16,21 +16,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from frog.comm import Axis, World, join_world
-from frog.config import ModelConfig
-from frog.config.model import split_dim
+from frog.core.config import ModelConfig
+from frog.core.config.model import split_dim
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.data import Batch
-from frog.model import TinyTransformer
-from frog.parallel.data.ddp import OverlappedDDP
-from frog.parallel.mesh import Mesh
-from frog.parallel.model import deferred, pipeline
-from frog.parallel.model.pipeline import Pipeline
-from frog.parallel.model.stages import Stages, build_stages, make_tied_axis
-from frog.parallel.model.tensor import split_model
-from frog.parallel.schedules.schedule import Schedule, make_schedule
-from frog.parallel.schedules.simulation import simulate
+from frog.train.comm import Axis, World, join_world
+from frog.train.data import Batch
+from frog.train.model import TinyTransformer
+from frog.train.parallel.data.ddp import OverlappedDDP
+from frog.train.parallel.mesh import Mesh
+from frog.train.parallel.model import deferred, pipeline
+from frog.train.parallel.model.pipeline import Pipeline
+from frog.train.parallel.model.stages import Stages, build_stages, make_tied_axis
+from frog.train.parallel.model.tensor import split_model
+from frog.train.parallel.schedules.schedule import Schedule, make_schedule
+from frog.train.parallel.schedules.simulation import simulate
 
 T = 16
 

@@ -12,18 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from frog.checkpoint import Saver
-from frog.checkpoint.load import Checkpoint, open_checkpoint, verify
-from frog.comm import join_world
-from frog.comm.local_shard import assemble, target_of
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.optim.build import build_optimizer
-from frog.parallel.build import build_mesh, build_strategy
-from frog.parallel.strategy import Strategy
-from frog.prove.matrix import DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
-from frog.prove.rank import Case, local_batch, make_model, optimizer_config
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.train.checkpoint import Saver
+from frog.train.checkpoint.load import Checkpoint, open_checkpoint, verify
+from frog.train.comm import join_world
+from frog.train.comm.local_shard import assemble, target_of
+from frog.train.optim.build import build_optimizer
+from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.parallel.strategy import Strategy
+from frog.train.prove.matrix import DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
+from frog.train.prove.rank import Case, local_batch, make_model, optimizer_config
 from frog.train.state import TrainState, generators
 
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])

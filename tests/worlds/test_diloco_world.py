@@ -12,11 +12,11 @@ from harness import Harness, set_words
 from in_process import train
 from many_runs import WORKER, train_many
 
-from frog.checkpoint.load import open_checkpoint
-from frog.config import from_dict
+from frog.core.config import from_dict
 from frog.core.files import remove
+from frog.core.runs.schema import CollectiveEvent, EvalEvent, StepEvent
 from frog.plan.measure import traffic_problems
-from frog.runs.schema import CollectiveEvent, EvalEvent, StepEvent
+from frog.train.checkpoint.load import open_checkpoint
 
 SETTINGS = ("strategy.name=diloco", "strategy.inner_steps=4", "eval.every=2", "eval.sample_tokens=0")
 COMPRESSIONS = ("off", "int8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import Harness
 
-from frog.checkpoint import find_good
+from frog.train.checkpoint import find_good
 
 
 def small_disk(path: Path, num_bytes: int) -> list[str]:

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from harness import Harness, set_words
 
-from frog.comm.backend import BACKENDS
 from frog.core.env import WorldEnv
-from frog.runs.schema import StartEvent, StepEvent
+from frog.core.runs.schema import StartEvent, StepEvent
+from frog.train.comm.backend import BACKENDS
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,8 +7,8 @@ import sys
 import pytest
 from harness import Harness, set_words
 
-from frog.diagnose.diagnosis import Diagnosis
-from frog.diagnose.rules import diagnose
+from frog.observe.diagnose.diagnosis import Diagnosis
+from frog.observe.diagnose.rules import diagnose
 
 pytestmark = [
     pytest.mark.slow,

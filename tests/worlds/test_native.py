@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from harness import Harness
 
-from frog.config.optimizers import OPTIMIZERS
-from frog.prove.commands import prove
-from frog.prove.exchange import ProofResult
-from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
+from frog.core.config.optimizers import OPTIMIZERS
+from frog.train.prove.commands import prove
+from frog.train.prove.exchange import ProofResult
+from frog.train.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import pytest
 from harness import Harness
 from many_runs import train_many
 
-from frog.checkpoint import find_good
-from frog.runs.schema import EvalEvent, StepEvent
+from frog.core.runs.schema import EvalEvent, StepEvent
+from frog.train.checkpoint import find_good
 
 pytestmark = pytest.mark.slow
 

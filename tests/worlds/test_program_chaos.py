@@ -7,7 +7,7 @@ import shutil
 import pytest
 from harness import Harness
 
-from frog.runs.launcher_schema import ExitEvent
+from frog.core.runs.launcher_schema import ExitEvent
 
 STEPS = """
 import os, sys, time

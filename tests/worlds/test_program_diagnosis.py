@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from harness import Harness, run_to_end
 
-PLANTED = Path(__file__).parents[1] / "diagnose/program/planted.py"
+PLANTED = Path(__file__).parents[1] / "observe/diagnose/program/planted.py"
 
 
 class Expected(NamedTuple):

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 from harness import Harness, kill_tree, run_to_end, wait_until
 
-from frog.runs.launcher_schema import StallEvent
-from frog.runs.observed import read_observed, read_statuses
-from frog.runs.read import read_launcher
+from frog.core.runs.launcher_schema import StallEvent
+from frog.core.runs.observed import read_observed, read_statuses
+from frog.core.runs.read import read_launcher
 
 TOGETHER = """# Wait until all ranks have imported torch: on busy cores, that takes one of them seconds longer.
 import os, sys, time

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from harness import Harness
 
-from frog.runs.launcher_schema import ExitEvent, LauncherEndEvent, WorldEvent
-from frog.view.logs import Choice, Logs
+from frog.core.runs.launcher_schema import ExitEvent, LauncherEndEvent, WorldEvent
+from frog.observe.view.logs import Choice, Logs
 
 BAD_BATCH = """
 import sys

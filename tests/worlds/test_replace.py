@@ -18,15 +18,15 @@ import psutil
 import pytest
 from harness import MODEL, Harness, all_gone, run_to_end, set_words, tree, wait_until
 
-from frog.config import from_dict
+from frog.core.config import from_dict
 from frog.core.env import world_env
 from frog.core.errors import UsageError
-from frog.diagnose.rules import diagnose
-from frog.runs.changes import find_changes
-from frog.runs.heartbeat import read_heartbeat
-from frog.runs.launcher_schema import ReplaceEvent
-from frog.runs.read import read_launcher
-from frog.runs.schema import MembershipEvent, StartEvent, StepEvent
+from frog.core.runs.changes import find_changes
+from frog.core.runs.heartbeat import read_heartbeat
+from frog.core.runs.launcher_schema import ReplaceEvent
+from frog.core.runs.read import read_launcher
+from frog.core.runs.schema import MembershipEvent, StartEvent, StepEvent
+from frog.observe.diagnose.rules import diagnose
 from frog.train.start import joined_world
 
 PATIENT = "train.timeout_s=600"

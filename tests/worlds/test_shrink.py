@@ -13,11 +13,11 @@ import psutil
 import pytest
 from harness import Harness, run_to_end, set_words, wait_until
 
-from frog.diagnose.rules import diagnose
-from frog.runs.heartbeat import read_heartbeat
-from frog.runs.history import read_history
-from frog.runs.schema import EvalEvent, MembershipEvent, StartEvent, StepEvent
-from frog.view.charts import charts as charts_of
+from frog.core.runs.heartbeat import read_heartbeat
+from frog.core.runs.history import read_history
+from frog.core.runs.schema import EvalEvent, MembershipEvent, StartEvent, StepEvent
+from frog.observe.diagnose.rules import diagnose
+from frog.observe.view.charts import charts as charts_of
 
 SETTINGS = ("train.steps=40", "train.global_batch_size=14", "checkpoint.every=8", "eval.every=8", "train.timeout_s=60")
 HELD, PATIENT = ("--threads", "1", "--deadline", "600"), "train.timeout_s=600"

@@ -9,12 +9,12 @@ import pytest
 from harness import Harness
 from many_runs import train_many
 
-from frog.config import from_dict, load_run_config
-from frog.config.strategies import DATA_STRATEGIES
+from frog.core.config import from_dict, load_run_config
+from frog.core.config.strategies import DATA_STRATEGIES
 from frog.core.errors import ConfigError
+from frog.core.runs.schema import MemoryEvent, SampleEvent, StartEvent, StepEvent
 from frog.plan.measure import traffic_problems
-from frog.prove.matrix import proofs
-from frog.runs.schema import MemoryEvent, SampleEvent, StartEvent, StepEvent
+from frog.train.prove.matrix import proofs
 
 pytestmark = pytest.mark.slow
 

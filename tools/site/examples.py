@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frog.config.strategies import AXES, DATA_STRATEGIES
+from frog.core.config.strategies import AXES, DATA_STRATEGIES
 from frog.core.errors import FrogError
 from tools.site.markdown import fence
 

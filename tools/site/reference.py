@@ -30,14 +30,14 @@ API_ROOMS = (
 """Packages that programs and notebooks import; the other packages are commands."""
 
 SECTIONS = {
-    "model": ("config/run.py", "ModelSource"),
-    "data": ("config/run.py", "DataConfig"),
-    "train": ("config/run.py", "TrainConfig"),
-    "comm": ("config/run.py", "CommConfig"),
-    "strategy": ("config/strategy.py", "StrategyConfig"),
-    "optimizer": ("config/optimizers.py", "OptimizerConfig"),
-    "eval": ("config/run.py", "EvalConfig"),
-    "checkpoint": ("config/run.py", "CheckpointConfig"),
+    "model": ("core/config/run.py", "ModelSource"),
+    "data": ("core/config/run.py", "DataConfig"),
+    "train": ("core/config/run.py", "TrainConfig"),
+    "comm": ("core/config/run.py", "CommConfig"),
+    "strategy": ("core/config/strategy.py", "StrategyConfig"),
+    "optimizer": ("core/config/optimizers.py", "OptimizerConfig"),
+    "eval": ("core/config/run.py", "EvalConfig"),
+    "checkpoint": ("core/config/run.py", "CheckpointConfig"),
 }
 """Sections of a run file, each with its class."""
 
@@ -108,12 +108,12 @@ def run_file_page() -> str:
         "# Run file\n\nA run is TOML; `--set SECTION.FIELD=VALUE` overrides one field. Unknown fields are errors that "
         "name the nearest valid one. Generated from the classes of a run file.\n"
     ]
-    parts.append("## At the top\n\n" + _fields_table("", _class("config/run.py", "RunConfig")))
+    parts.append("## At the top\n\n" + _fields_table("", _class("core/config/run.py", "RunConfig")))
     for section, place in SECTIONS.items():
         found = _class(*place)
         about = found.doc.removeprefix(f"[{section}]").removeprefix(":").strip()
         parts.append(f"## [{section}]\n\n{prose(about)}\n\n{_fields_table(f'{section}.', found)}")
-    sizes = _class("config/model.py", "ModelConfig")
+    sizes = _class("core/config/model.py", "ModelConfig")
     rows = [(f"`{field.name}`", *_type_and_default(field), prose(field.doc)) for field in sizes.fields]
     about = (
         "`model.file` names this file: the sizes of the model in Hugging Face's format. `[model]` may override each."
@@ -155,7 +155,10 @@ def events_page() -> str:
         "# Events\n\nOne JSON object per line; `event` names its kind. Generated from the classes of the events. "
         "[The run folder](../docs/run-folder.md) describes where the files are and how to read them.\n"
     ]
-    for title, file in (("Events of ranks", "runs/schema.py"), ("Events of the launcher", "runs/launcher_schema.py")):
+    for title, file in (
+        ("Events of ranks", "core/runs/schema.py"),
+        ("Events of the launcher", "core/runs/launcher_schema.py"),
+    ):
         module = read_module(FROG / file)
         parts.append(f"## {title}\n\n`src/frog/{file}`\n\n{docstring(module.doc)}\n")
         for found in module.items:

@@ -22,10 +22,10 @@ from statistics import median
 
 from recorded import ROOT, WORK, Commands, Found, lanes, median_step, memory_of, phase_ms, step_ms, steps_of
 
-from frog.runs import read_run
-from frog.runs.folder import RunFolder
-from frog.runs.launcher_schema import WorldEvent
-from frog.runs.schema import CollectiveEvent, EvalEvent, StepEvent
+from frog.core.runs import read_run
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.launcher_schema import WorldEvent
+from frog.core.runs.schema import CollectiveEvent, EvalEvent, StepEvent
 
 DATA = Path(__file__).parent / "data"
 
@@ -182,8 +182,8 @@ def links(at: Commands) -> Found:
 
 def pipeline(at: Commands) -> Found:
     """Return the program of each schedule, timed by the simulator that tests compare with real runs."""
-    from frog.parallel.schedules.schedule import make_schedule
-    from frog.parallel.schedules.simulation import simulate
+    from frog.train.parallel.schedules.schedule import make_schedule
+    from frog.train.parallel.schedules.simulation import simulate
 
     found: Found = {"said": at.frog("schedule --schedule all --stages 4 --micro-batches 8")}
     for name in ("gpipe", "1f1b"):
@@ -236,7 +236,7 @@ def gradients(at: Commands) -> Found:
     import numpy as np
     import torch
 
-    from frog.data import Windows, ensure_prepared
+    from frog.train.data import Windows, ensure_prepared
     from frog.train.trained import load_trained
 
     model, _, step = load_trained(RunFolder(WORK / "runs" / "curve"))

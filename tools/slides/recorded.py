@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median, median_low
 from typing import Any
 
-from frog.runs import RecordedRun, read_run
-from frog.runs.folder import RunFolder
-from frog.runs.schema import CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
-from frog.runs.vocabulary import STEP_PHASES
+from frog.core.runs import RecordedRun, read_run
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.schema import CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
+from frog.core.runs.vocabulary import STEP_PHASES
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "slides"

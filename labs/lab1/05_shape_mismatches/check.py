@@ -8,9 +8,9 @@ from ranks import BATCHES, COMMON, SIZES, make_batch, make_weights, tables
 from torch import Tensor
 from torch.nn import functional as F
 
-from frog.config import ModelConfig
+from frog.core.config import ModelConfig
 from frog.learn.grader.grade import Grade
-from frog.model.transformer import TinyTransformer
+from frog.train.model.transformer import TinyTransformer
 
 PARTS = {"norm": "RMSNorm", "ffn": "FeedForward", "attention": "Attention", "whole": "TinyTransformer"}
 ORDERS = {

@@ -5,9 +5,9 @@ from typing import Any
 
 from ranks import LAB, make_configs
 
-from frog.config import ModelConfig
+from frog.core.config import ModelConfig
 from frog.learn.grader.grade import Grade
-from frog.model.transformer import TinyTransformer
+from frog.train.model.transformer import TinyTransformer
 
 
 def check(grade: Grade) -> None:

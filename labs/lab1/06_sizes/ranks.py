@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from frog.config import ModelConfig
-from frog.model.transformer import TinyTransformer
+from frog.core.config import ModelConfig
+from frog.train.model.transformer import TinyTransformer
 
 LAB = {
     "hidden_size": 128,

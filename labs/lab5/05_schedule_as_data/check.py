@@ -7,10 +7,10 @@ from typing import NoReturn
 
 from frog.learn.grader.grade import Grade
 from frog.learn.grader.words import apart, count
-from frog.parallel.schedules.drawing import draw as draw_times
-from frog.parallel.schedules.drawing import table
-from frog.parallel.schedules.schedule import Action, Schedule, in_order, problems
-from frog.parallel.schedules.simulation import simulate
+from frog.train.parallel.schedules.drawing import draw as draw_times
+from frog.train.parallel.schedules.drawing import table
+from frog.train.parallel.schedules.schedule import Action, Schedule, in_order, problems
+from frog.train.parallel.schedules.simulation import simulate
 
 MOST_COLUMNS = 110
 """Width of a drawing that fits below a verdict."""

@@ -128,7 +128,7 @@ def most_replaced() -> int:
 
 
 def observer_name() -> str | None:
-    """Return the observer of this rank, MODULE:ARGUMENT, if it has one (frog.runs.observer)."""
+    """Return the observer of this rank, MODULE:ARGUMENT, if it has one (frog.core.runs.observer)."""
     return os.environ.get("FROG_OBSERVER") or None
 
 

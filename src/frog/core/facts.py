@@ -15,7 +15,7 @@ DamageCause = Literal[
     "torn",  # bytes of a file are missing
     "absent",  # a file is missing
 ]
-"""Why a checkpoint cannot be trusted, most severe cause first. `frog.diagnose.checkpoint_rules` describes each."""
+"""Why a checkpoint cannot be trusted, most severe first. `observe/diagnose/checkpoint_rules.py` describes each."""
 
 Cause = Literal[
     DamageCause,

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from frog.runs.folder import RunFolder
-from frog.runs.launcher_schema import LAUNCHER_FIELDS
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.launcher_schema import LAUNCHER_FIELDS
 
 
 class Journal:

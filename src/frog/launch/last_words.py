@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from frog.core.exitcodes import shell_code, signal_code
-from frog.runs.folder import RunFolder
-from frog.runs.observed import Observed, observed_folder, read_rank_observed
-from frog.runs.outcome import Blame, Failure
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.observed import Observed, observed_folder, read_rank_observed
+from frog.core.runs.outcome import Blame, Failure
 
 Lines = Sequence[tuple[int, str]]
 """Lines of a rank's output, each with its Unix time in nanoseconds."""
@@ -164,7 +164,7 @@ def _blame(message: str) -> Blame:
 def with_words(
     failures: Sequence[Failure], kept: Mapping[tuple[int, int], Lines], folder: RunFolder | None
 ) -> list[Failure]:
-    """Add to each failure its error, its time, and its blame; `frog.runs.outcome` chooses the first failure by these.
+    """Add to each failure its error, its time, and its blame; `core/runs/outcome.py` chooses the first by these.
 
     kept: the last lines of each rank, by attempt and rank.
     """

@@ -14,10 +14,10 @@ from frog.core.errors import UsageError
 _PROGRAMS = {
     "train": "frog.train",
     "finetune": "frog.train.finetune",
-    "prove": "frog.prove.rank",
-    "profile": "frog.profile.rank",
+    "prove": "frog.train.prove.rank",
+    "profile": "frog.train.profile.rank",
     "explain": "frog.learn.explain.rank",
-    "collectives": "frog.peers.rank",
+    "collectives": "frog.measure.peers.rank",
 }
 """Frog's programs that run on every rank."""
 

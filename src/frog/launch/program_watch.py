@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from frog.runs.observed import CodeLine
+from frog.core.runs.observed import CodeLine
 
 _WINDOW_S = 1.0
 _GAP_S = 5.0

@@ -16,12 +16,12 @@ from frog.core.env import launch_variables
 from frog.core.errors import HangError, LaunchError
 from frog.core.exitcodes import signal_name
 from frog.core.files import write_json
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.outcome import Failure, first_failure
+from frog.core.runs.record import FORMAT
 from frog.core.units import now_text
 from frog.launch.program import RankProgram
 from frog.launch.rank_output import RankOutput
-from frog.runs.folder import RunFolder
-from frog.runs.outcome import Failure, first_failure
-from frog.runs.record import FORMAT
 
 _SIGN_S = 10.0
 """Interval at which the launcher touches its events, so that readers know that it is alive."""

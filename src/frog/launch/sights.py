@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from frog.core.runs.observed import Status
 from frog.launch.program_watch import Sight
-from frog.runs.observed import Status
 
 _INSIDE_TORCH = "torch/distributed/"
 

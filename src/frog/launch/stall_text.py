@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from frog.core.runs.observed import CodeLine, CollectiveEntry, Observed
+from frog.core.runs.outcome import name_ranks
 from frog.core.units import count
 from frog.launch.program_watch import Finding, Kind, Role
-from frog.runs.observed import CodeLine, CollectiveEntry, Observed
-from frog.runs.outcome import name_ranks
 
 _MOST_GROUPS = 12
 """Most lines about different ranks; the rest is in the run folder."""

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from frog.core.errors import FrogError, HangError
 from frog.core.exitcodes import signal_code
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.observed import Observed, Status, read_observed, read_statuses, write_request
 from frog.launch.journal import Journal
 from frog.launch.program_watch import Finding, ProgramWatch, Role, WatchLimits
 from frog.launch.sights import see_ranks
 from frog.launch.stall_text import describe_stall
 from frog.launch.start import Options
-from frog.runs.folder import RunFolder
-from frog.runs.observed import Observed, Status, read_observed, read_statuses, write_request
 
 _NO_FINDING = ("unknown", "none", "running")
 _LOOK_S = 0.5
@@ -190,7 +190,7 @@ class StallWatch:
 
 def _diagnosis(folder: RunFolder) -> str:
     """Return the finding of `frog diagnose` as a line, if it has one. Loads numpy, so only after a stall."""
-    from frog.diagnose.program.diagnose import diagnose_folder
+    from frog.observe.diagnose.program.diagnose import diagnose_folder
 
     with contextlib.suppress(FrogError):
         found = diagnose_folder(folder.path)

@@ -20,6 +20,9 @@ from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code, signal_name
 from frog.core.memory import PROCESS_BYTES, check_memory
 from frog.core.processes import NOT_MET, kill_group
+from frog.core.runs.heartbeat import read_heartbeat
+from frog.core.runs.launch_request import LaunchRequest
+from frog.core.runs.outcome import Failure, describe_failure, final_failures, world_error
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
 from frog.core.wrapping import terminal_columns, wrapped_lines
@@ -33,9 +36,6 @@ from frog.launch.recorded import RecordedProgram
 from frog.launch.stalls import StallWatch
 from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs
-from frog.runs.heartbeat import read_heartbeat
-from frog.runs.launch_request import LaunchRequest
-from frog.runs.outcome import Failure, describe_failure, final_failures, world_error
 
 _LOOK_S = 0.5
 """Interval between two checks of the heartbeats."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from frog.config.faults import Fault
+    from frog.core.config.faults import Fault
 
 STEPS = 8
 KINDS = ("kill", "raise", "stop")
@@ -36,8 +36,8 @@ def _drill(args: argparse.Namespace) -> int:
     import random
 
     from frog.core.errors import UsageError
+    from frog.core.runs.folder import free_name
     from frog.core.schema import shortened
-    from frog.runs.folder import free_name
 
     if not 2 <= args.nproc <= _MOST_RANKS:
         raise UsageError(f"--nproc {args.nproc}: must be 2 to {_MOST_RANKS}")
@@ -66,7 +66,7 @@ def draw_fault(seed: int, num_ranks: int) -> Fault:
     """Return the fault that a seed selects."""
     import random
 
-    from frog.config.faults import Fault
+    from frog.core.config.faults import Fault
 
     generator = random.Random(f"drill {seed}")
     return Fault(
@@ -85,9 +85,9 @@ def run_into(fault: Fault, num_ranks: int, name: str) -> None:
     import sys
     import tempfile
 
-    from frog.chaos.sandbox import faults_env, met_faults, tiny_program, write_faults
     from frog.core.errors import LaunchError
     from frog.launch.harness import Program
+    from frog.measure.chaos.sandbox import faults_env, met_faults, tiny_program, write_faults
 
     world = ["--nproc", str(num_ranks), "--threads", "1"]
     if fault.kind == "stop":  # for other faults, no rank may count as stopped just because the machine is busy

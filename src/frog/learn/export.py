@@ -16,6 +16,7 @@ import msgspec
 from frog import __version__
 from frog.core.errors import UsageError
 from frog.core.files import sha256_file
+from frog.core.runs.folder import check_output
 from frog.core.schema import Digest, Name, Positive, Typed, write_typed
 from frog.core.units import time_text
 from frog.learn.folder import MOST_BYTES, LearnerFolder
@@ -23,7 +24,6 @@ from frog.learn.grader.exercise import Exercise
 from frog.learn.journal import Journal
 from frog.learn.progress import DrillResult, Guess, QuizResult, Work
 from frog.learn.standing import Standing
-from frog.runs.folder import check_output
 
 
 class ExerciseRecord(Typed, kw_only=True, frozen=True):

@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from frog.core.env import child_env, variable
 from frog.core.errors import UsageError
+from frog.core.runs.observed import observed_folder
 from frog.observe.environment import environment
-from frog.runs.observed import observed_folder
 
 
 def main(words: list[str]) -> NoReturn:

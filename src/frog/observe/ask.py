@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from frog.core.errors import RunError
+from frog.core.runs.folder import find_evidence
+from frog.core.runs.observed import Observed, Status, observed_folder, read_observed, write_request
 from frog.core.units import count
-from frog.runs.folder import find_evidence
-from frog.runs.observed import Observed, Status, observed_folder, read_observed, write_request
 
 _PATIENCE_S, _POLL_S = 10.0, 0.1
 

@@ -49,9 +49,9 @@ def _observe(args: argparse.Namespace) -> int:
 def _print_environment(folder: Path | None, num_gpus: int | None) -> int:
     import shlex
 
+    from frog.core.runs.folder import free_name
+    from frog.core.runs.observed import observed_folder
     from frog.observe.environment import environment, simulated_gpus
-    from frog.runs.folder import free_name
-    from frog.runs.observed import observed_folder
 
     chosen = folder or Path("runs") / free_name("observed")
     observed_folder(chosen).mkdir(parents=True, exist_ok=True)

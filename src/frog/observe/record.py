@@ -5,7 +5,7 @@
         ...
         frog.record(step, loss=loss, grad_norm=norm, samples=batch["id"])
 
-Each rank writes the events that Frog's own ranks write (frog.runs.schema): `start`, then a `step` per call, then `end`.
+Each rank writes the events that Frog's own ranks write (frog.core.runs.schema): `start`, a `step` per call, then `end`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 from frog.core.env import WorldEnv, host_name, run_dir, world_env
 from frog.core.errors import FrogError
-from frog.runs.folder import RunFolder
-from frog.runs.write import EventWriter
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.write import EventWriter
 
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes per unit of `ru_maxrss`."""

@@ -32,10 +32,10 @@ def add_calibrate_parser(actions: argparse._SubParsersAction[Any]) -> None:
 def _calibrate(args: argparse.Namespace) -> int:
     from frog.core.cores import usable_cores
     from frog.core.files import write_atomic
+    from frog.core.runs.folder import check_output
     from frog.plan.machine.calibration import calibrate, summary_lines
     from frog.plan.machine.request import Request, quick
     from frog.plan.machine.world import worlds_of
-    from frog.runs.folder import check_output
 
     check_output(args.to)
     worlds = worlds_of(args.ranks, args.threads)

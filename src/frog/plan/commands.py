@@ -11,7 +11,7 @@ from frog.core.argument_types import at_least
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from frog.config import RunConfig
+    from frog.core.config import RunConfig
     from frog.plan.strategies import Row
 
 _SEQUENCES_A_RANK = 4
@@ -71,7 +71,7 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, list[str]]:
 
     Raises:  ConfigError if the file or the sizes are invalid.
     """
-    from frog.config import DataConfig, RunConfig, TrainConfig, load_model_sizes, load_run_config
+    from frog.core.config import DataConfig, RunConfig, TrainConfig, load_model_sizes, load_run_config
     from frog.core.errors import ConfigError
 
     length, batch = args.sequence_length, args.global_batch

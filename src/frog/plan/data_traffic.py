@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frog.config import StrategyConfig
+from frog.core.config import StrategyConfig
 from frog.plan.flow import Flow
 from frog.plan.layout import FLOAT_BYTES, Layout, UnitSizes, join
 
@@ -83,7 +83,7 @@ def _flows(group: PlannedGroup, layout: Layout) -> Iterator[Flow]:
 def _int8_bytes(numel: int, n: int) -> int:
     """Return the bytes of a vector in 8 bits, with a scale for each block of its n slices.
 
-    Assumes: the rule of `parallel/data/compression.py`, without aligning each parameter's start to 64 bytes.
+    Assumes: the rule of `train/parallel/data/compression.py`, without aligning each parameter's start to 64 bytes.
     """
     return -(-numel // (n * _BLOCK)) * n * (_BLOCK + FLOAT_BYTES)
 
@@ -104,7 +104,7 @@ def _pieces(pieces: str, group: PlannedGroup, strategy: StrategyConfig) -> tuple
 def num_buckets(unit: UnitSizes, bucket_bytes: float) -> int:
     """Return the number of buckets into which ddp divides a gradient: matrices from last to first, then all vectors.
 
-    Assumes: the rule of `parallel/data/ddp.py`, without aligning each parameter's start to 64 bytes.
+    Assumes: the rule of `train/parallel/data/ddp.py`, without aligning each parameter's start to 64 bytes.
     """
     most = max(1, int(bucket_bytes / FLOAT_BYTES))
     if unit.numel <= most:

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from frog.config import ModelConfig, RunConfig
-from frog.config.model import ROOT, Parameter
-from frog.parallel.schedules.schedule import stage_layers
+from frog.core.config import ModelConfig, RunConfig
+from frog.core.config.model import ROOT, Parameter
+from frog.train.parallel.schedules.schedule import stage_layers
 
 FLOAT_BYTES = 4
 """Parameters, gradients and moments are float32, whatever the precision of the products."""

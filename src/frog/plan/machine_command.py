@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from frog.config import RunConfig
+    from frog.core.config import RunConfig
     from frog.launch.nodes import Nodes
     from frog.plan.estimate.hardware import Cluster
     from frog.plan.machine.links import SlowNetwork
@@ -70,12 +70,12 @@ def compare_with_run(name: str, cluster: Cluster) -> str:
 
     Raises:  UsageError if it has no training steps; ConfigError if the machine's costs do not cover it.
     """
-    from frog.config import from_dict
+    from frog.core.config import from_dict
     from frog.core.errors import UsageError
+    from frog.core.runs.folder import find_run
+    from frog.core.runs.history import read_history
     from frog.core.units import count
     from frog.plan.machine.measured import compare_phases, comparison_lines
-    from frog.runs.folder import find_run
-    from frog.runs.history import read_history
 
     assert cluster.machine is not None
     folder = find_run(name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from frog.config import RunConfig
+from frog.core.config import RunConfig
+from frog.core.runs import RankEvents
+from frog.core.runs.schema import CollectiveEvent, SpanEvent
+from frog.core.runs.vocabulary import ASIDE
 from frog.plan.flow import Flow, wire_bytes
 from frog.plan.layout import FLOAT_BYTES, Layout
 from frog.plan.traffic import step_traffic
-from frog.runs import RankEvents
-from frog.runs.schema import CollectiveEvent, SpanEvent
-from frog.runs.vocabulary import ASIDE
 
 TOLERANCE = 0.01
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frog.config import RunConfig
-from frog.parallel.schedules.schedule import make_schedule
+from frog.core.config import RunConfig
 from frog.plan.layout import FLOAT_BYTES, Layout
+from frog.train.parallel.schedules.schedule import make_schedule
 
 PARTS = ("parameters", "gradients", "optimizer", "activations")
 """The parts that can be measured, as the `memory` event names them."""
@@ -70,8 +70,8 @@ def activation_bytes(layout: Layout) -> int:
     """Return the activations that autograd keeps of all forward passes in progress, for their backward passes.
 
     Units:   bytes; a tensor that two formulas need is kept once
-    Assumes: `frog.model` in float32, in eager mode, on a CPU. With activation checkpointing, without the insides of the
-             one layer in its backward pass, which `recomputed_bytes` gives.
+    Assumes: `frog.train.model` in float32, in eager mode, on a CPU. With activation checkpointing, without the insides
+             of the one layer in its backward pass, which `recomputed_bytes` gives.
     """
     return FLOAT_BYTES * _peak(layout, {stage: (stage_activations(layout, stage), 0) for stage in layout.stages})
 

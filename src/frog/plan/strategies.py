@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from frog.config import RunConfig, StrategyConfig
-from frog.config.strategies import AXES, DATA_STRATEGIES, HYBRID, find_strategy
-from frog.parallel.schedules.schedule import NAMES as SCHEDULES
-from frog.parallel.schedules.simulation import bubble_formula
+from frog.core.config import RunConfig, StrategyConfig
+from frog.core.config.strategies import AXES, DATA_STRATEGIES, HYBRID, find_strategy
 from frog.plan.layout import Layout
 from frog.plan.memory import Memory, step_memory
 from frog.plan.traffic import step_traffic
+from frog.train.parallel.schedules.schedule import NAMES as SCHEDULES
+from frog.train.parallel.schedules.simulation import bubble_formula
 
 
 def describe(strategy: StrategyConfig, world_size: int) -> list[str]:

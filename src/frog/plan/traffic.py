@@ -8,7 +8,7 @@ a run sends a little more.
 
 from __future__ import annotations
 
-from frog.config import RunConfig
+from frog.core.config import RunConfig
 from frog.plan.data_traffic import data
 from frog.plan.flow import Flow, merge
 from frog.plan.layout import Layout

@@ -10,27 +10,27 @@ from pathlib import Path
 
 import torch
 
-from frog.checkpoint import Saver
-from frog.comm import World
-from frog.comm.local_shard import whole_copy
-from frog.comm.world import pick_device
-from frog.config import DataConfig, RunConfig, from_dict
+from frog.core.config import DataConfig, RunConfig, from_dict
 from frog.core.env import world_env
 from frog.core.errors import RunError, UsageError
 from frog.core.files import put_in_place, sync_folder, write_json
 from frog.core.memory import check_memory
 from frog.core.names import name_problem
+from frog.core.runs.folder import RunFolder, find_run
 from frog.core.scratch import scratch_folder
-from frog.data import Windows, load_tokenizer, open_prepared, verify_once
-from frog.data.tokenizer import check_text
-from frog.model import TinyTransformer
-from frog.model.hf import load_hf, save_hf
-from frog.optim.eager import EagerSGD
-from frog.optim.tensors import UpdatedTensor
-from frog.parallel.build import build_strategy
-from frog.parallel.mesh import Mesh
-from frog.runs.folder import RunFolder, find_run
+from frog.train.checkpoint import Saver
+from frog.train.comm import World
+from frog.train.comm.local_shard import whole_copy
+from frog.train.comm.world import pick_device
+from frog.train.data import Windows, load_tokenizer, open_prepared, verify_once
+from frog.train.data.tokenizer import check_text
 from frog.train.evaluate import evaluate as score_windows
+from frog.train.model import TinyTransformer
+from frog.train.model.hf import load_hf, save_hf
+from frog.train.optim.eager import EagerSGD
+from frog.train.optim.tensors import UpdatedTensor
+from frog.train.parallel.build import build_strategy
+from frog.train.parallel.mesh import Mesh
 from frog.train.record import new_run_json
 from frog.train.sample import sample_text
 from frog.train.trained import export_merged, load_trained, read_finetune

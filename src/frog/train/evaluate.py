@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from frog.data import Windows
-from frog.parallel.strategy import Strategy
+from frog.train.data import Windows
+from frog.train.parallel.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 
 from frog.core.errors import NonFiniteError
 from frog.core.facts import ErrorFacts, NotFinite
-from frog.data import Batch
-from frog.parallel.strategy import Agreement
+from frog.train.data import Batch
+from frog.train.parallel.strategy import Agreement
 from frog.train.setup import Run
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from frog.optim.schedule import learning_rate
-from frog.parallel.mesh import draw
 from frog.train.finite import overflowed, update_scale
 from frog.train.hardware import peak_flops, peak_memory_bytes
 from frog.train.memory import watch_memory
+from frog.train.optim.schedule import learning_rate
+from frog.train.parallel.mesh import draw
 from frog.train.parts import Parts, attend, build_parts
 from frog.train.record import write_end
 from frog.train.setup import Run

@@ -6,17 +6,17 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from frog.comm.world import pick_device
-from frog.config import RunConfig, from_dict, load_run_config
-from frog.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
-from frog.config.load import override_dict
+from frog.core.config import RunConfig, from_dict, load_run_config
+from frog.core.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
+from frog.core.config.load import override_dict
 from frog.core.env import WorldEnv
 from frog.core.errors import UsageError
 from frog.core.memory import check_memory
-from frog.parallel.build import build_mesh
-from frog.runs.folder import RunFolder, find_run
+from frog.core.runs.folder import RunFolder, find_run
+from frog.train.comm.world import pick_device
 from frog.train.elastic.survive import train_in_each_world
 from frog.train.loop import train
+from frog.train.parallel.build import build_mesh
 from frog.train.pretraining import Pretraining
 from frog.train.process import RankProcess
 from frog.train.setup import Run, get_data

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from frog.parallel.strategy import Strategy
-from frog.runs import EventWriter
+from frog.core.runs import EventWriter
+from frog.train.parallel.strategy import Strategy
 
 
 def storage_bytes(tensors: Iterable[Tensor | None]) -> int:

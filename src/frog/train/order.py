@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from frog.comm import World
+from frog.train.comm import World
 
 
 class OrderProof:

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from frog.checkpoint import Saver
+from frog.core.runs.observer import OBSERVERS
 from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes
-from frog.optim.build import build_optimizer
-from frog.parallel.build import build_strategy
-from frog.parallel.strategy import Strategy
-from frog.runs.observer import OBSERVERS
+from frog.train.checkpoint import Saver
 from frog.train.hardware import autocast
+from frog.train.optim.build import build_optimizer
 from frog.train.order import OrderProof
+from frog.train.parallel.build import build_strategy
+from frog.train.parallel.strategy import Strategy
 from frog.train.record import start_event, write_run_json
 from frog.train.setup import Run
 from frog.train.state import TrainState

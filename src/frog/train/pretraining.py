@@ -8,10 +8,10 @@ import torch
 
 from frog.core.seeds import derive_seed
 from frog.core.units import format_count
-from frog.data import Loader, PreparedData, Windows, load_tokenizer
-from frog.model import TinyTransformer
-from frog.parallel.strategy import Strategy
+from frog.train.data import Loader, PreparedData, Windows, load_tokenizer
 from frog.train.evaluate import evaluate
+from frog.train.model import TinyTransformer
+from frog.train.parallel.strategy import Strategy
 from frog.train.sample import sample_text
 from frog.train.setup import Run
 from frog.train.state import TrainState, take_whole

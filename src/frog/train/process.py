@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from frog.checkpoint import disk_full_hint
-from frog.comm.error_file import leave_error
 from frog.core.env import WorldEnv, launcher_pid, under_mpich, world_env
 from frog.core.errors import CommError, FrogError, LostError, UsageError, report_error
 from frog.core.facts import ErrorFacts, system_cause
 from frog.core.processes import leave_with_parent
-from frog.runs import EventWriter
-from frog.runs.folder import RunFolder
-from frog.runs.observer import named_observers, observing
+from frog.core.runs import EventWriter
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.observer import named_observers, observing
+from frog.train.checkpoint import disk_full_hint
+from frog.train.comm.error_file import leave_error
 from frog.train.log import RankLog
 from frog.train.record import write_failure
 from frog.train.stop import StopRequest

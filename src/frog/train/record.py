@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 import frog
-from frog.comm import World
-from frog.config import RunConfig, to_dict
+from frog.core.config import RunConfig, to_dict
 from frog.core.env import host_name
 from frog.core.files import write_atomic, write_json
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.record import FORMAT
 from frog.core.units import now_text
-from frog.parallel.mesh import Mesh
-from frog.runs.folder import RunFolder
-from frog.runs.record import FORMAT
+from frog.train.comm import World
+from frog.train.parallel.mesh import Mesh
 from frog.train.setup import Run
 from frog.train.workload import Workload
 

@@ -6,8 +6,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from frog.data.tokenizer import end_of_document_id
-from frog.model import TinyTransformer
+from frog.train.data.tokenizer import end_of_document_id
+from frog.train.model import TinyTransformer
 
 
 @torch.no_grad()

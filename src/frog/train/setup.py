@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.checkpoint import Checkpoint, find_good
-from frog.checkpoint.save import clean_up
-from frog.comm import World
-from frog.comm.collectives.rendezvous import machine
-from frog.comm.elastic.membership import Membership
-from frog.config import RunConfig
+from frog.core.config import RunConfig
 from frog.core.env import attempt_number, host_name, launch_dir
 from frog.core.errors import CheckpointError, ConfigError, RunError
 from frog.core.facts import Damage, ErrorFacts
 from frog.core.files import write_atomic
-from frog.data import PreparedData, ensure_prepared, open_prepared
-from frog.parallel.mesh import Mesh
-from frog.runs import EventWriter
-from frog.runs.folder import RunFolder
-from frog.runs.heartbeat import Heartbeat
+from frog.core.runs import EventWriter
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.heartbeat import Heartbeat
+from frog.train.checkpoint import Checkpoint, find_good
+from frog.train.checkpoint.save import clean_up
+from frog.train.comm import World
+from frog.train.comm.collectives.rendezvous import machine
+from frog.train.comm.elastic.membership import Membership
+from frog.train.data import PreparedData, ensure_prepared, open_prepared
 from frog.train.log import RankLog
+from frog.train.parallel.mesh import Mesh
 from frog.train.stop import StopRequest
 
 

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from frog.comm import World, join_world
-from frog.comm.elastic.membership import Membership, found_membership
-from frog.comm.world import pick_device
-from frog.config import RunConfig
+from frog.core.config import RunConfig
 from frog.core.env import WorldEnv, attempt_number, most_replaced
 from frog.core.errors import UsageError
 from frog.core.memory import keep_freed_memory
-from frog.parallel.mesh import Mesh
-from frog.runs.folder import RunFolder
-from frog.runs.heartbeat import archive_heartbeats
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.heartbeat import archive_heartbeats
+from frog.train.comm import World, join_world
+from frog.train.comm.elastic.membership import Membership, found_membership
+from frog.train.comm.world import pick_device
 from frog.train.log import RankLog
+from frog.train.parallel.mesh import Mesh
 from frog.train.process import RankProcess
 from frog.train.setup import Run, check_resume, choose_folder, find_resume, is_complete, open_events
 

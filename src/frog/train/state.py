@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from frog.checkpoint import Checkpoint
-from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
-from frog.parallel.strategy import Strategy
+from frog.train.checkpoint import Checkpoint
+from frog.train.comm.local_shard import LocalShard
+from frog.train.parallel.strategy import Strategy
 
 
 class TrainState:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frog.core.units import format_count
-from frog.data import Batch
-from frog.parallel.strategy import Agreement
+from frog.train.data import Batch
+from frog.train.parallel.strategy import Agreement
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.checkpoint import Checkpoint, find_good
-from frog.config import ModelConfig, from_dict
-from frog.config.finetune import FinetuneConfig, finetune_from_dict
+from frog.core.config import ModelConfig, from_dict
+from frog.core.config.finetune import FinetuneConfig, finetune_from_dict
 from frog.core.errors import CheckpointError, RunError, UsageError
 from frog.core.files import put_aside
 from frog.core.memory import check_memory
-from frog.model import TinyTransformer
-from frog.model.adapter import load_adapter
-from frog.model.classifier import Classifier
-from frog.model.hf import load_hf, save_hf, save_hf_classifier
-from frog.model.lora import unload_lora
-from frog.runs.folder import RunFolder, find_run
+from frog.core.runs.folder import RunFolder, find_run
+from frog.train.checkpoint import Checkpoint, find_good
+from frog.train.model import TinyTransformer
+from frog.train.model.adapter import load_adapter
+from frog.train.model.classifier import Classifier
+from frog.train.model.hf import load_hf, save_hf, save_hf_classifier
+from frog.train.model.lora import unload_lora
 from frog.train.state import weights_sha256
 
 

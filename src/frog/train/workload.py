@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
-from frog.data import Batch
-from frog.model import TinyTransformer
-from frog.parallel.strategy import Strategy
+from frog.train.data import Batch
+from frog.train.model import TinyTransformer
+from frog.train.parallel.strategy import Strategy
 from frog.train.state import TrainState
 
 

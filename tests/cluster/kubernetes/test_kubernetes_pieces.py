@@ -22,7 +22,7 @@ from frog.cluster.kubernetes.pod import exit_code, rendezvous_host
 from frog.cluster.kubernetes.pods import expand
 from frog.cluster.kubernetes.probe import main as probe_main
 from frog.cluster.kubernetes.probe import problem
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
 
 
 def test_small_manifest_is_parsed(tmp_path: Path) -> None:

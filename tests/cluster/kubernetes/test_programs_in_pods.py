@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness import Harness
 
-from frog.runs.observed import read_observed
+from frog.core.runs.observed import read_observed
 
 PROGRAM = r"""
 import os, sys

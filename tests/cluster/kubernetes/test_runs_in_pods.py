@@ -8,8 +8,8 @@ import pytest
 from harness import Harness, run_to_end
 from in_process import write_faults
 
-from frog.chaos.sandbox import faults_env
-from frog.runs.heartbeat import read_heartbeat
+from frog.core.runs.heartbeat import read_heartbeat
+from frog.measure.chaos.sandbox import faults_env
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from harness import Harness, wait_until
 from slurm_harness import RealSlurm
 
 from frog.cluster.emulator import cluster
-from frog.runs.heartbeat import read_heartbeat
+from frog.core.runs.heartbeat import read_heartbeat
 
 pytestmark = pytest.mark.slow
 

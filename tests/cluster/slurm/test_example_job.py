@@ -18,8 +18,8 @@ import pytest
 from harness import Harness, wait_until
 from slurm_harness import RealSlurm
 
-from frog.runs.folder import RunFolder
-from frog.runs.heartbeat import read_heartbeat
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.heartbeat import read_heartbeat
 
 pytestmark = pytest.mark.slow
 

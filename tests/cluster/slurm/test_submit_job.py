@@ -16,7 +16,7 @@ from slurm_harness import RealSlurm
 
 from frog.cluster.jobfile.cluster import load_profile
 from frog.cluster.submit.slurm_job import SlurmRequest, render_job
-from frog.config import load_run_config
+from frog.core.config import load_run_config
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from frog import __version__
 from frog.cluster.submit.bundle import make
 from frog.cluster.submit.bundle.sums import check_sums
 from frog.cluster.submit.bundle.wheels import PROJECT, build_wheel, pack_wheel
-from frog.config.project import FILES
+from frog.core.config.project import FILES
 
 NO_NETWORK = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0", "PIP_FIND_LINKS": "/nowhere"}
 

@@ -17,7 +17,7 @@ from harness import MODEL, RUN_FILE
 
 from frog.cluster.jobfile.cluster import ClusterProfile, parse_profile
 from frog.cluster.submit.slurm_job import SlurmRequest, check_request, render_job
-from frog.config import RunConfig, load_run_config
+from frog.core.config import RunConfig, load_run_config
 from frog.core.errors import ConfigError
 
 HOSTILE = (

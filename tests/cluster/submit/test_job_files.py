@@ -23,7 +23,7 @@ from frog.cluster.jobfile.lines import summary
 from frog.cluster.submit.commands import FOR_KUBERNETES, FOR_SLURM, add_submit_parser
 from frog.cluster.submit.slurm import render_checked
 from frog.cluster.submit.slurm_job import SlurmRequest, check_request, render_job
-from frog.config import RunConfig, load_run_config
+from frog.core.config import RunConfig, load_run_config
 from frog.core.errors import ConfigError, UsageError
 
 CLUSTERS = Path(__file__).parents[3] / "config" / "clusters"

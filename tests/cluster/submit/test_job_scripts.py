@@ -13,7 +13,7 @@ from harness import MODEL, RUN_FILE
 
 from frog.cluster.jobfile.cluster import load_profile
 from frog.cluster.submit.slurm_job import SlurmRequest, render_job
-from frog.config import load_run_config
+from frog.core.config import load_run_config
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = (ROOT / "config" / "slurm_example.sbatch").read_text()

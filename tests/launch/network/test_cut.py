@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from harness import Harness, set_words
 
-from frog.diagnose.rules import diagnose
-from frog.runs.heartbeat import read_heartbeat
-from frog.runs.schema import CollectiveEvent
+from frog.core.runs.heartbeat import read_heartbeat
+from frog.core.runs.schema import CollectiveEvent
+from frog.observe.diagnose.rules import diagnose
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ import pytest
 from mutations import held_to_its_schema, table_held_to_its_schema
 
 from frog.core.errors import LaunchError
+from frog.core.runs.launch_request import LaunchRequest
 from frog.core.schema import Typed, decode, read_typed, write_typed
 from frog.launch.network.link import Link
 from frog.launch.network.messages import SwitchReady, SwitchRequest, SwitchSettings
-from frog.runs.launch_request import LaunchRequest
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from frog.config import load_run_config
+from frog.core.config import load_run_config
 from frog.core.errors import ConfigError
 from frog.plan.estimate.architectures import _LLAMAS, model_of, read_model
 from frog.plan.estimate.model import PlannedModel, from_model_config

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from frog.comm import Axis
-from frog.comm.axis import Silent
 from frog.plan.machine.costs import Work
 from frog.plan.machine.rank import Stage
 from frog.plan.machine.request import quick
+from frog.train.comm import Axis
+from frog.train.comm.axis import Silent
 
 
 @pytest.mark.parametrize(

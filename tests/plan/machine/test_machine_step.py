@@ -10,7 +10,7 @@ import pytest
 from test_machine_costs import calibration
 
 from frog.cli import main
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_run_config
+from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_run_config
 from frog.core.errors import ConfigError
 from frog.plan.machine.links import SlowNetwork
 from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, predict_step, step_time

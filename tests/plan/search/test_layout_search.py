@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from frog.cli import main
-from frog.config import load_run_config
+from frog.core.config import load_run_config
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import LayerModel, Passes
 from frog.plan.estimate.layout import PlannedLayout, Traits

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from frog.cli import main
-from frog.config.load import from_dict
+from frog.core.config.load import from_dict
 from frog.core.errors import ConfigError, UsageError
-from frog.diagnose.rules import diagnose
+from frog.core.runs import read_run
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.schema import CollectiveEvent, SpanEvent, StepEvent
+from frog.observe.diagnose.rules import diagnose
+from frog.observe.view.report import render_report
 from frog.plan.simulate.trace import MOST_EVENTS, Span, Trace
-from frog.runs import read_run
-from frog.runs.folder import RunFolder
-from frog.runs.schema import CollectiveEvent, SpanEvent, StepEvent
-from frog.view.report import render_report
 
 WORDS = [
     "plan", "simulate", str(Path(__file__).parents[3] / "config" / "llama3_8b.json"),

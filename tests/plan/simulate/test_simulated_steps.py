@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from frog.core.errors import ConfigError
-from frog.parallel.schedules.simulation import simulate
 from frog.plan.estimate.architectures import model_of
 from frog.plan.estimate.constants import FITTED
 from frog.plan.estimate.hardware import clusters
@@ -20,6 +19,7 @@ from frog.plan.simulate.costs import Costs, schedule_of
 from frog.plan.simulate.disturbances import Disturbances
 from frog.plan.simulate.simulation import simulate_steps
 from frog.plan.simulate.trace import Call
+from frog.train.parallel.schedules.simulation import simulate
 
 LLAMA_8B = json.loads((Path(__file__).parents[3] / "config" / "llama3_8b.json").read_text())
 QUICK = replace(FITTED, link_latency_s=1e-15, network_latency_s=1e-15)

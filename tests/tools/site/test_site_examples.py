@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from frog.cli import _parser
-from frog.config.load import load_run_config
-from frog.config.strategies import AXES, DATA_STRATEGIES
+from frog.core.config.load import load_run_config
+from frog.core.config.strategies import AXES, DATA_STRATEGIES
 from frog.core.errors import FrogError
 from tools.site.examples import EXAMPLES, Example, Examples, _run, example_pages
 from tools.site.nav import navigation

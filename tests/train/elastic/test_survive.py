@@ -18,11 +18,11 @@ from harness import MODEL
 from in_process import write_run
 from run_files import beat
 
-from frog.comm.collectives.rendezvous import machine
-from frog.comm.elastic.agreement import LeftOut
 from frog.core.env import SURVIVES
 from frog.core.errors import CommError, LostError
-from frog.runs.folder import RunFolder
+from frog.core.runs.folder import RunFolder
+from frog.train.comm.collectives.rendezvous import machine
+from frog.train.comm.elastic.agreement import LeftOut
 from frog.train.elastic import join, survive
 from frog.train.elastic.order import SharedOrder
 from frog.train.process import RankProcess

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from frog.comm import World
-from frog.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
-from frog.config.finetune import FinetuneConfig, LoraConfig
-from frog.data.labelled import Example, LabelledSet
-from frog.data.tokenizer import train_tokenizer
-from frog.model import TinyTransformer
-from frog.parallel.build import build_mesh
-from frog.runs import EventWriter
-from frog.runs.folder import RunFolder
+from frog.core.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.config.finetune import FinetuneConfig, LoraConfig
+from frog.core.runs import EventWriter
+from frog.core.runs.folder import RunFolder
+from frog.train.comm import World
+from frog.train.data.labelled import Example, LabelledSet
+from frog.train.data.tokenizer import train_tokenizer
 from frog.train.finetune.main import finetune
 from frog.train.finetune.setup import Preparation
 from frog.train.finetune.task import Task
 from frog.train.log import RankLog
+from frog.train.model import TinyTransformer
+from frog.train.parallel.build import build_mesh
 from frog.train.setup import Run
 from frog.train.stop import StopRequest
 

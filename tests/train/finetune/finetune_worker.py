@@ -12,11 +12,11 @@ from unittest import mock
 import torch
 from finetune_cases import CASES, STRATEGIES, run_case
 
-from frog.comm import World, join_world
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.data import Batch
-from frog.data.labelled_batches import LabelledBatches
+from frog.train.comm import World, join_world
+from frog.train.data import Batch
+from frog.train.data.labelled_batches import LabelledBatches
 from frog.train.finetune.score import HeldOut
 
 

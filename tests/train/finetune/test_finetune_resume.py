@@ -13,10 +13,10 @@ from harness import Harness, set_words
 from in_process import meet_faults, train, tune, write_faults
 from safetensors.torch import load_file
 
-from frog.chaos.sandbox import faults_env
-from frog.data.labelled_batches import LabelledBatches
-from frog.model.adapter import WEIGHTS_FILE
-from frog.runs.schema import StartEvent, StepEvent
+from frog.core.runs.schema import StartEvent, StepEvent
+from frog.measure.chaos.sandbox import faults_env
+from frog.train.data.labelled_batches import LabelledBatches
+from frog.train.model.adapter import WEIGHTS_FILE
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ from finetune_cases import CASES, MUTANTS, STRATEGIES, run_case
 from harness import Harness
 from safetensors.torch import load_file
 
-from frog.comm import World
 from frog.core.env import world_env
-from frog.model.adapter import WEIGHTS_FILE
-from frog.runs import read_run
-from frog.runs.folder import RunFolder
-from frog.runs.schema import CollectiveEvent, StepEvent
+from frog.core.runs import read_run
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.schema import CollectiveEvent, StepEvent
+from frog.train.comm import World
+from frog.train.model.adapter import WEIGHTS_FILE
 
 pytestmark = pytest.mark.slow
 

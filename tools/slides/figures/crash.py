@@ -6,7 +6,7 @@ from typing import Any
 
 from draw import Figure, Plot, load
 
-from frog.runs.vocabulary import STEP_PHASES
+from frog.core.runs.vocabulary import STEP_PHASES
 
 
 def knobs() -> Figure:

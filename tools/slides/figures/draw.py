@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from frog.view.palette import PHASE_COLORS, RANK_COLORS
+from frog.observe.view.palette import PHASE_COLORS, RANK_COLORS
 
 WIDTH: Final = 1160
 HEIGHT: Final = 520

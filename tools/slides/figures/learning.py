@@ -7,7 +7,7 @@ import math
 import torch
 from draw import TEXT_ON, Figure, Plot, load
 
-from frog.runs.vocabulary import STEP_PHASES
+from frog.core.runs.vocabulary import STEP_PHASES
 
 
 def one_or_four() -> Figure:

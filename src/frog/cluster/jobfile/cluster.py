@@ -10,8 +10,8 @@ from typing import Any
 
 from frog.cluster.jobfile.directives import read_options, time_limit_s
 from frog.cluster.jobfile.options import SBATCH
-from frog.config.load import build_section, list_problems
-from frog.config.project import shipped_file
+from frog.core.config.load import build_section, list_problems
+from frog.core.config.project import shipped_file
 from frog.core.errors import ConfigError
 from frog.core.schema import read_toml, shortened
 from frog.core.suggest import nearest

@@ -24,7 +24,7 @@ from typing import Any
 from frog.core.env import variable
 from frog.core.errors import CommError, FrogError, UsageError
 from frog.core.exitcodes import shell_code, signal_code
-from frog.runs.outcome import describe_failure, first_failure, last_failures
+from frog.core.runs.outcome import describe_failure, first_failure, last_failures
 
 _NAME_TIMEOUT_S = 300.0
 _POLL_S = 0.5

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from frog.core.env import host_name, variable
-from frog.runs.folder import RunFolder
-from frog.runs.heartbeat import read_heartbeat
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.heartbeat import read_heartbeat
 
 
 def problem(

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from frog.config.arguments import DEFAULT_RUN_FILE
 from frog.core.argument_types import at_least
+from frog.core.config.arguments import DEFAULT_RUN_FILE
 from frog.core.errors import UsageError
 
 FOR_SLURM = ("profile", "time", "account", "partition", "qos", "bundle", "requeue")

@@ -15,7 +15,7 @@ from frog.cluster.kubernetes.yamltext import block, load_documents, quoted, scal
 from frog.cluster.submit.kubernetes_program import OBSERVER_PATH, PROGRAM_PATH, check_size, program_values
 from frog.cluster.submit.kubernetes_request import LONGEST_NAME, Kind, KubernetesRequest
 from frog.cluster.submit.runfiles import named_files, strategy_settings
-from frog.config import RunConfig
+from frog.core.config import RunConfig
 from frog.core.errors import ConfigError, UsageError
 
 CONFIG_PATH = "/config"

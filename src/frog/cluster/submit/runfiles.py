@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frog.config import RunConfig
-from frog.config.deepspeed import deepspeed_path
+from frog.core.config import RunConfig
+from frog.core.config.deepspeed import deepspeed_path
 from frog.core.errors import ConfigError
 
 

@@ -18,13 +18,13 @@ from frog.cluster.submit.ask import ask_cluster
 from frog.cluster.submit.bundle_facts import BUNDLE_JSON, BundleFacts
 from frog.cluster.submit.program_work import program_work
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request, render_job
-from frog.config import RunConfig, load_run_config
+from frog.core.config import RunConfig, load_run_config
 from frog.core.errors import DataError, LaunchError, UsageError
 from frog.core.files import write_atomic
 from frog.core.schema import read_typed
 from frog.core.units import count
-from frog.data.folder import DEFAULT_NAME, set_folder
 from frog.observe.environment import HOOK
+from frog.train.data.folder import DEFAULT_NAME, set_folder
 
 
 def submit_to_slurm(args: argparse.Namespace) -> int:

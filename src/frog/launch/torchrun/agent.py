@@ -29,7 +29,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
-from frog.comm.error_file import read_error
 from frog.core.env import (
     MAY_MEET,
     SURVIVES,
@@ -59,6 +58,7 @@ from frog.launch.torchrun.elastic import (
 )
 from frog.launch.torchrun.forkserver import start_fork_server
 from frog.launch.torchrun.last_look import ask_others
+from frog.train.comm.error_file import read_error
 
 _JOIN = "frog.train.elastic.join"
 """Program of a rank that joins an active run."""

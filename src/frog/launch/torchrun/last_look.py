@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from frog.runs.observed import Status, read_statuses, write_request
+from frog.core.runs.observed import Status, read_statuses, write_request
 
 _WAIT_S, _POLL_S = 5.0, 0.05
 """Longest wait; observers look for requests twice a second, and answer in a tenth of one."""

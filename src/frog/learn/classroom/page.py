@@ -8,12 +8,12 @@ from typing import Any
 
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
+from frog.core.runs.folder import check_output
 from frog.core.units import time_text
 from frog.learn.classroom import summary
 from frog.learn.classroom.reports import Report, labels
 from frog.learn.grader.exercise import find_exercises
 from frog.learn.journal import SHORT
-from frog.runs.folder import check_output
 
 
 def write_page(reports: Sequence[Report], num_unread: int, path: Path, pseudonyms: bool) -> Path:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
+from frog.core.runs.folder import check_output
 from frog.learn.classroom.reports import Report, labels
 from frog.learn.grader.exercise import Exercise, find_exercises
 from frog.learn.journal import SHORT
 from frog.learn.progress import QuizResult
-from frog.runs.folder import check_output
 
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # noqa: RUF001
 """A spreadsheet evaluates a cell that begins with one of these, including the full-width East Asian variants."""

@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from frog.comm import join_world
-from frog.comm.backend import choose_backend
-from frog.comm.world import explained_rendezvous
 from frog.core.env import WorldEnv, host_name, variable
 from frog.core.files import write_json
 from frog.core.processes import leave
+from frog.train.comm import join_world
+from frog.train.comm.backend import choose_backend
+from frog.train.comm.world import explained_rendezvous
 from frog.train.process import RankProcess
 
 _CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from frog.config.load import list_problems, unknown_keys
+from frog.core.config.load import list_problems, unknown_keys
 from frog.core.errors import ConfigError
 from frog.core.schema import read_toml, shortened
 from frog.plan.estimate.cells import Row

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from frog.config.load import list_problems, unknown_keys
+from frog.core.config.load import list_problems, unknown_keys
 from frog.core.errors import ConfigError
 from frog.core.schema import parse_toml, read_toml, shortened
 from frog.core.suggest import did_you_mean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frog.config.model import ModelConfig
+from frog.core.config.model import ModelConfig
 
 
 @dataclass(frozen=True)

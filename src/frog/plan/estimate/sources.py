@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frog.config import RunConfig, load_run_config
+from frog.core.config import RunConfig, load_run_config
 from frog.core.errors import ConfigError, UsageError
 from frog.core.schema import decode, read_bounded, shortened
 from frog.core.units import format_count

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frog.config import RunConfig
+from frog.core.config import RunConfig
+from frog.core.runs.history import History, Ints, RankHistory
+from frog.core.runs.launcher_schema import LaunchEvent
+from frog.core.runs.vocabulary import PHASES as SPANS
+from frog.core.runs.vocabulary import STEP_PHASES
 from frog.plan.machine.costs import Machine
 from frog.plan.machine.links import SlowNetwork
 from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, PhaseTime, predict_step, step_time
 from frog.plan.network import payload_rate
-from frog.runs.history import History, Ints, RankHistory
-from frog.runs.launcher_schema import LaunchEvent
-from frog.runs.vocabulary import PHASES as SPANS
-from frog.runs.vocabulary import STEP_PHASES
 
 OTHER = "data, events"
 _PHASE_OF = {"forward": PASSES, "backward": PASSES, "reduce": REDUCE, "optimize": OPTIMIZE, "zero": OPTIMIZE}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from frog.config.load import unknown_keys
+from frog.core.config.load import unknown_keys
 from frog.core.errors import ConfigError
 from frog.core.schema import shortened
 from frog.plan.machine.costs import Cost, Curve, Machine, WorldCosts

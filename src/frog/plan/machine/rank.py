@@ -28,23 +28,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
 
-from frog.comm import Axis
-from frog.comm.axis import Silent
-from frog.comm.backend import Gloo
-from frog.config import ModelConfig, OptimizerConfig
-from frog.config.model import split_dim
+from frog.core.config import ModelConfig, OptimizerConfig
+from frog.core.config.model import split_dim
 from frog.core.env import WorldEnv
 from frog.core.memory import keep_freed_memory
 from frog.core.processes import leave, leave_with_parent
-from frog.model.functions import linear
-from frog.model.transformer import Layer, TinyTransformer
-from frog.optim.build import build_optimizer
-from frog.optim.tensors import UpdatedTensor
-from frog.parallel.data.flat import square_sum
-from frog.parallel.model.tensor import copy_to_ranks, gather_sequence, sum_of_ranks
 from frog.plan.machine.costs import Work
 from frog.plan.machine.request import LayerSize, Request
 from frog.plan.machine.work import head_work, layer_work, moved, optimizer_work
+from frog.train.comm import Axis
+from frog.train.comm.axis import Silent
+from frog.train.comm.backend import Gloo
+from frog.train.model.functions import linear
+from frog.train.model.transformer import Layer, TinyTransformer
+from frog.train.optim.build import build_optimizer
+from frog.train.optim.tensors import UpdatedTensor
+from frog.train.parallel.data.flat import square_sum
+from frog.train.parallel.model.tensor import copy_to_ranks, gather_sequence, sum_of_ranks
 
 _CPU = torch.device("cpu")
 REFERENCE_WIDTH = 512

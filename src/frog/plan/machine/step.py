@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frog.config import RunConfig
+from frog.core.config import RunConfig
 from frog.core.errors import ConfigError
 from frog.plan.flow import Flow
 from frog.plan.layout import Layout

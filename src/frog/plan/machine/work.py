@@ -6,7 +6,7 @@ count what eager kernels read and write, forward and backward, in float32.
 
 from __future__ import annotations
 
-from frog.config import ModelConfig
+from frog.core.config import ModelConfig
 from frog.plan.layout import FLOAT_BYTES, layer_unit
 from frog.plan.machine.costs import Work
 

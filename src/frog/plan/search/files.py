@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from frog.config.load import load_model_config, parse_run_config
+from frog.core.config.load import load_model_config, parse_run_config
 from frog.core.errors import ConfigError, UsageError
 from frog.core.files import write_atomic
 from frog.core.schema import parse_toml

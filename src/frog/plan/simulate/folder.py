@@ -16,15 +16,15 @@ import numpy as np
 
 from frog.core.facts import ErrorFacts
 from frog.core.files import write_atomic, write_json
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.launcher_schema import LAUNCHER_FIELDS
+from frog.core.runs.record import FORMAT, SIMULATED_LAYOUT
 from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
 from frog.plan.simulate.disturbances import Disturbances, Places
 from frog.plan.simulate.simulation import Simulated
 from frog.plan.simulate.trace import Call, Span, Trace
-from frog.runs.folder import RunFolder
-from frog.runs.launcher_schema import LAUNCHER_FIELDS
-from frog.runs.record import FORMAT, SIMULATED_LAYOUT
 
 MOST_RANKS = 1024
 _TIMEOUT_S = 600.0

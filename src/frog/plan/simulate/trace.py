@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from frog.core.errors import UsageError
+from frog.core.runs.vocabulary import Phase
 from frog.plan.simulate.disturbances import Floats
-from frog.runs.vocabulary import Phase
 
 
 @dataclass(frozen=True)

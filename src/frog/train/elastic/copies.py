@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frog.comm import World
-from frog.comm.local_shard import LocalShard
 from frog.core.errors import CommError
-from frog.parallel.strategy import Strategy
+from frog.train.comm import World
+from frog.train.comm.local_shard import LocalShard
+from frog.train.parallel.strategy import Strategy
 
 
 @dataclass(frozen=True)

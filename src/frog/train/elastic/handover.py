@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from frog.comm import World
-from frog.comm.local_shard import LocalShard, assemble, target_of
 from frog.core.errors import CommError
+from frog.train.comm import World
+from frog.train.comm.local_shard import LocalShard, assemble, target_of
 
 
 @dataclass(frozen=True)

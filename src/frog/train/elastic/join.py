@@ -7,21 +7,21 @@ import sys
 import time
 from pathlib import Path
 
-from frog.comm.collectives.errors import CollectiveError
-from frog.comm.elastic.membership import Membership, join_membership
-from frog.comm.world import pick_device
-from frog.config import RunConfig, from_dict
+from frog.core.config import RunConfig, from_dict
 from frog.core.env import WorldEnv
 from frog.core.errors import CommError, RunError, UsageError
 from frog.core.memory import keep_freed_memory
 from frog.core.printable import printable_output
 from frog.core.processes import leave
-from frog.data import open_prepared
-from frog.parallel.build import build_mesh
-from frog.runs.folder import RunFolder, find_run
-from frog.runs.run import has_living_rank
+from frog.core.runs.folder import RunFolder, find_run
+from frog.core.runs.run import has_living_rank
+from frog.train.comm.collectives.errors import CollectiveError
+from frog.train.comm.elastic.membership import Membership, join_membership
+from frog.train.comm.world import pick_device
+from frog.train.data import open_prepared
 from frog.train.elastic.survive import train_in_each_world
 from frog.train.log import RankLog
+from frog.train.parallel.build import build_mesh
 from frog.train.pretraining import Pretraining
 from frog.train.process import RankProcess
 from frog.train.setup import Run, open_events

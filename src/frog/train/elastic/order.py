@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from frog.comm import World
-from frog.data.loader import FILLING
+from frog.train.comm import World
+from frog.train.data.loader import FILLING
 from frog.train.order import OrderProof, next_link
 
 

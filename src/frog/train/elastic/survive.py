@@ -5,7 +5,7 @@ every rank has its gradient; with sharded state, each rank keeps a copy of its o
 last completed step (`copies.py`). The ranks form a new world, redistribute the step's samples, and run the step again.
 No process restarts. A joining rank receives the state between two steps.
 
-    change      the survivors agree on the members (frog.comm.elastic.survivors)
+    change      the survivors agree on the members (frog.train.comm.elastic.survivors)
         hand over   joining ranks receive weights, moments and data position, and verify the hash
         continue    with the step that was not completed
 
@@ -27,24 +27,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from frog.comm.collectives.errors import CollectiveError
-from frog.comm.collectives.rendezvous import machine
-from frog.comm.elastic.agreement import LeftOut, WorldChanged
-from frog.comm.elastic.membership import behind
-from frog.comm.local_shard import LocalShard
 from frog.core.env import SURVIVES, attempt_number, launch_dir
 from frog.core.errors import CommError, LostError, RunError
 from frog.core.facts import ErrorFacts
 from frog.core.processes import is_alive
+from frog.core.runs.heartbeat import archive_heartbeats, read_heartbeat
+from frog.core.runs.launch_request import LaunchRequest
 from frog.core.schema import write_typed
-from frog.parallel.build import build_mesh
-from frog.runs.heartbeat import archive_heartbeats, read_heartbeat
-from frog.runs.launch_request import LaunchRequest
+from frog.train.comm.collectives.errors import CollectiveError
+from frog.train.comm.collectives.rendezvous import machine
+from frog.train.comm.elastic.agreement import LeftOut, WorldChanged
+from frog.train.comm.elastic.membership import behind
+from frog.train.comm.local_shard import LocalShard
 from frog.train.elastic.copies import Copies
 from frog.train.elastic.handover import Handover, hand_over
 from frog.train.elastic.order import SharedOrder
 from frog.train.log import RankLog
 from frog.train.loop import introduce, take_steps
+from frog.train.parallel.build import build_mesh
 from frog.train.parts import Parts, build_parts
 from frog.train.setup import Run, open_events
 from frog.train.state import TrainState, weights_sha256

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from frog.config import from_dict
+from frog.core.config import from_dict
 from frog.core.errors import UsageError
+from frog.core.runs.folder import find_run
 from frog.core.schema import shortened
-from frog.data import load_tokenizer
-from frog.data.tokenizer import check_text
-from frog.runs.folder import find_run
+from frog.train.data import load_tokenizer
+from frog.train.data.tokenizer import check_text
 from frog.train.finetune.task import Task
 from frog.train.trained import Finetuned, load_finetuned
 

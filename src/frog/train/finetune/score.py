@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from frog.comm import World
-from frog.data.labelled import LabelledSet
-from frog.model import TinyTransformer
+from frog.train.comm import World
+from frog.train.data.labelled import LabelledSet
 from frog.train.finetune.confusion import Confusion, confusion
 from frog.train.finetune.task import Task, token_scores
+from frog.train.model import TinyTransformer
 
 
 @dataclass(frozen=True)

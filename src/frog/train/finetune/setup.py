@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.config import (
+from frog.core.config import (
     CheckpointConfig,
     DataConfig,
     ModelSource,
@@ -18,16 +18,16 @@ from frog.config import (
     from_dict,
     to_dict,
 )
-from frog.config.finetune import FinetuneConfig, parse_lora
-from frog.config.load import override_dict
+from frog.core.config.finetune import FinetuneConfig, parse_lora
+from frog.core.config.load import override_dict
 from frog.core.errors import ConfigError, RunError, UsageError
-from frog.data import load_tokenizer
-from frog.data.labelled import LabelledSet, read_labelled
-from frog.model import TinyTransformer
-from frog.model.lora import target_names
-from frog.runs.folder import RunFolder, find_run
+from frog.core.runs.folder import RunFolder, find_run
+from frog.train.data import load_tokenizer
+from frog.train.data.labelled import LabelledSet, read_labelled
 from frog.train.finetune.arguments import DEFAULTS, with_defaults
 from frog.train.finetune.task import Task
+from frog.train.model import TinyTransformer
+from frog.train.model.lora import target_names
 from frog.train.state import weights_sha256
 from frog.train.trained import load_base, load_trained, read_finetune
 

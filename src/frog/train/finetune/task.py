@@ -12,14 +12,22 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from frog.config.finetune import Head, LoraConfig
-from frog.config.model import IGNORED_LABEL
-from frog.data.labelled import Example
-from frog.data.labelled_batches import Row, as_completion, class_row, completion_row, label_prompt, label_words, pad
-from frog.model import TinyTransformer
-from frog.model.classifier import Classifier
-from frog.model.functions import labelled_loss
-from frog.model.lora import add_lora
+from frog.core.config.finetune import Head, LoraConfig
+from frog.core.config.model import IGNORED_LABEL
+from frog.train.data.labelled import Example
+from frog.train.data.labelled_batches import (
+    Row,
+    as_completion,
+    class_row,
+    completion_row,
+    label_prompt,
+    label_words,
+    pad,
+)
+from frog.train.model import TinyTransformer
+from frog.train.model.classifier import Classifier
+from frog.train.model.functions import labelled_loss
+from frog.train.model.lora import add_lora
 
 _BATCH_SIZE = 32
 

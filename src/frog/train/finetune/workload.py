@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from frog.config.finetune import finetune_dict
+from frog.core.config.finetune import finetune_dict
 from frog.core.seeds import derive_seed
 from frog.core.units import format_count
-from frog.data import Batch
-from frog.data.labelled_batches import LabelledBatches
-from frog.model.adapter import save_adapter
-from frog.model.lora import trained_parameters
-from frog.parallel.strategy import Strategy
+from frog.train.data import Batch
+from frog.train.data.labelled_batches import LabelledBatches
 from frog.train.finetune.confusion import confusion_lines
 from frog.train.finetune.score import FinetuneScore, HeldOut
 from frog.train.finetune.setup import Preparation
 from frog.train.finetune.task import adapt
+from frog.train.model.adapter import save_adapter
+from frog.train.model.lora import trained_parameters
+from frog.train.parallel.strategy import Strategy
 from frog.train.setup import Run
 from frog.train.state import TrainState, take_whole
 from frog.train.workload import Workload

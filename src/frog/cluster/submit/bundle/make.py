@@ -17,13 +17,13 @@ from frog.cluster.submit.bundle_facts import BUNDLE_JSON, BundleFacts, BundleReq
 from frog.cluster.submit.runfiles import named_files, strategy_settings
 from frog.cluster.submit.slurm import command_line, render_checked
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request
-from frog.config import RunConfig, load_run_config
-from frog.config.deepspeed import read_deepspeed
+from frog.core.config import RunConfig, load_run_config
+from frog.core.config.deepspeed import read_deepspeed
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
 from frog.core.schema import write_typed
 from frog.core.units import format_bytes, format_seconds
-from frog.data.prepared import open_prepared
+from frog.train.data.prepared import open_prepared
 
 _TEXTS = Path(__file__).parent / "texts"
 

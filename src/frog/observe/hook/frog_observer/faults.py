@@ -143,7 +143,7 @@ def _fill_disk(fault: dict[str, Any]) -> None:
 
 
 def _request(act: str) -> Callable[[dict[str, Any]], None]:
-    """Return an act of the launcher on this rank's node (frog.runs.launch_request)."""
+    """Return an act of the launcher on this rank's node (frog.core.runs.launch_request)."""
 
     def ask(fault: dict[str, Any]) -> None:
         folder = os.path.join(os.environ["FROG_LAUNCH_DIR"], "requests")

@@ -1,6 +1,0 @@
-"""Ranked checkpoints: every rank writes its part, rank 0 writes the manifest last, loading executes no code."""
-
-from frog.checkpoint.load import Checkpoint, find_good, verify
-from frog.checkpoint.save import Saver, disk_full_hint
-
-__all__ = ["Checkpoint", "Saver", "disk_full_hint", "find_good", "verify"]

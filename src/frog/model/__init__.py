@@ -1,5 +1,0 @@
-"""The transformer. It does not depend on ranks or process groups."""
-
-from frog.model.transformer import TinyTransformer
-
-__all__ = ["TinyTransformer"]

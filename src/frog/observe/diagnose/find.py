@@ -1,0 +1,37 @@
+"""Diagnose what a user names: a run of Frog's own trainer, or anything that another program left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from frog.core.errors import RunError
+from frog.core.runs.folder import RunFolder, find_evidence
+from frog.observe.diagnose.diagnosis import Diagnosis
+from frog.observe.diagnose.program.diagnose import diagnose_folder
+from frog.observe.diagnose.rules import diagnose
+
+
+def diagnose_path(text: str) -> tuple[Path, Diagnosis]:
+    """Return the path that a user means, and what went wrong there.
+
+    Raises:  RunError if nothing is there that can be read.
+    """
+    try:
+        folder = find_evidence(text)
+    except RunError:
+        path = Path(text)
+        if not path.exists():
+            raise
+        return path, diagnose_folder(path)
+    if is_own_run(folder):
+        return folder.path, diagnose(folder)
+    return folder.path, diagnose_folder(folder.path)
+
+
+def is_own_run(folder: RunFolder) -> bool:
+    """True for a run of Frog's trainer, False for other programs' folders."""
+    if folder.run_json.is_file():
+        return folder.read_run_json().program is None
+    if (folder.path / "observed").is_dir():  # the events are what another program recorded, below plain torchrun
+        return False
+    return bool(folder.event_ranks() or folder.heartbeat_ranks())

@@ -1,0 +1,286 @@
+"""Python tracebacks in a log: their exception, and the user's innermost line.
+
+The lines of several ranks may alternate, a traceback may be cut, and one may contain another (a DataLoader worker's,
+a Ray task's). `TracebackReader` receives line after line and returns each traceback when it ends.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from frog.observe.diagnose.known_errors.lines import LogLine
+
+BEGIN = "Traceback (most recent call last)"
+_FRAME = re.compile(r'^\W*File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?')
+_RICH_FRAME = re.compile(r"^[│|] (?P<file>\S{1,300}):(?P<line>\d{1,9}) in (?P<function>[^│|]{1,200}?) *[│|]?$")
+_EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
+_INLINE_FRAME = re.compile(r'File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9}), in (?P<function>\S{1,200})')
+_INLINE_EXCEPTION = re.compile(r"(?:^|[ >)])(?P<type>(?:\w+\.){0,9}\w+(?:Error|Exception)): (?P<message>.*)")
+_NAMES_ITS_ERROR = re.compile(r"\w(?:Error|Exception)$")
+_ENDS = ("Error", "Exception", "Exit", "Interrupt", "Warning", "Timeout", "Failure", "Closed", "StopIteration", "Empty")
+_LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>", "/lib/python3", "\\Lib\\", "/usr/lib/python")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_WRAPS = re.compile(r"^Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
+_RECORD = re.compile(
+    r"\[|[EWIF]\d{4} |(?:WARNING|ERROR|INFO|DEBUG|CRITICAL)\b|srun|slurm|wandb|[\w.-]+:\d+:\d+ \[|[=─-]{5}|frame #"
+    r"|terminate called|Exception raised from|.{0,80}?\d+%|Process |Killing |Unhandled error|Epoch|Loading|python"
+    r"|/\S+: line|/\S+\.py:\d+"
+    r"|\w+@\S+[:#$]"
+)
+"""Beginnings of lines that do not continue an exception's message."""
+_SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error")
+_MOST_FRAMES, _MOST_MESSAGE_LINES, _MOST_OPEN, _MOST_FOREIGN = 200, 24, 64, 20
+
+_IGNORED = (
+    "Exception ignored in",
+    "--- Logging error ---",
+    "Error in atexit._run_exitfuncs",
+    "Error in sys.excepthook",
+)
+_GOES_ON = re.compile(r"optimizations will not be enabled|falling back to|\bretrying\b|will retry", re.IGNORECASE)
+"""Says, in the line before a traceback, that the program continues without what failed."""
+_Stream = tuple[str, int | None, str]
+"""A file, a rank and another prefix, such as a Ray worker's."""
+Taken = Literal["taken", "foreign", "ended"]
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_library(self) -> bool:
+        return any(part in self.file for part in _LIBRARY)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+@dataclass
+class Traceback:
+    """A traceback; of chained ones, the last, with the exceptions before it."""
+
+    begin: LogLine
+    rank: int | None
+    frames: list[Frame] = field(default_factory=list)
+    type: str = ""
+    """Empty if the log is cut before the exception."""
+    message: list[str] = field(default_factory=list)
+    end: LogLine | None = None
+    """The line of the exception."""
+    is_ignored: bool = False
+    """True if Python or logging only reports it, and the process continues."""
+    is_remark: bool = False
+    """True if the line before it says that the program continues without what failed."""
+    before: list[Traceback] = field(default_factory=list)
+    """Tracebacks that this one names as its cause or its context."""
+    is_cause: bool = False
+    """True if the next traceback names this one as its direct cause."""
+
+    @property
+    def name(self) -> str:
+        """The class of the exception, without its module."""
+        return self.type.rpartition(".")[2]
+
+    @property
+    def text(self) -> str:
+        """The exception with its message, of several lines if it has several."""
+        return f"{self.type}: " + "\n".join(self.message)
+
+    @property
+    def users_frame(self) -> Frame | None:
+        """The innermost frame outside of libraries, else the innermost."""
+        own = [frame for frame in self.frames if not frame.is_library]
+        return next(reversed(own or self.frames), None)
+
+    @property
+    def chain(self) -> list[Traceback]:
+        """This traceback and those before it, the most likely cause first."""
+        if not self.before:
+            return [self]
+        both = [*self.before, self]
+        return both if self.before[-1].is_cause else both[::-1]
+
+    @property
+    def quotes_frames(self) -> bool:
+        """True if the message is the traceback of another process, as Ray's are."""
+        return bool(self.message) and "ray::" in self.message[0]
+
+    @property
+    def wraps_another(self) -> bool:
+        return bool(self.message) and _WRAPS.match(self.message[0]) is not None
+
+    @property
+    def is_bare_wrapper(self) -> bool:
+        """True if it says only that another exception follows: a RuntimeError may be anything."""
+        return self.wraps_another and self.message[0].startswith("Caught RuntimeError ")
+
+
+def _announced(text: str) -> tuple[bool, bool]:
+    """Return whether a line says that the next traceback is ignored, and whether it is only a remark."""
+    return any(words in text for words in _IGNORED), _GOES_ON.search(text) is not None
+
+
+def _in_one_line(line: LogLine) -> Traceback | None:
+    """Return a traceback that lost its line breaks, as in Markdown without a code block."""
+    after = line.text.partition(BEGIN)[2]
+    frames = [Frame(found["file"], int(found["line"]), found["function"]) for found in _INLINE_FRAME.finditer(after)]
+    found = _INLINE_EXCEPTION.search(after)
+    if not frames or found is None:
+        return None
+    return Traceback(
+        line, line.named_rank, frames[:_MOST_FRAMES], type=found["type"], message=[found["message"]], end=line
+    )
+
+
+class TracebackReader:
+    """Collects the tracebacks of a log, one per stream: a rank, or all lines without one."""
+
+    def __init__(self) -> None:
+        self._open: dict[_Stream, _Open] = {}
+        self._last: dict[_Stream, str] = {}
+        """The last line of each stream outside of tracebacks: it can say that the next one does not end the process."""
+
+    def read(self, line: LogLine) -> tuple[list[Traceback], bool]:
+        """Return the tracebacks that end with this line, and True if the line belongs to a traceback."""
+        key = (line.file, line.rank, line.source)
+        done: list[Traceback] = []
+        reading = self._open.get(key)
+        begins = BEGIN in line.text
+        if reading is not None and not begins:
+            taken = reading.takes(line.text, line)
+            if taken != "ended":
+                return [], taken == "taken"
+            done.append(self._open.pop(key).traceback)
+        if begins and (whole := _in_one_line(line)):
+            return [*done, *self._close(key), whole], True
+        opened = _Open.following(self._open.pop(key, None), line, done) if begins else _Open.without_begin(line)
+        if opened is None:
+            self._remember(key, line.text)
+            return done, False
+        opened.traceback.is_ignored, opened.traceback.is_remark = _announced(self._last.pop(key, ""))
+        self._open[key] = opened
+        if len(self._open) > _MOST_OPEN:
+            done += self._close(next(iter(self._open)))
+        return done, True
+
+    def _remember(self, key: _Stream, text: str) -> None:
+        self._last[key] = text
+        if len(self._last) > _MOST_OPEN:
+            self._last.pop(next(iter(self._last)))
+
+    def _close(self, key: _Stream) -> list[Traceback]:
+        return [self._open.pop(key).traceback] if key in self._open else []
+
+    def rest(self) -> list[Traceback]:
+        """Return the tracebacks that the end of the log leaves open."""
+        return [reading.traceback for reading in self._open.values()]
+
+
+@dataclass
+class _Open:
+    """A traceback that is being read."""
+
+    traceback: Traceback
+    prefix: str
+    """What stands before `Traceback` in its first line, and may stand before the other lines too."""
+    boxed: bool
+    """True for the frames with borders that the library rich draws."""
+    chained: bool = False
+    strange: int = 0
+    blank: int = 0
+    process: int | None = None
+    """The process whose traceback comes next."""
+
+    @classmethod
+    def of(cls, line: LogLine, before: list[Traceback]) -> _Open:
+        prefix, _, after = line.text.partition(BEGIN)
+        boxed = "─" in prefix or "─" in after
+        prefix = prefix.removesuffix("Original ")
+        return cls(Traceback(line, line.named_rank, before=before), "" if boxed else prefix, boxed)
+
+    @classmethod
+    def following(cls, last: _Open | None, line: LogLine, done: list[Traceback]) -> _Open:
+        """Return a new traceback; it is chained to the open one, or the open one is done."""
+        if last is None:
+            return cls.of(line, [])
+        if not (last.chained or last.traceback.wraps_another):
+            done.append(last.traceback)
+            return cls.of(line, [])
+        opened = cls.of(line, [*last.traceback.before, last.traceback][-8:])
+        if opened.traceback.rank is None:
+            opened.traceback.rank = last.process
+        return opened
+
+    @classmethod
+    def without_begin(cls, line: LogLine) -> _Open | None:
+        """Return a traceback whose beginning the log lacks: it starts with a frame, or with the exception itself."""
+        if _FRAME.match(line.text):
+            opened = cls(Traceback(line, line.named_rank), "", boxed=False)
+            opened.takes(line.text, line)
+            return opened
+        found = _EXCEPTION.match(line.text.lstrip("\"'`* "))
+        if found is None or not found["message"] or not _NAMES_ITS_ERROR.search(found["type"]):
+            return None
+        bare = Traceback(line, line.named_rank, type=found["type"], message=[found["message"]], end=line)
+        return cls(bare, "", boxed=False)
+
+    def takes(self, text: str, line: LogLine) -> Taken:
+        """Add a line, unless it is foreign (another process wrote it) or the traceback has ended before it."""
+        if self.prefix.strip() and text.startswith(self.prefix):
+            text = text[len(self.prefix) :]
+        traceback = self.traceback
+        if found := _FRAME.match(text) or (_RICH_FRAME.match(text) if self.boxed else None):
+            if traceback.type and not traceback.quotes_frames:
+                return "ended"
+            if traceback.type:
+                traceback.type, traceback.message, traceback.frames = "", [], []
+            if len(traceback.frames) < _MOST_FRAMES:
+                traceback.frames.append(Frame(found["file"], int(found["line"]), found["function"] or ""))
+            self.strange = 0
+            return "taken"
+        if traceback.type:
+            return "taken" if self._continues(text) else "ended"
+        return self._body(text, line)
+
+    def _body(self, text: str, line: LogLine) -> Taken:
+        """Add a line between the first line and the exception."""
+        outside = text.lstrip(" |").rstrip()
+        indent = len(text) - len(text.lstrip())
+        found = _EXCEPTION.match(outside)
+        if found and (indent == 0 or found["type"].endswith(_ENDS)) and self._is_exception(found, indent):
+            self.traceback.type, self.traceback.end = found["type"], line
+            self.traceback.message = [found["message"] or ""]
+            return "taken"
+        if indent or not outside or self.boxed:
+            return "taken"
+        self.strange += 1
+        return "foreign" if self.strange < _MOST_FOREIGN else "ended"
+
+    def _is_exception(self, found: re.Match[str], indent: int) -> bool:
+        known = found["type"].endswith(_ENDS)
+        return known or (bool(self.traceback.frames) and found["message"] is not None and "." in found["type"])
+
+    def _continues(self, text: str) -> bool:
+        """Add a line of the message, or one that links two tracebacks."""
+        if found := _SPAWNED.match(text):  # torch.multiprocessing.spawn quotes the traceback of its process
+            self.traceback.message[0], self.chained, self.process = text, True, int(found[1])
+            return True
+        if any(words in text for words in _CHAINED):
+            self.chained, self.traceback.is_cause = True, _CHAINED[1] in text
+            return True
+        if not text.strip():
+            self.blank += 1
+            return self.blank < 3
+        message = self.traceback.message
+        if self.chained or self.blank or len(message) >= _MOST_MESSAGE_LINES or _RECORD.match(text):
+            return False
+        found = _EXCEPTION.match(text)
+        if found and found["type"].endswith(_ENDS) and not text.startswith("nccl"):
+            return False
+        message.append(text)
+        return True

@@ -1,0 +1,151 @@
+"""Fill one `Evidence` from a folder or file: each file goes to the reader that recognizes its content."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from frog.core.errors import RunError
+from frog.core.files import open_plain
+from frog.observe.diagnose.program.evidence import Evidence
+from frog.observe.diagnose.program.failed_calls import add_lines, mark_failed_calls
+from frog.observe.diagnose.program.file_ranks import number_at_end, rank_in_name, ranks_by_number
+from frog.observe.diagnose.program.group_names import name_default_group
+from frog.observe.diagnose.program.logs import add_log
+from frog.observe.diagnose.program.messages import add_awaited_messages
+from frog.observe.diagnose.program.observed import add_run
+from frog.observe.diagnose.program.recorder import DumpError, add_dump, decode_dump
+from frog.observe.diagnose.program.slurm import add_sacct
+from frog.observe.diagnose.program.stacks import add_stacks, is_stack_dump
+from frog.observe.diagnose.program.torchrun import add_error_file, decode_error_file
+
+_MOST_FILES = 20_000
+_MOST_BYTES = 64 << 20
+_HEAD, _TAIL = 2 << 20, 8 << 20
+"""Bytes to read at the beginning and at the end of a log."""
+_MOST_TEXT = 96 << 20
+"""Most bytes of all logs."""
+_DATA = re.compile(r"\.(json|pickle|pkl|bin|dump)$|^[^.]+$|_\d+$", re.IGNORECASE)
+_TEXT = re.compile(r"\.(log|txt|out|err|stdout|stderr|sacct|[oe]\d+)$|^[^.]+$|\.\d+$", re.IGNORECASE)
+READABLE = (
+    "run folders of `frog run`, flight-recorder dumps of torch, torchrun's error files, Slurm's output and `sacct` "
+    "text, logs of the ranks, and `py-spy dump` text"
+)
+
+
+def gather(path: Path, attempt: int = 0) -> Evidence:
+    """Read all evidence in a folder or file.
+
+    Raises:  RunError if there is none.
+    """
+    evidence = Evidence(str(path))
+    if path.is_dir():
+        add_run(evidence, path, attempt)
+        _add_files(evidence, path, list(_files(path, attempt)))
+    else:
+        _add_file(evidence, path, path.name, rank_in_name(path.name), _MOST_TEXT, named=True)
+    _use_tasks(evidence)
+    name_default_group(evidence)
+    add_awaited_messages(evidence)
+    mark_failed_calls(evidence)
+    add_lines(evidence)
+    if not evidence.ranks and not evidence.files:
+        why = "".join(f"; {problem}" for problem in evidence.problems[:3])
+        raise RunError(f"{path}: no evidence of a run{why}", f"frog diagnose reads {READABLE}")
+    return evidence
+
+
+def _add_files(evidence: Evidence, path: Path, files: list[Path]) -> None:
+    names = {file: str(file.relative_to(path)) for file in files}
+    numbered = ranks_by_number(names.values())
+    budget = _MOST_TEXT
+    for file, name in names.items():
+        rank = rank_in_name(name)
+        budget -= _add_file(evidence, file, name, numbered.get(name) if rank is None else rank, budget)
+    if budget <= 0:
+        evidence.problems.append(f"{path}: more than {_MOST_TEXT >> 20} MiB of logs; the last files were not read")
+
+
+def _files(path: Path, attempt: int) -> Iterator[Path]:
+    """Yield the files below a folder, in order; without those of the observer and of other attempts."""
+    number = 0
+    for root, folders, names in os.walk(path):
+        within = Path(root).relative_to(path).parts
+        folders[:] = sorted(name for name in folders if _is_read((*within, name), attempt))
+        for name in sorted(names):
+            number += 1
+            if number > _MOST_FILES:
+                return
+            yield Path(root) / name
+
+
+def _is_read(parts: tuple[str, ...], attempt: int) -> bool:
+    """True for a folder whose files are read one by one."""
+    if parts[-1].startswith(".") or parts == ("checkpoints",):
+        return False
+    if parts[0] != "observed" or len(parts) == 1:
+        return True
+    return len(parts) == 2 and parts[1] == f"attempt_{attempt}"
+
+
+def _add_file(evidence: Evidence, file: Path, name: str, rank: int | None, text_bytes: int, named: bool = False) -> int:
+    """Add a file to the evidence if a reader recognizes it; return the number of bytes of text that were read.
+
+    named: True if the user named this file, which is read whatever its name is.
+    """
+    is_data, is_text = (named or pattern.search(file.name) is not None for pattern in (_DATA, _TEXT))
+    if not (is_data or is_text):
+        return 0
+    try:
+        with open_plain(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            start = opened.read(4096)
+            if is_data and size <= _MOST_BYTES and start[:1] in (b"\x80", b"{"):
+                if _add_data(evidence, start + opened.read(_MOST_BYTES), name, rank):
+                    evidence.files.append(name)
+                return 0
+            if not is_text or b"\0" in start or text_bytes <= 0:
+                return 0
+            data = start + opened.read(_HEAD)
+            if size > _HEAD + _TAIL:
+                opened.seek(size - _TAIL)
+            data += opened.read(_TAIL)
+    except OSError as error:
+        evidence.problems.append(f"{name}: cannot be read: {error.strerror}")
+        return 0
+    if _add_text(evidence, data.decode("utf-8", "replace"), name, rank):
+        evidence.files.append(name)
+    return len(data)
+
+
+def _add_data(evidence: Evidence, data: bytes, name: str, rank: int | None) -> bool:
+    try:
+        dump = decode_dump(data)
+    except DumpError:
+        evidence.problems.append(f"{name}: a flight-recorder dump that is damaged or incomplete; it was not read")
+        return False
+    if dump is not None:
+        return add_dump(evidence, dump, name, number_at_end(name) if rank is None else rank)
+    if (error := decode_error_file(data)) is not None:
+        add_error_file(evidence, error, name, rank)
+        return True
+    return False
+
+
+def _add_text(evidence: Evidence, text: str, name: str, rank: int | None) -> bool:
+    if is_stack_dump(text):
+        return add_stacks(evidence, text, name, number_at_end(name) if rank is None else rank)
+    return add_sacct(evidence, text, name) or add_log(evidence, text, name, rank)
+
+
+def _use_tasks(evidence: Evidence) -> None:
+    """Take the tasks of srun as ranks, unless torchrun started the ranks."""
+    if evidence.by_torchrun:
+        return
+    for task, (code, source) in evidence.tasks.items():
+        rank = evidence.of(task)
+        rank.add_source(source)
+        if rank.exit_code is None:
+            rank.exit_code, rank.exit_source = code, source

@@ -1,0 +1,308 @@
+"""Rules about collectives that meet but do not match: another operation, order, size or type of elements."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.program.branches import call_branch, in_one_loop
+from frog.observe.diagnose.program.compare import Difference
+from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
+from frog.observe.diagnose.program.history import is_unusual, usual_after
+from frog.observe.diagnose.program.lines import describe_call, report_ranks, survived_error
+
+_AHEAD = 400
+"""Calls after the difference to compare for their order."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The rank that differs, and one of the others."""
+
+    odd: int
+    other: int
+    odd_calls: list[Call]
+    """From the difference on."""
+    other_calls: list[Call]
+    odd_before: list[Call]
+    other_before: list[Call]
+    tie: bool
+    """True if no side has a majority."""
+
+    @property
+    def odd_call(self) -> Call:
+        return self.odd_calls[0]
+
+    @property
+    def other_call(self) -> Call:
+        return self.other_calls[0]
+
+    @property
+    def is_short(self) -> bool:
+        """True if a rank called nothing after the difference."""
+        return min(len(self.odd_calls), len(self.other_calls)) < 2
+
+    def swapped(self) -> Sides:
+        return Sides(
+            self.other, self.odd, self.other_calls, self.odd_calls, self.other_before, self.odd_before, self.tie
+        )
+
+
+def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
+    """Explain the first collective at which the members of a group do not match."""
+    sides = _sides(evidence, found)
+    both = (sides, sides.swapped()) if sides.tie else (sides,)
+    for rule in (_order, _guarded, _guarded_others, _skipped, _extra, _batches):
+        for each in both:
+            explained = rule(evidence, found, each)
+            if explained is not None:
+                return explained
+    return _size(evidence, found, sides)
+
+
+def _sides(evidence: Evidence, found: Difference) -> Sides:
+    """Choose the odd rank: of the smaller side; in a tie one that called something new, else the higher rank."""
+    counts = Counter(_form(call) for call in found.calls.values())
+    right = max(counts, key=lambda form: (counts[form], form == _form(found.calls[min(found.calls)])))
+    tie = counts[right] * 2 <= sum(counts.values())
+    unusual = {_form(call) for number, call in found.calls.items() if _calls_something_new(evidence, number, call)}
+    if tie and len(counts) == 2 and unusual == {right}:
+        right = next(form for form in counts if form != right)
+    odd = next(number for number, call in found.calls.items() if _form(call) != right)
+    other = next(number for number, call in found.calls.items() if _form(call) == right)
+    of = {number: evidence.ranks[number].by_group()[found.group] for number in (odd, other)}
+    after = {number: [call for call in calls if call.seq >= found.seq] for number, calls in of.items()}
+    before = {number: [call for call in calls if call.seq < found.seq] for number, calls in of.items()}
+    return Sides(odd, other, after[odd], after[other], before[odd], before[other], tie)
+
+
+def _calls_something_new(evidence: Evidence, number: int, call: Call) -> bool:
+    calls = evidence.ranks[number].by_group()[call.group]
+    return bool(is_unusual([each for each in calls if each.seq < call.seq], call))
+
+
+def _form(call: Call) -> tuple[object, ...]:
+    return call.op, call.elements, call.dtypes
+
+
+def _same(one: Call, other: Call) -> bool:
+    return _form(one) == _form(other) and (one.line is None or other.line is None or same_line(one.line, other.line))
+
+
+def _base(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
+    rest = [number for number in found.calls if number not in (sides.odd, sides.other)]
+    rank = evidence.ranks[sides.odd]
+    return Diagnosis(
+        "stuck",
+        "",
+        rank=sides.odd,
+        node_rank=rank.node_rank,
+        line=place(sides.odd_call.line) or None,
+        peer_line=place(sides.other_call.line) or None,
+        collective=describe_call(evidence, sides.other_call),
+        evidence=(
+            *(_call_line(evidence, number, found.calls[number]) for number in (sides.odd, sides.other, *rest[:6])),
+            *report_ranks(evidence, [sides.odd, sides.other], waits=False),
+        ),
+    )
+
+
+def _call_line(evidence: Evidence, number: int, call: Call) -> str:
+    return note(call.created_ns, f"rank {number}", f"called {describe_call(evidence, call)}", call.source)
+
+
+def _differ(evidence: Evidence, found: Difference, sides: Sides) -> str:
+    """Return the sentence about both sides."""
+    at = at_place(sides.odd_call.line)
+    there = at_place(sides.other_call.line)
+    others = sorted(number for number, call in found.calls.items() if _form(call) == _form(sides.other_call))
+    return (
+        f"collective {found.seq} of {found.group.label(evidence.world)} differs: rank {sides.odd} called "
+        f"{sides.odd_call}{at}, {span(others)} called {sides.other_call}{there}"
+    )
+
+
+def _order(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find the same calls in another order."""
+    length = min(len(sides.odd_calls), len(sides.other_calls), _AHEAD)
+    for number in range(2, length + 1):
+        odd = Counter((_form(call), _at(call)) for call in sides.odd_calls[:number])
+        if odd == Counter((_form(call), _at(call)) for call in sides.other_calls[:number]):
+            break
+    else:
+        return None
+    inside = same_line(sides.odd_call.line, sides.other_call.line)
+    return _base(evidence, found, sides).with_more(
+        fault="order",
+        rank=sides.odd,
+        certain=not sides.tie,
+        finding=f"{_differ(evidence, found, sides)}: the same {number} collectives in another order",
+        advice="iterate over parameters, buckets or keys in an order that is the same on every rank: not over a set, "
+        "a dict filled in another order, os.listdir, or glob without sorted"
+        if inside
+        else "ranks of a group must call its collectives in the same order",
+    )
+
+
+def _at(call: Call) -> tuple[str, int] | None:
+    return (call.line.file, call.line.line) if call.line is not None else None
+
+
+def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a call under a test of the rank that the others never made."""
+    branch = call_branch(sides.odd_call, [sides.odd], [*sides.other_before, *sides.other_calls])
+    if branch is None or any(same_line(call.line, sides.odd_call.line) for call in sides.other_before):
+        return None
+    return _base(evidence, found, sides).with_more(
+        fault="branch",
+        finding=f"{_differ(evidence, found, sides)}: only some ranks pass {branch}",
+        advice="move the collective out of the branch: every rank of its group must call it",
+    )
+
+
+def _guarded_others(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a call under a test of the rank that only the odd rank never made."""
+    explained = None if sides.tie else _guarded(evidence, found, sides.swapped())
+    rank = evidence.ranks[sides.odd]
+    return explained.with_more(rank=sides.odd, node_rank=rank.node_rank) if explained is not None else None
+
+
+def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a rank whose call matches the next one of the others, which it called before."""
+    called = any(_same(call, sides.other_call) for call in sides.odd_before)
+    if len(sides.other_calls) > 1:
+        matches = _same(sides.odd_call, sides.other_calls[1])
+    else:
+        matches = _follows(sides.other_before, sides.other_call, sides.odd_call)
+    if not ((called and matches) or _jumped(sides)) or same_line(sides.odd_call.line, sides.other_call.line):
+        return None
+    caught = survived_error(evidence.ranks[sides.odd])
+    error = f", after an error that its log shows: {caught}" if caught else ""
+    reverse = _follows(sides.odd_before, sides.odd_call, sides.other_call)
+    if reverse and not caught and sides.tie and survived_error(evidence.ranks[sides.other]):
+        return None  # the other side shows an error
+    return _base(evidence, found, sides).with_more(
+        fault="skipped",
+        certain=bool(caught) or not (sides.tie and reverse),
+        finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} skipped "
+        f"{sides.other_call.op} at {place(sides.other_call.line)}{error}",
+        advice="a `continue`, a caught exception or a condition that only one rank meets must not skip a collective: "
+        "let all ranks agree first, for example by an all-reduce of a flag",
+    )
+
+
+def _jumped(sides: Sides) -> bool:
+    """True if a rank made a call that it made before, where its own history has the call of the others."""
+    if not is_unusual(sides.odd_before, sides.odd_call):
+        return False
+    was_there = any(_same(call, sides.odd_call) for call in sides.odd_before)
+    return was_there and any(_same(call, sides.other_call) for call in usual_after(sides.odd_before))
+
+
+def _follows(calls: list[Call], first: Call, second: Call) -> bool:
+    """True if, the last time that a rank called `first`, its next call was `second`."""
+    for number in range(len(calls) - 2, -1, -1):
+        if _same(calls[number], first):
+            return _same(calls[number + 1], second)
+    return False
+
+
+def _extra(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a rank that called something which no other rank ever called from that line."""
+    odd = sides.odd_call
+    if odd.line is None or sides.other_call.line is None or same_line(odd.line, sides.other_call.line):
+        return None
+    if any(same_line(call.line, odd.line) for call in [*sides.other_before, *sides.other_calls, *sides.odd_before]):
+        return None
+    if not any(same_line(call.line, sides.other_call.line) for call in sides.odd_before) and sides.tie:
+        return None
+    if _left_loop(sides):
+        return None
+    return _base(evidence, found, sides).with_more(
+        fault="branch",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: only rank {sides.odd} ever came to {place(odd.line)}",
+        advice="look for a condition that only this rank meets: every rank of the group must call the same collectives",
+    )
+
+
+def _left_loop(sides: Sides) -> bool:
+    """True if the others repeat a call of a loop, and the odd rank's call is at a later line of the same function."""
+    one, other = sides.odd_call.line, sides.other_call.line
+    repeats = any(_same(call, sides.other_call) for call in sides.odd_before)
+    if one and other and in_one_loop(one, other):
+        return False
+    return bool(
+        repeats
+        and one
+        and other
+        and one.file == other.file
+        and one.function == other.function
+        and one.line > other.line
+    )
+
+
+def _batches(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a rank that left a loop in which the others continue."""
+    if not _left_loop(sides):
+        return None
+    times = sum(same_line(call.line, sides.other_call.line) for call in sides.odd_before)
+    return _base(evidence, found, sides).with_more(
+        fault="batches",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} left the loop after {times} "
+        f"calls there, the others continue: one rank has fewer batches",
+        advice="give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed "
+        "number of "
+        "steps; under DDP, `with model.join():` accepts uneven inputs",
+    )
+
+
+def _size(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
+    """Report other sizes, other types or another operation as such."""
+    base = _base(evidence, found, sides)
+    differ = _differ(evidence, found, sides)
+    if found.kind == "op":
+        return base.with_more(
+            fault="order",
+            certain=False,
+            finding=f"{differ}: the ranks took different paths",
+            advice="compare the two lines: ranks of a group must call the same collectives in the same order",
+        )
+    if found.kind == "dtype":
+        return base.with_more(
+            fault="dtype",
+            certain=not sides.tie,
+            finding=f"{differ}: another type of elements",
+            advice="use the same precision on all ranks: autocast, .half() or a checkpoint loaded on one rank only",
+        )
+    if _is_of_several_sizes(sides):
+        return base.with_more(
+            fault="order",
+            certain=False,
+            finding=f"{differ}: this line calls collectives of several sizes, so probably in another order",
+            advice="iterate over parameters, buckets or keys in an order that is the same on every rank",
+        )
+    return base.with_more(
+        fault="shape",
+        certain=not sides.tie and not sides.is_short,
+        finding=f"{differ}: another size{_first_dim(sides)}",
+        advice="pad to a common size, drop the last uneven batch (drop_last=True), or exchange the sizes first and use "
+        "all_to_all or a padded all_gather",
+    )
+
+
+def _is_of_several_sizes(sides: Sides) -> bool:
+    """True if both calls come from one line that has called both sizes before."""
+    one, other = sides.odd_call, sides.other_call
+    before = [call for call in sides.other_before if same_line(call.line, other.line)]
+    return same_line(one.line, other.line) and {one.elements, other.elements} <= {call.elements for call in before}
+
+
+def _first_dim(sides: Sides) -> str:
+    """Say that only the first of several dimensions differs, as it does for batches of different sizes."""
+    one, other = sides.odd_call.sizes, sides.other_call.sizes
+    if one and other and len(one[0]) > 1 and len(other[0]) > 1 and one[0] != other[0] and one[0][1:] == other[0][1:]:
+        return f" in the first dimension ({one[0][0]} and {other[0][0]}), as uneven data has"
+    return ", or the same ones in another order: no later calls are known that would tell" if sides.is_short else ""

@@ -1,0 +1,141 @@
+"""Dumps of torch's flight recorder, of any backend and version: pickles as NCCL's watchdog writes them, or JSON.
+
+torch names the files `nccl_trace_rank_3`, `comm_lib_trace_rank_3` or as the user asked; the rank is only in the name.
+Version 2.0 to 2.10 differ in the fields that exist: every field but the entries is optional here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.program.evidence import Call, Evidence
+from frog.observe.diagnose.program.group_names import GroupNames
+from frog.observe.diagnose.program.pickles import PickleError, load_plain
+from frog.observe.diagnose.program.places import user_line
+
+_MOST_ENTRIES, _MOST_FRAMES, _MOST_TENSORS, _MOST_DIMS = 100_000, 200, 64, 16
+_MOST_RANK = 2**20
+_OP_TYPES = {
+    "ALLREDUCE": "all_reduce",
+    "ALLREDUCE_COALESCED": "allreduce_coalesced",
+    "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "_all_gather_base",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "_REDUCE_SCATTER_BASE": "_reduce_scatter_base",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all",
+}
+
+
+def op_name(text: str) -> str:
+    """Return `all_reduce` for `nccl:all_reduce` or `ALLREDUCE`."""
+    name = text.rpartition(":")[2].split(" ")[0]
+    return _OP_TYPES.get(name, name.lower() if name.isupper() else name)
+
+
+class DumpError(Exception):
+    """The data begins as a dump, but is not complete."""
+
+
+def decode_dump(data: bytes) -> dict[str, Any] | None:
+    """Return a dump's fields; None if the data is not one.
+
+    Raises:  DumpError if it is a damaged dump: a rank that is killed while it writes leaves a part.
+    """
+    is_torchs = b"profiling_name" in data or b"pg_config" in data
+    if not is_torchs and b"entries" not in data[:4096] + data[-4096:]:
+        return None
+    try:
+        value = load_plain(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
+    except (PickleError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if is_torchs:
+            raise DumpError from error
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("entries"), list) else None
+
+
+def add_dump(evidence: Evidence, dump: dict[str, Any], path: str, number: int | None) -> bool:
+    """Add a rank's collectives; return False if the file's name does not tell its rank."""
+    if number is None:
+        evidence.problems.append(f"{path}: a flight-recorder dump, but its name has no rank: rename it to …_rank_N")
+        return False
+    rank, names = evidence.of(number), GroupNames(_members(dump.get("pg_config")))
+    calls = [_call(entry, names, path) for entry in dump["entries"][-_MOST_ENTRIES:] if isinstance(entry, dict)]
+    rank.calls = [call for call in calls if call is not None]
+    rank.has_calls = True
+    rank.add_source(path)
+    _add_counts(evidence, number, dump.get("pg_status"), names)
+    return True
+
+
+def _members(config: Any) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each group; torch writes them as the text "[0, 1]"."""
+    found = {}
+    for name, group in config.items() if isinstance(config, dict) else ():
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        numbers = re.findall(r"\d{1,7}", ranks) if isinstance(ranks, str) else ranks
+        if isinstance(numbers, list) and 0 < len(numbers) < _MOST_RANK:
+            found[str(name)] = tuple(int(number) for number in numbers if str(number).isdecimal())
+    return found
+
+
+def _add_counts(evidence: Evidence, number: int, status: Any, names: GroupNames) -> None:
+    rank = evidence.of(number)
+    for name, counts in status.items() if isinstance(status, dict) else ():
+        if isinstance(counts, dict):
+            group = names.find(str(name))
+            rank.enqueued[group] = max(0, _number(counts.get("last_enqueued_collective")) or 0)
+            rank.completed[group] = max(0, _number(counts.get("last_completed_collective")) or 0)
+
+
+def _call(entry: dict[str, Any], names: GroupNames, path: str) -> Call | None:
+    group, title = entry.get("process_group"), entry.get("profiling_name")
+    p2p = entry.get("is_p2p") is True
+    # Before version 2.2, one number counted collectives and messages.
+    seq = _number(entry.get("p2p_seq_id" if p2p else "collective_seq_id", entry.get("seq_id")))
+    if not isinstance(title, str) or seq is None:
+        return None
+    name = str(group[0]) if isinstance(group, (list, tuple)) and group else str(entry.get("pg_id", ""))
+    frames = [frame for each in _list(entry.get("frames"))[:_MOST_FRAMES] if (frame := _frame(each)) is not None]
+    state = entry.get("state")
+    return Call(
+        names.find(name),
+        seq,
+        op_name(title) + (title[title.index(" ") :] if p2p and " " in title else ""),
+        state == "completed" or entry.get("retired") is True,
+        _sizes(entry.get("input_sizes")),
+        tuple(str(each) for each in _list(entry.get("input_dtypes"))[:_MOST_TENSORS]),
+        p2p=p2p or op_name(title) in ("send", "recv"),
+        started=None if title.startswith("gloo") else state in ("started", "completed"),
+        created_ns=_number(entry.get("time_created_ns")) or None,
+        line=user_line(frames),
+        source=path,
+    )
+
+
+def _frame(value: Any) -> CodeLine | None:
+    if not isinstance(value, dict) or not isinstance(value.get("filename"), str):
+        return None
+    return CodeLine(
+        file=value["filename"][:4096], line=_number(value.get("line")) or 0, function=str(value.get("name", ""))[:200]
+    )
+
+
+def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
+    tensors = [size for size in _list(value)[:_MOST_TENSORS] if isinstance(size, (list, tuple))]
+    return tuple(tuple(_number(width) or 0 for width in size[:_MOST_DIMS]) for size in tensors)
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _number(value: Any) -> int | None:
+    """Return an integer of 64 bits, also from text, as torch's JSON has them."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
+        value = int(value)
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None

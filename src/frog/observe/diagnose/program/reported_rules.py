@@ -1,0 +1,196 @@
+"""Rules about a mismatch that the backend reported in a log, if the records of collectives do not show it.
+
+gloo ends a process that receives a longer message than it expects, so its record is lost. The record of another rank
+shows whether that rank left the order in which it has called its collectives before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.program.branches import rank_branch
+from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
+from frog.observe.diagnose.program.history import is_unusual, usual_after
+from frog.observe.diagnose.program.lines import describe_call, report_ranks, survived_error
+from frog.observe.diagnose.program.message_size import longer_message
+from frog.observe.diagnose.program.victims import in_collective
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """The rank that received an unexpected message, and one that waits in another call."""
+
+    receiver: int
+    message: tuple[str, str]
+    """The line of the log, and the log."""
+    line: CodeLine | None
+    other: int | None
+    call: Call | None
+    """The call in which the other rank waits."""
+
+
+def reported(evidence: Evidence) -> Diagnosis | None:
+    """Explain a mismatch that the backend reported."""
+    met = _meeting(evidence)
+    if met is None:
+        return None
+    return (
+        longer_message(evidence, evidence.ranks[met.receiver], met.message)
+        or _left_its_order(evidence, met)
+        or _unexpected(evidence, met)
+    )
+
+
+def _meeting(evidence: Evidence) -> _Meeting | None:
+    said = {number: rank for number, rank in evidence.ranks.items() if rank.mismatch}
+    crashed = {number: rank for number, rank in evidence.ranks.items() if evidence.mismatch and rank.exit_code == -6}
+    receiver = min(said or crashed, default=None)
+    if receiver is None:
+        return None
+    rank = evidence.ranks[receiver]
+    pending = {number: own.pending[0] for number, own in evidence.ranks.items() if number != receiver and own.pending}
+    pending = pending or _garbled(evidence, receiver)
+    other = min(pending, key=lambda number: pending[number].created_ns or 0, default=None)
+    message = rank.mismatch or evidence.mismatch or ("", "")
+    call = _with_line(evidence.ranks[other], pending[other]) if other is not None else None
+    return _Meeting(receiver, message, rank.line, other, call)
+
+
+def _garbled(evidence: Evidence, receiver: int) -> dict[int, Call]:
+    """Return the last calls of ranks that an error inside a collective ended: they received something else."""
+    ranks = {number: rank for number, rank in evidence.ranks.items() if number != receiver and rank.calls}
+    return {
+        number: max(rank.calls, key=lambda call: call.created_ns or 0)
+        for number, rank in ranks.items()
+        if rank.error is not None and in_collective(rank.error)
+    }
+
+
+def _with_line(rank: RankEvidence, call: Call) -> Call:
+    """Return a call with its line: that of the rank's error, if its record has no stacks."""
+    error_line = rank.error.line if rank.error is not None else None
+    return replace(call, line=call.line or error_line)
+
+
+def _left_its_order(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
+    """Find a rank that did not call, as always before, what the other rank is in."""
+    if met.other is None or met.call is None or met.line is None or same_line(met.call.line, met.line):
+        return None
+    if rank_branch(met.call.line) is not None:
+        return None
+    before = _before(evidence, met.other, met.call)
+    times = sum(same_line(call.line, met.line) for call in before)
+    if not is_unusual(before, met.call) or not any(same_line(each.line, met.line) for each in usual_after(before)):
+        return None
+    caught = survived_error(evidence.ranks[met.other])
+    error = f", after an error that its log shows: {caught}" if caught else ""
+    return _found(evidence, met).with_more(
+        fault="skipped",
+        rank=met.other,
+        node_rank=evidence.ranks[met.other].node_rank,
+        line=place(met.call.line) or None,
+        peer_line=place(met.line),
+        finding=f"rank {met.other} called {describe_call(evidence, met.call)} while rank {met.receiver} was in the "
+        f"collective at {place(met.line)}: rank {met.other} skipped that one, which it had called {times} times "
+        f"before{error}",
+        advice="a `continue`, a caught exception or a condition that only one rank meets must not skip a collective: "
+        "let all ranks agree first, for example by an all-reduce of a flag",
+    )
+
+
+def _before(evidence: Evidence, number: int, call: Call) -> list[Call]:
+    return [each for each in evidence.ranks[number].by_group().get(call.group, []) if each.seq < call.seq]
+
+
+def _is_others(evidence: Evidence, met: _Meeting) -> bool:
+    """True if the other rank, at the same line, called something else than each time before."""
+    if met.other is None or met.call is None:
+        return False
+    return bool(is_unusual(_before(evidence, met.other, met.call), met.call)) and same_line(met.call.line, met.line)
+
+
+def _has_completed(evidence: Evidence, met: _Meeting) -> bool:
+    """True if the other rank called something at the receiver's line just before, and only then.
+
+    It received a shorter message than it expects, which gloo accepts.
+    """
+    before = _before(evidence, met.other, met.call) if met.other is not None and met.call is not None else []
+    there = [call for call in before if same_line(call.line, met.line)]
+    return len(there) == 1 and there[0] is before[-1] and there[0].done
+
+
+def _in_other_order(evidence: Evidence, met: _Meeting) -> bool:
+    """True if this line calls collectives of several sizes one after the other."""
+    if met.other is None or met.call is None:
+        return False
+    before = [each for each in _before(evidence, met.other, met.call) if same_line(each.line, met.call.line)]
+    return len({each.elements for each in before}) > 1
+
+
+def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
+    """Report both sides. Which of them is wrong, only the history of the other rank can tell."""
+    call = met.call
+    there = f"; {span([met.other])} called {describe_call(evidence, call)}" if met.other is not None and call else ""
+    sender = _only_other(evidence, met)
+    if sender is not None:
+        there = f"; rank {sender.rank} was{at_place(sender.line)}"
+    same = call is not None and (same_line(call.line, met.line) or _has_completed(evidence, met))
+    own, others = rank_branch(met.line), rank_branch(call.line) if call is not None else None
+    branch = own or others
+    why = f": only some ranks pass {branch}" if branch else ""
+    in_order = same and _in_other_order(evidence, met)
+    is_others = _is_others(evidence, met) or (others is not None and own is None)
+    odd = met.other if is_others and met.other is not None else met.receiver
+    lines = (met.line, call.line if call is not None else sender.line if sender is not None else None)
+    line, peer_line = lines if own or not others else (lines[1], lines[0])
+    return _found(evidence, met).with_more(
+        fault="branch" if branch else _kind(evidence, met) if (same and not in_order) or call is None else "order",
+        rank=odd,
+        node_rank=evidence.ranks[odd].node_rank,
+        line=place(line) or None,
+        peer_line=place(peer_line) or None,
+        finding=f"rank {met.receiver} received a message of another size than its collective"
+        + at_place(met.line)
+        + f" expects{there}{why}{_changed(evidence, met)}",
+        advice="either the ranks called different collectives, or the same ones in another order (of "
+        "parameters, of keys), "
+        "or with tensors of different sizes (uneven data): print op and shape on each rank just before that line\n"
+        "the record of the rank that received the message was lost when gloo ended its process",
+    )
+
+
+def _only_other(evidence: Evidence, met: _Meeting) -> RankEvidence | None:
+    """Return the other rank of a world of two, if only its line is known."""
+    others = [rank for number, rank in evidence.ranks.items() if number != met.receiver]
+    return others[0] if met.call is None and len(others) == 1 and others[0].line is not None else None
+
+
+def _kind(evidence: Evidence, met: _Meeting) -> str:
+    """Return "dtype" if only the type of the elements differs from the other rank's earlier calls."""
+    if met.other is None or met.call is None or not _is_others(evidence, met):
+        return "shape"
+    usual = usual_after(_before(evidence, met.other, met.call))[-1]
+    return "dtype" if usual.elements == met.call.elements and usual.dtypes != met.call.dtypes else "shape"
+
+
+def _changed(evidence: Evidence, met: _Meeting) -> str:
+    """Say what the other rank called at this place before, if that was something else."""
+    if met.other is None or met.call is None or not _is_others(evidence, met):
+        return ""
+    return f", where it called {usual_after(_before(evidence, met.other, met.call))[-1]} before"
+
+
+def _found(evidence: Evidence, met: _Meeting) -> Diagnosis:
+    rank = evidence.ranks[met.receiver]
+    return Diagnosis(
+        "stuck",
+        "",
+        collective=describe_call(evidence, met.call) if met.call is not None else None,
+        certain=False,
+        evidence=(
+            note(rank.exited_ns, f"rank {met.receiver}", *met.message),
+            *report_ranks(evidence, [met.receiver, *([met.other] if met.other is not None else [])]),
+        ),
+    )

@@ -1,0 +1,137 @@
+"""Find a rank that comes late again and again, from the times at which the ranks called their collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import comb
+
+from frog.observe.diagnose.diagnosis import Diagnosis
+from frog.observe.diagnose.program.compare import members_of
+from frog.observe.diagnose.program.evidence import Evidence, Group, place
+from frog.observe.diagnose.program.lines import report_ranks
+
+_LEAST_CALLS = 8
+_LATE_NS = 20_000_000
+"""A rank that comes last by less is not late."""
+_LEAST_TIMES = 4
+"""Fewest collectives to which a slow rank comes late. Their share does not matter: a step may have many collectives."""
+_LOST, _MUCH_LOST, _SURELY_LOST = 0.15, 0.3, 0.4
+"""Least parts of the time during which the others wait for it: to look at it, if it may be late by chance, and if that
+is certain."""
+_MORE = 4
+"""How much more they wait for it than for any other rank."""
+_CHANCE = 1e-4
+"""Ranks on busy cores are late in turn. If chance makes a rank late so often with less than this probability, it is
+slow."""
+
+
+@dataclass(frozen=True)
+class _Late:
+    """The rank for which the other members of a group waited most."""
+
+    rank: int
+    group: Group
+    hosts: int
+    calls: int
+    times: int
+    """Calls to which it came late."""
+    waited_ns: int
+    lost: float
+    """Part of the time during which the others waited for it."""
+    chance: float
+    """Probability that one of the ranks is late so often, if each late call is as likely to be any rank's."""
+
+    @property
+    def is_slow(self) -> bool:
+        return self.times >= _LEAST_TIMES and (self.lost >= _MUCH_LOST or self.chance < _CHANCE)
+
+
+def slow_rank(evidence: Evidence) -> Diagnosis | None:
+    """Report the rank that the others wait for, if one is late again and again."""
+    return next((_report(evidence, late) for late in _late_ranks(evidence) if late.is_slow), None)
+
+
+def perhaps_slow(evidence: Evidence) -> str:
+    """Return words about a rank that was late, perhaps by chance; empty if none was."""
+    late = next((late for late in _late_ranks(evidence) if not late.is_slow), None)
+    if late is None:
+        return ""
+    return (
+        f"rank {late.rank} came late to {late.times} of {late.calls} collectives, for which the others waited "
+        f"{100 * late.lost:.0f} % of the time: it may be slow or have work of its own, or the cores were busy"
+    )
+
+
+def _late_ranks(evidence: Evidence) -> Iterator[_Late]:
+    """Yield the rank of each group that is late again and again, if there is one."""
+    for group in dict.fromkeys(call.group for rank in evidence.ranks.values() for call in rank.calls if not call.p2p):
+        late = _in_group(evidence, group, _rows(evidence, group))
+        if late is not None:
+            yield late
+
+
+def _rows(evidence: Evidence, group: Group) -> list[dict[int, int]]:
+    """Return the times at which the members called each collective that all of them called, but the first.
+
+    The ranks come to the first one when they have started, at different times.
+    """
+    members = [number for number in members_of(evidence, group) if number in evidence.ranks]
+    times = {
+        number: {call.seq: call.created_ns for call in evidence.ranks[number].calls if call.group == group}
+        for number in members
+    }
+    common = sorted(set.intersection(*(set(found) for found in times.values()))) if len(members) > 1 else []
+    rows = [{number: ns for number in members if (ns := times[number][seq])} for seq in common]
+    return [row for row in rows if len(row) == len(members)][1:]
+
+
+def _in_group(evidence: Evidence, group: Group, rows: list[dict[int, int]]) -> _Late | None:
+    if len(rows) < _LEAST_CALLS - 1:
+        return None
+    late_ns = {number: _late_ns(rows, number) for number in rows[0]}
+    slowest = max(late_ns, key=lambda number: sum(late_ns[number]))
+    waited_ns, others_ns = sum(late_ns[slowest]), max(sum(late_ns[each]) for each in late_ns if each != slowest)
+    lost = waited_ns / (max(rows[-1].values()) - min(rows[0].values()) + 1)
+    times = len(late_ns[slowest])
+    if lost < _LOST or waited_ns < _MORE * others_ns or (times < _LEAST_TIMES and lost < _MUCH_LOST):
+        return None
+    chance = _chance(times, sum(map(len, late_ns.values())), len(late_ns))
+    hosts = len({evidence.ranks[number].host for number in late_ns})
+    return _Late(slowest, group, hosts, len(rows), times, waited_ns, lost, chance)
+
+
+def _chance(times: int, of: int, ranks: int) -> float:
+    """Return the probability that one of the ranks is late at least so many times, if all are equally likely to be."""
+    ways = sum(comb(of, each) * (ranks - 1) ** (of - each) for each in range(times, of + 1))
+    return float(ranks * ways / ranks**of)
+
+
+def _report(evidence: Evidence, late: _Late) -> Diagnosis:
+    rank = evidence.ranks[late.rank]
+    line = next((call.line for call in reversed(rank.calls) if call.group == late.group), None)
+    skewed = late.hosts > 1
+    return Diagnosis(
+        "slow",
+        f"the others waited for rank {late.rank} during {100 * late.lost:.0f} % of the time: it came late to "
+        f"{late.times} of {late.calls} collectives of {late.group.label(evidence.world)}, by "
+        f"{late.waited_ns / 1e9 / late.times:.2f} s"
+        + (f". It was most often seen at {rank.often}" if rank.often else ""),
+        rank=late.rank,
+        node_rank=rank.node_rank,
+        line=rank.often or place(line) or None,
+        certain=not skewed and late.lost >= _SURELY_LOST and late.chance < _CHANCE,
+        outcome="completed" if rank.state == "ended" else "running" if evidence.active else "failed",
+        evidence=report_ranks(evidence, [late.rank]),
+        advice="compare its host with the others: other processes, clocks of its CPU or GPU, a slow disk, more data, "
+        "or work that only this rank does, such as saving\n"
+        + (
+            "the hosts' clocks may differ, which looks the same" if skewed else "`py-spy top --pid PID` shows its lines"
+        ),
+    )
+
+
+def _late_ns(rows: list[dict[int, int]], number: int) -> list[int]:
+    """Return by how much a rank came after all others, for each collective to which it came late."""
+    behind = [row[number] - max(ns for other, ns in row.items() if other != number) for row in rows]
+    return [ns for ns in behind if ns > _LATE_NS]

@@ -1,0 +1,264 @@
+"""Rules about ranks that wait for a message to or from another rank, which does not do its part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from frog.core.runs.observed import CodeLine, Message, Transfer
+from frog.observe.diagnose.diagnosis import Diagnosis, span
+from frog.observe.diagnose.program.compare import Difference
+from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
+from frog.observe.diagnose.program.history import Deviation, deviation
+from frog.observe.diagnose.program.join_rules import reason
+from frog.observe.diagnose.program.lines import describe_call, report_ranks
+from frog.observe.diagnose.program.victims import lost_peers, timed_out
+
+_NOT_MET = (
+    "every send needs a recv on the other rank at the same time, and every recv a send: compare the two lines\n"
+    "if both ranks send first, let one of them receive first, or use isend and irecv (batch_isend_irecv)"
+)
+
+
+def transfer_peers(evidence: Evidence) -> dict[int, int]:
+    """Return the ranks that waited for a message when the program stopped, and the rank for which each waited."""
+    ranks = evidence.ranks
+    still = evidence.hung or any(rank.error is not None and timed_out(rank.error) for rank in ranks.values())
+    return {
+        number: rank.transfer.peer
+        for number, rank in ranks.items()
+        if rank.transfer is not None
+        and rank.transfer.peer is not None
+        and _was_waiting(rank)
+        and (still or (rank.error is not None and _has_ended(ranks.get(rank.transfer.peer))))
+    }
+
+
+def _was_waiting(rank: RankEvidence) -> bool:
+    return lost_peers(rank.error) if rank.error is not None else rank.state == "running"
+
+
+def _has_ended(rank: RankEvidence | None) -> bool:
+    return rank is not None and rank.error is None and (rank.state == "ended" or rank.exit_code == 0)
+
+
+def without_transfers(evidence: Evidence, found: Difference) -> Difference:
+    """Leave out the ranks that did not come to a collective because they wait for a message, unless all do."""
+    rest = tuple(number for number in found.absent if number not in transfer_peers(evidence))
+    return replace(found, absent=rest) if rest else found
+
+
+def transfer(evidence: Evidence) -> Diagnosis | None:
+    """Explain why a message between two ranks was never sent or received."""
+    peers = transfer_peers(evidence)
+    for number in peers:
+        path = _path(peers, number)
+        last = path[-1]
+        found = _circle(evidence, path[path.index(peers[last]) :]) if last in peers else _end(evidence, path)
+        if found is not None:
+            return found
+    return None
+
+
+def _path(peers: dict[int, int], start: int) -> list[int]:
+    """Return a rank, the one for which it waits, and so on, until one that waits for no message, or comes again."""
+    path = [start]
+    while path[-1] in peers and peers[path[-1]] not in path:
+        path.append(peers[path[-1]])
+    return path
+
+
+def _circle(evidence: Evidence, circle: list[int]) -> Diagnosis:
+    """Explain ranks that wait for each other, each for the next one."""
+    ranks = sorted(circle)
+    finding = f"{span(ranks)} wait for each other: {'; '.join(_waits(evidence.ranks[number]) for number in ranks[:8])}"
+    left = [number for number in ranks if _deviation(evidence.ranks[number]) is not None]
+    if len(left) == 1:
+        one, other = evidence.ranks[left[0]], evidence.ranks[circle[circle.index(left[0]) - 1]]
+        return _pair(evidence, one, other, *ranks).with_more(
+            finding=f"{finding}{_other_tags(one, other)}{left_order(one)}",
+            advice=out_of_order(one, other),
+        )
+    one, other = evidence.ranks[ranks[0]], evidence.ranks[ranks[-1]]
+    found = _pair(evidence, one, other, *ranks).with_more(finding=finding)
+    if not _is_one_message(one, other) or len(ranks) > 2:
+        return found
+    if tags := _other_tags(one, other):
+        return found.with_more(
+            finding=f"{finding}{tags}",
+            advice="use the same tag on both ranks; if tags number the messages, one rank has skipped one or is ahead",
+        )
+    return found.with_more(
+        fault="network",
+        finding=f"{finding}: the message does not arrive",
+        advice="compare the sizes and types of both tensors, then look at the network between their hosts",
+    )
+
+
+def _is_one_message(one: RankEvidence, other: RankEvidence) -> bool:
+    """True if two ranks wait for each other, one to send and one to receive."""
+    mine, yours = one.transfer, other.transfer
+    return (
+        mine is not None
+        and yours is not None
+        and (mine.peer, yours.peer) == (other.rank, one.rank)
+        and mine.is_send != yours.is_send
+    )
+
+
+def _other_tags(one: RankEvidence, other: RankEvidence) -> str:
+    mine, yours = one.transfer, other.transfer
+    differ = _is_one_message(one, other) and mine and yours and mine.tag != yours.tag
+    return ": their tags differ" if differ else ""
+
+
+def _deviation(rank: RankEvidence) -> Deviation | None:
+    return deviation(rank.messages.last) if rank.messages is not None else None
+
+
+def left_order(rank: RankEvidence) -> str:
+    """Say which message a rank began where it began another each time before; empty if it kept its order."""
+    found = _deviation(rank)
+    if found is None:
+        return ""
+    usual = "" if same_line(found.message.line, found.usual.line) else at_place(found.usual.line)
+    return (
+        f"; rank {rank.rank} left its order: after a message {_way(found.after)}, it began one {_way(found.message)}"
+        f"{at_place(found.message.line)}, but each time before, one {_way(found.usual)}{usual}"
+    )
+
+
+def out_of_order(odd: RankEvidence, other: RankEvidence) -> str:
+    """Return advice about a rank that left the order of its messages."""
+    return (
+        f"find out why rank {odd.rank} left its order: a condition, a tag, a peer, or the number of rounds\n"
+        f"if it should, rank {other.rank} must do its part in the same order"
+    )
+
+
+def _way(message: Transfer) -> str:
+    peer = f"rank {message.peer}" if message.peer is not None else "any rank"
+    return f"{'to' if message.is_send else 'from'} {peer}{_tag(message)}"
+
+
+def _tag(message: Transfer) -> str:
+    return f" with tag {message.tag}" if message.tag else ""
+
+
+def _end(evidence: Evidence, path: list[int]) -> Diagnosis | None:
+    """Explain a rank that waits for one which is elsewhere."""
+    waits, rank = evidence.ranks[path[-2]], evidence.ranks.get(path[-1])
+    if rank is None:
+        return None
+    call = next((call for call in rank.pending if not call.p2p), None)
+    if call is not None:
+        return _in_collective(evidence, waits, rank, call)
+    if rank.transfer is not None and rank.transfer.peer is None and _was_waiting(rank):
+        return _from_any(evidence, waits, rank)
+    fault, doing, advice = reason(rank)
+    return _pair(evidence, rank, waits).with_more(
+        fault=fault,
+        certain=fault in ("ended", "stop"),
+        finding=f"{_waits(waits)}, but rank {rank.rank} {doing}",
+        advice=advice,
+    )
+
+
+def _from_any(evidence: Evidence, waits: RankEvidence, rank: RankEvidence) -> Diagnosis:
+    """Explain a rank that waits for one which waits for a message from any rank, which none sends."""
+    others = [other for number, other in evidence.ranks.items() if number != rank.rank]
+    ended, left = [one for one in others if _has_ended(one)], [one for one in others if _deviation(one) is not None]
+    odd, why = rank, ""
+    if ended:
+        odd, why = ended[0], f"; rank {ended[0].rank} ended without an error"
+    elif len(left) == 1:
+        odd, why = left[0], left_order(left[0])
+    elif (fewest := _sent_fewest(others, rank)) is not None:
+        odd, why = fewest, f"; rank {fewest.rank} has sent it fewer than any other rank"
+    return _pair(evidence, odd, rank if odd is not rank else waits, waits.rank).with_more(
+        fault="ended" if ended else "message",
+        finding=f"{_waits(waits)}, but {_waits(rank)}, and no rank sends one{why}",
+    )
+
+
+def _sent_fewest(ranks: list[RankEvidence], receiver: RankEvidence) -> RankEvidence | None:
+    """Return the only rank that has sent a receiver the fewest messages of the tag for which it waits."""
+    tag = receiver.transfer.tag if receiver.transfer is not None else 0
+    sent: dict[int, list[RankEvidence]] = {}
+    for rank in ranks:
+        if rank.messages is None or not rank.messages.whole:
+            return None
+        numbers = [
+            number
+            for op, peer, own, _, number in rank.messages.counts
+            if (op, peer, own) == ("isend", receiver.rank, tag)
+        ]
+        sent.setdefault(sum(numbers), []).append(rank)
+    fewest = sent.get(min(sent, default=0), [])
+    return fewest[0] if len(fewest) == 1 and len(sent) > 1 else None
+
+
+def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, call: Call) -> Diagnosis | None:
+    """Explain a rank that waits for one which waits in a collective, unless others do not come to that collective.
+
+    A rank that left the order of its messages is the odd one. Otherwise it is the first, if the other one has begun as
+    many messages in each round as before, or if the first never had a message and most ranks came to the collective.
+    """
+    members = call.group.members or tuple(evidence.world)
+    callers = [number for number in members if _called(evidence.ranks.get(number), call)]
+    if not {*members} - {*callers} <= transfer_peers(evidence).keys():
+        return None
+    is_extra = not waits.num_messages and len(callers) * 2 > len(members)
+    in_step = _keeps_step(rank, call)
+    first_is_odd = _deviation(rank) is None and (is_extra or in_step or _deviation(waits) is not None)
+    odd, other = (waits, rank) if first_is_odd else (rank, waits)
+    skipped = f": rank {waits.rank} probably skipped that collective" if first_is_odd and in_step else ""
+    why = left_order(odd) or skipped
+    return _pair(evidence, odd, other).with_more(
+        collective=describe_call(evidence, call),
+        finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}{why}",
+    )
+
+
+def _keeps_step(rank: RankEvidence, call: Call) -> bool:
+    """True if a rank has begun as many messages of each kind in this round, which the collective ends, as before."""
+    rounds = sum(same_line(each.line, call.line) for each in rank.calls)
+    if rounds < 2 or rank.messages is None or not rank.messages.whole or not rank.messages.counts:
+        return False
+    return all(number % rounds == 0 for *_, number in rank.messages.counts)
+
+
+def _called(rank: RankEvidence | None, call: Call) -> bool:
+    return rank is not None and any((each.group, each.seq) == (call.group, call.seq) for each in rank.calls)
+
+
+def _pair(evidence: Evidence, odd: RankEvidence, other: RankEvidence, *more: int) -> Diagnosis:
+    """Return the fields of a diagnosis of two ranks that do not meet. more: ranks to report, too."""
+    return Diagnosis(
+        "message",
+        "",
+        rank=odd.rank,
+        node_rank=odd.node_rank,
+        line=place(_line(odd)) or None,
+        peer_line=place(_line(other)) or None,
+        certain=False,
+        evidence=report_ranks(evidence, [*dict.fromkeys([odd.rank, other.rank, *more])]),
+        advice=_NOT_MET,
+    )
+
+
+def _waits(rank: RankEvidence) -> str:
+    if rank.transfer is None:
+        return f"rank {rank.rank}"
+    size = "x".join(map(str, rank.transfer.size)) or "1"
+    what = f"{rank.transfer.op} of {size} {rank.transfer.dtype} {_way(rank.transfer)}"
+    return f"rank {rank.rank} waits in {what}{at_place(_line(rank))}{_begun(rank)}"
+
+
+def _begun(rank: RankEvidence) -> str:
+    """Return the line that began the message, if the rank waits in another."""
+    line = rank.transfer.line if isinstance(rank.transfer, Message) else None
+    return "" if line is None or same_line(line, _line(rank)) else f" (begun{at_place(line)})"
+
+
+def _line(rank: RankEvidence) -> CodeLine | None:
+    return rank.error.line if rank.error is not None and rank.error.line is not None else rank.line

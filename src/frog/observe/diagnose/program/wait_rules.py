@@ -1,0 +1,348 @@
+"""Rules about a collective that some members of a group called and others did not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.diagnosis import Diagnosis, span
+from frog.observe.diagnose.program.branches import call_branch, in_one_loop, rank_branch
+from frog.observe.diagnose.program.compare import Difference
+from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
+from frog.observe.diagnose.program.history import is_unusual, usual_after
+from frog.observe.diagnose.program.lines import describe_call, report_ranks, survived_error, they_wait
+from frog.observe.diagnose.program.victims import saw_a_peer_end, timed_out
+
+_EVEN_BATCHES = (
+    "give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed number of steps; "
+    "under DDP, `with model.join():` accepts uneven inputs"
+)
+
+
+def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Explain why some ranks never called a collective in which others wait."""
+    if (stopped := _stopped(evidence, found)) is not None:
+        return stopped
+    if not found.absent:
+        return _elsewhere(evidence, found) or _no_record(evidence, found)
+    for rule in (_guarded, _finished, _other_group, _undelivered, _died, _busy, _blocked):
+        explained = rule(evidence, found)
+        if explained is not None:
+            return explained
+    return _base(evidence, found, found.absent[0]).with_more(
+        fault="stuck",
+        certain=False,
+        finding=f"{_waits(evidence, found)}, which {span([*found.absent])} never called",
+        advice=f"find out what {span([*found.absent])} did instead: `py-spy dump --pid PID` on its host",
+    )
+
+
+def _waits(evidence: Evidence, found: Difference) -> str:
+    ranks = sorted(found.calls)
+    return f"{they_wait(ranks)} in {describe_call(evidence, found.call)}"
+
+
+def _base(evidence: Evidence, found: Difference, rank: int) -> Diagnosis:
+    """Return the fields of every diagnosis of a wait; `rank` is the one to look at."""
+    order = list(dict.fromkeys([rank, *found.absent, *found.unknown, *found.calls]))
+    seen = evidence.ranks.get(rank)
+    own = found.calls[rank].line if rank in found.calls else seen.line if seen else None
+    other = found.call.line if rank not in found.calls else next((_line(evidence, each) for each in found.absent), None)
+    return Diagnosis(
+        "stuck",
+        "",
+        rank=rank,
+        node_rank=seen.node_rank if seen else None,
+        line=place(own) or None,
+        peer_line=place(other) or None,
+        collective=describe_call(evidence, found.call),
+        evidence=report_ranks(evidence, order),
+    )
+
+
+def _line(evidence: Evidence, number: int) -> CodeLine | None:
+    rank = evidence.ranks.get(number)
+    return rank.line if rank is not None else None
+
+
+def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a collective under a test of the rank, which only some ranks pass."""
+    branch = call_branch(
+        found.call, found.calls, [call for each in found.absent for call in evidence.ranks[each].calls]
+    )
+    if branch is None or any(_has_called(evidence.ranks[each], found) for each in found.absent):
+        return None
+    callers, others = sorted(found.calls), sorted(found.absent)
+    odd = callers[0] if len(callers) <= len(others) else others[0]
+    return _base(evidence, found, odd).with_more(
+        fault="branch",
+        finding=f"{_waits(evidence, found)}, which {span(others)} never {'calls' if len(others) == 1 else 'call'}: "
+        f"only some ranks pass {branch}",
+        advice="move the collective out of the branch: every rank of its group must call it\n"
+        "work for one rank alone belongs inside the branch, the barrier after it",
+    )
+
+
+def _has_called(rank: RankEvidence, found: Difference) -> bool:
+    """True if a rank called a collective from the same line before."""
+    return any(same_line(call.line, found.call.line) for call in rank.calls)
+
+
+def _count(rank: RankEvidence, found: Difference) -> int:
+    return sum(same_line(call.line, found.call.line) for call in rank.calls if call.group == found.group)
+
+
+def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank that reached its end, or left a loop, while others wait for it."""
+    over = [each for each in found.absent if _is_finished(evidence.ranks[each])]
+    if not over:
+        return None
+    rank = evidence.ranks[over[0]]
+    base = _base(evidence, found, over[0])
+    times = _count(rank, found)
+    if not times and (rounds := _rounds(rank, found)):
+        return base.with_more(
+            fault="batches",
+            certain=False,
+            finding=f"{span(over)} left the loop around {place(found.call.line)} after {rounds} "
+            f"{'round' if rounds == 1 else 'rounds'} and ended; {span(sorted(found.calls))} continued and waited in "
+            f"{describe_call(evidence, found.call)}: one rank has fewer batches, or left early",
+            advice=_EVEN_BATCHES,
+        )
+    if not times:
+        return base.with_more(
+            fault="ended",
+            certain=_knows_lines(rank, found),
+            finding=f"{span(over)} ended without an error before {'it' if len(over) == 1 else 'they'} called "
+            f"{describe_call(evidence, found.call)}, in which {span(sorted(found.calls))} waited",
+            advice="look for a return, break or sys.exit(0) that only this rank reaches",
+        )
+    if (survived := survived_error(rank)) is not None:
+        return base.with_more(
+            fault="skipped",
+            certain=False,
+            finding=f"rank {over[0]} called {found.call.op} at {place(found.call.line)} {times} times, others "
+            "once more, "
+            f"and wait there; its log shows an error that it survived, so it probably skipped one: {survived}",
+            advice="a rank that catches an error must still call the collectives of that step, or all ranks must agree "
+            "to skip it: all-reduce a flag first",
+        )
+    return base.with_more(
+        fault="batches",
+        certain=False,
+        finding=f"{span(over)} left {'its' if len(over) == 1 else 'their'} loop after {times} calls of "
+        f"{found.call.op} at {place(found.call.line)} and "
+        f"ended; {span(sorted(found.calls))} began one more and waited: one rank has fewer batches, or skipped one",
+        advice=f"{_EVEN_BATCHES}\na `continue` or a caught exception that skips a step on one rank has the same effect",
+    )
+
+
+def _rounds(rank: RankEvidence, found: Difference) -> int:
+    """Return how often a rank passed the loop around a collective, by the calls that it made there."""
+    line = found.call.line
+    lines = [call.line for call in rank.calls if call.line and line and in_one_loop(call.line, line)]
+    return max(Counter((each.file, each.line) for each in lines).values(), default=0)
+
+
+def _knows_lines(rank: RankEvidence, found: Difference) -> bool:
+    return found.call.line is not None and all(call.line is not None for call in rank.calls)
+
+
+def _is_finished(rank: RankEvidence) -> bool:
+    return rank.state == "ended" or rank.exit_code == 0
+
+
+def _other_group(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find two groups whose collectives ranks call in different orders, so that each waits for the other."""
+    for number in found.absent:
+        rank = evidence.ranks[number]
+        pending = [call for call in rank.pending if call.group != found.group and not call.p2p]
+        if pending and (skipped := _skipped_in_other_group(evidence, found, number, pending[0])) is not None:
+            return skipped
+        if pending:
+            return _opposite(evidence, found, number, pending[0])
+    return None
+
+
+def _opposite(evidence: Evidence, found: Difference, number: int, other: Call) -> Diagnosis:
+    """Report two groups called in opposite orders. Of the ranks that belong to both, the smaller side is odd."""
+    first = [each for each in found.calls if each in other.group.members or not other.group.members]
+    second = [each for each in found.absent if _waits_in(evidence.ranks[each], other)]
+    odd, at, there = number, other, found.call
+    if 0 < len(first) < len(second):
+        odd, at, there = first[0], found.call, other
+    return _base(evidence, found, odd).with_more(
+        fault="order",
+        certain=bool(first) and len(first) != len(second) and evidence.ranks[number].state != "ended",
+        finding=f"{_waits(evidence, found)}; {they_wait(second)} in {describe_call(evidence, other)} instead",
+        line=place(at.line) or None,
+        peer_line=place(there.line) or None,
+        advice="ranks must call the collectives of overlapping groups in the same order",
+    )
+
+
+def _waits_in(rank: RankEvidence, call: Call) -> bool:
+    return any((each.group, each.seq) == (call.group, call.seq) for each in rank.pending)
+
+
+def _skipped_in_other_group(evidence: Evidence, found: Difference, absent: int, pending: Call) -> Diagnosis | None:
+    """Find a rank that called another group's collective without the one that it called there before."""
+    waits = next(iter(found.calls))
+    for number, call, missing in ((waits, found.call, pending), (absent, pending, found.call)):
+        earlier = [each for each in evidence.ranks[number].calls if (each.created_ns or 0) < (call.created_ns or 0)]
+        before = sorted(earlier, key=lambda each: each.created_ns or 0)
+        if not (is_unusual(before, call) and any(same_line(each.line, missing.line) for each in usual_after(before))):
+            continue
+        caught = survived_error(evidence.ranks[number])
+        error = f", after an error that its log shows: {caught}" if caught else ""
+        return _base(evidence, found, number).with_more(
+            fault="skipped",
+            certain=bool(caught),
+            line=place(call.line) or None,
+            peer_line=place(missing.line) or None,
+            finding=f"rank {number} waits in {describe_call(evidence, call)}: it skipped {missing.op} at "
+            f"{place(missing.line)}, in which others wait and which it called before{error}",
+            advice="a rank that catches an error must still call the collectives of that step, or all ranks must agree "
+            "to skip it: all-reduce a flag first",
+        )
+    return None
+
+
+def _stopped(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank whose process existed but could not run."""
+    missing = (*found.absent, *found.unknown)
+    stopped = [each for each in missing if each in evidence.ranks and evidence.ranks[each].stopped]
+    if not stopped:
+        return None
+    rank = evidence.ranks[stopped[0]]
+    at = at_place(rank.line)
+    return _base(evidence, found, stopped[0]).with_more(
+        fault="stop",
+        finding=f"{_waits(evidence, found)}; {span(stopped)} was stopped{at}: its process existed but did nothing",
+        advice="a stopped process (SIGSTOP, a debugger, a frozen container or laptop), or one blocked in the kernel (a "
+        "network file system that does not answer: state D in `ps`)",
+    )
+
+
+def _undelivered(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank that still waits in an earlier collective, which the others have completed."""
+    for number in found.absent:
+        rank = evidence.ranks[number]
+        if not rank.pending or rank.error is not None:
+            continue
+        call = rank.pending[0]
+        if call.group != found.group or call.seq >= found.seq or call.p2p or rank.state == "ended":
+            continue
+        if found.unknown:
+            return _no_record(evidence, found)  # a rank without a record may be the one that sent nothing
+        return _base(evidence, found, number).with_more(
+            fault="network",
+            certain=False,
+            finding=f"rank {number} waits in {describe_call(evidence, call)}, which {span(sorted(found.calls))} "
+            f"completed: data for it never arrived",
+            line=place(call.line or rank.line) or None,
+            advice="look at the network between their hosts: a firewall, a link that is down, a full switch\n"
+            "NCCL_DEBUG=INFO shows NCCL's connections",
+        )
+    return None
+
+
+def _died(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank whose process ended without a record of how, so that others lost the connection to it."""
+    gone = [each for each in found.absent if _left_no_end(evidence.ranks[each])]
+    lost = sorted(number for number, rank in evidence.ranks.items() if saw_a_peer_end(rank))
+    waited = any(rank.error is not None and timed_out(rank.error) for rank in evidence.ranks.values())
+    if not gone or not lost or waited or evidence.hung:
+        return None
+    rank = evidence.ranks[gone[0]]
+    at = f"; {'it' if len(gone) == 1 else 'the first'} was last seen at {place(rank.line)}" if rank.line else ""
+    return _base(evidence, found, gone[0]).with_more(
+        fault="kill",
+        certain=False,
+        finding=f"{span(gone)} ended without a word before {describe_call(evidence, found.call)}, and "
+        f"{span(lost)} lost the connection: killed (SIGKILL), or its host failed{at}",
+        advice="`dmesg | grep -i oom` on its host or the scheduler's log (`sacct -j JOB`) can tell how it ended",
+    )
+
+
+def _left_no_end(rank: RankEvidence) -> bool:
+    return rank.error is None and rank.exit_code is None and rank.state in (None, "running")
+
+
+def _busy(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank that still computes."""
+    busy = [each for each in found.absent if evidence.ranks[each].cpu_busy and evidence.ranks[each].state == "running"]
+    if not busy:
+        return None
+    rank = evidence.ranks[busy[0]]
+    at = at_place(rank.line)
+    branch = rank_branch(rank.line)
+    why = f", which only some ranks reach: {branch}" if branch else ""
+    return _base(evidence, found, busy[0]).with_more(
+        fault="busy",
+        certain=rank.line is not None,
+        finding=f"{_waits(evidence, found)}; {span(busy)} was still computing{at}{why}",
+        advice="an endless loop, or work that takes longer than the time-out, such as an evaluation on one rank: raise "
+        "the timeout of init_process_group, or give all ranks a share of it",
+    )
+
+
+def _blocked(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a living rank that waits for something other than a collective."""
+    still = [each for each in found.absent if evidence.ranks[each].state == "running" and evidence.ranks[each].line]
+    if not still:
+        return None
+    rank = evidence.ranks[still[0]]
+    branch = rank_branch(rank.line)
+    why = f", under {branch}" if branch else ""
+    inside = next((frame for frame in rank.stack), None)
+    doing = f" (in {inside.function} of {place(inside).partition(' ')[0]})" if inside and inside != rank.line else ""
+    return _base(evidence, found, still[0]).with_more(
+        fault="blocked",
+        finding=f"{_waits(evidence, found)}; {span(still)} was at {place(rank.line)}{doing}{why}, and did not "
+        f"compute{_thread(rank)}",
+        certain=False,
+        advice="look for a lock, a queue, a file system or a data loader that does not answer, or a sleep, at "
+        "that line",
+    )
+
+
+def _thread(rank: RankEvidence) -> str:
+    """Describe the exception that ended a thread, for which the main thread may wait."""
+    error = rank.thread_error
+    if error is None:
+        return ""
+    at = at_place(error.line)
+    return f"; a thread of it had ended with {error.short_type}{at}: {error.first_line}"
+
+
+def _elsewhere(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find ranks that wait in another group, as their watchdogs say, whose earlier calls are unknown."""
+    pending = {each: evidence.ranks[each].pending[:1] for each in found.unknown if each in evidence.ranks}
+    if not pending or not all(pending.get(each) for each in found.unknown):
+        return None
+    odd, call = next((number, calls[0]) for number, calls in pending.items())
+    there = [number for number, (other,) in pending.items() if (other.group, other.seq) == (call.group, call.seq)]
+    return _base(evidence, found, odd).with_more(
+        fault="order",
+        certain=False,
+        finding=f"{_waits(evidence, found)}; {they_wait(there)} in {describe_call(evidence, call)} instead",
+        advice="ranks must call the collectives of overlapping groups in the same order\n"
+        "find the ranks of the second group: all of them must call its collective, and one probably did not",
+    )
+
+
+def _no_record(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Report ranks of which nothing is known, while the others wait for them."""
+    if not found.unknown:
+        return None
+    lost = list(found.unknown)
+    return _base(evidence, found, lost[0]).with_more(
+        fault="gone",
+        certain=False,
+        finding=f"{_waits(evidence, found)}; {span(lost)} left no record of "
+        f"{'its' if len(lost) == 1 else 'their'} collectives: killed, on a lost host, stuck so hard that nothing was "
+        "written, or the file was not copied here",
+        advice=f"look for the files of {span(lost)}, or at {'its host' if len(lost) == 1 else 'their hosts'}: "
+        "`dmesg | grep -i oom`, `nvidia-smi`, `sacct -j JOB`",
+    )

@@ -1,0 +1,91 @@
+"""The error message and the exit code of a failed world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from frog.core.errors import CommError, ConfigError, DataError, NonFiniteError, report_error
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.outcome import Failure, explain, final_failures, first_failure, world_error
+
+LEFT = CommError("all_reduce of 8 bytes failed: connection closed by peer")
+
+
+def failure(rank: int, code: int = 1, error: Exception | None = None, time_s: float = 100.0, **more: object) -> Failure:
+    reported = {"attempt": 0, "rank": rank, "pid": 1000 + rank, "code": code, "time_s": time_s}
+    return {**reported, "error": report_error(error) if error else None, "traceback": None, **more}
+
+
+def test_first_failure_is_not_a_rank_that_lost_its_peers() -> None:
+    cause = failure(2, error=NonFiniteError("the loss is nan"), time_s=100.5)
+    assert first_failure([failure(0, error=LEFT), cause, failure(1, code=-15)]) is cause
+
+
+def test_much_later_failure_is_not_the_cause() -> None:
+    early = failure(0, error=LEFT)
+    assert first_failure([early, failure(1, code=-9, time_s=140.0)]) is early
+
+
+def test_survived_loss_is_not_a_final_failure() -> None:
+    survived = failure(1, code=-9, time_s=100.0)
+    cause = failure(2, error=DataError("shard 3 is torn"), time_s=4000.0)
+    left = [failure(0, error=LEFT, time_s=4001.0), failure(3, code=-15, time_s=4031.0)]
+    assert final_failures([survived, left[0], cause, left[1]]) == [left[0], cause, left[1]]
+    assert final_failures([survived, left[0]]) == [survived, left[0]], "the last failure that is not a consequence"
+
+
+def test_killed_rank_has_the_shells_exit_code() -> None:
+    error = explain([failure(1, code=-9)])
+    assert (error.what, error.exit_code) == ("rank 1 (pid 1001) was killed by SIGKILL", 137)
+
+
+def test_crash_of_native_code_leads_to_the_diagnosis() -> None:
+    assert explain([failure(1, code=-6)], RunFolder(Path("runs/pond"))).hint == "frog diagnose runs/pond"
+    assert explain([failure(1, code=-9)], RunFolder(Path("runs/pond"))).hint is None
+
+
+def test_world_error_has_the_ranks_message_and_log() -> None:
+    failures = [failure(0, error=LEFT), failure(1, error=DataError("shard 3 is torn"))]
+    error = world_error(failures, {}, [1], RunFolder(Path("runs/pond")))
+    assert error.what == "rank 1 (pid 1001) ended with exit code 1 (1 other rank failed too)\nshard 3 is torn"
+    assert error.hint == "see its log: runs/pond/logs/rank_1/train.log"
+    assert error.exit_code == 1
+    assert world_error(failures, {}, [1]).hint is None
+
+
+def test_usage_error_is_reported_without_the_rank() -> None:
+    error = world_error([failure(0, code=2, error=ConfigError("train.steps=0"))], {}, [1])
+    assert (str(error), error.exit_code) == ("train.steps=0", 2)
+
+
+def test_lost_node_is_reported_before_its_consequences() -> None:
+    error = world_error([failure(0, error=LEFT)], {"node1": 9}, [1, -9])
+    first, second, *_ = error.what.splitlines()
+    assert first == "node1 was killed by SIGKILL with all its ranks"
+    assert second == "rank 0 (pid 1000) ended with exit code 1"
+    assert error.exit_code == 1
+
+
+def test_independent_rank_failure_is_reported_before_a_lost_node() -> None:
+    error = world_error([failure(0, error=NonFiniteError("the loss is nan"))], {"node1": 9}, [1, -9])
+    assert error.what.startswith("rank 0 (pid 1000) ended")
+
+
+def test_lost_node_without_rank_failures_is_reported() -> None:
+    error = world_error([], {"node0": 9}, [-9])
+    assert (error.what, error.exit_code) == ("node0 was killed by SIGKILL with all its ranks", 137)
+
+
+def test_lost_node_and_stopped_nodes_are_both_named() -> None:
+    error = world_error([], {"node1": 9}, [-9, 143], unaware=["node0"])
+    assert error.what.splitlines() == [
+        "node1 was killed by SIGKILL with all its ranks",
+        "the ranks of node0 did not notice, so the launcher stopped them",
+    ]
+
+
+def test_agent_failure_without_rank_failures_is_reported() -> None:
+    error = world_error([], {}, [0, 3])
+    assert (error.exit_code, "exit code 3, but no rank failed" in error.what) == (3, True)
+    assert world_error([], {}, [-11]).exit_code == 139
+    assert world_error([], {}, []).exit_code == 1
