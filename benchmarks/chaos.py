@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frog.core.runs import read_run
+from frog.core.runs.event_schema import SpanEvent, StartEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import SpanEvent, StartEvent
 
 
 @dataclass(frozen=True)

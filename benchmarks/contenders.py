@@ -16,8 +16,8 @@ from frog.train.comm import World
 from frog.train.data import Batch
 from frog.train.hardware import autocast
 from frog.train.model import TinyTransformer
-from frog.train.optim.build import build_optimizer
-from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.optim.build_optimizer import build_optimizer
+from frog.train.parallel.build_strategy import build_mesh, build_strategy
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
 MAX_NORM = 1.0

@@ -22,10 +22,10 @@ import torch
 
 from frog.core.config import OptimizerConfig, load_model_config
 from frog.core.runs import EventWriter
-from frog.core.runs.schema import FIELDS
+from frog.core.runs.event_schema import FIELDS
 from frog.core.runs.vocabulary import STEP_PHASES
 from frog.train.model import TinyTransformer
-from frog.train.optim.build import build_optimizer
+from frog.train.optim.build_optimizer import build_optimizer
 from frog.train.optim.tensors import UpdatedTensor
 
 CONFIG = Path(__file__).parents[1] / "config" / "config.json"

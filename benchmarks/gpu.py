@@ -38,7 +38,7 @@ from frog.train.data import Batch
 from frog.train.hardware import peak_flops, peak_memory_bytes
 from frog.train.model import TinyTransformer
 from frog.train.optim.tensors import UpdatedTensor, decay_groups
-from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.parallel.build_strategy import build_mesh, build_strategy
 
 BILLION = ModelConfig(
     vocab_size=32768,

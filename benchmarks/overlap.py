@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import median
 
 from frog.core.runs import RankEvents, read_run
+from frog.core.runs.event_schema import CollectiveEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import CollectiveEvent, StepEvent
 
 CONFIG = Path(__file__).parents[1] / "config" / "demo.toml"
 WAYS = [(backend, reduction) for backend in ("gloo", "frog") for reduction in ("bucketed", "overlapped")]

@@ -49,7 +49,7 @@ from frog.plan.estimate.hardware import find_cluster
 from frog.plan.machine.calibration import calibrate
 from frog.plan.machine.costs import Machine
 from frog.plan.machine.links import SlowNetwork
-from frog.plan.machine.rank import Stage, measure_reference
+from frog.plan.machine.machine_rank import Stage, measure_reference
 from frog.plan.machine.request import Request, quick
 from frog.plan.machine.step import PHASES, PhaseTime, predict_step, step_time
 from frog.plan.machine.world import worlds_of

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frog.core.runs import RankEvents, read_run
+from frog.core.runs.event_schema import CollectiveEvent, EvalEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import CollectiveEvent, EvalEvent, StepEvent
 from frog.launch.network import Link, parse_network
 from frog.plan.flow import wire_bytes
 from frog.plan.network import collective_cost, payload_rate

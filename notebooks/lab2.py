@@ -28,8 +28,8 @@ import torch
 from common import PHASES, RANKS, frog, train
 from torch.utils.data import DistributedSampler
 
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.train.data import Windows, ensure_prepared
 from frog.train.trained import load_trained
 

@@ -18,8 +18,8 @@ import pytest
 from warm_frog import cold_env, warm_env
 
 from frog.core.runs import RecordedRun, read_run
+from frog.core.runs.event_schema import StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import StepEvent
 from frog.launch.harness import kill_tree, tree
 from frog.measure.chaos.sandbox import TINY_MODEL as MODEL
 

@@ -19,7 +19,7 @@ from frog.core.runs.folder import RunFolder
 from frog.core.runs.record import FORMAT
 from frog.measure.chaos.sandbox import faults_env
 from frog.train import main as training
-from frog.train.finetune import main as finetuning
+from frog.train.finetune import finetune_main as finetuning
 from frog.train.finetune.arguments import add_finetune_arguments
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from frog.cli import _parser
-from frog.cluster.emulator.cluster import up
+from frog.cluster.emulator.emulated_cluster import up
 from frog.learn.grader.job_clusters import EmulatedSlurm
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frog.learn.demo.session import NAMES, Name, read_session
+from frog.learn.demo.demo_session import NAMES, Name, read_session
 from frog.learn.grader.exercise import find_exercise, find_exercises
 
 ROOT = Path(__file__).parents[1]

@@ -140,61 +140,61 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
     """Import only the modules of one command. Return the function that adds it, perhaps with related ones."""
     match command:
         case "doctor":
-            from frog.learn.doctor.commands import add_doctor_parser as add
+            from frog.learn.doctor.doctor_commands import add_doctor_parser as add
         case "quiz":
-            from frog.learn.quiz.commands import add_quiz_parser as add
+            from frog.learn.quiz.quiz_commands import add_quiz_parser as add
         case "init":
             from frog.core.config.project import add_init_parser as add
         case "data":
-            from frog.train.data.commands import add_data_parser as add
+            from frog.train.data.data_commands import add_data_parser as add
         case "train":
             return _add_train
         case "join":
             return _add_join
         case "run":
-            from frog.launch.commands import add_run_parser as add
+            from frog.launch.launch_commands import add_run_parser as add
         case "sample" | "eval" | "export" | "import":
             return _add_model_commands
         case "finetune" | "classify":
-            from frog.train.finetune.commands import add_finetune_parsers as add
+            from frog.train.finetune.finetune_commands import add_finetune_parsers as add
         case "strategies":
-            from frog.plan.commands import add_plan_parsers as add
+            from frog.plan.plan_commands import add_plan_parsers as add
         case "report" | "compare" | "runs" | "checkpoints" | "tensorboard":
-            from frog.observe.view.commands import add_view_parsers as add
+            from frog.observe.view.view_commands import add_view_parsers as add
         case "logs":
             from frog.observe.view.logs_command import add_logs_parser as add
         case "chaos":
-            from frog.measure.chaos.commands import add_chaos_parser as add
+            from frog.measure.chaos.chaos_commands import add_chaos_parser as add
         case "diagnose":
-            from frog.observe.diagnose.commands import add_diagnose_parser as add
+            from frog.observe.diagnose.diagnose_commands import add_diagnose_parser as add
         case "observe":
-            from frog.observe.commands import add_observe_parser as add
+            from frog.observe.observe_commands import add_observe_parser as add
         case "schedule":
-            from frog.train.parallel.commands import add_schedule_parser as add
+            from frog.train.parallel.parallel_commands import add_schedule_parser as add
         case "prove":
-            from frog.train.prove.commands import add_proof_parser as add
+            from frog.train.prove.prove_commands import add_proof_parser as add
         case "profile":
-            from frog.train.profile.commands import add_profile_parser as add
+            from frog.train.profile.profile_commands import add_profile_parser as add
         case "collectives":
-            from frog.measure.peers.commands import add_collectives_parser as add
+            from frog.measure.peers.collectives_commands import add_collectives_parser as add
         case "slurm":
-            from frog.cluster.slurm.commands import add_slurm_parser as add
+            from frog.cluster.slurm.slurm_commands import add_slurm_parser as add
         case "explain":
-            from frog.learn.explain.commands import add_explain_parser as add
+            from frog.learn.explain.explain_commands import add_explain_parser as add
         case "submit":
-            from frog.cluster.submit.commands import add_submit_parser as add
+            from frog.cluster.submit.submit_commands import add_submit_parser as add
         case "plan":
             from frog.plan.predict_command import add_plan_parser as add
         case "bundle":
-            from frog.cluster.submit.bundle.commands import add_bundle_parser as add
+            from frog.cluster.submit.bundle.bundle_commands import add_bundle_parser as add
         case "learn":
-            from frog.learn.commands import add_learn_parser as add
+            from frog.learn.learn_commands import add_learn_parser as add
         case "drill":
             from frog.learn.drill import add_drill_parser as add
         case "class":
-            from frog.learn.classroom.commands import add_class_parser as add
+            from frog.learn.classroom.class_commands import add_class_parser as add
         case "demo":
-            from frog.learn.demo.commands import add_demo_parser as add
+            from frog.learn.demo.demo_commands import add_demo_parser as add
         case _:
             from frog.learn.docs import add_docs_parser
 
@@ -288,7 +288,7 @@ def _join(args: argparse.Namespace) -> int:
 def _model_command(name: str) -> Callable[[argparse.Namespace], int]:
     def handler(args: argparse.Namespace) -> int:
         with loading():
-            from frog.train import commands
+            from frog.train import train_commands as commands
 
         code: int = getattr(commands, name)(args)
         return code

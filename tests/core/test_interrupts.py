@@ -25,7 +25,11 @@ sys.exit(main())
 
 @pytest.mark.parametrize(
     ("module", "code"),
-    [("frog.observe.view.commands", -signal.SIGINT), ("argparse", -signal.SIGINT), ("frog.observe.view.runs", 130)],
+    [
+        ("frog.observe.view.view_commands", -signal.SIGINT),
+        ("argparse", -signal.SIGINT),
+        ("frog.observe.view.runs", 130),
+    ],
 )
 def test_interrupt_while_a_command_loads_prints_nothing(module: str, code: int) -> None:
     command = [sys.executable, "-c", _INTERRUPTED.format(module=module)]

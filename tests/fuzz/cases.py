@@ -250,8 +250,8 @@ def _import_all() -> None:
     """
     for name in (
         "frog.cli",
-        "frog.train.commands",
-        "frog.train.finetune.commands",
+        "frog.train.train_commands",
+        "frog.train.finetune.finetune_commands",
         "sympy",
         "torch._dynamo",
         "tokenizers",

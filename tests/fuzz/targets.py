@@ -167,7 +167,7 @@ def _cluster(path: Path, text: str) -> None:
 
 def _session(path: Path, text: str) -> None:
     from frog.core.schema import convert, read_toml
-    from frog.learn.demo.session import Session
+    from frog.learn.demo.demo_session import Session
 
     if path.exists():  # the file is part of the project
         convert(read_toml(path), Session, str(path))

@@ -13,7 +13,8 @@ from small_course import verdict, write_course
 
 from frog.cli import main
 from frog.core.schema import read_typed, write_typed
-from frog.learn.classroom import page, table
+from frog.learn.classroom import class_page as page
+from frog.learn.classroom import table
 from frog.learn.classroom.summary import place_of, times
 from frog.learn.export import ExerciseRecord, Export
 from frog.learn.grader.exercise import find_exercises

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from frog.core.runs.event_schema import StepEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.read import read_rank
-from frog.core.runs.schema import StepEvent
 from frog.observe import callbacks
 from frog.observe.record import Recorder
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import frog
+from frog.core.runs.event_schema import EndEvent, StartEvent, StepEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
 from frog.core.runs.read import read_rank
-from frog.core.runs.schema import EndEvent, StartEvent, StepEvent
 from frog.observe.record import Recorder
 
 

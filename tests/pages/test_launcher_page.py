@@ -17,8 +17,8 @@ from page_harness import SCRIPTS, PageHarness, finish, make_page_harness
 
 from frog.core.ports import free_port
 from frog.core.runs import read_run
+from frog.core.runs.event_schema import StartEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import StartEvent
 
 PAGE = "fake_multi_node_launcher.py"
 HELLO = str(SCRIPTS / "say_hello.py")

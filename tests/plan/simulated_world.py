@@ -15,14 +15,14 @@ from torch import Tensor
 
 from frog.core.config import RunConfig
 from frog.core.env import WorldEnv
-from frog.core.runs.schema import CollectiveEvent
+from frog.core.runs.event_schema import CollectiveEvent
 from frog.train.comm import Axis, World
 from frog.train.comm.axis import NOTHING, Pending
 from frog.train.data import Batch
 from frog.train.memory import measure_activations, memory_fields
 from frog.train.model import TinyTransformer
-from frog.train.optim.build import build_optimizer
-from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.optim.build_optimizer import build_optimizer
+from frog.train.parallel.build_strategy import build_mesh, build_strategy
 
 
 class Recorder:

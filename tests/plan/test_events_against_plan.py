@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.runs import RankEvents
-from frog.core.runs.schema import CollectiveEvent, SpanEvent
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent
 from frog.core.runs.vocabulary import Phase
 from frog.plan.layout import Layout
 from frog.plan.measure import axis_sizes, compare_step, step_collectives, traffic_problems

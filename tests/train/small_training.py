@@ -12,10 +12,10 @@ from frog.core.env import world_env
 from frog.core.runs.folder import RunFolder
 from frog.train.checkpoint import Checkpoint, Saver
 from frog.train.comm import World
-from frog.train.optim.build import build_optimizer
-from frog.train.optim.schedule import learning_rate
-from frog.train.parallel.build import build_mesh, build_strategy
-from frog.train.prove.rank import Case, local_batch, make_model
+from frog.train.optim.build_optimizer import build_optimizer
+from frog.train.optim.learning_rate import learning_rate
+from frog.train.parallel.build_strategy import build_mesh, build_strategy
+from frog.train.prove.prove_rank import Case, local_batch, make_model
 from frog.train.state import TrainState
 
 NUM_STEPS = 6

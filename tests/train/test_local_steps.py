@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness import Harness
 
-from frog.core.runs.schema import CollectiveEvent, StepEvent
+from frog.core.runs.event_schema import CollectiveEvent, StepEvent
 
 WORKER = Path(__file__).parent / "local_steps_worker.py"
 

@@ -18,7 +18,7 @@ from frog.core.files import write_json
 from frog.core.names import name_problem
 from frog.core.runs.folder import RunFolder
 from frog.measure.chaos.sandbox import TINY_MODEL
-from frog.train import commands
+from frog.train import train_commands as commands
 from frog.train.data.tokenizer import train_tokenizer
 from frog.train.model import TinyTransformer, hf
 from frog.train.model.hf import save_hf

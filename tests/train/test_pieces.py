@@ -16,16 +16,16 @@ from harness import MODEL, Harness
 from frog.core.config import ModelConfig, OptimizerConfig, RunConfig
 from frog.core.env import WorldEnv, world_env
 from frog.core.errors import UsageError
-from frog.core.runs.schema import EvalEvent
+from frog.core.runs.event_schema import EvalEvent
 from frog.train.comm import World
 from frog.train.comm.world import pick_device
 from frog.train.data import Windows, load_tokenizer, open_prepared
 from frog.train.evaluate import evaluate, spread
 from frog.train.finite import update_scale
 from frog.train.model import TinyTransformer
-from frog.train.optim.build import build_optimizer
-from frog.train.order import OrderProof
-from frog.train.parallel.build import build_strategy
+from frog.train.optim.build_optimizer import build_optimizer
+from frog.train.order_proof import OrderProof
+from frog.train.parallel.build_strategy import build_strategy
 from frog.train.parallel.mesh import Mesh
 from frog.train.sample import sample_text
 from frog.train.stop import StopRequest

@@ -17,7 +17,8 @@ from frog.core.errors import ConfigError
 from frog.core.files import write_json
 from frog.measure.chaos.sandbox import TINY_MODEL
 from frog.plan.memory import step_memory
-from frog.train import commands, main
+from frog.train import main
+from frog.train import train_commands as commands
 from frog.train.model import TinyTransformer
 from frog.train.model.hf import save_hf
 from frog.train.trained import load_trained

@@ -44,15 +44,15 @@ with loading():
     import torch._dynamo  # noqa: F401 - torch's optimizers load it when they are created
 
     import frog.cli
-    import frog.launch.commands
     import frog.launch.harness
+    import frog.launch.launch_commands
     import frog.launch.start
     import frog.launch.torchrun.agent
     import frog.launch.torchrun.store
     import frog.launch.world
-    import frog.observe.view.commands
+    import frog.observe.view.view_commands
     import frog.train.main
-    import frog.train.prove.commands
+    import frog.train.prove.prove_commands
 
 import forked_program
 from unbuffered import unbuffer

@@ -27,14 +27,12 @@ from frog.core.processes import leave
 from frog.train.comm import World, join_world
 from frog.train.comm.axis import Silent
 from frog.train.comm.local_shard import assemble, target_of
-from frog.train.optim.build import build_optimizer
-from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.optim.build_optimizer import build_optimizer
+from frog.train.parallel.build_strategy import build_mesh, build_strategy
 from frog.train.parallel.strategy import Strategy, no_span
-from frog.train.parallel.torch_impl import ddp as torch_ddp
-from frog.train.parallel.torch_impl import deepspeed, native
+from frog.train.parallel.torch_impl import deepspeed, native, torch_ddp, torch_pipeline
 from frog.train.parallel.torch_impl import fsdp as torch_fsdp
-from frog.train.parallel.torch_impl import pipeline as torch_pipeline
-from frog.train.prove import rank as prove
+from frog.train.prove import prove_rank as prove
 from frog.train.prove.matrix import SMALL_MODEL
 
 TIED = "embed_tokens.weight"

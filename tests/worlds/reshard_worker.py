@@ -19,11 +19,11 @@ from frog.train.checkpoint import Saver
 from frog.train.checkpoint.load import Checkpoint, open_checkpoint, verify
 from frog.train.comm import join_world
 from frog.train.comm.local_shard import assemble, target_of
-from frog.train.optim.build import build_optimizer
-from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.optim.build_optimizer import build_optimizer
+from frog.train.parallel.build_strategy import build_mesh, build_strategy
 from frog.train.parallel.strategy import Strategy
 from frog.train.prove.matrix import DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
-from frog.train.prove.rank import Case, local_batch, make_model, optimizer_config
+from frog.train.prove.prove_rank import Case, local_batch, make_model, optimizer_config
 from frog.train.state import TrainState, generators
 
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])

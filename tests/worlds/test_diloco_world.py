@@ -14,7 +14,7 @@ from many_runs import WORKER, train_many
 
 from frog.core.config import from_dict
 from frog.core.files import remove
-from frog.core.runs.schema import CollectiveEvent, EvalEvent, StepEvent
+from frog.core.runs.event_schema import CollectiveEvent, EvalEvent, StepEvent
 from frog.plan.measure import traffic_problems
 from frog.train.checkpoint.load import open_checkpoint
 

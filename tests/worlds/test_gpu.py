@@ -11,7 +11,7 @@ import torch.distributed as dist
 from harness import Harness, set_words
 
 from frog.core.env import WorldEnv
-from frog.core.runs.schema import StartEvent, StepEvent
+from frog.core.runs.event_schema import StartEvent, StepEvent
 from frog.train.comm.backend import BACKENDS
 
 pytestmark = [

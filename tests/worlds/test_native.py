@@ -12,9 +12,9 @@ import pytest
 from harness import Harness
 
 from frog.core.config.optimizers import OPTIMIZERS
-from frog.train.prove.commands import prove
-from frog.train.prove.exchange import ProofResult
 from frog.train.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
+from frog.train.prove.prove_commands import prove
+from frog.train.prove.prove_files import ProofResult
 
 pytestmark = pytest.mark.slow
 

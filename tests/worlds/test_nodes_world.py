@@ -17,8 +17,8 @@ import pytest
 from harness import Harness, all_gone, run_to_end, set_words, tree, wait_until
 from in_process import write_faults
 
+from frog.core.runs.event_schema import CommitEvent, StartEvent, StepEvent
 from frog.core.runs.heartbeat import read_heartbeat
-from frog.core.runs.schema import CommitEvent, StartEvent, StepEvent
 from frog.measure.chaos.sandbox import faults_env
 
 STEPS = 60

@@ -10,7 +10,7 @@ from harness import Harness, set_words
 from in_process import train
 from many_runs import train_many
 
-from frog.core.runs.schema import CollectiveEvent, MemoryEvent, StepEvent
+from frog.core.runs.event_schema import CollectiveEvent, MemoryEvent, StepEvent
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "config" / "own_zero1.py", *sorted((ROOT / "tests" / "parallel" / "own_strategies").glob("*.py"))]

@@ -6,7 +6,7 @@ import pytest
 from harness import Harness
 from many_runs import train_many
 
-from frog.core.runs.schema import EvalEvent, StepEvent
+from frog.core.runs.event_schema import EvalEvent, StepEvent
 from frog.train.checkpoint import find_good
 
 pytestmark = pytest.mark.slow

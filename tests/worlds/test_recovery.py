@@ -10,9 +10,9 @@ import signal
 import pytest
 from harness import Harness, run_to_end, wait_until
 
+from frog.core.runs.event_schema import CommitEvent, StartEvent
 from frog.core.runs.heartbeat import read_heartbeat
 from frog.core.runs.read import RankEvents
-from frog.core.runs.schema import CommitEvent, StartEvent
 from frog.measure.chaos.oracle import Oracle, read_oracle, recovery_problems
 
 pytestmark = pytest.mark.slow

@@ -22,10 +22,10 @@ from frog.core.config import from_dict
 from frog.core.env import world_env
 from frog.core.errors import UsageError
 from frog.core.runs.changes import find_changes
+from frog.core.runs.event_schema import MembershipEvent, StartEvent, StepEvent
 from frog.core.runs.heartbeat import read_heartbeat
 from frog.core.runs.launcher_schema import ReplaceEvent
 from frog.core.runs.read import read_launcher
-from frog.core.runs.schema import MembershipEvent, StartEvent, StepEvent
 from frog.observe.diagnose.rules import diagnose
 from frog.train.start import joined_world
 

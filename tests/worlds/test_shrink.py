@@ -13,9 +13,9 @@ import psutil
 import pytest
 from harness import Harness, run_to_end, set_words, wait_until
 
+from frog.core.runs.event_schema import EvalEvent, MembershipEvent, StartEvent, StepEvent
 from frog.core.runs.heartbeat import read_heartbeat
 from frog.core.runs.history import read_history
-from frog.core.runs.schema import EvalEvent, MembershipEvent, StartEvent, StepEvent
 from frog.observe.diagnose.rules import diagnose
 from frog.observe.view.charts import charts as charts_of
 

@@ -12,7 +12,7 @@ from many_runs import train_many
 from frog.core.config import from_dict, load_run_config
 from frog.core.config.strategies import DATA_STRATEGIES
 from frog.core.errors import ConfigError
-from frog.core.runs.schema import MemoryEvent, SampleEvent, StartEvent, StepEvent
+from frog.core.runs.event_schema import MemoryEvent, SampleEvent, StartEvent, StepEvent
 from frog.plan.measure import traffic_problems
 from frog.train.prove.matrix import proofs
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from harness import Harness, all_gone, kill_tree, run_to_end, set_words, tree, wait_until
 
-from frog.core.runs.schema import CollectiveEvent, SpanEvent, StartEvent, StepEvent
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent, StartEvent, StepEvent
 from frog.train.checkpoint import find_good
 
 

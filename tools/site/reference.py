@@ -30,14 +30,14 @@ API_ROOMS = (
 """Packages that programs and notebooks import; the other packages are commands."""
 
 SECTIONS = {
-    "model": ("core/config/run.py", "ModelSource"),
-    "data": ("core/config/run.py", "DataConfig"),
-    "train": ("core/config/run.py", "TrainConfig"),
-    "comm": ("core/config/run.py", "CommConfig"),
+    "model": ("core/config/run_config.py", "ModelSource"),
+    "data": ("core/config/run_config.py", "DataConfig"),
+    "train": ("core/config/run_config.py", "TrainConfig"),
+    "comm": ("core/config/run_config.py", "CommConfig"),
     "strategy": ("core/config/strategy.py", "StrategyConfig"),
     "optimizer": ("core/config/optimizers.py", "OptimizerConfig"),
-    "eval": ("core/config/run.py", "EvalConfig"),
-    "checkpoint": ("core/config/run.py", "CheckpointConfig"),
+    "eval": ("core/config/run_config.py", "EvalConfig"),
+    "checkpoint": ("core/config/run_config.py", "CheckpointConfig"),
 }
 """Sections of a run file, each with its class."""
 
@@ -108,7 +108,7 @@ def run_file_page() -> str:
         "# Run file\n\nA run is TOML; `--set SECTION.FIELD=VALUE` overrides one field. Unknown fields are errors that "
         "name the nearest valid one. Generated from the classes of a run file.\n"
     ]
-    parts.append("## At the top\n\n" + _fields_table("", _class("core/config/run.py", "RunConfig")))
+    parts.append("## At the top\n\n" + _fields_table("", _class("core/config/run_config.py", "RunConfig")))
     for section, place in SECTIONS.items():
         found = _class(*place)
         about = found.doc.removeprefix(f"[{section}]").removeprefix(":").strip()
@@ -156,7 +156,7 @@ def events_page() -> str:
         "[The run folder](../docs/run-folder.md) describes where the files are and how to read them.\n"
     ]
     for title, file in (
-        ("Events of ranks", "core/runs/schema.py"),
+        ("Events of ranks", "core/runs/event_schema.py"),
         ("Events of the launcher", "core/runs/launcher_schema.py"),
     ):
         module = read_module(FROG / file)

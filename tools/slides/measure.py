@@ -23,9 +23,9 @@ from statistics import median
 from recorded import ROOT, WORK, Commands, Found, lanes, median_step, memory_of, phase_ms, step_ms, steps_of
 
 from frog.core.runs import read_run
+from frog.core.runs.event_schema import CollectiveEvent, EvalEvent, StepEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import WorldEvent
-from frog.core.runs.schema import CollectiveEvent, EvalEvent, StepEvent
 
 DATA = Path(__file__).parent / "data"
 

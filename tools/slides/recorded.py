@@ -14,8 +14,8 @@ from statistics import median, median_low
 from typing import Any
 
 from frog.core.runs import RecordedRun, read_run
+from frog.core.runs.event_schema import CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
 from frog.core.runs.vocabulary import STEP_PHASES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,10 +14,10 @@ from frog.core.errors import UsageError
 _PROGRAMS = {
     "train": "frog.train",
     "finetune": "frog.train.finetune",
-    "prove": "frog.train.prove.rank",
-    "profile": "frog.train.profile.rank",
-    "explain": "frog.learn.explain.rank",
-    "collectives": "frog.measure.peers.rank",
+    "prove": "frog.train.prove.prove_rank",
+    "profile": "frog.train.profile.profile_rank",
+    "explain": "frog.learn.explain.explain_rank",
+    "collectives": "frog.measure.peers.peers_rank",
 }
 """Frog's programs that run on every rank."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.cores import threads_per_rank
 from frog.core.env import child_env, visible_gpus
-from frog.launch.agent import Agent, agent_command
+from frog.launch.node_agent import Agent, agent_command
 from frog.launch.nodes import Nodes
 from frog.launch.rank_output import RankOutput
 from frog.observe.environment import environment as observer_environment

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frog.core.processes import is_alive
+from frog.core.runs.event_schema import Beat
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.heartbeat import read_heartbeat
-from frog.core.runs.schema import Beat
 
 
 @dataclass(frozen=True)

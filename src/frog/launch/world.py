@@ -26,10 +26,10 @@ from frog.core.runs.outcome import Failure, describe_failure, final_failures, wo
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
 from frog.core.wrapping import terminal_columns, wrapped_lines
-from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
 from frog.launch.last_words import with_words
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
+from frog.launch.node_agent import Agent, Output
 from frog.launch.nodes import Nodes, world_table
 from frog.launch.program import can_be_joined, can_resume, parse_program
 from frog.launch.recorded import RecordedProgram

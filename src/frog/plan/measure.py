@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from frog.core.config import RunConfig
 from frog.core.runs import RankEvents
-from frog.core.runs.schema import CollectiveEvent, SpanEvent
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent
 from frog.core.runs.vocabulary import ASIDE
 from frog.plan.flow import Flow, wire_bytes
 from frog.plan.layout import FLOAT_BYTES, Layout

@@ -12,7 +12,7 @@ from typing import Any
 from frog.train.finite import overflowed, update_scale
 from frog.train.hardware import peak_flops, peak_memory_bytes
 from frog.train.memory import watch_memory
-from frog.train.optim.schedule import learning_rate
+from frog.train.optim.learning_rate import learning_rate
 from frog.train.parallel.mesh import draw
 from frog.train.parts import Parts, attend, build_parts
 from frog.train.record import write_end

@@ -16,7 +16,7 @@ from frog.core.runs.folder import RunFolder, find_run
 from frog.train.comm.world import pick_device
 from frog.train.elastic.survive import train_in_each_world
 from frog.train.loop import train
-from frog.train.parallel.build import build_mesh
+from frog.train.parallel.build_strategy import build_mesh
 from frog.train.pretraining import Pretraining
 from frog.train.process import RankProcess
 from frog.train.setup import Run, get_data

@@ -14,9 +14,9 @@ from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes
 from frog.train.checkpoint import Saver
 from frog.train.hardware import autocast
-from frog.train.optim.build import build_optimizer
-from frog.train.order import OrderProof
-from frog.train.parallel.build import build_strategy
+from frog.train.optim.build_optimizer import build_optimizer
+from frog.train.order_proof import OrderProof
+from frog.train.parallel.build_strategy import build_strategy
 from frog.train.parallel.strategy import Strategy
 from frog.train.record import start_event, write_run_json
 from frog.train.setup import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mutations import held_to_its_schema
 
-from frog.cluster.jobfile.cluster import Limits, load_profile, parse_profile, profile_names
+from frog.cluster.jobfile.cluster_profile import Limits, load_profile, parse_profile, profile_names
 from frog.core.errors import ConfigError
 
 CLUSTERS = Path(__file__).parents[3] / "config" / "clusters"

@@ -13,8 +13,8 @@ import pytest
 from test_explain_traps import GOOD, changed
 
 from frog.cli import main
-from frog.cluster.jobfile.commands import format_findings
 from frog.cluster.jobfile.explain import explain, explain_file
+from frog.cluster.jobfile.jobfile_commands import format_findings
 from frog.cluster.jobfile.launchers import _unabbreviated
 from frog.cluster.jobfile.lines import say_lines
 from frog.cluster.jobfile.shell.script import parse

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frog.cluster.jobfile.cluster import ClusterProfile, load_profile
+from frog.cluster.jobfile.cluster_profile import ClusterProfile, load_profile
 from frog.cluster.jobfile.explain import FILES, TRAPS, explain
 from frog.cluster.jobfile.findings import Trap
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from harness import PATIENCE
 
-from frog.cluster.emulator import cluster as emulator_cluster
+from frog.cluster.emulator import emulated_cluster as emulator_cluster
 from frog.cluster.slurm.programs import missing_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]

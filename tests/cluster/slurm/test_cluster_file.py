@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from mutations import held_to_its_schema
 
-from frog.cluster.emulator import cluster as emulator
+from frog.cluster.emulator import emulated_cluster as emulator
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.wire import Conversation, read_client
-from frog.cluster.slurm import cluster, programs
+from frog.cluster.slurm import programs
+from frog.cluster.slurm import real_cluster as cluster
 from frog.cluster.slurm.cluster_file import EmulatorFile, ShapeFields, SlurmFile
 from frog.cluster.slurm.configuration import Shape, Site
 from frog.core.errors import UsageError

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from harness import wait_until
 
-from frog.cluster.emulator import cluster, processes, wire
+from frog.cluster.emulator import emulated_cluster as cluster
+from frog.cluster.emulator import processes, wire
 from frog.cluster.emulator.processes import find_marked
 from frog.cluster.slurm.lock import LOCK_FILE
 from frog.core.errors import UsageError

@@ -15,7 +15,7 @@ import pytest
 from harness import Harness, wait_until
 from slurm_harness import RealSlurm
 
-from frog.cluster.emulator import cluster
+from frog.cluster.emulator import emulated_cluster as cluster
 from frog.core.runs.heartbeat import read_heartbeat
 
 pytestmark = pytest.mark.slow

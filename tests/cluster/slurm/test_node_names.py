@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from frog.cluster import node_names
-from frog.cluster.emulator import cluster
+from frog.cluster.emulator import emulated_cluster as cluster
 
 SERVE = """
 import os, socket, time

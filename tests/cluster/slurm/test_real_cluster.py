@@ -18,7 +18,8 @@ import pytest
 from harness import PATIENCE, run_to_end, wait_until
 from slurm_harness import BIN, RealSlurm, frog_slurm, need_slurm
 
-from frog.cluster.slurm import cluster, host, programs, status
+from frog.cluster.slurm import host, programs, status
+from frog.cluster.slurm import real_cluster as cluster
 from frog.cluster.slurm.configuration import Shape
 from frog.cluster.slurm.processes import find_processes
 from frog.core.errors import LaunchError, UsageError

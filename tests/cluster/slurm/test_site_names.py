@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frog.cluster.emulator import cluster
+from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.site_names import SiteNames, remove_commands, split_names
 from frog.cluster.slurm.configuration import Shape, Site, _slurm_conf
 from frog.core.errors import UsageError

@@ -13,8 +13,8 @@ import pytest
 from harness import Harness, set_words, wait_until
 from slurm_harness import RealSlurm
 
+from frog.core.runs.event_schema import Beat, StartEvent
 from frog.core.runs.heartbeat import read_heartbeat
-from frog.core.runs.schema import Beat, StartEvent
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import pytest
 from harness import Harness
 from slurm_harness import RealSlurm
 
-from frog.cluster.jobfile.cluster import load_profile
+from frog.cluster.jobfile.cluster_profile import load_profile
 from frog.cluster.submit.slurm_job import SlurmRequest, render_job
 from frog.core.config import load_run_config
 

@@ -14,12 +14,12 @@ from bundle_harness import CLUSTERS, bundle
 from mutations import held_to_its_schema
 
 from frog.cli import main
-from frog.cluster.jobfile.cluster import load_profile
+from frog.cluster.jobfile.cluster_profile import load_profile
 from frog.cluster.jobfile.explain import explain_file
 from frog.cluster.submit.bundle.sums import check_sums
 from frog.cluster.submit.bundle.wheels import python_version
-from frog.cluster.submit.commands import add_submit_parser
 from frog.cluster.submit.slurm import read_request
+from frog.cluster.submit.submit_commands import add_submit_parser
 
 
 def test_bundle_contains_all_files_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from harness import MODEL, RUN_FILE
 
-from frog.cluster.jobfile.cluster import ClusterProfile, parse_profile
+from frog.cluster.jobfile.cluster_profile import ClusterProfile, parse_profile
 from frog.cluster.submit.slurm_job import SlurmRequest, check_request, render_job
 from frog.core.config import RunConfig, load_run_config
 from frog.core.errors import ConfigError

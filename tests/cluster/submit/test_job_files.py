@@ -16,13 +16,13 @@ import pytest
 from harness import MODEL, RUN_FILE
 
 from frog.cli import main
-from frog.cluster.jobfile.cluster import ClusterProfile, load_profile
+from frog.cluster.jobfile.cluster_profile import ClusterProfile, load_profile
 from frog.cluster.jobfile.explain import explain
 from frog.cluster.jobfile.job import JobFile, read_job_file
 from frog.cluster.jobfile.lines import summary
-from frog.cluster.submit.commands import FOR_KUBERNETES, FOR_SLURM, add_submit_parser
 from frog.cluster.submit.slurm import render_checked
 from frog.cluster.submit.slurm_job import SlurmRequest, check_request, render_job
+from frog.cluster.submit.submit_commands import FOR_KUBERNETES, FOR_SLURM, add_submit_parser
 from frog.core.config import RunConfig, load_run_config
 from frog.core.errors import ConfigError, UsageError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import MODEL, RUN_FILE
 
-from frog.cluster.jobfile.cluster import load_profile
+from frog.cluster.jobfile.cluster_profile import load_profile
 from frog.cluster.submit.slurm_job import SlurmRequest, render_job
 from frog.core.config import load_run_config
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from frog.cli import main
-from frog.cluster.emulator import cluster
-from frog.cluster.jobfile.cluster import load_profile
+from frog.cluster.emulator import emulated_cluster as cluster
+from frog.cluster.jobfile.cluster_profile import load_profile
 from frog.cluster.jobfile.explain import explain
 from frog.cluster.submit.bundle import project, wheels
 from frog.cluster.submit.bundle.project import project_files

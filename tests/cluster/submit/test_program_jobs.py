@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from frog.cli import main
-from frog.cluster.emulator import cluster
+from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.jobfile.explain import explain
 from frog.cluster.submit.program_work import ProgramWork, program_work
 from frog.cluster.submit.slurm_job import SlurmRequest, check_request, render_job

@@ -10,7 +10,7 @@ import pytest
 
 from frog.core.config import DataConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.config.own_strategy import file_problem
-from frog.core.config.run import CommConfig
+from frog.core.config.run_config import CommConfig
 from frog.core.config.strategies import DATA_STRATEGIES
 from frog.core.errors import ConfigError
 from frog.plan.strategies import describe

@@ -14,10 +14,10 @@ from frog.core.errors import UsageError
 from frog.core.runs import EventWriter, read_run
 from frog.core.runs.attempts import Attempt
 from frog.core.runs.changes import places_of
+from frog.core.runs.event_schema import CollectiveEvent, EndEvent, SpanEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import ReplaceEvent
 from frog.core.runs.observer import Observer, named_observers, observing
-from frog.core.runs.schema import CollectiveEvent, EndEvent, SpanEvent
 
 
 def test_written_events_are_read_back(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from harness import Harness, all_gone, kill_tree, tree, wait_until
 
 from frog.core.ports import free_port
-from frog.core.runs.schema import StartEvent
+from frog.core.runs.event_schema import StartEvent
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from harness import Harness, set_words
 
+from frog.core.runs.event_schema import CollectiveEvent
 from frog.core.runs.heartbeat import read_heartbeat
-from frog.core.runs.schema import CollectiveEvent
 from frog.observe.diagnose.rules import diagnose
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import re
 import pytest
 from harness import Harness
 
-from frog.core.runs.schema import CollectiveEvent
+from frog.core.runs.event_schema import CollectiveEvent
 
 pytestmark = pytest.mark.slow
 

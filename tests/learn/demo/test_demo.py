@@ -19,10 +19,10 @@ from warm_frog import warm_env
 
 from frog.core.errors import UsageError
 from frog.core.wrapping import wrapped_lines
+from frog.learn.demo.demo_page import page_path
+from frog.learn.demo.demo_session import NAMES, Name, Session, Step, read_session
 from frog.learn.demo.folders import new_folder, old_folder
-from frog.learn.demo.page import page_path
 from frog.learn.demo.play import Player
-from frog.learn.demo.session import NAMES, Name, Session, Step, read_session
 
 ROOT = Path(__file__).parents[3]
 LISTED: dict[Name, tuple[str, ...]] = {

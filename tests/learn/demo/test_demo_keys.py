@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from frog.core.console import console
 from frog.learn.demo.play import Player
-from frog.learn.demo.session import Session, Step
+from frog.learn.demo.demo_session import Session, Step
 
 steps = [
     Step(title="one", minutes=1, say="say", ask="ask?", run="touch one; read line < gate", look="answer"),

@@ -20,10 +20,10 @@ from harness import Harness, run_to_end
 from frog.cli import main
 from frog.core import memory
 from frog.learn.doctor import machine, probes, tools
+from frog.learn.doctor.doctor_text import as_json, as_text
+from frog.learn.doctor.lab_verdict import judge
 from frog.learn.doctor.needs import LABS, NEEDS, OPERATIONS
-from frog.learn.doctor.screen import as_json, as_text
 from frog.learn.doctor.seen import Seen, attempt, read_reports
-from frog.learn.doctor.verdict import judge
 
 WELL = {need.name: Seen(name=need.name, ok=True, text="right") for need in NEEDS}
 BY_NAME = {need.name: need for need in NEEDS}
@@ -228,7 +228,7 @@ def fails(*_, **__):
     raise RuntimeError("reduce_scatter: not for you\\nand a second line")
 dist.all_reduce, dist.reduce_scatter = all_reduce, fails
 dist.scatter = lambda *_, **__: os._exit(3)
-from frog.learn.doctor.rank import main
+from frog.learn.doctor.doctor_rank import main
 main(int(sys.argv[1]), sys.argv[2])
 """
 
@@ -265,7 +265,7 @@ def test_torchrun_probe_writes_its_line_in_one_call() -> None:
 
 
 def test_barrier_that_does_not_wait_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from frog.learn.doctor import rank
+    from frog.learn.doctor import doctor_rank as rank
 
     monkeypatch.setattr(rank, "dist", SimpleNamespace(barrier=lambda group: None))
     for others_came in (True, False):

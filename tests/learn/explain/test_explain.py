@@ -11,7 +11,7 @@ from harness import Harness
 
 from frog.core.errors import UsageError
 from frog.learn.explain.chart import Bar, chart, span_text, waits
-from frog.learn.explain.commands import read_nodes, run_notes
+from frog.learn.explain.explain_commands import read_nodes, run_notes
 from frog.learn.explain.story import write_story
 
 MS = 1_000_000

@@ -27,12 +27,13 @@ from torch import nn
 from frog.core.config.fault_kinds import FULL_DEVICE, KINDS
 from frog.core.config.faults import Fault, dump_faults, marks_folder
 from frog.core.runs import EventWriter
+from frog.core.runs.event_schema import ErrorEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.observer import OBSERVERS, named_observers, observing, operation
-from frog.core.runs.schema import ErrorEvent
-from frog.measure.chaos import midway, rank
+from frog.measure.chaos import chaos_rank as rank
+from frog.measure.chaos import midway
+from frog.measure.chaos.chaos_rank import Injector, _resized
 from frog.measure.chaos.midway import Midway
-from frog.measure.chaos.rank import Injector, _resized
 from frog.measure.chaos.sandbox import faults_env
 from frog.train.comm.axis import NOTHING, Axis, Pending, Silent
 from frog.train.comm.collectives.connection import Connection

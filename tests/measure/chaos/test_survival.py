@@ -17,9 +17,9 @@ from frog.core.config.fault_kinds import KINDS
 from frog.core.config.faults import Fault
 from frog.core.errors import UsageError
 from frog.core.runs import RankEvents, RecordedRun
+from frog.core.runs.event_schema import EndEvent, MembershipEvent, StepEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.record import Record
-from frog.core.runs.schema import EndEvent, MembershipEvent, StepEvent
 from frog.core.runs.vocabulary import PHASES
 from frog.launch.nodes import Nodes
 from frog.measure.chaos.campaign import SurvivalCampaign, choose_kinds

@@ -20,9 +20,9 @@ from run_files import run_json
 from frog.core.errors import CheckpointError, ConfigError, FrogError, NonFiniteError
 from frog.core.facts import Damage, DamageCause, ErrorFacts, NotFinite
 from frog.core.files import write_json
+from frog.core.runs.event_schema import CollectiveEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.run import is_active, read_run
-from frog.core.runs.schema import CollectiveEvent
 from frog.observe.diagnose.diagnosis import Diagnosis, clock, letter
 from frog.observe.diagnose.rules import diagnose
 

@@ -16,12 +16,12 @@ from synthetic_run import Synthetic, make_run
 
 from frog.cli import main
 from frog.core.files import write_json
+from frog.core.runs.event_schema import Beat, RankEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.heartbeat import read_heartbeat
 from frog.core.runs.launcher_schema import AnyLauncherEvent
 from frog.core.runs.read import read_lines
 from frog.core.runs.record import Record, RunFile
-from frog.core.runs.schema import Beat, RankEvent
 
 COMMANDS = ("runs", "report run", "diagnose run", "compare run run", "logs run", "tensorboard run")
 

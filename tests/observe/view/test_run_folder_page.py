@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from synthetic_run import Synthetic, make_run
 
+from frog.core.runs.event_schema import FIELDS
 from frog.core.runs.launcher_schema import LAUNCHER_FIELDS
-from frog.core.runs.schema import FIELDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run-folder.md").read_text()
 

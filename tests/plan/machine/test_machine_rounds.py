@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frog.plan.machine.costs import Work
-from frog.plan.machine.rank import Stage
+from frog.plan.machine.machine_rank import Stage
 from frog.plan.machine.request import quick
 from frog.train.comm import Axis
 from frog.train.comm.axis import Silent

@@ -12,8 +12,8 @@ from frog.cli import main
 from frog.core.config.load import from_dict
 from frog.core.errors import ConfigError, UsageError
 from frog.core.runs import read_run
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.observe.diagnose.rules import diagnose
 from frog.observe.view.report import render_report
 from frog.plan.simulate.trace import MOST_EVENTS, Span, Trace

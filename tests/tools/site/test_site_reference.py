@@ -10,9 +10,9 @@ import pytest
 
 from frog.cli import _parser
 from frog.core.config.model import ModelConfig
-from frog.core.config.run import RunConfig
+from frog.core.config.run_config import RunConfig
+from frog.core.runs.event_schema import RankEvent
 from frog.core.runs.launcher_schema import AnyLauncherEvent
-from frog.core.runs.schema import RankEvent
 from tools.site.declarations import Class, Function, read_module
 from tools.site.markdown import docstring
 from tools.site.reference import FROG, SECTIONS, api_page, commands_page, events_page, run_file_page
@@ -39,7 +39,7 @@ def test_reference_lists_every_run_file_field_with_its_meaning() -> None:
 
 
 def test_reference_shows_units_of_run_file_numbers() -> None:
-    fields = {"": read_module(FROG / "core/config/run.py").class_named("RunConfig").fields}
+    fields = {"": read_module(FROG / "core/config/run_config.py").class_named("RunConfig").fields}
     fields |= {f"{name}.": read_module(FROG / file).class_named(cls).fields for name, (file, cls) in SECTIONS.items()}
     numbers = {f"{at}{item.name}" for at, found in fields.items() for item in found if re.match("int|float", item.type)}
     with_unit = {

@@ -7,7 +7,7 @@ import typing
 import pytest
 import torch
 
-from frog.core.config.run import CommConfig
+from frog.core.config.run_config import CommConfig
 from frog.core.errors import UsageError
 from frog.core.facts import Cause
 from frog.train.comm.backend import BACKENDS, Backend, choose_backend

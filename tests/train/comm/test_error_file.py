@@ -10,7 +10,7 @@ from mutations import held_to_its_schema
 
 from frog.core.errors import CommError, report_error
 from frog.core.facts import ErrorFacts
-from frog.core.runs.schema import ReportedError
+from frog.core.runs.event_schema import ReportedError
 from frog.core.schema import convert
 from frog.train.comm.error_file import leave_error, read_error
 

@@ -13,7 +13,7 @@ from harness import Harness, run_to_end, set_words
 
 from frog.core.ports import free_port
 from frog.core.processes import NOT_MET
-from frog.core.runs.schema import StartEvent
+from frog.core.runs.event_schema import StartEvent
 
 pytestmark = pytest.mark.slow
 

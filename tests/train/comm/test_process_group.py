@@ -9,7 +9,7 @@ import pytest
 from harness import Harness
 
 from frog.core.runs import read_run
-from frog.core.runs.schema import CollectiveEvent
+from frog.core.runs.event_schema import CollectiveEvent
 
 WORKER = str(Path(__file__).parent / "process_group_worker.py")
 

@@ -179,7 +179,7 @@ def test_unreadable_file_raises_data_error(tmp_path: Path, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.txt").write_text("frog")
-    monkeypatch.setattr("frog.train.data.files.open_plain", refuse)
+    monkeypatch.setattr("frog.train.data.document_files.open_plain", refuse)
     assert f"{tmp_path / 'a.txt'}: cannot be read: Permission denied" in refusal(tmp_path / "a.txt")
 
 
@@ -197,7 +197,7 @@ def test_pipe_in_a_corpus_folder_is_skipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ending", "line"), [("txt", b"a\n"), ("jsonl", b'{"text": "a"}\n')])
 def test_gzip_bomb_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, line: bytes) -> None:
-    monkeypatch.setattr("frog.train.data.files._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("frog.train.data.document_files._MOST_BYTES", 1 << 20)
     path = tmp_path / f"bomb.{ending}.gz"
     path.write_bytes(gzip.compress(line * 1_500_000))
     assert "expands to more than 64 times its size, so it is not text" in refusal(path)
@@ -217,6 +217,6 @@ def test_parquet_row_group_above_the_limit_is_rejected(tmp_path: Path, monkeypat
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "large.parquet"
     parquet.write_table(pyarrow.table({"text": ["x" * 5000] * 3, "n": [1, 2, 3]}), path, use_dictionary=False)
-    monkeypatch.setattr("frog.train.data.files._MOST_GROUP_BYTES", 10_000)
+    monkeypatch.setattr("frog.train.data.document_files._MOST_GROUP_BYTES", 10_000)
     assert "a row group has" in refusal(path)
     assert "column 'n' contains a int, expected text" in refusal(path, "n")

@@ -10,7 +10,7 @@ import pytest
 
 from frog.core.errors import DataError
 from frog.train.data import open_prepared
-from frog.train.data.commands import add_data_parser
+from frog.train.data.data_commands import add_data_parser
 
 
 @pytest.fixture(autouse=True)

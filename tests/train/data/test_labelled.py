@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from frog.core.config.model import IGNORED_LABEL
 from frog.core.errors import DataError, ShapeError
-from frog.train.data.files import read_corpus
+from frog.train.data.document_files import read_corpus
 from frog.train.data.labelled import Example, LabelledSet, read_labelled
 from frog.train.data.labelled_batches import (
     FILLING,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frog.train.data import sample_ids
-from frog.train.data.order import permute, stream_ids
+from frog.train.data.sample_order import permute, stream_ids
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 15, 16, 17, 64, 65, 1000, 4097, 70_000])

@@ -151,5 +151,5 @@ def test_exported_names_exist_and_load_lazily() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = frog.train.data.nothing
     heavy = "('torch', 'tokenizers', 'numpy')"
-    code = f"import sys, frog.train.data.commands; sys.exit(any(name in sys.modules for name in {heavy}))"
+    code = f"import sys, frog.train.data.data_commands; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -24,7 +24,7 @@ from frog.core.runs.folder import RunFolder
 from frog.train.comm.collectives.rendezvous import machine
 from frog.train.comm.elastic.agreement import LeftOut
 from frog.train.elastic import join, survive
-from frog.train.elastic.order import SharedOrder
+from frog.train.elastic.shared_order import SharedOrder
 from frog.train.process import RankProcess
 from frog.train.start import admit_others
 

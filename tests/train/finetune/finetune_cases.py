@@ -16,12 +16,12 @@ from frog.core.runs.folder import RunFolder
 from frog.train.comm import World
 from frog.train.data.labelled import Example, LabelledSet
 from frog.train.data.tokenizer import train_tokenizer
-from frog.train.finetune.main import finetune
-from frog.train.finetune.setup import Preparation
+from frog.train.finetune.finetune_main import finetune
+from frog.train.finetune.finetune_setup import Preparation
 from frog.train.finetune.task import Task
 from frog.train.log import RankLog
 from frog.train.model import TinyTransformer
-from frog.train.parallel.build import build_mesh
+from frog.train.parallel.build_strategy import build_mesh
 from frog.train.setup import Run
 from frog.train.stop import StopRequest
 

@@ -36,7 +36,7 @@ def broken(mutant: str) -> Iterator[None]:
     patches = {
         "equal shares": mock.patch.object(LabelledBatches, "_batch", equal_shares),
         "own scores": mock.patch.object(HeldOut, "score", own_scores),
-        "adapter of the start": mock.patch("frog.train.finetune.workload.take_whole"),
+        "adapter of the start": mock.patch("frog.train.finetune.finetune_workload.take_whole"),
     }
     with patches.get(mutant, contextlib.nullcontext()):
         yield

@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from frog.core.errors import ConfigError, RunError, UsageError
+from frog.core.runs.event_schema import EndEvent, EvalEvent, SpanEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import EndEvent, EvalEvent, SpanEvent, StepEvent
 from frog.train.data.labelled import read_labelled
 from frog.train.data.labelled_batches import pad
 from frog.train.finetune.arguments import add_finetune_arguments, with_defaults
 from frog.train.finetune.classify import task_of
 from frog.train.finetune.confusion import confusion, confusion_lines
-from frog.train.finetune.setup import finetune_config, run_config, spread_problems
+from frog.train.finetune.finetune_setup import finetune_config, run_config, spread_problems
 from frog.train.model.adapter import CONFIG_FILE, WEIGHTS_FILE
 from frog.train.state import weights_sha256
 from frog.train.trained import export_merged, load_finetuned, load_merged, load_trained

@@ -13,7 +13,7 @@ from harness import Harness, set_words
 from in_process import meet_faults, train, tune, write_faults
 from safetensors.torch import load_file
 
-from frog.core.runs.schema import StartEvent, StepEvent
+from frog.core.runs.event_schema import StartEvent, StepEvent
 from frog.measure.chaos.sandbox import faults_env
 from frog.train.data.labelled_batches import LabelledBatches
 from frog.train.model.adapter import WEIGHTS_FILE

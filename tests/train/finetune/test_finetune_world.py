@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from frog.core.env import world_env
 from frog.core.runs import read_run
+from frog.core.runs.event_schema import CollectiveEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import CollectiveEvent, StepEvent
 from frog.train.comm import World
 from frog.train.model.adapter import WEIGHTS_FILE
 

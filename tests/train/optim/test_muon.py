@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from frog.core.config import ModelConfig, OptimizerConfig, RunConfig, StrategyConfig
 from frog.core.errors import ConfigError
-from frog.train.optim.build import build_optimizer
+from frog.train.optim.build_optimizer import build_optimizer
 from frog.train.optim.muon import orthogonalize
 from frog.train.optim.tensors import Slice, UpdatedTensor
 from frog.train.parallel.data.flat import FlatParameters, Partition

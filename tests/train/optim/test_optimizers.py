@@ -17,7 +17,7 @@ from torch import nn
 
 from frog.core.config import OptimizerConfig
 from frog.core.config.optimizers import OPTIMIZERS
-from frog.train.optim.build import build_optimizer
+from frog.train.optim.build_optimizer import build_optimizer
 from frog.train.optim.eager import EagerSGD
 from frog.train.optim.tensors import UpdatedTensor
 from frog.train.parallel.data.flat import FlatParameters, Partition
@@ -26,7 +26,7 @@ STEP = """
 import sys, torch
 from frog.core.config import OptimizerConfig
 from frog.core.config.optimizers import OPTIMIZERS
-from frog.train.optim.build import build_optimizer
+from frog.train.optim.build_optimizer import build_optimizer
 from frog.train.optim.tensors import UpdatedTensor
 weight = torch.nn.Parameter(torch.ones(2, 2))
 for name in OPTIMIZERS:

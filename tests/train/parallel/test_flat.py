@@ -8,7 +8,7 @@ import torch
 
 from frog.core.config import OptimizerConfig, load_model_config
 from frog.train.model import TinyTransformer
-from frog.train.optim.schedule import learning_rate
+from frog.train.optim.learning_rate import learning_rate
 from frog.train.parallel.data.ddp import cut_buckets
 from frog.train.parallel.data.flat import FlatParameters, Partition, square_sum
 

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from frog.core.env import world_env
 from frog.core.errors import CommError, ConfigError, OwnStrategyError
 from frog.train.comm import World
-from frog.train.optim.build import build_optimizer
-from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.optim.build_optimizer import build_optimizer
+from frog.train.parallel.build_strategy import build_mesh, build_strategy
 from frog.train.parallel.data.from_file import explained
 from frog.train.parallel.own import OwnStrategy
 from frog.train.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, Variant, own_cells
-from frog.train.prove.rank import Case, local_batch, make_model, optimizer_config
+from frog.train.prove.prove_rank import Case, local_batch, make_model, optimizer_config
 
 EXAMPLE = Path(__file__).parents[3] / "config" / "own_ddp.py"
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from frog.core.env import world_env
 from frog.core.errors import CommError, ConfigError
 from frog.train.comm import World
 from frog.train.parallel.torch_impl.native import check_compile, explained
-from frog.train.parallel.torch_impl.pipeline import PipelineStage, SpannedStage
+from frog.train.parallel.torch_impl.torch_pipeline import PipelineStage, SpannedStage
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from harness import Harness
 
 from frog.core.errors import RunError
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.train.profile.numbers import OPERATORS, TRANSFER, WAITING, Profile, read_profile
 
 STEPS = 5

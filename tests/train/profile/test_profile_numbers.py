@@ -11,8 +11,8 @@ import pytest
 from mutations import held_to_its_schema
 
 from frog.core.errors import RunError
+from frog.core.runs.event_schema import CollectiveEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import CollectiveEvent
 from frog.train.profile.numbers import ALONE, EXPOSED, IDLE, KERNELS, OPERATORS, PYTHON, _blocked, _parts, read_profile
 from frog.train.profile.trace import common, length, read_trace_file, understand, union, without
 

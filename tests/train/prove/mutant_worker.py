@@ -17,7 +17,7 @@ from frog.core.env import world_env
 from frog.core.processes import leave
 from frog.train.comm import join_world
 from frog.train.prove.matrix import DEFAULT_VARIANTS, SMALL_MODEL, Cell, Variant, cells
-from frog.train.prove.rank import TOLERANCE, Case, _oracle_key, compare, one_process, spread
+from frog.train.prove.prove_rank import TOLERANCE, Case, _oracle_key, compare, one_process, spread
 
 env = world_env()
 world = join_world(env, torch.device("cpu"), timeout_s=60)

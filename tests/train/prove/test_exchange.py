@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 from mutations import held_to_its_schema
 
-from frog.train.prove.exchange import read_cases, read_results
 from frog.train.prove.matrix import DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells
-from frog.train.prove.rank import Case, _finite
+from frog.train.prove.prove_files import read_cases, read_results
+from frog.train.prove.prove_rank import Case, _finite
 
 
 def test_case_files_with_wrong_values_are_rejected(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from harness import Harness
 
-from frog.train.prove.commands import prove
-from frog.train.prove.exchange import ProofResult
 from frog.train.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, Variant, own_cells
+from frog.train.prove.prove_commands import prove
+from frog.train.prove.prove_files import ProofResult
 
 ROOT = Path(__file__).parents[3]
 HERE = ROOT / "tests" / "parallel" / "own_strategies"

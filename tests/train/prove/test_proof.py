@@ -12,9 +12,9 @@ from mutants import MISCONCEPTIONS, MUTANTS, Mutant
 
 from frog.core.config.optimizers import OPTIMIZERS
 from frog.learn.grader.exercise import find_exercises
-from frog.train.prove.commands import prove
-from frog.train.prove.exchange import ProofResult
 from frog.train.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
+from frog.train.prove.prove_commands import prove
+from frog.train.prove.prove_files import ProofResult
 
 WORKER = Path(__file__).parent / "mutant_worker.py"
 OTHER_OPTIMIZERS = [variant for variant in ALL_VARIANTS if variant.optimizer != "adamw"]

@@ -22,8 +22,8 @@ from frog.plan.strategies import compare_strategies, describe
 from frog.plan.traffic import step_traffic
 from frog.train.comm import join_world
 from frog.train.model import TinyTransformer
-from frog.train.optim.build import build_optimizer
-from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.optim.build_optimizer import build_optimizer
+from frog.train.parallel.build_strategy import build_mesh, build_strategy
 from frog.train.prove.matrix import DEFAULT_VARIANTS, IMPLEMENTATIONS, SMALL_MODEL, Cell, cells, proofs
 
 PAGE = Path(__file__).parents[3] / "docs" / "strategies.md"

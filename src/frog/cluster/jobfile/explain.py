@@ -25,7 +25,7 @@ from frog.cluster.jobfile import (
     traps_variables,
     traps_world,
 )
-from frog.cluster.jobfile.cluster import ClusterProfile
+from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.directives import GivenOption
 from frog.cluster.jobfile.findings import Finding, Trap
 from frog.cluster.jobfile.job import JobFile, read_job_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from frog.cluster.jobfile.cluster import ClusterProfile
+from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
 from frog.cluster.jobfile.job import JobFile
 from frog.cluster.jobfile.launchers import SrunStep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from frog.cluster.slurm.cluster import Cluster, daemons, is_answering, read_cluster
+from frog.cluster.slurm.real_cluster import Cluster, daemons, is_answering, read_cluster
 
 
 def status_text(folder: Path) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from frog.cluster.jobfile.cluster import CLUSTERS, DEFAULT_PROFILE, load_profile
-from frog.cluster.jobfile.commands import format_findings
+from frog.cluster.jobfile.cluster_profile import CLUSTERS, DEFAULT_PROFILE, load_profile
 from frog.cluster.jobfile.explain import explain
+from frog.cluster.jobfile.jobfile_commands import format_findings
 from frog.cluster.submit.ask import ask_cluster
 from frog.cluster.submit.bundle_facts import BUNDLE_JSON, BundleFacts
 from frog.cluster.submit.program_work import program_work

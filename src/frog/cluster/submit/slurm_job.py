@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frog.cluster.jobfile.cluster import ClusterProfile, is_slurm_name
+from frog.cluster.jobfile.cluster_profile import ClusterProfile, is_slurm_name
 from frog.cluster.jobfile.directives import time_limit_s, write_time
 from frog.cluster.submit.program_work import ProgramWork, Work
 from frog.core.errors import ConfigError

@@ -10,7 +10,7 @@ from frog.core.config.load import (
 )
 from frog.core.config.model import ModelConfig
 from frog.core.config.optimizers import OptimizerConfig
-from frog.core.config.run import (
+from frog.core.config.run_config import (
     CheckpointConfig,
     DataConfig,
     EvalConfig,

@@ -28,7 +28,7 @@ def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `frog.train.profile.rank` reads on every rank."""
+    """Add the arguments that `frog.train.profile.profile_rank` reads on every rank."""
     _add_run_file(parser)
     parser.add_argument(
         "--steps", type=at_least(1), default=3, metavar="N", help="number of steps to record (default: %(default)s)"

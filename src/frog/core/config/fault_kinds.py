@@ -14,7 +14,7 @@ FULL_DEVICE = Path("/dev/full")
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One kind of fault. `_ACTS` in measure/chaos/rank.py injects it."""
+    """One kind of fault. `_ACTS` in measure/chaos/chaos_rank.py injects it."""
 
     name: str
     what: str

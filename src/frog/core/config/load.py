@@ -16,7 +16,7 @@ from typing import Any
 from frog.core.config.hugging_face import from_hugging_face
 from frog.core.config.model import ModelConfig
 from frog.core.config.other_models import sizes_of
-from frog.core.config.run import ModelSource, RunConfig
+from frog.core.config.run_config import ModelSource, RunConfig
 from frog.core.errors import ConfigError
 from frog.core.runs.record import SIMULATED_LAYOUT
 from frog.core.schema import convert, parse_toml, read_toml, read_typed, shortened

@@ -86,7 +86,7 @@ DATA_STRATEGIES = _by_name(
         title="ddp",
         summary="Every data rank has the whole model and its own samples; gradients are averaged.",
         use="the model, its gradients and Adam's two moments fit on one rank: the simplest strategy",
-        modules={"frog": "frog.train.parallel.data.ddp", "torch": "frog.train.parallel.torch_impl.ddp"},
+        modules={"frog": "frog.train.parallel.data.ddp", "torch": "frog.train.parallel.torch_impl.torch_ddp"},
         transfers=(Transfer("all_reduce", "gradients", "step", "buckets"),),
         proofs={
             "ddp-naive": {"reduction": "naive"},
@@ -102,7 +102,7 @@ DATA_STRATEGIES = _by_name(
         use="Adam's moments no longer fit: they are partitioned, with the same traffic as ddp",
         modules={
             "frog": "frog.train.parallel.data.zero1",
-            "torch": "frog.train.parallel.torch_impl.ddp",
+            "torch": "frog.train.parallel.torch_impl.torch_ddp",
             "deepspeed": "frog.train.parallel.torch_impl.deepspeed",
         },
         splits=frozenset({"optimizer"}),
@@ -173,7 +173,10 @@ AXES = {
         title="pipeline",
         summary="The layers are split into stages, through which micro-batches flow.",
         use="the model is deep and links are slow: little traffic, but ranks wait while the pipeline fills and drains",
-        modules={"frog": "frog.train.parallel.model.pipeline", "torch": "frog.train.parallel.torch_impl.pipeline"},
+        modules={
+            "frog": "frog.train.parallel.model.pipeline",
+            "torch": "frog.train.parallel.torch_impl.torch_pipeline",
+        },
         proofs={
             "pp-gpipe": {"pp": WHOLE_WORLD, "schedule": "gpipe"},
             "pp-1f1b": {"pp": WHOLE_WORLD, "schedule": "1f1b"},

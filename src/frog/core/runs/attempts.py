@@ -11,6 +11,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from frog.core.runs.event_schema import (
+    Beat,
+    CollectiveEvent,
+    EndEvent,
+    ErrorEvent,
+    RankEvent,
+    SpanEvent,
+    StartEvent,
+    Status,
+    StepEvent,
+)
 from frog.core.runs.launcher_schema import (
     AnyLauncherEvent,
     ExitEvent,
@@ -24,17 +35,6 @@ from frog.core.runs.launcher_schema import (
     WorldEvent,
 )
 from frog.core.runs.read import EventList
-from frog.core.runs.schema import (
-    Beat,
-    CollectiveEvent,
-    EndEvent,
-    ErrorEvent,
-    RankEvent,
-    SpanEvent,
-    StartEvent,
-    Status,
-    StepEvent,
-)
 
 _MOST_STARTS = 1_000
 """Maximum starts per launcher and per rank; a run with more shows its last ones."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from frog.core.runs.attempts import Attempt
-from frog.core.runs.schema import MembershipEvent
+from frog.core.runs.event_schema import MembershipEvent
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from frog.core.errors import RunError
+from frog.core.runs.event_schema import Beat
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import Beat
 from frog.core.runs.vocabulary import Phase
 from frog.core.schema import decode, read_bounded
 

@@ -20,10 +20,7 @@ from numpy.typing import NDArray
 
 from frog.core.runs.attempts import Attempt, Worker, cut
 from frog.core.runs.changes import Change, find_changes
-from frog.core.runs.folder import RunFolder
-from frog.core.runs.read import EventList, read_rank
-from frog.core.runs.run import RecordedRun, assemble
-from frog.core.runs.schema import (
+from frog.core.runs.event_schema import (
     CheckpointEvent,
     CollectiveEvent,
     CommitEvent,
@@ -36,6 +33,9 @@ from frog.core.runs.schema import (
     StartEvent,
     StepEvent,
 )
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.read import EventList, read_rank
+from frog.core.runs.run import RecordedRun, assemble
 from frog.core.runs.vocabulary import PHASES
 
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from frog.core.runs.schema import Beat, Count, Event, ExitCode, Rank, ReportedError, Size, fields_of
+from frog.core.runs.event_schema import Beat, Count, Event, ExitCode, Rank, ReportedError, Size, fields_of
 from frog.core.schema import Typed
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from frog.core.errors import RunError
 from frog.core.files import write_json
-from frog.core.runs.schema import Count, Rank
+from frog.core.runs.event_schema import Count, Rank
 from frog.core.schema import Typed, read_bounded, read_typed
 
 _MOST_BYTES = 16 << 20

@@ -3,7 +3,7 @@
 A process is one rank and has one list of observers. If the list is empty, reporting costs one check. `frog profile`
 adds its own observer; for fault injection, the rank's process adds the observer that its environment names:
 
-    FROG_OBSERVER=frog.measure.chaos.rank:/tmp/faults.toml      calls `observe("/tmp/faults.toml")` of that module
+    FROG_OBSERVER=frog.measure.chaos.chaos_rank:/tmp/faults.toml      calls `observe("/tmp/faults.toml")` of that module
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from frog.core.files import open_plain
+from frog.core.runs.event_schema import Event, EventOfStep, RankEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import AnyLauncherEvent
-from frog.core.runs.schema import Event, EventOfStep, RankEvent
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)

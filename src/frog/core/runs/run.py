@@ -23,12 +23,12 @@ from frog.core.errors import RunError
 from frog.core.processes import is_alive
 from frog.core.runs.attempts import Attempt, Worker, cut, last_workers, sort_attempts
 from frog.core.runs.changes import follow_processes
+from frog.core.runs.event_schema import Beat
 from frog.core.runs.folder import RunFolder, is_only_observed
 from frog.core.runs.heartbeat import read_heartbeat
 from frog.core.runs.launcher_schema import AnyLauncherEvent, LauncherEndEvent, LaunchEvent
 from frog.core.runs.read import RankEvents, read_launcher, read_rank
 from frog.core.runs.record import Record, RunFile
-from frog.core.runs.schema import Beat
 
 FRESH_S = 5.0
 """Heartbeats come twice a second: a rank with an older one has stopped, even on a busy machine."""

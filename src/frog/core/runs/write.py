@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from frog.core.runs.event_schema import FIELDS
 from frog.core.runs.heartbeat import Heartbeat
 from frog.core.runs.observer import OBSERVERS
-from frog.core.runs.schema import FIELDS
 from frog.core.runs.vocabulary import Phase
 
 

@@ -24,9 +24,9 @@ from frog.core.ports import free_port
 from frog.core.printable import printable_lines
 from frog.core.streams import discard_typed_ahead, read_line
 from frog.core.wrapping import wrapped_lines
-from frog.learn.demo.page import write_page
+from frog.learn.demo.demo_page import write_page
+from frog.learn.demo.demo_session import FREE_PORT, Session, Step
 from frog.learn.demo.records import Played, output_path, write_record
-from frog.learn.demo.session import FREE_PORT, Session, Step
 
 _GRACE_S = 15
 _MOST_TRIES = 20

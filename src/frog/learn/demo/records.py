@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from frog.core.errors import UsageError
 from frog.core.schema import Amount, Positive, Typed, read_typed, write_typed
-from frog.learn.demo.session import Step
+from frog.learn.demo.demo_session import Step
 
 _RECORDS = "[0-9][0-9].json"
 

@@ -13,7 +13,7 @@ from frog.launch.harness import Program
 from frog.learn.doctor.needs import NEEDS
 from frog.learn.doctor.seen import SCRATCH, Seen, read_reports
 
-_RANK = ("-m", "frog.learn.doctor.rank")
+_RANK = ("-m", "frog.learn.doctor.doctor_rank")
 _WHO = """import sys
 from frog.core.env import variable as of
 sys.stdout.write(f"rank {of('RANK')} of {of('WORLD_SIZE')}\\n")"""

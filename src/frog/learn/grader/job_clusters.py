@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from frog.cluster.emulator import cluster
+from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.emulator.notation import parse_time_limit
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.sbatch import sbatch

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frog.cluster.emulator import cluster
+from frog.cluster.emulator import emulated_cluster as cluster
 from frog.core.env import variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import take_orphans

@@ -40,7 +40,7 @@ def judge(request: Request, slowness: float = 1.0) -> Verdict:
     """
     start = time.monotonic()
     exercise = Exercise(Path(request.exercise))
-    server = None if start_method() == "spawn" else start_fork_server("frog.learn.grader.rank")
+    server = None if start_method() == "spawn" else start_fork_server("frog.learn.grader.grader_rank")
     with scratch_folder("frog-check-") as scratch:
         folder = scratch / "files"
         folder.mkdir()

@@ -120,7 +120,7 @@ class _Running:
 
     def _start(self, address: str) -> None:
         for rank in range(self._task.size):
-            words = ["-m", "frog.learn.grader.rank", address, str(rank), self._token]
+            words = ["-m", "frog.learn.grader.grader_rank", address, str(rank), self._token]
             env = child_env()
             forked = self._server.fork([sys.executable, "-u", *words], env) if self._server is not None else None
             alone = [sys.executable, "-P", "-u", *words]  # -P: do not import from the current directory

@@ -20,7 +20,7 @@ from frog.core.config.fault_kinds import KINDS
 from frog.core.errors import FrogError, LaunchError, UsageError
 from frog.core.files import write_atomic
 from frog.core.runs.folder import RunFolder, check_output
-from frog.launch.commands import read_world
+from frog.launch.launch_commands import read_world
 from frog.launch.nodes import Nodes
 from frog.measure.chaos.oracle import Oracle, read_oracle
 from frog.measure.chaos.sandbox import FOLDER, Sandbox, read_sandbox

@@ -12,9 +12,9 @@ from frog.core.config.fault_kinds import KINDS, Kind
 from frog.core.config.faults import Fault
 from frog.core.errors import RunError
 from frog.core.runs import RankEvents, RecordedRun, read_run
+from frog.core.runs.event_schema import CollectiveEvent, CommitEvent, SpanEvent, StartEvent, StepEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.record import Record
-from frog.core.runs.schema import CollectiveEvent, CommitEvent, SpanEvent, StartEvent, StepEvent
 from frog.core.runs.vocabulary import MESSAGES
 from frog.observe.diagnose.diagnosis import Diagnosis
 

@@ -122,7 +122,7 @@ def write_faults(path: Path, faults: Sequence[Fault]) -> None:
 
 def faults_env(path: Path) -> dict[str, str]:
     """Return the environment for ranks that inject the faults of that list."""
-    return {"FROG_OBSERVER": f"frog.measure.chaos.rank:{path}"}
+    return {"FROG_OBSERVER": f"frog.measure.chaos.chaos_rank:{path}"}
 
 
 def met_faults(path: Path) -> dict[int, float]:

@@ -20,8 +20,8 @@ from pathlib import Path
 from frog.core.config.fault_kinds import KINDS
 from frog.core.config.faults import Fault, marks_folder
 from frog.core.runs import RecordedRun, read_run
+from frog.core.runs.event_schema import EndEvent, MembershipEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import EndEvent, MembershipEvent, StepEvent
 from frog.launch.harness import Program
 from frog.measure.chaos.oracle import Oracle
 from frog.measure.chaos.sandbox import faults_env, met_faults, where_met, write_faults

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from frog.core.errors import LaunchError, UsageError
-from frog.launch.commands import read_world
 from frog.launch.harness import Program
+from frog.launch.launch_commands import read_world
 from frog.launch.world import run_world
 from frog.measure.peers.measurement import CONTENDERS, LIMITS, Request, Result
 from frog.measure.peers.open_mpi import mpirun
@@ -44,7 +44,7 @@ def bench(args: argparse.Namespace) -> int:
 
 def _run_under_mpirun(num_ranks: int, arguments: list[str], scratch: Path) -> None:
     """Measure in a world that mpirun starts. Raises LaunchError with the end of its output if it fails."""
-    command = mpirun(num_ranks, [sys.executable, "-P", "-m", "frog.measure.peers.rank", *arguments])
+    command = mpirun(num_ranks, [sys.executable, "-P", "-m", "frog.measure.peers.peers_rank", *arguments])
     with Program(command, scratch, {"OMP_NUM_THREADS": "1"}) as program:
         code = program.wait(_MPIRUN_S)
         if code != 0:

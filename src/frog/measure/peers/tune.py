@@ -13,7 +13,7 @@ import numpy as np
 
 from frog.core.errors import UsageError
 from frog.core.units import format_bytes
-from frog.launch.commands import read_world
+from frog.launch.launch_commands import read_world
 from frog.launch.world import run_world
 from frog.measure.peers.measurement import Request, Row
 from frog.train.comm.collectives.cost import Costs, save_costs

@@ -10,8 +10,8 @@ from typing import Any
 from frog.core.exitcodes import describe_exit, signal_name
 from frog.core.runs import RecordedRun
 from frog.core.runs.attempts import Attempt, Worker
+from frog.core.runs.event_schema import Beat, CollectiveEvent, SpanEvent
 from frog.core.runs.launcher_schema import ExitEvent, HangEvent, LeftOutEvent
-from frog.core.runs.schema import Beat, CollectiveEvent, SpanEvent
 from frog.core.runs.vocabulary import STEP_PHASES
 from frog.observe.diagnose.diagnosis import note
 from frog.observe.diagnose.rank_error import RankError, rank_error

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from frog.core.runs.schema import Beat, CollectiveEvent, OpenCollective, SpanEvent
+from frog.core.runs.event_schema import Beat, CollectiveEvent, OpenCollective, SpanEvent
 from frog.core.runs.vocabulary import BETWEEN_TWO, PHASES
 from frog.observe.diagnose.case import Case, Position
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from frog.core.runs.schema import CollectiveEvent, SpanEvent
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent
 from frog.core.runs.vocabulary import BETWEEN_TWO, STEP_PHASES
 from frog.observe.diagnose.case import Case
 from frog.observe.diagnose.collectives import CollectiveCalls

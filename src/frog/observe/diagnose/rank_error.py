@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frog.core.facts import ErrorFacts
-from frog.core.runs.schema import ErrorEvent, ReportedError
+from frog.core.runs.event_schema import ErrorEvent, ReportedError
 
 
 @dataclass(frozen=True)

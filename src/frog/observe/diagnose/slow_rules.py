@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from frog.core.runs.attempts import Worker
-from frog.core.runs.schema import CollectiveEvent, SpanEvent
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent
 from frog.observe.diagnose.case import Case
 from frog.observe.diagnose.collectives import CollectiveCalls
 from frog.observe.diagnose.diagnosis import Diagnosis

@@ -9,9 +9,9 @@ import numpy as np
 
 from frog.core.config import RunConfig, from_dict
 from frog.core.errors import ConfigError
+from frog.core.runs.event_schema import CollectiveEvent, MemoryEvent
 from frog.core.runs.history import Collectives, History, RankHistory, Spans
 from frog.core.runs.record import RunFile
-from frog.core.runs.schema import CollectiveEvent, MemoryEvent
 from frog.core.runs.vocabulary import ASIDE, BETWEEN_TWO, PHASES
 from frog.observe.view.charts import shown_ranks
 from frog.plan.layout import Layout

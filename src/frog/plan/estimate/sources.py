@@ -112,7 +112,7 @@ def _from_function(name: str) -> NamedModel:
     Raises:  UsageError if it cannot be built or has no `config`; ConfigError if its sizes are not those of a
              transformer that the planner knows.
     """
-    command = [sys.executable, "-P", "-m", "frog.plan.estimate.rank", name]
+    command = [sys.executable, "-P", "-m", "frog.plan.estimate.estimate_rank", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S)
     except subprocess.TimeoutExpired:

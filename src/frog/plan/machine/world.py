@@ -19,7 +19,7 @@ from frog.plan.machine.request import Request
 
 _LAST_LINES = 20
 _LIMIT_S = 900
-_PROGRAM = ("-P", "-m", "frog.plan.machine.rank")
+_PROGRAM = ("-P", "-m", "frog.plan.machine.machine_rank")
 
 
 def worlds_of(most_ranks: int, threads: int | None) -> tuple[tuple[int, int], ...]:

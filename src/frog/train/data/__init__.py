@@ -1,6 +1,6 @@
 """The path from text to batches: corpora, tokenizer, memory-mapped shards, sample order, loader.
 
-The names load on first use, so that `frog --help` can import `frog.train.data.commands` without torch.
+The names load on first use, so that `frog --help` can import `frog.train.data.data_commands` without torch.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from frog.train.data.corpora import Document, hub_corpus, python_docs
-    from frog.train.data.files import find_corpus_files, read_corpus
+    from frog.train.data.document_files import find_corpus_files, read_corpus
     from frog.train.data.folder import DATA_ROOT, DEFAULT_NAME
     from frog.train.data.loader import Batch, Loader
-    from frog.train.data.order import sample_ids
     from frog.train.data.preparation import ensure_prepared, prepare
     from frog.train.data.prepared import PreparedData, Split, list_prepared, open_prepared
+    from frog.train.data.sample_order import sample_ids
     from frog.train.data.tokenizer import END_OF_DOCUMENT, load_tokenizer
     from frog.train.data.verified import verify_once
     from frog.train.data.windows import Windows

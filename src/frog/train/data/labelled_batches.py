@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from frog.core.config.model import IGNORED_LABEL
-from frog.core.config.run import batch_problem
+from frog.core.config.run_config import batch_problem
 from frog.core.errors import ShapeError
 from frog.core.seeds import derive_seed
 from frog.train.data.labelled import Example

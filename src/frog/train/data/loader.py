@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from frog.core.config.model import IGNORED_LABEL
-from frog.core.config.run import batch_problem
+from frog.core.config.run_config import batch_problem
 from frog.core.errors import ShapeError
-from frog.train.data.order import stream_ids
+from frog.train.data.sample_order import stream_ids
 from frog.train.data.windows import Windows
 
 _BLOCK_IDS = 4096

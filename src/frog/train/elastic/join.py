@@ -21,7 +21,7 @@ from frog.train.comm.world import pick_device
 from frog.train.data import open_prepared
 from frog.train.elastic.survive import train_in_each_world
 from frog.train.log import RankLog
-from frog.train.parallel.build import build_mesh
+from frog.train.parallel.build_strategy import build_mesh
 from frog.train.pretraining import Pretraining
 from frog.train.process import RankProcess
 from frog.train.setup import Run, open_events

@@ -41,10 +41,10 @@ from frog.train.comm.elastic.membership import behind
 from frog.train.comm.local_shard import LocalShard
 from frog.train.elastic.copies import Copies
 from frog.train.elastic.handover import Handover, hand_over
-from frog.train.elastic.order import SharedOrder
+from frog.train.elastic.shared_order import SharedOrder
 from frog.train.log import RankLog
 from frog.train.loop import introduce, take_steps
-from frog.train.parallel.build import build_mesh
+from frog.train.parallel.build_strategy import build_mesh
 from frog.train.parts import Parts, build_parts
 from frog.train.setup import Run, open_events
 from frog.train.state import TrainState, weights_sha256

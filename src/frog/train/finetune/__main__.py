@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from frog.core.printable import printable_output
 from frog.core.processes import leave
 from frog.train.finetune.arguments import add_finetune_arguments
-from frog.train.finetune.main import run_rank
+from frog.train.finetune.finetune_main import run_rank
 
 
 def main(arguments: Sequence[str]) -> int:

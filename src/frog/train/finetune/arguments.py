@@ -22,7 +22,7 @@ DEFAULTS = {
 
 
 def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `frog.train.finetune.main.run_rank` reads."""
+    """Add the arguments that `frog.train.finetune.finetune_main.run_rank` reads."""
     add = parser.add_argument
     add("run", nargs="?", metavar="RUN", help="the base: a trained or imported run (a name, a folder, or latest)")
     add("--step", type=int, metavar="N", help="step of the base's checkpoint; default: the last")

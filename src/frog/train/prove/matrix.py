@@ -10,7 +10,7 @@ from frog.core.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig
 from frog.core.config.optimizers import OPTIMIZERS
 from frog.core.config.strategies import AXES, DATA_STRATEGIES, PROOF_BUCKET_MB, WHOLE_WORLD
 from frog.core.config.strategy import implementation_problems
-from frog.train.prove.exchange import CaseFields
+from frog.train.prove.prove_files import CaseFields
 
 SMALL_MODEL = ModelConfig(
     vocab_size=96,
@@ -115,7 +115,7 @@ class Cell:
     config: RunConfig
 
     def fields(self, number: int) -> CaseFields:
-        """Return the fields that `frog.train.prove.rank` reads."""
+        """Return the fields that `frog.train.prove.prove_rank` reads."""
         return CaseFields(
             name=str(number), config=to_dict(self.config), frozen=self.variant.frozen, uneven=self.variant.uneven
         )

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mortal import Killed, Mortal, die, limits
 
-from frog.core.config.run import MOST_ELASTIC_RANKS
+from frog.core.config.run_config import MOST_ELASTIC_RANKS
 from frog.core.runs.observer import observing
 from frog.train.comm.collectives.connection import complete
 from frog.train.comm.collectives.errors import CollectiveError, Refused

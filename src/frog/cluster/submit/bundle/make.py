@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from frog import __version__
-from frog.cluster.jobfile.cluster import CLUSTERS, load_profile, profile_path
+from frog.cluster.jobfile.cluster_profile import CLUSTERS, load_profile, profile_path
 from frog.cluster.submit.bundle.staging import staged
 from frog.cluster.submit.bundle.sums import SUMS, write_sums
 from frog.cluster.submit.bundle.wheels import check_platform, collect_wheels, python_version

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
-from frog.cluster.jobfile.cluster import CLUSTERS, load_profile, profile_path
+from frog.cluster.jobfile.cluster_profile import CLUSTERS, load_profile, profile_path
 from frog.cluster.submit.bundle.project import project_files
 from frog.cluster.submit.bundle.staging import staged
 from frog.cluster.submit.bundle.sums import SUMS, write_sums

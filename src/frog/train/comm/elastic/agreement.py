@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frog.core.config.run import MOST_ELASTIC_RANKS
+from frog.core.config.run_config import MOST_ELASTIC_RANKS
 from frog.train.comm.collectives.errors import CollectiveError
 
 _CALL_BYTES = 48

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frog.core.config.run import MOST_ELASTIC_RANKS
+from frog.core.config.run_config import MOST_ELASTIC_RANKS
 from frog.core.runs.observer import operation
 from frog.train.comm.collectives.cost import Costs
 from frog.train.comm.collectives.rendezvous import Book, Peer, Place, meet

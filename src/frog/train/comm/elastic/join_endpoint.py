@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from frog.core.config.run import MOST_ELASTIC_RANKS
+from frog.core.config.run_config import MOST_ELASTIC_RANKS
 from frog.core.schema import Host, Port
 from frog.train.comm.collectives.connection import Connection, complete
 from frog.train.comm.collectives.errors import CollectiveError, Refused

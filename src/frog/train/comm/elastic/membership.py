@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from frog.core.config.run import MOST_ELASTIC_RANKS
+from frog.core.config.run_config import MOST_ELASTIC_RANKS
 from frog.core.env import WorldEnv
 from frog.core.errors import RunError
 from frog.core.schema import Host, Natural, Port, Typed, read_typed, write_typed

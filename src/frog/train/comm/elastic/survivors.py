@@ -38,7 +38,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from frog.core.config.run import MOST_ELASTIC_RANKS
+from frog.core.config.run_config import MOST_ELASTIC_RANKS
 from frog.core.runs.observer import operation
 from frog.train.comm.collectives.arithmetic import Buffer
 from frog.train.comm.collectives.connection import Connection

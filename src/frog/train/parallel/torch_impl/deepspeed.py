@@ -30,7 +30,7 @@ from frog.core.schema import shortened
 from frog.train.comm import World
 from frog.train.comm.local_shard import LocalShard, slice_shards
 from frog.train.model.transformer import Attention, TinyTransformer, causal_attention
-from frog.train.optim.build import begin_state
+from frog.train.optim.build_optimizer import begin_state
 from frog.train.optim.tensors import by_decay
 from frog.train.parallel.mesh import Mesh
 from frog.train.parallel.strategy import MakeOptimizer

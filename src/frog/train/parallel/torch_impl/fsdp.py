@@ -31,7 +31,7 @@ from frog.train.data import Batch
 from frog.train.parallel.grid import Grid
 from frog.train.parallel.strategy import MakeOptimizer, Span, no_span
 from frog.train.parallel.torch_impl.native import Native
-from frog.train.parallel.torch_impl.tensor import loss_parallel_over, settle_gradients, split_model
+from frog.train.parallel.torch_impl.torch_tensor import loss_parallel_over, settle_gradients, split_model
 
 
 class TorchFSDP(Native):

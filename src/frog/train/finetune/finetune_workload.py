@@ -14,8 +14,8 @@ from frog.core.units import format_count
 from frog.train.data import Batch
 from frog.train.data.labelled_batches import LabelledBatches
 from frog.train.finetune.confusion import confusion_lines
+from frog.train.finetune.finetune_setup import Preparation
 from frog.train.finetune.score import FinetuneScore, HeldOut
-from frog.train.finetune.setup import Preparation
 from frog.train.finetune.task import adapt
 from frog.train.model.adapter import save_adapter
 from frog.train.model.lora import trained_parameters

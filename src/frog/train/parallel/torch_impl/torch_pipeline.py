@@ -36,7 +36,7 @@ from frog.train.parallel.schedules.schedule import stage_layers
 from frog.train.parallel.strategy import Agreement, MakeOptimizer, Span, no_span
 from frog.train.parallel.torch_impl.fsdp import reshard, spread
 from frog.train.parallel.torch_impl.native import Native, explained, local
-from frog.train.parallel.torch_impl.tensor import loss_parallel_over, settle_gradients, split_model
+from frog.train.parallel.torch_impl.torch_tensor import loss_parallel_over, settle_gradients, split_model
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,

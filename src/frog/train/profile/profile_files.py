@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from frog.core.files import write_atomic
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent, StartEvent
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.schema import CollectiveEvent, SpanEvent, StartEvent
 from frog.train.profile.numbers import Profile, read_profile
 from frog.train.profile.page import profile_page
 from frog.train.profile.trace import TraceEvent

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from frog.core.runs.vocabulary import PHASES
-from frog.launch.commands import add_gpus_argument, add_world_arguments, read_world
+from frog.launch.launch_commands import add_gpus_argument, add_world_arguments, read_world
 
 _EXAMPLE = 'frog chaos --fault "kill rank=1 step=3 phase=reduce" --nproc 2 -- train RUN.toml'
 

@@ -1,4 +1,4 @@
-"""`python -m frog.train.profile.rank RUN.toml`: one rank of a short run whose last steps torch.profiler records.
+"""`python -m frog.train.profile.profile_rank RUN.toml`: a rank of a short run whose last steps torch.profiler records.
 
 `frog profile` starts this. The run takes a few steps to warm up; then the same number of plain steps as it will record,
 to measure the profiler's own cost; one step with the profiler on, in which it settles; and then the recorded ones. It
@@ -40,7 +40,9 @@ WARM_UP_STEPS = 2
 
 def main(arguments: Sequence[str]) -> int:
     """Parse the arguments and run; return the exit code."""
-    parser = argparse.ArgumentParser(prog="frog.train.profile.rank", description="Profile a short run, on this rank.")
+    parser = argparse.ArgumentParser(
+        prog="frog.train.profile.profile_rank", description="Profile a short run, on this rank."
+    )
     add_profile_arguments(parser)
     args = parser.parse_args(arguments)
     args.resume, args.go_on, args.set = None, False, [*args.set, *_short(args.steps)]

@@ -37,7 +37,7 @@ def _profile(args: argparse.Namespace) -> int:
     from frog.core.runs.folder import RunFolder, free_name
     from frog.launch.start import Options
     from frog.launch.world import run_world
-    from frog.train.profile.files import write_profile
+    from frog.train.profile.profile_files import write_profile
 
     run_file = args.run_file or DEFAULT_RUN_FILE
     name = free_name(args.name or f"{load_run_config(run_file, args.set).name}-profile")

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from frog.learn.doctor.lab_verdict import LabVerdict, judge, state_of
 from frog.learn.doctor.needs import LABS, NEEDS, Need
 from frog.learn.doctor.seen import Seen
-from frog.learn.doctor.verdict import LabVerdict, judge, state_of
 
 _WIDTH = 80
 _TEXT_AT = 31

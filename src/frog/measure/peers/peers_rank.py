@@ -1,6 +1,6 @@
 """Timing of collectives on every rank of a world, with alternating contenders. `frog collectives bench` starts this.
 
-    -m frog.measure.peers.rank REQUEST.json RESULT.json
+    -m frog.measure.peers.peers_rank REQUEST.json RESULT.json
 
 Each round times every contender once; the first one changes from round to round. The time of a turn is the slowest
 rank's. For comparison it measures how fast all ranks together copy memory and send bytes through plain sockets.

@@ -1,4 +1,4 @@
-"""A learner's process: the judge starts `python -m frog.learn.grader.rank ADDRESS RANK TOKEN`.
+"""A learner's process: the judge starts `python -m frog.learn.grader.grader_rank ADDRESS RANK TOKEN`.
 
 It connects to the judge, receives its task, joins the world, confines itself, and only then loads the learner's code.
 It sends the result as plain data and ends without running anything else.

@@ -39,7 +39,7 @@ def add_finetune_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
 
 def _finetune(args: argparse.Namespace) -> int:
     with loading():
-        from frog.train.finetune.main import run_rank
+        from frog.train.finetune.finetune_main import run_rank
 
     return run_rank(args)
 

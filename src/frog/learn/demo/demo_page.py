@@ -7,8 +7,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader
 
 from frog.core.files import write_atomic
+from frog.learn.demo.demo_session import Session
 from frog.learn.demo.records import output_path, read_records
-from frog.learn.demo.session import Session
 
 _MOST_CHARACTERS = 60_000
 """Limit of one step's output on the page; the step's file contains all of it."""

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from frog.core.errors import UsageError
-from frog.learn.demo.session import NAMES, Session, read_session
+from frog.learn.demo.demo_session import NAMES, Session, read_session
 
 
 def add_demo_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,8 +43,8 @@ def _demo(args: argparse.Namespace) -> int:
         _print_steps(session)
         return 0
     from frog.core.console import console
+    from frog.learn.demo.demo_page import page_path
     from frog.learn.demo.folders import new_folder, old_folder
-    from frog.learn.demo.page import page_path
     from frog.learn.demo.play import Player
 
     folder = (new_folder if args.first == 1 else old_folder)(args.session, args.out)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from frog.cluster.submit.commands import separate_work
+from frog.cluster.submit.submit_commands import separate_work
 from frog.core.argument_types import at_least
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code

@@ -29,7 +29,7 @@ from frog.train.model import TinyTransformer
 from frog.train.model.hf import load_hf, save_hf
 from frog.train.optim.eager import EagerSGD
 from frog.train.optim.tensors import UpdatedTensor
-from frog.train.parallel.build import build_strategy
+from frog.train.parallel.build_strategy import build_strategy
 from frog.train.parallel.mesh import Mesh
 from frog.train.record import new_run_json
 from frog.train.sample import sample_text

@@ -150,7 +150,7 @@ def _default_name(args: argparse.Namespace) -> str:
 def _corpus(args: argparse.Namespace) -> tuple[Documents, str]:
     """Return the chosen documents, and a description of their source."""
     from frog.train.data.corpora import hub_corpus, python_docs
-    from frog.train.data.files import find_corpus_files, read_corpus
+    from frog.train.data.document_files import find_corpus_files, read_corpus
     from frog.train.data.preparation import python_docs_source
 
     if args.corpus is not None:
@@ -223,7 +223,7 @@ def _print_summary(data: PreparedData) -> None:
 
 def _print_files(corpus: Path, data: PreparedData) -> None:
     """Say why a folder's documents are not as many as its files."""
-    from frog.train.data.files import find_corpus_files
+    from frog.train.data.document_files import find_corpus_files
 
     num_files = len(find_corpus_files(corpus).paths)
     num_documents = sum(split.num_documents for split in data.manifest.splits.values())

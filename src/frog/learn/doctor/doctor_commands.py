@@ -30,9 +30,9 @@ def add_doctor_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
 def _doctor(args: argparse.Namespace) -> int:
     import json
 
+    from frog.learn.doctor.doctor_text import as_json, as_text
+    from frog.learn.doctor.lab_verdict import judge
     from frog.learn.doctor.probes import probe_machine
-    from frog.learn.doctor.screen import as_json, as_text
-    from frog.learn.doctor.verdict import judge
 
     labs = sorted(LABS) if args.lab is None else [args.lab]
     try:

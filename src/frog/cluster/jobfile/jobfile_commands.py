@@ -70,7 +70,7 @@ def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
 
 def run_explain(args: argparse.Namespace) -> int:
     """Print the explanation; exit code 1 if there is a trap."""
-    from frog.cluster.jobfile.cluster import load_profile
+    from frog.cluster.jobfile.cluster_profile import load_profile
     from frog.cluster.jobfile.directives import GivenOption
     from frog.cluster.jobfile.explain import View, explain_file
     from frog.cluster.jobfile.options import SBATCH

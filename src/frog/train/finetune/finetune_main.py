@@ -6,10 +6,10 @@ import argparse
 from typing import Any
 
 from frog.core.errors import RunError
-from frog.train.finetune.setup import Preparation, prepare, spread_problems
-from frog.train.finetune.workload import Finetuning
+from frog.train.finetune.finetune_setup import Preparation, prepare, spread_problems
+from frog.train.finetune.finetune_workload import Finetuning
 from frog.train.main import train_run
-from frog.train.parallel.build import build_mesh
+from frog.train.parallel.build_strategy import build_mesh
 from frog.train.process import RankProcess
 from frog.train.setup import Run
 from frog.train.start import finish, joined_world, open_run

@@ -38,7 +38,7 @@ from frog.core.config import RunConfig
 from frog.train.comm import Axis
 from frog.train.comm.axis import Note, Silent
 from frog.train.comm.local_shard import LocalShard
-from frog.train.optim.build import begin_states
+from frog.train.optim.build_optimizer import begin_states
 from frog.train.optim.tensors import by_decay
 from frog.train.parallel.strategy import Agreement, MakeOptimizer
 from frog.train.parallel.torch_impl.native import Native

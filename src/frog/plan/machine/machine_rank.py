@@ -41,7 +41,7 @@ from frog.train.comm.axis import Silent
 from frog.train.comm.backend import Gloo
 from frog.train.model.functions import linear
 from frog.train.model.transformer import Layer, TinyTransformer
-from frog.train.optim.build import build_optimizer
+from frog.train.optim.build_optimizer import build_optimizer
 from frog.train.optim.tensors import UpdatedTensor
 from frog.train.parallel.data.flat import square_sum
 from frog.train.parallel.model.tensor import copy_to_ranks, gather_sequence, sum_of_ranks

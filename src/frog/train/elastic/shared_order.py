@@ -9,7 +9,7 @@ import torch
 
 from frog.train.comm import World
 from frog.train.data.loader import FILLING
-from frog.train.order import OrderProof, next_link
+from frog.train.order_proof import OrderProof, next_link
 
 
 class SharedOrder(OrderProof):

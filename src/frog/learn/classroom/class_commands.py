@@ -38,8 +38,8 @@ def _make_page(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
     from frog.core.printable import printable
     from frog.core.schema import shortened
+    from frog.learn.classroom.class_page import write_page
     from frog.learn.classroom.heads import compare_with_heads, read_heads
-    from frog.learn.classroom.page import write_page
     from frog.learn.classroom.reports import labels, read_reports
     from frog.learn.classroom.table import write_table
 

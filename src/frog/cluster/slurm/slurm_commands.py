@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from frog.cluster.jobfile.commands import add_explain_parser
+from frog.cluster.jobfile.jobfile_commands import add_explain_parser
 from frog.cluster.site_names import SiteNames, split_names
 from frog.core.errors import UsageError
 from frog.observe.environment import simulated_gpus
@@ -57,14 +57,14 @@ def _up(args: argparse.Namespace) -> int:
     size = (args.nodes, args.gpus_per_node, args.cpus_per_node)
     site = SiteNames(split_names(args.partition), split_names(args.feature), split_names(args.stub))
     if args.emulator:
-        from frog.cluster.emulator import cluster as emulator
+        from frog.cluster.emulator import emulated_cluster as emulator
 
         problem = emulator.up(args.folder, *size, site=site)
         if problem is not None:
             print(problem)
         what = "the Slurm emulator"
     else:
-        from frog.cluster.slurm import cluster
+        from frog.cluster.slurm import real_cluster as cluster
 
         cluster.up(args.folder, *size, site=site, report=print)
         what = "Slurm"
@@ -80,7 +80,7 @@ def _up(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     if _is_emulator(args.folder):
-        from frog.cluster.emulator.cluster import status_text as emulator_text
+        from frog.cluster.emulator.emulated_cluster import status_text as emulator_text
 
         print(emulator_text(args.folder))
         return 0
@@ -92,11 +92,11 @@ def _status(args: argparse.Namespace) -> int:
 
 def _down(args: argparse.Namespace) -> int:
     if _is_emulator(args.folder):
-        from frog.cluster.emulator import cluster as emulator
+        from frog.cluster.emulator import emulated_cluster as emulator
 
         emulator.down(args.folder)
     else:
-        from frog.cluster.slurm import cluster
+        from frog.cluster.slurm import real_cluster as cluster
 
         cluster.down(args.folder, keep_logs=args.keep_logs)
     print(f"the cluster in {args.folder}/ is down")
@@ -105,11 +105,11 @@ def _down(args: argparse.Namespace) -> int:
 
 def _env(args: argparse.Namespace) -> int:
     if _is_emulator(args.folder):
-        from frog.cluster.emulator.cluster import environment as emulator_environment
+        from frog.cluster.emulator.emulated_cluster import environment as emulator_environment
 
         variables = emulator_environment(args.folder)
     else:
-        from frog.cluster.slurm.cluster import environment
+        from frog.cluster.slurm.real_cluster import environment
 
         variables = environment(args.folder)
     if args.simulate_gpus:

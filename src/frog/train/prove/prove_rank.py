@@ -1,6 +1,6 @@
 """Proof that a strategy computes what one process computes: losses, gradients and weights, step by step.
 
-    torchrun --nproc-per-node 4 -m frog.train.prove.rank CASES.json RESULTS.json gloo
+    torchrun --nproc-per-node 4 -m frog.train.prove.prove_rank CASES.json RESULTS.json gloo
 
 `frog prove` starts this. Each rank draws different weights, so that a strategy that forgets to broadcast them fails;
 rank 0's count. The oracle is independent code: the plain model, the full batch, the run's optimizer over
@@ -37,13 +37,13 @@ from frog.train.comm import World, join_world
 from frog.train.data import Batch
 from frog.train.hardware import autocast
 from frog.train.model import TinyTransformer
-from frog.train.optim.build import build_optimizer
+from frog.train.optim.build_optimizer import build_optimizer
 from frog.train.optim.eager import EagerSGD
 from frog.train.optim.tensors import Slice, UpdatedTensor
-from frog.train.parallel.build import build_mesh, build_strategy
+from frog.train.parallel.build_strategy import build_mesh, build_strategy
 from frog.train.parallel.mesh import Mesh
 from frog.train.process import RankProcess
-from frog.train.prove.exchange import CaseFields, read_cases
+from frog.train.prove.prove_files import CaseFields, read_cases
 
 NUM_STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2}

@@ -19,7 +19,6 @@ from frog.core.errors import ConfigError, UsageError
 from frog.core.files import write_json
 from frog.launch.start import Options
 from frog.launch.world import run_world
-from frog.train.prove.exchange import ProofResult, read_results
 from frog.train.prove.matrix import (
     ALL_VARIANTS,
     DEFAULT_VARIANTS,
@@ -30,6 +29,7 @@ from frog.train.prove.matrix import (
     own_cells,
     proofs,
 )
+from frog.train.prove.prove_files import ProofResult, read_results
 
 
 def prove(chosen: Sequence[Cell], backend: str = "auto") -> Iterator[tuple[Cell, ProofResult]]:
