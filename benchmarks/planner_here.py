@@ -39,10 +39,9 @@ from contenders import LARGER, MAX_NORM, SMALL, TINY, FrogLoop, Size
 from strategies import TARGETS, VOCAB_SIZE, pair
 
 from frog.core.config import DataConfig, RunConfig, TrainConfig
-from frog.core.cores import usable_cores
 from frog.core.env import world_env
 from frog.core.errors import LaunchError
-from frog.core.memory import keep_freed_memory
+from frog.core.machine import keep_freed_memory, usable_cores
 from frog.core.processes import leave
 from frog.launch.network import Network, parse_network
 from frog.plan.estimate.hardware import find_cluster

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from frog.core.env import world_env
-from frog.core.memory import keep_freed_memory
+from frog.core.machine import keep_freed_memory
 from frog.train.comm import World
 from frog.train.hardware import autocast
 from frog.train.model import TinyTransformer

@@ -26,7 +26,7 @@ from node_rendezvous import rendezvous
 
 from frog.core.env import bind_loopback, child_env
 from frog.core.errors import FrogError, UsageError
-from frog.core.ports import free_port
+from frog.core.machine import free_port
 from frog.core.runs.outcome import first_failure, last_failures
 
 SLURM = """\

@@ -17,7 +17,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from frog.core.env import replace_env
-from frog.core.loading import loading
+from frog.core.processes import loading
 
 
 def pytest_configure() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frog.core.interrupts import end_at_interrupt, raise_interrupts
+from frog.core.processes import end_at_interrupt, raise_interrupts
 
 end_at_interrupt()  # the imports below take a while
 
@@ -14,15 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from frog import __version__
-from frog.core.argument_types import CommandOrValue
 from frog.core.commands import EXAMPLES, WELCOME, overview
 from frog.core.errors import MOST_WORDS, FrogError
-from frog.core.loading import loading
-from frog.core.printable import printable_output
+from frog.core.processes import loading
 from frog.core.schema import shortened
-from frog.core.streams import make_streams_whole
-from frog.core.suggest import did_you_mean
-from frog.core.wrapping import terminal_columns, wrapped_lines
+from frog.core.terminal import make_streams_whole, printable_output, terminal_columns, wrapped_lines
+from frog.core.user_input import CommandOrValue, did_you_mean
 
 raise_interrupts()
 

@@ -14,8 +14,7 @@ from frog.cli import _run
 from frog.core.env import world_env
 from frog.core.errors import FrogError, RunError, UsageError
 from frog.core.files import link_folder, open_lock, sha256_file, write_atomic, write_json
-from frog.core.loading import loading
-from frog.core.processes import is_alive
+from frog.core.processes import is_alive, loading
 from frog.core.runs.folder import RunFolder, check_output, find_run
 from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes, format_count, format_seconds

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import signal
 
-from frog.core.exitcodes import describe_exit, shell_code, signal_code, signal_name
+from frog.core.errors import describe_exit, shell_code, signal_code, signal_name
 
 
 def test_signals_give_the_exit_codes_of_a_shell() -> None:

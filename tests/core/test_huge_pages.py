@@ -7,7 +7,7 @@ import mmap
 
 import pytest
 
-from frog.core.huge_pages import MADV_COLLAPSE, use_huge_pages
+from frog.core.machine import MADV_COLLAPSE, use_huge_pages
 from frog.core.namespaces import call_libc
 
 _PAGE = 2 << 20

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frog.core.console import console
-from frog.core.printable import print_coloured, printable, printable_lines, printable_output
+from frog.core.terminal import print_coloured, printable, printable_lines, printable_output
 
 SOURCE = Path(__file__).parents[2] / "src/frog"
 ANY = st.text(st.characters(codec=None) | st.sampled_from("\x1b[31m\r\n\t\x9b\u202e\ud800[/]\\"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frog.core.scratch import scratch_folder
+from frog.core.files import scratch_folder
 
 
 def test_scratch_folders_of_killed_launchers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_command_works_with_closed_or_full_streams(words: str, code: int, said: 
 
 def test_child_process_does_not_write_into_the_next_opened_file(tmp_path: Path) -> None:
     program = (
-        "import os, subprocess; from frog.core.streams import make_streams_whole; make_streams_whole(); "
+        "import os, subprocess; from frog.core.terminal import make_streams_whole; make_streams_whole(); "
         "file = open('kept', 'w'); subprocess.run(['echo', 'stray'], check=True); print('stray'); os.write(1, b'stray')"
     )
     assert shell(f'"{sys.executable}" -c "{program}" >&-', tmp_path).returncode == 0

@@ -15,7 +15,7 @@ import pytest
 from harness import PATIENCE, Harness, all_gone, tree, wait_until
 from page_harness import SCRIPTS, PageHarness, finish, make_page_harness
 
-from frog.core.ports import free_port
+from frog.core.machine import free_port
 from frog.core.runs import read_run
 from frog.core.runs.event_schema import StartEvent
 from frog.core.runs.folder import RunFolder

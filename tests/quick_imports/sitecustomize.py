@@ -3,7 +3,7 @@
 Python imports this module by itself, because `tests/conftest.py` puts its folder on PYTHONPATH. torch creates 250,000
 objects and no garbage, which the collector scans again and again: without it, the import of torch takes 1.0 s of
 processor time instead of 1.5 s, and that of its compiler, which `torch.optim` loads, 1.7 s instead of 3.0 s. The suite
-imports torch in many hundred processes. Frog's own programs do the same by `frog.core.loading`.
+imports torch in many hundred processes. Frog's own programs do the same by `frog.core.processes`.
 
 A program whose parent asks for it by FROG_TEST_NESTED does not import torch at all: it is forked (tests/warm_frog).
 """

@@ -13,7 +13,7 @@ PROGRAM = """
 import ctypes
 import resource
 import torch
-from frog.core.memory import keep_freed_memory
+from frog.core.machine import keep_freed_memory
 
 class Mallinfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]

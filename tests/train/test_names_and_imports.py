@@ -15,8 +15,8 @@ from frog.cli import main
 from frog.core.config import ModelConfig
 from frog.core.errors import FrogError
 from frog.core.files import write_json
-from frog.core.names import name_problem
 from frog.core.runs.folder import RunFolder
+from frog.core.user_input import name_problem
 from frog.measure.chaos.sandbox import TINY_MODEL
 from frog.train import train_commands as commands
 from frog.train.data.tokenizer import train_tokenizer

@@ -11,7 +11,7 @@ import pytest
 from harness import RUN_FILE, Harness, set_words
 from in_process import train
 
-from frog.core import memory
+from frog.core import machine
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_run_config
 from frog.core.errors import ConfigError
 from frog.core.files import write_json
@@ -59,7 +59,7 @@ def test_ranks_of_a_node_share_its_memory(
 ) -> None:
     """Memory that suffices for one of four ranks does not suffice for four ranks on one node."""
     least = load_run_config(here.root / "run.toml").least_bytes(4)
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 3 * least)
+    monkeypatch.setattr(machine, "machine_bytes", lambda: 3 * least)
     world = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": ranks, "RANK": "0", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
     for name, value in world.items():
         monkeypatch.setenv(name, value)
@@ -80,7 +80,7 @@ def test_import_and_load_check_memory(here: Harness, monkeypatch: pytest.MonkeyP
     save_hf(TinyTransformer(ModelConfig(**TINY_MODEL)), here.root / "hf", None)
     arguments = argparse.Namespace(folder="hf", name="base")
     assert commands.import_model(arguments) == 0
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(machine, "machine_bytes", lambda: 1 << 30)
     for path in (here.root / "hf" / "config.json", here.root / "runs" / "base" / "run.json"):
         table = json.loads(path.read_text())
         (table if path.name == "config.json" else table["config"]["model"])["max_position_embeddings"] = 10**8
@@ -110,8 +110,8 @@ def test_minimum_memory_is_not_above_measured_memory(strategy: StrategyConfig) -
 
 
 def test_container_memory_limit_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    machine = memory.machine_bytes()
-    for said, expected in (("max", machine), ("1048576", 1 << 20), (str(1 << 62), machine)):
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    whole = machine.machine_bytes()
+    for said, expected in (("max", whole), ("1048576", 1 << 20), (str(1 << 62), whole)):
         (tmp_path / "memory.max").write_text(said)
-        assert memory.machine_bytes() == expected
+        assert machine.machine_bytes() == expected

@@ -38,7 +38,7 @@ if __name__ == "__main__" and os.fork() != 0:
 
 LOADED_WITH = dict(os.environ)
 
-from frog.core.loading import loading
+from frog.core.processes import loading
 
 with loading():
     import torch._dynamo  # noqa: F401 - torch's optimizers load it when they are created
@@ -58,7 +58,7 @@ import forked_program
 from unbuffered import unbuffer
 
 from frog.core.env import child_env, replace_env, wait_passively
-from frog.core.huge_pages import use_huge_pages
+from frog.core.machine import use_huge_pages
 from frog.core.processes import leave
 from frog.launch.torchrun.forkserver import ForkedRank, ForkServer, start_fork_server
 

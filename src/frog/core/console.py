@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableT
 from rich.segment import Segment
 
 from frog.core.env import variable
-from frog.core.printable import beneath, printable_lines
+from frog.core.terminal import beneath, printable_lines
 
 _PADDING = re.compile(" +(?=\n)")
 

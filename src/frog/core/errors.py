@@ -1,14 +1,123 @@
-"""All errors, in one class tree. A message says what happened, with both values; a hint says what to do next.
+"""Errors, the facts that programs read from them, and exit codes.
 
-Both are for people. The facts of an error are for programs.
+`FrogError` is the root of the tree. An error says what happened and what to do next; `ErrorFacts` says the same in
+fields, because texts may be reworded at any time. An exit code tells how a process ended.
 """
 
 from __future__ import annotations
 
+import errno
+import signal
 import time
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from frog.core.facts import ErrorFacts, system_cause
+DamageCause = Literal[
+    "corrupt",  # bytes of a file have changed
+    "torn",  # bytes of a file are missing
+    "absent",  # a file is missing
+]
+"""Why a checkpoint cannot be trusted, most severe first. `observe/diagnose/checkpoint_rules.py` describes each."""
+
+Cause = Literal[
+    DamageCause,
+    "timed_out",  # no answer in time
+    "closed",  # the other end of a connection is gone
+    "refused",  # no process listens there
+    "mismatch",  # ranks disagree about a collective's size or kind
+    "no_space",  # the disk or the quota is full
+    "no_memory",
+    "not_finite",  # a loss or a gradient is NaN or infinite
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """The reason why a checkpoint cannot be trusted."""
+
+    cause: DamageCause
+    what: str
+    """The file and its difference from the manifest, for people."""
+    step: int | None = None
+    rank: int | None = None
+    """The rank that wrote the file, if it was a single rank."""
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFinite:
+    """A rank whose own loss or gradient norm is not finite."""
+
+    rank: int
+    loss: str
+    """The value as text, since JSON has no NaN."""
+    grad_norm: str
+    of_loss: bool
+    """True if the loss itself is not finite; False if only the gradient is not."""
+    sample_ids: tuple[int, ...] = ()
+    """The samples of the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorFacts:
+    """The facts of an error; None for those that do not apply or are unknown."""
+
+    cause: Cause | None = None
+    op: str | None = None
+    """The failed collective, as the events name it; "rendezvous" if the world did not form."""
+    axis: str | None = None
+    payload_bytes: int | None = None
+    seq: int | None = None
+    """The collective's index on this rank, counted from 0."""
+    peer: int | None = None
+    """The rank at the other end of a send or a receive."""
+    waited_s: float | None = None
+    step: int | None = None
+    """The step of the checkpoint that could not be written."""
+    damage: tuple[Damage, ...] = ()
+    """The checkpoints that cannot be trusted."""
+    not_finite: tuple[NotFinite, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields that have a value."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, ())}
+
+
+def system_cause(error: BaseException) -> Cause | None:
+    """Return the cause of an error raised by the operating system or Python."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "no_space"
+    return "no_memory" if isinstance(error, MemoryError) else None
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9; a number without a name on this system stays a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def signal_code(number: int) -> int:
+    """Return the exit code of a program that a signal ends."""
+    return 128 + number
+
+
+ASKED_TO_STOP = (signal_code(signal.SIGINT), signal_code(signal.SIGTERM))
+"""Exit codes of a Frog program that was asked to stop, and stopped."""
+
+
+def shell_code(code: int) -> int:
+    """Convert Popen's return code to a shell's."""
+    return code if code >= 0 else signal_code(-code)
+
+
+def describe_exit(code: int) -> str:
+    """Describe how a process with Popen's return code ended: "was killed by SIGKILL", "ended with exit code 3"."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
 
 MOST_WORDS = 16_000
 """Most characters of an error message, which may quote a whole file."""

@@ -1,16 +1,17 @@
-"""Processes on this machine."""
+"""Processes: their descendants and orphans, how they end, how they handle Ctrl-C, and how they import faster."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -118,3 +119,33 @@ def leave_with_parent(poll_s: float = 0.5, *, last: Callable[[], None] | None = 
         os._exit(1)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def end_at_interrupt() -> None:
+    """Let Ctrl-C end this process immediately, as it does for programs not written in Python."""
+    _handle(signal.default_int_handler, signal.SIG_DFL)
+
+
+def raise_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again."""
+    _handle(signal.SIG_DFL, signal.default_int_handler)
+
+
+def _handle(before: object, after: signal.Handlers | object) -> None:
+    """Change the handler, unless other code has set one; only the main thread may."""
+    with contextlib.suppress(ValueError):
+        if signal.getsignal(signal.SIGINT) == before:
+            signal.signal(signal.SIGINT, after)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Import modules without garbage collection, now or later: their objects stay until the process ends."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar, TypeGuard, TypeVar
 
@@ -291,3 +291,12 @@ def _shown(value: Any) -> str:
 def shortened(text: str, most: int = _MOST_SHOWN) -> str:
     """Shorten a text for an error message: values in files can be long."""
     return text if len(text) <= most else text[:most] + "…"
+
+
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value of a nested table that is not itself a table, with its dotted key."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

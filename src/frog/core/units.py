@@ -1,8 +1,9 @@
-"""Numbers in a readable form."""
+"""Units: numbers with their units for people, and the unit of a field in a run file."""
 
 from __future__ import annotations
 
 import datetime
+from dataclasses import dataclass
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -46,3 +47,10 @@ def time_text() -> str:
 def now_text() -> str:
     """Return the current UTC time to the second, as in run.json."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of a numeric field; `Unit()` for a number without a unit. The site's reference shows it."""
+
+    name: str = ""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frog.core.exitcodes import shell_code, signal_code
+from frog.core.errors import shell_code, signal_code
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.observed import Observed, observed_folder, read_rank_observed
 from frog.core.runs.outcome import Blame, Failure

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frog.core.argument_types import at_least
 from frog.core.errors import UsageError
+from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
     from frog.launch.nodes import Nodes

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from frog.core.processes import is_alive, kill_group
+from frog.core.terminal import terminal_columns, wrapped_lines
 from frog.core.units import time_text
-from frog.core.wrapping import terminal_columns, wrapped_lines
 from frog.launch.nodes import Nodes
 
 _JOIN_S = 120

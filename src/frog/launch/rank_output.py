@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO
 
 from frog.core.runs.folder import RunFolder
+from frog.core.terminal import terminal_columns, wrapped_lines
 from frog.core.units import time_text
-from frog.core.wrapping import terminal_columns, wrapped_lines
 from frog.launch.lines import LineCutter
 
 _MARK = re.compile(r"(?s)(.*)\0frog rank (\d{1,7}) (\d{1,7})")

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import frog
 from frog.core.env import launch_variables
-from frog.core.errors import HangError, LaunchError
-from frog.core.exitcodes import signal_name
+from frog.core.errors import HangError, LaunchError, signal_name
 from frog.core.files import write_json
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.outcome import Failure, first_failure

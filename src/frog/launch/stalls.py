@@ -14,8 +14,7 @@ import sys
 from collections.abc import Set
 from dataclasses import dataclass
 
-from frog.core.errors import FrogError, HangError
-from frog.core.exitcodes import signal_code
+from frog.core.errors import FrogError, HangError, signal_code
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.observed import Observed, Status, read_observed, read_statuses, write_request
 from frog.launch.journal import Journal

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frog.core.cores import threads_per_rank
 from frog.core.env import child_env, visible_gpus
+from frog.core.machine import threads_per_rank
 from frog.launch.node_agent import Agent, agent_command
 from frog.launch.nodes import Nodes
 from frog.launch.rank_output import RankOutput

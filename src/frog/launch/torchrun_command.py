@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from frog.core.cores import usable_cores
 from frog.core.env import visible_gpus
 from frog.core.errors import UsageError
+from frog.core.machine import usable_cores
 
 _REPLACED = (
     *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "node-rank", "master-addr", "master-port"),

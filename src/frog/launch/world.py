@@ -16,16 +16,15 @@ from typing import Any
 import msgspec
 
 from frog.core.env import MAY_MEET, SURVIVES, check_start_method
-from frog.core.errors import LaunchError, UsageError
-from frog.core.exitcodes import signal_code, signal_name
-from frog.core.memory import PROCESS_BYTES, check_memory
+from frog.core.errors import LaunchError, UsageError, signal_code, signal_name
+from frog.core.files import scratch_folder
+from frog.core.machine import PROCESS_BYTES, check_memory
 from frog.core.processes import NOT_MET, kill_group
 from frog.core.runs.heartbeat import read_heartbeat
 from frog.core.runs.launch_request import LaunchRequest
 from frog.core.runs.outcome import Failure, describe_failure, final_failures, world_error
 from frog.core.schema import read_typed
-from frog.core.scratch import scratch_folder
-from frog.core.wrapping import terminal_columns, wrapped_lines
+from frog.core.terminal import terminal_columns, wrapped_lines
 from frog.launch.journal import Journal
 from frog.launch.last_words import with_words
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from frog.core.errors import UsageError
-from frog.core.printable import print_coloured
-from frog.core.wrapping import terminal_columns, wrapped_lines
+from frog.core.terminal import print_coloured, terminal_columns, wrapped_lines
 from frog.learn.folder import LearnerFolder, check_new, create_folder, is_empty, known_name, open_folder
 from frog.learn.grader.exercise import Exercise, find_exercise
 from frog.learn.journal import SHORT

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frog.core.argument_types import at_least
 from frog.core.errors import UsageError
+from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
     _Parsers = argparse._SubParsersAction[argparse.ArgumentParser]

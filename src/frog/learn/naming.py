@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from frog.core.errors import UsageError
-from frog.core.streams import read_line
+from frog.core.terminal import read_line
 
 _MOST_CHARACTERS = 80
 _MOST_TRIES = 3

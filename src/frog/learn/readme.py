@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from frog.core.printable import printable
-from frog.core.wrapping import wrapped
+from frog.core.terminal import printable, wrapped
 from frog.learn.text import Style
 
 _LEAD = re.compile(r"\*\*(.+?)\*\*")

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from frog.core.env import variable
-from frog.core.printable import beneath
+from frog.core.terminal import beneath
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """Switch to the alternate screen, hide the cursor, and stop wrapping long lines."""

@@ -6,8 +6,7 @@ import shutil
 import textwrap
 from dataclasses import dataclass
 
-from frog.core.printable import printable
-from frog.core.wrapping import shows_colour
+from frog.core.terminal import printable, shows_colour
 
 _COLUMNS = (40, 100)
 """Minimum and maximum width: longer lines are hard to read."""

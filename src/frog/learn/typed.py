@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from frog.core.printable import printable
 from frog.core.schema import shortened
-from frog.core.streams import read_line
+from frog.core.terminal import printable, read_line
 
 _MOST_TRIES = 20
 _LEAVE = {"q", "quit", "exit"}

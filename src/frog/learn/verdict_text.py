@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frog.core.printable import printable
-from frog.core.wrapping import wrapped
+from frog.core.terminal import printable, wrapped
 from frog.learn.grader.exercise import Exercise, Prediction
 from frog.learn.grader.verdict import Verdict
 from frog.learn.predictions import explained, missing

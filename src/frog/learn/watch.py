@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import watchfiles
 
-from frog.core.printable import print_coloured
+from frog.core.terminal import print_coloured
 from frog.learn.folder import LearnerFolder
 from frog.learn.grader.exercise import Exercise
 from frog.learn.screen import screen_lines

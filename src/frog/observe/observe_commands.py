@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from frog.core.argument_types import at_least
+from frog.core.user_input import at_least
 
 
 def add_observe_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,7 +64,7 @@ def _print_environment(folder: Path | None, num_gpus: int | None) -> int:
 
 
 def _show_ranks(run: str) -> int:
-    from frog.core.wrapping import terminal_columns, wrapped_lines
+    from frog.core.terminal import terminal_columns, wrapped_lines
     from frog.observe.ask import ask_ranks
 
     print(wrapped_lines(ask_ranks(run), terminal_columns()))

@@ -5,7 +5,7 @@
         ...
         frog.record(step, loss=loss, grad_norm=norm, samples=batch["id"])
 
-Each rank writes the events that Frog's own ranks write (core/runs/event_schema.py): `start`, a `step` per call, then `end`.
+Each rank writes the events of Frog's own ranks (core/runs/event_schema.py): `start`, a `step` per call, then `end`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from frog.core.argument_types import at_least
+from frog.core.user_input import at_least
 
 PROFILE = Path("machine.toml")
 """The profile that `frog plan RUN.toml` and `frog report` use if nothing names another one."""
@@ -30,8 +30,8 @@ def add_calibrate_parser(actions: argparse._SubParsersAction[Any]) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from frog.core.cores import usable_cores
     from frog.core.files import write_atomic
+    from frog.core.machine import usable_cores
     from frog.core.runs.folder import check_output
     from frog.plan.machine.calibration import calibrate, summary_lines
     from frog.plan.machine.request import Request, quick

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frog.core.argument_types import at_least, between
+from frog.core.user_input import at_least, between
 from frog.plan.calibrate_command import PROFILE
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frog.core.argument_types import at_least
+from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,7 +8,7 @@ import io
 import sys
 from pathlib import Path
 
-from frog.core.argument_types import CommandOrValue
+from frog.core.user_input import CommandOrValue
 from frog.plan.calibrate_command import add_calibrate_parser
 from frog.plan.fit_command import add_fit_parser
 from frog.plan.model_command import add_constants_argument, add_model_parser, read_constants_of

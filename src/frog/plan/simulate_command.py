@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frog.core.argument_types import at_least, between
+from frog.core.user_input import at_least, between
 from frog.plan.model_command import (
     add_layout_arguments,
     add_target_arguments,

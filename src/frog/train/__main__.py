@@ -2,8 +2,8 @@
 
 import sys
 
-from frog.core.printable import printable_output
 from frog.core.processes import leave
+from frog.core.terminal import printable_output
 from frog.train.main import main
 
 with printable_output():

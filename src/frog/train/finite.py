@@ -6,8 +6,7 @@ import math
 
 import torch
 
-from frog.core.errors import NonFiniteError
-from frog.core.facts import ErrorFacts, NotFinite
+from frog.core.errors import ErrorFacts, NonFiniteError, NotFinite
 from frog.train.data import Batch
 from frog.train.parallel.strategy import Agreement
 from frog.train.setup import Run

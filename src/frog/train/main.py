@@ -11,7 +11,7 @@ from frog.core.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
 from frog.core.config.load import override_dict
 from frog.core.env import WorldEnv
 from frog.core.errors import UsageError
-from frog.core.memory import check_memory
+from frog.core.machine import check_memory
 from frog.core.runs.folder import RunFolder, find_run
 from frog.train.comm.world import pick_device
 from frog.train.elastic.survive import train_in_each_world

@@ -15,8 +15,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from frog.core.env import WorldEnv, launcher_pid, under_mpich, world_env
-from frog.core.errors import CommError, FrogError, LostError, UsageError, report_error
-from frog.core.facts import ErrorFacts, system_cause
+from frog.core.errors import CommError, ErrorFacts, FrogError, LostError, UsageError, report_error, system_cause
 from frog.core.processes import leave_with_parent
 from frog.core.runs import EventWriter
 from frog.core.runs.folder import RunFolder

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from frog.core.config import RunConfig
 from frog.core.env import attempt_number, host_name, launch_dir
-from frog.core.errors import CheckpointError, ConfigError, RunError
-from frog.core.facts import Damage, ErrorFacts
+from frog.core.errors import CheckpointError, ConfigError, Damage, ErrorFacts, RunError
 from frog.core.files import write_atomic
 from frog.core.runs import EventWriter
 from frog.core.runs.folder import RunFolder

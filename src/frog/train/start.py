@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from frog.core.config import RunConfig
 from frog.core.env import WorldEnv, attempt_number, most_replaced
 from frog.core.errors import UsageError
-from frog.core.memory import keep_freed_memory
+from frog.core.machine import keep_freed_memory
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.heartbeat import archive_heartbeats
 from frog.train.comm import World, join_world

@@ -7,7 +7,7 @@ import signal
 import time
 from types import FrameType
 
-from frog.core.exitcodes import signal_code
+from frog.core.errors import signal_code
 
 _SAME_PRESS_S = 2.0
 """A terminal and torchrun each forward the same Ctrl-C; a signal after this time is a second request."""

@@ -13,11 +13,10 @@ import torch
 from frog.core.config import DataConfig, RunConfig, from_dict
 from frog.core.env import world_env
 from frog.core.errors import RunError, UsageError
-from frog.core.files import put_in_place, sync_folder, write_json
-from frog.core.memory import check_memory
-from frog.core.names import name_problem
+from frog.core.files import put_in_place, scratch_folder, sync_folder, write_json
+from frog.core.machine import check_memory
 from frog.core.runs.folder import RunFolder, find_run
-from frog.core.scratch import scratch_folder
+from frog.core.user_input import name_problem
 from frog.train.checkpoint import Saver
 from frog.train.comm import World
 from frog.train.comm.local_shard import whole_copy

@@ -9,7 +9,7 @@ from frog.core.config import ModelConfig, from_dict
 from frog.core.config.finetune import FinetuneConfig, finetune_from_dict
 from frog.core.errors import CheckpointError, RunError, UsageError
 from frog.core.files import put_aside
-from frog.core.memory import check_memory
+from frog.core.machine import check_memory
 from frog.core.runs.folder import RunFolder, find_run
 from frog.train.checkpoint import Checkpoint, find_good
 from frog.train.model import TinyTransformer

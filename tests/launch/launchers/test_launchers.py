@@ -18,7 +18,7 @@ import psutil
 import pytest
 from harness import Harness, all_gone, kill_tree, tree, wait_until
 
-from frog.core.ports import free_port
+from frog.core.machine import free_port
 from frog.core.runs.event_schema import StartEvent
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from rich.console import Console
 from warm_frog import warm_env
 
 from frog.core.errors import UsageError
-from frog.core.wrapping import wrapped_lines
+from frog.core.terminal import wrapped_lines
 from frog.learn.demo.demo_page import page_path
 from frog.learn.demo.demo_session import NAMES, Name, Session, Step, read_session
 from frog.learn.demo.folders import new_folder, old_folder

@@ -18,7 +18,6 @@ import pytest
 from harness import Harness, run_to_end
 
 from frog.cli import main
-from frog.core import memory
 from frog.learn.doctor import machine, probes, tools
 from frog.learn.doctor.doctor_text import as_json, as_text
 from frog.learn.doctor.lab_verdict import judge
@@ -192,7 +191,7 @@ def test_shortage_of_each_resource_is_reported(
 
     usage, memory_seen = namedtuple("Usage", "free"), namedtuple("Memory", "available")
     (tmp_path / "cpu.max").write_text("50000 100000\n")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr("frog.core.machine.CGROUP", tmp_path)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage(1 << 20))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory_seen(1 << 30))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))

@@ -11,8 +11,7 @@ from typing import Any
 
 from run_files import record_json, run_json
 
-from frog.core.errors import CommError, RunError, report_error
-from frog.core.facts import Cause, Damage, ErrorFacts
+from frog.core.errors import Cause, CommError, Damage, ErrorFacts, RunError, report_error
 from frog.core.files import sha256_file, write_json
 from frog.core.runs import EventWriter
 from frog.core.runs.folder import RunFolder

@@ -17,8 +17,16 @@ import pytest
 from failed_run import GRADIENT, SAMPLES, SCORE, UNIX_NS, FailedRun, lost
 from run_files import run_json
 
-from frog.core.errors import CheckpointError, ConfigError, FrogError, NonFiniteError
-from frog.core.facts import Damage, DamageCause, ErrorFacts, NotFinite
+from frog.core.errors import (
+    CheckpointError,
+    ConfigError,
+    Damage,
+    DamageCause,
+    ErrorFacts,
+    FrogError,
+    NonFiniteError,
+    NotFinite,
+)
 from frog.core.files import write_json
 from frog.core.runs.event_schema import CollectiveEvent
 from frog.core.runs.folder import RunFolder

@@ -10,7 +10,7 @@ from synthetic_run import Synthetic, make_run
 from terminal_screen import FROG, environment, lines_of, output_in_pipe, output_in_terminal, shown_by
 
 from frog.core.runs.folder import RunFolder
-from frog.core.wrapping import wrapped
+from frog.core.terminal import wrapped
 from frog.train.log import RankLog
 
 SAID = (

@@ -78,7 +78,7 @@ def test_more_ranks_than_cores_share_them() -> None:
 
 
 def test_worlds_are_powers_of_two_with_the_threads_of_frog_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frog.core.cores.usable_cores", lambda: 4.0)
+    monkeypatch.setattr("frog.core.machine.usable_cores", lambda: 4.0)
     assert worlds_of(8, None) == ((1, 4), (2, 2), (4, 1), (8, 1))
     assert worlds_of(2, 1) == ((1, 1), (2, 1))
 

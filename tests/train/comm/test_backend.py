@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from frog.core.config.run_config import CommConfig
-from frog.core.errors import UsageError
-from frog.core.facts import Cause
+from frog.core.errors import Cause, UsageError
 from frog.train.comm.backend import BACKENDS, Backend, choose_backend
 
 CPU = torch.device("cpu")

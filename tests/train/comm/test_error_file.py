@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from mutations import held_to_its_schema
 
-from frog.core.errors import CommError, report_error
-from frog.core.facts import ErrorFacts
+from frog.core.errors import CommError, ErrorFacts, report_error
 from frog.core.runs.event_schema import ReportedError
 from frog.core.schema import convert
 from frog.train.comm.error_file import leave_error, read_error

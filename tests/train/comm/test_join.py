@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import Harness, run_to_end, set_words
 
-from frog.core.ports import free_port
+from frog.core.machine import free_port
 from frog.core.processes import NOT_MET
 from frog.core.runs.event_schema import StartEvent
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from frog.cluster.emulator import RELEASE
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.wire import Client, read_client
-from frog.core.exitcodes import signal_code
-from frog.core.printable import printable_output
+from frog.core.errors import signal_code
 from frog.core.schema import shortened
+from frog.core.terminal import printable_output
 
 Command = Callable[[Client, Sequence[str]], int]
 NAMES = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")

@@ -14,7 +14,7 @@ from frog.cluster.emulator.notation import compress_hosts, expand_hosts, signal_
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.emulator.wire import Client
 from frog.core.env import variable
-from frog.core.printable import printable
+from frog.core.terminal import printable
 
 
 def scancel(client: Client, words: Sequence[str]) -> int:

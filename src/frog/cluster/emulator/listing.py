@@ -12,7 +12,7 @@ from frog.cluster.emulator.job import CANCELLED, COMPLETED, FAILED, SHORT_STATES
 from frog.cluster.emulator.notation import compress_hosts, compress_numbers, write_elapsed, write_moment
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.emulator.wire import Client
-from frog.core.printable import printable
+from frog.core.terminal import printable
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], object]]

@@ -23,7 +23,7 @@ from frog.cluster.emulator.taskfiles import TaskFiles, broadcast, pump
 from frog.cluster.emulator.variables import task_environment
 from frog.cluster.emulator.wire import Conversation
 from frog.cluster.node_names import NodeNames
-from frog.core.exitcodes import shell_code, signal_code
+from frog.core.errors import shell_code, signal_code
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
 _FORCING = (signal.SIGTERM, signal.SIGHUP)

@@ -14,7 +14,7 @@ from frog.core.config.load import build_section, list_problems
 from frog.core.config.project import shipped_file
 from frog.core.errors import ConfigError
 from frog.core.schema import read_toml, shortened
-from frog.core.suggest import nearest
+from frog.core.user_input import nearest
 
 CLUSTERS = Path("config/clusters")
 DEFAULT_PROFILE = "generic"

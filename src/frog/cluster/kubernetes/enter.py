@@ -20,8 +20,7 @@ from typing import NoReturn
 
 from frog.cluster.kubernetes.rootfs import Mount, build_root
 from frog.core import namespaces
-from frog.core.errors import LaunchError
-from frog.core.exitcodes import shell_code, signal_code
+from frog.core.errors import LaunchError, shell_code, signal_code
 from frog.core.schema import read_typed
 
 _NOT_STARTED = 128

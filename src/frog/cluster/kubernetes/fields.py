@@ -8,7 +8,7 @@ from typing import Any
 
 from frog.cluster.kubernetes.names import is_object_name
 from frog.core.errors import UsageError
-from frog.core.suggest import nearest
+from frog.core.user_input import nearest
 
 _UNITS = {"": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18} | {
     f"{letter}i": 1 << 10 * (place + 1) for place, letter in enumerate("KMGTPE")

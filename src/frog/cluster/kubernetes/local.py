@@ -16,11 +16,10 @@ from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.objects import JobSet, KubernetesJob, Manifest
 from frog.cluster.kubernetes.pods import hidden_by
 from frog.core.env import child_env
-from frog.core.errors import LaunchError, UsageError
-from frog.core.exitcodes import signal_code
-from frog.core.memory import PROCESS_BYTES, check_memory
+from frog.core.errors import LaunchError, UsageError, signal_code
+from frog.core.files import scratch_folder
+from frog.core.machine import PROCESS_BYTES, check_memory
 from frog.core.schema import read_typed
-from frog.core.scratch import scratch_folder
 from frog.core.units import count
 
 _MOST_JOBS = 20

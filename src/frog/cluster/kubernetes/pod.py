@@ -22,8 +22,7 @@ from types import FrameType
 from typing import Any
 
 from frog.core.env import variable
-from frog.core.errors import CommError, FrogError, UsageError
-from frog.core.exitcodes import shell_code, signal_code
+from frog.core.errors import CommError, FrogError, UsageError, shell_code, signal_code
 from frog.core.runs.outcome import describe_failure, first_failure, last_failures
 
 _NAME_TIMEOUT_S = 300.0

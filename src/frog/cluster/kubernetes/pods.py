@@ -21,7 +21,7 @@ from frog.cluster.kubernetes.objects import KubernetesJob, Manifest
 from frog.cluster.kubernetes.podspec import Probe, Variable, Volume, field_value
 from frog.cluster.kubernetes.rootfs import Mount
 from frog.core.env import child_env
-from frog.core.exitcodes import shell_code
+from frog.core.errors import shell_code
 
 INDEX_KEY = "batch.kubernetes.io/job-completion-index"
 DOMAIN = "svc.cluster.local"

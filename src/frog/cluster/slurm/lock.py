@@ -11,8 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from frog.core.errors import UsageError
-from frog.core.exitcodes import signal_code
+from frog.core.errors import UsageError, signal_code
 from frog.core.files import open_lock
 
 LOCK_FILE = "frog-slurm.lock"

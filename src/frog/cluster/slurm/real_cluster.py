@@ -27,7 +27,7 @@ from frog.cluster.slurm.processes import end_processes, find_processes, start_da
 from frog.cluster.slurm.programs import find_program, need_programs, path_without_emulators
 from frog.core.env import child_env, variable
 from frog.core.errors import LaunchError, UsageError
-from frog.core.ports import free_port
+from frog.core.machine import free_port
 from frog.core.schema import shortened, write_typed
 
 _NO_NAMES = SiteNames()

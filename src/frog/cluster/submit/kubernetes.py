@@ -11,10 +11,10 @@ from typing import Any
 from frog.cluster.submit.ask import ask_cluster
 from frog.cluster.submit.kubernetes_request import KubernetesRequest
 from frog.cluster.submit.program_work import program_work
-from frog.core.argument_types import at_least
 from frog.core.config import load_run_config
 from frog.core.errors import UsageError
-from frog.core.printable import printable
+from frog.core.terminal import printable
+from frog.core.user_input import at_least
 from frog.observe.environment import HOOK
 
 _OPTIONS = (

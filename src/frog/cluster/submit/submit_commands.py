@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from frog.core.argument_types import at_least
 from frog.core.config.arguments import DEFAULT_RUN_FILE
 from frog.core.errors import UsageError
+from frog.core.user_input import at_least
 
 FOR_SLURM = ("profile", "time", "account", "partition", "qos", "bundle", "requeue")
 FOR_KUBERNETES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from frog.core.argument_types import at_least
+from frog.core.user_input import at_least
 
 DEFAULT_RUN_FILE = Path("config/demo.toml")
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from frog.core.config import RunConfig
 from frog.core.errors import ConfigError
-from frog.core.schema import read_typed, shortened
-from frog.core.tables import leaves
+from frog.core.schema import leaves, read_typed, shortened
 
 _NOT_HERE = {
     "scheduler": "the run file's [optimizer] sets the learning rate",

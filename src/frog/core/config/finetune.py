@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from frog.core.errors import ConfigError
 from frog.core.schema import convert
-from frog.core.suggest import did_you_mean
+from frog.core.user_input import did_you_mean
 
 Head = Literal["classification", "completion"]
 HEADS: tuple[str, ...] = get_args(Head)

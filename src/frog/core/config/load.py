@@ -20,7 +20,7 @@ from frog.core.config.run_config import ModelSource, RunConfig
 from frog.core.errors import ConfigError
 from frog.core.runs.record import SIMULATED_LAYOUT
 from frog.core.schema import convert, parse_toml, read_toml, read_typed, shortened
-from frog.core.suggest import did_you_mean
+from frog.core.user_input import did_you_mean
 
 _MOST_UNKNOWN, _MOST_PARTS = 100, 8
 """Most unknown keys of a table to report, and most parts of an override's key."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from frog.core.config.strategies import or_list
-from frog.core.config.units import Unit
 from frog.core.schema import shortened
+from frog.core.units import Unit
 
 
 @dataclass(frozen=True)

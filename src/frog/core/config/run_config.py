@@ -12,9 +12,9 @@ from frog.core.config.optimizers import OPTIMIZERS, OptimizerConfig
 from frog.core.config.own_strategy import file_problem
 from frog.core.config.strategies import DATA_STRATEGIES, or_list
 from frog.core.config.strategy import StrategyConfig, strategy_problems
-from frog.core.config.units import Unit
 from frog.core.errors import ConfigError
-from frog.core.names import name_problem
+from frog.core.units import Unit
+from frog.core.user_input import name_problem
 
 MOST_ELASTIC_RANKS = 64
 """Most permanent rank numbers in the life of an elastic run: each rank that joins gets a new number."""

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from frog.core.config.model import ModelConfig
 from frog.core.config.own_strategy import own_entry
 from frog.core.config.strategies import AXES, DATA_STRATEGIES, DataStrategyEntry, StrategyEntry, or_list
-from frog.core.config.units import Unit
 from frog.core.schema import shortened
+from frog.core.units import Unit
 
 ZERO_BUBBLE_TORCH = (2, 13)
 """The first torch version that is known to run its zero-bubble schedule on Frog's model. In 2.9 and 2.11 the second

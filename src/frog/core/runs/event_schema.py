@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
-from frog.core.facts import Damage, ErrorFacts
+from frog.core.errors import Damage, ErrorFacts
 from frog.core.runs.vocabulary import Phase
 from frog.core.schema import Typed
 

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from frog.core.errors import CheckpointError
-from frog.core.facts import Damage, DamageCause, ErrorFacts
+from frog.core.errors import CheckpointError, Damage, DamageCause, ErrorFacts
 from frog.core.files import sha256_file, write_json
 from frog.core.schema import Digest, FileName, Name, Natural, Positive, Typed, convert, read_typed
 

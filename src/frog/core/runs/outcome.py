@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.core import errors
-from frog.core.errors import CommError, FrogError, LaunchError, UsageError
-from frog.core.exitcodes import describe_exit, shell_code, signal_code
+from frog.core.errors import CommError, FrogError, LaunchError, UsageError, describe_exit, shell_code, signal_code
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.read import read_lines
 from frog.core.units import count

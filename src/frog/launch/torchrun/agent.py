@@ -39,8 +39,7 @@ from frog.core.env import (
     start_method,
     survives_losses,
 )
-from frog.core.errors import CommError, LaunchError, UsageError
-from frog.core.exitcodes import ASKED_TO_STOP, signal_code
+from frog.core.errors import ASKED_TO_STOP, CommError, LaunchError, UsageError, signal_code
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
 from frog.launch.rank_output import pipe_path
 from frog.launch.torchrun.elastic import (

@@ -36,8 +36,8 @@ def add_class_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 def _make_page(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
-    from frog.core.printable import printable
     from frog.core.schema import shortened
+    from frog.core.terminal import printable
     from frog.learn.classroom.class_page import write_page
     from frog.learn.classroom.heads import compare_with_heads, read_heads
     from frog.learn.classroom.reports import labels, read_reports

@@ -20,10 +20,8 @@ from rich.markup import escape
 
 from frog.core.env import child_env
 from frog.core.errors import LaunchError
-from frog.core.ports import free_port
-from frog.core.printable import printable_lines
-from frog.core.streams import discard_typed_ahead, read_line
-from frog.core.wrapping import wrapped_lines
+from frog.core.machine import free_port
+from frog.core.terminal import discard_typed_ahead, printable_lines, read_line, wrapped_lines
 from frog.learn.demo.demo_page import write_page
 from frog.learn.demo.demo_session import FREE_PORT, Session, Step
 from frog.learn.demo.records import Played, output_path, write_record

@@ -1,4 +1,4 @@
-"""A probe that needs torch: `python -m frog.learn.doctor.doctor_rank RANK FILE`, one of two ranks that share the store FILE.
+"""A probe that needs torch: `python -m frog.learn.doctor.doctor_rank RANK FILE`, one of two ranks with the store FILE.
 
 Rank 0 first reports the torch version. Then both run every gloo operation and compare its result with the expected one.
 Rank 1 then imports the packages that depend on torch, which is loaded by then.

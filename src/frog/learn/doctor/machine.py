@@ -19,12 +19,10 @@ from pathlib import Path
 
 import watchfiles
 
-from frog.core import memory
-from frog.core.cores import usable_cores
 from frog.core.env import host_name, variable
-from frog.core.files import write_atomic
+from frog.core.files import scratch_folder, write_atomic
+from frog.core.machine import free_bytes, usable_cores
 from frog.core.processes import leave, leave_with_parent
-from frog.core.scratch import scratch_folder
 from frog.core.units import format_bytes
 from frog.launch.network import Network, parse_network
 from frog.learn.doctor.seen import SCRATCH, attempt
@@ -100,7 +98,7 @@ def _threads() -> str:
 
 
 def _memory() -> str:
-    return _at_least(_LEAST_MEMORY, memory.free_bytes())
+    return _at_least(_LEAST_MEMORY, free_bytes())
 
 
 def _at_least(least: int, found: int) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from frog.core.scratch import remove_abandoned, scratch_folder
+from frog.core.files import remove_abandoned, scratch_folder
 from frog.launch.harness import Program
 from frog.learn.doctor.needs import NEEDS
 from frog.learn.doctor.seen import SCRATCH, Seen, read_reports

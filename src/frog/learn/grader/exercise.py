@@ -14,7 +14,7 @@ import msgspec
 import frog
 from frog.core.errors import UsageError
 from frog.core.schema import FileName, Positive, Typed, convert, read_toml
-from frog.core.suggest import nearest
+from frog.core.user_input import nearest
 
 _SOURCE = Path(frog.__file__).parent
 _INSTALLED = _SOURCE.parent / "frog_labs"

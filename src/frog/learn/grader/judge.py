@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 from frog.core.env import start_method
+from frog.core.files import scratch_folder
 from frog.core.schema import Typed
-from frog.core.scratch import scratch_folder
 from frog.launch.torchrun.forkserver import start_fork_server
 from frog.learn.grader.exercise import Exercise
 from frog.learn.grader.general import general

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from frog.core.huge_pages import use_huge_pages
-from frog.core.loading import loading
+from frog.core.machine import use_huge_pages
 from frog.core.namespaces import die_with_parent
-from frog.core.processes import reap_orphans, take_orphans
+from frog.core.processes import loading, reap_orphans, take_orphans
 
 with loading():
     import torch

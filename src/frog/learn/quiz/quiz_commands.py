@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from frog.core.argument_types import at_least
+from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
     from frog.learn.quiz.round import Round

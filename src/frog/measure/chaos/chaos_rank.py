@@ -1,8 +1,8 @@
 """Fault injection inside a rank: an observer that does in the rank's process what `frog.core.config.faults` describes.
 
 FROG_OBSERVER=frog.measure.chaos.chaos_rank:FILE adds it to every rank of a launch (core/runs/observer.py). A fault
-occurs once per launch, even if the world restarts: a mark next to the list of faults records it. Nothing is written to the run
-folder, so that its reader has to find the cause from the evidence.
+occurs once per launch, even if the world restarts: a mark next to the list of faults records it. Nothing is written
+to the run folder, so that its reader has to find the cause from the evidence.
 """
 
 from __future__ import annotations

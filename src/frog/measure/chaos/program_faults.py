@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frog.core.errors import ConfigError
-from frog.core.suggest import did_you_mean
+from frog.core.user_input import did_you_mean
 
 PROGRAM_EXAMPLE = 'frog chaos --nproc 2 --fault "kill rank=1 collective=40" -- my.py'
 

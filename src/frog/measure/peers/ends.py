@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frog.core.exitcodes import describe_exit
+from frog.core.errors import describe_exit
 from frog.measure.peers.findings import Finding
 from frog.measure.peers.observed import Observed, RankEnd
 

@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 
 from frog.core.errors import UsageError
-from frog.core.ports import free_port
-from frog.core.printable import printable_lines
+from frog.core.machine import free_port
+from frog.core.terminal import printable_lines
 from frog.launch.harness import Program, kill_tree
 from frog.learn.grader.limits import MOST_OUTPUT_BYTES, Watch
 from frog.measure.peers.buffers import Array, Unreadable, read_buffer, write_buffer, write_calls

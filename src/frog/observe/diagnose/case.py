@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from frog.core.exitcodes import describe_exit, signal_name
+from frog.core.errors import describe_exit, signal_name
 from frog.core.runs import RecordedRun
 from frog.core.runs.attempts import Attempt, Worker
 from frog.core.runs.event_schema import Beat, CollectiveEvent, SpanEvent

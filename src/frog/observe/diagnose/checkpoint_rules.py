@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frog.core.errors import CheckpointError
-from frog.core.facts import Damage, DamageCause
+from frog.core.errors import CheckpointError, Damage, DamageCause
 from frog.core.runs import RecordedRun
 from frog.core.runs.manifest import damage_of, read_manifest, verify_files
 from frog.observe.diagnose.diagnosis import Diagnosis

@@ -33,7 +33,7 @@ def add_diagnose_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
 
 def _diagnose(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
-    from frog.core.wrapping import terminal_columns, wrapped_lines
+    from frog.core.terminal import terminal_columns, wrapped_lines
     from frog.observe.diagnose.diagnosis import letter
     from frog.observe.diagnose.find import diagnose_path
 
@@ -51,7 +51,7 @@ def _diagnose(args: argparse.Namespace) -> int:
 
 def _explain_log(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
-    from frog.core.wrapping import terminal_columns, wrapped_lines
+    from frog.core.terminal import terminal_columns, wrapped_lines
     from frog.observe.diagnose.known_errors.letter import log_letter
     from frog.observe.diagnose.known_errors.read import explain_files
 

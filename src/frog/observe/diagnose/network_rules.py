@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frog.core.exitcodes import signal_name
+from frog.core.errors import signal_name
 from frog.core.runs.launcher_schema import NodeEvent
 from frog.observe.diagnose.case import Case
 from frog.observe.diagnose.collectives import CollectiveCalls, failed_call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frog.core.facts import ErrorFacts
+from frog.core.errors import ErrorFacts
 from frog.core.runs.event_schema import ErrorEvent, ReportedError
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from frog.core import errors
-from frog.core.errors import FrogError, UsageError
-from frog.core.exitcodes import ASKED_TO_STOP
-from frog.core.facts import DamageCause
+from frog.core.errors import ASKED_TO_STOP, DamageCause, FrogError, UsageError
 from frog.observe.diagnose.case import Case
 from frog.observe.diagnose.collectives import CollectiveCalls
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span

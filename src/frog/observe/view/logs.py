@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frog.core.errors import RunError, UsageError
-from frog.core.printable import printable
 from frog.core.runs import read_run
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.run import is_active
 from frog.core.schema import shortened
-from frog.core.wrapping import wrapped
+from frog.core.terminal import printable, wrapped
 
 POLL_S = 0.2
 _BLOCK_BYTES = 1 << 20

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from frog.core.argument_types import at_least
+from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
     from frog.observe.view.logs import Choice, Entry
@@ -82,7 +82,7 @@ def _choice(args: argparse.Namespace) -> Choice:
 
 
 def _lines(entries: list[Entry], width: int) -> list[str]:
-    from frog.core.wrapping import shows_colour, terminal_columns
+    from frog.core.terminal import shows_colour, terminal_columns
     from frog.observe.view.logs import format_entry
 
     colour, columns = shows_colour(), terminal_columns()
@@ -98,7 +98,7 @@ def _last(lines: list[str]) -> list[str]:
 
 
 def _show(lines: list[str]) -> None:
-    from frog.core.printable import print_coloured
+    from frog.core.terminal import print_coloured
 
     if lines:
         print_coloured("\n".join(lines))

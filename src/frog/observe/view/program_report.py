@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frog.core.exitcodes import describe_exit
+from frog.core.errors import describe_exit
 from frog.core.files import open_plain
-from frog.core.printable import printable
 from frog.core.runs import RecordedRun
 from frog.core.runs.attempts import Attempt
 from frog.core.runs.folder import RunFolder
@@ -18,6 +17,7 @@ from frog.core.runs.history import History
 from frog.core.runs.observed import Observed, read_observed
 from frog.core.runs.record import ProgramInfo, Record, RunFile
 from frog.core.schema import shortened
+from frog.core.terminal import printable
 from frog.observe.view.runs import row_of_observed, state_of, status_of
 
 _ENDS = {"completed": "ended with exit code 0", "running": "is running", "interrupted": "was stopped with the program"}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.errors import RunError
 from frog.core.files import folders_with
-from frog.core.printable import printable
 from frog.core.runs import read_rank
 from frog.core.runs.event_schema import EvalEvent, StepEvent
 from frog.core.runs.folder import RunFolder, only_observed
@@ -19,6 +18,7 @@ from frog.core.runs.observed import Status, read_observed
 from frog.core.runs.read import read_launcher
 from frog.core.runs.record import Record, RunFile
 from frog.core.runs.run import is_active
+from frog.core.terminal import printable
 from frog.core.units import format_count
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frog.core.printable import printable
+from frog.core.terminal import printable
 from frog.core.units import count
 
 if TYPE_CHECKING:

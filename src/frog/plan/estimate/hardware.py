@@ -13,7 +13,7 @@ from typing import Any
 from frog.core.config.load import list_problems, unknown_keys
 from frog.core.errors import ConfigError
 from frog.core.schema import parse_toml, read_toml, shortened
-from frog.core.suggest import did_you_mean
+from frog.core.user_input import did_you_mean
 from frog.plan.machine.costs import Machine
 from frog.plan.machine.profile import read_machine
 from frog.plan.quantities import Price, parse_price, read_quantity

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from frog.core.memory import machine_bytes
+from frog.core.machine import machine_bytes
 from frog.plan.machine.costs import Curve, Machine, WorldCosts
 from frog.plan.machine.profile import machine_lines, rate_text
 from frog.plan.machine.request import Request

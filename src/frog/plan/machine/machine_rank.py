@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import FileStore
 from frog.core.config import ModelConfig, OptimizerConfig
 from frog.core.config.model import split_dim
 from frog.core.env import WorldEnv
-from frog.core.memory import keep_freed_memory
+from frog.core.machine import keep_freed_memory
 from frog.core.processes import leave, leave_with_parent
 from frog.plan.machine.costs import Work
 from frog.plan.machine.request import LayerSize, Request

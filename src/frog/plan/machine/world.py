@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from frog.core.cores import threads_per_rank
 from frog.core.errors import RunError
+from frog.core.machine import threads_per_rank
 from frog.core.processes import kill_group
 from frog.plan.machine.costs import Curve, Machine, Sample, Work, WorldCosts, fit_cost
 from frog.plan.machine.request import Request

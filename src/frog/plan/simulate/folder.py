@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from frog.core.facts import ErrorFacts
+from frog.core.errors import ErrorFacts
 from frog.core.files import write_atomic, write_json
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import LAUNCHER_FIELDS

@@ -11,8 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from frog.core.errors import CheckpointError
-from frog.core.facts import Damage
+from frog.core.errors import CheckpointError, Damage
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.manifest import Manifest, Piece, TensorEntry, damage_of, part_file, read_manifest, verify_files
 from frog.train.comm.local_shard import LocalShard

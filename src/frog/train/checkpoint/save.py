@@ -19,8 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor
 
-from frog.core.errors import CheckpointError
-from frog.core.facts import ErrorFacts, system_cause
+from frog.core.errors import CheckpointError, ErrorFacts, system_cause
 from frog.core.files import put_aside, put_back, put_in_place, remove
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.manifest import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from frog.core.loading import loading
+from frog.core.processes import loading
 
 if TYPE_CHECKING:
     from frog.train.comm.axis import Axis, Pending

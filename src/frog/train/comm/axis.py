@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from frog.core.errors import CommError
-from frog.core.facts import ErrorFacts
+from frog.core.errors import CommError, ErrorFacts
 from frog.core.runs.observer import OBSERVERS
 from frog.core.runs.vocabulary import MESSAGES
 from frog.train.comm.backend import Backend, choose_backend, reduce_scatter_single

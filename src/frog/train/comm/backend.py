@@ -23,8 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from frog.core.env import WorldEnv, bind_loopback, preferred_backend
-from frog.core.errors import UsageError
-from frog.core.facts import Cause
+from frog.core.errors import Cause, UsageError
 from frog.train.comm.attempt_store import attempt_store
 from frog.train.comm.collectives.errors import CollectiveError
 

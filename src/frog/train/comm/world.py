@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from frog.core.env import WorldEnv
-from frog.core.errors import CommError, UsageError
-from frog.core.facts import ErrorFacts
+from frog.core.errors import CommError, ErrorFacts, UsageError
 from frog.core.units import count
 from frog.train.comm.axis import Axis, Recorder, Silent, failed
 from frog.train.comm.backend import Backend, choose_backend

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frog.core.errors import DataError
-from frog.core.printable import printable, printable_lines
+from frog.core.terminal import printable, printable_lines
 from frog.core.units import count, format_bytes, format_count
 from frog.train.data.folder import DATA_ROOT, DEFAULT_NAME, set_folder
 

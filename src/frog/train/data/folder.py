@@ -12,7 +12,7 @@ from pathlib import Path
 
 from frog.core.errors import DataError
 from frog.core.files import open_lock, put_back, put_in_place
-from frog.core.names import name_problem
+from frog.core.user_input import name_problem
 
 DEFAULT_NAME = "python-docs"
 DATA_ROOT = Path("data")

@@ -10,11 +10,11 @@ from pathlib import Path
 from frog.core.config import RunConfig, from_dict
 from frog.core.env import WorldEnv
 from frog.core.errors import CommError, RunError, UsageError
-from frog.core.memory import keep_freed_memory
-from frog.core.printable import printable_output
+from frog.core.machine import keep_freed_memory
 from frog.core.processes import leave
 from frog.core.runs.folder import RunFolder, find_run
 from frog.core.runs.run import has_living_rank
+from frog.core.terminal import printable_output
 from frog.train.comm.collectives.errors import CollectiveError
 from frog.train.comm.elastic.membership import Membership, join_membership
 from frog.train.comm.world import pick_device

@@ -28,8 +28,7 @@ import numpy as np
 import torch
 
 from frog.core.env import SURVIVES, attempt_number, launch_dir
-from frog.core.errors import CommError, LostError, RunError
-from frog.core.facts import ErrorFacts
+from frog.core.errors import CommError, ErrorFacts, LostError, RunError
 from frog.core.processes import is_alive
 from frog.core.runs.heartbeat import archive_heartbeats, read_heartbeat
 from frog.core.runs.launch_request import LaunchRequest

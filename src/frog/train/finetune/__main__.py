@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from frog.core.printable import printable_output
 from frog.core.processes import leave
+from frog.core.terminal import printable_output
 from frog.train.finetune.arguments import add_finetune_arguments
 from frog.train.finetune.finetune_main import run_rank
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from frog.core.argument_types import at_least
 from frog.core.config.arguments import add_resume_arguments
 from frog.core.config.finetune import GUARD, HEADS
+from frog.core.user_input import at_least
 
 DEFAULTS = {
     "lora": "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from frog.core.loading import loading
+from frog.core.processes import loading
 from frog.train.finetune.arguments import add_finetune_arguments
 
 _DESCRIPTION = """Train low-rank adapters (LoRA) on a run's frozen weights, with labeled texts.

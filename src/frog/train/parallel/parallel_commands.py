@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from frog.core.argument_types import between
 from frog.core.errors import UsageError
+from frog.core.user_input import between
 from frog.train.parallel.schedules.schedule import NAMES, Schedule, make_schedule
 from frog.train.parallel.schedules.simulation import Simulation, bubble_formula, simulate
 

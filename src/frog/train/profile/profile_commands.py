@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from frog.core.argument_types import at_least
 from frog.core.config.arguments import add_profile_arguments
+from frog.core.user_input import at_least
 
 
 def add_profile_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

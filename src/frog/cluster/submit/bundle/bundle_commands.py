@@ -9,10 +9,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from frog.cluster.submit.submit_commands import separate_work
-from frog.core.argument_types import at_least
-from frog.core.errors import LaunchError, UsageError
-from frog.core.exitcodes import signal_code
-from frog.core.printable import printable
+from frog.core.errors import LaunchError, UsageError, signal_code
+from frog.core.terminal import printable
+from frog.core.user_input import at_least
 
 _MOST_SHOWN, _LONGEST_SHOWN = 50, 300
 """Most problems of an incomplete bundle to print, and most characters of each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from frog.core.exitcodes import describe_exit, signal_name
+from frog.core.errors import describe_exit, signal_name
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
 from frog.observe.diagnose.program.lines import describe_call, report_ranks

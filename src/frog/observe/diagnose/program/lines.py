@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from frog.core.exitcodes import describe_exit
+from frog.core.errors import describe_exit
 from frog.observe.diagnose.diagnosis import note, span
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, place
 from frog.observe.diagnose.program.victims import is_victim

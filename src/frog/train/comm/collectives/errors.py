@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frog.core.facts import Cause
+from frog.core.errors import Cause
 
 
 class CollectiveError(RuntimeError):

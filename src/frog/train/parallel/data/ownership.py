@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from frog.core.schema import shortened
-from frog.core.suggest import did_you_mean
+from frog.core.user_input import did_you_mean
 
 
 class Range(NamedTuple):

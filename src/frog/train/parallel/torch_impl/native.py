@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from frog.core.config import RunConfig, StrategyConfig
-from frog.core.errors import CommError, ConfigError
-from frog.core.facts import ErrorFacts
+from frog.core.errors import CommError, ConfigError, ErrorFacts
 from frog.train.comm import Axis, World
 from frog.train.comm.local_shard import LocalShard
 from frog.train.data import Batch

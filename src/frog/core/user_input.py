@@ -1,10 +1,12 @@
-"""Types of command-line arguments, for argparse: numbers within limits."""
+"""Checks of what users type: numbers within limits, names of runs and data sets, and "did you mean"?"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -56,3 +58,31 @@ class CommandOrValue(argparse._SubParsersAction):  # type: ignore[type-arg]
         if values[0] not in self.choices:
             values = [next(name for name in self.choices if name.isupper()), *values]
         super().__call__(parser, namespace, values, option_string)
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def name_problem(name: str) -> str | None:
+    """Return why this cannot be the name of a run or data set; None if it can.
+
+    A valid name cannot lead outside its parent folder, and is a single word in every shell.
+    """
+    if _NAME.fullmatch(name):
+        return None
+    return (
+        f"name={name[:100]!r}: use at most 100 letters, digits, '.', '_' and '-', starting with a letter or digit, "
+        "since it names a folder"
+    )
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word most similar to this one, or None. cutoff: from 0, any word, to 1, the same word."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return `did you mean NAME?`, or, if no known word is similar, `valid: NAME, NAME, ...`."""
+    names = list(known)
+    near = nearest(word, names, cutoff)
+    return f"did you mean {near}?" if near else f"valid: {', '.join(names)}"
