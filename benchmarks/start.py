@@ -94,10 +94,10 @@ def wait_for(path: Path, kind: str, after: str | None = None) -> None:
 def prepare(way: Way) -> None:
     """Create the tiny text and model of `frog chaos`; the code that will read the tokens prepares them."""
     way.folder.mkdir()
-    tiny = "from frog.measure.chaos.SANDBOX import tiny_program; tiny_program()"
-    module = "sandbox" if (way.source / "frog" / "chaos" / "sandbox.py").exists() else "stage"
+    package = "frog.measure.chaos" if (way.source / "frog" / "measure").exists() else "frog.chaos"  # before seven rooms
+    tiny = f"from {package}.sandbox import tiny_program; tiny_program()"
     env = {**os.environ, "PYTHONPATH": str(way.source)}
-    subprocess.run([sys.executable, "-c", tiny.replace("SANDBOX", module)], cwd=way.folder, env=env, check=True)
+    subprocess.run([sys.executable, "-c", tiny], cwd=way.folder, env=env, check=True)
 
 
 def table(ways: list[Way]) -> str:

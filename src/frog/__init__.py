@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from frog.core.env import wait_passively
+from frog.core.old_names import accept_old_names
 
 if TYPE_CHECKING:
     from frog.observe.record import record
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["record"]
 __version__ = "0.1.0"
 
+accept_old_names()
 wait_passively()  # every program of Frog's imports this first, and torch reads the setting when it loads
 
 

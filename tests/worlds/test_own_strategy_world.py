@@ -13,7 +13,7 @@ from many_runs import train_many
 from frog.core.runs.event_schema import CollectiveEvent, MemoryEvent, StepEvent
 
 ROOT = Path(__file__).parents[2]
-FILES = [ROOT / "config" / "own_zero1.py", *sorted((ROOT / "tests" / "parallel" / "own_strategies").glob("*.py"))]
+FILES = [ROOT / "config" / "own_zero1.py", *sorted((ROOT / "tests/train/parallel/own_strategies").glob("*.py"))]
 BATCH = "train.global_batch_size=12"
 SAME = ("weights_sha256", "order_sha256", "step", "loss", "eval")
 """Fields of a run's record that an interruption must not change."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.site.pages import exercise_title
-from tools.site.reference import API_ROOMS
+from tools.site.reference import API
 
 _LABS = "labs"
 
@@ -58,7 +58,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
                 "reference/commands.md",
                 "reference/run-file.md",
                 "reference/events.md",
-                {"Python API": [f"reference/api/{room}.md" for room in API_ROOMS]},
+                {"Python API": [f"reference/api/{name}.md" for name in API]},
             ]
         },
         {

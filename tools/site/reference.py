@@ -14,20 +14,20 @@ from tools.site.markdown import docstring, fence, prose, table
 
 FROG = Path(frog.__file__).parent
 
-API_ROOMS = (
-    "comm",
-    "parallel",
-    "model",
-    "data",
-    "checkpoint",
-    "optim",
-    "train",
-    "config",
-    "runs",
-    "diagnose",
-    "plan",
-)
-"""Packages that programs and notebooks import; the other packages are commands."""
+API = {
+    "comm": "train/comm",
+    "parallel": "train/parallel",
+    "model": "train/model",
+    "data": "train/data",
+    "checkpoint": "train/checkpoint",
+    "optim": "train/optim",
+    "train": "train",
+    "config": "core/config",
+    "runs": "core/runs",
+    "diagnose": "observe/diagnose",
+    "plan": "plan",
+}
+"""Pages about the packages that programs and notebooks import, each with its folder; the others are commands."""
 
 SECTIONS = {
     "model": ("core/config/run_config.py", "ModelSource"),
@@ -49,7 +49,7 @@ def reference_pages(parser: argparse.ArgumentParser) -> dict[str, str]:
         "reference/run-file.md": run_file_page(),
         "reference/events.md": events_page(),
     }
-    return pages | {f"reference/api/{room}.md": api_page(room) for room in API_ROOMS}
+    return pages | {f"reference/api/{name}.md": api_page(name) for name in API}
 
 
 def commands_page(parser: argparse.ArgumentParser) -> str:
@@ -174,10 +174,17 @@ def _event_fields(found: Class) -> str:
     return more + table(["field", "type", "meaning"], rows)
 
 
-def api_page(room: str) -> str:
+def modules_of(name: str) -> list[Path]:
+    """Return the files that a page of the API describes; a package inside another one may have its own page."""
+    others = [FROG / folder for folder in API.values() if folder.startswith(f"{API[name]}/")]
+    return sorted(path for path in (FROG / API[name]).rglob("*.py") if not set(others) & set(path.parents))
+
+
+def api_page(name: str) -> str:
     """Return the page of a package: its public names with their docstrings."""
-    parts = [f"# frog.{room}\n\n{docstring(read_module(FROG / room / '__init__.py').doc)}\n"]
-    for path in sorted((FROG / room).rglob("*.py")):
+    title = API[name].replace("/", ".")
+    parts = [f"# frog.{title}\n\n{docstring(read_module(FROG / API[name] / '__init__.py').doc)}\n"]
+    for path in modules_of(name):
         module = read_module(path)
         if path.name != "__init__.py" and module.items:
             name = ".".join(path.relative_to(FROG.parent).with_suffix("").parts)

@@ -15,7 +15,7 @@ from frog.core.runs.event_schema import RankEvent
 from frog.core.runs.launcher_schema import AnyLauncherEvent
 from tools.site.declarations import Class, Function, read_module
 from tools.site.markdown import docstring
-from tools.site.reference import FROG, SECTIONS, api_page, commands_page, events_page, run_file_page
+from tools.site.reference import FROG, SECTIONS, api_page, commands_page, events_page, modules_of, run_file_page
 
 
 def test_reference_lists_every_command_with_its_options() -> None:
@@ -61,10 +61,10 @@ def test_docstring_fields_become_a_list() -> None:
     assert docstring(text) == "Sum \\*all\\* of it.\n\n- **Comm:** one all-reduce over dp.\n- **Raises:** ShapeError."
 
 
-@pytest.mark.parametrize("room", ["comm", "parallel"])
-def test_api_pages_have_signatures_and_docstrings(room: str) -> None:
-    page = api_page(room)
-    modules = [read_module(path) for path in (FROG / room).rglob("*.py") if path.name != "__init__.py"]
+@pytest.mark.parametrize("name", ["comm", "parallel", "train"])
+def test_api_pages_have_signatures_and_docstrings(name: str) -> None:
+    page = api_page(name)
+    modules = [read_module(path) for path in modules_of(name) if path.name != "__init__.py"]
     items = [item for module in modules for item in module.items]
     assert len(items) > 10
     assert [item.name for item in items if f"### {item.name}\n" not in page] == []

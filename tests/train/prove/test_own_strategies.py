@@ -12,7 +12,7 @@ from frog.train.prove.prove_commands import prove
 from frog.train.prove.prove_files import ProofResult
 
 ROOT = Path(__file__).parents[3]
-HERE = ROOT / "tests" / "parallel" / "own_strategies"
+HERE = ROOT / "tests/train/parallel/own_strategies"
 FILES = [ROOT / "config" / "own_ddp.py", ROOT / "config" / "own_zero1.py", *sorted(HERE.glob("*.py"))]
 MUON = [variant for variant in ALL_VARIANTS if variant.name == "muon"]
 PLAIN, REST = DEFAULT_VARIANTS
