@@ -1,4 +1,4 @@
-"""Architecture rules: layers, one reader of the environment, no torch in packages that must not load it."""
+"""Architecture rules: rooms, one reader of the environment, no torch in packages that must not load it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "frog"
-LAYERS = {
-    "core": 0,
-    "core/runs": 1,
-    **dict.fromkeys(("core/config", "observe"), 2),
-    **dict.fromkeys(("train/comm", "train/data", "train/model", "train/optim", "observe/diagnose"), 3),
-    **dict.fromkeys(("train/checkpoint", "train/parallel", "cluster"), 4),
-    **dict.fromkeys(("launch", "train"), 5),
-    "plan": 6,
-    **dict.fromkeys(("measure/chaos", "train/prove", "train/profile", "observe/view"), 7),
-    "learn": 8,
-    "measure/peers": 9,
-    "cli": 10,
+ROOMS = {
+    "core": (),
+    "launch": ("core",),
+    "train": ("launch", "core"),
+    "observe": ("train", "launch", "core"),
+    "plan": ("train", "launch", "core"),
+    "cluster": ("observe", "train", "launch", "core"),
+    "measure": ("observe", "train", "launch", "core"),
+    "learn": ("measure", "cluster", "train", "launch", "core"),
 }
-"""Layers of the rooms and their larger parts, as in docs/architecture.md."""
+"""The rooms, which are folders, and the rooms that each may use; each is above those that it uses."""
+
+PARTS = {
+    "core": [".", "runs", "config"],
+    "train": ["comm data model optim", "checkpoint parallel", ".", "prove profile"],
+    "observe": [".", "diagnose", "view"],
+}
+"""Parts of a room from the lowest up; "." stands for the room's other files. A part uses only lower ones."""
 
 WITH_TORCH = (
     "train",
@@ -55,12 +59,18 @@ def imports_of(path: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def package_of(path: Path) -> str:
-    """Return the room of a file, or the part of it that has its own layer."""
-    if path.name in ("cli.py", "__main__.py"):
-        return "cli"
-    parts = path.relative_to(SOURCE).parts
-    return part if (part := "/".join(parts[:2])) in LAYERS else parts[0]
+def room_of(module: str) -> str | None:
+    """Return the room of a module; None for files above all rooms, such as cli.py."""
+    name = [*module.split("."), ""][1]
+    return name if name in ROOMS else None
+
+
+def part_of(module: str) -> int:
+    """Return the position of a module's part in its room."""
+    _, room, *inner = module.split(".")
+    order = PARTS.get(room, ["."])
+    own = [index for index, names in enumerate(order) if inner and inner[0] in names.split()]
+    return own[0] if own else order.index(".")
 
 
 def cycle_in(graph: Mapping[str, Set[str]]) -> list[str] | None:
@@ -97,17 +107,32 @@ MODULES = {module_of(path): path for path in FILES}
 PAGES = sorted((SOURCE.parents[1] / "scripts").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_packages_import_only_lower_layers(path: Path) -> None:
-    package = package_of(path)
-    for name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] == "torch":
-            may = path.name.endswith("_rank.py") or path.relative_to(SOURCE).as_posix().startswith(WITH_TORCH)
-            assert may, f"{package} may not import torch"
-        if name not in MODULES or (target := package_of(MODULES[name])) == package:
-            continue
-        assert LAYERS[target] < LAYERS[package], f"{package} (layer {LAYERS[package]}) imports {name}"
+def test_rooms_use_only_the_rooms_and_parts_below_them() -> None:
+    """A lower room calls a product through a hook: core/hooks.py."""
+    wrong = []
+    for module, path in MODULES.items():
+        room = room_of(module)
+        for target in sorted(imports_of(path) & MODULES.keys()) if room else ():
+            other = room_of(target)
+            if other == room:
+                allowed = part_of(target) <= part_of(module)
+            else:
+                allowed = other in ROOMS[room]
+            if not allowed:
+                wrong.append(f"{module} imports {target}")
+    assert wrong == []
+
+
+def test_rooms_are_the_folders_and_their_arrows_have_no_cycle() -> None:
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == ROOMS.keys()
+    assert cycle_in({room: set(others) for room, others in ROOMS.items()}) is None
+
+
+def test_torch_is_imported_only_where_it_may_be() -> None:
+    importers = [path for path in FILES if any(name.split(".")[0] == "torch" for name in imports_of(path))]
+    places = [path.relative_to(SOURCE).as_posix() for path in importers if not path.name.endswith("_rank.py")]
+    assert [place for place in places if not place.startswith(WITH_TORCH)] == []
 
 
 def test_modules_have_no_import_cycles() -> None:
@@ -120,7 +145,7 @@ def test_packages_have_no_import_cycles() -> None:
 
     def node_of(path: Path) -> str:
         inner = path.relative_to(SOURCE).parent
-        own = len(inner.parts) < 2 or inner.as_posix() in LAYERS
+        own = len(inner.parts) < 2 or (len(inner.parts) == 2 and inner.parts[0] in PARTS)
         alone = own or path.name.endswith("_commands.py")  # a subpackage's command line is above its other files
         return str(path if alone else SOURCE / inner)
 
@@ -182,16 +207,18 @@ def test_light_commands_do_not_load_torch(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_architecture_page_lists_the_same_layers() -> None:
-    rows = re.findall(
-        r"^\| (\d+) \| ([a-z, /]+) \|", (SOURCE.parents[1] / "docs" / "architecture.md").read_text(), re.MULTILINE
-    )
-    assert {package: int(layer) for layer, packages in rows for package in packages.split(", ")} == LAYERS
+def test_architecture_page_lists_the_same_rooms() -> None:
+    _, _, table = (SOURCE.parents[1] / "docs" / "architecture.md").read_text().partition("| room | ")
+    rows = dict(re.findall(r"^\| ([a-z]+) \| .* \| ([a-z, ]*)\|$", table, re.MULTILINE))
+    shown = {room: {name for name in uses.strip().split(", ") if name} for room, uses in rows.items()}
+    ground = {"train", "launch", "core"}
+    assert shown == {room: set(others) - ground for room, others in ROOMS.items()}
 
 
-def test_no_source_file_is_too_long() -> None:
-    long = {path.name: count for path in FILES + PAGES if (count := len(path.read_text().splitlines())) > 400}
-    assert not long
+def test_file_names_are_unique_in_their_room() -> None:
+    """In a traceback two files of one name are one."""
+    names = Counter((room_of(module), path.name) for module, path in MODULES.items() if path.name[:2] != "__")
+    assert [f"{room}: {name}" for (room, name), number in names.items() if room and number > 1] == []
 
 
 def test_names_of_test_files_are_unique() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.env import wait_passively
 from frog.core.old_names import accept_old_names
+from frog.products import register_products
 
 if TYPE_CHECKING:
     from frog.observe.record import record
@@ -14,6 +15,7 @@ __all__ = ["record"]
 __version__ = "0.1.0"
 
 accept_old_names()
+register_products()
 wait_passively()  # every program of Frog's imports this first, and torch reads the setting when it loads
 
 

@@ -102,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if args.manifest is not None:
-        from frog.cluster.kubernetes.local import run_manifest
+        from frog.hooks import run_manifest
 
         none = argparse.ArgumentParser()
         add_world_arguments(none)
@@ -112,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
                     f"--{option.replace('_', '-')} cannot be combined with --from: the manifest defines the world",
                     f"frog run --from {args.manifest}",
                 )
-        return run_manifest(args.manifest, extra=program)
+        return run_manifest(args.manifest, program)
     if (command := parse_torchrun(program)) is not None:
         merge(command, args)
         program = list(command.program)

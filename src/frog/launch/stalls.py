@@ -8,22 +8,21 @@ If a user stops a world in which a rank waits, it collects the same before the r
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 from collections.abc import Set
 from dataclasses import dataclass
 
-from frog.core.errors import FrogError, HangError, signal_code
+from frog.core.errors import HangError, signal_code
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.observed import Observed, Status, read_observed, read_statuses, write_request
+from frog.hooks import describe_hang
 from frog.launch.journal import Journal
 from frog.launch.program_watch import Finding, ProgramWatch, Role, WatchLimits
 from frog.launch.sights import see_ranks
 from frog.launch.stall_text import describe_stall
 from frog.launch.start import Options
 
-_NO_FINDING = ("unknown", "none", "running")
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
 """Time for the ranks to write their evidence. Those that can do so in a second."""
@@ -126,7 +125,8 @@ class StallWatch:
         """Return the error of an attempt that was ended."""
         if self.ended is None or self.ended.attempt != attempt or self.folder is None:
             return None
-        error = HangError(f"{self.ended.text}{_diagnosis(self.folder)}", f"frog diagnose {self.folder.path}")
+        lines = [self.ended.text, describe_hang(self.folder.path)]
+        error = HangError("\n".join(filter(None, lines)), f"frog diagnose {self.folder.path}")
         error.exit_code = signal_code(signal.SIGKILL)
         return error
 
@@ -185,14 +185,3 @@ class StallWatch:
     def _stall(self, folder: RunFolder, finding: Finding) -> Stall:
         evidence = read_observed(folder.path).get(self._attempt, {})
         return Stall(self._attempt, finding, describe_stall(finding, evidence))
-
-
-def _diagnosis(folder: RunFolder) -> str:
-    """Return the finding of `frog diagnose` as a line, if it has one. Loads numpy, so only after a stall."""
-    from frog.observe.diagnose.program.diagnose import diagnose_folder
-
-    with contextlib.suppress(FrogError):
-        found = diagnose_folder(folder.path)
-        if found.fault not in _NO_FINDING:
-            return f"\n{'diagnosis' if found.certain else 'probably'}: {found.finding}"
-    return ""

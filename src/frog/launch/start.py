@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.env import child_env, visible_gpus
 from frog.core.machine import threads_per_rank
+from frog.hooks import rank_environment
 from frog.launch.node_agent import Agent, agent_command
 from frog.launch.nodes import Nodes
 from frog.launch.rank_output import RankOutput
-from frog.observe.environment import environment as observer_environment
-from frog.observe.environment import simulated_gpus
 
 if TYPE_CHECKING:
     from frog.launch.network import Link, Network
@@ -142,10 +141,10 @@ class Starter:
                 changes["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + own]) if len(gpus) >= num_ranks else ""
         if self.network is not None:
             changes["GLOO_SOCKET_IFNAME"] = self.network.interface
+        folder = None
         if self.output is not None:
             changes["PYTHONUNBUFFERED"] = "1"  # its last words would be lost with a killed rank
             if self.options.observe and self.output.folder is not None:
-                changes.update(observer_environment(self.output.folder.path, hooks=self.options.hooks))
-        if self.options.simulate_gpus is not None:
-            changes.update(simulated_gpus(self.options.simulate_gpus, changes))
+                folder = self.output.folder.path
+        changes.update(rank_environment(changes, folder, self.options.hooks, self.options.simulate_gpus))
         return child_env(**changes)

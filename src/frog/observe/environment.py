@@ -26,6 +26,17 @@ def environment(
     return {"FROG_RUN_DIR": str(folder.resolve()), "FROG_HOOKS": ",".join(hooks), "PYTHONPATH": path}
 
 
+def rank_environment(
+    before: Mapping[str, str], folder: Path | None, modules: tuple[str, ...], num_gpus: int | None
+) -> dict[str, str]:
+    """Return what to add to the environment of a launch's ranks: the observer, and simulated GPUs.
+
+    before: the launcher's other variables for them. folder: where the observer records; None: not observed.
+    """
+    added = {} if folder is None else environment(folder, hooks=modules)
+    return added if num_gpus is None else {**added, **simulated_gpus(num_gpus, {**before, **added})}
+
+
 def simulated_gpus(count: int | None, changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that add simulated GPUs to a process and its children (docs/simulated-gpus.md).
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from frog.core.config import RunConfig
 from frog.core.runs import RankEvents
-from frog.core.runs.event_schema import CollectiveEvent, SpanEvent
-from frog.core.runs.vocabulary import ASIDE
+from frog.core.runs.event_schema import CollectiveEvent
+from frog.core.runs.read import step_collectives
 from frog.plan.flow import Flow, wire_bytes
 from frog.plan.layout import FLOAT_BYTES, Layout
 from frog.plan.traffic import step_traffic
@@ -44,17 +44,6 @@ class Comparison:
     def ratio(self) -> float | None:
         """Sent divided by expected bytes; None if nothing is expected."""
         return self.payload_bytes / self.expected.payload_bytes if self.expected else None
-
-
-def step_collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
-    """Return the collectives of a training step, without those of an evaluation or a checkpoint after it."""
-    spans = [span for span in events.of(SpanEvent) if span.step == step and span.phase not in ASIDE]
-    if not spans:
-        return []
-    start_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
-    return [
-        event for event in events.of(CollectiveEvent) if event.step == step and start_ns <= event.start_ns <= end_ns
-    ]
 
 
 def compare_step(

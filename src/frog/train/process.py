@@ -20,8 +20,8 @@ from frog.core.processes import leave_with_parent
 from frog.core.runs import EventWriter
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.observer import named_observers, observing
+from frog.launch.torchrun.error_file import leave_error
 from frog.train.checkpoint import disk_full_hint
-from frog.train.comm.error_file import leave_error
 from frog.train.log import RankLog
 from frog.train.record import write_failure
 from frog.train.stop import StopRequest

@@ -12,7 +12,7 @@ from run_files import event
 from frog.core.runs import EventWriter
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
-from frog.observe.view.network import axis_groups, network_section
+from frog.plan.report.network_section import axis_groups, network_section
 
 MS = 1_000_000
 LINK = {"rate_bits_per_s": 1e8, "delay_s": 0.02, "loss": 0.0, "seed": 0, "mtu": 9000}

@@ -17,10 +17,10 @@ import psutil
 import pytest
 from harness import wait_until
 
+from frog.launch.limits import SHARED_MEMORY, remove_shared_memory
 from frog.learn.grader.client import Grader
 from frog.learn.grader.exercise import Exercise
 from frog.learn.grader.grade import Grade, Rejected
-from frog.learn.grader.limits import SHARED_MEMORY, remove_shared_memory
 from frog.learn.grader.verdict import Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems confine learners' processes less")

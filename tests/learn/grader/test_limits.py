@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from frog.learn.grader import grade, limits
+from frog.launch import limits
+from frog.launch.limits import Watch
+from frog.learn.grader import grade
 from frog.learn.grader.exercise import find_exercises
-from frog.learn.grader.limits import Watch
 from frog.learn.grader.program import Ended, takes_more
 from frog.learn.grader.world import Task
 

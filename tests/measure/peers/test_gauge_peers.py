@@ -12,7 +12,7 @@ import pytest
 from wrong_peers import EXAMPLES, WRONG
 
 from frog.core.errors import UsageError
-from frog.learn.grader import limits
+from frog.launch import limits
 from frog.measure.peers import session
 from frog.measure.peers.calls import OPERATIONS
 from frog.measure.peers.check import remembered

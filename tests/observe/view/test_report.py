@@ -263,3 +263,12 @@ def test_chart_rank_losses_match_events(tmp_path: Path) -> None:
     for line in chart["lines"][:4]:
         expected = history.ranks[line["rank"]].scalars["loss"]
         assert line["values"] == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_report_without_the_plan_omits_its_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "r")
+    assert '<section id="strategy">' in render_report(folder)
+    monkeypatch.setattr("frog.observe.view.report.report_sections", lambda run, history: {})
+    html = render_report(folder)
+    assert '<section id="strategy">' not in html
+    assert '<section id="checkpoints">' in html

@@ -16,7 +16,7 @@ from frog.core.files import write_json
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
 from frog.observe.view.report import render_report
-from frog.observe.view.strategy import strategy_section
+from frog.plan.report.strategy_section import strategy_section
 
 
 def section_of(folder: RunFolder) -> dict[str, Any]:

@@ -114,6 +114,14 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def known_config(table: Mapping[str, Any]) -> RunConfig | None:
+    """Return a recorded run's configuration; None if it is another version's, or damaged."""
+    try:
+        return from_dict(table)
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None
+
+
 def override_dict(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Apply overrides like `train.steps=200` to a copy of `to_dict`'s table; ConfigError if one has no `=`."""
     changed = copy.deepcopy(dict(table))

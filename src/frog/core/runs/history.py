@@ -156,6 +156,13 @@ class History:
         """Index of the segment of the last step; None without steps."""
         return int(self.main.segment[-1]) if self.main is not None and len(self.main.segment) else None
 
+    def ranks_to_draw(self, most: int = 16) -> list[int]:
+        """Return the ranks that a view draws individually: all, or `most` from the first to the last."""
+        ranks = sorted(self.ranks)
+        if len(ranks) <= most:
+            return ranks
+        return [ranks[round(i * (len(ranks) - 1) / (most - 1))] for i in range(most)]
+
     def clock_offset_ns(self, rank: int, segment: int) -> int:
         """Return the offset from a rank's monotonic time to Unix time.
 

@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from frog.core.files import open_plain
-from frog.core.runs.event_schema import Event, EventOfStep, RankEvent
+from frog.core.runs.event_schema import CollectiveEvent, Event, EventOfStep, RankEvent, SpanEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import AnyLauncherEvent
+from frog.core.runs.vocabulary import ASIDE
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -110,6 +111,17 @@ class RankEvents(Lines[RankEvent]):
 def read_rank(folder: RunFolder, rank: int) -> RankEvents:
     """Read one rank's events."""
     return RankEvents(**vars(read_lines(folder.rank_events(rank), RankEvent)), rank=rank)
+
+
+def step_collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
+    """Return the collectives of a training step, without those of an evaluation or a checkpoint after it."""
+    spans = [span for span in events.of(SpanEvent) if span.step == step and span.phase not in ASIDE]
+    if not spans:
+        return []
+    start_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
+    return [
+        event for event in events.of(CollectiveEvent) if event.step == step and start_ns <= event.start_ns <= end_ns
+    ]
 
 
 def read_launcher(folder: RunFolder) -> Lines[AnyLauncherEvent]:

@@ -55,9 +55,9 @@ from frog.launch.torchrun.elastic import (
     unsupported,
     use_agent,
 )
+from frog.launch.torchrun.error_file import read_error
 from frog.launch.torchrun.forkserver import start_fork_server
 from frog.launch.torchrun.last_look import ask_others
-from frog.train.comm.error_file import read_error
 
 _JOIN = "frog.train.elastic.join"
 """Program of a rank that joins an active run."""

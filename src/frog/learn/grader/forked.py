@@ -21,9 +21,9 @@ import torch
 
 from frog.core.env import child_env, replace_env
 from frog.core.processes import leave
+from frog.launch.limits import MOST_FILE_BYTES
 from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
 from frog.learn.grader.guard import hide
-from frog.learn.grader.limits import MOST_FILE_BYTES
 
 
 def confine(labs: Path) -> None:

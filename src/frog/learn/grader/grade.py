@@ -14,9 +14,9 @@ import torch
 
 from frog.core.errors import FrogError
 from frog.core.schema import parse_toml, read_bounded
+from frog.launch.limits import MOST_FILE_BYTES
 from frog.launch.torchrun.forkserver import ForkServer
 from frog.learn.grader.exercise import Exercise
-from frog.learn.grader.limits import MOST_FILE_BYTES
 from frog.learn.grader.outcome import Failure, World
 from frog.learn.grader.program import Ended, run_program
 from frog.learn.grader.verdict import Measured

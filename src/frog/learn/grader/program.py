@@ -17,9 +17,7 @@ import psutil
 
 from frog.core.env import child_env
 from frog.core.processes import descendants
-from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
-from frog.learn.grader.forked import confine, fork_program
-from frog.learn.grader.limits import (
+from frog.launch.limits import (
     LOOK_S,
     MOST_BYTES,
     MOST_OUTPUT_BYTES,
@@ -27,6 +25,8 @@ from frog.learn.grader.limits import (
     end_descendants,
     folder_bytes,
 )
+from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
+from frog.learn.grader.forked import confine, fork_program
 from frog.learn.grader.outcome import Failure
 
 _MOST_PROCESSES = 100

@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from frog.core.env import child_env
+from frog.launch.limits import LOOK_S, MOST_OUTPUT_BYTES, Breach, Watch, end_descendants, remove_shared_memory
 from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
 from frog.learn.grader.codec import Frames, NotPlain, pack
 from frog.learn.grader.drawing import draw
 from frog.learn.grader.gate import Gate, Operation
-from frog.learn.grader.limits import LOOK_S, MOST_OUTPUT_BYTES, Breach, Watch, end_descendants, remove_shared_memory
 from frog.learn.grader.outcome import Call, Failure, World
 
 _KINDS = {"SystemExit": "exited", "MemoryError": "too-much-memory", "SyntaxError": "not-python"}

@@ -35,14 +35,6 @@ def pick_steps(values: Floats, limit: int = MAX_POINTS) -> Ints:
     return np.array(sorted(picked), np.int64)
 
 
-def shown_ranks(history: History) -> list[int]:
-    """Return the ranks to draw individually."""
-    ranks = sorted(history.ranks)
-    if len(ranks) <= MAX_RANKS:
-        return ranks
-    return [ranks[round(i * (len(ranks) - 1) / (MAX_RANKS - 1))] for i in range(MAX_RANKS)]
-
-
 def charts(history: History) -> list[Chart]:
     """Build every chart of the report that has at least one value, in their order on the page."""
     main = history.main
@@ -66,7 +58,7 @@ def _loss(history: History, main: RankHistory) -> Chart:
     steps = np.array(sorted({*picked.tolist(), *evals}), np.int64)
     lines = [
         _line(f"rank {rank}", "rank", _at(steps, history.ranks[rank].steps, history.ranks[rank].scalars["loss"]), rank)
-        for rank in shown_ranks(history)
+        for rank in history.ranks_to_draw()
         if len(history.ranks) > 1
     ]
     lines.append(_line("mean", "mean", _at(steps, main.steps, main.scalars["loss_mean"])))
@@ -97,7 +89,7 @@ def _memory(history: History) -> Chart:
             _at(steps, history.ranks[rank].steps, history.ranks[rank].scalars["memory_bytes"]) / 2**20,
             rank,
         )
-        for rank in shown_ranks(history)
+        for rank in history.ranks_to_draw()
     ]
     return _chart("memory_bytes", "Memory", "MiB", "Peak of each rank so far", "count", steps, lines, len(every_step))
 

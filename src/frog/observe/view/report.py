@@ -9,20 +9,19 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from frog.core.config.load import known_config
 from frog.core.files import write_atomic
 from frog.core.runs.folder import RunFolder, check_output, is_only_observed
 from frog.core.runs.history import History, read_history
 from frog.core.runs.record import Record, RunFile
 from frog.core.units import format_bytes, format_count, format_seconds
+from frog.hooks import report_sections
 from frog.observe.view.charts import charts, marks
 from frog.observe.view.checkpoints import CheckpointReader, open_checkpoints
-from frog.observe.view.network import network_section
 from frog.observe.view.numbers import format_number, format_percent, format_ratio, together
 from frog.observe.view.palette import PHASE_COLORS, RANK_COLORS
-from frog.observe.view.prediction import prediction_section
 from frog.observe.view.program_report import observed_context, program_context
 from frog.observe.view.runs import numbers_of, status_of, when
-from frog.observe.view.strategy import known_config, strategy_section
 from frog.observe.view.timeline import phase_fractions, windows
 from frog.observe.view.weights import Movement, weight_movement
 
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
 _ASSETS = Path(__file__).parent / "assets"
 _MAX_SAMPLES = 12
+_SECTIONS_OF_PRODUCTS = ("strategy", "prediction", "network")
+"""Sections that other products fill; the report omits one that none does."""
 
 
 def write_report(folder: RunFolder, output: Path | None = None) -> Path:
@@ -108,9 +109,8 @@ def _context(folder: RunFolder, history: History) -> dict[str, Any]:
         "error": _error(folder, record, history, status),
         "fractions": phase_fractions(history),
         "windows": windows(history),
-        "strategy": strategy_section(run, history),
-        "prediction": prediction_section(run, history),
-        "network": network_section(history),
+        **dict.fromkeys(_SECTIONS_OF_PRODUCTS),
+        **report_sections(run, history),
         "segments": _segments(run, history),
         "changes": [segment.change for segment in history.segments if segment.change],
         "ranks": [rank.starts[max(rank.starts)] for rank in history.ranks.values() if rank.starts],
@@ -161,7 +161,7 @@ def _headline(run: RunFile, record: Record | None, history: History) -> dict[str
 
 def _batch(run: RunFile) -> str | None:
     """Describe the effective batch size in the last world; None if the run was not trained, or by another version."""
-    config = known_config(run)
+    config = known_config(run.config)
     if config is None or not run.segments or config.world_problems(run.segments[-1].world_size):
         return None
     return config.explain_batch(run.segments[-1].world_size)

@@ -10,7 +10,6 @@ import numpy as np
 
 from frog.core.runs.history import Floats, History, Ints, RankHistory, Spans
 from frog.core.runs.vocabulary import PHASES
-from frog.observe.view.charts import shown_ranks
 
 _MAX_SPANS = 1500
 _ASIDE = [PHASES.index("evaluate"), PHASES.index("checkpoint")]
@@ -123,7 +122,7 @@ def _typical(steps: Ints, durations: Floats, aside: Ints) -> tuple[int, int]:
 
 def _window(history: History, segment: int, title: str, first: int, last: int) -> Window | None:
     rows: list[tuple[int, Spans, Spans]] = []
-    for rank in shown_ranks(history):
+    for rank in history.ranks_to_draw():
         own = history.ranks[rank]
         offset_ns = history.clock_offset_ns(rank, segment)
         spans, collectives = (_cut(part, segment, first, last, offset_ns) for part in (own.spans, own.collectives))

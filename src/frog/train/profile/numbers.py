@@ -21,10 +21,10 @@ from frog.core.errors import RunError
 from frog.core.runs import RankEvents, RecordedRun, read_run
 from frog.core.runs.event_schema import CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
 from frog.core.runs.folder import RunFolder
+from frog.core.runs.read import step_collectives
 from frog.core.runs.record import FORMAT
 from frog.core.runs.vocabulary import MESSAGES, STEP_PHASES
 from frog.core.schema import Typed, read_typed
-from frog.plan.measure import step_collectives
 from frog.train.profile.trace import (
     OperatorCall,
     Trace,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from frog.core.errors import FrogError
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
 from frog.observe.diagnose.diagnosis import Diagnosis
@@ -13,6 +14,7 @@ from frog.observe.diagnose.program.observed import attempts_of
 from frog.observe.diagnose.program.rules import diagnose_program
 from frog.observe.diagnose.recorded import recorded_findings
 
+_NO_FINDING = ("unknown", "none", "running")
 _GOOD = ("none", "running", "interrupted", "slow", "no_sync", "teardown")
 
 
@@ -22,6 +24,17 @@ def diagnose_folder(path: Path) -> Diagnosis:
     Raises:  RunError if no file there is evidence.
     """
     return _with_recorded(_of_attempts(path), path)
+
+
+def describe_hang(path: Path) -> str:
+    """Return the finding on a hanging program as a line; empty without one."""
+    try:
+        found = diagnose_folder(path)
+    except FrogError:
+        return ""
+    if found.fault in _NO_FINDING:
+        return ""
+    return f"{'diagnosis' if found.certain else 'probably'}: {found.finding}"
 
 
 def _of_attempts(path: Path) -> Diagnosis:

@@ -1,4 +1,7 @@
-"""Watch the resources that a learner's processes use: CPU time, memory, processes and files."""
+"""Watch the resources that processes use: CPU time, memory, processes and files.
+
+For code that may do anything: a learner's solution, another library's collectives.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +224,7 @@ def end_descendants(keep: Sequence[int] = ()) -> None:
 def remove_shared_memory(pids: Sequence[int]) -> None:
     """Remove torch's files in /dev/shm of processes that have ended; their names contain the process number.
 
-    Processes with a private /dev/shm (frog.learn.grader.guard.hide) leave no files.
+    Processes with a private /dev/shm leave no files.
     """
     for pid in pids:
         for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):

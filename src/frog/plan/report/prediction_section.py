@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from frog.core.config.load import known_config
 from frog.core.errors import ConfigError
 from frog.core.runs.history import History
 from frog.core.runs.record import RunFile
-from frog.observe.view.strategy import known_config
 from frog.plan.calibrate_command import PROFILE
 from frog.plan.estimate.hardware import find_cluster
 from frog.plan.machine.measured import compare_phases
@@ -18,7 +18,7 @@ def prediction_section(run: RunFile, history: History) -> dict[str, Any] | None:
 
     The profile is that of the current folder, which `frog plan calibrate` writes.
     """
-    config = known_config(run)
+    config = known_config(run.config)
     if config is None or run.finetune is not None or history.last_segment is None:
         return None
     segment = history.segments[history.last_segment]

@@ -7,13 +7,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from frog.core.config import RunConfig, from_dict
-from frog.core.errors import ConfigError
+from frog.core.config import RunConfig
+from frog.core.config.load import known_config
 from frog.core.runs.event_schema import CollectiveEvent, MemoryEvent
 from frog.core.runs.history import Collectives, History, RankHistory, Spans
 from frog.core.runs.record import RunFile
 from frog.core.runs.vocabulary import ASIDE, BETWEEN_TWO, PHASES
-from frog.observe.view.charts import shown_ranks
 from frog.plan.layout import Layout
 from frog.plan.measure import compare_step
 from frog.plan.memory import PARTS, step_memory
@@ -92,23 +91,15 @@ def strategy_section(run: RunFile, history: History) -> dict[str, Any] | None:
     }
 
 
-def known_config(run: RunFile) -> RunConfig | None:
-    """Return the run's configuration; None if it is another version's, or damaged."""
-    try:
-        return from_dict(run.config)
-    except (ConfigError, KeyError, TypeError, ValueError):
-        return None
-
-
 def _look(run: RunFile, history: History) -> Seen | None:
-    segment, config = history.last_segment, known_config(run)
+    segment, config = history.last_segment, known_config(run.config)
     if segment is None or config is None:
         return None
     world_size = history.segments[segment].world_size
     has_formula = config.strategy.entry.has_formulas and not config.world_problems(world_size)
     ranks = [
         _recent(history.ranks[rank], segment, Layout(config, world_size, rank).place if has_formula else {})
-        for rank in shown_ranks(history)
+        for rank in history.ranks_to_draw()
         if rank < world_size and segment in history.ranks[rank].starts
     ]
     ranks = [recent for recent in ranks if recent.steps]

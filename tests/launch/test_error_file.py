@@ -11,7 +11,7 @@ from mutations import held_to_its_schema
 from frog.core.errors import CommError, ErrorFacts, report_error
 from frog.core.runs.event_schema import ReportedError
 from frog.core.schema import convert
-from frog.train.comm.error_file import leave_error, read_error
+from frog.launch.torchrun.error_file import leave_error, read_error
 
 
 def test_agent_reads_the_facts_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,79 @@
+"""Where `launch` and the report call a product that they do not know.
+
+A product's function takes the place of the one below, which is what happens without that product. `frog/products.py`
+registers all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from frog.core.runs.history import History
+    from frog.core.runs.record import RunFile
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Hook(Generic[P, R]):
+    """A function that a product may replace."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self.__doc__ = function.__doc__
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+    def register(self, function: Callable[P, R]) -> None:
+        """Call `function` from now on."""
+        self._function = function
+
+
+@Hook
+def rank_environment(
+    before: Mapping[str, str], folder: Path | None, modules: tuple[str, ...], num_gpus: int | None
+) -> dict[str, str]:
+    """Return what to add to the environment of a launch's ranks.
+
+    before: the launcher's own variables for them.
+    folder: a run folder, where the ranks of any program record what they do; None: they record nothing.
+    modules: what records it.
+    num_gpus: GPUs to simulate on each node.
+
+    Without a product: nothing; UsageError if GPUs are to be simulated.
+    """
+    if num_gpus is not None:
+        raise _missing("--simulate-gpus", "frog.observe")
+    return {}
+
+
+@Hook
+def describe_hang(folder: Path) -> str:
+    """Return a line on why the program of a run folder hangs; empty if unknown, or without a product."""
+    return ""
+
+
+@Hook
+def report_sections(run: RunFile, history: History) -> dict[str, dict[str, Any] | None]:
+    """Return data of sections for the report of a run, by name; without a product none, and the report omits them."""
+    return {}
+
+
+@Hook
+def run_manifest(manifest: Path, extra: Sequence[str]) -> int:
+    """Run a manifest's pods as local processes (`frog run --from`) and return the exit code.
+
+    extra: words to append to each pod's command. Without a product: UsageError.
+    """
+    raise _missing("--from", "frog.cluster")
+
+
+def _missing(option: str, product: str) -> Exception:
+    from frog.core.errors import UsageError
+
+    return UsageError(f"{option}: {product} is not registered", "register it, as frog/products.py does")

@@ -1,0 +1,52 @@
+"""Registers what the products add to `launch` and to the report (frog.hooks). Each is imported when it is first called.
+
+`frog/__init__.py` calls `register_products`, so that every process has them: commands, `python -m frog.train`, ranks,
+notebooks and programs that use Frog as a library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from frog import hooks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from frog.core.runs.history import History
+    from frog.core.runs.record import RunFile
+
+
+def register_products() -> None:
+    """Register all products."""
+    hooks.rank_environment.register(_rank_environment)
+    hooks.describe_hang.register(_describe_hang)
+    hooks.report_sections.register(_report_sections)
+    hooks.run_manifest.register(_run_manifest)
+
+
+def _rank_environment(
+    before: Mapping[str, str], folder: Path | None, modules: tuple[str, ...], num_gpus: int | None
+) -> dict[str, str]:
+    from frog.observe.environment import rank_environment
+
+    return rank_environment(before, folder, modules, num_gpus)
+
+
+def _describe_hang(folder: Path) -> str:
+    from frog.observe.diagnose.program.diagnose import describe_hang  # loads numpy
+
+    return describe_hang(folder)
+
+
+def _report_sections(run: RunFile, history: History) -> dict[str, dict[str, Any] | None]:
+    from frog.plan.report.sections import report_sections
+
+    return report_sections(run, history)
+
+
+def _run_manifest(manifest: Path, extra: Sequence[str]) -> int:
+    from frog.cluster.kubernetes.local import run_manifest
+
+    return run_manifest(manifest, extra=extra)
