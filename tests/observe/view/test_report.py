@@ -271,4 +271,4 @@ def test_report_without_the_plan_omits_its_sections(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("frog.observe.view.report.report_sections", lambda run, history: {})
     html = render_report(folder)
     assert '<section id="strategy">' not in html
-    assert '<section id="checkpoints">' in html
+    assert '<section id="config">' in html
