@@ -108,7 +108,7 @@ PAGES = sorted((SOURCE.parents[1] / "scripts").glob("*.py"))
 
 
 def test_rooms_use_only_the_rooms_and_parts_below_them() -> None:
-    """A lower room calls a product through a hook: core/hooks.py."""
+    """A lower room calls a product through a hook: hooks.py, which every room may use."""
     wrong = []
     for module, path in MODULES.items():
         room = room_of(module)
@@ -116,7 +116,7 @@ def test_rooms_use_only_the_rooms_and_parts_below_them() -> None:
             other = room_of(target)
             if other == room and part_of(target) <= part_of(module):
                 continue
-            if other not in ROOMS[room]:
+            if target != "frog.hooks" and other not in ROOMS[room]:
                 wrong.append(f"{module} imports {target}")
     assert wrong == []
 

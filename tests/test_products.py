@@ -52,8 +52,8 @@ def environment(folder: Path, options: Options) -> dict[str, str]:
 
 def test_every_hook_has_a_product() -> None:
     code = (
-        "import frog, frog.hooks, frog.products\n"
-        "hooks = {name: hook for name, hook in vars(frog.hooks).items() if isinstance(hook, frog.hooks.Hook)}\n"
+        "import frog\nfrom frog import hooks\n"
+        "hooks = {name: hook for name, hook in vars(hooks).items() if isinstance(hook, hooks.Hook)}\n"
         "print(sorted(name for name, hook in hooks.items() if hook._function.__module__ == 'frog.products'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

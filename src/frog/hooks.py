@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from frog.core.errors import UsageError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -73,7 +75,5 @@ def run_manifest(manifest: Path, extra: Sequence[str]) -> int:
     raise _missing("--from", "frog.cluster")
 
 
-def _missing(option: str, product: str) -> Exception:
-    from frog.core.errors import UsageError
-
+def _missing(option: str, product: str) -> UsageError:
     return UsageError(f"{option}: {product} is not registered", "register it, as frog/products.py does")

@@ -1,7 +1,7 @@
-"""Registers what the products add to `launch` and to the report (frog.hooks). Each is imported when it is first called.
+"""Registers what the products add to `launch` and to the report. Each is imported when it is first called.
 
-`frog/__init__.py` calls `register_products`, so that every process has them: commands, `python -m frog.train`, ranks,
-notebooks and programs that use Frog as a library.
+The hooks are in `hooks.py`. `frog/__init__.py` calls `register_products`, so that every
+process has them: commands, `python -m frog.train`, ranks, notebooks and programs that use Frog as a library.
 """
 
 from __future__ import annotations
