@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frog.observe.diagnose.known_errors.lines import LogLine, clean_lines
-from frog.observe.diagnose.known_errors.table import KNOWN
+from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import KnownError, Level
 from frog.observe.diagnose.known_errors.tracebacks import BEGIN, Frame, Traceback, TracebackReader
 from frog.observe.diagnose.known_errors.watchdog import Watchdog
@@ -145,6 +145,7 @@ class _Reader:
     """Collects findings line by line, in bounded memory."""
 
     def __init__(self) -> None:
+        self.known_errors = known_errors()
         self.tracebacks, self.watchdog = TracebackReader(), Watchdog()
         self.findings: list[Finding] = []
         self.consequences: Counter[str] = Counter()
@@ -169,7 +170,7 @@ class _Reader:
     def _read_line(self, line: LogLine) -> None:
         self.watchdog.read(line)
         self._read_launcher(line.text)
-        known = KNOWN.find(line.text)
+        known = self.known_errors.find(line.text)
         if known is not None:
             is_remark = _REMARK.search(line.text) is not None
             is_exception = _EXCEPTION.match(line.text) is not None
@@ -198,7 +199,7 @@ class _Reader:
         self._add((known or findings)[0])
 
     def _finding(self, traceback: Traceback) -> Finding:
-        known = KNOWN.find(traceback.text)
+        known = self.known_errors.find(traceback.text)
         level = known.level_of(in_traceback=True) if known else _level_of_unknown(traceback)
         if traceback.is_remark:
             level = max(level, Level.HINT)

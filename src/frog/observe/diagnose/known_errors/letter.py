@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frog.observe.diagnose.known_errors.explain import Explanation, Finding
-from frog.observe.diagnose.known_errors.table import TABLE
+from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import Level
 
 PAGE = "docs/troubleshooting.md"
@@ -36,7 +36,8 @@ def _cause(name: str, found: Explanation, cause: Finding) -> list[str]:
         *([f"  raised at {cause.frame}"] if cause.frame else []), "",
     ]  # fmt: skip
     if known is None:
-        meaning = f"This exception is none of the {len(TABLE)} known errors; its text says what happened."
+        num_known = len(known_errors().errors)
+        meaning = f"This exception is none of the {num_known} known errors; its text says what happened."
         advice = "open the named line; does it happen with one process too?"
         sure = (
             "It is the first exception in the log that does not follow from another rank's failure."

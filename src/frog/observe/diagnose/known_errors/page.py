@@ -1,46 +1,16 @@
-"""The page docs/known-errors.md, generated from the table.
-
-python -m frog.observe.diagnose.known_errors.page > docs/known-errors.md
-"""
+"""The site's page of known errors, generated from the table."""
 
 from __future__ import annotations
 
 import textwrap
 
-from frog.observe.diagnose.known_errors.table import (
-    TABLE,
-    checkpoints,
-    exits,
-    files,
-    gpu,
-    libraries,
-    memory,
-    model,
-    nccl,
-    rendezvous,
-    schedulers,
-)
+from frog.observe.diagnose.known_errors.table import known_errors, subjects
 from frog.observe.diagnose.known_errors.table.known import KnownError, Level
 
-GROUPS = {
-    "Slurm, Kubernetes, containers": schedulers.ERRORS,
-    "NCCL: its start and networks": nccl.NETWORK,
-    "Memory": memory.ERRORS,
-    "GPUs and their libraries": gpu.ERRORS,
-    "NCCL and gloo: collectives": nccl.ERRORS,
-    "Downloads": files.HUB,
-    "The rendezvous": rendezvous.ERRORS,
-    "Libraries": libraries.ERRORS,
-    "Checkpoints": checkpoints.ERRORS,
-    "Model, batch, precision": model.ERRORS,
-    "Files and Python": files.ERRORS,
-    "Ends of processes": exits.ERRORS,
-}
-
-_INTRODUCTION = f"""\
+_INTRODUCTION = """\
 # Errors that `frog diagnose --explain-log` knows
 
-`frog diagnose --explain-log FILE` searches a job's log for these {len(TABLE)} errors and reports the first cause
+`frog diagnose --explain-log FILE` searches a job's log for these {number} errors and reports the first cause
 ([your-program.md](your-program.md#explain-a-log)). `…` replaces numbers and names in a message; upper and lower case do
 not matter. Entries with a number are explained in [troubleshooting.md](troubleshooting.md). This page is generated from
 the table in `src/frog/observe/diagnose/known_errors/table/`.
@@ -56,10 +26,10 @@ _LEVELS = {
 
 
 def page() -> str:
-    """Return the page's text."""
-    parts = [_INTRODUCTION]
-    for title, errors in GROUPS.items():
-        parts += [f"## {title}\n", *map(_entry, errors)]
+    """Return the page's text, as of a page in docs/."""
+    parts = [_INTRODUCTION.format(number=len(known_errors().errors))]
+    for subject in subjects():
+        parts += [f"## {subject.title}\n", *map(_entry, subject.error)]
     return "\n".join(parts)
 
 
@@ -73,7 +43,3 @@ def _entry(error: KnownError) -> str:
 
 def _filled(text: str) -> str:
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+
+from frog.core.schema import Typed
 
 GAP = "…"
 """Replaces numbers and names in a message, as in docs/troubleshooting.md."""
@@ -13,30 +19,41 @@ _MOST_IN_A_GAP = 300
 _GRAM = 5
 
 
-class Level(IntEnum):
-    """How close an error is to the cause of a failed job; the lowest level in a log wins."""
+Text = Annotated[str, msgspec.Meta(min_length=1)]
 
-    CAUSE = 0
+
+class Level(Enum):
+    """How close an error is to the cause of a failed job; the lowest level in a log wins.
+
+    The value is how the table writes it; levels are ordered as they stand here.
+    """
+
+    CAUSE = "cause"
     """It ends a process by itself."""
-    SYMPTOM = 1
+    SYMPTOM = "symptom"
     """It shows that something went wrong, which may have happened elsewhere: a hang, a generic error, an exit code."""
-    HINT = 2
+    HINT = "hint"
     """A warning that can be the cause."""
-    CONSEQUENCE = 3
+    CONSEQUENCE = "consequence"
     """It follows from the failure of another process."""
-    ASIDE = 4
+    ASIDE = "aside"
     """Words that many harmless lines contain: shown with an answer, never as one."""
 
+    def __lt__(self, other: Level) -> bool:
+        return _ORDER[self] < _ORDER[other]
 
-@dataclass(frozen=True)
-class KnownError:
+
+_ORDER = {level: number for number, level in enumerate(Level)}
+
+
+class KnownError(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """An entry of the table."""
 
-    id: str
-    looks_like: tuple[str, ...]
+    id: Text
+    looks_like: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
     """Pieces of the message, in any case; `…` replaces numbers and names."""
-    cause: str
-    advice: str
+    cause: Text
+    advice: Text
     level: Level = Level.CAUSE
     sure: bool = True
     """False if the same message has several causes."""
@@ -78,19 +95,23 @@ class KnownErrors:
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A message: its longest literal part, and the whole as a pattern if it has gaps."""
+    """A message: the literal parts between its gaps, of which the longest is searched first."""
 
+    parts: tuple[str, ...]
     needle: str
-    whole: re.Pattern[str] | None
 
     @classmethod
     def of(cls, message: str) -> _Pattern:
         parts = message.lower().replace(f" {GAP} ", f" {GAP}").split(GAP)  # the gap may be empty
-        joined = f".{{0,{_MOST_IN_A_GAP}}}?".join(map(re.escape, parts))
-        return cls(max(parts, key=len), re.compile(joined, re.DOTALL) if len(parts) > 1 else None)
+        return cls(tuple(parts), max(parts, key=len))
 
     def is_in(self, lowered: str) -> bool:
-        return self.needle in lowered and (self.whole is None or self.whole.search(lowered) is not None)
+        return self.needle in lowered and (len(self.parts) == 1 or self._whole.search(lowered) is not None)
+
+    @cached_property
+    def _whole(self) -> re.Pattern[str]:
+        """The parts with their gaps as a pattern; compiled when a text contains the longest part."""
+        return re.compile(f".{{0,{_MOST_IN_A_GAP}}}?".join(map(re.escape, self.parts)), re.DOTALL)
 
 
 def _grams(text: str) -> list[str]:
