@@ -13,6 +13,7 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.learn.quiz.pool import Question, read_pools
+from frog.observe.diagnose.known_errors.page import page as known_errors_page
 from tools.site.glossary import GLOSSARY, is_learned_from, link_terms, names_of_terms
 from tools.site.markdown import fence, language_of, prose
 
@@ -29,6 +30,8 @@ FRONT = "docs/README.md"
 """The site's front page."""
 _ELSEWHERE = {FRONT: "index.md", "README.md": "project.md"}
 """Pages whose place on the site differs from that in the repository: the generator creates index.html from both."""
+KNOWN_ERRORS, KNOWN_ERRORS_TABLE = "docs/known-errors.md", "src/frog/observe/diagnose/known_errors/table"
+"""A generated page, and the folder that it is generated from: a link to the folder leads to the page."""
 _INSTRUCTORS = """!!! warning "For instructors"
 
     These pages give answers away, so search does not find them. Learners start with [the course](../learn.md).
@@ -36,12 +39,13 @@ _INSTRUCTORS = """!!! warning "For instructors"
 
 
 def source_pages(root: Path) -> list[str]:
-    """Return the files that are pages of the site in any case, even without a link to them."""
+    """Return the files that are pages of the site in any case, even without a link to them, and generated pages."""
     found = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     found += [*(root / "docs").rglob("*.md"), *(root / "tools" / "slides").glob("*.md")]
     found += (root / "labs").glob("lab*/*/README.md")
     quizzes = [f"{path.relative_to(root)}.md" for path in sorted((root / "labs").glob("lab*/quiz.toml"))]
-    return sorted({path.relative_to(root).as_posix() for path in found} - {FRONT}) + quizzes
+    generated = [KNOWN_ERRORS] if (root / KNOWN_ERRORS_TABLE).is_dir() else []
+    return sorted({path.relative_to(root).as_posix() for path in found} - {FRONT}) + quizzes + generated
 
 
 def _front_page(text: str) -> str:
@@ -83,6 +87,8 @@ def _copy(source: Path, target: Path) -> None:
 def _text_of(root: Path, name: str, terms: dict[str, list[str]]) -> str:
     """Convert a page for the generator. `terms` are those of the glossary, which it links."""
     path = root / name
+    if name == KNOWN_ERRORS:
+        return link_terms(name, known_errors_page(), terms)
     if not path.exists():
         return _page_of_file(path.with_suffix(""), name.removesuffix(".md"))
     text = path.read_text()
@@ -110,6 +116,8 @@ def _linked(root: Path, name: str, text: str, made: dict[str, str]) -> tuple[str
     def link(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[1]))
         written, needed = _target(root, found[1], target, made)
+        if target == KNOWN_ERRORS_TABLE:
+            written, needed = posixpath.relpath(KNOWN_ERRORS, posixpath.dirname(name)), KNOWN_ERRORS
         if needed is None:
             raise UsageError(f"{name}: links to {found[1]}, which does not exist", "correct the link")
         needs.append(needed)
