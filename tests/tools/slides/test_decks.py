@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,19 +61,22 @@ def name_of(slide: Slide) -> str:
     return f"{slide.deck}-{slide.number}"
 
 
-@pytest.fixture(params=ALL, ids=name_of)
-def slide(request: pytest.FixtureRequest) -> Slide:
-    found: Slide = request.param
-    return found
+def broken(rule: Callable[[Slide], Iterable[str]]) -> list[str]:
+    """Return what a rule finds on any slide, each with the slide's name."""
+    assert len(ALL) > 150
+    return [f"{name_of(slide)}: {problem}" for slide in ALL for problem in rule(slide)]
 
 
 def test_deck_list_is_complete() -> None:
     assert {path.stem for path in SLIDES.glob("*.md")} - {"README"} == set(MINUTES)
 
 
-@pytest.mark.parametrize("listed", LISTED)
-def test_decks_cover_the_curriculum(listed: str) -> None:
-    assert len([slide for slide in ALL if any(line.startswith(LISTED[listed]) for line in slide.headlines)]) == 1
+def test_decks_cover_the_curriculum() -> None:
+    found = {
+        listed: [name_of(slide) for slide in ALL if any(line.startswith(beginning) for line in slide.headlines)]
+        for listed, beginning in LISTED.items()
+    }
+    assert {listed: names for listed, names in found.items() if len(names) != 1} == {}
 
 
 @pytest.mark.parametrize("deck", MINUTES)
@@ -87,30 +91,52 @@ def test_one_of_five_slides_asks_the_class(deck: str) -> None:
     assert quiet == [], "five slides in a row, starting with these, ask no question"
 
 
-def test_notes_have_minutes_and_what_to_say(slide: Slide) -> None:
-    assert len(slide.notes) == 1
-    assert re.search(r"^(Say|Answers, for you only):", slide.notes[0], re.MULTILINE)
-    assert slide.answers or re.search(r"^Ask\b", slide.notes[0], re.MULTILINE)
-    if slide.is_extra:
-        assert slide.notes[0].startswith("Extra slide, without minutes:")
-    elif slide.answers:
-        assert re.match(r"\d min\n", slide.notes[0]), "0 min if the vote's minutes include the answer"
-    else:
-        assert slide.minutes > 0
+def test_notes_have_minutes_and_what_to_say() -> None:
+    def problems(slide: Slide) -> Iterator[str]:
+        if len(slide.notes) != 1:
+            yield f"{len(slide.notes)} notes, expected 1"
+            return
+        [notes] = slide.notes
+        if not re.search(r"^(Say|Answers, for you only):", notes, re.MULTILINE):
+            yield "the notes do not tell what to say"
+        if not slide.answers and not re.search(r"^Ask\b", notes, re.MULTILINE):
+            yield "the notes do not tell what to ask"
+        if slide.is_extra:
+            if not notes.startswith("Extra slide, without minutes:"):
+                yield "the notes of an extra slide begin with: Extra slide, without minutes:"
+        elif slide.answers:
+            if not re.match(r"\d min\n", notes):
+                yield "no minutes; 0 min if the vote's minutes include the answer"
+        elif slide.minutes <= 0:
+            yield "no minutes"
+
+    assert broken(problems) == []
 
 
-def test_headline_is_a_sentence(slide: Slide) -> None:
-    assert len(slide.headlines) == 1
-    headline = slide.headlines[0]
-    assert len(headline.split()) >= 5, "a topic, not a claim"
-    assert VERBS.search(headline), "a claim has a verb: if this one does, add its verb to VERBS"
-    assert not headline.endswith((".", ":"))
+def test_headline_is_a_sentence() -> None:
+    def problems(slide: Slide) -> Iterator[str]:
+        if len(slide.headlines) != 1:
+            yield f"{len(slide.headlines)} headlines, expected 1"
+            return
+        [headline] = slide.headlines
+        if len(headline.split()) < 5:
+            yield f"a topic, not a claim: {headline}"
+        if not VERBS.search(headline):
+            yield f"a claim has a verb: if this one does, add its verb to VERBS: {headline}"
+        if headline.endswith((".", ":")):
+            yield f"a headline has no full stop and no colon at its end: {headline}"
+
+    assert broken(problems) == []
 
 
-def test_vote_has_choices_and_its_notes_hide_the_answer(slide: Slide) -> None:
-    if slide.asks:
-        assert len(slide.choices) >= 2
-        assert not re.search(r"^Wrong", slide.notes[0], re.MULTILINE), "the answer slide has the answer"
+def test_vote_has_choices_and_its_notes_hide_the_answer() -> None:
+    def problems(slide: Slide) -> Iterator[str]:
+        if slide.asks and len(slide.choices) < 2:
+            yield f"{len(slide.choices)} choices, expected 2 or more"
+        if slide.asks and re.search(r"^Wrong", slide.notes[0], re.MULTILINE):
+            yield "the notes have the answer, which the answer slide has"
+
+    assert broken(problems) == []
 
 
 def test_answer_slide_follows_each_vote_with_the_same_page_number() -> None:
@@ -171,10 +197,15 @@ def slides_module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module(name)
 
 
-def test_bit_for_bit_claims_name_the_hardware(slide: Slide) -> None:
+def test_bit_for_bit_claims_name_the_hardware() -> None:
     """GPU kernels need special settings for equal bits."""
-    words = f"{slide.shown} {slide.notes[0]}"
-    assert "bit for bit" not in words.lower() or re.search(r"\b[CG]PUs?\b", words)
+
+    def problems(slide: Slide) -> Iterator[str]:
+        words = f"{slide.shown} {slide.notes[0]}"
+        if "bit for bit" in words.lower() and not re.search(r"\b[CG]PUs?\b", words):
+            yield "bit for bit, on which hardware?"
+
+    assert broken(problems) == []
 
 
 def test_scaling_slide_matches_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,15 +239,24 @@ def test_overlap_slide_compares_medians() -> None:
     assert f"from {float(bucketed):.0f} to {float(overlapped):.0f} ms" in shown.notes[0]
 
 
-def test_slides_have_few_words(slide: Slide) -> None:
-    words = re.sub(r"```.*?```|!\[.*?\)", "", slide.shown, flags=re.DOTALL)
-    assert len(words.split()) <= 130
+def test_slides_have_few_words() -> None:
+    def problems(slide: Slide) -> Iterator[str]:
+        words = re.sub(r"```.*?```|!\[.*?\)", "", slide.shown, flags=re.DOTALL).split()
+        if len(words) > 130:
+            yield f"{len(words)} words, expected at most 130"
+
+    assert broken(problems) == []
 
 
-def test_figures_exist_and_have_alternative_text(slide: Slide) -> None:
-    for words, path in slide.figures:
-        assert (SLIDES / path).is_file(), path
-        assert len(words) >= 30, words
+def test_figures_exist_and_have_alternative_text() -> None:
+    def problems(slide: Slide) -> Iterator[str]:
+        for words, path in slide.figures:
+            if not (SLIDES / path).is_file():
+                yield f"{path} does not exist"
+            if len(words) < 30:
+                yield f"the alternative text of {path} is short: {words}"
+
+    assert broken(problems) == []
 
 
 def test_quoted_outputs_are_in_the_measurements() -> None:
@@ -297,16 +337,33 @@ def test_figure_text_has_enough_contrast_in_both_themes(monkeypatch: pytest.Monk
     assert faint == []
 
 
-def test_commands_on_slides_exist(slide: Slide) -> None:
+def problem_of_command(line: str, targets: set[str]) -> str | None:
+    """Return why a reader cannot run a command as a slide shows it, or None."""
+    program, *words = shlex.split(line.partition("  #")[0])
+    if program == "frog":
+        try:
+            PARSER.parse_args(words)
+        except SystemExit:
+            return "frog has no such command"
+    elif program == "make":
+        if words[0] not in targets:
+            return "make has no such target"
+    elif program not in ("python", "torchrun"):
+        return "not a program that a reader has"
+    elif not (ROOT / next(word for word in words if word.endswith(".py"))).is_file():
+        return "the script does not exist"
+    return None
+
+
+def test_commands_on_slides_exist() -> None:
     rules = re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     targets = {target for rule in rules for target in rule.split()}
-    for line in slide.commands:
-        program, *words = shlex.split(line.partition("  #")[0])
-        if program == "frog":
-            PARSER.parse_args(words)
-        elif program == "make":
-            assert words[0] in targets
-        else:
-            assert program in ("python", "torchrun"), line
-            script = next(word for word in words if word.endswith(".py"))
-            assert (ROOT / script).is_file(), line
+
+    def problems(slide: Slide) -> Iterator[str]:
+        for line in slide.commands:
+            problem = problem_of_command(line, targets)
+            if problem is not None:
+                yield f"{line}: {problem}"
+
+    assert sum(len(slide.commands) for slide in ALL) > 20
+    assert broken(problems) == []
