@@ -159,6 +159,35 @@ def test_every_package_has_a_docstring() -> None:
     assert [str(folder) for folder in folders if not (folder / "__init__.py").read_text().startswith('"""')] == []
 
 
+def is_generator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """True if the function itself yields; functions inside it do not count."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            waiting += ast.iter_child_nodes(node)
+    return False
+
+
+def test_docstrings_say_return_or_yield_as_the_function_does() -> None:
+    """The words "Return once …" say when a function without a result returns."""
+    wrong = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            said = re.match(r"(Return|Yield)(?! (?:once|when|if|at once)\b)", ast.get_docstring(node) or "")
+            result = ast.unparse(node.returns) if node.returns else ""
+            means = "Yield" if is_generator(node) else "" if result in ("None", "NoReturn") else "Return"
+            if said and said[1] != means and not (said[1] == "Yield" and result.startswith("Itera")):
+                wrong.append(
+                    f"{path.relative_to(SOURCE)}:{node.lineno}: {node.name}: {said[1]}, but it is {means or None}"
+                )
+    assert wrong == []
+
+
 def test_only_env_reads_the_environment() -> None:
     ours = [path for path in FILES if HOOK not in path.parents]
     readers = [path for path in ours if "os.environ" in path.read_text() or "getenv" in path.read_text()]

@@ -60,7 +60,7 @@ def install() -> None:
 
 
 def write_theme(folder: Path) -> None:
-    """Return the theme with embedded fonts and the figures' colours, so that a built deck looks the same everywhere."""
+    """Write the theme with embedded fonts and the figures' colours, so that a built deck looks the same everywhere."""
     folder.mkdir(parents=True, exist_ok=True)
     theme = (SLIDES / "theme" / "frog.css").read_text()
     (folder / "frog.css").write_text(f"{theme}\n{figure_style()}\n{font_faces()}\n")

@@ -80,7 +80,7 @@ def close(a, b):
 
 
 def by_belief(case):
-    """Return (id, weights after the epoch) for each misconception."""
+    """Yield (id, weights after the epoch) for each misconception."""
     fewest = min(len(sizes) for sizes in case["sizes"])
     first = max(sizes[0] for sizes in case["sizes"] if sizes)
     largest = max(size for sizes in case["sizes"] for size in sizes)

@@ -180,7 +180,7 @@ def plain(text: str, job: str, root: Path) -> str:
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Return the environment with the emulator's commands."""
+    """Yield the environment with the emulator's commands."""
     folder = tmp_path_factory.mktemp("emulator") / "cluster"
     emulator_cluster.up(folder, NODES, GPUS_PER_NODE, CPUS_PER_NODE)
     try:

@@ -325,7 +325,7 @@ def _read_in(command: Command) -> list[Assignment]:
 
 
 def _read_command(command: Command, job: JobFile) -> None:
-    """Return the steps and launchers of a command."""
+    """Add the steps and launchers of a command to the job."""
     words = job.values.split(command.words)
     whole = Command(words, command.assignments, command.line, command.last_line, command.way)
     place = program_at(words)

@@ -129,7 +129,7 @@ def _definitions(job: JobFile, name: str, option: str) -> Iterator[tuple[str, in
 
 
 def _given(run: Launch, option: str) -> Word | None:
-    """Yield torchrun's address or port, including the parts of its endpoint."""
+    """Return torchrun's address or port: that of the option, else the part of its endpoint."""
     if word := run.option(option):
         return word
     endpoint = run.option("rdzv-endpoint")

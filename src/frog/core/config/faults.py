@@ -111,7 +111,7 @@ class Scene:
         return found
 
     def steps_with(self, phase: str) -> Iterator[int]:
-        """Return the steps after which the run evaluates or saves a checkpoint."""
+        """Yield the steps after which the run evaluates or saves a checkpoint."""
         yield from self._regular_steps(phase)
         yield self.steps
 

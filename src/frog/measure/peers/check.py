@@ -70,7 +70,7 @@ def _words(text: str) -> list[str]:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """Return the folder for the files of the sessions: a kept one must be new or empty."""
+    """Yield the folder for the files of the sessions: a kept one must be new or empty."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="frog-peers-") as folder:
             yield Path(folder)

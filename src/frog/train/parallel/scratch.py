@@ -262,7 +262,7 @@ class FromScratch(Strategy):
         return shards
 
     def _frozen(self, group: ParameterGroup) -> list[LocalShard]:
-        """Yield the shards of the frozen parameters under zero3."""
+        """Return the shards of the frozen parameters under zero3."""
         shards: list[LocalShard] = []
         for name, run, first, local in group.data.frozen_runs():
             corner, whole = self._corner(name, local)

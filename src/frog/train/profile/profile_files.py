@@ -77,7 +77,7 @@ def _rank_trace(profile: Profile, rank: int, base_ns: int) -> Iterator[TraceEven
 
 
 def _collectives(profile: Profile, rank: int) -> Iterator[TraceEvent]:
-    """Return a rank's collectives in the recorded steps, from its events, on the clock of its trace."""
+    """Yield a rank's collectives in the recorded steps, from its events, on the clock of its trace."""
     trace, events = profile.traces[rank], profile.run.ranks[rank]
     spans = [span for span in events.of(SpanEvent) if span.step in trace.steps]
     pid = events.of(StartEvent)[-1].pid

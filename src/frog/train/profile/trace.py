@@ -192,7 +192,7 @@ def _interval(event: TraceEvent) -> Interval:
 
 
 def _calls(events: Sequence[TraceEvent]) -> Iterator[OperatorCall]:
-    """Return the operators of one thread, each with its own time: every moment belongs to the innermost operator.
+    """Yield the operators of one thread, each with its own time: every moment belongs to the innermost operator.
 
     Operators that communication calls internally count as part of it.
     """

@@ -21,7 +21,7 @@ ROOTS = {
 
 
 def names_in(value):
-    """Return the definitions that a schema refers to."""
+    """Yield the names of the definitions that a schema refers to."""
     if isinstance(value, dict):
         if "$ref" in value:
             yield value["$ref"].rpartition("/")[2]

@@ -107,7 +107,10 @@ def build_wheel(folder: Path, project: Path = PROJECT) -> Path:
 
 
 def download_wheels(folder: Path, own: Path, extras: tuple[str, ...], platform: str | None, python: str | None) -> None:
-    """Return the dependencies of Frog's wheel, at the versions of constraints.txt."""
+    """Fill `folder` with the dependencies of Frog's wheel `own`, at the versions of constraints.txt.
+
+    Raises:  LaunchError with pip's message if it fails.
+    """
     wanted = f"{own.resolve()}[{','.join(extras)}]" if extras else str(own.resolve())
     constraints = PROJECT / CONSTRAINTS
     words = ["-c", str(constraints)] if constraints.is_file() else []

@@ -176,7 +176,7 @@ class Zero3(Zero2):
             unit.free()
 
     def frozen_runs(self) -> Iterator[tuple[str, Tensor, int, torch.Size]]:
-        """Return this rank's buffer of the frozen parameters."""
+        """Yield the runs of this rank's buffers of frozen parameters."""
         for unit in self.sharded.values():
             if unit.frozen is not None:
                 yield from unit.frozen.runs()

@@ -115,7 +115,7 @@ class _Writer:
         return Instruction("receive", message.made_by, message.source)
 
     def _let_go(self, arrived: Message) -> Iterator[Instruction]:
-        """Return the sends whose messages the sender of `arrived` had received before it."""
+        """Yield an instruction to let go of each message that the sender of `arrived` had received before it."""
         made = self._places[arrived.made_by]
         taken = [m for m in self._kept if m.target == arrived.source and self._places[m.needed_by] <= made]
         self._kept = [message for message in self._kept if message not in taken]
