@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from harness import RUN_FILE, Harness
@@ -23,7 +25,8 @@ from frog.train.data.tokenizer import train_tokenizer
 from frog.train.model import TinyTransformer, hf
 from frog.train.model.hf import save_hf
 
-WRONG = ("../../evil", "/tmp/frog-evil", "..", ".", "", ".hidden", "-x", "a/b", "a b", "a\nb", "a\x1b[31m", "$(x)",
+OUTSIDE = Path(tempfile.gettempdir(), f"frog-evil-{uuid4().hex}")
+WRONG = ("../../evil", str(OUTSIDE), "..", ".", "", ".hidden", "-x", "a/b", "a b", "a\nb", "a\x1b[31m", "$(x)",
          "ä", "x" * 101, "x\0")  # fmt: skip
 
 
@@ -104,7 +107,7 @@ def test_invalid_folder_name_is_rejected(
             code, said = error.exit_code, str(error)
         assert (code, f"{name[:100]!r}" in said, "names a folder" in said) == (2, True, True), (name, said)
         assert everything(tmp_path) == before, name
-        assert not Path("/tmp/frog-evil").exists()
+        assert not OUTSIDE.exists()
 
 
 def test_valid_names_are_accepted() -> None:

@@ -170,8 +170,8 @@ set -e
 cd MACHINE
 echo changed > kept
 rm -r folder
-touch new /new-in-root /tmp/new
-mkdir -p /opt/new/deep
+touch new /NAME /tmp/NAME
+mkdir -p /opt/NAME/deep
 ln -s /disk link
 in_tmp=$(find /tmp -maxdepth 1 -type f)
 echo "$(cat kept) $(ls | tr '\\n' ' ') $in_tmp $(pwd) $(stat -c %a /tmp) $(cat link/given)" > /disk/seen
@@ -180,7 +180,7 @@ echo "$(cat kept) $(ls | tr '\\n' ' ') $in_tmp $(pwd) $(stat -c %a /tmp) $(cat l
 
 @pytest.fixture
 def machine() -> Iterator[Path]:
-    """Create a folder of this machine outside of /tmp, which pods do not share."""
+    """Create a folder of this machine outside of /tmp, which pods do not share. No other file has its name."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="frog-test-") as folder:
         yield Path(folder)
 
@@ -192,7 +192,8 @@ def test_pod_writes_to_its_root_and_changes_nothing_on_the_machine(here: Harness
     (machine / "kept").write_text("original")
     (here.root / "disk").mkdir()
     (here.root / "disk" / "given").write_text("given")
-    value = job(WRITE.replace("MACHINE", str(machine)) + "test -d /run/scratch\n")
+    script = WRITE.replace("MACHINE", str(machine)).replace("NAME", machine.name)
+    value = job(script + "test -d /run/scratch\n")
     spec = value["spec"]["template"]["spec"]
     spec["containers"][0]["volumeMounts"].append({"name": "scratch", "mountPath": "/var/run/scratch"})
     spec["volumes"].append({"name": "scratch", "emptyDir": {}})
@@ -200,11 +201,14 @@ def test_pod_writes_to_its_root_and_changes_nothing_on_the_machine(here: Harness
     beside = sorted(os.listdir("/"))
     done = here.run(*start(here, value))
     assert "Job small is complete" in done.stderr
-    assert (here.root / "disk" / "seen").read_text() == f"changed kept link new  /tmp/new {machine} 1777 given\n"
+    assert (here.root / "disk" / "seen").read_text() == (
+        f"changed kept link new  /tmp/{machine.name} {machine} 1777 given\n"
+    )
     assert sorted(os.listdir("/")) == beside
     assert sorted(os.listdir(machine)) == ["folder", "kept"]
     assert (machine / "kept").read_text() == "original"
     assert (machine / "folder" / "file").exists()
+    assert [place for place in ("/tmp", "/opt") if Path(place, machine.name).exists()] == []
     assert left_behind(here) == []
 
 
