@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frog.cluster.jobfile.cluster_profile import ClusterProfile, load_profile
-from frog.cluster.jobfile.explain import FILES, TRAPS, explain
+from frog.cluster.jobfile.explain import TRAP_MODULES, TRAPS, explain
 from frog.cluster.jobfile.findings import Trap
 
 ROOT = Path(__file__).parents[3]
@@ -340,8 +340,8 @@ def test_every_trap_has_a_test_case() -> None:
 
 def test_every_trap_module_is_loaded_and_every_code_is_unique() -> None:
     folder = ROOT / "src" / "frog" / "cluster" / "jobfile"
-    assert {Path(str(file.__file__)) for file in FILES} == set(folder.glob("traps_*.py"))
-    traps = {id(trap): trap.code for file in FILES for trap in vars(file).values() if isinstance(trap, Trap)}
+    assert {Path(str(module.__file__)) for module in TRAP_MODULES} == set(folder.glob("traps_*.py"))
+    traps = {id(trap): trap.code for module in TRAP_MODULES for trap in vars(module).values() if isinstance(trap, Trap)}
     assert sorted(traps.values()) == sorted(TRAPS)
 
 

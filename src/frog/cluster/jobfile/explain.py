@@ -7,24 +7,10 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
-from frog.cluster.jobfile import (
-    traps_environment,
-    traps_header,
-    traps_node,
-    traps_output,
-    traps_programs,
-    traps_ranks,
-    traps_reading,
-    traps_rendezvous,
-    traps_resources,
-    traps_script,
-    traps_shell,
-    traps_signal,
-    traps_variables,
-    traps_world,
-)
+from frog.cluster.jobfile import traps_across_nodes, traps_ranks, traps_request, traps_shell, traps_signals, traps_steps
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.directives import GivenOption
 from frog.cluster.jobfile.findings import Finding, Trap
@@ -34,24 +20,8 @@ from frog.cluster.jobfile.values import GAP
 from frog.core.errors import UsageError
 from frog.core.schema import read_bounded
 
-FILES = (
-    traps_environment,
-    traps_header,
-    traps_node,
-    traps_output,
-    traps_programs,
-    traps_ranks,
-    traps_reading,
-    traps_rendezvous,
-    traps_resources,
-    traps_script,
-    traps_shell,
-    traps_signal,
-    traps_variables,
-    traps_world,
-)
-"""Modules that define traps."""
-TRAPS = {trap.code: trap for file in FILES for trap in vars(file).values() if isinstance(trap, Trap)}
+TRAP_MODULES = (traps_request, traps_shell, traps_steps, traps_signals, traps_ranks, traps_across_nodes)
+TRAPS = {trap.code: trap for module in TRAP_MODULES for trap in vars(module).values() if isinstance(trap, Trap)}
 """Every trap of `frog slurm explain`, by code."""
 _LONGEST = 1 << 20
 _IGNORE = re.compile(r"#\s*frog:\s*ignore\s+([\w, -]+)")
@@ -102,9 +72,9 @@ def explain_as(text: str, path: Path, view: View) -> Explanation:
         replace(read_job_file(item.text, path, view.given, item.first_line), inner=True)
         for item in inner_jobs(job.shell.heredocs)
     ]
-    found = [finding for each in (job, *within) if each.is_job for finding in _of_job(each, view)]
-    found += [*traps_reading.gap_findings(job), *traps_variables.hand_in_findings(job)]
-    found += [finding for each in (job, *within) for finding in traps_reading.unread_findings(each)]
+    found = [finding for each in (job, *within) if each.is_job for finding in _job_findings(each, view)]
+    found += [*traps_shell.gap_findings(job), *traps_shell.hand_in_findings(job)]
+    found += [finding for each in (job, *within) for finding in traps_shell.unread_findings(each)]
     ignored = _ignored(job.lines)
     unique = {(finding.code, finding.line): finding for finding in reversed(found)}.values()
     kept = [
@@ -114,30 +84,20 @@ def explain_as(text: str, path: Path, view: View) -> Explanation:
     return Explanation(job, tuple(order), tuple(within))
 
 
-def _of_job(job: JobFile, view: View) -> Iterator[Finding]:
-    for finding in (
-        *traps_header.header_findings(job),
-        *traps_resources.resource_findings(job, view.profile),
-        *traps_output.output_findings(job, view.places, view.version),
-        *(() if job.several else _of_world(job)),
-        *traps_script.script_findings(job, view.profile, view.version),
-        *traps_shell.shell_findings(job),
-        *traps_programs.program_findings(job),
-        *traps_signal.signal_findings(job),
-        *traps_variables.variable_findings(job),
-    ):
+def _job_findings(job: JobFile, view: View) -> Iterator[Finding]:
+    """Yield the traps of one job file, except those that lines which Frog did not understand may refute."""
+    finders = [
+        traps_request.request_findings(job, view.profile, view.places, view.version),
+        traps_steps.step_findings(job, view.profile, view.version),
+        traps_signals.signal_findings(job),
+        traps_shell.shell_findings(job),
+    ]
+    if not job.several:
+        finders += [traps_ranks.rank_findings(job), traps_across_nodes.node_findings(job)]
+    for finding in chain.from_iterable(finders):
         unknown = GAP in finding.what or finding.line in job.gaps or finding.line in job.shell.unread
         if not unknown and not (job.partial and TRAPS[finding.code].needs_all_lines):
             yield finding
-
-
-def _of_world(job: JobFile) -> Iterator[Finding]:
-    """Find every trap about the ranks of a job that starts one world."""
-    yield from traps_world.world_findings(job)
-    yield from traps_environment.environment_findings(job)
-    yield from traps_ranks.rank_findings(job)
-    yield from traps_rendezvous.rendezvous_findings(job)
-    yield from traps_node.node_findings(job)
 
 
 def _ignored(lines: list[str]) -> dict[int, set[str]]:
@@ -158,7 +118,7 @@ def explain_file(path: Path, profile: ClusterProfile | None = None, view: View |
         raise UsageError(f"{path}: not a text file: it contains zero bytes", "name a job file")
     text, found = _decode(data)
     explanation = explain_as(text, path, view)
-    return replace(explanation, findings=(*traps_reading.encoding_findings(found), *explanation.findings))
+    return replace(explanation, findings=(*traps_shell.encoding_findings(found), *explanation.findings))
 
 
 def _read(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Traps with the rendezvous: the address and the port where ranks connect."""
+"""Traps with what every node must see: one rendezvous address and port, the script's variables, and its files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Trap
 from frog.cluster.jobfile.job import PER_TASK, JobFile
-from frog.cluster.jobfile.launchers import Launch
-from frog.cluster.jobfile.shell.words import Word
+from frog.cluster.jobfile.launchers import Launch, SrunStep, program_at
+from frog.cluster.jobfile.shell.words import Assignment, Word
 
 _RANDOM = re.compile(r"\bS?RANDOM\b|\bshuf\b|\$\$|/dev/u?random|random\.randint|bind\(\s*\(|free_?port")
 _LOCAL = re.compile(r"localhost|127(\.\d+){3}|0\.0\.0\.0|::1|\[::1\]")
@@ -35,7 +35,16 @@ PORT_FIXED = Trap(
 )
 
 
-def rendezvous_findings(job: JobFile) -> Iterator[Finding]:
+def node_findings(job: JobFile) -> Iterator[Finding]:
+    """Find traps with the rendezvous, the variables and the files of a job that starts one world."""
+    yield from _rendezvous_findings(job)
+    yield from _early_in_steps(job)
+    yield from _early_in_script(job)
+    yield from _not_exported(job)
+    yield from _files_of_first_node(job)
+
+
+def _rendezvous_findings(job: JobFile) -> Iterator[Finding]:
     """Find traps with the address and the port."""
     if job.several_nodes:
         for raw, line, in_task in _definitions(job, "MASTER_ADDR", "master-addr"):
@@ -232,3 +241,171 @@ def _port(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]
 def _words(text: str) -> set[str]:
     """Return the names in an arithmetic expression, where no dollar is needed."""
     return set(re.findall(r"[A-Za-z_]\w*", text))
+
+
+_TOO_EARLY = PER_TASK - {"SLURMD_NODENAME"}
+"""Per-task variables except the node's name: the first node's name may be intended, because rank 0 runs there."""
+
+
+def _early_in_steps(job: JobFile) -> Iterator[Finding]:
+    """Find per-task variables on an srun line, which the batch script's shell expands."""
+    for step in job.steps:
+        one = (job.step_nodes(step) or 1, job.step_tasks_per_node(step) or 1) == (1, 1)
+        if one and not _spans(job, step):
+            continue
+        one_on_each = job.step_tasks_per_node(step) == 1
+        for word in step.program:
+            for name in sorted(word.expansions() & _TOO_EARLY):
+                if name in _unread_node_ranks(job) and len(re.findall(rf"\$\{{?{name}\b", word.raw)) == 1:
+                    continue
+                if name == "SLURM_LOCALID" and one_on_each:
+                    continue
+                where = "in double quotes" if word is step.script_word else "on the srun line"
+                yield _early(name, word.line_of(name), f"${name} {where}")
+
+
+def _spans(job: JobFile, step: SrunStep) -> bool:
+    """True if the command line sets the number of nodes and the launcher reads it from Slurm."""
+    counts = [run.option("nnodes") for run in job.launches if run.step is step]
+    return job.asks("nodes") is None and any(word and job.resolve_int(word.raw) is None for word in counts)
+
+
+def _unread_node_ranks(job: JobFile) -> set[str]:
+    """Return the names of variables in a --node-rank that no launcher reads."""
+    return {name for run in job.launches if not run.numbers_nodes and (word := run.option("node-rank"))
+            for name in word.expansions()}  # fmt: skip
+
+
+def _early_in_script(job: JobFile) -> Iterator[Finding]:
+    """Find the same mistake in a script variable that a task then uses."""
+    spans = any(_spans(job, step) for step in job.steps)
+    if not job.several_nodes and job.tasks_per_node == 1 and not spans:
+        return
+    plain = any(job.is_rank(step) for step in job.steps)
+    words = [word for step in job.steps for word in step.command.words]
+    words += [word for step in job.steps for command in step.inner for word in command.words]
+    used = {name for word in words for name in word.expansions()}
+    used |= {name for item in job.assignments if item.name in used for name in item.word.expansions()}
+    used -= {item.name for item in job.task_assignments} | _unread_node_ranks(job)
+    one_on_each = all(job.step_tasks_per_node(step) == 1 for step in job.steps)
+    early = _TOO_EARLY - {"SLURM_LOCALID"} if one_on_each else _TOO_EARLY  # SLURM_LOCALID is 0 on every node there
+    if plain and job.launches == []:
+        used |= job.exported & {"RANK", "LOCAL_RANK"}
+    for assignment in job.assignments:
+        if assignment.name in used and not assignment.maybe:
+            for name in sorted(assignment.word.expansions() & early):
+                yield _early(name, assignment.line, f"the batch script sets {assignment.name} from ${name}")
+
+
+READ_TOO_EARLY = Trap(
+    "read-too-early",
+    WASTES,
+    "the batch shell expands it on the first node, before srun starts, so all tasks get {value}",
+    "srun bash -c '... \"${name}\" ...', in single quotes",
+)
+
+
+def _early(name: str, line: int, what: str) -> Finding:
+    return READ_TOO_EARLY.at(line, what, name=name, value="the same")
+
+
+NOT_EXPORTED = Trap("not-exported", WASTES, "the tasks see an empty value", "export {name}", needs_all_lines=True)
+
+
+def _not_exported(job: JobFile) -> Iterator[Finding]:
+    """Find script variables that a task reads but does not receive."""
+    given = {item.name for item in job.task_assignments} | job.exported
+    scripted = {item.name: item for item in job.assignments if not item.maybe}
+    for step in job.steps:
+        if step.script_word is None:
+            continue
+        put_in_here = Word(job.with_definitions(step.script_word.raw), 0).expansions()
+        given_here = given | {item.name for item in step.command.assignments} | put_in_here
+        given_here |= {
+            name for asked in step.asked if asked.name == "export" for name in re.findall(r"\w+", asked.value or "")
+        }
+        for word in (word for command in step.commands for word in command.words):
+            for name in sorted(word.expansions() & scripted.keys() - given_here):
+                what = f"{name} is not exported, but a task reads it in line {word.line_of(name)}"
+                yield NOT_EXPORTED.at(scripted[name].line, what, name=name)
+    yield from _meeting_not_exported(job, scripted)
+
+
+def _meeting_not_exported(job: JobFile, scripted: dict[str, Assignment]) -> Iterator[Finding]:
+    """Find MASTER_ADDR and MASTER_PORT set but not exported where each task is a rank and reads them itself."""
+    plain = [step for step in job.steps if job.is_rank(step)]
+    read = {name for command in job.shell.everything for word in command.words for name in word.expansions()
+            if command.name not in ("echo", "printf")}  # fmt: skip
+    read |= {name for item in job.assignments for name in item.word.expansions()}
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
+        passed = name in job.exported or any(item.name == name for step in plain for item in step.command.assignments)
+        if plain and name in scripted and not passed and name not in read:
+            yield NOT_EXPORTED.at(scripted[name].line, f"{name} is set, but not exported", name=name)
+
+
+_ENGINES = ("docker", "podman", "nerdctl")
+"""Container programs that store images on the node's local disk."""
+_LOCAL_PATH = re.compile(r"(?:/tmp|/dev/shm)/[\w$.-][^\s\"':,;)]*|\$(?:SLURM_TMPDIR|TMPDIR)\b[^\s\"':,;)]*")
+_TO_LAST = ("cp", "rsync", "mv", "virtualenv")
+_TO_OPTION = {"tar": "-C", "unzip": "-d", "wget": "-[OP]", "curl": "-o", "enroot": "-o|--output"}
+
+
+ON_FIRST_NODE_ONLY = Trap(
+    "on-first-node-only",
+    WASTES,
+    "the batch script runs on the first node only: the other nodes do not have it, and the first waits for them",
+    "srun --ntasks-per-node=1 {command}",
+)
+
+
+def _files_of_first_node(job: JobFile) -> Iterator[Finding]:
+    """Find files and images that only the first node gets."""
+    steps = [step for step in job.steps if (job.step_nodes(step) or 1) > 1]
+    if not steps:
+        return
+    starts = [command for step in steps for command in step.commands]
+    runs = {
+        command.words[place].base for command in starts if (place := program_at(command.words)) < len(command.words)
+    }
+    read = [word.raw for command in starts for word in command.words]
+    if any(step.works for step in steps):  # it finds Python through this shell's PATH
+        read += [word.raw for item in job.shell.commands if item.name in ("source", ".") for word in item.words]
+    used = _text(job, " ".join(read))
+    for command in job.shell.commands:
+        words = command.words[program_at(command.words) :]
+        if not words or words[0].base == "srun" or command.way.calls:
+            continue
+        name = words[0].base
+        if name in _ENGINES and name in runs and _builds(words):
+            what = f"{name} {words[1].text}: only the first node gets the image"
+            yield ON_FIRST_NODE_ONLY.at(command.line, what, command=f"{name} {words[1].text} ...")
+        elif (path := _local_target(job, words)) and path in used:
+            what = f"{path} is on the first node's local disk"
+            yield ON_FIRST_NODE_ONLY.at(command.line, what, command=f"{name} ...")
+
+
+def _builds(words: tuple[Word, ...]) -> bool:
+    """True if the command creates an image that no registry has."""
+    named = {word.text for word in words[1:3]}
+    return bool(named & {"build", "load", "import"}) and not any(word.text == "--push" for word in words)
+
+
+def _local_target(job: JobFile, words: tuple[Word, ...]) -> str | None:
+    """Return the path in a node-local folder that a command writes to, or None."""
+    name, target = words[0].base, None
+    if name in _TO_LAST:
+        target = words[-1]
+    elif name in _TO_OPTION:
+        places = (place for place, word in enumerate(words[:-1]) if re.fullmatch(_TO_OPTION[name], word.text))
+        target = next((words[place + 1] for place in places), None)
+    elif name in ("apptainer", "singularity") and len(words) > 2 and words[1].text in ("pull", "build"):
+        target = next((word for word in words[2:] if word.text[:1] != "-"), None)
+    elif re.fullmatch(r"python[\d.]*", name) and [word.text for word in words[1:3]] == ["-m", "venv"]:
+        target = words[-1]
+    match = _LOCAL_PATH.search(_text(job, target.raw)) if target else None
+    return match[0].rstrip("/") if match else None
+
+
+def _text(job: JobFile, raw: str) -> str:
+    """Return the words with their variables resolved, and `${NAME}` written as `$NAME`."""
+    return re.sub(r"\$\{(\w+)\}", r"$\1", job.with_definitions(raw))
