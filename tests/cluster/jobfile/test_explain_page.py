@@ -16,7 +16,7 @@ from frog.cluster.jobfile.explain import explain
 from frog.cluster.jobfile.job import read_job_file
 from frog.cluster.jobfile.lines import say_lines, summary
 from frog.cluster.jobfile.options import SBATCH, SRUN
-from frog.cluster.jobfile.shell.script import parse
+from frog.cluster.jobfile.shell_script import parse
 
 EXAMPLE = Path(__file__).parents[3] / "config" / "slurm_example.sbatch"
 

@@ -18,8 +18,8 @@ from frog.cluster.jobfile.cluster_profile import load_profile
 from frog.cluster.jobfile.explain import explain_file
 from frog.cluster.submit.bundle.sums import check_sums
 from frog.cluster.submit.bundle.wheels import python_version
-from frog.cluster.submit.slurm import read_request
 from frog.cluster.submit.submit_commands import add_submit_parser
+from frog.cluster.submit.submit_slurm import read_request
 
 
 def test_bundle_contains_all_files_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

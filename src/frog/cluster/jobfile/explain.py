@@ -16,7 +16,7 @@ from frog.cluster.jobfile.directives import GivenOption
 from frog.cluster.jobfile.findings import Finding, Trap
 from frog.cluster.jobfile.job import JobFile, read_job_file
 from frog.cluster.jobfile.templates import inner_jobs
-from frog.cluster.jobfile.values import GAP
+from frog.cluster.jobfile.variable_values import GAP
 from frog.core.errors import UsageError
 from frog.core.schema import read_bounded
 

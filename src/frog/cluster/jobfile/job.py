@@ -11,10 +11,10 @@ from pathlib import Path
 from frog.cluster.jobfile.directives import DirectiveLine, GivenOption, read_directives, read_options, time_limit_s
 from frog.cluster.jobfile.launchers import SHELLS, Launch, SrunStep, inner_script, program_at, read_launch
 from frog.cluster.jobfile.options import SRUN
-from frog.cluster.jobfile.shell.script import Command, Shell, parse
-from frog.cluster.jobfile.shell.words import Assignment, Word, live_text
+from frog.cluster.jobfile.shell_script import Command, Shell, parse
+from frog.cluster.jobfile.shell_words import Assignment, Word, live_text
 from frog.cluster.jobfile.templates import echoed_texts, fill_gaps
-from frog.cluster.jobfile.values import GAP, Values
+from frog.cluster.jobfile.variable_values import GAP, Values
 
 _GPU_GRES = re.compile(r"\bgpu(?::[^:,=]+)??(?:[:=](\d+))?(?:,|$)")
 _GPU_TYPE = re.compile(r"(?=.*\d)[A-Za-z][\w-]*")

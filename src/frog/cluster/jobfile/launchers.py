@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from frog.cluster.jobfile.directives import GivenOption
-from frog.cluster.jobfile.shell.script import Command
-from frog.cluster.jobfile.shell.words import Word, live_text
+from frog.cluster.jobfile.shell_script import Command
+from frog.cluster.jobfile.shell_words import Word, live_text
 
 _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 SHELLS = ("bash", "sh", "dash", "zsh")

@@ -16,8 +16,8 @@ from frog.cluster.jobfile.glossary import (
 )
 from frog.cluster.jobfile.job import PER_TASK, JobFile
 from frog.cluster.jobfile.launchers import Launch, SrunStep
-from frog.cluster.jobfile.shell.script import Command
-from frog.cluster.jobfile.shell.words import Assignment, Word
+from frog.cluster.jobfile.shell_script import Command
+from frog.cluster.jobfile.shell_words import Assignment, Word
 from frog.core.units import format_seconds
 
 _SIGNAL = re.compile(r"(?:([BR]+):)?(\w+)(?:@(\d+))?")

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from frog.cluster.jobfile.shell.script import Command
-from frog.cluster.jobfile.shell.words import Word
-from frog.cluster.jobfile.values import GAP
+from frog.cluster.jobfile.shell_script import Command
+from frog.cluster.jobfile.shell_words import Word
+from frog.cluster.jobfile.variable_values import GAP
 
 _MOST_INNER = 10
 _ANYWHERE = re.compile(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Trap
 from frog.cluster.jobfile.job import PER_TASK, JobFile
 from frog.cluster.jobfile.launchers import Launch, SrunStep, program_at
-from frog.cluster.jobfile.shell.words import Assignment, Word
+from frog.cluster.jobfile.shell_words import Assignment, Word
 
 _RANDOM = re.compile(r"\bS?RANDOM\b|\bshuf\b|\$\$|/dev/u?random|random\.randint|bind\(\s*\(|free_?port")
 _LOCAL = re.compile(r"localhost|127(\.\d+){3}|0\.0\.0\.0|::1|\[::1\]")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
 from frog.cluster.jobfile.job import RENDEZVOUS, JobFile
 from frog.cluster.jobfile.launchers import SHELLS, Launch, SrunStep, program_at
-from frog.cluster.jobfile.shell.script import Command
-from frog.cluster.jobfile.shell.words import Assignment, Word
+from frog.cluster.jobfile.shell_script import Command
+from frog.cluster.jobfile.shell_words import Assignment, Word
 from frog.core.units import count
 
 _MPI = ("mpirun", "mpiexec", "orterun")

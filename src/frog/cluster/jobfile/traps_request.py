@@ -12,7 +12,7 @@ from frog.cluster.jobfile.directives import GivenOption, read_options, time_limi
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
 from frog.cluster.jobfile.job import JobFile
 from frog.cluster.jobfile.options import SBATCH
-from frog.cluster.jobfile.values import GAP
+from frog.cluster.jobfile.variable_values import GAP
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")
 _ARRAY = re.compile(r"\[?\d+(-\d+(:\d+)?)?(,\s?\d+(-\d+(:\d+)?)?)*\]?(%\d+)?|.*\u2370.*")

@@ -11,7 +11,7 @@ from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, 
 from frog.cluster.jobfile.glossary import OTHER_SLURM_VARIABLES, SLURM_VARIABLES
 from frog.cluster.jobfile.job import JobFile, language
 from frog.cluster.jobfile.launchers import SHELLS
-from frog.cluster.jobfile.shell.words import Word, live_text
+from frog.cluster.jobfile.shell_words import Word, live_text
 from frog.cluster.jobfile.traps_request import NO_SHEBANG
 
 _NO_WORDS = {"else:": "else", "elif:": "elif", "elseif": "elif", "elsif": "elif", "then:": "then", "do:": "do",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Trap
 from frog.cluster.jobfile.job import JobFile
-from frog.cluster.jobfile.shell.script import Command
+from frog.cluster.jobfile.shell_script import Command
 
 _TORCHRUN_HEARS = {"TERM", "INT", "HUP", "QUIT", "15", "2", "1", "3"}
 _SIGNAL = re.compile(r"(?:([BR]+):)?(?:SIG)?([A-Z]\w*|\d+)(?:@(\d{1,6}))?")

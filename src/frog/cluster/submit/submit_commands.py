@@ -69,7 +69,7 @@ def _add_slurm_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_kubernetes_options(parser: argparse.ArgumentParser) -> None:
-    from frog.cluster.submit.kubernetes import add_options
+    from frog.cluster.submit.submit_kubernetes import add_options
 
     add_options(parser)
 
@@ -79,11 +79,11 @@ def run_submit(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
     _read_work(args)
     _check_options(parser, args)
     if args.to == "kubernetes":
-        from frog.cluster.submit.kubernetes import submit_to_kubernetes
+        from frog.cluster.submit.submit_kubernetes import submit_to_kubernetes
 
         args.nodes = args.nodes if args.nodes is not None else 1
         return submit_to_kubernetes(args)
-    from frog.cluster.submit.slurm import submit_to_slurm
+    from frog.cluster.submit.submit_slurm import submit_to_slurm
 
     return submit_to_slurm(args)
 

@@ -15,8 +15,8 @@ from frog.cluster.submit.bundle.sums import SUMS, write_sums
 from frog.cluster.submit.bundle.wheels import check_platform, collect_wheels, python_version
 from frog.cluster.submit.bundle_facts import BUNDLE_JSON, BundleFacts, BundleRequest
 from frog.cluster.submit.runfiles import named_files, strategy_settings
-from frog.cluster.submit.slurm import command_line, render_checked
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request
+from frog.cluster.submit.submit_slurm import command_line, render_checked
 from frog.core.config import RunConfig, load_run_config
 from frog.core.config.deepspeed import read_deepspeed
 from frog.core.errors import UsageError

@@ -17,8 +17,8 @@ from frog.cluster.submit.bundle.sums import SUMS, write_sums
 from frog.cluster.submit.bundle.wheels import check_platform, download_requirements, python_version
 from frog.cluster.submit.program_files import find_program_files, imported_packages
 from frog.cluster.submit.program_work import ProgramWork, program_work
-from frog.cluster.submit.slurm import command_line, render_checked
 from frog.cluster.submit.slurm_job import JOBS, SlurmRequest, check_request
+from frog.cluster.submit.submit_slurm import command_line, render_checked
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
 from frog.core.units import format_bytes, format_seconds

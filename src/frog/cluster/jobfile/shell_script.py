@@ -14,7 +14,7 @@ from functools import cache, cached_property
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from frog.cluster.jobfile.shell.words import Assignment, Word, open_quote, read_assignment
+from frog.cluster.jobfile.shell_words import Assignment, Word, open_quote, read_assignment
 
 _DEEPEST, _DEEPEST_CALL, _MOST_STATEMENTS = 40, 6, 2000
 _DECLARES = ("export", "declare", "typeset", "local", "readonly")

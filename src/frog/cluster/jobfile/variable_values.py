@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from frog.cluster.jobfile.shell.script import parse
-from frog.cluster.jobfile.shell.words import Assignment, Word, live_text
+from frog.cluster.jobfile.shell_script import parse
+from frog.cluster.jobfile.shell_words import Assignment, Word, live_text
 
 GAP = "\u2370"
 """Marks a placeholder of a template, whose value is unknown."""
