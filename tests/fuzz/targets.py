@@ -86,7 +86,7 @@ def _slurm_words(path: Path, text: str) -> None:
     """Parse the emulator's notations, with hostile text as each option's value."""
     from frog.cluster.emulator import notation, options
     from frog.cluster.emulator.sbatch import make_request, parse_dependency
-    from frog.cluster.jobfile.options import SBATCH
+    from frog.cluster.jobfile.slurm_options import SBATCH
 
     readers: tuple[Callable[[], Any], ...] = (
         lambda: notation.expand_hosts(text), lambda: notation.parse_array(text), lambda: notation.parse_signal(text),

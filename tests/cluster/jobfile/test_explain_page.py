@@ -11,12 +11,11 @@ import pytest
 from test_explain_traps import GOOD, changed
 
 from frog.cli import main
-from frog.cluster.jobfile.directives import read_directives, time_limit_s, write_time
 from frog.cluster.jobfile.explain import explain
-from frog.cluster.jobfile.job import read_job_file
-from frog.cluster.jobfile.lines import say_lines, summary
-from frog.cluster.jobfile.options import SBATCH, SRUN
+from frog.cluster.jobfile.job_file import read_job_file
+from frog.cluster.jobfile.line_meanings import say_lines, summary
 from frog.cluster.jobfile.shell_script import parse
+from frog.cluster.jobfile.slurm_options import SBATCH, SRUN, read_directives, time_limit_s, write_time
 
 EXAMPLE = Path(__file__).parents[3] / "config" / "slurm_example.sbatch"
 

@@ -16,7 +16,7 @@ from frog.cli import main
 from frog.cluster.jobfile.explain import explain, explain_file
 from frog.cluster.jobfile.jobfile_commands import format_findings
 from frog.cluster.jobfile.launchers import _unabbreviated
-from frog.cluster.jobfile.lines import say_lines
+from frog.cluster.jobfile.line_meanings import say_lines
 from frog.cluster.jobfile.shell_script import parse
 from frog.cluster.jobfile.shell_words import open_quote
 from frog.core.errors import UsageError

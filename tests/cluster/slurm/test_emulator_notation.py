@@ -36,7 +36,7 @@ from frog.cluster.emulator.options import (
 from frog.cluster.emulator.processes import parse_ps
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.sbatch import _script, parse_dependency
-from frog.cluster.jobfile.options import SBATCH, SRUN
+from frog.cluster.jobfile.slurm_options import SBATCH, SRUN
 
 
 @pytest.mark.parametrize(

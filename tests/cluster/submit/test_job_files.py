@@ -18,8 +18,8 @@ from harness import MODEL, RUN_FILE
 from frog.cli import main
 from frog.cluster.jobfile.cluster_profile import ClusterProfile, load_profile
 from frog.cluster.jobfile.explain import explain
-from frog.cluster.jobfile.job import JobFile, read_job_file
-from frog.cluster.jobfile.lines import summary
+from frog.cluster.jobfile.job_file import JobFile, read_job_file
+from frog.cluster.jobfile.line_meanings import summary
 from frog.cluster.submit.slurm_job import SlurmRequest, check_request, render_job
 from frog.cluster.submit.submit_commands import FOR_KUBERNETES, FOR_SLURM, add_submit_parser
 from frog.cluster.submit.submit_slurm import render_checked

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from frog.cluster.emulator.harmless import HARMLESS
 from frog.cluster.emulator.notation import expand_hosts, fill_pattern, parse_whole, pattern_values
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
-from frog.cluster.jobfile.directives import GivenOption, read_directives, read_options
-from frog.cluster.jobfile.options import Option
+from frog.cluster.jobfile.slurm_options import GivenOption, Option, read_directives, read_options
 
 _BOTH = (
     "account", "chdir", "comment", "constraint", "cpus-per-task", "distribution", "error", "exclusive", "export",

@@ -16,7 +16,7 @@ from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.emulator.sbatch import make_request, usage
 from frog.cluster.emulator.tasks import StepRun
 from frog.cluster.emulator.wire import Client, Conversation
-from frog.cluster.jobfile.options import SRUN
+from frog.cluster.jobfile.slurm_options import SRUN
 from frog.core.env import child_env, variable
 
 _ONLY_OUTSIDE = ("exclusive", "gpus", "time")

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from frog.cluster.jobfile import traps_across_nodes, traps_ranks, traps_request, traps_shell, traps_signals, traps_steps
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
-from frog.cluster.jobfile.directives import GivenOption
 from frog.cluster.jobfile.findings import Finding, Trap
-from frog.cluster.jobfile.job import JobFile, read_job_file
-from frog.cluster.jobfile.templates import inner_jobs
+from frog.cluster.jobfile.job_file import JobFile, inner_jobs, read_job_file
+from frog.cluster.jobfile.slurm_options import GivenOption
 from frog.cluster.jobfile.variable_values import GAP
 from frog.core.errors import UsageError
 from frog.core.schema import read_bounded

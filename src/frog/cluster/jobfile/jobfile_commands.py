@@ -57,7 +57,7 @@ class _Give(argparse.Action):
 
 
 def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
-    from frog.cluster.jobfile.options import SBATCH
+    from frog.cluster.jobfile.slurm_options import SBATCH
 
     for option in SBATCH.values():
         if option.name not in _OURS:
@@ -71,9 +71,8 @@ def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
 def run_explain(args: argparse.Namespace) -> int:
     """Print the explanation; exit code 1 if there is a trap."""
     from frog.cluster.jobfile.cluster_profile import load_profile
-    from frog.cluster.jobfile.directives import GivenOption
     from frog.cluster.jobfile.explain import View, explain_file
-    from frog.cluster.jobfile.options import SBATCH
+    from frog.cluster.jobfile.slurm_options import SBATCH, GivenOption
 
     given = tuple(GivenOption(0, f"--{name}", SBATCH[name], value) for name, value in args.given)
     profile = load_profile(args.profile) if args.profile else None
@@ -100,7 +99,7 @@ def _version(text: str | None) -> tuple[int, int] | None:
 
 def as_json(explanation: Explanation) -> dict[str, object]:
     """Return the findings for a program; severities are "will fail", "may hang or waste" and "advice"."""
-    from frog.cluster.jobfile.lines import summary
+    from frog.cluster.jobfile.line_meanings import summary
 
     job = explanation.job
     gravest = _gravest_first(explanation.findings)
@@ -121,7 +120,7 @@ def _table(finding: Finding) -> dict[str, object]:
 
 
 def _page(explanation: Explanation) -> list[str]:
-    from frog.cluster.jobfile.lines import say_lines, summary
+    from frog.cluster.jobfile.line_meanings import say_lines, summary
 
     job = explanation.job
     said = say_lines(job)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from frog.cluster.jobfile.directives import GivenOption
 from frog.cluster.jobfile.shell_script import Command
 from frog.cluster.jobfile.shell_words import Word, live_text
+from frog.cluster.jobfile.slurm_options import GivenOption
 
 _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 SHELLS = ("bash", "sh", "dash", "zsh")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Trap
-from frog.cluster.jobfile.job import PER_TASK, JobFile
+from frog.cluster.jobfile.job_file import PER_TASK, JobFile
 from frog.cluster.jobfile.launchers import Launch, SrunStep, program_at
 from frog.cluster.jobfile.shell_words import Assignment, Word
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
-from frog.cluster.jobfile.job import RENDEZVOUS, JobFile
+from frog.cluster.jobfile.job_file import RENDEZVOUS, JobFile
 from frog.cluster.jobfile.launchers import SHELLS, Launch, SrunStep, program_at
 from frog.cluster.jobfile.shell_script import Command
 from frog.cluster.jobfile.shell_words import Assignment, Word

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
-from frog.cluster.jobfile.directives import GivenOption, read_options, time_limit_s, write_time
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
-from frog.cluster.jobfile.job import JobFile
-from frog.cluster.jobfile.options import SBATCH
+from frog.cluster.jobfile.job_file import JobFile
+from frog.cluster.jobfile.slurm_options import SBATCH, GivenOption, read_options, time_limit_s, write_time
 from frog.cluster.jobfile.variable_values import GAP
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from itertools import takewhile
 
-from frog.cluster.jobfile.directives import one_letter_apart
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
-from frog.cluster.jobfile.glossary import OTHER_SLURM_VARIABLES, SLURM_VARIABLES
-from frog.cluster.jobfile.job import JobFile, language
+from frog.cluster.jobfile.job_file import JobFile, language
 from frog.cluster.jobfile.launchers import SHELLS
+from frog.cluster.jobfile.line_meanings import OTHER_SLURM_VARIABLES, SLURM_VARIABLES
 from frog.cluster.jobfile.shell_words import Word, live_text
+from frog.cluster.jobfile.slurm_options import one_letter_apart
 from frog.cluster.jobfile.traps_request import NO_SHEBANG
 
 _NO_WORDS = {"else:": "else", "elif:": "elif", "elseif": "elif", "elsif": "elif", "then:": "then", "do:": "do",

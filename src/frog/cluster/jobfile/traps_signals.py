@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Trap
-from frog.cluster.jobfile.job import JobFile
+from frog.cluster.jobfile.job_file import JobFile
 from frog.cluster.jobfile.shell_script import Command
 
 _TORCHRUN_HEARS = {"TERM", "INT", "HUP", "QUIT", "15", "2", "1", "3"}

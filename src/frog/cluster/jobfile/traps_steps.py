@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
-from frog.cluster.jobfile.job import JobFile, runs_own_file
+from frog.cluster.jobfile.job_file import JobFile, runs_own_file
 from frog.cluster.jobfile.launchers import CONTAINERS, SrunStep, program_at
 from frog.cluster.jobfile.shell_script import Command
 from frog.cluster.jobfile.traps_request import NOT_AN_OPTION, SITE_OPTION

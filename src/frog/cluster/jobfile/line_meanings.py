@@ -1,24 +1,152 @@
-"""Explanations line by line: the effect of each part of a job file, and the origin of its values."""
+"""Explanations line by line: the meaning of each part of a job file, and the origin of its values."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 
-from frog.cluster.jobfile.directives import GivenOption, time_limit_s
-from frog.cluster.jobfile.glossary import (
-    COMMANDS,
-    LAUNCHERS,
-    PATTERNS,
-    SHELL_OPTIONS,
-    SLURM_VARIABLES,
-    TORCHRUN_OPTIONS,
-)
-from frog.cluster.jobfile.job import PER_TASK, JobFile
+from frog.cluster.jobfile.job_file import PER_TASK, JobFile
 from frog.cluster.jobfile.launchers import Launch, SrunStep
 from frog.cluster.jobfile.shell_script import Command
 from frog.cluster.jobfile.shell_words import Assignment, Word
+from frog.cluster.jobfile.slurm_options import GivenOption, time_limit_s
 from frog.core.units import format_seconds
+
+OTHER_SLURM_VARIABLES = frozenset((
+    "ARRAY_TASK_COUNT", "ARRAY_TASK_MAX", "ARRAY_TASK_MIN", "ARRAY_TASK_STEP", "CLUSTERS", "CLUSTER_NAME", "CONF",
+    "CONSTRAINT", "CONTAINER", "CORE_SPEC", "CPUS_PER_GPU", "CPUS_PER_TASK", "CPU_BIND", "CPU_BIND_LIST",
+    "CPU_BIND_TYPE", "CPU_BIND_VERBOSE", "CPU_FREQ_REQ", "DEBUG", "DEBUG_FLAGS", "DEPENDENCY", "DISTRIBUTION",
+    "DIST_PLANESIZE", "ERROR_FILE", "EXACT", "EXCLUSIVE", "EXIT_ERROR", "EXPORT_ENV", "GET_USER_ENV", "GPUS_PER_NODE",
+    "GPUS_PER_SOCKET", "GPUS_PER_TASK", "GPU_BIND", "GPU_FREQ", "GTIDS", "HET_SIZE", "HINT", "IMMEDIATE", "INPUT",
+    "JOB_ACCOUNT", "JOB_COMMENT", "JOB_CONSTRAINTS", "JOB_CPUS_PER_NODE", "JOB_CPUS_PER_NODE_PACK_GROUP_0",
+    "JOB_DEPENDENCY", "JOB_DERIVED_EC", "JOB_END_TIME", "JOB_EXIT_CODE", "JOB_EXTRA", "JOB_GID", "JOB_GPUS",
+    "JOB_GROUP", "JOB_LICENSES", "JOB_MAIL_TYPE", "JOB_NUM_NODES", "JOB_QOS", "JOB_RESERVATION", "JOB_RESTART_COUNT",
+    "JOB_START_TIME", "JOB_STDERR", "JOB_STDIN", "JOB_STDOUT", "JOB_UID", "JOB_USER", "JOB_WORK_DIR", "KILL_BAD_EXIT",
+    "LABELIO", "LAUNCH_NODE_IPADDR", "MEM_BIND", "MEM_BIND_LIST", "MEM_BIND_PREFER", "MEM_BIND_TYPE", "MEM_PER_CPU",
+    "MEM_PER_GPU", "MEM_PER_NODE", "MPI_TYPE", "NCORES_PER_SOCKET", "NETWORK", "NNODES", "NODEID", "NODE_ALIASES",
+    "NO_KILL", "NPROCS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_SOCKET", "NTASKS_PER_TRES", "OPEN_MODE",
+    "OUTPUT", "OVERCOMMIT", "OVERLAP", "PARTITION", "PMIX_MAPPING_SERV", "PMI_FD", "PRIO_PROCESS", "PROFILE",
+    "PTY_PORT", "QOS", "RESERVATION", "RESV_PORTS", "RLIMIT_NPROC", "ROLE", "SCRIPT_CONTEXT", "SETUID",
+    "SHARDS_ON_NODE", "SLURMD_DEBUG", "SPANK", "SPREAD_JOB", "SRUN_COMM_HOST", "SRUN_COMM_PORT",
+    "SRUN_REDUCE_TASK_EXIT", "STEPID", "STEP_GPUS", "STEP_ID", "STEP_LAUNCHER_PORT", "STEP_NODELIST",
+    "STEP_NUM_NODES", "STEP_NUM_TASKS", "STEP_RESV_PORTS", "STEP_TASKS_PER_NODE", "SUBMIT_DIR", "TASK_EPILOG",
+    "TASK_PID", "TASK_PROLOG", "THREADS", "THREADS_PER_CORE", "THREAD_SPEC", "TIMELIMIT", "TOPOLOGY_ADDR",
+    "TOPOLOGY_ADDR_PATTERN", "TRES_BIND", "TRES_FREQ", "TRES_PER_TASK", "UMASK", "UNBUFFEREDIO", "USE_MIN_NODES",
+    "WAIT", "WAIT4SWITCH", "WCKEY", "WHOLE", "WORKING_CLUSTER", "WORKING_DIR",
+))  # fmt: skip
+"""Other variables that sbatch and srun set or read, without the prefix SLURM_."""
+
+SLURM_VARIABLES = {
+    "SLURM_JOB_ID": "the job id",
+    "SLURM_JOBID": "the job id (old name)",
+    "SLURM_JOB_NAME": "the job's name",
+    "SLURM_JOB_NODELIST": "the hosts of the allocation, compressed like node[1-2]",
+    "SLURM_NODELIST": "the hosts of the allocation, compressed like node[1-2] (old name)",
+    "SLURM_JOB_NUM_NODES": "number of nodes",
+    "SLURM_NNODES": "number of nodes",
+    "SLURM_NTASKS": "number of tasks on all nodes",
+    "SLURM_NPROCS": "number of tasks (old name)",
+    "SLURM_NTASKS_PER_NODE": "tasks per node",
+    "SLURM_TASKS_PER_NODE": "tasks per node, compressed like 1(x2)",
+    "SLURM_CPUS_PER_TASK": "CPUs per task",
+    "SLURM_CPUS_ON_NODE": "the job's CPUs on this node",
+    "SLURM_GPUS_ON_NODE": "the job's GPUs on this node",
+    "SLURM_GPUS_PER_NODE": "GPUs per node, as requested",
+    "SLURM_GPUS": "GPUs of the whole job, as requested",
+    "SLURM_NODEID": "this node's number in the job, from 0: its NODE_RANK",
+    "SLURM_PROCID": "this task's number in the job, from 0",
+    "SLURM_LOCALID": "this task's number on its node, from 0",
+    "SLURMD_NODENAME": "this node's name",
+    "SLURM_SUBMIT_DIR": "the folder where sbatch was called",
+    "SLURM_SUBMIT_HOST": "the machine where sbatch was called",
+    "SLURM_RESTART_COUNT": "how often the job was requeued; unset on the first start",
+    "SLURM_ARRAY_JOB_ID": "the job id of the whole array",
+    "SLURM_ARRAY_TASK_ID": "this job's index in the array",
+    "SLURM_JOB_ACCOUNT": "the account to charge",
+    "SLURM_JOB_PARTITION": "the partition",
+    "SLURM_LAUNCH_NODE_IPADDR": "the address of the machine that called srun",
+    "SLURM_TMPDIR": "a temporary folder on this node",
+    "CUDA_VISIBLE_DEVICES": "the GPUs that this process may use",
+}
+
+TORCHRUN_OPTIONS = {
+    "num-processes": "number of ranks on all nodes",
+    "hostfile": "the hosts, with the number of ranks on each",
+    "nnodes": "number of nodes that join the rendezvous",
+    "nproc-per-node": "number of ranks to start on this node: LOCAL_RANK 0, 1, ...",
+    "node-rank": "this node's number; node 0 has rank 0",
+    "master-addr": "address of rank 0: becomes MASTER_ADDR of every rank",
+    "master-port": "port of rank 0: becomes MASTER_PORT of every rank",
+    "rdzv-backend": "the method by which nodes find each other",
+    "rdzv-endpoint": "the address where nodes find each other",
+    "rdzv-id": "the id of this rendezvous: nodes with another id do not join",
+    "rdzv-conf": "settings of the rendezvous",
+    "standalone": "a single node with a rendezvous of its own",
+    "max-restarts": "number of restarts after a rank fails",
+    "monitor-interval": "seconds between checks of the ranks",
+    "log-dir": "folder for the output of the ranks",
+    "redirects": "write the output of the ranks to files",
+    "tee": "write the output of the ranks to files and to this output",
+    "local-addr": "the address of this node",
+    "shutdown-timeout": "seconds between SIGTERM and SIGKILL to its ranks (default 30)",
+    "role": "a name for these ranks",
+    "start-method": "method to start processes",
+    "module": "the program is a Python module",
+    "no-python": "the program is not a Python script",
+}
+
+LAUNCHERS = {
+    "torchrun": "starts this node's ranks and sets RANK, LOCAL_RANK and WORLD_SIZE for each",
+    "accelerate": "starts this node's ranks; its number of processes counts all nodes",
+    "deepspeed": "starts the ranks, on other nodes too if a hostfile names them",
+}
+
+COMMANDS = {
+    "set": "options of the shell",
+    "module": "makes installed software available",
+    "ml": "makes installed software available",
+    "source": "runs a file in this shell, such as an environment's activate",
+    ".": "runs a file in this shell, such as an environment's activate",
+    "conda": "activates or manages a conda environment",
+    "export": "sets a variable for this script and the programs it starts",
+    "cd": "changes the current folder",
+    "mkdir": "makes a folder",
+    "echo": "prints to the job's output",
+    "printf": "prints to the job's output",
+    "wait": "waits until the background processes end or a signal arrives",
+    "scancel": "sends a signal to the job's steps, or ends them",
+    "scontrol": "queries or changes the state of jobs in Slurm",
+    "exit": "sets the job's exit code",
+    "sleep": "waits",
+    "kill": "sends a signal to a process of this node",
+    "trap": "sets the action for a signal",
+    "unset": "removes variables",
+    "nvidia-smi": "shows the GPUs of the first node",
+    "rsync": "copies files",
+    "cp": "copies files",
+}
+
+SHELL_OPTIONS = {
+    "e": "end at the first command that fails",
+    "u": "an unset variable is an error",
+    "o pipefail": "a pipeline fails if any of its commands fails",
+    "x": "print every command before it runs",
+    "a": "export every variable",
+}
+
+PATTERNS = {
+    "j": "the job id",
+    "J": "the job id and the step number",
+    "A": "the job id of the array",
+    "a": "the index in the array",
+    "x": "the job's name",
+    "u": "your name",
+    "N": "the node's name",
+    "n": "the node's number in the job",
+    "t": "the task's number",
+    "s": "the step's number",
+}
+
 
 _SIGNAL = re.compile(r"(?:([BR]+):)?(\w+)(?:@(\d+))?")
 
