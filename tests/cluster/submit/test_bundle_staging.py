@@ -14,8 +14,8 @@ import pytest
 from bundle_harness import bundle
 from harness import all_gone, tree, wait_until
 
-from frog.cluster.submit.bundle import make
-from frog.cluster.submit.bundle.sums import check_sums
+from frog.cluster.submit.bundle import make_bundle
+from frog.cluster.submit.bundle.bundle_folder import check_sums
 
 
 def test_failed_bundle_leaves_no_files(
@@ -24,7 +24,7 @@ def test_failed_bundle_leaves_no_files(
     def full(folder: Path) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(make, "write_sums", full)
+    monkeypatch.setattr(make_bundle, "write_sums", full)
     assert bundle("--no-wheels") == 1
     assert "No space left on device" in capsys.readouterr().err
     assert os.listdir(here / "out") == []
@@ -56,16 +56,16 @@ def test_interrupted_bundle_leaves_no_files_or_processes(here: Path) -> None:
 def test_bundle_appears_by_rename(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frog renames the staging folder; during a copy, others could see an incomplete bundle."""
     seen = []
-    plain = make.write_sums
-    monkeypatch.setattr(make, "write_sums", lambda folder: (seen.append(folder.stat().st_ino), plain(folder))[1])
+    plain = make_bundle.write_sums
+    monkeypatch.setattr(make_bundle, "write_sums", lambda folder: (seen.append(folder.stat().st_ino), plain(folder))[1])
     assert bundle("--no-wheels") == 0
     assert seen == [(here / "out" / "it").stat().st_ino]
 
 
 def test_killed_bundle_looks_incomplete_and_is_removed(here: Path) -> None:
     code = (
-        "import os, signal, sys\nfrom frog.cluster.submit.bundle import make\nfrom frog.cli import main\n"
-        "make.write_sums = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys\nfrom frog.cluster.submit.bundle import make_bundle\nfrom frog.cli import main\n"
+        "make_bundle.write_sums = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
         "main(['bundle', 'run.toml', '--to', 'out/it', '--no-wheels'])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=here, timeout=60)
@@ -114,15 +114,15 @@ def test_killed_replacement_loses_no_run(place: int, here: Path) -> None:
     folder = here / "out" / "it"
     use(folder)
     code = (
-        "import os, signal, sys\nfrom frog.cluster.submit.bundle import make\nfrom frog.cli import main\n"
+        "import os, signal, sys\nfrom frog.cluster.submit.bundle import make_bundle\nfrom frog.cli import main\n"
         "rename, left = os.rename, [int(sys.argv[1])]\n"
         "def count(source, target):\n"
         "    left[0] -= 1\n"
         "    os.kill(os.getpid(), signal.SIGKILL) if left[0] == 0 else rename(source, target)\n"
-        "def seal(folder, seal=make.write_sums):\n"
+        "def seal(folder, seal=make_bundle.write_sums):\n"
         "    os.rename, done = count, seal(folder)\n"
         "    return done\n"
-        "make.write_sums = seal\n"
+        "make_bundle.write_sums = seal\n"
         "main(['bundle', 'run.toml', '--to', 'out/it', '--no-wheels', '--force'])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(place)], cwd=here, timeout=60)

@@ -15,8 +15,8 @@ import pytest
 from bundle_harness import bundle
 
 from frog import __version__
-from frog.cluster.submit.bundle import make
-from frog.cluster.submit.bundle.sums import check_sums
+from frog.cluster.submit.bundle import make_bundle
+from frog.cluster.submit.bundle.bundle_folder import check_sums
 from frog.cluster.submit.bundle.wheels import PROJECT, build_wheel, pack_wheel
 from frog.core.config.project import FILES
 
@@ -56,7 +56,7 @@ def test_wheels_for_another_machine_are_refused(
 
 @pytest.mark.slow
 def test_setup_installs_only_wheels_of_the_bundle(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "collect_wheels", collect_small_wheels)
+    monkeypatch.setattr(make_bundle, "collect_wheels", collect_small_wheels)
     assert bundle() == 0
     (here / "out" / "it").rename(here / "moved")
     folder = here / "moved"
@@ -88,7 +88,7 @@ def test_torch_without_cuda_for_cluster_with_gpus_is_reported(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def collect(version: str) -> None:
-        monkeypatch.setattr(make, "collect_wheels", lambda folder, *rest: small_wheel(folder, "torch", version))
+        monkeypatch.setattr(make_bundle, "collect_wheels", lambda folder, *rest: small_wheel(folder, "torch", version))
 
     collect("2.13.0+cpu")
     assert bundle() == 0
@@ -104,7 +104,9 @@ def test_torch_without_cuda_for_cluster_with_gpus_is_reported(
 
 @pytest.mark.slow
 def test_failed_setup_leaves_no_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "collect_wheels", lambda folder, *rest: small_wheel(folder, "frog", __version__, "pond"))
+    monkeypatch.setattr(
+        make_bundle, "collect_wheels", lambda folder, *rest: small_wheel(folder, "frog", __version__, "pond")
+    )
     assert bundle("--python-version", f"{sys.version_info.major}.{sys.version_info.minor}") == 0
     done = set_up(here / "out" / "it")
     assert done.returncode == 1
@@ -113,8 +115,8 @@ def test_failed_setup_leaves_no_environment(here: Path, monkeypatch: pytest.Monk
 
 
 def test_setup_refuses_another_python_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "collect_wheels", collect_small_wheels)
-    monkeypatch.setattr(make, "python_version", lambda: "3.99")
+    monkeypatch.setattr(make_bundle, "collect_wheels", collect_small_wheels)
+    monkeypatch.setattr(make_bundle, "python_version", lambda: "3.99")
     assert bundle() == 0
     done = set_up(here / "out" / "it")
     assert done.returncode == 1

@@ -14,8 +14,9 @@ from frog.cli import main
 from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.jobfile.cluster_profile import load_profile
 from frog.cluster.jobfile.explain import explain
-from frog.cluster.submit.bundle import project, wheels
-from frog.cluster.submit.bundle.project import project_files
+from frog.cluster.submit import submitted_work
+from frog.cluster.submit.bundle import wheels
+from frog.cluster.submit.submitted_work import project_files
 
 from test_program_jobs import PLAIN_TORCH, write_profile  # isort: skip
 
@@ -110,8 +111,8 @@ def test_later_bundle_does_not_contain_the_earlier_one(here: Path) -> None:
 def test_bundle_that_could_not_work_is_refused(
     here: Path, words: list[str], error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(project, "LARGEST_FILE", 1024)
-    monkeypatch.setattr(project, "LARGEST_FOLDER", 2048)
+    monkeypatch.setattr(submitted_work, "LARGEST_FILE", 1024)
+    monkeypatch.setattr(submitted_work, "LARGEST_FOLDER", 2048)
     (here.parent / "outside.py").write_text("")
     (here / "out.txt").symlink_to(here.parent / "outside.py")
     (here / "big.bin").write_bytes(bytes(1025))

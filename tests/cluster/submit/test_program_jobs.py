@@ -12,8 +12,8 @@ import pytest
 from frog.cli import main
 from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.jobfile.explain import explain
-from frog.cluster.submit.program_work import ProgramWork, program_work
 from frog.cluster.submit.slurm_job import SlurmRequest, check_request, render_job
+from frog.cluster.submit.submitted_work import ProgramWork, program_work
 from frog.core.errors import UsageError
 
 from test_job_files import GENERIC, PROFILES  # isort: skip

@@ -15,7 +15,7 @@ from frog.cli import main
 from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.objects import Manifest
 from frog.cluster.kubernetes.pods import expand
-from frog.cluster.submit.program_files import LARGEST_NAMED, find_program_files
+from frog.cluster.submit.submitted_work import LARGEST_NAMED, find_program_files
 from frog.core.errors import UsageError
 
 sys.path.append(str(Path(__file__).parents[1] / "kubernetes"))

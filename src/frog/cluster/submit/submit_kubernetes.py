@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from frog.cluster.submit.ask import ask_cluster
-from frog.cluster.submit.kubernetes_request import KubernetesRequest
-from frog.cluster.submit.program_work import program_work
+from frog.cluster.submit.kubernetes_manifests import KubernetesRequest
+from frog.cluster.submit.submit_commands import ask_cluster
+from frog.cluster.submit.submitted_work import program_work
 from frog.core.config import load_run_config
 from frog.core.errors import UsageError
 from frog.core.terminal import printable
@@ -90,7 +90,7 @@ def submit_to_kubernetes(args: argparse.Namespace) -> int:
 
     Raises:  UsageError or ConfigError before anything is sent; LaunchError if kubectl is missing or fails.
     """
-    from frog.cluster.submit.kubernetes_job import render
+    from frog.cluster.submit.kubernetes_manifests import render
 
     request = _make_request(args)
     text = render(request, args.kind)
@@ -103,7 +103,7 @@ def submit_to_kubernetes(args: argparse.Namespace) -> int:
 
 
 def _make_request(args: argparse.Namespace) -> KubernetesRequest:
-    from frog.cluster.submit.kubernetes_job import read_files, with_settings
+    from frog.cluster.submit.kubernetes_manifests import read_files, with_settings
 
     _refuse_what_has_no_effect(args)
     if args.program:
@@ -117,7 +117,7 @@ def _make_request(args: argparse.Namespace) -> KubernetesRequest:
 
 def _program_parts(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a request that a program determines."""
-    from frog.cluster.submit.kubernetes_program import read_program
+    from frog.cluster.submit.kubernetes_manifests import read_program
 
     if args.image is None:
         raise UsageError(

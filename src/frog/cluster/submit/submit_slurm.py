@@ -14,10 +14,10 @@ import msgspec
 from frog.cluster.jobfile.cluster_profile import CLUSTERS, DEFAULT_PROFILE, load_profile
 from frog.cluster.jobfile.explain import explain
 from frog.cluster.jobfile.jobfile_commands import format_findings
-from frog.cluster.submit.ask import ask_cluster
-from frog.cluster.submit.bundle_facts import BUNDLE_JSON, BundleFacts
-from frog.cluster.submit.program_work import program_work
+from frog.cluster.submit.bundle.bundle_folder import BUNDLE_JSON, BundleFacts
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request, render_job
+from frog.cluster.submit.submit_commands import ask_cluster
+from frog.cluster.submit.submitted_work import program_work
 from frog.core.config import RunConfig, load_run_config
 from frog.core.errors import DataError, LaunchError, UsageError
 from frog.core.files import write_atomic
