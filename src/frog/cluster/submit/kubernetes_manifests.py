@@ -12,9 +12,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
-
-import jinja2
+from typing import TYPE_CHECKING, Any, Literal
 
 from frog import __version__
 from frog.cluster.kubernetes.names import is_key, is_label, is_object_name, is_service_name
@@ -31,6 +29,9 @@ from frog.core.config import RunConfig
 from frog.core.errors import ConfigError, UsageError
 from frog.observe.environment import HOOK
 
+if TYPE_CHECKING:
+    import jinja2
+
 Kind = Literal["job", "trainjob"]
 
 LONGEST_NAME: Mapping[Kind, int] = {
@@ -38,6 +39,21 @@ LONGEST_NAME: Mapping[Kind, int] = {
     "trainjob": 63 - len("-node-0-9999-xxxxx"),
 }
 """Longest name of a Job: its pods' names are longer, and a host name has at most 63 characters."""
+
+
+CONFIG_PATH = "/config"
+WORK_PATH = "/workspace"
+PORT = 29500
+_GRACE_S, _PROGRAM_GRACE_S = 120, 60
+_LARGEST_CONFIG_MAP = 1 << 20
+_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)")
+_IMAGE = re.compile(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
+PROGRAM_PATH = "/program"
+OBSERVER_PATH = "/observer"
+OBSERVER_ZIP = "observer.zip"
+_OBSERVER = ("sitecustomize.py", "frog_observer")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""Time of the archive's entries, so that equal files give an equal archive."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +108,6 @@ class KubernetesRequest:
         return self.memory if self.memory is not None else f"{self.ranks_per_node * (32 if self.gpus else 2)}Gi"
 
 
-CONFIG_PATH = "/config"
-WORK_PATH = "/workspace"
-PORT = 29500
-_GRACE_S, _PROGRAM_GRACE_S = 120, 60
-_LARGEST_CONFIG_MAP = 1 << 20
-_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)")
-_IMAGE = re.compile(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
-
-
 def render(request: KubernetesRequest, kind: Kind) -> str:
     """Return the manifests as readable YAML.
 
@@ -108,8 +115,8 @@ def render(request: KubernetesRequest, kind: Kind) -> str:
     world or its files are too large.
     """
     _check_request(request, kind)
-    name = f"{'' if request.program is None else 'program_'}{kind}.yaml.jinja"
-    text = _templates().get_template(name).render(_template_values(request))
+    template = f"{kind}.yaml.jinja" if request.program is None else f"program_{kind}.yaml.jinja"
+    text = _templates().get_template(template).render(_template_values(request))
     for document in load_documents(text):
         if document["kind"] == "ConfigMap" and [*document.get("data", {}).values()] != [*request.files.values()]:
             raise AssertionError("the ConfigMap does not contain the files")
@@ -118,6 +125,8 @@ def render(request: KubernetesRequest, kind: Kind) -> str:
 
 @functools.cache
 def _templates() -> jinja2.Environment:
+    import jinja2
+
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("frog.cluster.submit"),
         undefined=jinja2.StrictUndefined,
@@ -149,7 +158,7 @@ def _template_values(request: KubernetesRequest) -> dict[str, Any]:
         "observer_path": OBSERVER_PATH,
         "grace_s": _GRACE_S if request.program is None else _PROGRAM_GRACE_S,
         "threads": max(1, request.cpus_per_pod // request.ranks_per_node),
-        **(program if request.program is None else program_values(request)),
+        **(program if request.program is None else _program_values(request)),
     }
 
 
@@ -164,7 +173,7 @@ def _check_request(request: KubernetesRequest, kind: Kind) -> None:
         if any("\ud800" <= letter <= "\udfff" for letter in setting):
             raise UsageError(f"--set {setting!a}: not UTF-8", "write it in UTF-8, the encoding of YAML")
     if request.program is not None:
-        check_size(request, _LARGEST_CONFIG_MAP)
+        _check_size(request, _LARGEST_CONFIG_MAP)
     if not isinstance(request.config, RunConfig):
         return
     request.config.check_world(request.nodes * request.ranks_per_node)
@@ -217,14 +226,6 @@ def with_settings(first: Sequence[str], then: Sequence[str]) -> tuple[str, ...]:
     return (*(text for text in first if text.partition("=")[0].strip() not in ours), *then)
 
 
-PROGRAM_PATH = "/program"
-OBSERVER_PATH = "/observer"
-OBSERVER_ZIP = "observer.zip"
-_OBSERVER = ("sitecustomize.py", "frog_observer")
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Time of the archive's entries, so that equal files give an equal archive."""
-
-
 @dataclass(frozen=True)
 class PodFile:
     """A file of the program: its path in the working folder, its key in the ConfigMap, and its text."""
@@ -253,7 +254,7 @@ def read_program(work: ProgramWork, include: Sequence[str], folder: Path) -> tup
     return {name: (folder / name).read_text(encoding="utf-8") for name in found.sent}, found.data
 
 
-def program_values(request: KubernetesRequest) -> dict[str, Any]:
+def _program_values(request: KubernetesRequest) -> dict[str, Any]:
     """Return what the template needs to start the program. Kubernetes reads $$ as one $."""
     assert request.program is not None
     files = _with_keys(request.files)
@@ -269,7 +270,7 @@ def program_values(request: KubernetesRequest) -> dict[str, Any]:
     }
 
 
-def check_size(request: KubernetesRequest, most_bytes: int) -> None:
+def _check_size(request: KubernetesRequest, most_bytes: int) -> None:
     """Raise ConfigError if the program's files do not fit into a ConfigMap next to the observer."""
     size = sum(len(name) + len(text.encode()) for name, text in request.files.items())
     size += len(_observer_archive()) if request.program and request.program.observer else 0

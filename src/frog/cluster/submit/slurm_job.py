@@ -53,10 +53,10 @@ class SlurmRequest:
     """Path of the job file, relative to the folder of submission; None for the jobs folder and the run's name."""
 
     @classmethod
-    def asked_for(cls, args: argparse.Namespace, made_with: Mapping[str, Any], **further: Any) -> SlurmRequest:
-        """Return the request of the arguments; missing ones come from `made_with`; and `further` fields."""
-        said = {name: value for name in REQUEST_OPTIONS if (value := getattr(args, name)) is not None}
-        return cls(**{**made_with, **said}, **further)
+    def from_arguments(cls, args: argparse.Namespace, defaults: Mapping[str, Any], **fields: Any) -> SlurmRequest:
+        """Return the request of the arguments, with `defaults` for missing ones, and the other `fields`."""
+        given = {name: value for name in REQUEST_OPTIONS if (value := getattr(args, name)) is not None}
+        return cls(**{**defaults, **given}, **fields)
 
     @property
     def program(self) -> ProgramWork | None:
@@ -145,7 +145,7 @@ def _time_problems(request: SlurmRequest) -> list[str]:
 
 def render_job(request: SlurmRequest) -> str:
     """Return the job file. Assumes that `check_request` found no mistakes."""
-    return _template().render(**_gaps(request))
+    return _template().render(**_template_values(request))
 
 
 @functools.cache
@@ -159,7 +159,7 @@ def _template() -> Template:
     return environment.from_string(_TEMPLATE.read_text())
 
 
-def _gaps(request: SlurmRequest) -> dict[str, Any]:
+def _template_values(request: SlurmRequest) -> dict[str, Any]:
     profile, name = request.profile, request.config.name
     signal_s = _signal_s(request)
     node_output = request.output.replace("%j", "%j-node%n")
@@ -203,7 +203,7 @@ def _signal_s(request: SlurmRequest) -> int:
 
 def _directives(request: SlurmRequest, signal_s: int) -> list[str]:
     profile = request.profile
-    asked: list[tuple[str, object]] = [
+    options: list[tuple[str, object]] = [
         ("job-name", request.config.name),
         ("account", request.account or profile.account),
         ("partition", request.partition or profile.partition),
@@ -213,16 +213,16 @@ def _directives(request: SlurmRequest, signal_s: int) -> list[str]:
     ]
     if profile.gpus_per_node:
         count = f"gpu:{request.ranks}" if profile.gpu_option == "gres" else str(request.ranks)
-        asked.append((profile.gpu_option, count))
-    asked += [
+        options.append((profile.gpu_option, count))
+    options += [
         ("cpus-per-task", request.cpus_per_node),
         ("time", request.time_text),
         ("signal", None if request.program and not request.program.requeue else f"B:USR1@{signal_s}"),
         ("open-mode", "append"),
         ("output", request.output),
     ]
-    again = "--requeue" if request.program is None or request.program.requeue else "--no-requeue"
-    return [f"--{name}={value}" for name, value in asked if value is not None] + [again, *profile.directives]
+    requeue = "--requeue" if request.program is None or request.program.requeue else "--no-requeue"
+    return [f"--{name}={value}" for name, value in options if value is not None] + [requeue, *profile.directives]
 
 
 def _python_of(program: ProgramWork, profile: ClusterProfile) -> str:

@@ -15,6 +15,8 @@ from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
 from frog.core.user_input import at_least
 
+_TIMEOUT_S = 120
+"""Longest wait for sbatch or kubectl."""
 FOR_SLURM = ("profile", "time", "account", "partition", "qos", "bundle", "requeue")
 FOR_KUBERNETES = (
     "kind", "image", "namespace", "name", "gpus", "restarts", "claim", "storage", "storage_class", "cpus", "memory",
@@ -108,7 +110,8 @@ def separate_work(args: argparse.Namespace, *, of_program: Sequence[str], of_run
     else:
         args.program = [args.run_file, *args.program]
         others, kind = of_run_file, "a program"
-    if wrong := [_written(name) for name in others if getattr(args, name)]:
+    wrong = [_as_option(name) for name in others if getattr(args, name)]
+    if wrong:
         raise UsageError(f"{', '.join(wrong)}: cannot be combined with {kind}", "remove it")
 
 
@@ -116,20 +119,16 @@ def _check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) ->
     """Refuse options that belong to the other kind of cluster."""
     others, owner = (FOR_SLURM, "slurm") if args.to == "kubernetes" else (FOR_KUBERNETES, "kubernetes")
     given = [option for option in others if getattr(args, option) != parser.get_default(option)]
-    if wrong := [option for option in given if option != "name" or not args.program]:
-        raise UsageError(
-            f"{', '.join(map(_written, wrong))}: only --to {owner} has this option", f"remove it, or use --to {owner}"
-        )
+    wrong = [_as_option(option) for option in given if option != "name" or not args.program]
+    if wrong:
+        raise UsageError(f"{', '.join(wrong)}: only --to {owner} has this option", f"remove it, or use --to {owner}")
 
 
-def _written(option: str) -> str:
+def _as_option(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-_TIMEOUT_S = 120
-
-
-def ask_cluster(
+def call_cluster_program(
     words: Sequence[str],
     *,
     absent: tuple[str, str],

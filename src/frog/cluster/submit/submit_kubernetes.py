@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from frog.cluster.submit.kubernetes_manifests import KubernetesRequest
-from frog.cluster.submit.submit_commands import ask_cluster
+from frog.cluster.submit.kubernetes_manifests import KubernetesRequest, read_files, read_program, render, with_settings
+from frog.cluster.submit.submit_commands import call_cluster_program
 from frog.cluster.submit.submitted_work import program_work
 from frog.core.config import load_run_config
 from frog.core.errors import UsageError
@@ -90,8 +90,6 @@ def submit_to_kubernetes(args: argparse.Namespace) -> int:
 
     Raises:  UsageError or ConfigError before anything is sent; LaunchError if kubectl is missing or fails.
     """
-    from frog.cluster.submit.kubernetes_manifests import render
-
     request = _make_request(args)
     text = render(request, args.kind)
     if args.dry_run:
@@ -103,9 +101,7 @@ def submit_to_kubernetes(args: argparse.Namespace) -> int:
 
 
 def _make_request(args: argparse.Namespace) -> KubernetesRequest:
-    from frog.cluster.submit.kubernetes_manifests import read_files, with_settings
-
-    _refuse_what_has_no_effect(args)
+    _refuse_options_without_effect(args)
     if args.program:
         return _request(args, _program_parts(args))
     run_file = Path(args.run_file)
@@ -117,8 +113,6 @@ def _make_request(args: argparse.Namespace) -> KubernetesRequest:
 
 def _program_parts(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a request that a program determines."""
-    from frog.cluster.submit.kubernetes_manifests import read_program
-
     if args.image is None:
         raise UsageError(
             "--image: name an image that has torch and the program's packages",
@@ -135,7 +129,7 @@ def _request(args: argparse.Namespace, parts: dict[str, Any]) -> KubernetesReque
     return KubernetesRequest(**{**parts, **common, "command": _command(args), **_given(args)})
 
 
-def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
+def _refuse_options_without_effect(args: argparse.Namespace) -> None:
     """Raise UsageError for an option that the requested manifests do not use."""
     reasons = {}
     if args.kind == "trainjob":
@@ -184,7 +178,7 @@ def _apply(text: str, *, server_side: bool) -> str:
 
     server_side: without it, kubectl copies each object into an annotation, which holds at most 256 KiB.
     """
-    return ask_cluster(
+    return call_cluster_program(
         ["kubectl", "apply", *(["--server-side"] if server_side else []), "--filename", "-"],
         absent=(
             "kubectl is not installed; nothing was submitted",

@@ -16,7 +16,7 @@ from frog.cluster.jobfile.explain import explain
 from frog.cluster.jobfile.jobfile_commands import format_findings
 from frog.cluster.submit.bundle.bundle_folder import BUNDLE_JSON, BundleFacts
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request, render_job
-from frog.cluster.submit.submit_commands import ask_cluster
+from frog.cluster.submit.submit_commands import call_cluster_program
 from frog.cluster.submit.submitted_work import program_work
 from frog.core.config import RunConfig, load_run_config
 from frog.core.errors import DataError, LaunchError, UsageError
@@ -38,14 +38,14 @@ def submit_to_slurm(args: argparse.Namespace) -> int:
     if args.dry_run:
         sys.stdout.write(text)
         return 0
-    _ready(request, folder)
+    _check_ready(request, folder)
     path = folder / request.job_file
     try:
         (folder / JOBS).mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
     except OSError as error:
         raise LaunchError(f"{path} could not be written: {error}; nothing was submitted") from error
-    job_id = _hand_in(request.job_file, folder)
+    job_id = _call_sbatch(request.job_file, folder)
     print(_next_steps(request, folder, job_id))
     return 0
 
@@ -62,12 +62,12 @@ def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
     run_file, settings = (args.run_file, ()) if facts is None else (Path(facts.run_file), facts.settings)
     settings = (*settings, *args.set)
     if facts is None or args.profile is not None:
-        profile, made_with = load_profile(args.profile or DEFAULT_PROFILE), {}
+        profile, defaults = load_profile(args.profile or DEFAULT_PROFILE), {}
     else:
-        profile, made_with = load_profile(facts.profile, folder / CLUSTERS), msgspec.structs.asdict(facts.request)
-    request = SlurmRequest.asked_for(
+        profile, defaults = load_profile(facts.profile, folder / CLUSTERS), msgspec.structs.asdict(facts.request)
+    request = SlurmRequest.from_arguments(
         args,
-        made_with,
+        defaults,
         profile=profile,
         config=load_run_config(folder / run_file, settings),
         run_file=run_file,
@@ -82,7 +82,7 @@ def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
 def _program_request(args: argparse.Namespace) -> SlurmRequest:
     observer = None if args.no_observe else HOOK
     work = program_work(args.program, to="slurm", requeue=args.requeue, observer=observer, name=args.name)
-    request = SlurmRequest.asked_for(
+    request = SlurmRequest.from_arguments(
         args,
         {},
         profile=load_profile(args.profile or DEFAULT_PROFILE),
@@ -139,18 +139,18 @@ def render_checked(request: SlurmRequest, folder: Path) -> str:
     return text
 
 
-def _ready(request: SlurmRequest, folder: Path) -> None:
+def _check_ready(request: SlurmRequest, folder: Path) -> None:
     """Refuse a job that would fail at its start."""
     if not isinstance(request.config, RunConfig):
         return
-    _data_is_there(request.config, folder)
+    _check_data(request.config, folder)
     python = folder / request.profile.python
     if request.profile.container is None and not os.access(python, os.X_OK):
         what = "run its setup.sh" if request.bundled else "run make setup, or name another Python in the profile"
         raise UsageError(f"{python}: this Python does not exist, and the job would start it", what)
 
 
-def _data_is_there(config: RunConfig, folder: Path) -> None:
+def _check_data(config: RunConfig, folder: Path) -> None:
     name = config.data.name
     prepared = set_folder(name, folder / "data")
     if not prepared.manifest_json.is_file() and (name != DEFAULT_NAME or folder != Path()):
@@ -160,9 +160,9 @@ def _data_is_there(config: RunConfig, folder: Path) -> None:
         )
 
 
-def _hand_in(job_file: Path, folder: Path) -> str:
+def _call_sbatch(job_file: Path, folder: Path) -> str:
     path = folder / job_file
-    answer = ask_cluster(
+    answer = call_cluster_program(
         ["sbatch", "--parsable", str(job_file)],
         absent=(
             f"sbatch is not on PATH: {path} was written, but nothing was submitted",

@@ -20,6 +20,10 @@ from frog.core.processes import is_alive
 from frog.core.schema import Name, Typed, read_bounded
 
 BUNDLE_JSON = "bundle.json"
+RUNS = JOBS.parent
+SUMS = "SHA256SUMS"
+_MADE_IN_USE = (".venv", "runs", "logs", "__pycache__")
+"""Files that appear in a bundle when it is used."""
 
 
 class BundleRequest(Typed, frozen=True):
@@ -54,11 +58,6 @@ class BundleFacts(Typed, frozen=True):
     python: Name | None
 
 
-SUMS = "SHA256SUMS"
-_LATER = (".venv", "runs", "logs", "__pycache__")
-"""Files that appear in a bundle when it is used."""
-
-
 def write_sums(folder: Path) -> int:
     """Write the hash of every file; return the number of files."""
     names = sorted(_files(folder))
@@ -73,39 +72,36 @@ def check_sums(folder: Path) -> list[str]:
         lines = read_bounded(folder / SUMS, UsageError, hint).decode(errors="surrogateescape").splitlines()
     except FileNotFoundError:
         raise UsageError(f"{folder}: not a bundle: {SUMS} is missing", hint) from None
-    wrong, named = [], set()
+    problems, named = [], set()
     for number, line in enumerate(lines, 1):
         match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
         if match is None:
-            wrong.append(f"{SUMS}, line {number}: not a hash and a name")
+            problems.append(f"{SUMS}, line {number}: not a hash and a name")
             continue
         if match[2] in named:
-            wrong.append(f"{SUMS}, line {number}: {match[2]} is listed twice")
+            problems.append(f"{SUMS}, line {number}: {match[2]} is listed twice")
             continue
         named.add(match[2])
-        wrong += _look(folder, match[2], match[1])
-    return wrong + [f"{name}: not in {SUMS}" for name in sorted(_files(folder) - named)]
+        problems += _check_file(folder, match[2], match[1])
+    return problems + [f"{name}: not in {SUMS}" for name in sorted(_files(folder) - named)]
 
 
-def _look(folder: Path, name: str, digest: str) -> list[str]:
+def _check_file(folder: Path, name: str, digest: str) -> list[str]:
     if name.startswith("/") or ".." in name.split("/"):
         return [f"{name}: outside the bundle"]
     try:
-        found = sha256_file(folder / name)
+        actual = sha256_file(folder / name)
     except FileNotFoundError:
         return [f"{name}: missing"]
     except OSError as error:
         return [f"{name}: cannot be read: {error.strerror}"]
-    return [] if found == digest else [f"{name}: altered: sha256 {found[:16]}..., the list says {digest[:16]}..."]
+    return [] if actual == digest else [f"{name}: altered: sha256 {actual[:16]}..., the list says {digest[:16]}..."]
 
 
 def _files(folder: Path) -> set[str]:
-    """Return the names of all files, except those that appear later."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() or path.is_symlink())
-    return {path.as_posix() for path in found if path.parts[0] not in _LATER and path.name != SUMS}
-
-
-RUNS = JOBS.parent
+    """Return the names of all files, except those that appear when the bundle is used."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    return {path.as_posix() for path in paths if path.parts[0] not in _MADE_IN_USE and path.name != SUMS}
 
 
 @contextmanager
@@ -130,10 +126,10 @@ def staged(target: Path, *, force: bool) -> Iterator[Path]:
         sync_folder(target.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        _settle(old, target)
+        _finish_replacement(old, target)
 
 
-def _settle(old: Path, target: Path) -> None:
+def _finish_replacement(old: Path, target: Path) -> None:
     """Finish an interrupted replacement: put `old` back, or move its runs to `target` and remove it."""
     if not old.exists():
         return
@@ -167,7 +163,7 @@ def _clear_leftovers(target: Path) -> None:
         if match is None or is_alive(int(match[2])):
             continue
         if match[1] == "old":
-            _settle(entry, target)
+            _finish_replacement(entry, target)
         else:
             with contextlib.suppress(OSError):
                 shutil.rmtree(entry)

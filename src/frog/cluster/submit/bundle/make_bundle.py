@@ -7,12 +7,13 @@ import platform as host
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from frog import __version__
-from frog.cluster.jobfile.cluster_profile import CLUSTERS, load_profile, profile_path
+from frog.cluster.jobfile.cluster_profile import CLUSTERS, ClusterProfile, load_profile, profile_path
 from frog.cluster.submit.bundle.bundle_folder import BUNDLE_JSON, SUMS, BundleFacts, BundleRequest, staged, write_sums
 from frog.cluster.submit.bundle.wheels import check_platform, collect_wheels, download_requirements, python_version
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request
@@ -36,6 +37,9 @@ from frog.observe.environment import HOOK
 from frog.train.data.prepared import open_prepared
 
 _TEXTS = Path(__file__).parent / "texts"
+_PROGRAM, _OBSERVER = "program", "observer"
+"""Folders of a program's bundle."""
+_REQUIREMENTS = "requirements.txt"
 
 
 def make_bundle(args: argparse.Namespace) -> None:
@@ -44,10 +48,10 @@ def make_bundle(args: argparse.Namespace) -> None:
     Raises:  UsageError, ConfigError, DataError before anything is created; LaunchError if pip fails, after the
              unfinished folder is removed.
     """
-    start = time.monotonic()
+    start_s = time.monotonic()
     config = load_run_config(args.run_file, args.set)
     files, settings = _run_files(args.run_file, config)
-    request = SlurmRequest.asked_for(
+    request = SlurmRequest.from_arguments(
         args,
         {},
         profile=load_profile(args.profile),
@@ -65,22 +69,16 @@ def make_bundle(args: argparse.Namespace) -> None:
     with staged(args.to, force=args.force) as folder:
         for name, source in files.items():
             _copy(source, folder / name)
-        profile = profile_path(args.profile)
-        _copy(profile, folder / CLUSTERS / profile.name)
+        _add_profile(folder, args.profile)
         _copy(data.path, folder / "data" / config.data.name)
-        (folder / JOBS).mkdir(parents=True)
         if with_wheels:
             _add_wheels(folder, config, args)
         write_typed(folder / BUNDLE_JSON, _facts(request, config.data.name, args, with_wheels))
         write_atomic(folder / request.job_file, render_checked(request, folder))
         warnings = _warnings(request, folder)
         write_atomic(folder / "README.md", _readme(request, config.data.name, with_wheels, warnings, args))
-        count = write_sums(folder)
-    size = sum(path.stat().st_size for path in args.to.rglob("*") if path.is_file())
-    took = format_seconds(time.monotonic() - start)
-    print(f"{args.to}: {count} files, {format_bytes(size)}, in {took}; {SUMS} lists them")
-    print("".join(f"note: {text}\n" for text in warnings), end="")
-    print(f"next: read {args.to}/README.md")
+        num_files = write_sums(folder)
+    _print_summary(args.to, num_files, time.monotonic() - start_s, warnings)
 
 
 def _run_files(run_file: Path, config: RunConfig) -> tuple[dict[str, Path], list[str]]:
@@ -109,9 +107,7 @@ def _add_wheels(folder: Path, config: RunConfig, args: argparse.Namespace) -> No
     collect_wheels(folder / "wheels", extras, args.platform, args.python_version)
     python = args.python_version or python_version()
     wanted = f"frog[{','.join(extras)}]=={__version__}" if extras else f"frog=={__version__}"
-    text = (_TEXTS / "setup.sh").read_text().replace("@PYTHON@", python).replace("@WANTED@", wanted)
-    write_atomic(folder / "setup.sh", text)
-    (folder / "setup.sh").chmod(0o755)
+    _write_setup(folder, (_TEXTS / "setup.sh").read_text().replace("@PYTHON@", python).replace("@WANTED@", wanted))
 
 
 def _facts(request: SlurmRequest, data: str, args: argparse.Namespace, with_wheels: bool) -> BundleFacts:
@@ -139,8 +135,6 @@ def _readme(request: SlurmRequest, data: str, with_wheels: bool, warnings: list[
         setup = f"ls {profile.container}      # the profile's image, with Python and Frog"
     elif not with_wheels:
         setup = f"{profile.python} -c 'import frog'      # this bundle has no wheels: Frog must be installed there"
-    source = [f"Source of these facts: {profile.source}"] if profile.source else []
-    checks = "".join(f"- {text}\n" for text in (*warnings, *profile.check, *source))
     return (_TEXTS / "README.md").read_text().format(
         name=request.config.name,
         profile=profile.name,
@@ -149,7 +143,7 @@ def _readme(request: SlurmRequest, data: str, with_wheels: bool, warnings: list[
         command=request.command,
         where=where,
         setup=setup,
-        checks=checks or "- nothing: the profile lists no checks\n",
+        checks=_checks(profile, warnings),
         data=data,
         folder=args.to.name,
     )  # fmt: skip
@@ -169,26 +163,13 @@ def _warnings(request: SlurmRequest, folder: Path) -> list[str]:
     ]
 
 
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target)
-    else:
-        shutil.copy2(source, target)
-
-
-_PROGRAM, _OBSERVER = "program", "observer"
-"""Folders of the bundle."""
-_REQUIREMENTS = "requirements.txt"
-
-
 def make_program_bundle(args: argparse.Namespace) -> None:
     """Create the requested folder, and print its contents.
 
     Raises:  UsageError or ConfigError before anything is created; LaunchError if pip fails, after the unfinished
              folder is removed.
     """
-    start, here = time.monotonic(), Path()
+    start_s, here = time.monotonic(), Path()
     work = program_work(args.program, to="slurm", requeue=args.requeue, observer=None, name=args.name)
     names = project_files(here, _needed(work, here), args.exclude, args.to)
     requirements = _requirements_file(args, names)
@@ -204,24 +185,19 @@ def make_program_bundle(args: argparse.Namespace) -> None:
     with staged(args.to, force=args.force) as folder:
         for name in names:
             _copy(here / name, folder / _PROGRAM / name)
-        profile = profile_path(args.profile)
-        _copy(profile, folder / CLUSTERS / profile.name)
-        (folder / JOBS).mkdir(parents=True)
+        _add_profile(folder, args.profile)
         if not args.no_observe:
             shutil.copytree(HOOK, folder / _OBSERVER, ignore=shutil.ignore_patterns("__pycache__", "*simulated*"))
         if requirements is not None:
             _add_program_wheels(folder, requirements, args)
         write_atomic(folder / request.job_file, render_checked(request, folder))
         write_atomic(folder / "README.md", _program_readme(request, work, names, requirements, args))
-        count = write_sums(folder)
-    size = sum(path.stat().st_size for path in args.to.rglob("*") if path.is_file())
-    took = format_seconds(time.monotonic() - start)
-    print(f"{args.to}: {count} files, {format_bytes(size)}, in {took}; {SUMS} lists them")
-    print(f"next: read {args.to}/README.md")
+        num_files = write_sums(folder)
+    _print_summary(args.to, num_files, time.monotonic() - start_s)
 
 
 def _program_request(args: argparse.Namespace, work: ProgramWork) -> SlurmRequest:
-    return SlurmRequest.asked_for(
+    return SlurmRequest.from_arguments(
         args,
         {},
         profile=load_profile(args.profile),
@@ -259,8 +235,7 @@ def _add_program_wheels(folder: Path, requirements: str, args: argparse.Namespac
     text = (_TEXTS / "setup.sh").read_text().replace("@PYTHON@", python)
     text = text.replace("'@WANTED@'", f"--requirement '{_PROGRAM}/{requirements}'")
     text = "\n".join(line for line in text.split("\n") if "import frog" not in line)
-    write_atomic(folder / "setup.sh", text)
-    (folder / "setup.sh").chmod(0o755)
+    _write_setup(folder, text)
 
 
 def _program_readme(
@@ -272,8 +247,6 @@ def _program_readme(
     if requirements is None:
         setup = "# activate an environment with these packages, or name its Python in the profile"
         packages = ", ".join(_versions(names)) or "none"
-    source = [f"Source of these facts: {profile.source}"] if profile.source else []
-    checks = "".join(f"- {text}\n" for text in (*profile.check, *source))
     return (_TEXTS / "PROGRAM.md").read_text().format(
         name=work.name,
         profile=profile.name,
@@ -284,7 +257,7 @@ def _program_readme(
         setup=setup,
         packages=packages,
         folder=args.to.name,
-        checks=checks or "- nothing: the profile lists no checks\n",
+        checks=_checks(profile),
     )  # fmt: skip
 
 
@@ -294,3 +267,37 @@ def _versions(names: list[str]) -> list[str]:
     modules = imported_packages([Path(name) for name in names if name.endswith(".py")])
     other = sorted(module for module in modules if module not in sys.stdlib_module_names)
     return [f"{known[name][0]} {version(known[name][0])}" if name in known else name for name in other]
+
+
+def _add_profile(folder: Path, name: str) -> None:
+    """Copy the cluster's profile, and create the folder for jobs."""
+    profile = profile_path(name)
+    _copy(profile, folder / CLUSTERS / profile.name)
+    (folder / JOBS).mkdir(parents=True)
+
+
+def _write_setup(folder: Path, text: str) -> None:
+    write_atomic(folder / "setup.sh", text)
+    (folder / "setup.sh").chmod(0o755)
+
+
+def _checks(profile: ClusterProfile, warnings: Sequence[str] = ()) -> str:
+    """Return the list of what to check on the cluster before the first job."""
+    source = [f"Source of these facts: {profile.source}"] if profile.source else []
+    checks = "".join(f"- {text}\n" for text in (*warnings, *profile.check, *source))
+    return checks or "- nothing: the profile lists no checks\n"
+
+
+def _print_summary(bundle: Path, num_files: int, took_s: float, warnings: Sequence[str] = ()) -> None:
+    size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
+    print(f"{bundle}: {num_files} files, {format_bytes(size)}, in {format_seconds(took_s)}; {SUMS} lists them")
+    print("".join(f"note: {text}\n" for text in warnings), end="")
+    print(f"next: read {bundle}/README.md")
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy2(source, target)
