@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
 
 
 def loses_the_thread(explanation: Explanation) -> bool:
-    return any(each.shell.unread for each in (explanation.job, *explanation.inner))
+    return any(each.shell.not_understood for each in (explanation.job, *explanation.nested))
 
 
 def says_no_traps(explanation: Explanation) -> bool:

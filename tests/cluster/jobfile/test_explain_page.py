@@ -13,7 +13,7 @@ from test_explain_traps import GOOD, changed
 from frog.cli import main
 from frog.cluster.jobfile.explain import explain
 from frog.cluster.jobfile.job_file import read_job_file
-from frog.cluster.jobfile.line_meanings import say_lines, summary
+from frog.cluster.jobfile.line_meanings import explain_lines, summary
 from frog.cluster.jobfile.shell_script import parse
 from frog.cluster.jobfile.slurm_options import SBATCH, SRUN, read_directives, time_limit_s, write_time
 
@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parents[3] / "config" / "slurm_example.sbatch"
 
 
 def said(line: int, text: str = GOOD) -> str:
-    return " | ".join(say_lines(read_job_file(text, Path("job.sbatch")))[line])
+    return " | ".join(explain_lines(read_job_file(text, Path("job.sbatch")))[line])
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_explain_accepts_damaged_files() -> None:
     for _ in range(60):
         start, end = sorted(chance.choices(range(len(text)), k=2))
         piece = "".join(char for char in text[start:end] if chance.random() > 0.02)
-        say_lines(explain(piece, Path("job.sbatch")).job)
+        explain_lines(explain(piece, Path("job.sbatch")).job)
 
 
 @pytest.mark.parametrize(

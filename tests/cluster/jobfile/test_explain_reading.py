@@ -16,7 +16,7 @@ from frog.cli import main
 from frog.cluster.jobfile.explain import explain, explain_file
 from frog.cluster.jobfile.jobfile_commands import format_findings
 from frog.cluster.jobfile.launchers import _unabbreviated
-from frog.cluster.jobfile.line_meanings import say_lines
+from frog.cluster.jobfile.line_meanings import explain_lines
 from frog.cluster.jobfile.shell_script import parse
 from frog.cluster.jobfile.shell_words import open_quote
 from frog.core.errors import UsageError
@@ -197,7 +197,10 @@ def explained(data: bytes, path: Path) -> None:
         explanation = explain_file(path)
     except UsageError:
         return
-    said = [*format_findings(explanation), *(words for lines in say_lines(explanation.job).values() for words in lines)]
+    said = [
+        *format_findings(explanation),
+        *(words for lines in explain_lines(explanation.job).values() for words in lines),
+    ]
     assert time.process_time() - began < 20
     assert sum(map(len, format_findings(explanation))) < 1 << 17
     assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for line in format_findings(explanation) for char in line)

@@ -90,7 +90,7 @@ def test_rendered_job_file_passes_shellcheck(name: str, config: RunConfig) -> No
 
 def test_rendered_job_file_requests_the_given_resources(config: RunConfig) -> None:
     job = job_of(SlurmRequest(config, RUN, MN5, nodes=2, account="bsc01", qos="acc_debug", time="01:00:00"))
-    asked = {item.name: item.value for item in job.asked}
+    asked = {item.name: item.value for item in job.options}
     assert asked == {
         "job-name": "tiny", "account": "bsc01", "partition": "acc", "qos": "acc_debug", "nodes": "2",
         "ntasks-per-node": "1", "gres": "gpu:4", "cpus-per-task": "80", "time": "01:00:00", "signal": "B:USR1@120",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -13,9 +14,9 @@ from pathlib import Path
 from frog.cluster.jobfile import traps_across_nodes, traps_ranks, traps_request, traps_shell, traps_signals, traps_steps
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.findings import Finding, Trap
-from frog.cluster.jobfile.job_file import JobFile, inner_jobs, read_job_file
+from frog.cluster.jobfile.job_file import JobFile, nested_jobs, read_job_file
 from frog.cluster.jobfile.slurm_options import GivenOption
-from frog.cluster.jobfile.variable_values import GAP
+from frog.cluster.jobfile.variable_values import PLACEHOLDER
 from frog.core.errors import UsageError
 from frog.core.schema import read_bounded
 
@@ -27,7 +28,7 @@ _IGNORE = re.compile(r"#\s*frog:\s*ignore\s+([\w, -]+)")
 
 
 @dataclass(frozen=True)
-class View:
+class CheckContext:
     """Context of a check: the cluster, the Slurm version, the folders and the options on the command line."""
 
     profile: ClusterProfile | None = None
@@ -43,7 +44,7 @@ class Explanation:
 
     job: JobFile
     findings: tuple[Finding, ...]
-    inner: tuple[JobFile, ...] = field(default=())
+    nested: tuple[JobFile, ...] = field(default=())
     """Job files that this file writes and submits itself."""
 
     @property
@@ -54,70 +55,73 @@ class Explanation:
     @property
     def partial(self) -> bool:
         """True if Frog did not understand a part of the file, or of a nested job file."""
-        return any(each.partial for each in (self.job, *self.inner))
+        return any(job.partial for job in (self.job, *self.nested))
 
 
 def explain(
     text: str, path: Path, profile: ClusterProfile | None = None, places: Sequence[Path] = (Path(),)
 ) -> Explanation:
     """Read a job file's text. `places` are folders where sbatch may be called; output folders are looked up there."""
-    return explain_as(text, path, View(profile, places))
+    return explain_with(text, path, CheckContext(profile, places))
 
 
-def explain_as(text: str, path: Path, view: View) -> Explanation:
+def explain_with(text: str, path: Path, context: CheckContext) -> Explanation:
     """Read a job file's text and its nested job files."""
-    job = read_job_file(text, path, view.given)
-    within = [
-        replace(read_job_file(item.text, path, view.given, item.first_line), inner=True)
-        for item in inner_jobs(job.shell.heredocs)
+    job = read_job_file(text, path, context.given)
+    nested = [
+        replace(read_job_file(item.text, path, context.given, item.first_line), nested=True)
+        for item in nested_jobs(job.shell.heredocs)
     ]
-    found = [finding for each in (job, *within) if each.is_job for finding in _job_findings(each, view)]
-    found += [*traps_shell.gap_findings(job), *traps_shell.hand_in_findings(job)]
-    found += [finding for each in (job, *within) for finding in traps_shell.unread_findings(each)]
-    ignored = _ignored(job.lines)
-    unique = {(finding.code, finding.line): finding for finding in reversed(found)}.values()
-    kept = [
-        item for item in unique if item.code not in ignored.get(item.line, ()) and item.code not in ignored.get(0, ())
-    ]
-    order = sorted(kept, key=lambda item: (item.line, item.kind == "advice", item.code))
-    return Explanation(job, tuple(order), tuple(within))
+    findings: list[Finding] = []
+    for file in (job, *nested):
+        if file.is_job:
+            findings += _job_findings(file, context)
+    findings += [*traps_shell.placeholder_findings(job), *traps_shell.submission_findings(job)]
+    for file in (job, *nested):
+        findings += traps_shell.not_understood_findings(file)
+    ignored = _ignored_codes(job.lines)
+    unique = {(finding.code, finding.line): finding for finding in reversed(findings)}.values()
+    kept = [finding for finding in unique if finding.code not in ignored[0] | ignored[finding.line]]
+    order = sorted(kept, key=lambda finding: (finding.line, finding.kind == "advice", finding.code))
+    return Explanation(job, tuple(order), tuple(nested))
 
 
-def _job_findings(job: JobFile, view: View) -> Iterator[Finding]:
+def _job_findings(job: JobFile, context: CheckContext) -> Iterator[Finding]:
     """Yield the traps of one job file, except those that lines which Frog did not understand may refute."""
     finders = [
-        traps_request.request_findings(job, view.profile, view.places, view.version),
-        traps_steps.step_findings(job, view.profile, view.version),
+        traps_request.request_findings(job, context.profile, context.places, context.version),
+        traps_steps.step_findings(job, context.profile, context.version),
         traps_signals.signal_findings(job),
         traps_shell.shell_findings(job),
     ]
-    if not job.several:
+    if not job.heterogeneous:
         finders += [traps_ranks.rank_findings(job), traps_across_nodes.node_findings(job)]
     for finding in chain.from_iterable(finders):
-        unknown = GAP in finding.what or finding.line in job.gaps or finding.line in job.shell.unread
+        filled_in_later = PLACEHOLDER in finding.what or finding.line in job.placeholders
+        unknown = filled_in_later or finding.line in job.shell.not_understood
         if not unknown and not (job.partial and TRAPS[finding.code].needs_all_lines):
             yield finding
 
 
-def _ignored(lines: list[str]) -> dict[int, set[str]]:
+def _ignored_codes(lines: list[str]) -> dict[int, set[str]]:
     """Return the codes that comments disable, by line; a comment on a separate line counts for the whole file, as 0."""
-    found: dict[int, set[str]] = {}
+    codes: dict[int, set[str]] = defaultdict(set)
     for number, line in enumerate(lines, 1):
         if match := _IGNORE.search(line):
             whole = line.strip().startswith("#") and not line.startswith("#SBATCH")
-            found.setdefault(0 if whole else number, set()).update(re.split(r"[\s,]+", match[1].strip()))
-    return found
+            codes[0 if whole else number].update(re.split(r"[\s,]+", match[1].strip()))
+    return codes
 
 
-def explain_file(path: Path, profile: ClusterProfile | None = None, view: View | None = None) -> Explanation:
+def explain_file(path: Path, profile: ClusterProfile | None = None, context: CheckContext | None = None) -> Explanation:
     """Read a job file; `-` is standard input. Raises UsageError if it cannot be read."""
-    view = view or View(profile, (Path(), path.parent))
+    context = context or CheckContext(profile, (Path(), path.parent))
     data = _read(path)
     if b"\0" in data[:4096] and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UsageError(f"{path}: not a text file: it contains zero bytes", "name a job file")
-    text, found = _decode(data)
-    explanation = explain_as(text, path, view)
-    return replace(explanation, findings=(*traps_shell.encoding_findings(found), *explanation.findings))
+    text, mark = _decode(data)
+    explanation = explain_with(text, path, context)
+    return replace(explanation, findings=(*traps_shell.encoding_findings(mark), *explanation.findings))
 
 
 def _read(path: Path) -> bytes:

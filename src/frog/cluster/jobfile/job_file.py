@@ -19,7 +19,7 @@ from frog.cluster.jobfile.slurm_options import (
     read_options,
     time_limit_s,
 )
-from frog.cluster.jobfile.variable_values import GAP, Values
+from frog.cluster.jobfile.variable_values import PLACEHOLDER, Values
 
 _GPU_GRES = re.compile(r"\bgpu(?::[^:,=]+)??(?:[:=](\d+))?(?:,|$)")
 _GPU_TYPE = re.compile(r"(?=.*\d)[A-Za-z][\w-]*")
@@ -46,11 +46,11 @@ class JobFile:
     shell: Shell
     given: tuple[GivenOption, ...] = ()
     """Command-line options, which override those of the file."""
-    gaps: dict[int, str] = field(default_factory=dict)
+    placeholders: dict[int, str] = field(default_factory=dict)
     """Placeholders of a template, by line."""
     first_line: int = 1
     """First line number: that of a nested job is its line in the outer file."""
-    inner: bool = False
+    nested: bool = False
     """True if another file submits this one and may add options."""
     values: Values = field(default_factory=Values)
     steps: list[SrunStep] = field(default_factory=list)
@@ -70,30 +70,30 @@ class JobFile:
     @property
     def partial(self) -> bool:
         """True if Frog did not understand some lines; a missing setting may then be in them."""
-        return bool(self.gaps or self.shell.unread)
+        return bool(self.placeholders or self.shell.not_understood)
 
     @property
     def is_job(self) -> bool:
         """True for a job file, False for a script that submits jobs."""
-        hands_in = any(re.match(r"[^#]*(?<![\w/.-])sbatch\s", line) for line in self.lines)
-        return any(line.read for line in self.directives) or not hands_in
+        submits = any(re.match(r"[^#]*(?<![\w/.-])sbatch\s", line) for line in self.lines)
+        return any(line.read for line in self.directives) or not submits
 
     @property
-    def by_hand(self) -> bool:
+    def run_by_hand(self) -> bool:
         """True if no line is for sbatch: the file is called from a terminal or by another script."""
         for_sbatch = any("SBATCH" in line.upper() or "SBTACH" in line for line in self.lines)
-        return bool(self.shell.everything) and not self.given and not for_sbatch
+        return bool(self.shell.all_commands) and not self.given and not for_sbatch
 
     @property
-    def inside(self) -> bool:
+    def in_allocation(self) -> bool:
         """True if it runs inside an existing allocation: none of its srun commands asks for nodes."""
         asks = ("partition", "account", "qos", "time", "constraint", "gpus", "gres", "gpus-per-node", "gpus-per-task")
-        return self.by_hand and not any(any(map(step.asks, asks)) for step in self.steps)
+        return self.run_by_hand and not any(any(map(step.option, asks)) for step in self.steps)
 
     @property
-    def sourced(self) -> bool:
+    def sources_users_files(self) -> bool:
         """True if it sources the user's files, which may set any variable."""
-        return any(map(runs_own_file, self.shell.everything))
+        return any(map(sources_users_file, self.shell.all_commands))
 
     @property
     def uses_gpus(self) -> bool:
@@ -102,38 +102,42 @@ class JobFile:
         return bool(re.search(r"CUDA_VISIBLE|nvidia-smi|NCCL_|nccl|--nv\b|\bcuda|[gG][pP][uU]", text))
 
     @cached_property
-    def asked(self) -> list[GivenOption]:
+    def options(self) -> list[GivenOption]:
         """Options that Slurm reads, in order."""
         read = (line for line in self.directives if line.read and line.component == 0)
         return [*(item for line in read for item in line.asked), *self.given]
 
     @property
-    def several(self) -> bool:
+    def heterogeneous(self) -> bool:
         """True for a heterogeneous job, where the component of a rank is unknown."""
         return any(line.component for line in self.directives)
 
     @cached_property
-    def _last_asked(self) -> dict[str, GivenOption]:
-        return {item.name: item for item in self.asked}
+    def _last_options(self) -> dict[str, GivenOption]:
+        return {item.name: item for item in self.options}
 
-    def asks(self, name: str) -> GivenOption | None:
+    def option(self, name: str) -> GivenOption | None:
         """Return the last occurrence of an option, which is the one that applies."""
-        return self._last_asked.get(name)
+        return self._last_options.get(name)
 
     def text(self, name: str) -> str | None:
-        asked = self.asks(name)
+        asked = self.option(name)
         return asked.value if asked else None
 
     def number(self, name: str) -> int | None:
-        found = self.asks(name)
-        match = re.match(r"(\d{1,9})(?!\d)", found.value or "") if found and GAP not in (found.value or "") else None
+        found = self.option(name)
+        match = (
+            re.match(r"(\d{1,9})(?!\d)", found.value or "")
+            if found and PLACEHOLDER not in (found.value or "")
+            else None
+        )
         return int(match[1]) if match else None
 
     @property
     def nodes(self) -> int | None:
         """Number of nodes; None if the file leaves it to Slurm."""
         ntasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
-        if self.asks("nodes") is not None:
+        if self.option("nodes") is not None:
             asked = self.number("nodes")
             return min(asked, ntasks) if asked and ntasks else asked
         if ntasks and per_node:
@@ -148,7 +152,7 @@ class JobFile:
     @property
     def shares_nodes(self) -> bool:
         """True if it asks for part of a node's GPUs, so that another such job may share the node."""
-        whole = self.asks("exclusive") is not None or self.text("mem") == "0"
+        whole = self.option("exclusive") is not None or self.text("mem") == "0"
         cpus = (self.number("cpus-per-task") or 1) * (self.tasks_per_node or 1)
         return (
             not whole
@@ -170,10 +174,10 @@ class JobFile:
     @property
     def gpu_directive(self) -> GivenOption | None:
         """The directive that asks for GPUs."""
-        gres = self.asks("gres")
+        gres = self.option("gres")
         if gres is not None and not _GPU_GRES.search(gres.value or ""):
             gres = None
-        return self.asks("gpus-per-node") or gres or self.asks("gpus-per-task") or self.asks("gpus")
+        return self.option("gpus-per-node") or gres or self.option("gpus-per-task") or self.option("gpus")
 
     @property
     def gpus_per_node(self) -> int | None:
@@ -192,7 +196,7 @@ class JobFile:
         return count // self.nodes if self.nodes and count % self.nodes == 0 else None
 
     def _count(self, name: str) -> int | None:
-        found = self.asks(name)
+        found = self.option(name)
         if found and _GPU_TYPE.fullmatch(found.value or ""):  # a type without a number means one
             return 1
         match = re.search(r"(\d+)$", found.value or "") if found else None
@@ -201,7 +205,7 @@ class JobFile:
     @property
     def time_s(self) -> int | None:
         """Time limit in seconds; None if there is none or it cannot be read."""
-        asked = self.asks("time")
+        asked = self.option("time")
         try:
             return time_limit_s(asked.value) if asked and asked.value else None
         except ValueError:
@@ -209,8 +213,8 @@ class JobFile:
 
     def step_tasks_per_node(self, step: SrunStep) -> int | None:
         """Return the tasks per node that this srun starts, by its own options or the job's."""
-        total = step.asks("ntasks")
-        if (own := step.asks("ntasks-per-node")) and own.value:
+        total = step.option("ntasks")
+        if (own := step.option("ntasks-per-node")) and own.value:
             return 1 if total and total.value == "1" else self.resolve_int(own.value)
         if total and total.value:
             count, nodes = self.resolve_int(total.value), self.step_nodes(step)
@@ -219,7 +223,7 @@ class JobFile:
 
     def step_nodes(self, step: SrunStep) -> int | None:
         """Return the number of nodes that this srun uses."""
-        own = step.asks("nodes")
+        own = step.option("nodes")
         return self.resolve_int(own.value) if own and own.value else self.nodes
 
     def slurm_variables(self) -> dict[str, tuple[str, str]]:
@@ -235,7 +239,7 @@ class JobFile:
             (("SLURM_JOB_NAME",), self.text("job-name"), "job-name"),
             (("SLURM_JOB_PARTITION",), self.text("partition"), "partition"),
         ):
-            asked = self.gpu_directive if "gpus" in option else self.asks(option)
+            asked = self.gpu_directive if "gpus" in option else self.option(option)
             if value is not None and asked is not None:
                 found |= dict.fromkeys(names, (str(value), f"{asked.written} in line {asked.line}"))
         if self.nodes and self.tasks_per_node:
@@ -268,29 +272,29 @@ class JobFile:
                     or re.search(r"ddp|distributed|nccl|fsdp|train", " ".join(words), re.IGNORECASE))  # fmt: skip
 
     @cached_property
-    def tells_tasks_apart(self) -> bool:
+    def distinguishes_tasks(self) -> bool:
         """True if its text mentions MPI or a task's number."""
         return bool(re.search(r"mpi|PROCID|LOCALID|NODEID", "\n".join(self.lines), re.IGNORECASE))
 
     @property
     def requeues(self) -> bool:
         """True if the script requeues its own job."""
-        return any("scontrol requeue" in command.text for command in self.shell.everything)
+        return any("scontrol requeue" in command.text for command in self.shell.all_commands)
 
 
-def runs_own_file(command: Command) -> bool:
+def sources_users_file(command: Command) -> bool:
     """True if it sources a file that does not belong to a library."""
     return command.name in ("source", ".", "eval") and not _LIBRARY.search(command.text.lower())
 
 
 def read_job_file(text: str, path: Path, given: Sequence[GivenOption] = (), first_line: int = 1) -> JobFile:
     """Parse a job file. `given` are options of sbatch's command line."""
-    whole, gaps = fill_gaps(text.removesuffix("\n"), first_line)
+    whole, placeholders = mark_placeholders(text.removesuffix("\n"), first_line)
     lines = whole.split("\n")
     shell = _of_other_language(lines, first_line) if language(lines) else parse(whole, first_line)
-    job = JobFile(path, lines, read_directives(lines, first_line), shell, tuple(given), gaps, first_line)
+    job = JobFile(path, lines, read_directives(lines, first_line), shell, tuple(given), placeholders, first_line)
     job.shell.heredocs += echoed_texts(job.shell.commands)
-    for command in job.shell.everything:
+    for command in job.shell.all_commands:
         if command.name == "export":
             job.exported |= {word.text.partition("=")[0].partition("+")[0] for word in command.words[1:]}
         if command.name in ("export", "declare", "local", "readonly", "typeset") or not command.words:
@@ -316,7 +320,7 @@ def _of_other_language(lines: Sequence[str], first_line: int) -> Shell:
     """Return a script whose first command ends the directives and whose text Frog did not understand."""
     begins = next((place for place, line in enumerate(lines) if line.strip() and line.lstrip()[0] != "#"), len(lines))
     shell = parse("\n" * begins + ":", first_line)
-    shell.unread = list(range(first_line + begins, first_line + len(lines)))
+    shell.not_understood = list(range(first_line + begins, first_line + len(lines)))
     return shell
 
 
@@ -324,7 +328,7 @@ def _read_in(command: Command) -> list[Assignment]:
     """Return the variables that `read`, `mapfile` and `: ${NAME:=value}` set."""
     if command.name in ("read", "mapfile", "readarray", "getopts", "printf"):
         names = [word.text for word in command.words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word.text)]
-        return [Assignment(name, "$(read)", command.line, maybe=True) for name in names]
+        return [Assignment(name, "$(read)", command.line, conditional=True) for name in names]
     found = [match for word in command.words for match in re.finditer(r"\$\{(\w+):?=([^}]*)\}", word.raw)]
     return [Assignment(match[1], match[2], command.line) for match in found]
 
@@ -332,14 +336,16 @@ def _read_in(command: Command) -> list[Assignment]:
 def _read_command(command: Command, job: JobFile) -> None:
     """Add the steps and launchers of a command to the job."""
     words = job.values.split(command.words)
-    whole = Command(words, command.assignments, command.line, command.last_line, command.way)
+    whole = Command(words, command.assignments, command.line, command.last_line, command.context)
     place = program_at(words)
     if place < len(words) and words[place].base == "srun":
-        step = Command(words[place:], command.assignments, command.line, command.last_line, command.way)
+        step = Command(words[place:], command.assignments, command.line, command.last_line, command.context)
         job.steps.append(_step(step, job))
     elif place < len(words) and words[place].base in SHELLS and (script := inner_script(words)):
         for inner in parse(_with_launchers(script, job)[0], script.line).commands:
-            again = Command(job.values.split(inner.words), inner.assignments, inner.line, inner.last_line, command.way)
+            again = Command(
+                job.values.split(inner.words), inner.assignments, inner.line, inner.last_line, command.context
+            )
             if launch := read_launch(again, None):
                 job.launches.append(launch)
     elif launch := read_launch(whole, None):
@@ -357,13 +363,13 @@ def _step(command: Command, job: JobFile) -> SrunStep:
     program = words[used:]
     script = inner_script(program)
     inner: list[Command] = []
-    put_in = ""
+    expanded = ""
     if script is not None:
-        text, put_in = _with_launchers(script, job)
+        text, expanded = _with_launchers(script, job)
         inner = parse(text, script.line).commands
-        inner = [Command(job.values.split(item.words), item.assignments, item.line, item.last_line, item.way)
+        inner = [Command(job.values.split(item.words), item.assignments, item.line, item.last_line, item.context)
                  for item in inner]  # fmt: skip
-    step = SrunStep(command, tuple(asked), program, tuple(inner), script, put_in)
+    step = SrunStep(command, tuple(asked), program, tuple(inner), script, expanded)
     for inside in step.commands:
         job.task_assignments.extend(inside.assignments)
         if launch := read_launch(inside, step):
@@ -376,7 +382,7 @@ def _with_launchers(script: Word, job: JobFile) -> tuple[str, str]:
 
     Also returns the variables in them that the batch script's shell has already expanded.
     """
-    text, put_in = script.text, ""
+    text, expanded = script.text, ""
     for _ in range(4):
         for name in Word(text, 0).expansions():
             assignment = job.assigned(name)
@@ -384,8 +390,8 @@ def _with_launchers(script: Word, job: JobFile) -> tuple[str, str]:
             if assignment and (whole or _LAUNCHES.search(assignment.raw)):
                 pieces = re.split(rf"\$\{{?{name}\b\}}?", text)
                 text = assignment.word.text.join(pieces)[:20_000]
-                put_in = (put_in + live_text(assignment.raw))[:20_000]
-    return text, put_in
+                expanded = (expanded + live_text(assignment.raw))[:20_000]
+    return text, expanded
 
 
 _MOST_INNER = 10
@@ -406,7 +412,7 @@ _CROSSES = re.compile(
 _VARIABLE = re.compile(r"\$\{\w+\}")
 
 
-def fill_gaps(text: str, first_line: int) -> tuple[str, dict[int, str]]:
+def mark_placeholders(text: str, first_line: int) -> tuple[str, dict[int, str]]:
     """Replace every placeholder in `text` by a mark; return the text and the placeholders by line."""
     found: dict[int, str] = {}
     lines = text.split("\n")
@@ -423,10 +429,13 @@ def fill_gaps(text: str, first_line: int) -> tuple[str, dict[int, str]]:
         for pattern in (*patterns, *head_patterns):
             for match in pattern.finditer(line):
                 found.setdefault(place + first_line, match[0].strip("=/ "))
-            line = pattern.sub(lambda match: match[0][: match[0].startswith(("=", " ", "/"))] + GAP, line)
-        if not head and (re.fullmatch(rf"[\s{GAP}]*{GAP}[\s{GAP}]*", line) or (inserted and _inserts(line, text))):
+            line = pattern.sub(lambda match: match[0][: match[0].startswith(("=", " ", "/"))] + PLACEHOLDER, line)
+        if not head and (
+            re.fullmatch(rf"[\s{PLACEHOLDER}]*{PLACEHOLDER}[\s{PLACEHOLDER}]*", line)
+            or (inserted and _inserts(line, text))
+        ):
             found.setdefault(place + first_line, line.strip())
-            line = f"# {GAP}"  # the placeholder may become directives as well as commands
+            line = f"# {PLACEHOLDER}"  # the placeholder may become directives as well as commands
         lines[place] = line
     return ("\n".join(lines), found) if found else (text, {})
 
@@ -438,28 +447,30 @@ def _inserts(line: str, text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class InnerJob:
+class NestedJob:
     """A job file that another file writes and submits."""
 
     text: str
     first_line: int
 
 
-def inner_jobs(commands: list[tuple[str, int, bool]]) -> list[InnerJob]:
+def nested_jobs(commands: list[tuple[str, int, bool]]) -> list[NestedJob]:
     """Return the job files in here-documents: text, line, and True if the outer shell does not expand it."""
     found = []
     for text, line, quoted in commands:
         if re.search(r"^#SBATCH\b", text, re.MULTILINE):
-            found.append(InnerJob(text if quoted else _as_submitted(text), line))
+            found.append(NestedJob(text if quoted else _as_submitted(text), line))
     return found[:_MOST_INNER]
 
 
 def _as_submitted(text: str) -> str:
     """Return the text that sbatch gets, with the outer shell's variables replaced by unknown values."""
     text = re.sub(
-        r"(?<!\\)\$\((?:[^()]|\([^()]*\))*\)|(?<!\\)\$\{[^}]*\}|(?<!\\)\$[A-Za-z_]\w*|(?<!\\)\$[\d@*#?!]", GAP, text
+        r"(?<!\\)\$\((?:[^()]|\([^()]*\))*\)|(?<!\\)\$\{[^}]*\}|(?<!\\)\$[A-Za-z_]\w*|(?<!\\)\$[\d@*#?!]",
+        PLACEHOLDER,
+        text,
     )
-    text = re.sub(r"(?<!\\)`[^`\n]*`", GAP, text)
+    text = re.sub(r"(?<!\\)`[^`\n]*`", PLACEHOLDER, text)
     return re.sub(r"\\([$`\\])", r"\1", text)
 
 
@@ -478,7 +489,7 @@ def echoed_texts(commands: Iterable[Command]) -> list[tuple[str, int, bool]]:
 
 def _is_uncertain(command: Command) -> bool:
     """True if the command might not run, or breaks lines itself."""
-    return command.way.maybe or command.text.startswith(("echo -e", "echo -n"))
+    return command.context.conditional or command.text.startswith(("echo -e", "echo -n"))
 
 
 def _echoed(commands: list[Command]) -> str:

@@ -23,7 +23,7 @@ _LONGEST_LINE = 400
 _PAGE_BYTES, _FINDINGS_BYTES = 36 << 10, 20 << 10
 """Longest output for a file of thousands of lines, and for its findings."""
 _MOST_ABOUT, _MOST_UNREAD = 40, 1000
-_OURS = ("help", "usage", "profile", "version", "wrap", "parsable", "quiet", "verbose", "test-only")
+_FROGS_OWN = ("help", "usage", "profile", "version", "wrap", "parsable", "quiet", "verbose", "test-only")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -60,7 +60,7 @@ def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
     from frog.cluster.jobfile.slurm_options import SBATCH
 
     for option in SBATCH.values():
-        if option.name not in _OURS:
+        if option.name not in _FROGS_OWN:
             flags = [f"--{option.name}", *([f"-{option.short}"] if option.short and option.short != "h" else [])]
             nargs: int | str | None = {"=": None, "?": "?", "-": 0}[option.takes]
             parser.add_argument(
@@ -71,13 +71,13 @@ def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
 def run_explain(args: argparse.Namespace) -> int:
     """Print the explanation; exit code 1 if there is a trap."""
     from frog.cluster.jobfile.cluster_profile import load_profile
-    from frog.cluster.jobfile.explain import View, explain_file
+    from frog.cluster.jobfile.explain import CheckContext, explain_file
     from frog.cluster.jobfile.slurm_options import SBATCH, GivenOption
 
     given = tuple(GivenOption(0, f"--{name}", SBATCH[name], value) for name, value in args.given)
     profile = load_profile(args.profile) if args.profile else None
     places = (Path(), args.file.parent)
-    explanation = explain_file(args.file, view=View(profile, places, given, _version(args.slurm_version)))
+    explanation = explain_file(args.file, context=CheckContext(profile, places, given, _version(args.slurm_version)))
     if args.json:
         print(json.dumps(as_json(explanation), indent=2))
         return 1 if explanation.traps else 0
@@ -102,15 +102,15 @@ def as_json(explanation: Explanation) -> dict[str, object]:
     from frog.cluster.jobfile.line_meanings import summary
 
     job = explanation.job
-    gravest = _gravest_first(explanation.findings)
-    num_fitting = len(_fitting((json.dumps(_table(finding), indent=2) for finding in gravest), _PAGE_BYTES))
+    most_severe = _most_severe_first(explanation.findings)
+    num_fitting = len(_fitting((json.dumps(_table(finding), indent=2) for finding in most_severe), _PAGE_BYTES))
     return {
         "format": 1,
         "file": str(job.path),
         "summary": summary(job)[:_MOST_ABOUT],
-        "not_understood": sorted(set(job.shell.unread))[:_MOST_UNREAD],
-        "findings": list(map(_table, sorted(gravest[:num_fitting], key=lambda finding: finding.line))),
-        "left_out": len(gravest) - num_fitting,
+        "not_understood": sorted(set(job.shell.not_understood))[:_MOST_UNREAD],
+        "findings": list(map(_table, sorted(most_severe[:num_fitting], key=lambda finding: finding.line))),
+        "left_out": len(most_severe) - num_fitting,
     }
 
 
@@ -120,13 +120,13 @@ def _table(finding: Finding) -> dict[str, object]:
 
 
 def _page(explanation: Explanation) -> list[str]:
-    from frog.cluster.jobfile.line_meanings import say_lines, summary
+    from frog.cluster.jobfile.line_meanings import explain_lines, summary
 
     job = explanation.job
-    said = say_lines(job)
-    for inner in explanation.inner:
-        said |= say_lines(inner)
-    about = [f"  {line}" for each in (job, *explanation.inner) for line in summary(each)]
+    said = explain_lines(job)
+    for inner in explanation.nested:
+        said |= explain_lines(inner)
+    about = [f"  {line}" for each in (job, *explanation.nested) for line in summary(each)]
     if len(about) > _MOST_ABOUT:
         about[_MOST_ABOUT:] = [f"  ... {len(about) - _MOST_ABOUT} more lines"]
     lines = _fitting(_numbered(job.lines, said, explanation.findings), _PAGE_BYTES)
@@ -161,7 +161,7 @@ def _numbered(texts: Sequence[str], said: dict[int, list[str]], findings: Sequen
         yield "\n".join(lines)
 
 
-def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
+def _most_severe_first(findings: Sequence[Finding]) -> list[Finding]:
     order = ("will fail", "may hang or waste", "advice")
     return sorted(findings, key=lambda finding: order.index(finding.kind))
 
@@ -169,7 +169,7 @@ def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
 def format_findings(explanation: Explanation) -> list[str]:
     """Return the findings, most severe first, with reason and correction, and their number and that of omitted ones."""
     path = explanation.job.path
-    texts = ("\n".join(_format_finding(finding, path)) for finding in _gravest_first(explanation.findings))
+    texts = ("\n".join(_format_finding(finding, path)) for finding in _most_severe_first(explanation.findings))
     shown = _fitting(texts, _FINDINGS_BYTES)
     left_out = len(explanation.findings) - len(shown)
     more = f"; {left_out} of these are not shown: fix the others first" if left_out else ""

@@ -67,14 +67,14 @@ class Launch:
     line: int
     step: SrunStep | None
     """The srun that starts it; None if the batch script starts it."""
-    alone: bool = True
+    direct: bool = True
     """True if no other launcher, such as ssh or mpirun, starts it."""
 
     def option(self, *names: str) -> Word | None:
         return next((self.options[name] for name in names if name in self.options), None)
 
     @property
-    def numbers_nodes(self) -> bool:
+    def reads_node_rank(self) -> bool:
         """True if the launcher reads --node-rank; with a c10d rendezvous the nodes number themselves."""
         backend = self.option("rdzv-backend")
         return backend is None or backend.text == "static"
@@ -89,13 +89,13 @@ class SrunStep:
     """An srun line."""
 
     command: Command
-    asked: tuple[GivenOption, ...]
+    options: tuple[GivenOption, ...]
     program: tuple[Word, ...]
-    inner: tuple[Command, ...]
+    script_commands: tuple[Command, ...]
     """Commands of `bash -c '...'`, if the step runs one."""
     script_word: Word | None
     """The quoted text as a word."""
-    put_in: str = ""
+    expanded: str = ""
     """Variables in that text that the batch script's shell expands."""
 
     def in_task(self, word: Word) -> bool:
@@ -105,7 +105,7 @@ class SrunStep:
         commands = _SUBSTITUTION.findall(word.raw)
         if commands and all(command in live_text(self.script_word.raw) for command in commands):
             return False
-        return "$" not in word.raw or word.raw not in self.put_in
+        return "$" not in word.raw or word.raw not in self.expanded
 
     @property
     def line(self) -> int:
@@ -114,9 +114,9 @@ class SrunStep:
     @property
     def commands(self) -> tuple[Command, ...]:
         """Commands that each task runs."""
-        if self.inner:
-            return self.inner
-        return (Command(self.program, (), self.line, self.command.last_line, self.command.way),)
+        if self.script_commands:
+            return self.script_commands
+        return (Command(self.program, (), self.line, self.command.last_line, self.command.context),)
 
     @property
     def works(self) -> bool:
@@ -131,12 +131,12 @@ class SrunStep:
         return any(re.fullmatch(r"python[\d.]*", word) for word in words)
 
     @property
-    def asked_gpus(self) -> bool:
+    def requests_gpus(self) -> bool:
         """True if this srun asks for GPUs itself."""
-        return any(self.asks(name) for name in ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task"))
+        return any(self.option(name) for name in ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task"))
 
-    def asks(self, name: str) -> GivenOption | None:
-        return next((item for item in reversed(self.asked) if item.name == name), None)
+    def option(self, name: str) -> GivenOption | None:
+        return next((item for item in reversed(self.options) if item.name == name), None)
 
 
 def program_at(words: tuple[Word, ...]) -> int:

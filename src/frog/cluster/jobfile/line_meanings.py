@@ -151,7 +151,7 @@ PATTERNS = {
 _SIGNAL = re.compile(r"(?:([BR]+):)?(\w+)(?:@(\d+))?")
 
 
-def say_lines(job: JobFile) -> dict[int, list[str]]:
+def explain_lines(job: JobFile) -> dict[int, list[str]]:
     """Return the explanations of each line, by line number."""
     said: dict[int, list[str]] = defaultdict(list)
     if job.lines and job.lines[0].startswith("#!"):
@@ -160,9 +160,9 @@ def say_lines(job: JobFile) -> dict[int, list[str]]:
         for asked in directive.asked:
             if directive.read and asked.option:
                 said[directive.line].append(_directive(asked, job))
-    for name, line in job.shell.lines_of_functions.items():
+    for name, line in job.shell.function_lines.items():
         said[line].append(f"{name}(): defines a function")
-    for command in job.shell.everything:
+    for command in job.shell.all_commands:
         _command(command, job, said)
     for step in job.steps:
         _step(step, job, said)
@@ -209,7 +209,7 @@ def _command(command: Command, job: JobFile, said: dict[int, list[str]], step: S
 def _command_text(command: Command, job: JobFile) -> str | None:
     """Return the explanation of a command; None if another part explains it (assignments, srun)."""
     name, words = command.name, [word.text for word in command.words[1:]]
-    functions = job.shell.lines_of_functions
+    functions = job.shell.function_lines
     if not name or any(word.text == "srun" for word in command.words):
         return None
     if name in functions:
@@ -281,9 +281,9 @@ def _step(step: SrunStep, job: JobFile, said: dict[int, list[str]]) -> None:
         if nodes and tasks
         else "one task for each requested one"
     )
-    behind = " in the background, so that this script receives signals" if step.command.way.behind else ""
+    behind = " in the background, so that this script receives signals" if step.command.context.background else ""
     said[step.line].append(f"srun starts the following in {count}{behind}")
-    for asked in step.asked:
+    for asked in step.options:
         if asked.option:
             said[asked.line].append(_directive(asked, job))
     if step.script_word is not None:
@@ -291,7 +291,7 @@ def _step(step: SrunStep, job: JobFile, said: dict[int, list[str]]) -> None:
         if step.script_word.raw.startswith('"'):
             how = "in double quotes: the first node expands $NAME here, and each task expands \\$NAME"
         said[step.script_word.line].append(f"bash -c: a shell in each task, {how}")
-    for command in step.inner:
+    for command in step.script_commands:
         _command(command, job, said, step)
 
 

@@ -40,15 +40,15 @@ _PASSED_OVER = ("comment", "heredoc_body", "heredoc_content", "heredoc_end")
 
 
 @dataclass(frozen=True)
-class Way:
+class Context:
     """Circumstances in which a command runs."""
 
-    maybe: bool = False
+    conditional: bool = False
     """True in a branch, after `||`, or in a loop that might not run."""
     loop: bool = False
-    behind: bool = False
+    background: bool = False
     """True in the background."""
-    apart: bool = False
+    subshell: bool = False
     """In a subshell or a pipe, which loses its assignments."""
     checked: bool = False
     """Its failure does not end the script under `set -e`."""
@@ -57,7 +57,7 @@ class Way:
 
     @property
     def certain(self) -> bool:
-        return not (self.maybe or self.behind or self.apart)
+        return not (self.conditional or self.background or self.subshell)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Command:
     assignments: tuple[Assignment, ...]
     line: int
     last_line: int
-    way: Way = Way()
+    context: Context = Context()
     heredoc: Word | None = None
     writes: Word | None = None
     """The file that receives its output."""
@@ -90,8 +90,8 @@ class Shell:
     commands: list[Command] = field(default_factory=list)
     functions: dict[str, list[Command]] = field(default_factory=dict)
     """Commands of the script's functions, called or not."""
-    lines_of_functions: dict[str, int] = field(default_factory=dict)
-    unread: list[int] = field(default_factory=list)
+    function_lines: dict[str, int] = field(default_factory=dict)
+    not_understood: list[int] = field(default_factory=list)
     """Lines that the parser did not understand."""
     unclosed: int | None = None
     """The line of a quote, an `if` or a loop that is never closed."""
@@ -103,7 +103,7 @@ class Shell:
     """The `exit` or `exec` after which nothing runs."""
 
     @property
-    def everything(self) -> list[Command]:
+    def all_commands(self) -> list[Command]:
         """All commands, including those of functions that are never called."""
         return [*self.commands, *(command for body in self.functions.values() for command in body)]
 
@@ -116,15 +116,15 @@ def parse(text: str, first_line: int = 1) -> Shell:
     reader = _Reader(Shell(), first_line)
     if root.has_error:
         reader.note_errors(root)
-        lost = {number - first_line + 1 for number in reader.shell.unread}
+        lost = {number - first_line + 1 for number in reader.shell.not_understood}
         line = open_quote(text) or _open_block(root, text, lost)
         reader.shell.unclosed = None if line is None else line + first_line - 1
     reader.read_functions(root)
     reader.shell.heredocs = list(reader.heredocs(root))
-    reader.sequence(root, Way())
+    reader.sequence(root, Context())
     for name, body in reader.bodies.items():
         reader.shell.functions[name] = reader.body_alone(name, body)
-    reader.shell.unread = sorted(set(reader.shell.unread))
+    reader.shell.not_understood = sorted(set(reader.shell.not_understood))
     return reader.shell
 
 
@@ -141,7 +141,7 @@ def _open_block(root: Node, text: str, lost: set[int]) -> int | None:
         if node.type in _ENDS and not node.is_named:
             opened.append(node)
         elif node.type in _ENDS.values() and not node.is_missing:
-            mate = next((one for one in reversed(opened) if _ENDS[one.type] == node.type), None)
+            mate = next((opener for opener in reversed(opened) if _ENDS[opener.type] == node.type), None)
             if mate is not None:
                 opened.remove(mate)
         waiting += reversed(node.children)
@@ -190,7 +190,7 @@ class _Reader:
 
     def unread(self, node: Node) -> None:
         last = max(node.start_point.row, node.end_point.row - (node.end_point.column == 0))
-        self.shell.unread += range(node.start_point.row + self.first_line, last + self.first_line + 1)
+        self.shell.not_understood += range(node.start_point.row + self.first_line, last + self.first_line + 1)
 
     def read_functions(self, root: Node) -> None:
         waiting = [root]
@@ -199,35 +199,37 @@ class _Reader:
             name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
             if node.type == "function_definition" and name and body:
                 self.bodies[_text(name)] = body
-                self.shell.lines_of_functions[_text(name)] = self._line(node)
+                self.shell.function_lines[_text(name)] = self._line(node)
             waiting += node.children
 
     def body_alone(self, name: str, body: Node) -> list[Command]:
         kept, self.out = self.out, []
         endless, ends = list(self.shell.endless), self.shell.ends
-        self.statement(body, Way(maybe=True, calls=(name,)))
+        self.statement(body, Context(conditional=True, calls=(name,)))
         self.shell.endless, self.shell.ends = endless, ends
         body_commands, self.out = self.out, kept
         return body_commands
 
-    def sequence(self, node: Node, way: Way, depth: int = 0) -> bool:
+    def sequence(self, node: Node, context: Context, depth: int = 0) -> bool:
         children = [child for child in node.children if child.is_named or child.type == "&"]
         for place, child in enumerate(children):
             if self.seen > _MOST_STATEMENTS:
                 self.unread(child)
                 return True
             following = children[place + 1] if place + 1 < len(children) else None
-            behind = following is not None and following.type == "&"
-            if child.is_named and not self.statement(child, replace(way, behind=way.behind or behind), depth + 1):
+            in_background = following is not None and following.type == "&"
+            if child.is_named and not self.statement(
+                child, replace(context, background=context.background or in_background), depth + 1
+            ):
                 return False
         return True
 
-    def statement(self, node: Node, way: Way, depth: int = 0) -> bool:
+    def statement(self, node: Node, context: Context, depth: int = 0) -> bool:
         self.seen += 1
         if node.type == "ERROR" and depth < _DEEPEST:
             for child in node.children:
                 if child.type in _STATEMENTS:
-                    self.statement(child, replace(way, maybe=True), depth + 1)
+                    self.statement(child, replace(context, conditional=True), depth + 1)
             return True
         if depth > _DEEPEST or self.seen > _MOST_STATEMENTS:
             if self.seen <= 2 * _MOST_STATEMENTS:
@@ -237,64 +239,66 @@ class _Reader:
         if kind in _PASSED_OVER or kind == "function_definition":
             return True
         if kind in ("command", "declaration_command", "unset_command", "test_command"):
-            return self.command(node, way, depth)
+            return self.command(node, context, depth)
         if kind in ("variable_assignment", "variable_assignments"):
             parts = [node] if kind == "variable_assignment" else node.named_children
-            self.add(Command((), tuple(self.assignment(part, way) for part in parts), *self._span(node), way))
+            self.add(Command((), tuple(self.assignment(part, context) for part in parts), *self._span(node), context))
             return True
         if kind == "redirected_statement":
-            return self.redirected(node, way, depth)
+            return self.redirected(node, context, depth)
         if kind in ("list", "negated_command", "pipeline", "subshell", "compound_statement", "program", "do_group"):
-            return self.compound(node, way, depth)
+            return self.compound(node, context, depth)
         if kind.endswith(("_statement", "_clause")) or kind == "case_item":
-            self.branches(node, way, depth)
+            self.branches(node, context, depth)
         return True
 
-    def compound(self, node: Node, way: Way, depth: int) -> bool:
+    def compound(self, node: Node, context: Context, depth: int) -> bool:
         if node.type == "list":
             left, right = node.children[0], node.children[-1]
             either = any(child.type == "||" for child in node.children)
-            goes_on = self.statement(left, replace(way, checked=way.checked or either), depth + 1)
-            maybe = way.maybe or either or left.type in ("test_command", "negated_command", "list")
-            return goes_on and self.statement(right, replace(way, maybe=maybe), depth + 1)
+            continues = self.statement(left, replace(context, checked=context.checked or either), depth + 1)
+            conditional = context.conditional or either or left.type in ("test_command", "negated_command", "list")
+            return continues and self.statement(right, replace(context, conditional=conditional), depth + 1)
         if node.type == "pipeline":
             for place, child in enumerate(node.named_children):
                 last = place == len(node.named_children) - 1
-                self.statement(child, replace(way, apart=True, checked=way.checked or not last), depth + 1)
+                self.statement(child, replace(context, subshell=True, checked=context.checked or not last), depth + 1)
             return True
         if node.type == "subshell":
-            self.sequence(node, replace(way, apart=True), depth)
+            self.sequence(node, replace(context, subshell=True), depth)
             return True
-        checked = way.checked or node.type == "negated_command"
-        return self.sequence(node, replace(way, checked=checked), depth)
+        checked = context.checked or node.type == "negated_command"
+        return self.sequence(node, replace(context, checked=checked), depth)
 
-    def branches(self, node: Node, way: Way, depth: int) -> None:
+    def branches(self, node: Node, context: Context, depth: int) -> None:
         """Walk if, case, for and while: their body may run, and may run several times."""
         loop = node.type in ("for_statement", "while_statement", "c_style_for_statement")
         text = _text(node)
-        if loop and way.certain and _FOREVER.match(text) and not _LEAVES.search(text):
+        if loop and context.certain and _FOREVER.match(text) and not _LEAVES.search(text):
             self.shell.endless.append(self._line(node))
         if node.type == "for_statement" and (name := node.child_by_field_name("variable")):
-            self.add(Command((), (Assignment(_text(name), "$(for)", self._line(node), maybe=True),), *self._span(node)))
-        inside = replace(way, maybe=way.maybe or "for_" not in node.type, loop=way.loop or loop)
+            self.add(
+                Command((), (Assignment(_text(name), "$(for)", self._line(node), conditional=True),), *self._span(node))
+            )
+        inside = replace(context, conditional=context.conditional or "for_" not in node.type, loop=context.loop or loop)
         conditions = {child.id for child in node.children_by_field_name("condition")}
         for child in node.named_children:
             if child.id in conditions:
-                self.statement(child, replace(way, checked=True), depth + 1)
+                self.statement(child, replace(context, checked=True), depth + 1)
             elif child.type not in ("word", "string", "number", "variable_name", "concatenation"):
                 self.statement(child, inside, depth + 1)
 
-    def redirected(self, node: Node, way: Way, depth: int) -> bool:
+    def redirected(self, node: Node, context: Context, depth: int) -> bool:
         body, before = node.child_by_field_name("body"), len(self.out)
-        goes_on = self.statement(body, way, depth + 1) if body else True
+        continues = self.statement(body, context, depth + 1) if body else True
         for redirect in node.children_by_field_name("redirect"):
             if redirect.type == "file_redirect" and len(self.out) > before:
                 self.file_redirect(redirect, before)
             if redirect.type == "heredoc_redirect":
                 self.heredoc(redirect, before)
                 for right in redirect.children_by_field_name("right"):
-                    self.statement(right, replace(way, maybe=True), depth + 1)
-        return goes_on
+                    self.statement(right, replace(context, conditional=True), depth + 1)
+        return continues
 
     def file_redirect(self, node: Node, before: int) -> None:
         words = [self.word(child) for child in node.children_by_field_name("destination")]
@@ -319,24 +323,24 @@ class _Reader:
                 yield text, self._line(body), _text(parts["heredoc_start"])[:1] in "'\"\\"
             waiting += reversed(node.children)
 
-    def command(self, node: Node, way: Way, depth: int) -> bool:
+    def command(self, node: Node, context: Context, depth: int) -> bool:
         if node.has_error:
             self.unread(node)
             return True
-        words, assignments = self.words(node, way)
-        command = Command(words, assignments, *self._span(node), way)
+        words, assignments = self.words(node, context)
+        command = Command(words, assignments, *self._span(node), context)
         self.add(command)
         body = self.bodies.get(command.name)
-        if body is not None and command.name not in way.calls and len(way.calls) < _DEEPEST_CALL:
-            inside = replace(way, calls=(*way.calls, command.name))
+        if body is not None and command.name not in context.calls and len(context.calls) < _DEEPEST_CALL:
+            inside = replace(context, calls=(*context.calls, command.name))
             return self.statement(body, inside, depth + 1) or self.shell.ends is None
         leaves = command.name == "exit" or (command.name == "exec" and len(words) > 1)
-        if leaves and way.certain:
+        if leaves and context.certain:
             self.shell.ends = command
             return False
-        return not (command.name == "return" and way.certain and way.calls)
+        return not (command.name == "return" and context.certain and context.calls)
 
-    def words(self, node: Node, way: Way) -> tuple[tuple[Word, ...], tuple[Assignment, ...]]:
+    def words(self, node: Node, context: Context) -> tuple[tuple[Word, ...], tuple[Assignment, ...]]:
         if node.type == "test_command":
             return (Word("[[", self._line(node)), self.word(node)), ()
         if node.type in ("declaration_command", "unset_command"):
@@ -344,16 +348,18 @@ class _Reader:
             rest = [child for child in node.named_children if child.type not in _PASSED_OVER]
             words = (first, *(self.word(child) for child in rest))
             exported = first.raw == "export" or any(re.fullmatch(r"-\w*x\w*", word.raw) for word in words)
-            found = [self.assignment(child, way, exported) for child in rest if child.type == "variable_assignment"]
-            others = [read_assignment(Word(word.text, word.line), exported, way.maybe) for word in words
+            found = [self.assignment(child, context, exported) for child in rest if child.type == "variable_assignment"]
+            others = [read_assignment(Word(word.text, word.line), exported, context.conditional) for word in words
                       if word.raw[:1] in "'\"" and first.raw in _DECLARES]  # fmt: skip
             return words, (*found, *(item for item in others if item))
-        assignments = [self.assignment(child, way) for child in node.children if child.type == "variable_assignment"]
+        assignments = [
+            self.assignment(child, context) for child in node.children if child.type == "variable_assignment"
+        ]
         names = [child for child in node.children_by_field_name("name") if child.is_named]
         arguments = node.children_by_field_name("argument")
         return tuple(self.word(child) for child in [*names, *arguments]), tuple(assignments)
 
-    def assignment(self, node: Node, way: Way, exported: bool = False) -> Assignment:
+    def assignment(self, node: Node, context: Context, exported: bool = False) -> Assignment:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         items = None
         if value is not None and value.type == "array":
@@ -361,7 +367,9 @@ class _Reader:
         adds = any(child.type == "+=" for child in node.children)
         label = re.sub(r"\[.*", "", _text(name)) if name else ""
         line = self._line(value) if value else self._line(node)
-        return Assignment(label, _text(value) if value else "", line, exported, items, adds, way.maybe or way.apart)
+        return Assignment(
+            label, _text(value) if value else "", line, exported, items, adds, context.conditional or context.subshell
+        )
 
     def add(self, command: Command) -> None:
         self.out.append(command)
@@ -382,4 +390,4 @@ def _text(node: Node) -> str:
 
 def commands_of(shell: Shell, name: str) -> Iterator[Command]:
     """Yield every command of that program, including those in functions."""
-    return (command for command in shell.everything if command.name == name)
+    return (command for command in shell.all_commands if command.name == name)

@@ -54,7 +54,7 @@ class Assignment:
     """The words of `NAME=(a list)`."""
     adds: bool = False
     """True for `NAME+=value`."""
-    maybe: bool = False
+    conditional: bool = False
     """True if it is in a branch, a loop or a function that might not run."""
 
     @cached_property
@@ -62,10 +62,14 @@ class Assignment:
         return Word(self.raw, self.line)
 
 
-def read_assignment(word: Word, exported: bool = False, maybe: bool = False) -> Assignment | None:
+def read_assignment(word: Word, exported: bool = False, conditional: bool = False) -> Assignment | None:
     """Return the word as an assignment, or None."""
     match = _ASSIGNMENT.fullmatch(word.raw)
-    return Assignment(match[1], match[3], word.line, exported, adds=bool(match[2]), maybe=maybe) if match else None
+    return (
+        Assignment(match[1], match[3], word.line, exported, adds=bool(match[2]), conditional=conditional)
+        if match
+        else None
+    )
 
 
 def unquote(raw: str) -> str:

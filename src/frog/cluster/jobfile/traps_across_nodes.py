@@ -53,11 +53,11 @@ def _rendezvous_findings(job: JobFile) -> Iterator[Finding]:
     for raw, line, in_task in ports:
         yield from _port(job, raw, line, in_task)
     for run in job.launches:
-        plain = run.kind == "torchrun" and run.step is not None and run.alone and not run.option("standalone")
+        plain = run.kind == "torchrun" and run.step is not None and run.direct and not run.option("standalone")
         if plain and not ports and job.several_nodes and job.shares_nodes:
             yield PORT_FIXED.at(run.line, "torchrun without a port: every job uses the default port")
     yield from _cut_lists(job)
-    yield from _names_of_meetings(job)
+    yield from _rendezvous_ids(job)
     yield from _loopback(job)
 
 
@@ -87,7 +87,7 @@ RENDEZVOUS_PER_TASK = Trap(
 )
 
 
-def _names_of_meetings(job: JobFile) -> Iterator[Finding]:
+def _rendezvous_ids(job: JobFile) -> Iterator[Finding]:
     for run in job.launches:
         word = run.option("rdzv-id")
         if (
@@ -251,7 +251,7 @@ def _early_in_steps(job: JobFile) -> Iterator[Finding]:
     """Find per-task variables on an srun line, which the batch script's shell expands."""
     for step in job.steps:
         one = (job.step_nodes(step) or 1, job.step_tasks_per_node(step) or 1) == (1, 1)
-        if one and not _spans(job, step):
+        if one and not _nodes_set_on_command_line(job, step):
             continue
         one_on_each = job.step_tasks_per_node(step) == 1
         for word in step.program:
@@ -264,26 +264,26 @@ def _early_in_steps(job: JobFile) -> Iterator[Finding]:
                 yield _early(name, word.line_of(name), f"${name} {where}")
 
 
-def _spans(job: JobFile, step: SrunStep) -> bool:
+def _nodes_set_on_command_line(job: JobFile, step: SrunStep) -> bool:
     """True if the command line sets the number of nodes and the launcher reads it from Slurm."""
     counts = [run.option("nnodes") for run in job.launches if run.step is step]
-    return job.asks("nodes") is None and any(word and job.resolve_int(word.raw) is None for word in counts)
+    return job.option("nodes") is None and any(word and job.resolve_int(word.raw) is None for word in counts)
 
 
 def _unread_node_ranks(job: JobFile) -> set[str]:
     """Return the names of variables in a --node-rank that no launcher reads."""
-    return {name for run in job.launches if not run.numbers_nodes and (word := run.option("node-rank"))
+    return {name for run in job.launches if not run.reads_node_rank and (word := run.option("node-rank"))
             for name in word.expansions()}  # fmt: skip
 
 
 def _early_in_script(job: JobFile) -> Iterator[Finding]:
     """Find the same mistake in a script variable that a task then uses."""
-    spans = any(_spans(job, step) for step in job.steps)
+    spans = any(_nodes_set_on_command_line(job, step) for step in job.steps)
     if not job.several_nodes and job.tasks_per_node == 1 and not spans:
         return
     plain = any(job.is_rank(step) for step in job.steps)
     words = [word for step in job.steps for word in step.command.words]
-    words += [word for step in job.steps for command in step.inner for word in command.words]
+    words += [word for step in job.steps for command in step.script_commands for word in command.words]
     used = {name for word in words for name in word.expansions()}
     used |= {name for item in job.assignments if item.name in used for name in item.word.expansions()}
     used -= {item.name for item in job.task_assignments} | _unread_node_ranks(job)
@@ -292,7 +292,7 @@ def _early_in_script(job: JobFile) -> Iterator[Finding]:
     if plain and job.launches == []:
         used |= job.exported & {"RANK", "LOCAL_RANK"}
     for assignment in job.assignments:
-        if assignment.name in used and not assignment.maybe:
+        if assignment.name in used and not assignment.conditional:
             for name in sorted(assignment.word.expansions() & early):
                 yield _early(name, assignment.line, f"the batch script sets {assignment.name} from ${name}")
 
@@ -315,26 +315,26 @@ NOT_EXPORTED = Trap("not-exported", WASTES, "the tasks see an empty value", "exp
 def _not_exported(job: JobFile) -> Iterator[Finding]:
     """Find script variables that a task reads but does not receive."""
     given = {item.name for item in job.task_assignments} | job.exported
-    scripted = {item.name: item for item in job.assignments if not item.maybe}
+    scripted = {item.name: item for item in job.assignments if not item.conditional}
     for step in job.steps:
         if step.script_word is None:
             continue
-        put_in_here = Word(job.with_definitions(step.script_word.raw), 0).expansions()
-        given_here = given | {item.name for item in step.command.assignments} | put_in_here
+        expanded_here = Word(job.with_definitions(step.script_word.raw), 0).expansions()
+        given_here = given | {item.name for item in step.command.assignments} | expanded_here
         given_here |= {
-            name for asked in step.asked if asked.name == "export" for name in re.findall(r"\w+", asked.value or "")
+            name for asked in step.options if asked.name == "export" for name in re.findall(r"\w+", asked.value or "")
         }
         for word in (word for command in step.commands for word in command.words):
             for name in sorted(word.expansions() & scripted.keys() - given_here):
                 what = f"{name} is not exported, but a task reads it in line {word.line_of(name)}"
                 yield NOT_EXPORTED.at(scripted[name].line, what, name=name)
-    yield from _meeting_not_exported(job, scripted)
+    yield from _rendezvous_not_exported(job, scripted)
 
 
-def _meeting_not_exported(job: JobFile, scripted: dict[str, Assignment]) -> Iterator[Finding]:
+def _rendezvous_not_exported(job: JobFile, scripted: dict[str, Assignment]) -> Iterator[Finding]:
     """Find MASTER_ADDR and MASTER_PORT set but not exported where each task is a rank and reads them itself."""
     plain = [step for step in job.steps if job.is_rank(step)]
-    read = {name for command in job.shell.everything for word in command.words for name in word.expansions()
+    read = {name for command in job.shell.all_commands for word in command.words for name in word.expansions()
             if command.name not in ("echo", "printf")}  # fmt: skip
     read |= {name for item in job.assignments for name in item.word.expansions()}
     for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
@@ -373,7 +373,7 @@ def _files_of_first_node(job: JobFile) -> Iterator[Finding]:
     used = _text(job, " ".join(read))
     for command in job.shell.commands:
         words = command.words[program_at(command.words) :]
-        if not words or words[0].base == "srun" or command.way.calls:
+        if not words or words[0].base == "srun" or command.context.calls:
             continue
         name = words[0].base
         if name in _ENGINES and name in runs and _builds(words):

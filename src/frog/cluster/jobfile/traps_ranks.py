@@ -29,7 +29,7 @@ def rank_findings(job: JobFile) -> Iterator[Finding]:
         if run.kind == "deepspeed":
             yield from _deepspeed(job, run)
             continue
-        if nodes is not None and nodes > 1 and run.alone:
+        if nodes is not None and nodes > 1 and run.direct:
             yield from _every_node(job, run, nodes)
             yield from _node_rank(job, run)
         if run.kind == "torchrun":
@@ -40,13 +40,13 @@ def rank_findings(job: JobFile) -> Iterator[Finding]:
     for step in job.steps:
         yield from _plain_ranks(job, step)
     yield from _mpi_ranks(job)
-    yield from _visible(job)
+    yield from _visible_devices(job)
     yield from _one_python(job)
     yield from _idle_nodes(job)
     yield from _no_gpus(job)
     for step in job.steps:
-        yield from _beyond(job, step)
-        yield from _handed_over(step)
+        yield from _step_beyond_job(job, step)
+        yield from _export_without_all(step)
         yield from _no_shell(step)
         yield from _rank_variables(job, step)
     yield from _slots(job)
@@ -66,18 +66,22 @@ NO_GPUS = Trap(
 def _no_gpus(job: JobFile) -> Iterator[Finding]:
     """Find ranks that use GPUs in a job that does not ask for any."""
     asked = (
-        job.gpu_directive or job.asks("exclusive") or job.asks("gres") or job.asks("constraint") or job.asks("nodelist")
+        job.gpu_directive
+        or job.option("exclusive")
+        or job.option("gres")
+        or job.option("constraint")
+        or job.option("nodelist")
     )
     if (
-        job.inside
+        job.in_allocation
         or asked
-        or job.asks("tres-per-task")
-        or job.asks("gpus-per-socket")
-        or any(step.asked_gpus for step in job.steps)
+        or job.option("tres-per-task")
+        or job.option("gpus-per-socket")
+        or any(step.requests_gpus for step in job.steps)
     ):
         return
-    if job.asks("partition") and not any(
-        map(job.asks, ("cpus-per-task", "mem", "mem-per-cpu"))
+    if job.option("partition") and not any(
+        map(job.option, ("cpus-per-task", "mem", "mem-per-cpu"))
     ):  # perhaps the cluster allocates whole nodes
         return
     named = {item.name for item in (*job.assignments, *job.task_assignments)}
@@ -85,15 +89,15 @@ def _no_gpus(job: JobFile) -> Iterator[Finding]:
                and (word.text == "gpu" or ((job.resolve_int(word.raw) or 0) > 1))]  # fmt: skip
     if several and not any(run.option("cpu") for run in several) and job.uses_gpus:
         word = several[0].option("nproc-per-node", "num-processes")
-        kind: Kind | None = "advice" if job.asks("partition") else None
+        kind: Kind | None = "advice" if job.option("partition") else None
         gpus = job.resolve_int(word.raw) if word else None
         yield NO_GPUS.at(several[0].line, "the job does not ask for GPUs", kind, gpus=gpus or "N")
     elif not several and any(step.python for step in job.steps) and named & {"NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"}:
-        kind = "advice" if job.asks("partition") else None
+        kind = "advice" if job.option("partition") else None
         step = next(step for step in job.steps if step.python)
         yield NO_GPUS.at(step.line, "the job does not ask for GPUs", kind, gpus="N")
-    elif not several and not job.by_hand and (speaks := list(filter(_wants_gpu, job.shell.commands))):
-        kind = "advice" if job.asks("partition") else None
+    elif not several and not job.run_by_hand and (speaks := list(filter(_wants_gpu, job.shell.commands))):
+        kind = "advice" if job.option("partition") else None
         yield NO_GPUS.at(speaks[-1].line, "the job does not ask for GPUs", kind, gpus="N")
 
 
@@ -103,7 +107,7 @@ def _wants_gpu(command: Command) -> bool:
     asks = python and re.search(
         r"-(-device|d)[= ]cuda\b|\bdevice=cuda\b|--(use[-_])?cuda\b(?![= ](0|[Ff]alse))", command.text
     )
-    return command.way.certain and (bool(asks) or command.name == "nvidia-smi")
+    return command.context.certain and (bool(asks) or command.name == "nvidia-smi")
 
 
 TORCHRUN_WITHOUT_SRUN = Trap(
@@ -128,7 +132,7 @@ NNODES_DIFFER = Trap(
 def _every_node(job: JobFile, run: Launch, nodes: int) -> Iterator[Finding]:
     """Find nodes that do not form one world."""
     from_outside = any(item.name.startswith("PET_") for item in job.assignments) or run.option("config-file")
-    if run.step is None and not run.command.way.calls and run.command.way.certain:
+    if run.step is None and not run.command.context.calls and run.command.context.certain:
         yield TORCHRUN_WITHOUT_SRUN.at(run.line, f"{run.kind} without srun")
     nnodes = run.option("nnodes")
     if alone := run.option("standalone"):
@@ -157,22 +161,22 @@ RANKS_DOUBLED = Trap(
 
 def _deepspeed(job: JobFile, run: Launch) -> Iterator[Finding]:
     """Find traps with deepspeed, whose launcher reaches other nodes over ssh or srun if a hostfile names them."""
-    several = run.step is None and job.several_nodes and run.command.way.certain and run.alone
+    several = run.step is None and job.several_nodes and run.command.context.certain and run.direct
     asks = run.option("nnodes")
     knows = run.option("hostfile", "launcher", "include", "node-rank", "no-ssh") or "DLTS_HOSTFILE" in job.exported
     if several and not knows and not (asks and job.resolve_int(asks.raw) == 1):
         yield NO_HOSTFILE.at(run.line, f"deepspeed on {job.nodes} nodes without --hostfile")
-    everywhere = run.step is not None and (job.step_nodes(run.step) or 0) > 1 and run.alone
+    everywhere = run.step is not None and (job.step_nodes(run.step) or 0) > 1 and run.direct
     if everywhere and not knows and not asks:
         yield NO_HOSTFILE.at(run.line, "deepspeed on every node without --hostfile")
     ranks, gpus = run.option("nproc-per-node"), job.gpus_per_node
     count = job.resolve_int(ranks.raw) if ranks else None
     if ranks and count and gpus and count > gpus:
         yield RANKS_BEYOND_GPUS.at(ranks.line, f"{count} ranks per node, but {gpus} GPUs", gpus=gpus)
-    elif ranks and count and gpus and count < gpus and _only(job, run):
+    elif ranks and count and gpus and count < gpus and _is_only_launch(job, run):
         yield GPUS_IDLE.at(ranks.line, f"{count} ranks per node, but {gpus} GPUs")
     tasks = job.step_tasks_per_node(run.step) if run.step else 1
-    if tasks is not None and tasks > 1 and run.step and run.alone and gpus and gpus > 1 and not run.step.asked_gpus:
+    if tasks is not None and tasks > 1 and run.step and run.direct and gpus and gpus > 1 and not run.step.requests_gpus:
         what = f"{tasks} tasks per node, and each starts deepspeed"
         yield RANKS_DOUBLED.at(run.line, what, count=f"{tasks} launchers per node")
 
@@ -188,9 +192,9 @@ def _accelerate(job: JobFile, run: Launch, nodes: int | None) -> Iterator[Findin
     elif word and count and gpus and nodes and nodes > 1 and count < gpus * nodes and tasks == 1:
         what = f"{count} processes in total, but {gpus * nodes} GPUs: accelerate counts all nodes"
         yield GPUS_IDLE.at(word.line, what)
-    elif word and count and gpus and nodes == 1 and count < gpus and tasks == 1 and _only(job, run):
+    elif word and count and gpus and nodes == 1 and count < gpus and tasks == 1 and _is_only_launch(job, run):
         yield GPUS_IDLE.at(word.line, f"{count} processes, but {gpus} GPUs")
-    if tasks is not None and tasks > 1 and run.step and (count or 0) > 1 and run.alone:
+    if tasks is not None and tasks > 1 and run.step and (count or 0) > 1 and run.direct:
         what = f"{tasks} tasks per node, and each starts accelerate"
         yield RANKS_DOUBLED.at(run.line, what, count=f"{tasks} launchers per node")
 
@@ -199,13 +203,13 @@ def _ranks_of_tasks(job: JobFile, run: Launch) -> Iterator[Finding]:
     tasks = job.step_tasks_per_node(run.step) if run.step else 1
     word = run.option("nproc-per-node")
     ranks = job.resolve_int(word.raw) if word else 1
-    if tasks is None or tasks == 1 or ranks == 1 or run.step is None or not run.alone:
+    if tasks is None or tasks == 1 or ranks == 1 or run.step is None or not run.direct:
         return
     places = [
-        run.step.asks("ntasks-per-node"),
-        run.step.asks("ntasks"),
-        job.asks("ntasks-per-node"),
-        job.asks("ntasks"),
+        run.step.option("ntasks-per-node"),
+        run.step.option("ntasks"),
+        job.option("ntasks-per-node"),
+        job.option("ntasks"),
     ]
     line = next((asked.line for asked in places if asked), run.line)
     count = f"{tasks} x {ranks} = {tasks * ranks} ranks" if ranks else f"{tasks} times as many ranks"
@@ -228,13 +232,13 @@ def _ranks_and_gpus(job: JobFile, run: Launch) -> Iterator[Finding]:
     ranks = job.resolve_int(word.raw)
     if ranks and gpus and ranks > gpus:
         yield RANKS_BEYOND_GPUS.at(word.line, f"{count(ranks, 'rank')} per node, but {count(gpus, 'GPU')}", gpus=gpus)
-    elif ranks and gpus and ranks < gpus and _only(job, run):
+    elif ranks and gpus and ranks < gpus and _is_only_launch(job, run):
         yield GPUS_IDLE.at(word.line, f"{count(ranks, 'rank')} per node, but {count(gpus, 'GPU')}")
 
 
-def _only(job: JobFile, run: Launch) -> bool:
+def _is_only_launch(job: JobFile, run: Launch) -> bool:
     """True if no other launch uses the job's GPUs."""
-    return len(job.launches) == 1 and not (run.step and run.step.asked_gpus) and not run.command.way.behind
+    return len(job.launches) == 1 and not (run.step and run.step.requests_gpus) and not run.command.context.background
 
 
 TASKS_BEYOND_GPUS = Trap(
@@ -251,14 +255,14 @@ SAME_WORK = Trap(
 
 def _plain_ranks(job: JobFile, step: SrunStep) -> Iterator[Finding]:
     """Find wrong task counts of `srun python`, where each task is a rank."""
-    if not job.is_rank(step) or step.asked_gpus:
+    if not job.is_rank(step) or step.requests_gpus:
         return
     gpus, tasks = job.gpus_per_node or 0, job.step_tasks_per_node(step)
     if gpus and tasks is not None and tasks > gpus and (gpus > 1 or job.several_nodes) and job.distributed:
         what = f"{tasks} tasks per node, but {gpus} GPUs"
         yield TASKS_BEYOND_GPUS.at(step.line, what, gpus=gpus)
-    shared = gpus == 1 and tasks and tasks > 1 and not job.several_nodes and not step.asks("multi-prog")
-    if shared and not job.tells_tasks_apart:
+    shared = gpus == 1 and tasks and tasks > 1 and not job.several_nodes and not step.option("multi-prog")
+    if shared and not job.distinguishes_tasks:
         yield SAME_WORK.at(step.line, f"{tasks} tasks and one GPU", tasks=tasks)
 
 
@@ -271,11 +275,11 @@ VISIBLE_REPLACED = Trap(
 GPU_NOT_THERE = Trap("gpu-not-there", WASTES, "Slurm numbers a job's own GPUs from 0, so this number does not exist")
 
 
-def _visible(job: JobFile) -> Iterator[Finding]:
+def _visible_devices(job: JobFile) -> Iterator[Finding]:
     """Find CUDA_VISIBLE_DEVICES=1 in a job of one GPU, or of four."""
     named = [item for item in job.assignments if item.name == "CUDA_VISIBLE_DEVICES"]
     has = job.gpus_per_node or 0
-    for item in named if has and not job.asks("exclusive") else ():
+    for item in named if has and not job.option("exclusive") else ():
         text = item.word.text
         numbers = set(map(int, text.split(","))) if re.fullmatch(r"\d{1,2}(,\d{1,2})*", text) else set()
         if _only_steps_work(job, item.line):
@@ -288,10 +292,10 @@ def _visible(job: JobFile) -> Iterator[Finding]:
         what = f"CUDA_VISIBLE_DEVICES={text}, but the job has {has} GPU" + "s" * (has != 1)
         if max(numbers) >= has:
             yield GPU_NOT_THERE.at(item.line, what)
-        elif len(numbers) < has and len(named) == 1 and not item.maybe and not job.launches:
+        elif len(numbers) < has and len(named) == 1 and not item.conditional and not job.launches:
             yield GPUS_IDLE.at(item.line, what)
-        elif len(named) == 1 and not item.maybe:
-            yield from _unseen(job, item, len(numbers))
+        elif len(named) == 1 and not item.conditional:
+            yield from _ranks_beyond_visible(job, item, len(numbers))
 
 
 def _only_steps_work(job: JobFile, line: int) -> bool:
@@ -301,7 +305,7 @@ def _only_steps_work(job: JobFile, line: int) -> bool:
     return not others and any(step.works and step.line > line for step in job.steps)
 
 
-def _unseen(job: JobFile, visible: Assignment, seen: int) -> Iterator[Finding]:
+def _ranks_beyond_visible(job: JobFile, visible: Assignment, seen: int) -> Iterator[Finding]:
     """Find more ranks than CUDA_VISIBLE_DEVICES lists GPUs."""
     for run in job.launches:
         word = run.option("nproc-per-node") if run.kind == "torchrun" else None
@@ -315,7 +319,7 @@ def _mpi_ranks(job: JobFile) -> Iterator[Finding]:
     """Find `mpirun -n 3 python` on GPUs that three ranks cannot share evenly."""
     gpus = (job.gpus_per_node or 0) * (job.nodes or 0)
     started = [command for command in job.shell.commands if _base(command) in _MPI]
-    if len(started) != 1 or started[0].way.maybe or started[0].way.loop:
+    if len(started) != 1 or started[0].context.conditional or started[0].context.loop:
         return
     words = job.values.split(started[0].words)
     python = any(re.fullmatch(r"python[\d.]*", word.base) for word in words)
@@ -337,12 +341,12 @@ FIRST_NODE_ONLY = Trap(
 def _one_python(job: JobFile) -> Iterator[Finding]:
     """Find Python in the batch script itself, on several nodes with GPUs, where nothing reaches another node."""
     text = "\n".join(_ASKS.sub("", line) for line in job.lines if not line.startswith("#"))
-    if not job.several_nodes or job.launches or job.sourced or _REACHES.search(text):
+    if not job.several_nodes or job.launches or job.sources_users_files or _REACHES.search(text):
         return
     if not job.gpus_per_node:
         yield from _one_program(job)
         return
-    plain = [item for item in job.shell.commands if item.way.certain and re.fullmatch(r"python[\d.]*", _base(item))]
+    plain = [item for item in job.shell.commands if item.context.certain and re.fullmatch(r"python[\d.]*", _base(item))]
     meets = any(item.name in RENDEZVOUS for item in job.assignments)
     trains = [item for item in plain if meets or re.search(r"\b(pre)?train|train\w*\.py|finetun", item.text)]
     if trains and not any(item.name in SHELLS or item.text.endswith(".sh") for item in job.shell.commands):
@@ -351,7 +355,7 @@ def _one_python(job: JobFile) -> Iterator[Finding]:
 
 def _one_program(job: JobFile) -> Iterator[Finding]:
     """Find `./solver` alone in a job with several tasks on each of several nodes."""
-    plain = [item for item in job.shell.commands if item.way.certain and item.words and not item.way.calls]
+    plain = [item for item in job.shell.commands if item.context.certain and item.words and not item.context.calls]
     runs = [item for item in plain if re.match(r"\./\w[\w.-]*$", item.words[0].text) and not item.name.endswith(".sh")]
     if runs and (job.tasks_per_node or 1) > 1 and len(job.shell.functions) == 0:
         what = f"{item_name(runs[0])} without srun on {job.nodes} nodes"
@@ -365,10 +369,10 @@ def item_name(command: Command) -> str:
 def _idle_nodes(job: JobFile) -> Iterator[Finding]:
     """Find a job whose only working srun leaves nodes out."""
     steps = [step for step in job.steps if not _ASKS.search(step.command.text)]
-    if len(steps) != 1 or not job.gpus_per_node or not steps[0].asks("nodes"):
+    if len(steps) != 1 or not job.gpus_per_node or not steps[0].option("nodes"):
         return
     works = any(_WORKS.search(job.with_definitions(word.raw)) for word in steps[0].program)
-    used, has, way = job.step_nodes(steps[0]), job.nodes, steps[0].command.way
+    used, has, way = job.step_nodes(steps[0]), job.nodes, steps[0].command.context
     others = [item for item in job.shell.commands if item.name in _MPI or re.search(r"\b(ray|ssh|pdsh)\b", item.text)]
     if works and used and has and used < has and way.certain and not way.loop and not others:
         yield GPUS_IDLE.at(steps[0].line, f"srun on {used} of the job's {has} nodes")
@@ -418,20 +422,20 @@ _OF_TASK = re.compile(r"(?<!\\)\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b"
 STEP_BEYOND_JOB = Trap("step-beyond-job", FAILS, "srun refuses a step that needs more than the job has")
 
 
-def _beyond(job: JobFile, step: SrunStep) -> Iterator[Finding]:
+def _step_beyond_job(job: JobFile, step: SrunStep) -> Iterator[Finding]:
     """Find steps with more nodes, or more GPUs per node, than the job has."""
-    asked, has = job.asks("nodes"), job.nodes
+    asked, has = job.option("nodes"), job.nodes
     fixed = asked is not None and (asked.value or "").isdigit()
-    if step.asks("jobid") or step.asks("het-group"):
+    if step.option("jobid") or step.option("het-group"):
         return
     used = job.step_nodes(step)
-    if fixed and step.asks("nodes") and used and has and used > has:
+    if fixed and step.option("nodes") and used and has and used > has:
         yield STEP_BEYOND_JOB.at(step.line, f"srun asks for {used} nodes, but the job has {has}")
-    gpus, own = job.gpus_per_node, step.asks("gpus-per-node") or step.asks("gres")
+    gpus, own = job.gpus_per_node, step.option("gpus-per-node") or step.option("gres")
     match = re.fullmatch(r"(?:gpu:)?(?:[A-Za-z]\w*:)?(\d{1,4})", own.value or "") if own else None
     if own and own.name == "gres" and not (own.value or "").startswith("gpu:"):
         return
-    if gpus and match and int(match[1]) > gpus and not job.asks("exclusive"):
+    if gpus and match and int(match[1]) > gpus and not job.option("exclusive"):
         what = f"srun asks for {match[1]} GPUs per node, but the job has {gpus}"
         yield STEP_BEYOND_JOB.at(step.line, what)
 
@@ -444,13 +448,13 @@ EXPORT_WITHOUT_ALL = Trap(
 )
 
 
-def _handed_over(step: SrunStep) -> Iterator[Finding]:
+def _export_without_all(step: SrunStep) -> Iterator[Finding]:
     """Find `srun --export=NAME=value` without ALL."""
-    asked = step.asks("export")
+    asked = step.option("export")
     names = [part.partition("=")[0] for part in (asked.value or "").split(",")] if asked else []
     plain = names and all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names)
     if asked and plain and step.works and not {"ALL", "NONE", "NIL", "PATH"} & {name.upper() for name in names}:
-        own_path = step.asks("container-image") or (step.program and step.program[0].text.startswith("/"))
+        own_path = step.option("container-image") or (step.program and step.program[0].text.startswith("/"))
         kind: Kind | None = "advice" if own_path else None
         yield EXPORT_WITHOUT_ALL.at(step.line, f"srun --export={asked.value}", kind, value=asked.value)
 
@@ -515,7 +519,7 @@ SLOTS = Trap("slots", WASTES, "Open MPI refuses it (not enough slots); other MPI
 def _slots(job: JobFile) -> Iterator[Finding]:
     """Find `mpirun -n 16` where Slurm has eight tasks."""
     tasks, nodes = job.tasks_per_node, job.nodes
-    if not (job.asks("ntasks") or job.asks("ntasks-per-node")) or not tasks or not nodes or job.asks("exclusive"):
+    if not (job.option("ntasks") or job.option("ntasks-per-node")) or not tasks or not nodes or job.option("exclusive"):
         return
     if _SHARES_CORES.search("\n".join(line for line in job.lines if not line.startswith("#"))):
         return
@@ -543,9 +547,9 @@ LIGHTNING_TASKS = Trap(
 
 def _lightning(job: JobFile) -> Iterator[Finding]:
     """Find `--trainer.devices 4` where Slurm starts another number of tasks per node."""
-    resized = any(any(map(step.asks, ("nodes", "ntasks", "ntasks-per-node"))) for step in job.steps)
+    resized = any(any(map(step.option, ("nodes", "ntasks", "ntasks-per-node"))) for step in job.steps)
     commands = [*job.shell.commands, *(inner for step in job.steps for inner in step.commands)]
-    per_node, nodes = job.asks("ntasks-per-node"), job.nodes
+    per_node, nodes = job.option("ntasks-per-node"), job.nodes
     if job.launches or resized or per_node is None or not any(command.name != "echo" for command in commands):
         return
     if job.text("job-name") in ("bash", "interactive"):  # Lightning treats it as an interactive session

@@ -11,7 +11,7 @@ from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
 from frog.cluster.jobfile.job_file import JobFile
 from frog.cluster.jobfile.slurm_options import SBATCH, GivenOption, read_options, time_limit_s, write_time
-from frog.cluster.jobfile.variable_values import GAP
+from frog.cluster.jobfile.variable_values import PLACEHOLDER
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")
 _ARRAY = re.compile(r"\[?\d+(-\d+(:\d+)?)?(,\s?\d+(-\d+(:\d+)?)?)*\]?(%\d+)?|.*\u2370.*")
@@ -52,11 +52,11 @@ def _first_line(job: JobFile) -> Iterator[Finding]:
     begins = job.lines[0] if job.lines else ""
     empty = not any(line.strip() for line in job.lines)
     if not begins.startswith("#!") and (job.directives or job.given or empty):
-        yield NO_SHEBANG.at(1 if first < 1 or not job.inner else first, "the first line does not name a shell")
+        yield NO_SHEBANG.at(1 if first < 1 or not job.nested else first, "the first line does not name a shell")
     elif not begins.isascii():
         yield NO_SHEBANG.at(job.first_line, "the first line contains a typographic dash or another non-ASCII character")
     number = next((number for number, line in enumerate(job.lines, 1) if line.endswith("\r")), None)
-    if number is not None and not job.inner:
+    if number is not None and not job.nested:
         yield DOS_LINES.at(number, "lines end with CR LF, as on Windows")
 
 
@@ -64,10 +64,10 @@ NOT_A_DIRECTIVE = Trap("not-a-directive", WASTES, "Slurm ignores it and uses the
 
 
 def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
-    if job.inner:
+    if job.nested:
         return
-    given = {asked.name for asked in job.asked}
-    first = min((command.line for command in job.shell.everything), default=len(job.lines) + 1)
+    given = {asked.name for asked in job.options}
+    first = min((command.line for command in job.shell.all_commands), default=len(job.lines) + 1)
     for number, line in enumerate(job.lines[: first - 1], 1):
         match = re.match(
             r"(\s*)#(\s*)((?i:SBATCH)|SBTACH|SABTCH|SBACTH|SBATH|SBACH|BATCH|SLURM)\s+(-{1,2}[a-zA-Z].*)", line
@@ -105,7 +105,7 @@ NO_DIRECTIVE = Trap(
 
 def _bare_option(job: JobFile) -> Iterator[Finding]:
     """Find an option alone on a line, where the file's first command should be."""
-    command = min(job.shell.everything, key=lambda command: command.line, default=None)
+    command = min(job.shell.all_commands, key=lambda command: command.line, default=None)
     line = "" if command is None else job.lines[command.line - job.first_line].strip()
     if command is not None and re.match(r"--[a-z]", line):
         yield NO_DIRECTIVE.at(command.line, "an sbatch option without #SBATCH", rest=line)
@@ -123,10 +123,10 @@ AFTER_A_COMMAND = Trap(
 
 
 def _after_a_command(job: JobFile) -> Iterator[Finding]:
-    first = min((command.line for command in job.shell.everything), default=0)
-    texts = [word for command in job.shell.everything for word in (*command.words, command.heredoc) if word]
+    first = min((command.line for command in job.shell.all_commands), default=0)
+    texts = [word for command in job.shell.all_commands for word in (*command.words, command.heredoc) if word]
     bodies = {number for text in texts if "\n" in text.raw for number in range(text.line, text.last_line + 1)}
-    given = {asked.name: asked.value for asked in job.asked}
+    given = {asked.name: asked.value for asked in job.options}
     for line in job.directives:
         said = [item for item in line.asked
                 if item.option and not item.problem and given.get(item.name, "") != item.value]  # fmt: skip
@@ -170,7 +170,7 @@ def _options(job: JobFile) -> Iterator[Finding]:
 
 def _empty(job: JobFile) -> Iterator[Finding]:
     """Report all options without a value in one finding: such a file is a template."""
-    found = [asked for asked in job.asked if asked.problem == _NO_VALUE]
+    found = [asked for asked in job.options if asked.problem == _NO_VALUE]
     if found:
         lines = list(dict.fromkeys(str(asked.line) for asked in found))
         also = f", as in line{'s' * (len(lines) > 2)} {', '.join(lines[1:8])}" if len(lines) > 1 else ""
@@ -214,7 +214,7 @@ VARIABLE_IN_DIRECTIVE = Trap(
 
 def _variables_in_directives(job: JobFile) -> Iterator[Finding]:
     """Report all variables in one finding: a file with many of them is a template that a program fills in."""
-    found = [asked for asked in job.asked if asked.value and asked.line
+    found = [asked for asked in job.options if asked.value and asked.line
              and ("$" in asked.value or (asked.value[0] == "~" and asked.name in _FILES))]  # fmt: skip
     if found:
         lines = list(dict.fromkeys(str(asked.line) for asked in found))
@@ -254,7 +254,7 @@ TASKS_BELOW_NODES = Trap(
 
 def _tasks_and_nodes(job: JobFile) -> Iterator[Finding]:
     """Find tasks that do not fit the nodes, as sbatch of Slurm 22.05 handles them."""
-    asked, nodes, per_node = job.asks("ntasks"), job.number("nodes"), job.number("ntasks-per-node")
+    asked, nodes, per_node = job.option("ntasks"), job.number("nodes"), job.number("ntasks-per-node")
     ntasks = job.number("ntasks")
     if not (asked and ntasks and nodes):
         return
@@ -275,10 +275,10 @@ UNEVEN_GPUS = Trap(
 
 
 def _total_gpus(job: JobFile) -> Iterator[Finding]:
-    total, nodes = job.asks("gpus"), job.nodes
+    total, nodes = job.option("gpus"), job.nodes
     if total is None or not total.value or not nodes or nodes == 1:
         return
-    if job.asks("gpus-per-node") or job.asks("exclusive"):
+    if job.option("gpus-per-node") or job.option("exclusive"):
         return
     match = re.search(r"(\d+)$", total.value)
     if match and int(match[1]) % nodes:
@@ -334,13 +334,13 @@ TIME_LIMIT_TOO_LONG = Trap(
 
 
 def _time(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
-    asked = job.asks("time")
+    asked = job.option("time")
     if asked is None:
-        asks = any(map(job.asks, ("partition", "account", "qos", "mem", "cpus-per-task", "constraint")))
-        if not job.inner and (asks or job.gpu_directive or job.several_nodes):
+        asks = any(map(job.option, ("partition", "account", "qos", "mem", "cpus-per-task", "constraint")))
+        if not job.nested and (asks or job.gpu_directive or job.several_nodes):
             yield NO_TIME_LIMIT.at(1, "no --time")
         return
-    if not asked.value or "$" in asked.value or GAP in asked.value:
+    if not asked.value or "$" in asked.value or PLACEHOLDER in asked.value:
         return
     try:
         limit_s = time_limit_s(asked.value or "")
@@ -387,7 +387,7 @@ MEMORY_IN_MEGABYTES = Trap(
 def _memory(job: JobFile) -> Iterator[Finding]:
     """Find `--mem=80` where gigabytes were intended."""
     for name in ("mem", "mem-per-cpu", "mem-per-gpu"):
-        asked = job.asks(name)
+        asked = job.option(name)
         alone = re.fullmatch(r"[1-9]\d{0,2}", asked.value or "") if asked else None
         if asked and alone and job.gpu_directive and int(alone[0]) <= (_LEAST_MB if name == "mem" else _LEAST_MB // 2):
             what = f"{asked.written} {asked.value} is {asked.value} megabytes, in a job with GPUs"
@@ -406,17 +406,17 @@ FEW_CPUS = Trap(
 
 
 def _against_profile(job: JobFile, profile: ClusterProfile) -> Iterator[Finding]:
-    if profile.account_required and job.asks("account") is None:
+    if profile.account_required and job.option("account") is None:
         yield NO_ACCOUNT.at(1, "no --account", cluster=profile.name)
-    if profile.qos is not None and job.asks("qos") is None:
+    if profile.qos is not None and job.option("qos") is None:
         yield NO_QOS.at(1, "no --qos", cluster=profile.name, qos=profile.qos)
-    most, nodes = profile.max_nodes_of(job.text("qos")), job.asks("nodes")
+    most, nodes = profile.max_nodes_of(job.text("qos")), job.option("nodes")
     if most and nodes and (job.nodes or 0) > most:
         yield TOO_MANY_NODES.at(nodes.line, f"{job.nodes} nodes; {profile.name} allows {most}", most=most)
     each, gpus, tasks = profile.cpus_per_gpu, job.gpus_per_node, job.tasks_per_node or 1
     cpus = (job.number("cpus-per-task") or 1) * tasks
     if each and gpus and cpus < gpus * each:
-        asked = job.asks("cpus-per-task")
+        asked = job.option("cpus-per-task")
         line = asked.line if asked else 1
         what = f"{cpus} CPUs per node for {gpus} GPUs"
         yield FEW_CPUS.at(line, what, cluster=profile.name, each=each, right=-(-gpus * each // tasks))
@@ -438,9 +438,9 @@ def _output_findings(job: JobFile, places: Sequence[Path], version: tuple[int, i
 
 def _outputs(job: JobFile) -> Iterator[tuple[GivenOption, str]]:
     """Yield each option that names an output file, with the file."""
-    for asked in map(job.asks, ("output", "error")):
+    for asked in map(job.option, ("output", "error")):
         value = asked.value if asked else None
-        if asked and value and not value.startswith("/dev/") and not re.search(rf"[${{<{GAP}]", value):
+        if asked and value and not value.startswith("/dev/") and not re.search(rf"[${{<{PLACEHOLDER}]", value):
             yield asked, value
 
 
@@ -455,7 +455,7 @@ def _overwritten(job: JobFile) -> Iterator[Finding]:
             what = f"{asked.written} {value}: every job writes to the same file"
             yield OUTPUT_OVERWRITTEN.at(asked.line, what, name=asked.name, instead=_with_job(value))
             return
-        array = job.asks("array")
+        array = job.option("array")
         if array and _SEVERAL.match(array.value or "") and not re.search(r"%\d*[ajJNns]", value):
             what = f"{asked.written} {value}: every task of the array writes to the same file"
             instead = _with_job(value).replace("%j", "%a")
@@ -471,14 +471,14 @@ NO_OUTPUT_FOLDER = Trap(
 )
 
 
-def _output_folders(job: JobFile, places: Sequence[Path], gravest: Kind | None) -> Iterator[Finding]:
-    """Find missing output folders; `gravest` is the severity of folders that cannot exist yet."""
+def _output_folders(job: JobFile, places: Sequence[Path], severity: Kind | None) -> Iterator[Finding]:
+    """Find missing output folders; `severity` is that of folders that cannot exist yet."""
     told: set[Path] = set()
     starts = [place / (job.text("chdir") or "") for place in places]
     for asked, value in _outputs(job):
         folder = Path(value).parent
         of_job = re.search(r"%\d*[jAJ]", str(folder)) is not None
-        made = any(command.name == "mkdir" and folder.name in command.text for command in job.shell.everything)
+        made = any(command.name == "mkdir" and folder.name in command.text for command in job.shell.all_commands)
         if folder in told or not (of_job or _absent(folder, starts)):
             continue
         if of_job or made or any(_is_start(job, place) for place in starts):
@@ -488,7 +488,7 @@ def _output_folders(job: JobFile, places: Sequence[Path], gravest: Kind | None) 
             if of_job:
                 what = f"{folder}/ contains the job's number, so it cannot be created before sbatch"
                 instead = f"--{asked.name}={_flat(value)}"
-            yield NO_OUTPUT_FOLDER.at(asked.line, what, gravest if made or of_job else None, instead=instead)
+            yield NO_OUTPUT_FOLDER.at(asked.line, what, severity if made or of_job else None, instead=instead)
 
 
 def _flat(value: str) -> str:
@@ -498,7 +498,7 @@ def _flat(value: str) -> str:
 
 def _is_start(job: JobFile, place: Path) -> bool:
     """True if sbatch is probably called in `place`: a file that the script names exists there."""
-    commands = [*job.shell.everything, *(command for step in job.steps for command in step.commands)]
+    commands = [*job.shell.all_commands, *(command for step in job.steps for command in step.commands)]
     words = {word.text for command in commands for word in command.words}
     with contextlib.suppress(OSError, ValueError):
         return any((place / word).is_file() for word in words if _PROGRAM.fullmatch(word))

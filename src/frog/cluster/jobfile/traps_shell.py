@@ -33,9 +33,9 @@ _TYPED = re.compile(r"[\u201c\u201d\u201e\u2018\u2019]|^[-\u2010-\u2015]*[\u2010
 def shell_findings(job: JobFile) -> Iterator[Finding]:
     """Find traps in the shell language, and variables that are read and never set."""
     yield from _broken_lines(job)
-    yield from _blanks(job)
+    yield from _spaces_in_assignments(job)
     yield from _words(job)
-    yield from _kept_dollars(job)
+    yield from _escaped_dollars(job)
     yield from _single_quotes(job)
     yield from _no_braces(job)
     yield from _typographic(job)
@@ -107,14 +107,14 @@ DOLLAR_BEFORE_NAME = Trap(
 )
 
 
-def _blanks(job: JobFile) -> Iterator[Finding]:
+def _spaces_in_assignments(job: JobFile) -> Iterator[Finding]:
     """Find misplaced spaces and dollars in assignments.
 
     `NAME= "value"` runs a program named like the value, with an empty NAME; `NAME = value` runs a program NAME;
     `$NAME=value` runs a program whose name starts with NAME's value.
     """
-    read = {name for command in job.shell.everything for word in command.words for name in word.expansions()}
-    for command in job.shell.everything:
+    read = {name for command in job.shell.all_commands for word in command.words for name in word.expansions()}
+    for command in job.shell.all_commands:
         empty = [item for item in command.assignments if not item.raw and item.items is None]
         if len(empty) == 1 and len(command.words) == 1 and command.words[0].raw[:1] in "\"'" and empty[0].name in read:
             name, value = empty[0].name, command.words[0].raw
@@ -136,7 +136,7 @@ DOLLAR_KEPT = Trap(
 )
 
 
-def _kept_dollars(job: JobFile) -> Iterator[Finding]:
+def _escaped_dollars(job: JobFile) -> Iterator[Finding]:
     """Find `conda activate \\$WORK/env`: a backslash outside of quotes."""
     for command in job.shell.commands:
         if any(word.base in (*SHELLS, *_READ_AGAIN) for word in command.words):
@@ -166,7 +166,7 @@ def _no_braces(job: JobFile) -> Iterator[Finding]:
     lists = {item.name for item in job.assignments if item.items is not None}
     if not lists or "zsh" in job.lines[0]:
         return
-    for command in job.shell.everything:
+    for command in job.shell.all_commands:
         if command.name in ("echo", "printf"):
             continue
         for word in (*command.words, *(item.word for item in command.assignments if item.items is None)):
@@ -185,7 +185,7 @@ TYPOGRAPHIC = Trap(
 
 def _typographic(job: JobFile) -> Iterator[Finding]:
     """Find `--name \u201cmy run\u201d` and `\u2013-lr`, as a word processor writes them."""
-    for command in job.shell.everything:
+    for command in job.shell.all_commands:
         if command.name in ("echo", "printf"):
             continue
         for raw in (*(word.raw for word in command.words), *(item.raw for item in command.assignments)):
@@ -203,7 +203,7 @@ NO_SUCH_WORD = Trap(
 
 def _words(job: JobFile) -> Iterator[Finding]:
     """Find `else:`, `elseif` and `[$x = 1]`, which the shell treats as program names."""
-    for command in job.shell.everything:
+    for command in job.shell.all_commands:
         word = command.words[0].raw if command.words else ""
         if word in _NO_WORDS and word not in job.shell.functions:
             kind: Kind | None = "will fail" if word in ("elif:", "elseif", "elsif") else None
@@ -212,10 +212,10 @@ def _words(job: JobFile) -> Iterator[Finding]:
         elif match := re.match(r"\$([A-Za-z_]\w*)=", word):
             what = f"{match[0]} does not assign: write the name without the dollar"
             yield NO_SUCH_WORD.at(command.line, what, instead=f"{match[1]}=")
-        elif near := _slip(job, word):
+        elif near := _misspelled_function(job, word):
             what = f"{word} is not a function of this file; {near} is"
             yield NO_SUCH_WORD.at(command.line, what, instead=near)
-        elif word == "trap" and len(command.words) > 2 and (near := _slip(job, command.words[1].text)):
+        elif word == "trap" and len(command.words) > 2 and (near := _misspelled_function(job, command.words[1].text)):
             what = f"{command.words[1].text} is not a function of this file; {near} is"
             yield NO_SUCH_WORD.at(command.line, what, instead=f"trap {near} ...")
         elif word == "[[" and len(command.words) == 2 and (match := _TEST.match(command.words[1].raw)):
@@ -223,7 +223,7 @@ def _words(job: JobFile) -> Iterator[Finding]:
             yield NO_SUCH_WORD.at(command.line, what, instead="[ ... ]")
 
 
-def _slip(job: JobFile, name: str) -> str | None:
+def _misspelled_function(job: JobFile, name: str) -> str | None:
     """Return a function whose name differs from `name` by one letter, or None."""
     if len(name) < 6 or not name.isidentifier() or name in job.shell.functions:
         return None
@@ -238,7 +238,7 @@ def _plain_sh(job: JobFile) -> Iterator[Finding]:
     if shell is None:
         return
     kind: Kind | None = "advice" if shell[1] == "sh" else None
-    for command in job.shell.everything:
+    for command in job.shell.all_commands:
         lists = any(item.items is not None for item in command.assignments)
         if lists or (command.words and command.words[0].raw in _BASH_ONLY):
             what = "a list" if lists else command.words[0].raw
@@ -276,25 +276,29 @@ def _variable_findings(job: JobFile) -> Iterator[Finding]:
     """Find variables that are read and never set."""
     read = {name: word for name, word in _variables_read(job).items() if name not in _tested(job)}
     known = {item.name for item in (*job.assignments, *job.task_assignments)} | job.exported
-    known |= {item.name for command in job.shell.everything for item in command.assignments}
-    given = job.inside  # set by the script that calls it
+    known |= {item.name for command in job.shell.all_commands for item in command.assignments}
+    given = job.in_allocation  # set by the script that calls it
     options = ("nproc-per-node", "nnodes", "num-processes")
     counts = {name for run in job.launches if (word := run.option(*options)) for name in word.expansions()
               if not name.startswith("SLURM")}  # fmt: skip
     for name, word in read.items():
         if name in known:
             continue
-        if name in _ONLY_WITH and not given and not any(job.asks(option) for option in _ONLY_WITH[name]):
+        if name in _ONLY_WITH and not given and not any(job.option(option) for option in _ONLY_WITH[name]):
             if name == "SLURM_GPUS_PER_NODE" and job.gpus_per_node == 0:
                 continue
             what = f"{name} without --{_ONLY_WITH[name][0]}"
             yield SLURM_SETS_NONE.at(word.line_of(name), what, option=f"--{_ONLY_WITH[name][0]}")
         elif _is_none_of_slurm(name) or (_OF_OTHERS.fullmatch(name) and _only_slurm(job)):
             yield NEVER_SET.at(word.line_of(name), f"{name}: Slurm does not set this variable", near="")
-        elif near := _meant(name, known, is_list=f"{{{name}[" in word.raw):
+        elif near := _similar_variable(name, known, is_list=f"{{{name}[" in word.raw):
             what = f"{name} is never set"
             yield NEVER_SET.at(word.line_of(name), what, near=f"; {near} is")
-        elif (_NEEDED.fullmatch(name) or name in counts) and not (given or job.sourced) and name not in _of_ranks(job):
+        elif (
+            (_NEEDED.fullmatch(name) or name in counts)
+            and not (given or job.sources_users_files)
+            and name not in _of_ranks(job)
+        ):
             yield NEVER_SET.at(word.line_of(name), f"{name} is never set in this file", near="")
     yield from _nothing_exported(job)
     yield from _beyond_lists(job)
@@ -328,10 +332,10 @@ _OF_JOB = re.compile(
 )
 
 
-def hand_in_findings(job: JobFile) -> Iterator[Finding]:
+def submission_findings(job: JobFile) -> Iterator[Finding]:
     """Find mistakes of scripts that submit jobs: job ids, and variables in here-documents."""
-    yield from _answers(job)
-    yield from _begins_empty(job)
+    yield from _job_ids(job)
+    yield from _shebang_not_first(job)
     yield from _expanded_when_submitted(job)
 
 
@@ -343,7 +347,7 @@ ANSWER_FOR_NUMBER = Trap(
 )
 
 
-def _answers(job: JobFile) -> Iterator[Finding]:
+def _job_ids(job: JobFile) -> Iterator[Finding]:
     """Find `ID=$(sbatch a.sh)` followed by `--dependency=afterok:$ID`."""
     text = "\n".join(line for line in job.lines if not line.lstrip().startswith("#"))
     for item in job.assignments:
@@ -355,9 +359,9 @@ def _answers(job: JobFile) -> Iterator[Finding]:
             yield ANSWER_FOR_NUMBER.at(item.line, what, name=item.name)
 
 
-def _begins_empty(job: JobFile) -> Iterator[Finding]:
+def _shebang_not_first(job: JobFile) -> Iterator[Finding]:
     """Find `sbatch <<EOF` with an empty line before the shebang."""
-    for command in job.shell.everything:
+    for command in job.shell.all_commands:
         place = command.line - job.first_line
         if command.name != "sbatch" or command.heredoc is None or len(command.words) > 1 or place + 1 >= len(job.lines):
             continue
@@ -395,7 +399,7 @@ def _expanded_when_submitted(job: JobFile) -> Iterator[Finding]:
 def _tested(job: JobFile) -> set[str]:
     """Return the names of variables that the script tests before it reads them."""
     asks = [
-        word.raw for command in job.shell.everything if command.name in ("[[", "[", "test") for word in command.words
+        word.raw for command in job.shell.all_commands if command.name in ("[[", "[", "test") for word in command.words
     ]
     return {name for raw in asks for name in re.findall(r"-[nzv]\s+\"?\$?\{?(\w+)", raw)}
 
@@ -418,7 +422,7 @@ def _variables_read(job: JobFile) -> dict[str, Word]:
     return found
 
 
-def _meant(name: str, known: set[str], is_list: bool) -> str | None:
+def _similar_variable(name: str, known: set[str], is_list: bool) -> str | None:
     """Return a variable whose name differs from `name` by one letter and is long enough to be the intended one."""
     if re.search(r"\d$", name):
         return None
@@ -450,7 +454,7 @@ BEYOND_LIST = Trap("beyond-list", WASTES, "that item does not exist: the value i
 
 def _beyond_lists(job: JobFile) -> Iterator[Finding]:
     """Find `${LIST[$SLURM_ARRAY_TASK_ID]}` with --array=1-4 and a list of four."""
-    asked = job.asks("array")
+    asked = job.option("array")
     tasks = _array_tasks(asked.value or "") if asked else []
     words = [word for command in job.shell.commands for word in command.words]
     words += [item.word for item in job.assignments if item.items is None]
@@ -483,7 +487,7 @@ def _array_tasks(text: str) -> list[int]:
 def _length(job: JobFile, name: str) -> int | None:
     """Return the number of items that a list certainly has, or None."""
     found = [item for item in job.assignments if item.name == name]
-    if len(found) != 1 or found[0].items is None or found[0].maybe or found[0].adds:
+    if len(found) != 1 or found[0].items is None or found[0].conditional or found[0].adds:
         return None
     plain = not any(
         re.search(r"[$`*?{\[]", _QUOTED_TEXT.sub("", word.raw)) or "[@]" in word.raw for word in found[0].items
@@ -507,9 +511,9 @@ def _no_array(job: JobFile, read: dict[str, Word]) -> Iterator[Finding]:
     """Find SLURM_ARRAY_TASK_ID in a file that never mentions --array, not even in a comment."""
     word = read.get("SLURM_ARRAY_TASK_ID")
     said = re.search(r"--array|sbatch.* -a\b|SLURM_ARRAY_TASK_ID=", "\n".join(job.lines))
-    if any("%a" in (asked.value or "") for asked in job.asked):
+    if any("%a" in (asked.value or "") for asked in job.options):
         return
-    if word and not said and not job.inner and not job.by_hand and not job.given and job.directives:
+    if word and not said and not job.nested and not job.run_by_hand and not job.given and job.directives:
         what = "SLURM_ARRAY_TASK_ID without --array"
         yield SLURM_SETS_NONE.at(word.line_of("SLURM_ARRAY_TASK_ID"), what, "advice",
                            option="--array, here or to sbatch,")  # fmt: skip
@@ -530,13 +534,13 @@ NOTHING_EXPORTED = Trap(
 
 def _nothing_exported(job: JobFile) -> Iterator[Finding]:
     """Find `--export=NONE`, which srun obeys too."""
-    asked = job.asks("export")
+    asked = job.option("export")
     if asked is None or (asked.value or "").upper() not in ("NONE", "NIL"):
         return
     freed = "SLURM_EXPORT_ENV" in job.exported or any(
-        command.name == "unset" and "SLURM_EXPORT_ENV" in command.text for command in job.shell.everything
+        command.name == "unset" and "SLURM_EXPORT_ENV" in command.text for command in job.shell.all_commands
     )
-    steps = [step for step in job.steps if step.works and not step.asks("export")]
+    steps = [step for step in job.steps if step.works and not step.option("export")]
     if steps and job.exported and not freed:
         yield NOTHING_EXPORTED.at(asked.line, f"--export={asked.value} with srun in line {steps[0].line}")
 
@@ -566,11 +570,11 @@ TEMPLATE = Trap(
 )
 
 
-def gap_findings(job: JobFile) -> Iterator[Finding]:
+def placeholder_findings(job: JobFile) -> Iterator[Finding]:
     """Report all placeholders in one message, including those of nested job files."""
-    if job.gaps:
-        lines, first = list(job.gaps), next(iter(job.gaps))
-        some = ", ".join(list(dict.fromkeys(job.gaps.values()))[:4])
+    if job.placeholders:
+        lines, first = list(job.placeholders), next(iter(job.placeholders))
+        some = ", ".join(list(dict.fromkeys(job.placeholders.values()))[:4])
         yield TEMPLATE.at(first, f"a template: fill in {some} in {_lines(lines)}")
 
 
@@ -580,9 +584,9 @@ QUOTE_NOT_CLOSED = Trap(
 NOT_UNDERSTOOD = Trap("not-understood", ADVICE, "Frog skipped these lines; a missing setting may be in them")
 
 
-def unread_findings(job: JobFile) -> Iterator[Finding]:
+def not_understood_findings(job: JobFile) -> Iterator[Finding]:
     """Report what Frog did not understand, one message each."""
-    unread = [line for line in job.shell.unread if line not in job.gaps]
+    unread = [line for line in job.shell.not_understood if line not in job.placeholders]
     for line in unread:
         text = job.lines[line - job.first_line] if line - job.first_line < len(job.lines) else ""
         if match := _BLANKS.match(text):

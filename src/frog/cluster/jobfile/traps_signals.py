@@ -47,7 +47,7 @@ SIGNAL_KILLS_TORCHRUN = Trap(
 def signal_findings(job: JobFile) -> Iterator[Finding]:
     """Find traps with signals and requeue."""
     yield from _requeue(job)
-    asked = job.asks("signal")
+    asked = job.option("signal")
     if asked is None or asked.value is None:
         return
     match = _SIGNAL.fullmatch(asked.value)
@@ -55,10 +55,10 @@ def signal_findings(job: JobFile) -> Iterator[Finding]:
         yield NOT_A_SIGNAL.at(asked.line, f"--signal={asked.value}")
         return
     line, to_shell, name, before_s = asked.line, "B" in (match[1] or ""), match[2], int(match[3] or 60)
-    refused = job.asks("no-requeue")
-    goes_on = job.requeues or job.asks("requeue") or any(item.name == "sbatch" for item in job.shell.everything)
-    goes_on = goes_on or "sbatch" in _said_by_handlers(job)
-    handlers = [command for command in job.shell.everything if handles(command, name)]
+    refused = job.option("no-requeue")
+    goes_on = job.requeues or job.option("requeue") or any(item.name == "sbatch" for item in job.shell.all_commands)
+    goes_on = goes_on or "sbatch" in _handler_text(job)
+    handlers = [command for command in job.shell.all_commands if handles(command, name)]
     if refused or (handlers and not goes_on):
         yield NO_REQUEUE.at(refused.line if refused else line, "--signal without requeue")
     if job.time_s is not None and before_s >= job.time_s:
@@ -68,14 +68,19 @@ def signal_findings(job: JobFile) -> Iterator[Finding]:
         yield from _to_shell(job, handlers, name, line)
     else:
         yield from _to_tasks(job, handlers, name, line, before_s)
-    sent = {name} if not to_shell else set(_SENT.findall(_said_by_handlers(job))) if handlers else set()
+    sent = {name} if not to_shell else set(_SENT.findall(_handler_text(job))) if handlers else set()
     for run in job.launches:
         if run.kind != "torchrun":
             continue
         if sent & _TORCHRUN_HEARS and before_s > 2 * _GRACE_S and not run.option("shutdown-timeout"):
             what = "torchrun without --shutdown-timeout"
             yield SHORT_GRACE.at(run.line, what, seconds=before_s - _GRACE_S)
-        if to_shell and run.step is None and run.command.way.behind and (dies := sent - _TORCHRUN_HEARS - {"0"}):
+        if (
+            to_shell
+            and run.step is None
+            and run.command.context.background
+            and (dies := sent - _TORCHRUN_HEARS - {"0"})
+        ):
             what = f"the trap sends {min(dies)} to torchrun"
             yield SIGNAL_KILLS_TORCHRUN.at(run.line, what, instead="kill -TERM, in the trap")
 
@@ -100,7 +105,7 @@ def _to_shell(job: JobFile, handlers: list[Command], name: str, line: int) -> It
     if ends is not None and ends.name == "exec":
         what = f"B: sends {name} to this script, which exec replaced by {ends.words[1].base}"
         yield SIGNAL_AFTER_EXEC.at(ends.line, what)
-    elif not handlers and (not job.sourced or any(handles(item, other) for item in job.shell.everything
+    elif not handlers and (not job.sources_users_files or any(handles(item, other) for item in job.shell.all_commands
                                                   for other in ("USR1", "USR2"))):  # fmt: skip
         what = f"B: sends {name} to this script, which has no trap for it"
         yield SIGNAL_NOT_TRAPPED.at(line, what, name=name)
@@ -108,7 +113,7 @@ def _to_shell(job: JobFile, handlers: list[Command], name: str, line: int) -> It
         yield from _handler(job, handlers[0])
         yield from _wait(job, handlers[0])
         yield from _set_too_late(job, handlers[0])
-        yield from _once(job, handlers[0])
+        yield from _single_wait(job, handlers[0])
 
 
 SIGNAL_NOT_FOR_SCRIPT = Trap(
@@ -127,7 +132,9 @@ def _to_tasks(job: JobFile, handlers: list[Command], name: str, line: int, befor
         what = f"without B: Slurm sends {name} to the tasks, not to this script"
         instead = f"B:{name}@{before_s}"
         yield SIGNAL_NOT_FOR_SCRIPT.at(line, what, handler=handlers[0].line, instead=instead)
-    elif not (job.steps or job.partial or job.sourced) and (job.launches or any(map(_is_long, job.shell.commands))):
+    elif not (job.steps or job.partial or job.sources_users_files) and (
+        job.launches or any(map(_runs_long, job.shell.commands))
+    ):
         what = f"without B: Slurm sends {name} to the steps of srun, and this script has none"
         yield SIGNAL_TO_NOBODY.at(line, what, instead=f"B:{name}@{before_s}")
     elif any(run.kind == "torchrun" and run.step for run in job.launches) and name not in _TORCHRUN_HEARS:
@@ -140,9 +147,9 @@ def handles(command: Command, name: str) -> bool:
     return command.name == "trap" and any(word.text.removeprefix("SIG") == name for word in command.words[2:])
 
 
-def _said_by_handlers(job: JobFile) -> str:
+def _handler_text(job: JobFile) -> str:
     """Return the commands that the file's traps run, including those of their functions."""
-    said = [word.text for command in job.shell.everything if command.name == "trap" for word in command.words[1:2]]
+    said = [word.text for command in job.shell.all_commands if command.name == "trap" for word in command.words[1:2]]
     called = [
         item.text for text in said for name in re.findall(r"\w+", text) for item in job.shell.functions.get(name, [])
     ]
@@ -164,16 +171,16 @@ SRUN_FORCES = Trap(
 
 
 def _handler(job: JobFile, handler: Command) -> Iterator[Finding]:
-    long = [step for step in job.steps if step.works and not step.command.way.maybe]
-    behind = any(command.way.behind and _is_long(command) for command in job.shell.commands)
-    if long and not behind and not any(step.command.way.behind for step in job.steps):
+    long = [step for step in job.steps if step.works and not step.command.context.conditional]
+    behind = any(command.context.background and _runs_long(command) for command in job.shell.commands)
+    if long and not behind and not any(step.command.context.background for step in job.steps):
         yield TRAP_COMES_TOO_LATE.at(handler.line, f"srun in line {long[-1].line} is in the foreground")
     if not job.steps:
-        last = [command for command in job.shell.commands if command.way.certain and _is_long(command)]
-        if last and not any(command.way.behind for command in job.shell.commands):
+        last = [command for command in job.shell.commands if command.context.certain and _runs_long(command)]
+        if last and not any(command.context.background for command in job.shell.commands):
             what = f"{last[-1].name} in line {last[-1].line} is in the foreground"
             yield TRAP_COMES_TOO_LATE.at(handler.line, what)
-    body = [*_said_by_handlers(job).splitlines(), *(command.text for command in job.shell.commands)]
+    body = [*_handler_text(job).splitlines(), *(command.text for command in job.shell.commands)]
     if job.steps and any(re.search(r"\bkill\s+(-s\s*)?-?(SIG)?(TERM|15)\b", text) for text in body):
         yield SRUN_FORCES.at(handler.line, "SIGTERM to srun")
 
@@ -187,17 +194,22 @@ WAIT_ONCE = Trap(
 )
 
 
-def _once(job: JobFile, handler: Command) -> Iterator[Finding]:
+def _single_wait(job: JobFile, handler: Command) -> Iterator[Finding]:
     """Find a trap that forwards the signal, with a single `wait`, which the signal ends."""
-    said = _said_by_handlers(job)
+    said = _handler_text(job)
     if not _SENT.search(said) or re.search(r"\bwait\b|\bexit\b|\bsleep\b|scontrol requeue|sbatch|kill -0", said):
         return
     commands = [command for command in job.shell.commands if command.words and command.name != "trap"]
-    works = [item for item in commands if item.way.behind and (item.name == "srun" or _is_long(item))]
+    works = [item for item in commands if item.context.background and (item.name == "srun" or _runs_long(item))]
     behind = [item for item in commands if works and item.line > works[-1].last_line]
     waits = [item for item in behind if item.name == "wait"]
-    goes_on = any(item.name in ("sleep", "tail") or "kill -0" in item.text or item.way.loop for item in behind)
-    if len(works) == len(waits) == 1 and not goes_on and handler.line < waits[0].line and not waits[0].way.maybe:
+    goes_on = any(item.name in ("sleep", "tail") or "kill -0" in item.text or item.context.loop for item in behind)
+    if (
+        len(works) == len(waits) == 1
+        and not goes_on
+        and handler.line < waits[0].line
+        and not waits[0].context.conditional
+    ):
         yield WAIT_ONCE.at(waits[0].line, "a single wait, with a trap that forwards the signal")
 
 
@@ -212,16 +224,16 @@ TRAP_SET_TOO_LATE = Trap(
 
 def _set_too_late(job: JobFile, handler: Command) -> Iterator[Finding]:
     """Find a trap that the script sets only after it waited for the work."""
-    works = [step.command for step in job.steps if step.works] + list(filter(_is_long, job.shell.commands))
+    works = [step.command for step in job.steps if step.works] + list(filter(_runs_long, job.shell.commands))
     waited = [command for command in job.shell.commands if command.name == "wait" or command in works]
-    if not handler.way.certain or not works or any(command.line > handler.line for command in works):
+    if not handler.context.certain or not works or any(command.line > handler.line for command in works):
         return
-    if any(command.way.certain and command.line < handler.line for command in waited):
+    if any(command.context.certain and command.line < handler.line for command in waited):
         first = min(command.line for command in works)
         yield TRAP_SET_TOO_LATE.at(handler.line, "the script sets the trap after the work", first=first)
 
 
-def _is_long(command: Command) -> bool:
+def _runs_long(command: Command) -> bool:
     return bool(_LONG.match(command.text))
 
 
@@ -236,7 +248,7 @@ WAIT_ENDS_SCRIPT = Trap(
 
 def _wait(job: JobFile, handler: Command) -> Iterator[Finding]:
     """Find a bare `wait` under `set -e`, with the requeue after it."""
-    said = _said_by_handlers(job)
+    said = _handler_text(job)
     leaves = re.search(r"scontrol requeue|sbatch|\bexit\b", said)
     if leaves or not any(ends_on_errors(command) for command in job.shell.commands):
         return
@@ -247,7 +259,7 @@ def _wait(job: JobFile, handler: Command) -> Iterator[Finding]:
         off = [
             item for item in job.shell.commands if item.text in ("set +e", "set +o errexit") and item.line < wait.line
         ]
-        if after and not off and not wait.way.checked and wait.way.certain and wait.line > handler.line:
+        if after and not off and not wait.context.checked and wait.context.certain and wait.line > handler.line:
             yield WAIT_ENDS_SCRIPT.at(wait.line, "wait under set -e, with a trap", behind=after[0].line)
 
 
@@ -276,7 +288,7 @@ LOG_TRUNCATED = Trap(
 
 
 def _requeue(job: JobFile) -> Iterator[Finding]:
-    asked = job.asks("requeue")
+    asked = job.option("requeue")
     if asked is None and not job.requeues:
         return
     line = asked.line if asked else 1
@@ -284,5 +296,5 @@ def _requeue(job: JobFile) -> Iterator[Finding]:
     ours = [text for text in programs if re.search(r"\btrain\.py \S+\.toml|frog\.train\b|frog train\b", text)]
     if ours and not any(re.search(r"--continue|resume", text) for text in ours):
         yield BEGINS_AGAIN.at(line, "requeue, but the command does not resume the run")
-    if job.text("open-mode") != "append" and job.asks("output"):
+    if job.text("open-mode") != "append" and job.option("output"):
         yield LOG_TRUNCATED.at(line, "requeue without --open-mode=append")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
-from frog.cluster.jobfile.job_file import JobFile, runs_own_file
+from frog.cluster.jobfile.job_file import JobFile, sources_users_file
 from frog.cluster.jobfile.launchers import CONTAINERS, SrunStep, program_at
 from frog.cluster.jobfile.shell_script import Command
 from frog.cluster.jobfile.traps_request import NOT_AN_OPTION, SITE_OPTION
@@ -44,12 +44,12 @@ def step_findings(job: JobFile, profile: ClusterProfile | None, version: tuple[i
         yield from _step(job, step)
         yield from _cpus(job, step, version)
     yield from _background(job)
-    yield from _queue(job)
-    yield from _late(job)
+    yield from _steps_queue(job)
+    yield from _prepared_too_late(job)
     yield from _network(job, profile)
     yield from _errors(job)
     yield from _tee(job)
-    yield from _copied(job)
+    yield from _own_folder(job)
     yield from _servers(job)
     yield from _conda(job)
     yield from _modules(job)
@@ -66,16 +66,16 @@ GOES_ON_WITHOUT_ONE = Trap(
 
 
 def _step(job: JobFile, step: SrunStep) -> Iterator[Finding]:
-    for asked in step.asked:
+    for asked in step.options:
         if asked.problem == "no such option" and asked.instead is None and asked.written.startswith("--"):
             yield SITE_OPTION.at(asked.line, f"{asked.written} is not an srun option")
         elif asked.problem:
             what = f"srun {asked.written}: {asked.problem}"
             yield NOT_AN_OPTION.at(asked.line, what, instead=asked.instead)
     tasks = (job.step_nodes(step) or 1) * (job.step_tasks_per_node(step) or 1)
-    if tasks == 1 or not job.is_rank(step) or not (job.gpu_directive or job.distributed) or step.asks("wait"):
+    if tasks == 1 or not job.is_rank(step) or not (job.gpu_directive or job.distributed) or step.option("wait"):
         return
-    kills = step.asks("kill-on-bad-exit")
+    kills = step.option("kill-on-bad-exit")
     set_here = {item.name for item in step.command.assignments} | job.exported
     if (kills is None or kills.value == "0") and not set_here & {"SLURM_KILL_BAD_EXIT", "SLURM_WAIT"}:
         yield GOES_ON_WITHOUT_ONE.at(step.line, "srun without --kill-on-bad-exit")
@@ -94,8 +94,8 @@ def _cpus(job: JobFile, step: SrunStep, version: tuple[int, int] | None) -> Iter
     """Find srun without --cpus-per-task, for releases that do not inherit it."""
     if version is not None and not _INHERITS_NOT[0] <= version <= _INHERITS_NOT[1]:
         return
-    cpus = job.asks("cpus-per-task")
-    own = step.asks("cpus-per-task") or step.asks("exclusive") or step.asks("cpus-per-gpu")
+    cpus = job.option("cpus-per-task")
+    own = step.option("cpus-per-task") or step.option("exclusive") or step.option("cpus-per-gpu")
     names = {"SRUN_CPUS_PER_TASK"} & ({item.name for item in step.command.assignments} | job.exported)
     works = step.works and (job.step_nodes(step), job.step_tasks_per_node(step)) != (1, 1)
     if works and cpus and cpus.value not in (None, "", "1") and not own and not names:
@@ -114,14 +114,14 @@ NO_WAIT = Trap(
 
 def _background(job: JobFile) -> Iterator[Finding]:
     """Find a script that ends while its last step runs."""
-    behind = [step.command for step in job.steps if step.command.way.behind]
+    behind = [step.command for step in job.steps if step.command.context.background]
     working = [item for item in job.shell.commands if item.words and item.name not in (*_SAYS, "sleep")]
-    behind += [command for command in working[-1:] if command.way.behind and not command.way.maybe]
-    if not behind or job.shell.ends is not None or job.shell.endless or job.by_hand:
+    behind += [command for command in working[-1:] if command.context.background and not command.context.conditional]
+    if not behind or job.shell.ends is not None or job.shell.endless or job.run_by_hand:
         return
     last = max(behind, key=lambda command: command.line)
-    after = [command for command in job.shell.everything if command.line > last.last_line]
-    waits = [command for command in job.shell.everything if _WAITS.match(command.text)]
+    after = [command for command in job.shell.all_commands if command.line > last.last_line]
+    waits = [command for command in job.shell.all_commands if _WAITS.match(command.text)]
     busy = [command for command in after if command.words and command.name not in (*_SAYS, "sleep")]
     if not any(command.line >= last.line for command in waits) and not busy:
         yield NO_WAIT.at(last.line, f"{last.name} in the background, with no wait after it")
@@ -135,15 +135,15 @@ STEPS_QUEUE = Trap(
 )
 
 
-def _queue(job: JobFile) -> Iterator[Finding]:
+def _steps_queue(job: JobFile) -> Iterator[Finding]:
     """Find simultaneous steps that each take all of the job's resources."""
-    greedy = [step for step in job.steps if step.command.way.behind and not _shares(job, step)]
-    several = len(greedy) > 1 or any(step.command.way.loop for step in greedy)
+    greedy = [step for step in job.steps if step.command.context.background and not _shares(job, step)]
+    several = len(greedy) > 1 or any(step.command.context.loop for step in greedy)
     used, has = [job.step_nodes(step) or 0 for step in greedy], job.nodes or 1
     if (
         all(used)
         and max(used, default=has) < has
-        and (sum(used) <= has or any(step.command.way.loop for step in greedy))
+        and (sum(used) <= has or any(step.command.context.loop for step in greedy))
     ):
         return  # each step uses free nodes
     if several and (job.number("ntasks") or job.number("ntasks-per-node") or 1) >= 1:
@@ -155,7 +155,7 @@ def _shares(job: JobFile, step: SrunStep) -> bool:
     names = ("exact", "overlap", "exclusive", "cpus-per-task", "nodelist", "relative", "mem", "mem-per-cpu", "jobid",
              "oversubscribe", "cores-per-socket", "het-group")  # fmt: skip
     set_here = {item.name for item in step.command.assignments} | job.exported
-    return any(step.asks(name) for name in names) or bool(
+    return any(step.option(name) for name in names) or bool(
         set_here & {"SLURM_OVERLAP", "SLURM_EXACT", "SRUN_CPUS_PER_TASK"}
     )
 
@@ -165,9 +165,9 @@ PREPARED_TOO_LATE = Trap(
 )
 
 
-def _late(job: JobFile) -> Iterator[Finding]:
+def _prepared_too_late(job: JobFile) -> Iterator[Finding]:
     """Find commands that prepare the environment after the steps that need it."""
-    last = max((step.line for step in job.steps if step.works and not step.command.way.maybe), default=None)
+    last = max((step.line for step in job.steps if step.works and not step.command.context.conditional), default=None)
     for command in job.shell.commands:
         if last is None or command.line <= last or command.name not in _PREPARES or len(command.words) < 2:
             continue
@@ -205,7 +205,7 @@ def _network(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
         what = next((what for pattern, what in _DOWNLOADS if pattern.search(text)), None)
         if what and profile is not None and not profile.network:
             yield NO_NETWORK.at(command.line, f"{what} on a compute node", cluster=profile.name)
-        elif what and job.gpus_per_node and not command.way.maybe:
+        elif what and job.gpus_per_node and not command.context.conditional:
             yield NETWORK.at(command.line, f"{what} in the job")
 
 
@@ -222,10 +222,10 @@ def _errors(job: JobFile) -> Iterator[Finding]:
     """Find a step whose failure the script hides."""
     if any(ends_on_errors(command) for command in job.shell.commands) or _shebang_ends(job):
         return
-    certain = [command for command in job.shell.commands if command.way.certain and command.words]
+    certain = [command for command in job.shell.commands if command.context.certain and command.words]
     works = [step.command for step in job.steps if step.works]
     works += [command for command in job.shell.commands if _TRAINS.search(command.text)]
-    lines = sorted(command.line for command in works if command.way.certain and not command.way.checked)
+    lines = sorted(command.line for command in works if command.context.certain and not command.context.checked)
     if not lines or not certain or certain[-1].line <= lines[-1]:
         return
     behind = [command for command in job.shell.commands if command.line > lines[-1]]
@@ -256,10 +256,16 @@ def _tee(job: JobFile) -> Iterator[Finding]:
     for place, command in enumerate(commands[1:], 1):
         before = commands[place - 1]
         work = before.line in works or _TRAINS.search(before.text)
-        if command.name != "tee" or not (work and before.way.apart and before.way.checked and command.way.apart):
+        if command.name != "tee" or not (
+            work and before.context.subshell and before.context.checked and command.context.subshell
+        ):
             continue
         behind = [item for item in commands[place + 1 :] if item.name not in _SAYS]
-        if not command.way.maybe and not command.way.behind and (stops if behind else not commands[place + 1 :]):
+        if (
+            not command.context.conditional
+            and not command.context.background
+            and (stops if behind else not commands[place + 1 :])
+        ):
             yield HIDDEN_BY_TEE.at(before.line, f"{before.name} | tee without pipefail")
             return
 
@@ -272,16 +278,16 @@ NOT_ITS_FOLDER = Trap(
 )
 
 
-def _copied(job: JobFile) -> Iterator[Finding]:
+def _own_folder(job: JobFile) -> Iterator[Finding]:
     """Find uses of the script's own folder: Slurm runs a copy from elsewhere."""
     text = "\n".join(job.lines)
     if (
-        job.inner or not job.directives or "SLURM_SUBMIT_DIR" in text or "scontrol show job" in text
+        job.nested or not job.directives or "SLURM_SUBMIT_DIR" in text or "scontrol show job" in text
     ):  # it uses the submission folder
         return
     for command in job.shell.commands:
         raw = [*(word.raw for word in command.words), *(item.raw for item in command.assignments)]
-        if command.way.certain and any(_OWN_FOLDER.search(text) for text in raw):
+        if command.context.certain and any(_OWN_FOLDER.search(text) for text in raw):
             kind: Kind | None = (
                 "advice" if command.name in ("[", "[[", "test") else None
             )  # it tests whether the file exists
@@ -331,7 +337,7 @@ def _servers(job: JobFile) -> Iterator[Finding]:
         if words and words[0].base == "srun":
             step = next((step for step in job.steps if step.command.line == command.line), None)
             text = " ".join(word.text for word in step.program) if step else ""
-        serves = command.way.certain and _SERVES.search(text) and words[0].base not in ("echo", "trap", "pkill")
+        serves = command.context.certain and _SERVES.search(text) and words[0].base not in ("echo", "trap", "pkill")
         if serves and any(item.name not in ("echo", "date", "exit", "wait", "sleep") for item in commands[place + 1 :]):
             name = next((word.base for word in words if word.base not in ("srun", "-m")), command.name)
             yield NEVER_RETURNS.at(command.line, f"{_short(text)}: a server in the foreground", command=name)
@@ -339,7 +345,7 @@ def _servers(job: JobFile) -> Iterator[Finding]:
     yield from _waits_for_all(job, commands)
     for line in job.shell.endless:
         if any(
-            command.line > line and command.way.certain and command.name not in _WATCHED
+            command.line > line and command.context.certain and command.name not in _WATCHED
             for command in _after_loop(job, line)
         ):
             yield NEVER_RETURNS.at(line, "an endless loop in the foreground", command="( ... )")
@@ -347,10 +353,9 @@ def _servers(job: JobFile) -> Iterator[Finding]:
 
 def _waits_for_server(job: JobFile, commands: list[Command]) -> Iterator[Finding]:
     """Find `wait` for a server that only a later command would end."""
-    served = [command for command in commands if command.way.behind and _SERVES.search(command.text)]
-    names = {item.name for command in served for item in job.assignments
-             if item.raw == "$!" and command.last_line <= item.line <= command.last_line + 1}  # fmt: skip
-    waits = [command for command in commands if command.way.certain and command.name == "wait"]
+    served = [command for command in commands if command.context.background and _SERVES.search(command.text)]
+    names = _process_variables(job, served)
+    waits = [command for command in commands if command.context.certain and command.name == "wait"]
     for wait in (wait for wait in waits if any(word.expansions() & names for word in wait.words[1:])):
         behind = [item for item in commands if item.line > wait.line and item.name not in _WATCHED]
         ended = any(item.line < wait.line and item.name in ("kill", "pkill", "scancel") for item in commands)
@@ -373,16 +378,15 @@ def _waits_for_all(job: JobFile, commands: list[Command]) -> Iterator[Finding]:
     ends = [*commands, *(item for body in job.shell.functions.values() for item in body)]
     if any(re.search(r"\b(p?kill|killall|scancel|stop|shutdown)\b", item.text) for item in ends):
         return
-    served = [item for item in commands if item.way.behind and not item.way.maybe and _SERVES.search(item.text)
-              and item.name != "timeout"]  # fmt: skip
-    names = {item.name for each in served for item in job.assignments
-             if item.raw == "$!" and each.last_line <= item.line <= each.last_line + 1}  # fmt: skip
-    for wait in (item for item in commands if item.name == "wait" and item.way.certain):
+    background = [item for item in commands if item.context.background and not item.context.conditional]
+    served = [item for item in background if _SERVES.search(item.text) and item.name != "timeout"]
+    names = _process_variables(job, served)
+    for wait in (item for item in commands if item.name == "wait" and item.context.certain):
         if len(wait.words) > 1 and not any(word.expansions() & names for word in wait.words[1:]):
             continue
         before = [item for item in served if item.line < wait.line]
         begins = before[-1].line if before else wait.line
-        between = [item for item in commands if begins < item.line < wait.line and item.way.certain]
+        between = [item for item in commands if begins < item.line < wait.line and item.context.certain]
         work = [item for item in between if _WORK.search(item.text) and not _SERVES.search(item.text)]
         if work:
             what = f"wait also waits for {_short(before[-1].text)}, which does not end"
@@ -390,12 +394,18 @@ def _waits_for_all(job: JobFile, commands: list[Command]) -> Iterator[Finding]:
             return
 
 
+def _process_variables(job: JobFile, commands: list[Command]) -> set[str]:
+    """Return the variables that hold the process ids of background commands."""
+    ends = {line for command in commands for line in (command.last_line, command.last_line + 1)}
+    return {item.name for item in job.assignments if item.raw == "$!" and item.line in ends}
+
+
 def _after_loop(job: JobFile, line: int) -> list[Command]:
     """Return the commands after the loop that begins there; commands inside the loop might not run."""
     return [
         command
         for command in job.shell.commands
-        if command.line > line and not command.way.loop and not command.way.maybe
+        if command.line > line and not command.context.loop and not command.context.conditional
     ]
 
 
@@ -416,11 +426,11 @@ CONDA_NOT_READY = Trap(
 def _conda(job: JobFile) -> Iterator[Finding]:
     """Find `conda activate` in a shell that has not read conda's functions."""
     first = job.lines[0] if job.lines else ""
-    if re.search(r"-\w*[li]", first) or "--login" in first or job.asks("get-user-env"):
+    if re.search(r"-\w*[li]", first) or "--login" in first or job.option("get-user-env"):
         return
     for command in job.shell.commands:
-        if command.text.startswith(("conda activate", "mamba activate")) and command.way.certain:
-            before = [item for item in job.shell.everything if item.line < command.line or item.way.calls]
+        if command.text.startswith(("conda activate", "mamba activate")) and command.context.certain:
+            before = [item for item in job.shell.all_commands if item.line < command.line or item.context.calls]
             ready = [
                 item
                 for item in before
@@ -429,10 +439,10 @@ def _conda(job: JobFile) -> Iterator[Finding]:
             loaded = [item for item in before if item.name in ("module", "ml") and len(item.words) > 1
                       and next((w.text for w in item.words[1:] if not w.text.startswith("-")), "list") not in _UNLOADS
                       and not all(map(_NO_CONDA.match, (word.text for word in item.words[1:])))]  # fmt: skip
-            if not ready and not loaded and not any(map(runs_own_file, before)):
+            if not ready and not loaded and not any(map(sources_users_file, before)):
                 after = [
                     item
-                    for item in job.shell.everything
+                    for item in job.shell.all_commands
                     if item.line > command.line and re.search(r"conda\.sh|(conda|mamba)\S* shell\b.*hook", item.text)
                 ]
                 kind: Kind | None = None if after or _initialises(before) else "advice"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from frog.cluster.jobfile.shell_script import parse
 from frog.cluster.jobfile.shell_words import Assignment, Word, live_text
 
-GAP = "\u2370"
+PLACEHOLDER = "\u2370"
 """Marks a placeholder of a template, whose value is unknown."""
 _LONGEST, _MOST_WORDS, _MOST_STEPS = 10_000, 1000, 100
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -59,13 +59,13 @@ class Values:
         if len(text) > _LONGEST or self._steps > _MOST_STEPS or re.search(r"\\\$|^'.*\$.*'$", raw, re.DOTALL):
             return None
         try:
-            text = _VARIABLE.sub(lambda match: self._put_in(match, seen), text)
+            text = _VARIABLE.sub(lambda match: self._expand(match, seen), text)
             text = re.sub(r"\$\(\((.*?)\)\)", lambda match: str(self._arithmetic(match[1], seen)), text)
         except (LookupError, ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
             return None
-        return None if "$" in text or "`" in text or GAP in text or len(text) > _LONGEST else text
+        return None if "$" in text or "`" in text or PLACEHOLDER in text or len(text) > _LONGEST else text
 
-    def _put_in(self, match: re.Match[str], seen: frozenset[str]) -> str:
+    def _expand(self, match: re.Match[str], seen: frozenset[str]) -> str:
         name, default = match[1] or match[4], match[3] if match[2] in ("-", "=") else None
         if match[2] == "+":
             raise LookupError(name)
@@ -82,11 +82,15 @@ class Values:
     def _value(self, name: str, seen: frozenset[str]) -> str | None:
         """Return a value; None if uncertain: it depends on itself, on a branch, or on another command's output."""
         found = self._all(name)
-        if name in seen or any(item.adds for item in found) or (len(found) > 1 and any(item.maybe for item in found)):
+        if (
+            name in seen
+            or any(item.adds for item in found)
+            or (len(found) > 1 and any(item.conditional for item in found))
+        ):
             return None
         if found:
             last = found[-1]
-            own = last.maybe or last.items is not None or name in last.word.expansions() - {"$"}
+            own = last.conditional or last.items is not None or name in last.word.expansions() - {"$"}
             return self.resolve(last.raw, seen | {name}) if not own or _defaults(last) else None
         known = self.known.get(name)
         return known[0] if known else None
@@ -140,7 +144,7 @@ class Values:
         match = _SCALAR.fullmatch(word.raw)
         name = (match[1] or match[2]) if match else ""
         found = self._all(name)
-        if not found or any(item.maybe for item in found) or any(item.items is not None for item in found):
+        if not found or any(item.conditional for item in found) or any(item.items is not None for item in found):
             return None
         text = " ".join(item.word.text.strip() for item in found if item is found[-1] or item.adds)
         own = name in Word(found[-1].raw, 0).expansions()
@@ -150,9 +154,9 @@ class Values:
 
     def _items(self, name: str) -> tuple[Word, ...] | None:
         found = self._all(name)
-        if not found or any(item.items is None for item in found) or (len(found) > 1 and found[0].maybe):
+        if not found or any(item.items is None for item in found) or (len(found) > 1 and found[0].conditional):
             return None
-        certain = [item for item in found if not item.maybe]
+        certain = [item for item in found if not item.conditional]
         begins = max((place for place, item in enumerate(certain) if not item.adds), default=0)
         return tuple(word for item in certain[begins:] for word in item.items or ())
 
