@@ -81,7 +81,7 @@ class ClusterProfile:
 
     def problems(self) -> list[str]:
         """Return every rule that this profile violates."""
-        found = [
+        problems = [
             f"{name}={value}: must be at least {least}"
             for name, value, least in (
                 ("gpus_per_node", self.gpus_per_node, 0),
@@ -91,21 +91,23 @@ class ClusterProfile:
             if value is not None and value < least
         ]
         if self.gpu_option not in ("gpus-per-node", "gres"):
-            found.append(f"gpu_option={self.gpu_option!r}: must be 'gpus-per-node' or 'gres'")
+            problems.append(f"gpu_option={self.gpu_option!r}: must be 'gpus-per-node' or 'gres'")
         if self.modules and self.container:
-            found.append(f"modules={self.modules} and container={self.container!r}: a job uses one or the other")
+            problems.append(f"modules={self.modules} and container={self.container!r}: a job uses one or the other")
         times = {"max_time": self.max_time}
         times |= {f"limits.{name}.max_time": limits.max_time for name, limits in self.limits.items()}
-        found += [f"{name}={text!r}: must be a time such as '12:00:00'" for name, text in times.items()
+        problems += [f"{name}={text!r}: must be a time such as '12:00:00'" for name, text in times.items()
                   if text is not None and not _is_time(text)]  # fmt: skip
         for text in self.directives:
             asked, used = read_options([(word, 0) for word in text.split()], SBATCH)
             wrong = [f"{item.written}: {item.problem}" for item in asked if item.problem]
             if wrong or used < len(text.split()) or not asked:
-                found.append(f"directives: {text!r}: {wrong[0] if wrong else 'not an option of sbatch'}")
+                problems.append(f"directives: {text!r}: {wrong[0] if wrong else 'not an option of sbatch'}")
         wrong_names = [name for name in self.environment if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]
         return (
-            found + [f"environment.{name}: not a valid variable name" for name in wrong_names] + self._text_problems()
+            problems
+            + [f"environment.{name}: not a valid variable name" for name in wrong_names]
+            + self._text_problems()
         )
 
     def _text_problems(self) -> list[str]:
@@ -114,14 +116,14 @@ class ClusterProfile:
         for name in _IN_JOB_FILES:
             value = getattr(self, name)
             texts += [(name, text) for text in ((value,) if isinstance(value, str) else value or ())]
-        found = [f"{name}={text!r}: must be one line, without control characters" for name, text in texts
+        problems = [f"{name}={text!r}: must be one line, without control characters" for name, text in texts
                  if _CONTROL.search(text)]  # fmt: skip
-        found += [
+        problems += [
             f'{name}={value!r}: may contain $NAME or ${{NAME}}, but no other $, `, " or \\: job files run them'
             for name in ("container", "scratch")
             if (value := getattr(self, name)) is not None and not _EXPANDS.fullmatch(value)
         ]
-        return found + [
+        return problems + [
             f"{name}={value!r}: not a valid name"
             for name in ("partition", "account", "qos")
             if (value := getattr(self, name)) is not None and not is_slurm_name(value)

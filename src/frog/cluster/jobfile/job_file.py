@@ -125,13 +125,8 @@ class JobFile:
         return asked.value if asked else None
 
     def number(self, name: str) -> int | None:
-        found = self.option(name)
-        match = (
-            re.match(r"(\d{1,9})(?!\d)", found.value or "")
-            if found and PLACEHOLDER not in (found.value or "")
-            else None
-        )
-        return int(match[1]) if match else None
+        match = re.match(r"(\d{1,9})(?!\d)", self.text(name) or "")
+        return int(match[1]) if match and PLACEHOLDER not in match.string else None
 
     @property
     def nodes(self) -> int | None:
@@ -196,10 +191,10 @@ class JobFile:
         return count // self.nodes if self.nodes and count % self.nodes == 0 else None
 
     def _count(self, name: str) -> int | None:
-        found = self.option(name)
-        if found and _GPU_TYPE.fullmatch(found.value or ""):  # a type without a number means one
+        text = self.text(name) or ""
+        if _GPU_TYPE.fullmatch(text):  # a type without a number means one
             return 1
-        match = re.search(r"(\d+)$", found.value or "") if found else None
+        match = re.search(r"(\d+)$", text)
         return int(match[1]) if match else None
 
     @property
@@ -228,7 +223,7 @@ class JobFile:
 
     def slurm_variables(self) -> dict[str, tuple[str, str]]:
         """Return the variables that Slurm sets with a value known from the file: the value, and its origin."""
-        found: dict[str, tuple[str, str]] = {}
+        variables: dict[str, tuple[str, str]] = {}
         for names, value, option in (
             (("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), self.nodes, "nodes"),
             (("SLURM_NTASKS_PER_NODE",), self.number("ntasks-per-node"), "ntasks-per-node"),
@@ -241,10 +236,10 @@ class JobFile:
         ):
             asked = self.gpu_directive if "gpus" in option else self.option(option)
             if value is not None and asked is not None:
-                found |= dict.fromkeys(names, (str(value), f"{asked.written} in line {asked.line}"))
+                variables |= dict.fromkeys(names, (str(value), f"{asked.written} in line {asked.line}"))
         if self.nodes and self.tasks_per_node:
-            found["SLURM_NTASKS"] = (str(self.nodes * self.tasks_per_node), "nodes x tasks on each")
-        return found
+            variables["SLURM_NTASKS"] = (str(self.nodes * self.tasks_per_node), "nodes x tasks on each")
+        return variables
 
     def assigned(self, name: str) -> Assignment | None:
         return self.values.assigned(name)
@@ -329,8 +324,8 @@ def _read_in(command: Command) -> list[Assignment]:
     if command.name in ("read", "mapfile", "readarray", "getopts", "printf"):
         names = [word.text for word in command.words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word.text)]
         return [Assignment(name, "$(read)", command.line, conditional=True) for name in names]
-    found = [match for word in command.words for match in re.finditer(r"\$\{(\w+):?=([^}]*)\}", word.raw)]
-    return [Assignment(match[1], match[2], command.line) for match in found]
+    defaults = [match for word in command.words for match in re.finditer(r"\$\{(\w+):?=([^}]*)\}", word.raw)]
+    return [Assignment(match[1], match[2], command.line) for match in defaults]
 
 
 def _read_command(command: Command, job: JobFile) -> None:
@@ -394,7 +389,7 @@ def _with_launchers(script: Word, job: JobFile) -> tuple[str, str]:
     return text, expanded
 
 
-_MOST_INNER = 10
+_MOST_NESTED = 10
 _ANYWHERE = re.compile(
     r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}|%\(\w+\)[sd]|(?<![\w.])@[A-Z]\w*@(?!\w)|(?<=[=-])@[a-z]\w*@(?!\w)|\b(?:CHANGE_?ME|REPLACE_?(?:ME|THIS)|PLACEHOLDER)\b"
     r"|\[\[[A-Z_]+\]\]|\b__[A-Z][A-Z_]+__\b|(?<!\$)@\{(?!(?:u|upstream|push)\})[A-Za-z_]\w*\}"
@@ -414,7 +409,7 @@ _VARIABLE = re.compile(r"\$\{\w+\}")
 
 def mark_placeholders(text: str, first_line: int) -> tuple[str, dict[int, str]]:
     """Replace every placeholder in `text` by a mark; return the text and the placeholders by line."""
-    found: dict[int, str] = {}
+    placeholders: dict[int, str] = {}
     lines = text.split("\n")
     last = max((place for place, line in enumerate(lines) if line.startswith("#SBATCH")), default=-1)
     inserted = any(_inserts(line, text) for line in lines[: last + 1])
@@ -428,16 +423,16 @@ def mark_placeholders(text: str, first_line: int) -> tuple[str, dict[int, str]]:
         )
         for pattern in (*patterns, *head_patterns):
             for match in pattern.finditer(line):
-                found.setdefault(place + first_line, match[0].strip("=/ "))
+                placeholders.setdefault(place + first_line, match[0].strip("=/ "))
             line = pattern.sub(lambda match: match[0][: match[0].startswith(("=", " ", "/"))] + PLACEHOLDER, line)
         if not head and (
             re.fullmatch(rf"[\s{PLACEHOLDER}]*{PLACEHOLDER}[\s{PLACEHOLDER}]*", line)
             or (inserted and _inserts(line, text))
         ):
-            found.setdefault(place + first_line, line.strip())
+            placeholders.setdefault(place + first_line, line.strip())
             line = f"# {PLACEHOLDER}"  # the placeholder may become directives as well as commands
         lines[place] = line
-    return ("\n".join(lines), found) if found else (text, {})
+    return ("\n".join(lines), placeholders) if placeholders else (text, {})
 
 
 def _inserts(line: str, text: str) -> bool:
@@ -454,13 +449,13 @@ class NestedJob:
     first_line: int
 
 
-def nested_jobs(commands: list[tuple[str, int, bool]]) -> list[NestedJob]:
+def nested_jobs(heredocs: list[tuple[str, int, bool]]) -> list[NestedJob]:
     """Return the job files in here-documents: text, line, and True if the outer shell does not expand it."""
-    found = []
-    for text, line, quoted in commands:
+    jobs = []
+    for text, line, quoted in heredocs:
         if re.search(r"^#SBATCH\b", text, re.MULTILINE):
-            found.append(NestedJob(text if quoted else _as_submitted(text), line))
-    return found[:_MOST_INNER]
+            jobs.append(NestedJob(text if quoted else _as_submitted(text), line))
+    return jobs[:_MOST_NESTED]
 
 
 def _as_submitted(text: str) -> str:

@@ -137,26 +137,26 @@ def _page(explanation: Explanation) -> list[str]:
 
 def _fitting(texts: Iterable[str], most_bytes: int) -> list[str]:
     """Return the first texts that fit."""
-    found = []
+    fitting = []
     for text in texts:
         most_bytes -= len(text.encode(errors="replace")) + 1
         if most_bytes < 0:
             break
-        found.append(text)
-    return found
+        fitting.append(text)
+    return fitting
 
 
 def _numbered(texts: Sequence[str], said: dict[int, list[str]], findings: Sequence[Finding]) -> Iterator[str]:
     """Yield each line with its meaning and its findings."""
     width = len(str(len(texts)))
-    found_in: dict[int, list[Finding]] = {}
+    findings_in: dict[int, list[Finding]] = {}
     for finding in findings:
-        found_in.setdefault(finding.line, []).append(finding)
+        findings_in.setdefault(finding.line, []).append(finding)
     for number, text in enumerate(texts, 1):
         lines = [f"{number:>{width}}  {plain(text)}".rstrip()]
         for words in said.get(number, []):
             lines += _indented(words, " " * (width + 4))
-        for finding in found_in.get(number, []):
+        for finding in findings_in.get(number, []):
             lines += _indented(f"{finding.kind} [{finding.code}] {finding.what}", " " * (width + 2) + "! ")
         yield "\n".join(lines)
 

@@ -193,8 +193,8 @@ def _options(kind: str, rest: list[Word]) -> dict[str, Word]:
 
 def _unabbreviated(name: str) -> str:
     """Return the option of torchrun that begins with `name`, or `name` itself if several do."""
-    found = [option for option in _TORCHRUN if option.startswith(name)]
-    return found[0] if len(found) == 1 and len(name) > 1 else name
+    options = [option for option in _TORCHRUN if option.startswith(name)]
+    return options[0] if len(options) == 1 and len(name) > 1 else name
 
 
 def inner_script(program: tuple[Word, ...]) -> Word | None:

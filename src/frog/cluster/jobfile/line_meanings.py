@@ -182,8 +182,8 @@ def _directive(asked: GivenOption, job: JobFile) -> str:
         to = "this script" if "B" in (match[1] or "") else "every task, and not this script"
         detail = f": {match[2]} to {to}, {match[3] or 60} s before, or up to 60 s earlier"
     elif asked.name in ("output", "error", "input"):
-        found = [f"%{key} is {PATTERNS[key]}" for key in re.findall(r"%\d*([a-zA-Z])", value) if key in PATTERNS]
-        detail = "; " + ", ".join(found) if found else ""
+        patterns = [f"%{key} is {PATTERNS[key]}" for key in re.findall(r"%\d*([a-zA-Z])", value) if key in PATTERNS]
+        detail = "; " + ", ".join(patterns) if patterns else ""
     elif asked.name == "gres" and asked is job.gpu_directive:
         detail = f": {job.gpus_per_node} GPUs"
     return f"{written}: {meaning}{detail}"
@@ -238,8 +238,8 @@ def _short(text: str) -> str:
 def _options(words: list[str]) -> str:
     text = " ".join(words)
     letters = {letter for word in words for letter in word[1:] if re.fullmatch(r"-[a-z]+", word)}
-    found = [say for key, say in SHELL_OPTIONS.items() if key in letters or (" " in key and key[2:] in text)]
-    return f"set: {'; '.join(found)}" if found else "shell"
+    meanings = [say for key, say in SHELL_OPTIONS.items() if key in letters or (" " in key and key[2:] in text)]
+    return f"set: {'; '.join(meanings)}" if meanings else "shell"
 
 
 def _assignment(assignment: Assignment, job: JobFile, in_task: bool) -> str:
@@ -259,19 +259,19 @@ def _sources(word: Word, job: JobFile, in_task: bool) -> list[str]:
     """Return the origin of each variable in a word, read by a task's shell or by the batch shell on the first node."""
     names = set(word.expansions()) | (set(re.findall(r"\bSLURM_\w+", word.raw)) if "$((" in word.raw else set())
     known = job.slurm_variables()
-    found = []
+    sources = []
     for name in sorted(names):
         assignment = job.assigned(name)
         if assignment and assignment.raw != word.raw:
-            found.append(f"{name} from line {assignment.line}")
+            sources.append(f"{name} from line {assignment.line}")
         elif name in known:
-            found.append(f"{name} is {known[name][0]}, by {known[name][1]}")
+            sources.append(f"{name} is {known[name][0]}, by {known[name][1]}")
         elif name in SLURM_VARIABLES:
             own = (", each task's own" if in_task else ", here the first node's for all") if name in PER_TASK else ""
-            found.append(f"{name} is {SLURM_VARIABLES[name]}{own}")
+            sources.append(f"{name} is {SLURM_VARIABLES[name]}{own}")
         elif name.startswith("SLURM"):
-            found.append(f"{name} is set by Slurm")
-    return found
+            sources.append(f"{name} is set by Slurm")
+    return sources
 
 
 def _step(step: SrunStep, job: JobFile, said: dict[int, list[str]]) -> None:

@@ -147,7 +147,7 @@ def _open_block(root: Node, text: str, lost: set[int]) -> int | None:
         waiting += reversed(node.children)
     bare = _ELSEWHERE.sub(lambda match: "\n" * match[0].count("\n"), plain)
     for before, behind, first in _PAIRS:
-        lines = {bare.count("\n", 0, found.start()) + 1 for found in first.finditer(bare)} & lost
+        lines = {bare.count("\n", 0, match.start()) + 1 for match in first.finditer(bare)} & lost
         if lines and len(before.findall(bare)) > len(behind.findall(bare)):
             return min(lines)
     for node in opened:
@@ -308,8 +308,9 @@ class _Reader:
             self.out[before:] = [replace(item, writes=item.writes or words[0]) for item in self.out[before:]]
 
     def heredoc(self, node: Node, before: int) -> None:
-        if len(self.out) > before and (found := next(self.heredocs(node), None)):
-            self.out[before] = replace(self.out[before], heredoc=Word(found[0], found[1]))
+        heredoc = next(self.heredocs(node), None)
+        if len(self.out) > before and heredoc:
+            self.out[before] = replace(self.out[before], heredoc=Word(heredoc[0], heredoc[1]))
 
     def heredocs(self, root: Node) -> Iterator[tuple[str, int, bool]]:
         """Yield the commands below a node, including those of command substitutions."""
@@ -348,10 +349,12 @@ class _Reader:
             rest = [child for child in node.named_children if child.type not in _PASSED_OVER]
             words = (first, *(self.word(child) for child in rest))
             exported = first.raw == "export" or any(re.fullmatch(r"-\w*x\w*", word.raw) for word in words)
-            found = [self.assignment(child, context, exported) for child in rest if child.type == "variable_assignment"]
+            assignments = [
+                self.assignment(child, context, exported) for child in rest if child.type == "variable_assignment"
+            ]
             others = [read_assignment(Word(word.text, word.line), exported, context.conditional) for word in words
                       if word.raw[:1] in "'\"" and first.raw in _DECLARES]  # fmt: skip
-            return words, (*found, *(item for item in others if item))
+            return words, (*assignments, *(item for item in others if item))
         assignments = [
             self.assignment(child, context) for child in node.children if child.type == "variable_assignment"
         ]

@@ -143,11 +143,11 @@ def open_quote(text: str) -> int | None:
     The line is that of the string that, closed at its line's end, leaves the fewest lines in quotes. A quote at the end
     of its line opens a text of several lines on purpose.
     """
-    found = _quotes(text)
-    if not found or found[-1][1] is not None:
+    strings = _quotes(text)
+    if not strings or strings[-1][1] is not None:
         return None
-    best, fewest = found[-1][0], (True, len(text))
-    for start, end in found:
+    best, fewest = strings[-1][0], (True, len(text))
+    for start, end in strings:
         line_end = text.find("\n", start) % (len(text) + 1)
         if end is not None and line_end >= end:
             continue
@@ -161,7 +161,7 @@ def open_quote(text: str) -> int | None:
 
 def _quotes(text: str) -> list[tuple[int, int | None]]:
     """Return where each quoted string starts and ends; the last one may have no end."""
-    place, found, ends = 0, list[tuple[int, int | None]](), []
+    place, strings, ends = 0, list[tuple[int, int | None]](), []
     while place < len(text):
         char = text[place]
         if char == "\\":
@@ -177,7 +177,7 @@ def _quotes(text: str) -> list[tuple[int, int | None]]:
         elif char in "'\"":
             start = place
             place = (text.find("'", place + 1) + 1) or len(text) + 1 if char == "'" else _end_of_double(text, place)
-            found.append((start, place if place <= len(text) else None))
+            strings.append((start, place if place <= len(text) else None))
         else:
             place += 1
-    return found
+    return strings

@@ -223,19 +223,19 @@ def read_options(words: Sequence[tuple[str, int]], table: Mapping[str, Option]) 
 
     Reading ends at the first word that is not an option, such as srun's program.
     """
-    found: list[GivenOption] = []
+    options: list[GivenOption] = []
     place = 0
     while place < len(words):
         text, line = words[place]
         following = words[place + 1][0] if place + 1 < len(words) else None
         if text == "--":
-            return found, place + 1
+            return options, place + 1
         if not text.startswith("-") or text == "-":
             break
         read, used = _long(text, line, following, table) if text[:2] == "--" else _short(text, line, following, table)
-        found += read
+        options += read
         place += used
-    return found, place
+    return options, place
 
 
 def _long(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[list[GivenOption], int]:
@@ -260,14 +260,14 @@ def _short(text: str, line: int, following: str | None, table: Mapping[str, Opti
     if equals and name and name[0] not in _TAKES_ANY_TEXT and _ALIASES.get(name, name) in table:
         what = "with one dash only the first letter is the option"
         return [GivenOption(line, text, None, None, what, f"-{text}")], 1
-    found: list[GivenOption] = []
+    options: list[GivenOption] = []
     for place, letter in enumerate(text[1:], 1):
         option = next((item for item in table.values() if item.short == letter), None)
         if option is None or option.takes != "-" or text[place + 1 :].startswith("="):
             asked, used = _last_short(f"-{letter}", text[place + 1 :], option, line, following)
-            return [*found, asked], used
-        found.append(GivenOption(line, f"-{letter}", option, None))
-    return found, 1
+            return [*options, asked], used
+        options.append(GivenOption(line, f"-{letter}", option, None))
+    return options, 1
 
 
 def _last_short(
@@ -306,19 +306,19 @@ def find_option(name: str, table: Mapping[str, Option]) -> Option | None:
     return table.get(begun.pop()) if len(begun) == 1 else None
 
 
-def one_letter_apart(one: str, other: str) -> bool:
+def one_letter_apart(first: str, second: str) -> bool:
     """True if inserting, deleting, changing or swapping one letter turns one word into the other."""
-    if one == other or abs(len(one) - len(other)) > 1:
+    if first == second or abs(len(first) - len(second)) > 1:
         return False
-    start = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    start = next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
     if start is None:
         return True
     rests = [
-        (one[start + 1 :], other[start + 1 :]),
-        (one[start + 1 :], other[start:]),
-        (one[start:], other[start + 1 :]),
+        (first[start + 1 :], second[start + 1 :]),
+        (first[start + 1 :], second[start:]),
+        (first[start:], second[start + 1 :]),
     ]
-    swapped = one[start : start + 2] == other[start : start + 2][::-1] and one[start + 2 :] == other[start + 2 :]
+    swapped = first[start : start + 2] == second[start : start + 2][::-1] and first[start + 2 :] == second[start + 2 :]
     return swapped or any(a == b for a, b in rests)
 
 
@@ -340,16 +340,16 @@ def read_directives(lines: Iterable[str], first_line: int = 1) -> list[Directive
 
     Slurm needs no space after the word: it reads `#SBATCH--nodes=2`, and reports a mistake in `#SBATCHES`.
     """
-    found: list[DirectiveLine] = []
+    directives: list[DirectiveLine] = []
     reading, component = True, 0
     for number, line in enumerate(lines, first_line):
         if _ANOTHER_COMPONENT.match(line):
             component += 1
         elif line.startswith("#SBATCH"):
-            found.append(replace(_directive(number, line, reading), component=component))
+            directives.append(replace(_directive(number, line, reading), component=component))
         elif line.strip() and not line.lstrip().startswith("#"):
             reading = False
-    return found
+    return directives
 
 
 def _directive(number: int, line: str, read: bool) -> DirectiveLine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Trap
+from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
 from frog.cluster.jobfile.job_file import PER_TASK, JobFile
 from frog.cluster.jobfile.launchers import Launch, SrunStep, program_at
 from frog.cluster.jobfile.shell_words import Assignment, Word
@@ -16,22 +16,14 @@ _OWN_NAME = re.compile(r"\bhostname\b|\$\{?HOSTNAME\b|\buname -n")
 _ADDRESSES = re.compile(r"\bhostname\s+(-I|--all-ip-addresses)\s*[)`]")
 _OWN_IN_TASK = re.compile(rf"{_OWN_NAME.pattern}|SLURMD_NODENAME|SLURM_LAUNCH_NODE")
 _NOT_FIRST = re.compile(r"\btail\b|\bsort\b|\bshuf\b|\bsed -n .?[2-9]|NR\s*==\s*[2-9]|\[(-1|[1-9])\]")
-_GROWS = re.compile(r"\$\(\([\d\s+]*\$?\{?SLURM_JOB_?ID\}?[\d\s+]*\)\)|\"?\d*\$\{?SLURM_JOB_?ID\}?\"?")
+_UNBOUNDED = re.compile(r"\$\(\([\d\s+]*\$?\{?SLURM_JOB_?ID\}?[\d\s+]*\)\)|\"?\d*\$\{?SLURM_JOB_?ID\}?\"?")
 _WHOLE_LIST = re.compile(r"\"?\$\{?SLURM_(JOB_)?NODELIST\}?\"?")
 _ALL_HOSTS = re.compile(r"\"?\$\(\s*scontrol show hostnames? ?\"?(\$\{?SLURM_(JOB_)?NODELIST\}?)?\"?\s*\)\"?")
-_CUT = re.compile(
+_CUT_LIST = re.compile(
     r"\$\{SLURM_(JOB_)?NODELIST%%?,|\$\{?SLURM_(JOB_)?NODELIST\}?\"?\s*(\||<<<)\s*(cut -d|awk -F|tr) ?['\"]?,"
 )
-_FOLDED = re.compile(
+_COMPRESSED_LIST = re.compile(
     r"\"?\$\{?SLURM_(JOB_)?NODELIST(%%?[^}]*)?\}?\"?(:.*)?$|\$SLURM_(JOB_)?NODELIST\s*\|\s*(cut|awk|sed|head)"
-)
-
-
-PORT_FIXED = Trap(
-    "port-fixed",
-    ADVICE,
-    "two jobs on one node collide: address already in use",
-    "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
 )
 
 
@@ -40,8 +32,19 @@ def node_findings(job: JobFile) -> Iterator[Finding]:
     yield from _rendezvous_findings(job)
     yield from _early_in_steps(job)
     yield from _early_in_script(job)
+    yield from _written_too_early(job)
     yield from _not_exported(job)
+    for step in job.steps:
+        yield from _export_without_all(step)
     yield from _files_of_first_node(job)
+
+
+PORT_FIXED = Trap(
+    "port-fixed",
+    ADVICE,
+    "two jobs on one node collide: address already in use",
+    "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
+)
 
 
 def _rendezvous_findings(job: JobFile) -> Iterator[Finding]:
@@ -72,7 +75,7 @@ NODELIST_FOLDED = Trap(
 def _cut_lists(job: JobFile) -> Iterator[Finding]:
     """Find a host name cut from a compressed node list, whatever its use."""
     for item in job.assignments if job.several_nodes else ():
-        if _CUT.search(item.raw) and "scontrol" not in item.raw:
+        if _CUT_LIST.search(item.raw) and "scontrol" not in item.raw:
             yield NODELIST_FOLDED.at(item.line, "SLURM_JOB_NODELIST is compressed, like node[01-04]")
         elif item.items and len(item.items) == 1 and _WHOLE_LIST.fullmatch(_followed(job, item.items[0].raw)):
             what = f"{item.name} has one item: SLURM_JOB_NODELIST is compressed, like node[01-04]"
@@ -119,12 +122,12 @@ def _loopback(job: JobFile) -> Iterator[Finding]:
 
 def _definitions(job: JobFile, name: str, option: str) -> Iterator[tuple[str, int, bool]]:
     """Yield each value of an address or a port: its text, its line, and whether each task computes it."""
-    named = all(run.option("standalone") or _given(run, option) for run in job.launches)
+    named = all(run.option("standalone") or _option_or_endpoint(run, option) for run in job.launches)
     given = set() if named and job.launches else {name}
     for run in job.launches:
         if run.option("standalone"):
             continue
-        word = _given(run, option)
+        word = _option_or_endpoint(run, option)
         if word is None:
             continue
         inner = word.expansions() - PER_TASK - {"RANDOM"}
@@ -137,7 +140,7 @@ def _definitions(job: JobFile, name: str, option: str) -> Iterator[tuple[str, in
                 yield item.raw, item.line, in_task
 
 
-def _given(run: Launch, option: str) -> Word | None:
+def _option_or_endpoint(run: Launch, option: str) -> Word | None:
     """Return torchrun's address or port: that of the option, else the part of its endpoint."""
     if word := run.option(option):
         return word
@@ -194,7 +197,7 @@ def _address(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Findi
         yield MANY_HOSTS.at(line, "the rendezvous address is the list of all hosts")
     elif _ADDRESSES.search(raw):
         yield MANY_ADDRESSES.at(line, "the rendezvous address is the list of all addresses of a host")
-    elif "scontrol" not in text and _FOLDED.search(text):
+    elif "scontrol" not in text and _COMPRESSED_LIST.search(text):
         yield NODELIST_FOLDED.at(line, "SLURM_JOB_NODELIST is compressed, like node[01-04]")
 
 
@@ -225,7 +228,7 @@ PORT_BEYOND = Trap(
 
 def _port(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]:
     text, value = job.with_definitions(raw), job.resolve(raw)
-    if in_task and (_RANDOM.search(text) or Word(text, line).expansions() & PER_TASK or PER_TASK & _words(text)):
+    if in_task and (_RANDOM.search(text) or Word(text, line).expansions() & PER_TASK or PER_TASK & _names_in(text)):
         yield PORT_PER_TASK.at(line, "every task chooses its own port")
     elif _RANDOM.search(text):
         return
@@ -234,11 +237,11 @@ def _port(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]
             yield PORT_BEYOND.at(line, f"port {value}")
         elif job.shares_nodes and value != "0":
             yield PORT_FIXED.at(line, f"every job uses port {value}")
-    elif _GROWS.fullmatch(raw):
+    elif _UNBOUNDED.fullmatch(raw):
         yield PORT_BEYOND.at(line, "the port is computed from the job's number without a limit")
 
 
-def _words(text: str) -> set[str]:
+def _names_in(text: str) -> set[str]:
     """Return the names in an arithmetic expression, where no dollar is needed."""
     return set(re.findall(r"[A-Za-z_]\w*", text))
 
@@ -250,8 +253,8 @@ _TOO_EARLY = PER_TASK - {"SLURMD_NODENAME"}
 def _early_in_steps(job: JobFile) -> Iterator[Finding]:
     """Find per-task variables on an srun line, which the batch script's shell expands."""
     for step in job.steps:
-        one = (job.step_nodes(step) or 1, job.step_tasks_per_node(step) or 1) == (1, 1)
-        if one and not _nodes_set_on_command_line(job, step):
+        single_task = (job.step_nodes(step) or 1, job.step_tasks_per_node(step) or 1) == (1, 1)
+        if single_task and not _nodes_set_on_command_line(job, step):
             continue
         one_on_each = job.step_tasks_per_node(step) == 1
         for word in step.program:
@@ -309,6 +312,30 @@ def _early(name: str, line: int, what: str) -> Finding:
     return READ_TOO_EARLY.at(line, what, name=name, value="the same")
 
 
+_OF_TASK = re.compile(r"(?<!\\)\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
+WRITTEN_TOO_EARLY = Trap(
+    "written-too-early",
+    WASTES,
+    "the shell expands it when it writes the file, on the first node, so all tasks get the same value",
+    "quote the delimiter after <<, as in <<'EOF'; or write \\${name}",
+)
+
+
+def _written_too_early(job: JobFile) -> Iterator[Finding]:
+    """Find task scripts in an unquoted here-document, where the shell expands `$SLURM_NODEID` too early."""
+    quoted = {line: kept for _, line, kept in job.shell.heredocs}
+    for command in job.shell.commands:
+        text, target = command.heredoc, command.writes
+        if text is None or target is None or quoted.get(text.line, True) or re.search("^#SBATCH", text.raw, re.M):
+            continue
+        runs = [step for step in job.steps if any(target.text in word.text for word in step.command.words)
+                and (job.step_nodes(step) or 1) * (job.step_tasks_per_node(step) or 1) > 1]  # fmt: skip
+        for match in _OF_TASK.finditer(text.raw) if runs else ():
+            line = text.line + text.raw.count("\n", 0, match.start())
+            what = f"${match[1]} in an unquoted here-document"
+            yield WRITTEN_TOO_EARLY.at(line, what, name=match[1])
+
+
 NOT_EXPORTED = Trap("not-exported", WASTES, "the tasks see an empty value", "export {name}", needs_all_lines=True)
 
 
@@ -343,12 +370,30 @@ def _rendezvous_not_exported(job: JobFile, scripted: dict[str, Assignment]) -> I
             yield NOT_EXPORTED.at(scripted[name].line, f"{name} is set, but not exported", name=name)
 
 
-_ENGINES = ("docker", "podman", "nerdctl")
+EXPORT_WITHOUT_ALL = Trap(
+    "export-without-all",
+    WASTES,
+    "the tasks get only these variables and Slurm's: no PATH, no MASTER_ADDR",
+    "srun --export=ALL,{value}",
+)
+
+
+def _export_without_all(step: SrunStep) -> Iterator[Finding]:
+    """Find `srun --export=NAME=value` without ALL."""
+    asked = step.option("export")
+    names = [part.partition("=")[0] for part in (asked.value or "").split(",")] if asked else []
+    plain = names and all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names)
+    if asked and plain and step.works and not {"ALL", "NONE", "NIL", "PATH"} & {name.upper() for name in names}:
+        own_path = step.option("container-image") or (step.program and step.program[0].text.startswith("/"))
+        kind: Kind | None = "advice" if own_path else None
+        yield EXPORT_WITHOUT_ALL.at(step.line, f"srun --export={asked.value}", kind, value=asked.value)
+
+
+_CONTAINER_ENGINES = ("docker", "podman", "nerdctl")
 """Container programs that store images on the node's local disk."""
 _LOCAL_PATH = re.compile(r"(?:/tmp|/dev/shm)/[\w$.-][^\s\"':,;)]*|\$(?:SLURM_TMPDIR|TMPDIR)\b[^\s\"':,;)]*")
-_TO_LAST = ("cp", "rsync", "mv", "virtualenv")
-_TO_OPTION = {"tar": "-C", "unzip": "-d", "wget": "-[OP]", "curl": "-o", "enroot": "-o|--output"}
-
+_WRITES_TO_LAST_WORD = ("cp", "rsync", "mv", "virtualenv")
+_WRITES_TO_OPTION = {"tar": "-C", "unzip": "-d", "wget": "-[OP]", "curl": "-o", "enroot": "-o|--output"}
 
 ON_FIRST_NODE_ONLY = Trap(
     "on-first-node-only",
@@ -370,13 +415,13 @@ def _files_of_first_node(job: JobFile) -> Iterator[Finding]:
     read = [word.raw for command in starts for word in command.words]
     if any(step.works for step in steps):  # it finds Python through this shell's PATH
         read += [word.raw for item in job.shell.commands if item.name in ("source", ".") for word in item.words]
-    used = _text(job, " ".join(read))
+    used = _resolved_text(job, " ".join(read))
     for command in job.shell.commands:
         words = command.words[program_at(command.words) :]
         if not words or words[0].base == "srun" or command.context.calls:
             continue
         name = words[0].base
-        if name in _ENGINES and name in runs and _builds(words):
+        if name in _CONTAINER_ENGINES and name in runs and _builds(words):
             what = f"{name} {words[1].text}: only the first node gets the image"
             yield ON_FIRST_NODE_ONLY.at(command.line, what, command=f"{name} {words[1].text} ...")
         elif (path := _local_target(job, words)) and path in used:
@@ -393,19 +438,19 @@ def _builds(words: tuple[Word, ...]) -> bool:
 def _local_target(job: JobFile, words: tuple[Word, ...]) -> str | None:
     """Return the path in a node-local folder that a command writes to, or None."""
     name, target = words[0].base, None
-    if name in _TO_LAST:
+    if name in _WRITES_TO_LAST_WORD:
         target = words[-1]
-    elif name in _TO_OPTION:
-        places = (place for place, word in enumerate(words[:-1]) if re.fullmatch(_TO_OPTION[name], word.text))
+    elif name in _WRITES_TO_OPTION:
+        places = (place for place, word in enumerate(words[:-1]) if re.fullmatch(_WRITES_TO_OPTION[name], word.text))
         target = next((words[place + 1] for place in places), None)
     elif name in ("apptainer", "singularity") and len(words) > 2 and words[1].text in ("pull", "build"):
         target = next((word for word in words[2:] if word.text[:1] != "-"), None)
     elif re.fullmatch(r"python[\d.]*", name) and [word.text for word in words[1:3]] == ["-m", "venv"]:
         target = words[-1]
-    match = _LOCAL_PATH.search(_text(job, target.raw)) if target else None
+    match = _LOCAL_PATH.search(_resolved_text(job, target.raw)) if target else None
     return match[0].rstrip("/") if match else None
 
 
-def _text(job: JobFile, raw: str) -> str:
+def _resolved_text(job: JobFile, raw: str) -> str:
     """Return the words with their variables resolved, and `${NAME}` written as `$NAME`."""
     return re.sub(r"\$\{(\w+)\}", r"$\1", job.with_definitions(raw))

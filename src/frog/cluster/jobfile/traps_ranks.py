@@ -13,12 +13,12 @@ from frog.cluster.jobfile.shell_words import Assignment, Word
 from frog.core.units import count
 
 _MPI = ("mpirun", "mpiexec", "orterun")
-_REACHES = re.compile(
+_REACHES_NODES = re.compile(
     r"\b(srun|sbatch|mpi|ssh|pdsh|clush|horovod|ray|dask|submitit|ibrun|aprun|jsrun|torchx|parallel)", re.IGNORECASE
 )
 """Programs that may start processes on other nodes."""
 _WORKS = re.compile(r"\b(torchrun|python|accelerate|deepspeed)\b|\.(sh|py)\b")
-_ASKS = re.compile(r"\bsrun\s[^|;)]*\bhostname\b")
+_ASKS_HOST_NAME = re.compile(r"\bsrun\s[^|;)]*\bhostname\b")
 """Commands that ask for a host name and start no work."""
 
 
@@ -46,12 +46,10 @@ def rank_findings(job: JobFile) -> Iterator[Finding]:
     yield from _no_gpus(job)
     for step in job.steps:
         yield from _step_beyond_job(job, step)
-        yield from _export_without_all(step)
         yield from _no_shell(step)
         yield from _rank_variables(job, step)
     yield from _slots(job)
     yield from _lightning(job)
-    yield from _written_too_early(job)
 
 
 NO_GPUS = Trap(
@@ -85,8 +83,8 @@ def _no_gpus(job: JobFile) -> Iterator[Finding]:
     ):  # perhaps the cluster allocates whole nodes
         return
     named = {item.name for item in (*job.assignments, *job.task_assignments)}
-    several = [run for run in job.launches if (word := run.option("nproc-per-node", "num-processes"))
-               and (word.text == "gpu" or ((job.resolve_int(word.raw) or 0) > 1))]  # fmt: skip
+    several = [run for run in job.launches if _starts_several_ranks(job, run)]
+    wanting = [command for command in job.shell.commands if _wants_gpu(command)]
     if several and not any(run.option("cpu") for run in several) and job.uses_gpus:
         word = several[0].option("nproc-per-node", "num-processes")
         kind: Kind | None = "advice" if job.option("partition") else None
@@ -96,9 +94,14 @@ def _no_gpus(job: JobFile) -> Iterator[Finding]:
         kind = "advice" if job.option("partition") else None
         step = next(step for step in job.steps if step.python)
         yield NO_GPUS.at(step.line, "the job does not ask for GPUs", kind, gpus="N")
-    elif not several and not job.run_by_hand and (speaks := list(filter(_wants_gpu, job.shell.commands))):
+    elif not several and not job.run_by_hand and wanting:
         kind = "advice" if job.option("partition") else None
-        yield NO_GPUS.at(speaks[-1].line, "the job does not ask for GPUs", kind, gpus="N")
+        yield NO_GPUS.at(wanting[-1].line, "the job does not ask for GPUs", kind, gpus="N")
+
+
+def _starts_several_ranks(job: JobFile, run: Launch) -> bool:
+    word = run.option("nproc-per-node", "num-processes")
+    return word is not None and (word.text == "gpu" or (job.resolve_int(word.raw) or 0) > 1)
 
 
 def _wants_gpu(command: Command) -> bool:
@@ -301,7 +304,7 @@ def _visible_devices(job: JobFile) -> Iterator[Finding]:
 def _only_steps_work(job: JobFile, line: int) -> bool:
     """True if an srun step starts a program below the line, and the batch script itself starts none."""
     starts = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
-    others = [command for command in job.shell.commands if starts.fullmatch(_base(command))]
+    others = [command for command in job.shell.commands if starts.fullmatch(_program_name(command))]
     return not others and any(step.works and step.line > line for step in job.steps)
 
 
@@ -318,7 +321,7 @@ def _ranks_beyond_visible(job: JobFile, visible: Assignment, seen: int) -> Itera
 def _mpi_ranks(job: JobFile) -> Iterator[Finding]:
     """Find `mpirun -n 3 python` on GPUs that three ranks cannot share evenly."""
     gpus = (job.gpus_per_node or 0) * (job.nodes or 0)
-    started = [command for command in job.shell.commands if _base(command) in _MPI]
+    started = [command for command in job.shell.commands if _program_name(command) in _MPI]
     if len(started) != 1 or started[0].context.conditional or started[0].context.loop:
         return
     words = job.values.split(started[0].words)
@@ -340,13 +343,17 @@ FIRST_NODE_ONLY = Trap(
 
 def _one_python(job: JobFile) -> Iterator[Finding]:
     """Find Python in the batch script itself, on several nodes with GPUs, where nothing reaches another node."""
-    text = "\n".join(_ASKS.sub("", line) for line in job.lines if not line.startswith("#"))
-    if not job.several_nodes or job.launches or job.sources_users_files or _REACHES.search(text):
+    text = "\n".join(_ASKS_HOST_NAME.sub("", line) for line in job.lines if not line.startswith("#"))
+    if not job.several_nodes or job.launches or job.sources_users_files or _REACHES_NODES.search(text):
         return
     if not job.gpus_per_node:
         yield from _one_program(job)
         return
-    plain = [item for item in job.shell.commands if item.context.certain and re.fullmatch(r"python[\d.]*", _base(item))]
+    plain = [
+        item
+        for item in job.shell.commands
+        if item.context.certain and re.fullmatch(r"python[\d.]*", _program_name(item))
+    ]
     meets = any(item.name in RENDEZVOUS for item in job.assignments)
     trains = [item for item in plain if meets or re.search(r"\b(pre)?train|train\w*\.py|finetun", item.text)]
     if trains and not any(item.name in SHELLS or item.text.endswith(".sh") for item in job.shell.commands):
@@ -358,17 +365,13 @@ def _one_program(job: JobFile) -> Iterator[Finding]:
     plain = [item for item in job.shell.commands if item.context.certain and item.words and not item.context.calls]
     runs = [item for item in plain if re.match(r"\./\w[\w.-]*$", item.words[0].text) and not item.name.endswith(".sh")]
     if runs and (job.tasks_per_node or 1) > 1 and len(job.shell.functions) == 0:
-        what = f"{item_name(runs[0])} without srun on {job.nodes} nodes"
+        what = f"{runs[0].words[0].text} without srun on {job.nodes} nodes"
         yield FIRST_NODE_ONLY.at(runs[0].line, what)
-
-
-def item_name(command: Command) -> str:
-    return command.words[0].text
 
 
 def _idle_nodes(job: JobFile) -> Iterator[Finding]:
     """Find a job whose only working srun leaves nodes out."""
-    steps = [step for step in job.steps if not _ASKS.search(step.command.text)]
+    steps = [step for step in job.steps if not _ASKS_HOST_NAME.search(step.command.text)]
     if len(steps) != 1 or not job.gpus_per_node or not steps[0].option("nodes"):
         return
     works = any(_WORKS.search(job.with_definitions(word.raw)) for word in steps[0].program)
@@ -378,7 +381,7 @@ def _idle_nodes(job: JobFile) -> Iterator[Finding]:
         yield GPUS_IDLE.at(steps[0].line, f"srun on {used} of the job's {has} nodes")
 
 
-def _base(command: Command) -> str:
+def _program_name(command: Command) -> str:
     place = program_at(command.words)
     return command.words[place].base if place < len(command.words) else ""
 
@@ -408,17 +411,6 @@ def _node_rank(job: JobFile, run: Launch) -> Iterator[Finding]:
         yield NODE_RANK.at(word.line, "SLURM_LOCALID counts tasks within a node: it is 0 on every node")
 
 
-_SHARES_CORES = re.compile(
-    r"oversubscribe|--?hosts?\b|-f\b|machinefile|hostfile|impi|intel|mpich|mvapich", re.IGNORECASE
-)
-_OPEN_MPI = re.compile(r"open[-_]?mpi|\bompi|--mca\b|\bfoss\b", re.IGNORECASE)
-"""Without any of these it may be another MPI, or an Open MPI built without Slurm, which counts cores."""
-_LIGHTNING = re.compile(r"(?:--)?trainer\.(devices|num_nodes)(?:=(.*))?", re.DOTALL)
-_PROC_ID = re.compile(r"\"?\$\{?SLURM_PROCID\}?\"?")
-_RIGHT = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID"}
-_OF_TASK = re.compile(r"(?<!\\)\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
-
-
 STEP_BEYOND_JOB = Trap("step-beyond-job", FAILS, "srun refuses a step that needs more than the job has")
 
 
@@ -440,25 +432,6 @@ def _step_beyond_job(job: JobFile, step: SrunStep) -> Iterator[Finding]:
         yield STEP_BEYOND_JOB.at(step.line, what)
 
 
-EXPORT_WITHOUT_ALL = Trap(
-    "export-without-all",
-    WASTES,
-    "the tasks get only these variables and Slurm's: no PATH, no MASTER_ADDR",
-    "srun --export=ALL,{value}",
-)
-
-
-def _export_without_all(step: SrunStep) -> Iterator[Finding]:
-    """Find `srun --export=NAME=value` without ALL."""
-    asked = step.option("export")
-    names = [part.partition("=")[0] for part in (asked.value or "").split(",")] if asked else []
-    plain = names and all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names)
-    if asked and plain and step.works and not {"ALL", "NONE", "NIL", "PATH"} & {name.upper() for name in names}:
-        own_path = step.option("container-image") or (step.program and step.program[0].text.startswith("/"))
-        kind: Kind | None = "advice" if own_path else None
-        yield EXPORT_WITHOUT_ALL.at(step.line, f"srun --export={asked.value}", kind, value=asked.value)
-
-
 NO_SHELL = Trap(
     "no-shell",
     FAILS,
@@ -473,6 +446,9 @@ def _no_shell(step: SrunStep) -> Iterator[Finding]:
     if first and first.raw[:1] in "\"'" and re.search(r"\w\s+[\w-]|;", first.text) and "$" not in first.text[:1]:
         yield NO_SHELL.at(first.line, f"srun gets a whole command in quotes: {first.text[:40]}", text=first.text)
 
+
+_PROC_ID = re.compile(r"\"?\$\{?SLURM_PROCID\}?\"?")
+_RIGHT = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID"}
 
 LOCAL_RANK = Trap(
     "local-rank", FAILS, "on the second node it names GPUs that do not exist", "LOCAL_RANK=$SLURM_LOCALID"
@@ -513,6 +489,12 @@ def _rank_variables(job: JobFile, step: SrunStep) -> Iterator[Finding]:
         yield WORLD_SIZE.at(world.line, what)
 
 
+_SHARES_CORES = re.compile(
+    r"oversubscribe|--?hosts?\b|-f\b|machinefile|hostfile|impi|intel|mpich|mvapich", re.IGNORECASE
+)
+_OPEN_MPI = re.compile(r"open[-_]?mpi|\bompi|--mca\b|\bfoss\b", re.IGNORECASE)
+"""Without any of these it may be another MPI, or an Open MPI built without Slurm, which counts cores."""
+
 SLOTS = Trap("slots", WASTES, "Open MPI refuses it (not enough slots); other MPIs run several ranks per core")
 
 
@@ -536,6 +518,8 @@ def _slots(job: JobFile) -> Iterator[Finding]:
             kind: Kind | None = None if _OPEN_MPI.search("\n".join(job.lines)) else "advice"
             yield SLOTS.at(command.line, what, kind)
 
+
+_LIGHTNING = re.compile(r"(?:--)?trainer\.(devices|num_nodes)(?:=(.*))?", re.DOTALL)
 
 LIGHTNING_TASKS = Trap(
     "lightning-tasks",
@@ -571,26 +555,3 @@ def _lightning(job: JobFile) -> Iterator[Finding]:
     if several and nodes and several[0] != nodes:
         what = f"trainer.num_nodes={several[0]}, but the job has {nodes} node{'s' * (nodes > 1)}"
         yield LIGHTNING_TASKS.at(several[1].line, what)
-
-
-WRITTEN_TOO_EARLY = Trap(
-    "written-too-early",
-    WASTES,
-    "the shell expands it when it writes the file, on the first node, so all tasks get the same value",
-    "quote the delimiter after <<, as in <<'EOF'; or write \\${name}",
-)
-
-
-def _written_too_early(job: JobFile) -> Iterator[Finding]:
-    """Find task scripts in an unquoted here-document, where the shell expands `$SLURM_NODEID` too early."""
-    quoted = {line: kept for _, line, kept in job.shell.heredocs}
-    for command in job.shell.commands:
-        text, target = command.heredoc, command.writes
-        if text is None or target is None or quoted.get(text.line, True) or re.search("^#SBATCH", text.raw, re.M):
-            continue
-        runs = [step for step in job.steps if any(target.text in word.text for word in step.command.words)
-                and (job.step_nodes(step) or 1) * (job.step_tasks_per_node(step) or 1) > 1]  # fmt: skip
-        for match in _OF_TASK.finditer(text.raw) if runs else ():
-            line = text.line + text.raw.count("\n", 0, match.start())
-            what = f"${match[1]} in an unquoted here-document"
-            yield WRITTEN_TOO_EARLY.at(line, what, name=match[1])

@@ -18,7 +18,7 @@ _ARRAY = re.compile(r"\[?\d+(-\d+(:\d+)?)?(,\s?\d+(-\d+(:\d+)?)?)*\]?(%\d+)?|.*\
 _AT_LEAST_ONE = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")
 _NUMBER = re.compile(r"(?:[^:=\s]+:)*\d(?:.*\d)?[kKmM]?$")
 _NO_VALUE = "has no value"
-_ADD_UP = ("mail-type",)
+_ACCUMULATE = ("mail-type",)
 """Options that accumulate when they are given several times."""
 _HARMLESS = ("job-name", "comment", "mail-type", "mail-user", "output", "error", "verbose", "quiet")
 """Options that change only a job's name, its files or its mails, not what it does."""
@@ -48,6 +48,7 @@ DOS_LINES = Trap("dos-lines", FAILS, "sbatch refuses the file", "sed -i 's/\\r$/
 
 
 def _first_line(job: JobFile) -> Iterator[Finding]:
+    """Find a first line that does not name a shell, and line ends of Windows."""
     first = min((line.line for line in job.directives), default=2)
     begins = job.lines[0] if job.lines else ""
     empty = not any(line.strip() for line in job.lines)
@@ -64,6 +65,7 @@ NOT_A_DIRECTIVE = Trap("not-a-directive", WASTES, "Slurm ignores it and uses the
 
 
 def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
+    """Find `# SBATCH --nodes=2` and `#SBTACH --nodes=2`, which Slurm ignores."""
     if job.nested:
         return
     given = {asked.name for asked in job.options}
@@ -84,10 +86,10 @@ def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
         if name == "SBATCH":
             what = f"{'a space after' if space else 'spaces before'} '#' turns this line into a comment"
         if name != "SBATCH" or space or indent:
-            yield NOT_A_DIRECTIVE.at(number, what, _weight(asked, job), rest=rest.strip())
+            yield NOT_A_DIRECTIVE.at(number, what, _severity(asked, job), rest=rest.strip())
 
 
-def _weight(lost: Sequence[GivenOption], job: JobFile) -> Kind | None:
+def _severity(lost: Sequence[GivenOption], job: JobFile) -> Kind | None:
     """Return the severity of options that Slurm ignores: only advice if they set a name or repeat a default."""
     gpus = job.gpu_directive is not None
     holds = [item.name in _HARMLESS or (item.name in _AT_LEAST_ONE and item.value == "1")
@@ -123,16 +125,17 @@ AFTER_A_COMMAND = Trap(
 
 
 def _after_a_command(job: JobFile) -> Iterator[Finding]:
+    """Find directives after the first command, except those in texts of several lines."""
     first = min((command.line for command in job.shell.all_commands), default=0)
     texts = [word for command in job.shell.all_commands for word in (*command.words, command.heredoc) if word]
     bodies = {number for text in texts if "\n" in text.raw for number in range(text.line, text.last_line + 1)}
     given = {asked.name: asked.value for asked in job.options}
     for line in job.directives:
-        said = [item for item in line.asked
-                if item.option and not item.problem and given.get(item.name, "") != item.value]  # fmt: skip
-        if not line.read and said and line.line not in bodies:
+        valid = [item for item in line.asked if item.option and not item.problem]
+        ignored = [item for item in valid if given.get(item.name, "") != item.value]
+        if not line.read and ignored and line.line not in bodies:
             what = "this directive comes after the first command"
-            yield AFTER_A_COMMAND.at(line.line, what, _weight(said, job), first=first)
+            yield AFTER_A_COMMAND.at(line.line, what, _severity(ignored, job), first=first)
 
 
 NOT_AN_OPTION = Trap("not-an-option", FAILS, "sbatch refuses it, or reads it differently than intended", "{instead}")
@@ -141,6 +144,7 @@ TWO_MEMORIES = Trap("two-memories", FAILS, "these options are mutually exclusive
 
 
 def _options(job: JobFile) -> Iterator[Finding]:
+    """Find options that sbatch refuses, that are given twice, or that exclude each other."""
     seen: dict[str, GivenOption] = {}
     component = 0
     shifter = any(re.match(r"[^#]*\bshifter\b", line) for line in job.lines)  # the shifter plugin has --image
@@ -155,12 +159,12 @@ def _options(job: JobFile) -> Iterator[Finding]:
         if line.problem and not refused:
             yield NOT_AN_OPTION.at(line.line, line.problem, instead=None)
         for asked in line.asked:
-            twice = asked.name in seen and asked.name not in _ADD_UP and seen[asked.name].value != asked.value
+            twice = asked.name in seen and asked.name not in _ACCUMULATE and seen[asked.name].value != asked.value
             if twice and not refused:
                 what = f"line {seen[asked.name].line} also sets --{asked.name}"
                 yield SAID_TWICE.at(asked.line, what)
             seen[asked.name] = asked
-    yield from _empty(job)
+    yield from _options_without_value(job)
     memories = [seen[name] for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in seen]
     if len(memories) > 1:
         what = " and ".join(f"--{item.name}" for item in memories)
@@ -168,13 +172,18 @@ def _options(job: JobFile) -> Iterator[Finding]:
     yield from _variables_in_directives(job)
 
 
-def _empty(job: JobFile) -> Iterator[Finding]:
+def _options_without_value(job: JobFile) -> Iterator[Finding]:
     """Report all options without a value in one finding: such a file is a template."""
-    found = [asked for asked in job.options if asked.problem == _NO_VALUE]
-    if found:
-        lines = list(dict.fromkeys(str(asked.line) for asked in found))
-        also = f", as in line{'s' * (len(lines) > 2)} {', '.join(lines[1:8])}" if len(lines) > 1 else ""
-        yield NOT_AN_OPTION.at(found[0].line, f"{found[0].written}: {_NO_VALUE}{also}", instead=None)
+    empty = [asked for asked in job.options if asked.problem == _NO_VALUE]
+    if empty:
+        what = f"{empty[0].written}: {_NO_VALUE}{_other_lines(empty)}"
+        yield NOT_AN_OPTION.at(empty[0].line, what, instead=None)
+
+
+def _other_lines(options: Sequence[GivenOption]) -> str:
+    """Return the lines of all options but the first, as the end of a message."""
+    lines = list(dict.fromkeys(str(asked.line) for asked in options))[1:8]
+    return f", as in line{'s' * (len(lines) > 1)} {', '.join(lines)}" if lines else ""
 
 
 SITE_OPTION = Trap("site-option", ADVICE, "Slurm itself does not have this option; a plugin of your site may define it")
@@ -214,15 +223,14 @@ VARIABLE_IN_DIRECTIVE = Trap(
 
 def _variables_in_directives(job: JobFile) -> Iterator[Finding]:
     """Report all variables in one finding: a file with many of them is a template that a program fills in."""
-    found = [asked for asked in job.options if asked.value and asked.line
-             and ("$" in asked.value or (asked.value[0] == "~" and asked.name in _FILES))]  # fmt: skip
-    if found:
-        lines = list(dict.fromkeys(str(asked.line) for asked in found))
-        also = f", as in line{'s' * (len(lines) > 2)} {', '.join(lines[1:8])}" if len(lines) > 1 else ""
-        kind = "variable" if "$" in (found[0].value or "") else "tilde"
-        what = f"{found[0].written} {found[0].value}: a {kind}{also}"
-        harmless = all(asked.name in ("job-name", "comment", "mail-user") for asked in found)
-        yield VARIABLE_IN_DIRECTIVE.at(found[0].line, what, "advice" if harmless else None)
+    expanded = [asked for asked in job.options if asked.value and asked.line
+                and ("$" in asked.value or (asked.value[0] == "~" and asked.name in _FILES))]  # fmt: skip
+    if expanded:
+        first = expanded[0]
+        kind = "variable" if "$" in (first.value or "") else "tilde"
+        what = f"{first.written} {first.value}: a {kind}{_other_lines(expanded)}"
+        harmless = all(asked.name in ("job-name", "comment", "mail-user") for asked in expanded)
+        yield VARIABLE_IN_DIRECTIVE.at(first.line, what, "advice" if harmless else None)
 
 
 _LEAST_MB = 512
@@ -302,11 +310,8 @@ def _gpus_per_node(job: JobFile, profile: ClusterProfile | None) -> Iterator[Fin
             instead=_with_number(written, gpus, profile.gpus_per_node),
         )
         return
-    ranks = [
-        job.resolve_int(word.raw)
-        for run in job.launches
-        if run.kind == "torchrun" and (word := run.option("nproc-per-node"))
-    ]
+    words = [run.option("nproc-per-node") for run in job.launches if run.kind == "torchrun"]
+    ranks = [job.resolve_int(word.raw) for word in words if word]
     if nodes and nodes > 1 and any(number and number * nodes == gpus for number in ranks):
         yield TOTAL_GPUS.at(
             asked.line,
@@ -473,16 +478,16 @@ NO_OUTPUT_FOLDER = Trap(
 
 def _output_folders(job: JobFile, places: Sequence[Path], severity: Kind | None) -> Iterator[Finding]:
     """Find missing output folders; `severity` is that of folders that cannot exist yet."""
-    told: set[Path] = set()
+    reported: set[Path] = set()
     starts = [place / (job.text("chdir") or "") for place in places]
     for asked, value in _outputs(job):
         folder = Path(value).parent
         of_job = re.search(r"%\d*[jAJ]", str(folder)) is not None
         made = any(command.name == "mkdir" and folder.name in command.text for command in job.shell.all_commands)
-        if folder in told or not (of_job or _absent(folder, starts)):
+        if folder in reported or not (of_job or _absent(folder, starts)):
             continue
         if of_job or made or any(_is_start(job, place) for place in starts):
-            told.add(folder)
+            reported.add(folder)
             what = f"{folder}/ does not exist here" + (", and mkdir in the script runs too late" if made else "")
             instead = f"mkdir -p {folder}, before sbatch"
             if of_job:

@@ -17,16 +17,17 @@ from frog.cluster.jobfile.traps_request import NO_SHEBANG
 _NO_WORDS = {"else:": "else", "elif:": "elif", "elseif": "elif", "elsif": "elif", "then:": "then", "do:": "do",
              "fi:": "fi", "done:": "done", "endif": "fi", "endfor": "done"}  # fmt: skip
 """Keywords of other languages, with the shell's equivalents."""
-_KEPT = re.compile(r"(?<!\\)\\\$\{?([A-Za-z_]\w*)")
+_ESCAPED_DOLLAR = re.compile(r"(?<!\\)\\\$\{?([A-Za-z_]\w*)")
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
-_READ_AGAIN = ("echo", "printf", "eval", "ssh", "sed", "awk", "gawk", "grep", "perl", "trap", "alias", "find", "xargs",
-               "parallel", "clush", "pdsh", "tmux", "screen", "su", "sudo", "sbatch", "[[", "[", "test")  # fmt: skip
+_PARSED_AGAIN = ("echo", "printf", "eval", "ssh", "sed", "awk", "gawk", "grep", "perl", "trap", "alias", "find",
+                 "xargs", "parallel", "clush", "pdsh", "tmux", "screen", "su", "sudo", "sbatch", "[[", "[",
+                 "test")  # fmt: skip
 """Commands whose words another program parses again, or which only print them."""
 _TEST = re.compile(r"(\[\[?)(?![\s\[])|\[\[?\s.*[^\s\]](\]\]?)\Z", re.DOTALL)
 """A condition without the space after its opening or before its closing bracket."""
 _ASSIGNS = re.compile(r"\s*(\w+=(\"[^\"]*\"|'[^']*'|[^\s\"'])*\s+)+\\")
 _BASH_ONLY = ("[[", "declare", "mapfile", "pushd", "shopt", "source")
-_TYPED = re.compile(r"[\u201c\u201d\u201e\u2018\u2019]|^[-\u2010-\u2015]*[\u2010-\u2015]+-*[A-Za-z]")
+_TYPOGRAPHIC_TEXT = re.compile(r"[\u201c\u201d\u201e\u2018\u2019]|^[-\u2010-\u2015]*[\u2010-\u2015]+-*[A-Za-z]")
 """Typographic quotes and dashes, as a word processor inserts them."""
 
 
@@ -34,7 +35,7 @@ def shell_findings(job: JobFile) -> Iterator[Finding]:
     """Find traps in the shell language, and variables that are read and never set."""
     yield from _broken_lines(job)
     yield from _spaces_in_assignments(job)
-    yield from _words(job)
+    yield from _keywords(job)
     yield from _escaped_dollars(job)
     yield from _single_quotes(job)
     yield from _no_braces(job)
@@ -139,12 +140,15 @@ DOLLAR_KEPT = Trap(
 def _escaped_dollars(job: JobFile) -> Iterator[Finding]:
     """Find `conda activate \\$WORK/env`: a backslash outside of quotes."""
     for command in job.shell.commands:
-        if any(word.base in (*SHELLS, *_READ_AGAIN) for word in command.words):
+        if any(word.base in (*SHELLS, *_PARSED_AGAIN) for word in command.words):
             continue
         for word in command.words:
-            if match := _KEPT.search(_QUOTED.sub("", word.raw)):
+            if match := _ESCAPED_DOLLAR.search(_QUOTED.sub("", word.raw)):
                 what = f"\\${match[1]} outside of quotes"
                 yield DOLLAR_KEPT.at(word.line, what, name=match[1])
+
+
+_IN_QUOTES = re.compile(r"'\$\{?([A-Za-z_]\w*)\}?(?::\$?\{?\w+\}?)?'")
 
 
 def _single_quotes(job: JobFile) -> Iterator[Finding]:
@@ -157,7 +161,6 @@ def _single_quotes(job: JobFile) -> Iterator[Finding]:
                 yield DOLLAR_KEPT.at(word.line, what, name=match[1])
 
 
-_IN_QUOTES = re.compile(r"'\$\{?([A-Za-z_]\w*)\}?(?::\$?\{?\w+\}?)?'")
 NO_BRACES = Trap("no-braces", WASTES, "bash expands it to the first item and keeps the brackets as text", "${{text}}")
 
 
@@ -175,6 +178,8 @@ def _no_braces(job: JobFile) -> Iterator[Finding]:
                 yield NO_BRACES.at(word.line, f"{match[0]} without braces", text=match[0][1:])
 
 
+_CURLY = "\u201c\u201d\u201e\u2018\u2019"
+
 TYPOGRAPHIC = Trap(
     "typographic",
     WASTES,
@@ -189,19 +194,18 @@ def _typographic(job: JobFile) -> Iterator[Finding]:
         if command.name in ("echo", "printf"):
             continue
         for raw in (*(word.raw for word in command.words), *(item.raw for item in command.assignments)):
-            if match := _TYPED.search(_QUOTED.sub("", raw)):
+            if match := _TYPOGRAPHIC_TEXT.search(_QUOTED.sub("", raw)):
                 what = f"{match[0]} is a typographic {'quote' if match[0] in _CURLY else 'dash'}"
                 yield TYPOGRAPHIC.at(command.line, what)
                 break
 
 
-_CURLY = "\u201c\u201d\u201e\u2018\u2019"
 NO_SUCH_WORD = Trap(
     "no-such-word", WASTES, "the shell finds no program of that name, or no end of the condition", "{instead}"
 )
 
 
-def _words(job: JobFile) -> Iterator[Finding]:
+def _keywords(job: JobFile) -> Iterator[Finding]:
     """Find `else:`, `elseif` and `[$x = 1]`, which the shell treats as program names."""
     for command in job.shell.all_commands:
         word = command.words[0].raw if command.words else ""
@@ -250,7 +254,7 @@ def _plain_sh(job: JobFile) -> Iterator[Finding]:
             return
 
 
-_ONLY_WITH = {
+_SET_ONLY_WITH = {
     "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
     "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
     "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
@@ -260,11 +264,19 @@ _ONLY_WITH = {
     "SLURM_MEM_PER_NODE": ("mem",),
     "SLURM_MEM_PER_CPU": ("mem-per-cpu",),
 }
-_LETS_BE = ("echo", "printf", "trap", "[[", "[", "test", "unset")
+_READ_HARMLESSLY = ("echo", "printf", "trap", "[[", "[", "test", "unset")
 _NEEDED = re.compile(
     r"MASTER_(ADDR|PORT)|N_?NODES|NUM_NODES|NODE_RANK|(GPUS|NPROC)_PER_NODE|WORLD_SIZE|LAUNCHER|CMD|ARGS|\w*PYTHON_?FILE"
 )
 
+
+_OF_OTHER_SCHEDULERS = re.compile(
+    r"PBS_(O_WORKDIR|JOBID|JOBNAME|NODEFILE|ARRAYID|ARRAY_INDEX)|SGE_TASK_ID|LSB_JOB(ID|INDEX)|NSLOTS"
+)
+"""Variables of other schedulers."""
+_OF_SITES = re.compile(
+    r"TMP|SCRATCH|SLURM_\w*(DIR|PATH|HOME|HOST|CONF|ENV|ROOT)$|(HET|PACK)_GROUP|SLURM_(HET|PACK|SPANK|PMI|ACCOUNT$|USER$)"
+)
 
 SLURM_SETS_NONE = Trap(
     "slurm-sets-none", WASTES, "Slurm sets it only with {option}; otherwise it is empty", needs_all_lines=True
@@ -284,12 +296,12 @@ def _variable_findings(job: JobFile) -> Iterator[Finding]:
     for name, word in read.items():
         if name in known:
             continue
-        if name in _ONLY_WITH and not given and not any(job.option(option) for option in _ONLY_WITH[name]):
+        if name in _SET_ONLY_WITH and not given and not any(job.option(option) for option in _SET_ONLY_WITH[name]):
             if name == "SLURM_GPUS_PER_NODE" and job.gpus_per_node == 0:
                 continue
-            what = f"{name} without --{_ONLY_WITH[name][0]}"
-            yield SLURM_SETS_NONE.at(word.line_of(name), what, option=f"--{_ONLY_WITH[name][0]}")
-        elif _is_none_of_slurm(name) or (_OF_OTHERS.fullmatch(name) and _only_slurm(job)):
+            what = f"{name} without --{_SET_ONLY_WITH[name][0]}"
+            yield SLURM_SETS_NONE.at(word.line_of(name), what, option=f"--{_SET_ONLY_WITH[name][0]}")
+        elif _is_not_of_slurm(name) or (_OF_OTHER_SCHEDULERS.fullmatch(name) and _only_slurm(job)):
             yield NEVER_SET.at(word.line_of(name), f"{name}: Slurm does not set this variable", near="")
         elif near := _similar_variable(name, known, is_list=f"{{{name}[" in word.raw):
             what = f"{name} is never set"
@@ -297,7 +309,7 @@ def _variable_findings(job: JobFile) -> Iterator[Finding]:
         elif (
             (_NEEDED.fullmatch(name) or name in counts)
             and not (given or job.sources_users_files)
-            and name not in _of_ranks(job)
+            and name not in _set_by_torchrun(job)
         ):
             yield NEVER_SET.at(word.line_of(name), f"{name} is never set in this file", near="")
     yield from _nothing_exported(job)
@@ -305,18 +317,9 @@ def _variable_findings(job: JobFile) -> Iterator[Finding]:
     yield from _no_array(job, read)
 
 
-_OF_OTHERS = re.compile(
-    r"PBS_(O_WORKDIR|JOBID|JOBNAME|NODEFILE|ARRAYID|ARRAY_INDEX)|SGE_TASK_ID|LSB_JOB(ID|INDEX)|NSLOTS"
-)
-"""Variables of other schedulers."""
-_OF_SITES = re.compile(
-    r"TMP|SCRATCH|SLURM_\w*(DIR|PATH|HOME|HOST|CONF|ENV|ROOT)$|(HET|PACK)_GROUP|SLURM_(HET|PACK|SPANK|PMI|ACCOUNT$|USER$)"
-)
-
-
-def _is_none_of_slurm(name: str) -> bool:
+def _is_not_of_slurm(name: str) -> bool:
     """Find names that look like Slurm's, such as `SLURM_ARRAY_ID`."""
-    known = name in SLURM_VARIABLES or name in _ONLY_WITH or name.removeprefix("SLURM_") in OTHER_SLURM_VARIABLES
+    known = name in SLURM_VARIABLES or name in _SET_ONLY_WITH or name.removeprefix("SLURM_") in OTHER_SLURM_VARIABLES
     slip = any(one_letter_apart(name, other) for other in SLURM_VARIABLES)  # reported with the right name
     return name.startswith("SLURM_") and name.isupper() and not (known or slip or _OF_SITES.search(name))
 
@@ -326,7 +329,7 @@ def _only_slurm(job: JobFile) -> bool:
     return bool(job.directives) and not any(re.match(r"#(PBS|BSUB|\$) ", line) for line in job.lines)
 
 
-_OF_JOB = re.compile(
+_SET_IN_JOBS = re.compile(
     r"SLURM_(JOB_?ID|(JOB_)?NODELIST|(JOB_NUM_|N)NODES|NTASKS|(PROC|LOCAL|NODE)ID|ARRAY_\w+|[GC]PUS_ON_NODE|CPUS_PER_TASK)"
     r"|SLURMD_NODENAME"
 )
@@ -390,7 +393,7 @@ def _expanded_when_submitted(job: JobFile) -> Iterator[Finding]:
         for number, line in enumerate(text.split("\n"), first_line):
             for match in re.finditer(r"(?<!\\)\$\{?([A-Za-z_]\w*)", "" if line.lstrip().startswith("#") else line):
                 name = match[1]
-                if name not in known and (_OF_JOB.fullmatch(name) or (name in own and name.isupper())):
+                if name not in known and (_SET_IN_JOBS.fullmatch(name) or (name in own and name.isupper())):
                     known.add(name)
                     what = f"${name} is expanded when the job is submitted, not when it runs"
                     yield READ_AT_HAND_IN.at(number, what, name=name)
@@ -406,8 +409,8 @@ def _tested(job: JobFile) -> set[str]:
 
 def _variables_read(job: JobFile) -> dict[str, Word]:
     """Return every variable that is read without a default, with the word that reads it first."""
-    found: dict[str, Word] = {}
-    words = [word for command in job.shell.commands if command.name not in _LETS_BE for word in command.words]
+    reads: dict[str, Word] = {}
+    words = [word for command in job.shell.commands if command.name not in _READ_HARMLESSLY for word in command.words]
     words += [item.word for command in job.shell.commands for item in command.assignments]
     words += [word for item in job.assignments for word in item.items or ()]
     for word in words:
@@ -415,11 +418,11 @@ def _variables_read(job: JobFile) -> dict[str, Word]:
         for match in re.finditer(r"\$(?:\{([A-Za-z_]\w*)(?=\}|\[[^]]*\]\})|([A-Za-z_]\w*))", text):
             name = match[1] or match[2]
             if not re.search(rf"\$\{{{name}\s*(:?[-=?+])", text):
-                found.setdefault(name, word)
-    for name in re.findall(r"\$\(\([^()]*\)\)", " ".join(word.raw for word in words)):
-        for inner in re.findall(r"(?<![\w$])SLURM_\w+", name):
-            found.setdefault(inner, next(word for word in words if inner in word.raw))
-    return found
+                reads.setdefault(name, word)
+    for expression in re.findall(r"\$\(\([^()]*\)\)", " ".join(word.raw for word in words)):
+        for name in re.findall(r"(?<![\w$])SLURM_\w+", expression):
+            reads.setdefault(name, next(word for word in words if name in word.raw))
+    return reads
 
 
 def _similar_variable(name: str, known: set[str], is_list: bool) -> str | None:
@@ -429,9 +432,9 @@ def _similar_variable(name: str, known: set[str], is_list: bool) -> str | None:
     if len(name) < 6:  # two letters swapped
         swaps = (other for other in sorted(known) if sorted(other) == sorted(name) and one_letter_apart(name, other))
         return next(swaps, None) if len(name) > 3 else None
-    if name.startswith("SLURM_") and name not in SLURM_VARIABLES and name not in _ONLY_WITH:
+    if name.startswith("SLURM_") and name not in SLURM_VARIABLES and name not in _SET_ONLY_WITH:
         return next((other for other in SLURM_VARIABLES if one_letter_apart(name, other)), None)
-    if name in SLURM_VARIABLES or name in _ONLY_WITH:
+    if name in SLURM_VARIABLES or name in _SET_ONLY_WITH:
         return None
     return next((other for other in sorted(known) if one_letter_apart(name, other) and not re.search(r"\d$", other)
                  and (is_list or other.rstrip("sS") != name.rstrip("sS"))), None)  # fmt: skip
@@ -473,29 +476,30 @@ def _beyond_lists(job: JobFile) -> Iterator[Finding]:
 
 def _array_tasks(text: str) -> list[int]:
     """Return the numbers in `0-7:2%4` or `1,3,5`; empty if one cannot be read or there are too many."""
-    found: list[int] = []
+    tasks: list[int] = []
     for part in text.partition("%")[0].split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?(?::(\d{1,5}))?", part.strip())
         if match is None:
             return []
-        found += range(int(match[1]), int(match[2] or match[1]) + 1, max(1, int(match[3] or 1)))
-        if len(found) > _MOST_TASKS:
+        tasks += range(int(match[1]), int(match[2] or match[1]) + 1, max(1, int(match[3] or 1)))
+        if len(tasks) > _MOST_TASKS:
             return []
-    return found
+    return tasks
+
+
+_QUOTED_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def _length(job: JobFile, name: str) -> int | None:
     """Return the number of items that a list certainly has, or None."""
-    found = [item for item in job.assignments if item.name == name]
-    if len(found) != 1 or found[0].items is None or found[0].conditional or found[0].adds:
+    assignments = [item for item in job.assignments if item.name == name]
+    if len(assignments) != 1:
         return None
-    plain = not any(
-        re.search(r"[$`*?{\[]", _QUOTED_TEXT.sub("", word.raw)) or "[@]" in word.raw for word in found[0].items
-    )
-    return len(found[0].items) if plain else None
-
-
-_QUOTED_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
+    only = assignments[0]
+    if only.items is None or only.conditional or only.adds:
+        return None
+    plain = not any(re.search(r"[$`*?{\[]", _QUOTED_TEXT.sub("", word.raw)) or "[@]" in word.raw for word in only.items)
+    return len(only.items) if plain else None
 
 
 def _place(job: JobFile, index: str, task: int) -> int | None:
@@ -519,7 +523,7 @@ def _no_array(job: JobFile, read: dict[str, Word]) -> Iterator[Finding]:
                            option="--array, here or to sbatch,")  # fmt: skip
 
 
-def _of_ranks(job: JobFile) -> set[str]:
+def _set_by_torchrun(job: JobFile) -> set[str]:
     """Return the variables that torchrun sets for its ranks, if the job uses torchrun."""
     return {"WORLD_SIZE", "NODE_RANK"} if job.launches else set()
 
@@ -545,7 +549,7 @@ def _nothing_exported(job: JobFile) -> Iterator[Finding]:
         yield NOTHING_EXPORTED.at(asked.line, f"--export={asked.value} with srun in line {steps[0].line}")
 
 
-_BLANKS = re.compile(r"\s*(?:export )?([A-Za-z_]\w*)(?: +=\s*|= +)\(")
+_LIST_AFTER_SPACES = re.compile(r"\s*(?:export )?([A-Za-z_]\w*)(?: +=\s*|= +)\(")
 """A list after spaces, which no shell parser accepts."""
 
 
@@ -589,7 +593,7 @@ def not_understood_findings(job: JobFile) -> Iterator[Finding]:
     unread = [line for line in job.shell.not_understood if line not in job.placeholders]
     for line in unread:
         text = job.lines[line - job.first_line] if line - job.first_line < len(job.lines) else ""
-        if match := _BLANKS.match(text):
+        if match := _LIST_AFTER_SPACES.match(text):
             what = f"spaces around the = after {match[1]}"
             yield BLANK_BEHIND_EQUALS.at(line, what, name=match[1], value="(...)")
     if job.shell.unclosed is not None:

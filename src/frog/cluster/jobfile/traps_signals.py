@@ -9,15 +9,54 @@ from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Trap
 from frog.cluster.jobfile.job_file import JobFile
 from frog.cluster.jobfile.shell_script import Command
 
-_TORCHRUN_HEARS = {"TERM", "INT", "HUP", "QUIT", "15", "2", "1", "3"}
+_TORCHRUN_HANDLES = {"TERM", "INT", "HUP", "QUIT", "15", "2", "1", "3"}
 _SIGNAL = re.compile(r"(?:([BR]+):)?(?:SIG)?([A-Z]\w*|\d+)(?:@(\d{1,6}))?")
 _LONG = re.compile(
     r"((uv|poetry|pixi) run |time |nohup )*(\S*/)?(python[\d.]*|torchrun|accelerate|deepspeed|mpirun)\b(?! -c)"
 )
 _SENT = re.compile(r"(?:(?<!\w)kill\s+(?:-s\s*)?-?|scancel.*--signal[= ])(?:SIG)?([A-Z]+\d?|\d{1,2})\b")
-_LEAVES = ("echo", "printf", "date", "exit", "trap", "set", "[[", "true", ":")
+_NO_WORK = ("echo", "printf", "date", "exit", "trap", "set", "[[", "true", ":")
 _GRACE_S = 30
 """Seconds that torchrun waits for its ranks to end, by default."""
+
+
+def signal_findings(job: JobFile) -> Iterator[Finding]:
+    """Find traps with signals and requeue."""
+    yield from _requeue(job)
+    asked = job.option("signal")
+    if asked is None or asked.value is None:
+        return
+    match = _SIGNAL.fullmatch(asked.value)
+    if match is None:
+        yield NOT_A_SIGNAL.at(asked.line, f"--signal={asked.value}")
+        return
+    line, to_shell, name, before_s = asked.line, "B" in (match[1] or ""), match[2], int(match[3] or 60)
+    refused = job.option("no-requeue")
+    continues = job.requeues or job.option("requeue") or any(item.name == "sbatch" for item in job.shell.all_commands)
+    continues = continues or "sbatch" in _handler_text(job)
+    handlers = [command for command in job.shell.all_commands if handles(command, name)]
+    if refused or (handlers and not continues):
+        yield NO_REQUEUE.at(refused.line if refused else line, "--signal without requeue")
+    if job.time_s is not None and before_s >= job.time_s:
+        instead = f"{match[1] or 'B'}:{name}@{max(10, job.time_s // 5)}"
+        yield SIGNAL_AT_ONCE.at(line, f"{before_s} s before a limit of {job.time_s} s", instead=instead)
+    if to_shell:
+        yield from _to_shell(job, handlers, name, line)
+    else:
+        yield from _to_tasks(job, handlers, name, line, before_s)
+    sent = {name}
+    if to_shell:
+        sent = set(_SENT.findall(_handler_text(job))) if handlers else set()
+    not_handled = sent - _TORCHRUN_HANDLES - {"0"}
+    for run in job.launches:
+        if run.kind != "torchrun":
+            continue
+        if sent & _TORCHRUN_HANDLES and before_s > 2 * _GRACE_S and not run.option("shutdown-timeout"):
+            what = "torchrun without --shutdown-timeout"
+            yield SHORT_GRACE.at(run.line, what, seconds=before_s - _GRACE_S)
+        if to_shell and run.step is None and run.command.context.background and not_handled:
+            what = f"the trap sends {min(not_handled)} to torchrun"
+            yield SIGNAL_KILLS_TORCHRUN.at(run.line, what, instead="kill -TERM, in the trap")
 
 
 NOT_A_SIGNAL = Trap("not-a-signal", FAILS, "write [B:]NAME[@SECONDS]", "--signal=B:USR1@120")
@@ -42,48 +81,6 @@ SIGNAL_KILLS_TORCHRUN = Trap(
     "torchrun does not handle it: it dies, and its ranks die without saving",
     "{instead}",
 )
-
-
-def signal_findings(job: JobFile) -> Iterator[Finding]:
-    """Find traps with signals and requeue."""
-    yield from _requeue(job)
-    asked = job.option("signal")
-    if asked is None or asked.value is None:
-        return
-    match = _SIGNAL.fullmatch(asked.value)
-    if match is None:
-        yield NOT_A_SIGNAL.at(asked.line, f"--signal={asked.value}")
-        return
-    line, to_shell, name, before_s = asked.line, "B" in (match[1] or ""), match[2], int(match[3] or 60)
-    refused = job.option("no-requeue")
-    goes_on = job.requeues or job.option("requeue") or any(item.name == "sbatch" for item in job.shell.all_commands)
-    goes_on = goes_on or "sbatch" in _handler_text(job)
-    handlers = [command for command in job.shell.all_commands if handles(command, name)]
-    if refused or (handlers and not goes_on):
-        yield NO_REQUEUE.at(refused.line if refused else line, "--signal without requeue")
-    if job.time_s is not None and before_s >= job.time_s:
-        instead = f"{match[1] or 'B'}:{name}@{max(10, job.time_s // 5)}"
-        yield SIGNAL_AT_ONCE.at(line, f"{before_s} s before a limit of {job.time_s} s", instead=instead)
-    if to_shell:
-        yield from _to_shell(job, handlers, name, line)
-    else:
-        yield from _to_tasks(job, handlers, name, line, before_s)
-    sent = {name} if not to_shell else set(_SENT.findall(_handler_text(job))) if handlers else set()
-    for run in job.launches:
-        if run.kind != "torchrun":
-            continue
-        if sent & _TORCHRUN_HEARS and before_s > 2 * _GRACE_S and not run.option("shutdown-timeout"):
-            what = "torchrun without --shutdown-timeout"
-            yield SHORT_GRACE.at(run.line, what, seconds=before_s - _GRACE_S)
-        if (
-            to_shell
-            and run.step is None
-            and run.command.context.background
-            and (dies := sent - _TORCHRUN_HEARS - {"0"})
-        ):
-            what = f"the trap sends {min(dies)} to torchrun"
-            yield SIGNAL_KILLS_TORCHRUN.at(run.line, what, instead="kill -TERM, in the trap")
-
 
 SIGNAL_AFTER_EXEC = Trap(
     "signal-after-exec",
@@ -110,8 +107,8 @@ def _to_shell(job: JobFile, handlers: list[Command], name: str, line: int) -> It
         what = f"B: sends {name} to this script, which has no trap for it"
         yield SIGNAL_NOT_TRAPPED.at(line, what, name=name)
     elif handlers:
-        yield from _handler(job, handlers[0])
-        yield from _wait(job, handlers[0])
+        yield from _foreground_work(job, handlers[0])
+        yield from _wait_under_set_e(job, handlers[0])
         yield from _set_too_late(job, handlers[0])
         yield from _single_wait(job, handlers[0])
 
@@ -137,7 +134,7 @@ def _to_tasks(job: JobFile, handlers: list[Command], name: str, line: int, befor
     ):
         what = f"without B: Slurm sends {name} to the steps of srun, and this script has none"
         yield SIGNAL_TO_NOBODY.at(line, what, instead=f"B:{name}@{before_s}")
-    elif any(run.kind == "torchrun" and run.step for run in job.launches) and name not in _TORCHRUN_HEARS:
+    elif any(run.kind == "torchrun" and run.step for run in job.launches) and name not in _TORCHRUN_HANDLES:
         instead = f"--signal=TERM@{before_s}, or B: and a trap that sends TERM"
         yield SIGNAL_KILLS_TORCHRUN.at(line, f"{name} goes to torchrun", instead=instead)
 
@@ -170,7 +167,7 @@ SRUN_FORCES = Trap(
 )
 
 
-def _handler(job: JobFile, handler: Command) -> Iterator[Finding]:
+def _foreground_work(job: JobFile, handler: Command) -> Iterator[Finding]:
     long = [step for step in job.steps if step.works and not step.command.context.conditional]
     behind = any(command.context.background and _runs_long(command) for command in job.shell.commands)
     if long and not behind and not any(step.command.context.background for step in job.steps):
@@ -203,10 +200,10 @@ def _single_wait(job: JobFile, handler: Command) -> Iterator[Finding]:
     works = [item for item in commands if item.context.background and (item.name == "srun" or _runs_long(item))]
     behind = [item for item in commands if works and item.line > works[-1].last_line]
     waits = [item for item in behind if item.name == "wait"]
-    goes_on = any(item.name in ("sleep", "tail") or "kill -0" in item.text or item.context.loop for item in behind)
+    continues = any(item.name in ("sleep", "tail") or "kill -0" in item.text or item.context.loop for item in behind)
     if (
         len(works) == len(waits) == 1
-        and not goes_on
+        and not continues
         and handler.line < waits[0].line
         and not waits[0].context.conditional
     ):
@@ -246,14 +243,14 @@ WAIT_ENDS_SCRIPT = Trap(
 )
 
 
-def _wait(job: JobFile, handler: Command) -> Iterator[Finding]:
+def _wait_under_set_e(job: JobFile, handler: Command) -> Iterator[Finding]:
     """Find a bare `wait` under `set -e`, with the requeue after it."""
     said = _handler_text(job)
     leaves = re.search(r"scontrol requeue|sbatch|\bexit\b", said)
     if leaves or not any(ends_on_errors(command) for command in job.shell.commands):
         return
     waits = [command for command in job.shell.commands if command.name == "wait"]
-    behind = [command for command in job.shell.commands if command.words and command.name not in _LEAVES]
+    behind = [command for command in job.shell.commands if command.words and command.name not in _NO_WORK]
     for wait in waits:
         after = [command for command in behind if command.line > wait.line and not command.heredoc]
         off = [

@@ -13,28 +13,12 @@ from frog.cluster.jobfile.shell_script import Command
 from frog.cluster.jobfile.traps_request import NOT_AN_OPTION, SITE_OPTION
 from frog.cluster.jobfile.traps_signals import ends_on_errors
 
-_DOWNLOADS = (
-    (re.compile(r"\b(pip3?|uv pip)\s+(install|download)\b"), "pip install"),
-    (re.compile(r"\b(conda|mamba|micromamba)\s+(install|create|env create)\b"), "conda install"),
-    (re.compile(r"^(wget|curl)\b"), "a download"),
-    (re.compile(r"\bgit\s+(clone|pull|fetch)\b"), "git over the network"),
-    (re.compile(r"\b(huggingface-cli|hf)\s+download\b"), "a download from a hub"),
-    (re.compile(r"\b(apptainer|singularity)\s+(pull|build)\b|docker://"), "pulling an image"),
-    (re.compile(r"\bapt(-get)?\s+install\b"), "apt install"),
-)
-_PREPARES = ("module", "ml", "conda", "mamba", "source", ".")
-_INHERITS_NOT = ((22, 5), (23, 2))
-"""Releases between which srun does not inherit --cpus-per-task from sbatch."""
-_OWN_FOLDER = re.compile(
-    r"\b(dirname|realpath|readlink)\b[^)]*(\$0\b|\$\{(0\b|BASH_SOURCE\b))|\$\{(0|BASH_SOURCE[^%}]*)%/"
-)
-_WAITS = re.compile(r"(wait|fg|tail|kill)\b|sleep (inf|\d{3,}|\d+[mhd])")
 _TRAINS = re.compile(
     r"^((time|nohup|exec|(uv|poetry) run) )*(\S*/)?(python[\d.]*|torchrun|accelerate launch|deepspeed) (?!-c\b)"
     r"(\S+ )*?(-m \S|\S+\.py\b)"
 )
 """The training program of a script without srun."""
-_SAYS = ("echo", "printf", "date", "exit", "true", ":", "wait", "scontrol", "trap", "set")
+_NO_WORK = ("echo", "printf", "date", "exit", "true", ":", "wait", "scontrol", "trap", "set")
 """Commands after a step that do no work themselves."""
 
 
@@ -81,6 +65,9 @@ def _step(job: JobFile, step: SrunStep) -> Iterator[Finding]:
         yield GOES_ON_WITHOUT_ONE.at(step.line, "srun without --kill-on-bad-exit")
 
 
+_DOES_NOT_INHERIT = ((22, 5), (23, 2))
+"""Releases between which srun does not inherit --cpus-per-task from sbatch."""
+
 CPUS_NOT_PASSED_ON = Trap(
     "cpus-not-passed-on",
     ADVICE,
@@ -92,7 +79,7 @@ CPUS_NOT_PASSED_ON = Trap(
 
 def _cpus(job: JobFile, step: SrunStep, version: tuple[int, int] | None) -> Iterator[Finding]:
     """Find srun without --cpus-per-task, for releases that do not inherit it."""
-    if version is not None and not _INHERITS_NOT[0] <= version <= _INHERITS_NOT[1]:
+    if version is not None and not _DOES_NOT_INHERIT[0] <= version <= _DOES_NOT_INHERIT[1]:
         return
     cpus = job.option("cpus-per-task")
     own = step.option("cpus-per-task") or step.option("exclusive") or step.option("cpus-per-gpu")
@@ -102,6 +89,8 @@ def _cpus(job: JobFile, step: SrunStep, version: tuple[int, int] | None) -> Iter
         what = f"srun without --cpus-per-task: the value from line {cpus.line} may not reach it"
         yield CPUS_NOT_PASSED_ON.at(step.line, what, "may hang or waste" if version else None)
 
+
+_WAITS = re.compile(r"(wait|fg|tail|kill)\b|sleep (inf|\d{3,}|\d+[mhd])")
 
 NO_WAIT = Trap(
     "no-wait",
@@ -115,14 +104,14 @@ NO_WAIT = Trap(
 def _background(job: JobFile) -> Iterator[Finding]:
     """Find a script that ends while its last step runs."""
     behind = [step.command for step in job.steps if step.command.context.background]
-    working = [item for item in job.shell.commands if item.words and item.name not in (*_SAYS, "sleep")]
+    working = [item for item in job.shell.commands if item.words and item.name not in (*_NO_WORK, "sleep")]
     behind += [command for command in working[-1:] if command.context.background and not command.context.conditional]
     if not behind or job.shell.ends is not None or job.shell.endless or job.run_by_hand:
         return
     last = max(behind, key=lambda command: command.line)
     after = [command for command in job.shell.all_commands if command.line > last.last_line]
     waits = [command for command in job.shell.all_commands if _WAITS.match(command.text)]
-    busy = [command for command in after if command.words and command.name not in (*_SAYS, "sleep")]
+    busy = [command for command in after if command.words and command.name not in (*_NO_WORK, "sleep")]
     if not any(command.line >= last.line for command in waits) and not busy:
         yield NO_WAIT.at(last.line, f"{last.name} in the background, with no wait after it")
 
@@ -160,6 +149,8 @@ def _shares(job: JobFile, step: SrunStep) -> bool:
     )
 
 
+_PREPARES = ("module", "ml", "conda", "mamba", "source", ".")
+
 PREPARED_TOO_LATE = Trap(
     "prepared-too-late", WASTES, "the step in line {last} already ran without it", "move it above line {last}"
 )
@@ -172,11 +163,21 @@ def _prepared_too_late(job: JobFile) -> Iterator[Finding]:
         if last is None or command.line <= last or command.name not in _PREPARES or len(command.words) < 2:
             continue
         after = [
-            item for item in job.shell.commands if item.line > command.line and item.words and item.name not in _SAYS
+            item for item in job.shell.commands if item.line > command.line and item.words and item.name not in _NO_WORK
         ]
         if command.words[1].text not in ("purge", "unload", "list", "deactivate", "swap") and not after:
             yield PREPARED_TOO_LATE.at(command.line, f"{command.name} after srun", last=last)
 
+
+_DOWNLOADS = (
+    (re.compile(r"\b(pip3?|uv pip)\s+(install|download)\b"), "pip install"),
+    (re.compile(r"\b(conda|mamba|micromamba)\s+(install|create|env create)\b"), "conda install"),
+    (re.compile(r"^(wget|curl)\b"), "a download"),
+    (re.compile(r"\bgit\s+(clone|pull|fetch)\b"), "git over the network"),
+    (re.compile(r"\b(huggingface-cli|hf)\s+download\b"), "a download from a hub"),
+    (re.compile(r"\b(apptainer|singularity)\s+(pull|build)\b|docker://"), "pulling an image"),
+    (re.compile(r"\bapt(-get)?\s+install\b"), "apt install"),
+)
 
 NO_NETWORK = Trap(
     "no-network",
@@ -209,6 +210,10 @@ def _network(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
             yield NETWORK.at(command.line, f"{what} in the job")
 
 
+def _shebang_ends_on_errors(job: JobFile) -> bool:
+    return bool(job.lines and re.search(r"sh\s+-\w*e", job.lines[0]))
+
+
 GOES_ON_AFTER_ERRORS = Trap(
     "goes-on-after-errors",
     ADVICE,
@@ -220,7 +225,7 @@ GOES_ON_AFTER_ERRORS = Trap(
 
 def _errors(job: JobFile) -> Iterator[Finding]:
     """Find a step whose failure the script hides."""
-    if any(ends_on_errors(command) for command in job.shell.commands) or _shebang_ends(job):
+    if any(ends_on_errors(command) for command in job.shell.commands) or _shebang_ends_on_errors(job):
         return
     certain = [command for command in job.shell.commands if command.context.certain and command.words]
     works = [step.command for step in job.steps if step.works]
@@ -250,7 +255,7 @@ def _tee(job: JobFile) -> Iterator[Finding]:
     text = "\n".join(line for line in job.lines if not line.lstrip().startswith("#") or line.startswith("#!"))
     if "pipefail" in text or "PIPESTATUS" in text:
         return
-    stops = any(ends_on_errors(command) for command in job.shell.commands) or _shebang_ends(job)
+    stops = any(ends_on_errors(command) for command in job.shell.commands) or _shebang_ends_on_errors(job)
     works = {step.command.line for step in job.steps if step.works}
     commands = [command for command in job.shell.commands if command.words]
     for place, command in enumerate(commands[1:], 1):
@@ -260,7 +265,7 @@ def _tee(job: JobFile) -> Iterator[Finding]:
             work and before.context.subshell and before.context.checked and command.context.subshell
         ):
             continue
-        behind = [item for item in commands[place + 1 :] if item.name not in _SAYS]
+        behind = [item for item in commands[place + 1 :] if item.name not in _NO_WORK]
         if (
             not command.context.conditional
             and not command.context.background
@@ -269,6 +274,10 @@ def _tee(job: JobFile) -> Iterator[Finding]:
             yield HIDDEN_BY_TEE.at(before.line, f"{before.name} | tee without pipefail")
             return
 
+
+_OWN_FOLDER = re.compile(
+    r"\b(dirname|realpath|readlink)\b[^)]*(\$0\b|\$\{(0\b|BASH_SOURCE\b))|\$\{(0|BASH_SOURCE[^%}]*)%/"
+)
 
 NOT_ITS_FOLDER = Trap(
     "not-its-folder",
@@ -281,22 +290,16 @@ NOT_ITS_FOLDER = Trap(
 def _own_folder(job: JobFile) -> Iterator[Finding]:
     """Find uses of the script's own folder: Slurm runs a copy from elsewhere."""
     text = "\n".join(job.lines)
-    if (
-        job.nested or not job.directives or "SLURM_SUBMIT_DIR" in text or "scontrol show job" in text
-    ):  # it uses the submission folder
+    knows_submission_folder = "SLURM_SUBMIT_DIR" in text or "scontrol show job" in text
+    if job.nested or not job.directives or knows_submission_folder:
         return
     for command in job.shell.commands:
         raw = [*(word.raw for word in command.words), *(item.raw for item in command.assignments)]
         if command.context.certain and any(_OWN_FOLDER.search(text) for text in raw):
-            kind: Kind | None = (
-                "advice" if command.name in ("[", "[[", "test") else None
-            )  # it tests whether the file exists
+            tests_for_file = command.name in ("[", "[[", "test")
+            kind: Kind | None = "advice" if tests_for_file else None
             yield NOT_ITS_FOLDER.at(command.line, "the script computes its folder from its own name", kind)
             return
-
-
-def _shebang_ends(job: JobFile) -> bool:
-    return bool(job.lines and re.search(r"sh\s+-\w*e", job.lines[0]))
 
 
 _SERVES = re.compile(
@@ -306,15 +309,6 @@ _SERVES = re.compile(
     r"|^(tensorboard|ollama serve|mlflow (server|ui)|jupyter[- ](lab|notebook))\b"
     r"|^sleep inf|^tail -[fF]|^nvidia-smi (dmon|pmon)|^nvidia-smi .*(-l\b|--loop)|^watch\b|^(gpustat|nvitop) -i"
 )
-_CONDA_READY = re.compile(
-    r"conda\.sh|mamba\.sh|bashrc|bash_profile|\.profile|hook|bin/activate|/activate\b|zshrc|modules?/|conda_init"
-)
-_UNLOADS = {"purge", "unload", "list", "use", "reset"}
-_NO_CONDA = re.compile(
-    r"load$|add$|(cuda|cudnn|gcc|nccl|nvhpc|rocm|openmpi|intel|cmake|git|hdf5|fftw)\b", re.IGNORECASE
-)
-_AMD = re.compile(r"rocm|\b(MIOPEN|HIP|ROCR|HSA)_|\bmi\d{3}", re.IGNORECASE)
-"""AMD GPUs: a container sees their devices because it sees /dev, and often has the libraries itself."""
 _WORK = re.compile(r"\b(python[\d.]*|torchrun|accelerate|deepspeed)\b(?! -c).*(\.py\b| -m )")
 _WATCHED = ("echo", "date", "exit", "wait")
 
@@ -414,6 +408,14 @@ def _short(text: str) -> str:
     return line if len(line) <= 40 else line[:37] + "..."
 
 
+_CONDA_READY = re.compile(
+    r"conda\.sh|mamba\.sh|bashrc|bash_profile|\.profile|hook|bin/activate|/activate\b|zshrc|modules?/|conda_init"
+)
+_UNLOADS = {"purge", "unload", "list", "use", "reset"}
+_NO_CONDA = re.compile(
+    r"load$|add$|(cuda|cudnn|gcc|nccl|nvhpc|rocm|openmpi|intel|cmake|git|hdf5|fftw)\b", re.IGNORECASE
+)
+
 CONDA_NOT_READY = Trap(
     "conda-not-ready",
     FAILS,
@@ -473,6 +475,9 @@ def _modules(job: JobFile) -> Iterator[Finding]:
         what = f"module before {brings[0].words[1].base}"
         yield MODULES_NOT_READY.at(loads[0].line, what, behind=brings[0].line)
 
+
+_AMD = re.compile(r"rocm|\b(MIOPEN|HIP|ROCR|HSA)_|\bmi\d{3}", re.IGNORECASE)
+"""AMD GPUs: a container sees their devices because it sees /dev, and often has the libraries itself."""
 
 CONTAINER_WITHOUT_GPUS = Trap("container-without-gpus", WASTES, "the container sees no GPU", "{container} exec --nv")
 

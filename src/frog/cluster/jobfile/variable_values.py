@@ -81,15 +81,15 @@ class Values:
 
     def _value(self, name: str, seen: frozenset[str]) -> str | None:
         """Return a value; None if uncertain: it depends on itself, on a branch, or on another command's output."""
-        found = self._all(name)
+        assignments = self._all(name)
         if (
             name in seen
-            or any(item.adds for item in found)
-            or (len(found) > 1 and any(item.conditional for item in found))
+            or any(item.adds for item in assignments)
+            or (len(assignments) > 1 and any(item.conditional for item in assignments))
         ):
             return None
-        if found:
-            last = found[-1]
+        if assignments:
+            last = assignments[-1]
             own = last.conditional or last.items is not None or name in last.word.expansions() - {"$"}
             return self.resolve(last.raw, seen | {name}) if not own or _defaults(last) else None
         known = self.known.get(name)
@@ -131,11 +131,11 @@ class Values:
 
     def split(self, words: tuple[Word, ...], depth: int = 0) -> tuple[Word, ...]:
         """Replace `${ARGS[@]}`, `$LAUNCHER` and `$SRUN_ARGS` by their words, recursively."""
-        found: list[Word] = []
+        split_words: list[Word] = []
         for word in words:
-            inner = self._words_of(word) if depth < 6 and len(found) < _MOST_WORDS else None
-            found += [word] if inner is None else self.split(inner, depth + 1)
-        return tuple(found)
+            inner = self._words_of(word) if depth < 6 and len(split_words) < _MOST_WORDS else None
+            split_words += [word] if inner is None else self.split(inner, depth + 1)
+        return tuple(split_words)
 
     def _words_of(self, word: Word) -> tuple[Word, ...] | None:
         """Return the words that a variable holds; None if it stays one word, as in quotes, or is unknown."""
@@ -143,20 +143,28 @@ class Values:
             return self._items(match[1])
         match = _SCALAR.fullmatch(word.raw)
         name = (match[1] or match[2]) if match else ""
-        found = self._all(name)
-        if not found or any(item.conditional for item in found) or any(item.items is not None for item in found):
+        assignments = self._all(name)
+        if (
+            not assignments
+            or any(item.conditional for item in assignments)
+            or any(item.items is not None for item in assignments)
+        ):
             return None
-        text = " ".join(item.word.text.strip() for item in found if item is found[-1] or item.adds)
-        own = name in Word(found[-1].raw, 0).expansions()
+        text = " ".join(item.word.text.strip() for item in assignments if item is assignments[-1] or item.adds)
+        own = name in Word(assignments[-1].raw, 0).expansions()
         if own or len(text) > _LONGEST or not _HOLDS_WORDS.search(self.with_definitions(text)):
             return None
-        return tuple(inner for command in parse(text, found[-1].line).commands for inner in command.words)
+        return tuple(inner for command in parse(text, assignments[-1].line).commands for inner in command.words)
 
     def _items(self, name: str) -> tuple[Word, ...] | None:
-        found = self._all(name)
-        if not found or any(item.items is None for item in found) or (len(found) > 1 and found[0].conditional):
+        assignments = self._all(name)
+        if (
+            not assignments
+            or any(item.items is None for item in assignments)
+            or (len(assignments) > 1 and assignments[0].conditional)
+        ):
             return None
-        certain = [item for item in found if not item.conditional]
+        certain = [item for item in assignments if not item.conditional]
         begins = max((place for place, item in enumerate(certain) if not item.adds), default=0)
         return tuple(word for item in certain[begins:] for word in item.items or ())
 

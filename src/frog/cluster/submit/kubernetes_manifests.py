@@ -245,13 +245,13 @@ def read_program(work: ProgramWork, include: Sequence[str], folder: Path) -> tup
         if (inner := Path(os.path.relpath(script, folder))).is_file() and ".." not in inner.parts:
             raise UsageError(f"{script}: an absolute path means a file of the image", f"-- {inner}: a file to send")
         script = None
-    found = find_program_files(work.words_after_python, script, include, folder)
-    for name in found.sent:
+    files = find_program_files(work.words_after_python, script, include, folder)
+    for name in files.sent:
         if not name.isprintable():
             raise UsageError(f"{name!r}: a file's name must be one line of printable characters", "rename the file")
         if not is_text(folder / name):
             raise UsageError(f"{name}: not text in UTF-8, so a ConfigMap cannot contain it", "put it on the volume")
-    return {name: (folder / name).read_text(encoding="utf-8") for name in found.sent}, found.data
+    return {name: (folder / name).read_text(encoding="utf-8") for name in files.sent}, files.data
 
 
 def _program_values(request: KubernetesRequest) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def _check_size(request: KubernetesRequest, most_bytes: int) -> None:
 
 def _with_keys(files: Mapping[str, str]) -> list[PodFile]:
     """Return the files with unique keys, which may not contain slashes."""
-    found: list[PodFile] = []
+    pod_files: list[PodFile] = []
     taken = {OBSERVER_ZIP}
     for path, text in files.items():
         plain = key = re.sub(r"[^-._a-zA-Z0-9]+", "_", path.replace("/", ".")).lstrip(".")[:200] or "file"
@@ -294,8 +294,8 @@ def _with_keys(files: Mapping[str, str]) -> list[PodFile]:
             number += 1
             key = f"{plain}-{number}"
         taken.add(key)
-        found.append(PodFile(path, key, text))
-    return found
+        pod_files.append(PodFile(path, key, text))
+    return pod_files
 
 
 def _as_shell(words: Iterable[str]) -> str:

@@ -96,15 +96,15 @@ def program_work(
     script = next((word for word in words if not word.startswith("-") and not _PYTHON.fullmatch(word)), first)
     stem = script.rpartition(".")[2] if "-m" in words[:2] else Path(script).stem
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name or stem).strip("-.")
-    found = ProgramWork(tuple(words), plain or "program", requeue, observer)
+    work = ProgramWork(tuple(words), plain or "program", requeue, observer)
     if len(words) == 1 and _PYTHON.fullmatch(words[0]):
         raise UsageError(f"{words[0]}: no script to run", f"frog submit --to {to} -- my.py")
     if any(not word.isprintable() for word in words):
         raise UsageError("the command must be one line of printable characters", "put it into a script")
-    in_image = to == "kubernetes" and found.file is not None and Path(found.file).is_absolute()
-    if found.file is not None and not in_image and not Path(found.file).is_file():
-        raise UsageError(f"{found.file}: no such file", "submit from the folder that contains it")
-    return found
+    in_image = to == "kubernetes" and work.file is not None and Path(work.file).is_absolute()
+    if work.file is not None and not in_image and not Path(work.file).is_file():
+        raise UsageError(f"{work.file}: no such file", "submit from the folder that contains it")
+    return work
 
 
 def _after_launcher(words: Sequence[str]) -> str:
@@ -156,24 +156,24 @@ def find_program_files(words: Sequence[str], script: str | None, include: Sequen
 
     Raises:  UsageError if a file lies outside of the folder, is missing, or cannot be parsed.
     """
-    found: set[Path] = set()
+    chosen: set[Path] = set()
     for start in _starts(words, script, folder):
-        found |= _with_imports(start, folder if script is None else start.parent)
+        chosen |= _with_imports(start, folder if script is None else start.parent)
     for pattern in include:
-        found |= _matching(pattern, folder)
-    named = {path for word in words for path in _named(word, folder)} - found
+        chosen |= _matching(pattern, folder)
+    named = {path for word in words for path in _named(word, folder)} - chosen
     data = {path for path in named if path.stat().st_size > LARGEST_NAMED or not is_text(path)}
-    inside = {_inside(path, folder) for path in found | named - data}
+    inside = {_inside(path, folder) for path in chosen | named - data}
     return ProgramFiles(tuple(sorted(inside)), tuple(sorted(_inside(path, folder) for path in data)))
 
 
 def imported_packages(files: Sequence[Path]) -> set[str]:
     """Return the top-level names that files import and that none of them defines, skipping files with errors."""
-    found: set[str] = set()
+    packages: set[str] = set()
     for path in files:
         with contextlib.suppress(UsageError):
-            found |= {module[0] for module in _imports(path, path.parent) if module}
-    return found - {path.stem for path in files} - {part for path in files for part in path.parts[:-1]}
+            packages |= {module[0] for module in _imports(path, path.parent) if module}
+    return packages - {path.stem for path in files} - {part for path in files for part in path.parts[:-1]}
 
 
 def is_text(path: Path) -> bool:
@@ -204,15 +204,15 @@ def _starts(words: Sequence[str], script: str | None, folder: Path) -> list[Path
 
 def _with_imports(start: Path, root: Path) -> set[Path]:
     """Return a file and, if it is Python, the files below `root` that it imports, directly or not."""
-    found, waiting = {start}, [start]
+    files, waiting = {start}, [start]
     while waiting:
         path = waiting.pop()
         if path.suffix != ".py":
             continue
-        new = {imported for module in _imports(path, root) for imported in _files_of(module, root)} - found
-        found |= new
+        new = {imported for module in _imports(path, root) for imported in _files_of(module, root)} - files
+        files |= new
         waiting += sorted(new)
-    return found
+    return files
 
 
 def _imports(path: Path, root: Path) -> Iterator[list[str]]:

@@ -211,8 +211,8 @@ def _program_request(args: argparse.Namespace, work: ProgramWork) -> SlurmReques
 
 def _needed(work: ProgramWork, folder: Path) -> tuple[str, ...]:
     """Return the files that the command needs, even if git ignores them."""
-    found = find_program_files(work.words_after_python, work.file, (), folder)
-    return (*found.sent, *found.data)
+    files = find_program_files(work.words_after_python, work.file, (), folder)
+    return (*files.sent, *files.data)
 
 
 def _requirements_file(args: argparse.Namespace, names: list[str]) -> str | None:
