@@ -183,7 +183,7 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
         case "plan":
             from frog.plan.predict_command import add_plan_parser as add
         case "bundle":
-            from frog.cluster.submit.bundle.bundle_commands import add_bundle_parser as add
+            from frog.cluster.submit.bundle_commands import add_bundle_parser as add
         case "learn":
             from frog.learn.learn_commands import add_learn_parser as add
         case "drill":

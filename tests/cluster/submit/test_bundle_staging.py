@@ -14,8 +14,8 @@ import pytest
 from bundle_harness import bundle
 from harness import all_gone, tree, wait_until
 
-from frog.cluster.submit.bundle import make_bundle
-from frog.cluster.submit.bundle.bundle_folder import check_sums
+from frog.cluster.submit import make_bundle
+from frog.cluster.submit.bundle_folder import check_sums
 
 
 def test_failed_bundle_leaves_no_files(
@@ -64,7 +64,7 @@ def test_bundle_appears_by_rename(here: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_killed_bundle_looks_incomplete_and_is_removed(here: Path) -> None:
     code = (
-        "import os, signal, sys\nfrom frog.cluster.submit.bundle import make_bundle\nfrom frog.cli import main\n"
+        "import os, signal, sys\nfrom frog.cluster.submit import make_bundle\nfrom frog.cli import main\n"
         "make_bundle.write_sums = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
         "main(['bundle', 'run.toml', '--to', 'out/it', '--no-wheels'])"
     )
@@ -114,7 +114,7 @@ def test_killed_replacement_loses_no_run(place: int, here: Path) -> None:
     folder = here / "out" / "it"
     use(folder)
     code = (
-        "import os, signal, sys\nfrom frog.cluster.submit.bundle import make_bundle\nfrom frog.cli import main\n"
+        "import os, signal, sys\nfrom frog.cluster.submit import make_bundle\nfrom frog.cli import main\n"
         "rename, left = os.rename, [int(sys.argv[1])]\n"
         "def count(source, target):\n"
         "    left[0] -= 1\n"

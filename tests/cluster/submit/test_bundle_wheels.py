@@ -15,9 +15,9 @@ import pytest
 from bundle_harness import bundle
 
 from frog import __version__
-from frog.cluster.submit.bundle import make_bundle
-from frog.cluster.submit.bundle.bundle_folder import check_sums
-from frog.cluster.submit.bundle.wheels import PROJECT, build_wheel, pack_wheel
+from frog.cluster.submit import make_bundle
+from frog.cluster.submit.bundle_folder import check_sums
+from frog.cluster.submit.bundle_wheels import PROJECT, build_wheel, pack_wheel
 from frog.core.config.project import FILES
 
 NO_NETWORK = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0", "PIP_FIND_LINKS": "/nowhere"}
@@ -130,7 +130,7 @@ def test_pip_failure_is_reported_and_leaves_no_files(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "frog.cluster.submit.bundle.wheels.build_wheel", lambda folder: folder / "frog-0-py3-none-any.whl"
+        "frog.cluster.submit.bundle_wheels.build_wheel", lambda folder: folder / "frog-0-py3-none-any.whl"
     )
     assert bundle() == 1
     err = capsys.readouterr().err

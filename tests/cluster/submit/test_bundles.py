@@ -16,8 +16,8 @@ from mutations import held_to_its_schema
 from frog.cli import main
 from frog.cluster.jobfile.cluster_profile import load_profile
 from frog.cluster.jobfile.explain import explain_file
-from frog.cluster.submit.bundle.bundle_folder import check_sums
-from frog.cluster.submit.bundle.wheels import python_version
+from frog.cluster.submit.bundle_folder import check_sums
+from frog.cluster.submit.bundle_wheels import python_version
 from frog.cluster.submit.submit_commands import add_submit_parser
 from frog.cluster.submit.submit_slurm import read_request
 

@@ -14,8 +14,7 @@ from frog.cli import main
 from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.jobfile.cluster_profile import load_profile
 from frog.cluster.jobfile.explain import explain
-from frog.cluster.submit import submitted_work
-from frog.cluster.submit.bundle import wheels
+from frog.cluster.submit import bundle_wheels, submitted_work
 from frog.cluster.submit.submitted_work import project_files
 
 from test_program_jobs import PLAIN_TORCH, write_profile  # isort: skip
@@ -137,7 +136,7 @@ def test_requirements_become_wheels_and_a_setup_script(here: Path, monkeypatch: 
     def pip(words: list[str], timeout_s: float) -> None:
         called.append(words)
 
-    monkeypatch.setattr(wheels, "_pip", pip)
+    monkeypatch.setattr(bundle_wheels, "_pip", pip)
     (here / "requirements.txt").write_text("numpy\n")
     assert bundle("--", "my.py") == 0
     ((command, *_, option, file),) = called

@@ -1,22 +1,17 @@
-"""`frog submit RUN.toml --to slurm|kubernetes`: its options, and the calls to sbatch and kubectl."""
+"""`frog submit RUN.toml --to slurm|kubernetes` and its options."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from frog.core.config.arguments import DEFAULT_RUN_FILE
-from frog.core.env import child_env
-from frog.core.errors import LaunchError, UsageError
+from frog.core.errors import UsageError
 from frog.core.user_input import at_least
 
-_TIMEOUT_S = 120
-"""Longest wait for sbatch or kubectl."""
 FOR_SLURM = ("profile", "time", "account", "partition", "qos", "bundle", "requeue")
 FOR_KUBERNETES = (
     "kind", "image", "namespace", "name", "gpus", "restarts", "claim", "storage", "storage_class", "cpus", "memory",
@@ -126,39 +121,3 @@ def _check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) ->
 
 def _as_option(option: str) -> str:
     return f"--{option.replace('_', '-')}"
-
-
-def call_cluster_program(
-    words: Sequence[str],
-    *,
-    absent: tuple[str, str],
-    unanswered: str,
-    hint: Callable[[str], str],
-    folder: Path = Path(),
-    text: str | None = None,
-) -> str:
-    """Call a program such as sbatch or kubectl in `folder`, with `text` as input; return its output.
-
-    Raises:  LaunchError if it is not on PATH (`absent`: message and hint), does not answer (`unanswered`: hint) or
-             fails: with its message, and the hint for that message.
-    """
-    program = shutil.which(words[0])
-    name = " ".join(word for word in words[:2] if not word.startswith("-"))
-    if program is None:
-        raise LaunchError(*absent)
-    try:
-        done = subprocess.run(
-            [program, *words[1:]],
-            cwd=folder,
-            env=child_env(),
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise LaunchError(f"{name}: no answer within {_TIMEOUT_S} s", unanswered) from None
-    if done.returncode != 0:
-        answer = (done.stderr or done.stdout).strip()
-        raise LaunchError(f"{name} ended with exit code {done.returncode}\n{answer}", hint(answer))
-    return done.stdout

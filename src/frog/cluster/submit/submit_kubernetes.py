@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from frog.cluster.submit.cluster_programs import call_cluster_program
 from frog.cluster.submit.kubernetes_manifests import KubernetesRequest, read_files, read_program, render, with_settings
-from frog.cluster.submit.submit_commands import call_cluster_program
 from frog.cluster.submit.submitted_work import program_work
 from frog.core.config import load_run_config
 from frog.core.errors import UsageError

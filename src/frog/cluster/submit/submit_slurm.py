@@ -14,9 +14,9 @@ import msgspec
 from frog.cluster.jobfile.cluster_profile import CLUSTERS, DEFAULT_PROFILE, load_profile
 from frog.cluster.jobfile.explain import explain
 from frog.cluster.jobfile.jobfile_commands import format_findings
-from frog.cluster.submit.bundle.bundle_folder import BUNDLE_JSON, BundleFacts
+from frog.cluster.submit.bundle_folder import BUNDLE_JSON, BundleFacts
+from frog.cluster.submit.cluster_programs import call_cluster_program
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request, render_job
-from frog.cluster.submit.submit_commands import call_cluster_program
 from frog.cluster.submit.submitted_work import program_work
 from frog.core.config import RunConfig, load_run_config
 from frog.core.errors import DataError, LaunchError, UsageError

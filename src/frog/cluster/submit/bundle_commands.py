@@ -89,11 +89,11 @@ def run_bundle(args: argparse.Namespace) -> int:
 
 def _make(args: argparse.Namespace) -> None:
     if args.program:
-        from frog.cluster.submit.bundle.make_bundle import make_program_bundle
+        from frog.cluster.submit.make_bundle import make_program_bundle
 
         make_program_bundle(args)
     else:
-        from frog.cluster.submit.bundle.make_bundle import make_bundle
+        from frog.cluster.submit.make_bundle import make_bundle
 
         make_bundle(args)
 
@@ -104,7 +104,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _check(folder: Path) -> int:
-    from frog.cluster.submit.bundle.bundle_folder import check_sums
+    from frog.cluster.submit.bundle_folder import check_sums
     from frog.core.schema import shortened
 
     wrong = check_sums(folder)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from frog import __version__
 from frog.cluster.jobfile.cluster_profile import CLUSTERS, ClusterProfile, load_profile, profile_path
-from frog.cluster.submit.bundle.bundle_folder import BUNDLE_JSON, SUMS, BundleFacts, BundleRequest, staged, write_sums
-from frog.cluster.submit.bundle.wheels import check_platform, collect_wheels, download_requirements, python_version
+from frog.cluster.submit.bundle_folder import BUNDLE_JSON, SUMS, BundleFacts, BundleRequest, staged, write_sums
+from frog.cluster.submit.bundle_wheels import check_platform, collect_wheels, download_requirements, python_version
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request
 from frog.cluster.submit.submit_slurm import command_line, render_checked
 from frog.cluster.submit.submitted_work import (
