@@ -158,7 +158,7 @@ def test_frog_wheel_contains_all_its_files(tmp_path: Path) -> None:
     }
     assert course - packed == set()
     assert "frog_labs/docs/labs/lab1.md" in packed
-    assert {f"frog/config/shipped/{name}" for name in FILES} - packed == set()
+    assert {f"frog/core/config/shipped/{name}" for name in FILES} - packed == set()
     assert f"frog-{__version__}.dist-info/licenses/LICENSE" in packed
     assert (PROJECT / "build").exists() == before
 
