@@ -153,22 +153,22 @@ _SIGNAL = re.compile(r"(?:([BR]+):)?(\w+)(?:@(\d+))?")
 
 def explain_lines(job: JobFile) -> dict[int, list[str]]:
     """Return the explanations of each line, by line number."""
-    said: dict[int, list[str]] = defaultdict(list)
+    meanings: dict[int, list[str]] = defaultdict(list)
     if job.lines and job.lines[0].startswith("#!"):
-        said[1].append("the shell that runs this file: once, on the first node of the allocation")
+        meanings[1].append("the shell that runs this file: once, on the first node of the allocation")
     for directive in job.directives:
         for asked in directive.asked:
             if directive.read and asked.option:
-                said[directive.line].append(_directive(asked, job))
+                meanings[directive.line].append(_directive(asked, job))
     for name, line in job.shell.function_lines.items():
-        said[line].append(f"{name}(): defines a function")
+        meanings[line].append(f"{name}(): defines a function")
     for command in job.shell.all_commands:
-        _command(command, job, said)
+        _command(command, job, meanings)
     for step in job.steps:
-        _step(step, job, said)
+        _step(step, job, meanings)
     for run in job.launches:
-        _launch(run, job, said)
-    return {number: list(dict.fromkeys(words)) for number, words in said.items()}
+        _launch(run, job, meanings)
+    return {number: list(dict.fromkeys(words)) for number, words in meanings.items()}
 
 
 def _directive(asked: GivenOption, job: JobFile) -> str:
@@ -197,13 +197,13 @@ def _limit(value: str) -> str:
     return f": {format_seconds(limit_s)}" if limit_s is not None else ": none"
 
 
-def _command(command: Command, job: JobFile, said: dict[int, list[str]], step: SrunStep | None = None) -> None:
+def _command(command: Command, job: JobFile, meanings: dict[int, list[str]], step: SrunStep | None = None) -> None:
     """Describe a command. `step` is the srun whose tasks run it, or None if the batch script runs it."""
     for assignment in command.assignments:
         in_task = step is not None and step.in_task(Word(assignment.raw, assignment.line))
-        said[assignment.line].append(_assignment(assignment, job, in_task))
+        meanings[assignment.line].append(_assignment(assignment, job, in_task))
     if text := _command_text(command, job):
-        said[command.line].append(text)
+        meanings[command.line].append(text)
 
 
 def _command_text(command: Command, job: JobFile) -> str | None:
@@ -245,14 +245,14 @@ def _options(words: list[str]) -> str:
 def _assignment(assignment: Assignment, job: JobFile, in_task: bool) -> str:
     value = job.resolve(assignment.raw)
     tasks = assignment.name in job.exported
-    said = f"{assignment.name} = {value}" if value is not None and value != assignment.raw else assignment.name
+    text = f"{assignment.name} = {value}" if value is not None and value != assignment.raw else assignment.name
     sources = _sources(Word(assignment.raw, assignment.line), job, in_task)
     if "scontrol show hostname" in assignment.raw:
         sources = [
             "scontrol expands the list of hosts" + (", head takes the first" if "head" in assignment.raw else "")
         ]
     words = [*sources, *(["for the tasks too"] if tasks else [])]
-    return f"{said}: {'; '.join(words)}" if words else f"{said}: a variable of this script"
+    return f"{text}: {'; '.join(words)}" if words else f"{text}: a variable of this script"
 
 
 def _sources(word: Word, job: JobFile, in_task: bool) -> list[str]:
@@ -274,7 +274,7 @@ def _sources(word: Word, job: JobFile, in_task: bool) -> list[str]:
     return sources
 
 
-def _step(step: SrunStep, job: JobFile, said: dict[int, list[str]]) -> None:
+def _step(step: SrunStep, job: JobFile, meanings: dict[int, list[str]]) -> None:
     nodes, tasks = job.step_nodes(step), job.step_tasks_per_node(step)
     count = (
         f"{nodes * tasks} tasks, {tasks} on each of {nodes} nodes"
@@ -282,31 +282,33 @@ def _step(step: SrunStep, job: JobFile, said: dict[int, list[str]]) -> None:
         else "one task for each requested one"
     )
     behind = " in the background, so that this script receives signals" if step.command.context.background else ""
-    said[step.line].append(f"srun starts the following in {count}{behind}")
+    meanings[step.line].append(f"srun starts the following in {count}{behind}")
     for asked in step.options:
         if asked.option:
-            said[asked.line].append(_directive(asked, job))
+            meanings[asked.line].append(_directive(asked, job))
     if step.script_word is not None:
         how = "in single quotes: each task reads its own variables"
         if step.script_word.raw.startswith('"'):
             how = "in double quotes: the first node expands $NAME here, and each task expands \\$NAME"
-        said[step.script_word.line].append(f"bash -c: a shell in each task, {how}")
+        meanings[step.script_word.line].append(f"bash -c: a shell in each task, {how}")
     for command in step.script_commands:
-        _command(command, job, said, step)
+        _command(command, job, meanings, step)
 
 
-def _launch(run: Launch, job: JobFile, said: dict[int, list[str]]) -> None:
-    said[run.line] = [words for words in said[run.line] if words != "shell"]
-    said[run.line].append(f"{run.kind}: {LAUNCHERS[run.kind]}")
+def _launch(run: Launch, job: JobFile, meanings: dict[int, list[str]]) -> None:
+    meanings[run.line] = [words for words in meanings[run.line] if words != "shell"]
+    meanings[run.line].append(f"{run.kind}: {LAUNCHERS[run.kind]}")
     for name, word in run.options.items():
         meaning = TORCHRUN_OPTIONS.get(name, f"an option of {run.kind}")
         value = job.resolve(word.raw)
         plain = value is not None and value != word.text
         sources = _sources(word, job, run.in_task(word))
         tail = f" = {value}" if plain else ""
-        said[word.line].append(f"--{name}{tail}: {meaning}" + (f" ({'; '.join(sources)})" if sources else ""))
+        meanings[word.line].append(f"--{name}{tail}: {meaning}" + (f" ({'; '.join(sources)})" if sources else ""))
     if run.program:
-        said[run.program[0].line].append(f"{_short(' '.join(word.text for word in run.program))}: every rank runs this")
+        meanings[run.program[0].line].append(
+            f"{_short(' '.join(word.text for word in run.program))}: every rank runs this"
+        )
 
 
 def summary(job: JobFile) -> list[str]:

@@ -1,7 +1,7 @@
 """The shell part of a job file: its commands in the order in which they run. Nothing is executed.
 
 tree-sitter parses the text. The walk follows calls of the file's own functions, marks commands in branches, loops and
-the background, and stops at `exit` and `exec`. `unread` lists the lines that it did not understand.
+the background, and stops at `exit` and `exec`. `not_understood` lists the lines that it could not read.
 """
 
 from __future__ import annotations

@@ -375,9 +375,9 @@ def _idle_nodes(job: JobFile) -> Iterator[Finding]:
     if len(steps) != 1 or not job.gpus_per_node or not steps[0].option("nodes"):
         return
     works = any(_WORKS.search(job.with_definitions(word.raw)) for word in steps[0].program)
-    used, has, way = job.step_nodes(steps[0]), job.nodes, steps[0].command.context
+    used, has, context = job.step_nodes(steps[0]), job.nodes, steps[0].command.context
     others = [item for item in job.shell.commands if item.name in _MPI or re.search(r"\b(ray|ssh|pdsh)\b", item.text)]
-    if works and used and has and used < has and way.certain and not way.loop and not others:
+    if works and used and has and used < has and context.certain and not context.loop and not others:
         yield GPUS_IDLE.at(steps[0].line, f"srun on {used} of the job's {has} nodes")
 
 
@@ -483,9 +483,9 @@ def _rank_variables(job: JobFile, step: SrunStep) -> Iterator[Finding]:
     if not (world and once and nodes and tasks and job.is_rank(step) and (numbered or not rank)) or job.launches:
         return
     several = tasks > 1 or (numbered and job.gpus_per_node == 1)
-    said = job.resolve_int(world.raw)
-    if several and said and said != nodes * tasks and job.gpus_per_node:
-        what = f"WORLD_SIZE is {said}, but srun starts {nodes * tasks} tasks"
+    stated = job.resolve_int(world.raw)
+    if several and stated and stated != nodes * tasks and job.gpus_per_node:
+        what = f"WORLD_SIZE is {stated}, but srun starts {nodes * tasks} tasks"
         yield WORLD_SIZE.at(world.line, what)
 
 
@@ -538,7 +538,7 @@ def _lightning(job: JobFile) -> Iterator[Finding]:
         return
     if job.text("job-name") in ("bash", "interactive"):  # Lightning treats it as an interactive session
         return
-    said: dict[str, tuple[int, Word]] = {}
+    counts: dict[str, tuple[int, Word]] = {}
     for command in commands:
         for place, word in enumerate(command.words):
             if match := _LIGHTNING.fullmatch(word.raw):
@@ -546,12 +546,12 @@ def _lightning(job: JobFile) -> Iterator[Finding]:
                     match[2] if match[2] is not None else "".join(w.raw for w in command.words[place + 1 : place + 2])
                 )
                 if count := job.resolve_int(value):
-                    said[match[1]] = (count, word)
-    devices, given = said.get("devices"), job.number("ntasks-per-node")
-    if devices and given and devices[0] != given and (devices[0] > 1 or said.get("num_nodes", (1,))[0] > 1):
+                    counts[match[1]] = (count, word)
+    devices, given = counts.get("devices"), job.number("ntasks-per-node")
+    if devices and given and devices[0] != given and (devices[0] > 1 or counts.get("num_nodes", (1,))[0] > 1):
         what = f"trainer.devices={devices[0]}, but --ntasks-per-node={given}"
         yield LIGHTNING_TASKS.at(devices[1].line, what)
-    several = said.get("num_nodes")
+    several = counts.get("num_nodes")
     if several and nodes and several[0] != nodes:
         what = f"trainer.num_nodes={several[0]}, but the job has {nodes} node{'s' * (nodes > 1)}"
         yield LIGHTNING_TASKS.at(several[1].line, what)

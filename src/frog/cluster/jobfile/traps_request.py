@@ -375,8 +375,8 @@ def _minutes(job: JobFile, asked: GivenOption, limit_s: int | None) -> Iterator[
     place = asked.line - job.first_line
     line = job.lines[place] if 0 <= place < len(job.lines) else ""
     comment = line.partition(" #")[2]
-    said = re.search(rf"\b{match[1]}\s*(h|hr|hrs)\b|\bhours?\b(?!.*\bmin)", comment)
-    if said or (int(match[1]) in _HOURS and not re.search(r"min|mm:ss|MM:SS", re.sub("HH:MM:SS", "", comment))):
+    says_hours = re.search(rf"\b{match[1]}\s*(h|hr|hrs)\b|\bhours?\b(?!.*\bmin)", comment)
+    if says_hours or (int(match[1]) in _HOURS and not re.search(r"min|mm:ss|MM:SS", re.sub("HH:MM:SS", "", comment))):
         what = f"{asked.written} {asked.value} is {match[1]} minutes"
         yield TIME_IN_MINUTES.at(asked.line, what, limit=f"{match[1]} minutes", instead=f"{match[1]}:00:00")
 

@@ -77,10 +77,8 @@ def _cut_off(job: JobFile, place: int) -> Iterator[Finding]:
     while begins and job.lines[begins - 1].endswith("\\"):
         begins -= 1
     alone = all(_ASSIGNS.fullmatch(line) for line in job.lines[begins : place + 1])
-    meant = between[-1].endswith("\\") and (alone or _indent(rest) > _indent(job.lines[begins]))
-    if meant or re.match(
-        r"\s*-{1,2}[a-zA-Z]", rest
-    ):  # the comment used to be a line of this command, or the line is an option
+    was_part_of_command = between[-1].endswith("\\") and (alone or _indent(rest) > _indent(job.lines[begins]))
+    if was_part_of_command or re.match(r"\s*-{1,2}[a-zA-Z]", rest):
         what = f"{'a comment' if between[0].strip() else 'an empty line'} after the backslash"
         kind: Kind | None = "may hang or waste" if alone else None
         yield BROKEN_LINE.at(behind + job.first_line, f"{what} of line {place + job.first_line}", kind)
@@ -514,10 +512,10 @@ def _place(job: JobFile, index: str, task: int) -> int | None:
 def _no_array(job: JobFile, read: dict[str, Word]) -> Iterator[Finding]:
     """Find SLURM_ARRAY_TASK_ID in a file that never mentions --array, not even in a comment."""
     word = read.get("SLURM_ARRAY_TASK_ID")
-    said = re.search(r"--array|sbatch.* -a\b|SLURM_ARRAY_TASK_ID=", "\n".join(job.lines))
+    mentions_array = re.search(r"--array|sbatch.* -a\b|SLURM_ARRAY_TASK_ID=", "\n".join(job.lines))
     if any("%a" in (asked.value or "") for asked in job.options):
         return
-    if word and not said and not job.nested and not job.run_by_hand and not job.given and job.directives:
+    if word and not mentions_array and not job.nested and not job.run_by_hand and not job.given and job.directives:
         what = "SLURM_ARRAY_TASK_ID without --array"
         yield SLURM_SETS_NONE.at(word.line_of("SLURM_ARRAY_TASK_ID"), what, "advice",
                            option="--array, here or to sbatch,")  # fmt: skip

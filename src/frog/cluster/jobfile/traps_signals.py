@@ -146,11 +146,10 @@ def handles(command: Command, name: str) -> bool:
 
 def _handler_text(job: JobFile) -> str:
     """Return the commands that the file's traps run, including those of their functions."""
-    said = [word.text for command in job.shell.all_commands if command.name == "trap" for word in command.words[1:2]]
-    called = [
-        item.text for text in said for name in re.findall(r"\w+", text) for item in job.shell.functions.get(name, [])
-    ]
-    return "\n".join([*said, *called])
+    handlers = [word.text for item in job.shell.all_commands if item.name == "trap" for word in item.words[1:2]]
+    functions = [name for text in handlers for name in re.findall(r"\w+", text) if name in job.shell.functions]
+    called = [item.text for name in functions for item in job.shell.functions[name]]
+    return "\n".join([*handlers, *called])
 
 
 TRAP_COMES_TOO_LATE = Trap(
@@ -193,8 +192,8 @@ WAIT_ONCE = Trap(
 
 def _single_wait(job: JobFile, handler: Command) -> Iterator[Finding]:
     """Find a trap that forwards the signal, with a single `wait`, which the signal ends."""
-    said = _handler_text(job)
-    if not _SENT.search(said) or re.search(r"\bwait\b|\bexit\b|\bsleep\b|scontrol requeue|sbatch|kill -0", said):
+    text = _handler_text(job)
+    if not _SENT.search(text) or re.search(r"\bwait\b|\bexit\b|\bsleep\b|scontrol requeue|sbatch|kill -0", text):
         return
     commands = [command for command in job.shell.commands if command.words and command.name != "trap"]
     works = [item for item in commands if item.context.background and (item.name == "srun" or _runs_long(item))]
@@ -245,8 +244,8 @@ WAIT_ENDS_SCRIPT = Trap(
 
 def _wait_under_set_e(job: JobFile, handler: Command) -> Iterator[Finding]:
     """Find a bare `wait` under `set -e`, with the requeue after it."""
-    said = _handler_text(job)
-    leaves = re.search(r"scontrol requeue|sbatch|\bexit\b", said)
+    text = _handler_text(job)
+    leaves = re.search(r"scontrol requeue|sbatch|\bexit\b", text)
     if leaves or not any(ends_on_errors(command) for command in job.shell.commands):
         return
     waits = [command for command in job.shell.commands if command.name == "wait"]

@@ -234,9 +234,11 @@ def _errors(job: JobFile) -> Iterator[Finding]:
     if not lines or not certain or certain[-1].line <= lines[-1]:
         return
     behind = [command for command in job.shell.commands if command.line > lines[-1]]
-    said = [word.raw for command in behind for word in (*command.words, *(item.word for item in command.assignments))]
-    asked = any("$?" in raw or "PIPESTATUS" in raw for raw in said)
-    if (certain[-1].name in ("echo", "date", "printf", "scontrol") or certain[-1].text == "exit 0") and not asked:
+    texts = [word.raw for command in behind for word in (*command.words, *(item.word for item in command.assignments))]
+    reads_exit_code = any("$?" in raw or "PIPESTATUS" in raw for raw in texts)
+    if (
+        certain[-1].name in ("echo", "date", "printf", "scontrol") or certain[-1].text == "exit 0"
+    ) and not reads_exit_code:
         what = "no set -e: if this fails, the job still ends successfully"
         yield GOES_ON_AFTER_ERRORS.at(lines[-1], what)
 
