@@ -175,7 +175,7 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
         case "collectives":
             from frog.measure.peers.collectives_commands import add_collectives_parser as add
         case "slurm":
-            from frog.cluster.slurm.slurm_commands import add_slurm_parser as add
+            from frog.cluster.slurm_commands import add_slurm_parser as add
         case "explain":
             from frog.learn.explain.explain_commands import add_explain_parser as add
         case "submit":

@@ -84,7 +84,8 @@ def _deepspeed(path: Path, text: str) -> None:
 
 def _slurm_words(path: Path, text: str) -> None:
     """Parse the emulator's notations, with hostile text as each option's value."""
-    from frog.cluster.emulator import notation, options
+    from frog.cluster.emulator import command_options as options
+    from frog.cluster.emulator import notation
     from frog.cluster.emulator.sbatch import make_request, parse_dependency
     from frog.cluster.jobfile.slurm_options import SBATCH
 

@@ -11,7 +11,7 @@ from small_manifest import SMALL, read
 
 import frog
 from frog.cluster.kubernetes.local import check_volumes
-from frog.cluster.kubernetes.pods import hidden_by
+from frog.cluster.kubernetes.local_pod import hidden_by
 from frog.core.errors import UsageError
 
 ABOVE = str(Path(sys.prefix).parent)

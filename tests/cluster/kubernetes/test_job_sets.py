@@ -12,9 +12,9 @@ import yaml
 from frog.cluster.kubernetes import job_controller
 from frog.cluster.kubernetes.fields import ManifestError
 from frog.cluster.kubernetes.job_set_controller import JobSetController
+from frog.cluster.kubernetes.local_pod import pod_environment, pod_labels
 from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.objects import Manifest
-from frog.cluster.kubernetes.pods import pod_environment, pod_labels
 
 PREFIX = "jobset.sigs.k8s.io"
 

@@ -16,10 +16,10 @@ from small_manifest import SMALL, read
 
 from frog.cluster.kubernetes.dns import answer
 from frog.cluster.kubernetes.fields import Fields, ManifestError
+from frog.cluster.kubernetes.local_pod import expand
 from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.objects import Rule
 from frog.cluster.kubernetes.pod import exit_code, rendezvous_host
-from frog.cluster.kubernetes.pods import expand
 from frog.cluster.kubernetes.probe import main as probe_main
 from frog.cluster.kubernetes.probe import problem
 from frog.core.runs.folder import RunFolder

@@ -16,8 +16,8 @@ from frog.cluster.kubernetes import controller, job_controller
 from frog.cluster.kubernetes.controller import Cluster
 from frog.cluster.kubernetes.job_controller import JobController
 from frog.cluster.kubernetes.job_set_controller import visible_gpus
-from frog.cluster.kubernetes.pods import ProbeState
-from frog.cluster.kubernetes.podspec import Probe
+from frog.cluster.kubernetes.local_pod import ProbeState
+from frog.cluster.kubernetes.pod_template import Probe
 
 
 def ask(*command: str) -> ProbeState:

@@ -9,9 +9,9 @@ import pytest
 from mutations import held_to_its_schema
 from small_manifest import SMALL
 
-from frog.cluster.kubernetes import enter
+from frog.cluster.kubernetes import container as enter
+from frog.cluster.kubernetes.container import PodSpec
 from frog.cluster.kubernetes.controller import Outcome
-from frog.cluster.kubernetes.enter import PodSpec
 from frog.cluster.kubernetes.fields import ManifestError
 from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.rootfs import Mount

@@ -11,6 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from frog.cluster.emulator.command_options import (
+    KNOWN,
+    check_patterns,
+    gpus,
+    memory_mb,
+    read_script,
+    read_words,
+    srun_variables,
+)
 from frog.cluster.emulator.harmless import HARMLESS, note
 from frog.cluster.emulator.notation import (
     compress_counts,
@@ -23,15 +32,6 @@ from frog.cluster.emulator.notation import (
     pattern_values,
     signal_number,
     write_elapsed,
-)
-from frog.cluster.emulator.options import (
-    KNOWN,
-    check_patterns,
-    gpus,
-    memory_mb,
-    read_script,
-    read_words,
-    srun_variables,
 )
 from frog.cluster.emulator.processes import parse_ps
 from frog.cluster.emulator.refusal import SlurmRefusal

@@ -12,7 +12,16 @@ import pytest
 from frog.cluster.emulator import controller as controllers
 from frog.cluster.emulator.control import scancel, scontrol
 from frog.cluster.emulator.controller import SlurmController
-from frog.cluster.emulator.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
+from frog.cluster.emulator.emulated_job import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    PENDING,
+    RUNNING,
+    EmulatedJob,
+    JobRequest,
+    Node,
+)
 from frog.cluster.emulator.layout import StepRequest, check_fits, free_resources, place_job, place_step
 from frog.cluster.emulator.listing import squeue
 from frog.cluster.emulator.processes import enter

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from frog.cli import main
+from frog.cluster.kubernetes.local_pod import expand
 from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.objects import Manifest
-from frog.cluster.kubernetes.pods import expand
 from frog.cluster.submit.submitted_work import LARGEST_NAMED, find_program_files
 from frog.core.errors import UsageError
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
-from frog.cluster.emulator.job import EmulatedJob
+from frog.cluster.emulator.emulated_job import EmulatedJob
 from frog.cluster.emulator.notation import fill_pattern, pattern_values
 from frog.cluster.emulator.processes import enter
 from frog.cluster.emulator.variables import submitted_environment

@@ -8,7 +8,7 @@ from typing import Any
 
 from frog.cluster.emulator import RELEASE
 from frog.cluster.emulator.commandline import parse_command_line
-from frog.cluster.emulator.job import is_called
+from frog.cluster.emulator.emulated_job import is_called
 from frog.cluster.emulator.layout import MEMORY_MB
 from frog.cluster.emulator.notation import compress_hosts, expand_hosts, signal_number, write_elapsed, write_moment
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.cluster.emulator import batch
-from frog.cluster.emulator.job import (
+from frog.cluster.emulator.emulated_job import (
     CANCELLED,
     COMPLETED,
     COMPLETING,

@@ -21,7 +21,7 @@ from typing import Any
 
 from frog.cluster.emulator import view
 from frog.cluster.emulator.controller import SlurmController
-from frog.cluster.emulator.job import CANCELLED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
+from frog.cluster.emulator.emulated_job import CANCELLED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
 from frog.cluster.emulator.layout import StepRequest, check_step_gpus
 from frog.cluster.emulator.notation import parse_moment, parse_time_limit
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from frog.cluster.emulator.job import EmulatedJob, JobRequest, Node, NodeAllocation
+from frog.cluster.emulator.emulated_job import EmulatedJob, JobRequest, Node, NodeAllocation
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.site_names import SiteNames
 

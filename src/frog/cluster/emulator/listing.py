@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from frog.cluster.emulator.commandline import CommandLine, parse_command_line
-from frog.cluster.emulator.job import CANCELLED, COMPLETED, FAILED, SHORT_STATES, TIMEOUT, is_called
+from frog.cluster.emulator.emulated_job import CANCELLED, COMPLETED, FAILED, SHORT_STATES, TIMEOUT, is_called
 from frog.cluster.emulator.notation import compress_hosts, compress_numbers, write_elapsed, write_moment
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.emulator.wire import Client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frog.cluster.emulator.job import COMPLETED, PENDING, EmulatedJob, Node, NodeAllocation, is_called
+from frog.cluster.emulator.emulated_job import COMPLETED, PENDING, EmulatedJob, Node, NodeAllocation, is_called
 from frog.cluster.emulator.layout import free_resources, place_job
 
 

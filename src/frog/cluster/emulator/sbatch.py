@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from frog.cluster.emulator import options as opt
+from frog.cluster.emulator import command_options as opt
+from frog.cluster.emulator.emulated_job import JobRequest
 from frog.cluster.emulator.harmless import note
-from frog.cluster.emulator.job import JobRequest
 from frog.cluster.emulator.notation import parse_array, parse_signal, parse_time_limit
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.emulator.wire import Client

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from frog.cluster.emulator import options as opt
+from frog.cluster.emulator import command_options as opt
 from frog.cluster.emulator.harmless import OF_A_JOB, note
 from frog.cluster.emulator.layout import StepRequest
 from frog.cluster.emulator.notation import parse_whole

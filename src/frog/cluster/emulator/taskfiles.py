@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frog.cluster.emulator import options as opt
+from frog.cluster.emulator import command_options as opt
 from frog.cluster.emulator.notation import fill_pattern, pattern_values
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from frog.cluster.emulator.job import EmulatedJob, JobRequest
+from frog.cluster.emulator.emulated_job import EmulatedJob, JobRequest
 from frog.cluster.emulator.layout import StepAllocation
 from frog.cluster.emulator.notation import compress_counts, compress_hosts
 from frog.cluster.emulator.processes import MARK

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from frog.cluster.emulator.batch import error_path, input_path, output_path
-from frog.cluster.emulator.job import EmulatedJob, JobStep
+from frog.cluster.emulator.emulated_job import EmulatedJob, JobStep
 from frog.cluster.emulator.layout import StepAllocation, free_resources
 from frog.cluster.emulator.notation import compress_hosts
 from frog.cluster.emulator.processes import MARK

@@ -18,9 +18,9 @@ from typing import ClassVar
 
 from frog.cluster.kubernetes.dns import NameServer
 from frog.cluster.kubernetes.job_set_controller import JobSetController
+from frog.cluster.kubernetes.local_pod import DOMAIN, NAME_SERVER
 from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.objects import Manifest
-from frog.cluster.kubernetes.pods import DOMAIN, NAME_SERVER
 from frog.core import namespaces
 from frog.core.schema import Typed, write_typed
 

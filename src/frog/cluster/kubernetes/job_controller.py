@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from frog.cluster.kubernetes.local_pod import Pod
 from frog.cluster.kubernetes.objects import KubernetesJob, Manifest
-from frog.cluster.kubernetes.pods import Pod
 
 _BACK_OFF_S = 1.0
 _LONGEST_BACK_OFF_S = 30.0

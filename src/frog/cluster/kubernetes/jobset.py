@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from frog.cluster.kubernetes.fields import Fields
 from frog.cluster.kubernetes.jobspec import read_job
 from frog.cluster.kubernetes.objects import Claim, FailureRule, JobSet, KubernetesJob, Manifest, ReplicatedJob, Service
-from frog.cluster.kubernetes.podspec import Volume
+from frog.cluster.kubernetes.pod_template import Volume
 
 PREFIX = "jobset.sigs.k8s.io"
 RESTART_KEY = f"{PREFIX}/restart-attempt"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.cluster.kubernetes.fields import Fields
 from frog.cluster.kubernetes.objects import KubernetesJob, Rule
-from frog.cluster.kubernetes.podspec import Volume, read_template
+from frog.cluster.kubernetes.pod_template import Volume, read_template
 
 _RULE_ACTIONS = ("FailJob", "Ignore", "Count")
 _MOST_PODS = 100_000

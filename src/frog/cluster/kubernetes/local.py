@@ -12,9 +12,9 @@ from types import FrameType
 
 from frog.cluster.kubernetes.controller import MANIFEST, OUTCOME, Outcome, count_gpus
 from frog.cluster.kubernetes.job_controller import BACK_OFF_TEXT
+from frog.cluster.kubernetes.local_pod import hidden_by
 from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.objects import JobSet, KubernetesJob, Manifest
-from frog.cluster.kubernetes.pods import hidden_by
 from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError, signal_code
 from frog.core.files import scratch_folder

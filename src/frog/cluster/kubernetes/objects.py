@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from frog.cluster.kubernetes.podspec import PodTemplate
+from frog.cluster.kubernetes.pod_template import PodTemplate
 
 
 @dataclass(frozen=True)

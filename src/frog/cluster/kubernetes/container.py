@@ -1,4 +1,4 @@
-"""Start a command in namespaces: `python -m frog.cluster.kubernetes.enter start SPEC.json`, or `join PID COMMAND...`.
+"""Start a command in namespaces: `python -m frog.cluster.kubernetes.container start SPEC.json`, or `join PID COMMAND`.
 
 `start` creates a pod: the command is process 1 of its PID namespace, sees the files that the spec describes, and has no
 rights beyond those of the user who started the cluster. `join` runs a command in an existing pod, such as a probe. Both
