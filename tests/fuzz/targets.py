@@ -158,12 +158,11 @@ def _exercise(path: Path, text: str) -> None:
 
 
 def _cluster(path: Path, text: str) -> None:
-    from frog.cluster.slurm import cluster_file
+    from frog.cluster.simulated_cluster import EmulatorFile, SlurmFile, read_cluster_file
 
     if not path.exists():  # no cluster exists in this case
         return
-    kind = cluster_file.SlurmFile if path.parent.name == "real" else cluster_file.EmulatorFile
-    cluster_file.read_cluster_file(path.parent, kind)
+    read_cluster_file(path.parent, SlurmFile if path.parent.name == "real" else EmulatorFile)
 
 
 def _session(path: Path, text: str) -> None:

@@ -62,7 +62,7 @@ def provide_names(hosts: Path, addresses: Mapping[str, str], *, rename: bool) ->
     if problem is None:
         return NodeNames(hosts), None
     hosts.unlink()
-    if all((_resolve(name) or "").startswith("127.") for name in addresses):
+    if all((resolve(name) or "").startswith("127.") for name in addresses):
         return None, None
     return None, (
         f"the names of the nodes do not resolve here: {problem}\n"
@@ -92,7 +92,8 @@ def _try(hosts: Path, addresses: Mapping[str, str], *, rename: bool) -> str | No
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no answer"])[-1]
 
 
-def _resolve(name: str) -> str | None:
+def resolve(name: str) -> str | None:
+    """Return the IPv4 address of a host's name, or None."""
     try:
         return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
     except OSError:
@@ -107,7 +108,7 @@ def main(words: Sequence[str]) -> int:
     except (OSError, FrogError) as error:
         print(error, file=sys.stderr)
         return 1
-    found = _resolve(name)
+    found = resolve(name)
     if found != address:
         print(f"{name} has the address {found} in spite of {_SYSTEM_HOSTS}", file=sys.stderr)
     return int(found != address)

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from frog.cluster.jobfile.jobfile_commands import add_explain_parser
-from frog.cluster.site_names import SiteNames, split_names
+from frog.cluster.simulated_cluster import ClusterKind, SiteNames, read_cluster_file, split_names
 from frog.core.errors import UsageError
 from frog.observe.environment import simulated_gpus
 
@@ -84,7 +84,7 @@ def _status(args: argparse.Namespace) -> int:
 
         print(emulator_text(args.folder))
         return 0
-    from frog.cluster.slurm.status import status_text
+    from frog.cluster.slurm.real_cluster import status_text
 
     print(status_text(args.folder))
     return 0
@@ -120,9 +120,7 @@ def _env(args: argparse.Namespace) -> int:
 
 
 def _is_emulator(folder: Path) -> bool:
-    """Return the kind of the cluster in the folder. Raises UsageError if it has none."""
-    from frog.cluster.slurm.cluster_file import ClusterKind, read_cluster_file
-
+    """True if the folder's cluster is the emulator. Raises UsageError if it has none."""
     try:
         return read_cluster_file(folder, ClusterKind).kind == "emulator"
     except FileNotFoundError:

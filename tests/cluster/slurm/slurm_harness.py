@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE
 
-from frog.cluster.slurm.programs import missing_programs
+from frog.cluster.slurm.slurm_programs import missing_programs
 
 BIN = Path(sys.executable).parent
 FINAL = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")

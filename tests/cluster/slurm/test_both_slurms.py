@@ -24,7 +24,7 @@ import pytest
 from harness import PATIENCE
 
 from frog.cluster.emulator import emulated_cluster as emulator_cluster
-from frog.cluster.slurm.programs import missing_programs
+from frog.cluster.slurm.slurm_programs import missing_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 

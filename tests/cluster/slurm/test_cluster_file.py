@@ -14,10 +14,10 @@ from mutations import held_to_its_schema
 from frog.cluster.emulator import emulated_cluster as emulator
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.wire import Conversation, read_client
-from frog.cluster.slurm import programs
+from frog.cluster.simulated_cluster import EmulatorFile, Shape, ShapeFields, SlurmFile
 from frog.cluster.slurm import real_cluster as cluster
-from frog.cluster.slurm.cluster_file import EmulatorFile, ShapeFields, SlurmFile
-from frog.cluster.slurm.configuration import Shape, Site
+from frog.cluster.slurm import slurm_programs
+from frog.cluster.slurm.configuration import Site
 from frog.core.errors import UsageError
 from frog.core.schema import write_typed
 
@@ -78,7 +78,7 @@ def test_scratch_folder_of_another_cluster_is_kept(real: Path, tmp_path: Path) -
 def test_emulator_cluster_file_with_wrong_types_is_refused(emulated: Path) -> None:
     held_to_its_schema(emulated, lambda: read_client(emulated.parent))
     held_to_its_schema(emulated, lambda: emulator._read(emulated.parent), names=str(emulated.parent))
-    held_to_its_schema(emulated, lambda: programs._is_emulators(emulated.parent / "bin"))
+    held_to_its_schema(emulated, lambda: slurm_programs._is_emulators(emulated.parent / "bin"))
 
 
 def test_invalid_answer_of_the_daemon_is_reported() -> None:

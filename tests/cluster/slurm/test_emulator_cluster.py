@@ -19,7 +19,7 @@ from harness import wait_until
 from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.emulator import processes, wire
 from frog.cluster.emulator.processes import find_marked
-from frog.cluster.slurm.lock import LOCK_FILE
+from frog.cluster.simulated_cluster import LOCK_FILE
 from frog.core.errors import UsageError
 
 STRAY = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frog.cluster.slurm.lock import locked
+from frog.cluster.simulated_cluster import locked
 from frog.core.errors import UsageError
 
 
@@ -51,7 +51,7 @@ CONTENDER = """
 import os, sys
 from pathlib import Path
 from frog.core.errors import UsageError
-from frog.cluster.slurm.lock import locked
+from frog.cluster.simulated_cluster import locked
 
 folder, inside, entered = Path(sys.argv[1]), Path(sys.argv[2]), 0
 while entered < 100:

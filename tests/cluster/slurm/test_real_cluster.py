@@ -18,10 +18,10 @@ import pytest
 from harness import PATIENCE, run_to_end, wait_until
 from slurm_harness import BIN, RealSlurm, frog_slurm, need_slurm
 
-from frog.cluster.slurm import host, programs, status
+from frog.cluster.simulated_cluster import Shape
+from frog.cluster.slurm import configuration, slurm_programs
 from frog.cluster.slurm import real_cluster as cluster
-from frog.cluster.slurm.configuration import Shape
-from frog.cluster.slurm.processes import find_processes
+from frog.cluster.slurm.slurm_programs import find_processes
 from frog.core.errors import LaunchError, UsageError
 
 pytestmark = pytest.mark.slow
@@ -239,7 +239,7 @@ def test_interrupted_slurm_up_leaves_nothing(workdir: Path, how: signal.Signals)
 def test_daemon_that_dies_at_start_is_reported_with_its_log(workdir: Path) -> None:
     wrapper = workdir / "bin" / "slurmd"
     wrapper.parent.mkdir()
-    wrapper.write_text(f"#!/bin/sh\nexec {programs.find_program('slurmd')} -f {workdir}/wrong.conf\n")
+    wrapper.write_text(f"#!/bin/sh\nexec {slurm_programs.find_program('slurmd')} -f {workdir}/wrong.conf\n")
     (workdir / "wrong.conf").write_text("NoSuchKey=1\n")
     wrapper.chmod(0o755)
     env = {**os.environ, "PATH": f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}"}
@@ -284,10 +284,10 @@ def test_status_accepts_unusual_names_of_jobs_and_nodes() -> None:
             return "a-node-of-more-than-20-letters|idle|gpu:h100:4(S:0-1)|gpu:h100:2(IDX:0-1)|1/31/0/32|\n"
 
     output = cast(cluster.Cluster, FakeCluster())
-    assert status._jobs(output).splitlines()[1].split() == [
+    assert cluster._jobs(output).splitlines()[1].split() == [
         *("7", "a|b", "c", "RUNNING", "0:01", "UNLIMITED", "1", "node1")
     ]
-    assert status._nodes(output).splitlines()[1] == "a-node-of-more-than-20-letters  idle   2 of 4     1 of 32"
+    assert cluster._nodes(output).splitlines()[1] == "a-node-of-more-than-20-letters  idle   2 of 4     1 of 32"
 
 
 def test_real_cluster_ignores_emulator_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_real_cluster_ignores_emulator_commands(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "emulator" / "cluster.json").write_text('{"kind": "emulator"}')
     others = f"{tmp_path}/other/bin{os.pathsep}/bin"
     monkeypatch.setenv("PATH", f"{tmp_path}/emulator/bin{os.pathsep}{others}")
-    assert programs.find_program("squeue") == f"{tmp_path}/other/bin/squeue"
+    assert slurm_programs.find_program("squeue") == f"{tmp_path}/other/bin/squeue"
     assert cluster.environment(tmp_path)["PATH"] == others
     monkeypatch.setenv("PATH", others)
     assert "PATH" not in cluster.environment(tmp_path)
@@ -350,15 +350,15 @@ def test_daemons_use_another_host_name_if_it_is_not_loopback(workdir: Path) -> N
 def test_unresolvable_host_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     with pytest.raises(LaunchError, match=r"no-such-host.invalid, does not resolve") as caught:
-        host.choose_host()
+        configuration.choose_host()
     assert "/etc/hosts" in str(caught.value)
 
 
 def test_missing_slurm_error_names_package_and_emulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(slurm_programs, "SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="munged, slurmctld, slurmd") as caught:
-        programs.need_programs()
+        slurm_programs.need_programs()
     assert "apt-get install slurm-wlm" in str(caught.value)
     assert "frog slurm up --emulator" in str(caught.value)
 

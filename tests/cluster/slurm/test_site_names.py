@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from frog.cluster.emulator import emulated_cluster as cluster
-from frog.cluster.site_names import SiteNames, remove_commands, split_names
-from frog.cluster.slurm.configuration import Shape, Site, _slurm_conf
+from frog.cluster.simulated_cluster import Shape, SiteNames, remove_commands, split_names
+from frog.cluster.slurm.configuration import Site, _slurm_conf
 from frog.core.errors import UsageError
 
 SITE = SiteNames(partitions=("gpu", "debug"), features=("a100",), commands=("module", "activate"))

@@ -36,7 +36,7 @@ from frog.cluster.emulator.queue import find_jobs, next_to_start
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.variables import batch_variables, mark_of
 from frog.cluster.node_names import NodeNames
-from frog.cluster.site_names import SiteNames
+from frog.cluster.simulated_cluster import SiteNames
 
 _CONT, _TERM = signal.SIGCONT, signal.SIGTERM
 LOOK_S = 30.0

@@ -26,8 +26,7 @@ from frog.cluster.emulator.layout import StepRequest, check_step_gpus
 from frog.cluster.emulator.notation import parse_moment, parse_time_limit
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.node_names import NodeNames
-from frog.cluster.site_names import SiteNames
-from frog.cluster.slurm.cluster_file import CLUSTER_FILE, EmulatorFile
+from frog.cluster.simulated_cluster import CLUSTER_FILE, EmulatorFile, SiteNames
 from frog.core.processes import is_alive
 from frog.core.schema import decode, write_typed
 

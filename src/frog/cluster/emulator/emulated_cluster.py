@@ -20,10 +20,20 @@ from frog.cluster.emulator.processes import MARK, find_marked, kill_marked, sign
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.wire import read_client
 from frog.cluster.node_names import loopback_addresses, provide_names
-from frog.cluster.site_names import COMMANDS, SiteNames, remove_commands, shell_path
-from frog.cluster.slurm.cluster_file import CLUSTER_FILE, ClusterKind, EmulatorFile, read_cluster_file
-from frog.cluster.slurm.configuration import Shape
-from frog.cluster.slurm.lock import LOCK_FILE, locked
+from frog.cluster.simulated_cluster import (
+    CLUSTER_FILE,
+    COMMANDS,
+    LOCK_FILE,
+    ClusterKind,
+    EmulatorFile,
+    Shape,
+    SiteNames,
+    format_table,
+    locked,
+    read_cluster_file,
+    remove_commands,
+    shell_path,
+)
 from frog.core.env import child_env, variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import is_alive
@@ -171,8 +181,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 def status_text(folder: Path) -> str:
     """Format daemon, nodes and jobs as tables. Raises UsageError if the folder has none."""
-    from frog.cluster.slurm.status import format_table
-
     own = _read(folder)
     if own is None:
         raise UsageError(f"{folder}: no Slurm emulator found", "frog slurm up --emulator")

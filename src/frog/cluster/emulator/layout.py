@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from frog.cluster.emulator.emulated_job import EmulatedJob, JobRequest, Node, NodeAllocation
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
-from frog.cluster.site_names import SiteNames
+from frog.cluster.simulated_cluster import SiteNames
 
 MEMORY_MB = 512_000
 """Memory of each simulated node."""

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from frog.cluster.emulator.processes import MARK
 from frog.cluster.emulator.refusal import SlurmRefusal
-from frog.cluster.slurm.cluster_file import EmulatorFile, read_cluster_file
+from frog.cluster.simulated_cluster import EmulatorFile, read_cluster_file
 from frog.core.env import variable
 from frog.core.schema import Typed, convert, decode
 

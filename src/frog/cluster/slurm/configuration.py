@@ -1,48 +1,25 @@
-"""Files for Slurm's daemons on a cluster simulated on one machine: slurm.conf, gres.conf and the files they name."""
+"""Configuration of Slurm's daemons on one machine: slurm.conf, gres.conf and the files they name; host and user."""
 
 from __future__ import annotations
 
+import os
+import pwd
+import socket
+import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 
-from frog.cluster.site_names import SiteNames
-from frog.cluster.slurm.cluster_file import SiteFields
-from frog.core.errors import UsageError
+from frog.cluster.node_names import resolve
+from frog.cluster.simulated_cluster import Shape, SiteFields, SiteNames
+from frog.core.errors import LaunchError
 from frog.core.files import write_atomic
 
 _NO_NAMES = SiteNames()
 _MEMORY_MB = 512_000
 """Megabytes per simulated node, large enough for job files that ask for much memory."""
-
-_MOST = {"nodes": 64, "gpus_per_node": 16, "cpus_per_node": 1024}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Size of a simulated cluster."""
-
-    nodes: int
-    gpus_per_node: int
-    cpus_per_node: int
-
-    def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            least, given = (0 if name == "gpus_per_node" else 1), getattr(self, name)
-            if not least <= given <= most:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} {given}: must be between {least} and {most}",
-                    "frog slurm up --nodes 2 --gpus-per-node 4",
-                )
-
-    @property
-    def node_names(self) -> list[str]:
-        """Slurm's names of the nodes, in node-rank order."""
-        return [f"node{number}" for number in range(1, self.nodes + 1)]
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -195,3 +172,41 @@ FirstJobId={site.first_job}
 {nodes}
 {partitions}
 """
+
+
+def choose_host() -> tuple[str, str]:
+    """Return a host name and its loopback address.
+
+    A daemon, and srun too, listens only at the address that its machine's name resolves to (NoInAddrAny). If that is
+    not the loopback interface, the daemons use another name that is: localhost.
+
+    Raises:  LaunchError if the name does not resolve, or if this system allows no other name.
+    """
+    name = socket.gethostname()
+    address = resolve(name)
+    hint = f"add the line `127.0.1.1 {name}` to /etc/hosts; or the emulator: frog slurm up --emulator"
+    if address is None:
+        raise LaunchError(f"this machine's name, {name}, does not resolve, so Slurm cannot listen", hint)
+    if address.startswith("127."):
+        return name, address
+    code = "import sys; from frog.cluster.slurm.slurm_programs import go_by_name; go_by_name(sys.argv[1])"
+    tried = subprocess.run([sys.executable, "-P", "-c", code, "localhost"], capture_output=True, text=True, timeout=60)
+    if tried.returncode != 0:
+        raise LaunchError(
+            f"this machine's name, {name}, resolves to {address}, and this system does not let a process use another "
+            "name: Slurm's daemons would not listen only on the loopback interface",
+            hint,
+        )
+    return "localhost", resolve("localhost") or "127.0.0.1"
+
+
+def own_name() -> str:
+    """Return the name of the current user. Raises LaunchError if there is none: Slurm identifies users by name."""
+    uid = os.getuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        raise LaunchError(
+            f"user {uid} has no name on this machine, but Slurm identifies users by name",
+            "add a line for it to /etc/passwd; or the emulator: frog slurm up --emulator",
+        ) from None

@@ -18,13 +18,30 @@ from typing import Literal
 import msgspec
 
 from frog.cluster.node_names import provide_names
-from frog.cluster.site_names import COMMANDS, SiteNames, remove_commands, shell_path
-from frog.cluster.slurm.cluster_file import CLUSTER_FILE, ClusterKind, ShapeFields, SlurmFile, read_cluster_file
-from frog.cluster.slurm.configuration import Shape, Site, write_configuration
-from frog.cluster.slurm.host import choose_host, own_name
-from frog.cluster.slurm.lock import LOCK_FILE, locked
-from frog.cluster.slurm.processes import end_processes, find_processes, start_daemon
-from frog.cluster.slurm.programs import find_program, need_programs, path_without_emulators
+from frog.cluster.simulated_cluster import (
+    CLUSTER_FILE,
+    COMMANDS,
+    LOCK_FILE,
+    ClusterKind,
+    Shape,
+    ShapeFields,
+    SiteNames,
+    SlurmFile,
+    format_table,
+    locked,
+    read_cluster_file,
+    remove_commands,
+    shell_path,
+)
+from frog.cluster.slurm.configuration import Site, choose_host, own_name, write_configuration
+from frog.cluster.slurm.slurm_programs import (
+    end_processes,
+    find_processes,
+    find_program,
+    need_programs,
+    path_without_emulators,
+    start_daemon,
+)
 from frog.core.env import child_env, variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.machine import free_port
@@ -316,3 +333,53 @@ def _is_log(entry: Path) -> bool:
 
 def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def status_text(folder: Path) -> str:
+    """Return the state of a cluster, as tables. Raises UsageError if there is none."""
+    cluster = read_cluster(folder)
+    tables = [_daemons(cluster)]
+    if is_answering(cluster):
+        tables += [_nodes(cluster), _jobs(cluster)]
+    else:
+        tables.append("slurmctld does not answer: `frog slurm down` removes its remains")
+    return "\n\n".join(tables)
+
+
+def _daemons(cluster: Cluster) -> str:
+    site, running = cluster.site, daemons(cluster)
+    places = [str(site.munge_socket), *(f"{site.address}:{port}" for port in site.ports)]
+    rows = [["DAEMON", "PID", "LISTENS AT", "STATE"]]
+    for (name, pid), place in zip(running.items(), places, strict=True):
+        rows.append([name, str(pid or "-"), place, "runs" if pid else "dead"])
+    return format_table(rows)
+
+
+def _nodes(cluster: Cluster) -> str:
+    columns = "NodeList:|,StateLong:|,Gres:|,GresUsed:|,CPUsState:|"
+    lines = cluster.ask("sinfo", "--noheader", "--Node", f"--Format={columns}").splitlines()
+    rows = [["NODE", "STATE", "GPUS USED", "CPUS USED"]]
+    for line in lines:
+        name, state, gres, used, cpus, _ = line.split("|")
+        allocated, _, _, total = cpus.split("/")
+        rows.append([name, state, f"{_count(used)} of {_count(gres)}", f"{allocated} of {total}"])
+    return format_table(rows)
+
+
+def _count(gres: str) -> int:
+    """Return the number in gpu:4, gpu:(null):2(IDX:0-1) or (null)."""
+    for part in gres.replace("(", ":").split(":"):
+        if part.isdigit():
+            return int(part)
+    return 0
+
+
+def _jobs(cluster: Cluster) -> str:
+    lines = cluster.ask("squeue", "--noheader", "--format=%i|%T|%M|%l|%D|%R|%j").splitlines()
+    if not lines:
+        return "no jobs"
+    rows = [["JOB", "NAME", "STATE", "TIME", "LIMIT", "NODES", "WHERE OR WHY"]]
+    for line in lines:
+        number, *rest, name = line.split("|", 6)  # the name comes last because it may contain anything
+        rows.append([number, name, *rest])
+    return format_table(rows)

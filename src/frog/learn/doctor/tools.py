@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from frog.cluster.slurm.programs import find_program, missing_programs
+from frog.cluster.slurm.slurm_programs import find_program, missing_programs
 from frog.core.env import child_env, variable
 from frog.core.processes import leave_with_parent
 from frog.learn.doctor.seen import attempt

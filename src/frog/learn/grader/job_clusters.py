@@ -19,7 +19,7 @@ from frog.cluster.emulator.notation import parse_time_limit
 from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.sbatch import sbatch
 from frog.cluster.emulator.wire import read_client
-from frog.cluster.slurm.programs import find_program
+from frog.cluster.slurm.slurm_programs import find_program
 from frog.core.env import child_env, replace_env, variable
 
 NODES = ("node1", "node2")
