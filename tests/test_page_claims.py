@@ -83,7 +83,7 @@ def test_torchrun_sets_the_variables_of_lab_3_and_no_node_rank() -> None:
 
 
 def test_slurm_sets_the_variables_of_lab_3() -> None:
-    text = (ROOT / "src/frog/cluster/emulator/variables.py").read_text()
+    text = (ROOT / "src/frog/cluster/emulator/job_processes.py").read_text()
     names = launcher_columns()["srun"]
     assert len(names) == 5
     assert [name for name in names if f'"{name}"' not in text] == []

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from mutations import held_to_its_schema
 
+from frog.cluster.emulator import SlurmRefusal
 from frog.cluster.emulator import emulated_cluster as emulator
-from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.wire import Conversation, read_client
 from frog.cluster.simulated_cluster import EmulatorFile, Shape, ShapeFields, SlurmFile
 from frog.cluster.slurm import real_cluster as cluster

@@ -17,8 +17,8 @@ import pytest
 from harness import wait_until
 
 from frog.cluster.emulator import emulated_cluster as cluster
-from frog.cluster.emulator import processes, wire
-from frog.cluster.emulator.processes import find_marked
+from frog.cluster.emulator import job_processes, wire
+from frog.cluster.emulator.job_processes import find_marked
 from frog.cluster.simulated_cluster import LOCK_FILE
 from frog.core.errors import UsageError
 
@@ -126,7 +126,7 @@ def test_interrupted_emulator_up_leaves_no_files(tmp_path: Path, monkeypatch: py
     def start_and_interrupt(*words: Any, env: dict[str, str] | None = None, **options: Any) -> Any:
         if env is None:  # the probe of the nodes' names
             return started(*words, **options)
-        marks.append(env[processes.MARK])
+        marks.append(env[job_processes.MARK])
         started(*words, env=env, **options)
         assert find_marked(marks[0])
         raise KeyboardInterrupt
@@ -215,7 +215,7 @@ def test_marks_are_found_without_procfs(shared: Path) -> None:
     found: list[tuple[int, str]] = []
 
     def by_ps() -> bool:
-        found[:] = [item for item in processes._marks_of_ps() if f"/{job}.0/" in item[1]]
+        found[:] = [item for item in job_processes._marks_of_ps() if f"/{job}.0/" in item[1]]
         return bool(found)
 
     wait_until(by_ps, 60, "the job's process in the output of ps")

@@ -11,16 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from frog.cluster.emulator import SlurmRefusal
 from frog.cluster.emulator.command_options import (
+    HARMLESS,
     KNOWN,
     check_patterns,
     gpus,
     memory_mb,
+    note,
     read_script,
     read_words,
     srun_variables,
 )
-from frog.cluster.emulator.harmless import HARMLESS, note
+from frog.cluster.emulator.job_processes import parse_ps
 from frog.cluster.emulator.notation import (
     compress_counts,
     compress_hosts,
@@ -33,8 +36,6 @@ from frog.cluster.emulator.notation import (
     signal_number,
     write_elapsed,
 )
-from frog.cluster.emulator.processes import parse_ps
-from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.sbatch import _script, parse_dependency
 from frog.cluster.jobfile.slurm_options import SBATCH, SRUN
 

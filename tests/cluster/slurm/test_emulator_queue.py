@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from frog.cluster.emulator import controller as controllers
-from frog.cluster.emulator.control import scancel, scontrol
+from frog.cluster.emulator import SlurmRefusal
 from frog.cluster.emulator.controller import SlurmController
+from frog.cluster.emulator.daemon import snapshot
 from frog.cluster.emulator.emulated_job import (
     CANCELLED,
     COMPLETED,
@@ -21,15 +21,20 @@ from frog.cluster.emulator.emulated_job import (
     EmulatedJob,
     JobRequest,
     Node,
+    StepRequest,
 )
-from frog.cluster.emulator.layout import StepRequest, check_fits, free_resources, place_job, place_step
-from frog.cluster.emulator.listing import squeue
-from frog.cluster.emulator.processes import enter
-from frog.cluster.emulator.queue import dependency_text, find_jobs, next_to_start
-from frog.cluster.emulator.refusal import SlurmRefusal
+from frog.cluster.emulator.job_processes import enter, submitted_environment
+from frog.cluster.emulator.queue_control import scancel, scontrol, squeue
 from frog.cluster.emulator.sbatch import make_request
-from frog.cluster.emulator.variables import submitted_environment
-from frog.cluster.emulator.view import snapshot
+from frog.cluster.emulator.scheduling import (
+    check_fits,
+    dependency_text,
+    find_jobs,
+    free_resources,
+    next_to_start,
+    place_job,
+    place_step,
+)
 from frog.cluster.emulator.wire import Client
 
 NODES = [Node("node1", 8, 4), Node("node2", 8, 4)]
@@ -172,7 +177,7 @@ def test_job_receives_sigterm_twice_at_its_time_limit(tmp_path: Path, monkeypatc
         def __init__(self, after_s: float, act: Callable[[EmulatedJob], None], words: tuple[EmulatedJob]) -> None:
             self.start = lambda: sent.append(after_s) or act(*words)
 
-    monkeypatch.setattr(controllers.threading, "Timer", Timer)
+    monkeypatch.setattr("frog.cluster.emulator.controller.threading.Timer", Timer)
     monkeypatch.setattr(controller, "_signal", lambda job, numbers, **_: sent.append(list(numbers)))
     with controller.changed:
         controller._watch_the_clock(99.9)

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from frog.cluster.emulator import RELEASE
-from frog.cluster.emulator.refusal import SlurmRefusal
+from frog.cluster.emulator import RELEASE, SlurmRefusal
 from frog.cluster.emulator.wire import Client, read_client
 from frog.core.errors import signal_code
 from frog.core.schema import shortened
@@ -25,14 +24,15 @@ def _command(name: str) -> Command:
         from frog.cluster.emulator.sbatch import sbatch as command
     elif name == "srun":
         from frog.cluster.emulator.srun import srun as command
-    elif name in ("squeue", "sinfo"):
-        from frog.cluster.emulator import listing
-
-        return {"squeue": listing.squeue, "sinfo": listing.sinfo}[name]
     else:
-        from frog.cluster.emulator import control
+        from frog.cluster.emulator import queue_control
 
-        return {"scancel": control.scancel, "scontrol": control.scontrol}[name]
+        return {
+            "squeue": queue_control.squeue,
+            "sinfo": queue_control.sinfo,
+            "scancel": queue_control.scancel,
+            "scontrol": queue_control.scontrol,
+        }[name]
     return command
 
 

@@ -6,11 +6,11 @@ An option that Slurm does not have causes Slurm's own message; for one that only
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 
-from frog.cluster.emulator.harmless import HARMLESS
+from frog.cluster.emulator import SlurmRefusal, unknown
 from frog.cluster.emulator.notation import expand_hosts, fill_pattern, parse_whole, pattern_values
-from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.jobfile.slurm_options import GivenOption, Option, read_directives, read_options
 
 _BOTH = (
@@ -27,6 +27,24 @@ KNOWN = {
     "srun": frozenset((*_BOTH, "exact", "jobid", "kill-on-bad-exit", "label", "mpi", "overlap", "unbuffered", "wait")),
 }  # fmt: skip
 
+_HARMLESS_FOR_BOTH = (
+    "acctg-freq", "contiguous", "core-spec", "cpu-freq", "delay-boot", "extra", "gpu-freq", "gres-flags", "hint",
+    "licenses", "mail-type", "mail-user", "mcs-label", "mem-bind", "network", "nice", "no-kill", "oversubscribe",
+    "power", "prefer", "priority", "profile", "propagate", "reboot", "reservation", "segment", "spread-job", "switches",
+    "thread-spec", "threads-per-core", "time-min", "tmp", "verbose", "wckey",
+)  # fmt: skip
+HARMLESS = {
+    "sbatch": frozenset((*_HARMLESS_FOR_BOTH, "get-user-env", "ignore-pbs", "stepmgr", "wait-all-nodes")),
+    "srun": frozenset(
+        (*_HARMLESS_FOR_BOTH, "accel-bind", "compress", "cpu-bind", "msg-timeout", "send-libs", "threads")
+    ),
+}
+"""Options that cannot change what a job computes here: accepted, with a note on stderr. They choose among nodes, watch,
+or make faster; the nodes here are all alike and run nothing else. Slurm checks the values of some, which the emulator
+does not: licenses, a reservation, a mail address."""
+
+OF_A_JOB = frozenset(("account", "comment", "mem", "mem-per-cpu", "mem-per-gpu", "partition", "qos", "constraint"))
+"""Options of an allocation that Slurm ignores, or does not enforce here, for an srun inside a job."""
 
 _ONLY = {
     "distribution": re.compile(r"(block|\*)([:,].*)?"),
@@ -35,6 +53,9 @@ _ONLY = {
 }
 """Values that mean what the emulator does anyway; others change the result."""
 
+OPPOSITES = {"requeue": "no-requeue", "no-requeue": "requeue"}
+"""Options of which the last one counts."""
+
 
 def read_words(
     program: str, words: Sequence[str], table: Mapping[str, Option]
@@ -42,6 +63,13 @@ def read_words(
     """Return the options at the start of a command line, the last of each name, and the words after them."""
     asked, used = read_options([(word, 0) for word in words], table)
     return _values(program, asked), list(words[used:])
+
+
+def note(program: str, options: Mapping[str, str | None], *, others: frozenset[str] = frozenset()) -> None:
+    """Name the given options that have no effect here."""
+    given = [f"--{name}" for name in options if name in HARMLESS[program] | others and name != "verbose"]
+    if given and "quiet" not in options:
+        print(f"{program}: no effect on the emulator: {', '.join(given)}", file=sys.stderr, flush=True)
 
 
 def read_script(script: str) -> dict[str, str | None]:
@@ -61,9 +89,7 @@ def _values(program: str, asked: Sequence[GivenOption]) -> dict[str, str | None]
     for item in asked:
         _check(program, item)
         found[item.name] = item.value
-        for one, other in (("requeue", "no-requeue"), ("no-requeue", "requeue")):
-            if item.name == one:
-                found.pop(other, None)
+        found.pop(OPPOSITES.get(item.name, ""), None)
     return found
 
 

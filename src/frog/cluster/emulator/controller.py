@@ -1,4 +1,4 @@
-"""The daemon's state and actions: the queue, the nodes, the clock, and the ends of jobs.
+"""The daemon's state and actions: the queue, the nodes, the clock, batch scripts, and the ends of jobs.
 
 One lock guards all state. Each batch script has a thread that waits for it; one more thread starts jobs and enforces
 their time limits.
@@ -7,14 +7,16 @@ their time limits.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from frog.cluster.emulator import batch
+from frog.cluster.emulator import SlurmRefusal
 from frog.cluster.emulator.emulated_job import (
     CANCELLED,
     COMPLETED,
@@ -28,13 +30,26 @@ from frog.cluster.emulator.emulated_job import (
     JobStep,
     Node,
     NodeAllocation,
+    StepAllocation,
+    StepRequest,
 )
-from frog.cluster.emulator.layout import StepAllocation, StepRequest, check_fits, check_names, place_step
-from frog.cluster.emulator.notation import write_moment
-from frog.cluster.emulator.processes import kill_marked, signal_marked, signal_one
-from frog.cluster.emulator.queue import find_jobs, next_to_start
-from frog.cluster.emulator.refusal import SlurmRefusal
-from frog.cluster.emulator.variables import batch_variables, mark_of
+from frog.cluster.emulator.job_processes import (
+    batch_variables,
+    enter,
+    kill_marked,
+    mark_of,
+    signal_marked,
+    signal_one,
+    submitted_environment,
+)
+from frog.cluster.emulator.notation import fill_pattern, pattern_values, write_moment
+from frog.cluster.emulator.scheduling import (
+    check_fits,
+    check_names,
+    find_jobs,
+    next_to_start,
+    place_step,
+)
 from frog.cluster.node_names import NodeNames
 from frog.cluster.simulated_cluster import SiteNames
 
@@ -45,6 +60,11 @@ check of a job. The emulator sends it in the middle of that span."""
 _SECOND_TERM_S = 0.5
 _YEAR_MIN = 365 * 24 * 60
 """Value that Slurm uses for no limit."""
+_NO_FILE = 53
+"""Signal that Slurm reports for a job whose output file cannot be opened."""
+
+_one_at_a_time = threading.Lock()
+"""Prevents a forked process from inheriting a script that another thread still writes: it could not be executed."""
 
 
 class SlurmController:
@@ -168,7 +188,7 @@ class SlurmController:
                     self._signal(job, [_CONT, _TERM], to_batch=True, to_steps=False)
                 self.changed.notify_all()
 
-        code = batch.run_script(job, variables, folder, self.names, started)
+        code = run_script(job, variables, folder, self.names, started)
         self.close(job, code)
 
     def close(self, job: EmulatedJob, code: int) -> None:
@@ -218,9 +238,7 @@ class SlurmController:
         if job.request.script is not None:
             name = f"JOB {job.number} ON {job.allocations[0].node}"
             with contextlib.suppress(OSError):
-                batch.write_error(
-                    job, f"slurmstepd: error: *** {name} CANCELLED AT {write_moment(time.time())}{why} ***\n"
-                )
+                write_error(job, f"slurmstepd: error: *** {name} CANCELLED AT {write_moment(time.time())}{why} ***\n")
         self._notify_steps(job, why)
         self._signal(job, [_CONT, _TERM], to_batch=True, to_steps=True)
         self.changed.notify_all()
@@ -394,3 +412,99 @@ class SlurmController:
             self.stopping = True
             self.changed.notify_all()
         kill_marked(f"{self.cluster}/")
+
+
+def output_path(job: EmulatedJob) -> Path:
+    pattern = job.request.output or ("slurm-%j.out" if job.array_job is None else "slurm-%A_%a.out")
+    return _job_file(job, pattern)
+
+
+def error_path(job: EmulatedJob) -> Path:
+    return _job_file(job, job.request.error) if job.request.error else output_path(job)
+
+
+def input_path(job: EmulatedJob) -> Path:
+    return _job_file(job, job.request.input or "/dev/null")
+
+
+def _job_file(job: EmulatedJob, pattern: str) -> Path:
+    node = job.allocations[0].node if job.allocations else ""
+    values = pattern_values(job.number, job.request.name, job.request.user, node, job.array_job, job.array_task)
+    return Path(job.request.work_dir) / fill_pattern(pattern, values)
+
+
+def write_error(job: EmulatedJob, text: str) -> None:
+    """Append a line to the job's output."""
+    with open(error_path(job), "a") as file:
+        file.write(text)
+
+
+def run_script(
+    job: EmulatedJob,
+    variables: Mapping[str, str],
+    folder: Path,
+    names: NodeNames | None,
+    started: Callable[[int], None],
+) -> int:
+    """Run the job's script to its end; return its exit code, negative for a signal."""
+    with contextlib.ExitStack() as files:
+        try:
+            process = _start_script(job, variables, folder, names, files)
+        except OSError as error:
+            return _not_started(job, folder, error)
+    started(process.pid)
+    try:
+        return process.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_script(
+    job: EmulatedJob,
+    variables: Mapping[str, str],
+    folder: Path,
+    names: NodeNames | None,
+    files: contextlib.ExitStack,
+) -> subprocess.Popen[bytes]:
+    script = folder / "slurm_script"
+    stdin = files.enter_context(input_path(job).open("rb"))
+    stdout = _open_output(job, output_path(job), files)
+    same = error_path(job) == output_path(job)
+    stderr: IO[bytes] | int = subprocess.STDOUT if same else _open_output(job, error_path(job), files)
+    work_dir, said = enter(Path(job.request.work_dir))
+    if said:
+        write_error(job, 2 * said)
+    with _one_at_a_time:
+        folder.mkdir(parents=True, exist_ok=True)
+        script.write_bytes((job.request.script or "").encode(errors="surrogateescape"))
+        script.chmod(0o700)
+        return subprocess.Popen(
+            [str(script), *job.request.arguments],
+            cwd=work_dir,
+            env={**submitted_environment(job.request), **variables},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            umask=job.request.umask,
+            start_new_session=True,
+            preexec_fn=None if names is None else lambda: names.enter_if_possible(job.allocations[0].node),
+        )
+
+
+def _open_output(job: EmulatedJob, path: Path, files: contextlib.ExitStack) -> IO[bytes]:
+    """Open an output file: truncate it, unless --open-mode=append, then append, because the daemon writes to it too."""
+    if not job.request.append:
+        path.write_bytes(b"")
+    return files.enter_context(path.open("ab"))
+
+
+def _not_started(job: EmulatedJob, folder: Path, error: Exception) -> int:
+    """Return Slurm's exit code for a job whose script did not start: 2 for a missing interpreter."""
+    shutil.rmtree(folder, ignore_errors=True)
+    no_interpreter = isinstance(error, FileNotFoundError) and str(error.filename).endswith("slurm_script")
+    if not no_interpreter:
+        return -_NO_FILE
+    interpreter = (job.request.script or "").splitlines()[0].removeprefix("#!").split()[0]
+    with contextlib.suppress(OSError):
+        write_error(job, f"slurmstepd: error: execve(): bad interpreter({interpreter}): No such file or directory\n")
+    return 2

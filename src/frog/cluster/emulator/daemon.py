@@ -19,12 +19,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from frog.cluster.emulator import view
-from frog.cluster.emulator.controller import SlurmController
-from frog.cluster.emulator.emulated_job import CANCELLED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
-from frog.cluster.emulator.layout import StepRequest, check_step_gpus
-from frog.cluster.emulator.notation import parse_moment, parse_time_limit
-from frog.cluster.emulator.refusal import SlurmRefusal, unknown
+from frog.cluster.emulator import SlurmRefusal, unknown
+from frog.cluster.emulator.controller import SlurmController, error_path, input_path, output_path
+from frog.cluster.emulator.emulated_job import (
+    CANCELLED,
+    PENDING,
+    RUNNING,
+    EmulatedJob,
+    JobRequest,
+    JobStep,
+    Node,
+    StepAllocation,
+    StepRequest,
+)
+from frog.cluster.emulator.job_processes import (
+    MARK,
+    job_variables,
+    mark_of,
+    step_variables,
+    task_gpu_variables,
+    task_variables,
+)
+from frog.cluster.emulator.notation import compress_hosts, parse_moment, parse_time_limit
+from frog.cluster.emulator.scheduling import (
+    check_step_gpus,
+    dependency_text,
+    free_resources,
+)
 from frog.cluster.node_names import NodeNames
 from frog.cluster.simulated_cluster import CLUSTER_FILE, EmulatorFile, SiteNames
 from frog.core.processes import is_alive
@@ -93,7 +114,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def _do_look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return all data that squeue, sinfo and scontrol show print."""
         with self._controller.changed:
-            return view.snapshot(self._controller)
+            return snapshot(self._controller)
 
     def _do_cancel(self, request: dict[str, Any]) -> None:
         jobs = self._find(request["job"])
@@ -184,7 +205,7 @@ class _Handler(socketserver.StreamRequestHandler):
             controller.cancel(job)
             self._send(error=f"Job allocation {job.number} has been revoked", code=1)
             return
-        self._send(job=job.number, variables=view.allocation_variables(controller, job))
+        self._send(job=job.number, variables=allocation_variables(controller, job))
         message = self._receive()
         controller.close(job, int(message.get("code", 1)))
 
@@ -213,7 +234,7 @@ class _Handler(socketserver.StreamRequestHandler):
         except SlurmRefusal as error:
             raise SlurmRefusal(error.what.replace("{job}", str(job.number))) from None
         try:
-            answer = view.step_answer(
+            answer = step_answer(
                 controller, job, step, parts, wanted.gpus_per_task, label=request["label"], cpus=request["cpus"]
             )
             self._send(**answer)
@@ -239,6 +260,134 @@ def _moment(text: str) -> float:
         return parse_moment(text)
     except ValueError:
         raise SlurmRefusal(f"Invalid time specification: {text}") from None
+
+
+def snapshot(controller: SlurmController) -> dict[str, Any]:
+    """Return the jobs in order of submission, and the nodes."""
+    return {
+        "cluster": controller.cluster,
+        "partitions": controller.site.all_partitions,
+        "jobs": [_job_table(job, controller.jobs) for job in controller.jobs],
+        "nodes": _node_tables(controller),
+    }
+
+
+def _job_table(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> dict[str, Any]:
+    request = job.request
+    now = time.time()
+    began = job.started_s
+    table = {
+        "id": job.number,
+        "own_id": job.job_id,
+        "array_job": job.array_job,
+        "array_task": job.array_task,
+        "at_once": request.array[2] if request.array else None,
+        "label": job.label,
+        "name": request.name,
+        "user": request.user,
+        "state": job.state,
+        "reason": job.reason,
+        "dependency": dependency_text(job, jobs),
+        "requeue": request.requeue and request.script is not None,
+        "restarts": job.restarts,
+        "is_batch": request.script is not None,
+        "exit": f"{job.exit_code}:{job.exit_signal}",
+        "elapsed_s": 0 if began is None else (job.ended_s or now) - began,
+        "limit_min": job.limit_min,
+        "submitted_s": job.submitted_s,
+        "started_s": began,
+        "ended_s": job.ended_s or job.limit_s,
+        "partition": request.partition,
+        "account": request.account,
+        "comment": request.comment,
+        "hosts": compress_hosts(job.node_names),
+        "first_host": job.node_names[0] if job.allocations else None,
+        "num_nodes": len(job.allocations) or _nodes_asked(job),
+        "num_cpus": sum(allocation.cpus for allocation in job.allocations)
+        or (request.ntasks or 1) * request.cpus_of_task,
+        "num_tasks": request.ntasks or sum(allocation.tasks for allocation in job.allocations) or 1,
+        "cpus_per_task": request.cpus_of_task,
+        "command": request.command,
+        "work_dir": request.work_dir,
+        "steps": [{"number": step.number, "groups": step.groups, "ended": step.ended} for step in job.steps],
+    }
+    return table | _file_names(job)
+
+
+def _nodes_asked(job: EmulatedJob) -> int:
+    request = job.request
+    per_node = request.ntasks_per_node
+    return request.nodes or (-(-request.ntasks // per_node) if request.ntasks and per_node else 1)
+
+
+def _file_names(job: EmulatedJob) -> dict[str, str]:
+    if job.request.script is None:
+        return {}
+    paths = {"stderr": error_path(job), "stdin": input_path(job), "stdout": output_path(job)}
+    return {name: str(path) for name, path in paths.items()}
+
+
+def _node_tables(controller: SlurmController) -> list[dict[str, Any]]:
+    found = []
+    for part in free_resources(controller.nodes, controller.jobs):
+        busy = [job for job in controller.jobs if job.is_active and part.node.name in job.node_names]
+        state = "idle"
+        if busy:
+            state = "allocated" if part.cpus == 0 else "mixed"
+            if all(job.state == "COMPLETING" for job in busy):
+                state = "completing"
+        found.append(
+            {
+                "name": part.node.name,
+                "state": state,
+                "cpus": part.node.cpus,
+                "cpus_used": part.node.cpus - part.cpus,
+                "gpus": part.node.gpus,
+                "gpus_used": part.node.gpus - len(part.gpus),
+            }
+        )
+    return found
+
+
+def allocation_variables(controller: SlurmController, job: EmulatedJob) -> dict[str, str]:
+    """Return the variables that let an srun outside a job act as if inside one."""
+    return {**job_variables(job, controller.cluster), MARK: mark_of(job, controller.cluster)}
+
+
+def step_answer(
+    controller: SlurmController,
+    job: EmulatedJob,
+    step: JobStep,
+    parts: Sequence[StepAllocation],
+    gpus_per_task: int | None,
+    *,
+    label: bool,
+    cpus: int | None,
+) -> dict[str, Any]:
+    """Return the node and the variables of each task of a step."""
+    with_gpus = bool(job.request.gpus_per_node or job.request.gpus_per_task or gpus_per_task)
+    tasks, rank = [], 0
+    for node_rank, part in enumerate(parts):
+        for local_rank in range(part.tasks):
+            variables = task_variables(part, node_rank, local_rank, rank)
+            if with_gpus:
+                variables |= task_gpu_variables(part.gpus, gpus_per_task or 0, local_rank, part.tasks)
+            tasks.append({"rank": rank + local_rank, "node": part.node, "node_rank": node_rank, "variables": variables})
+        rank += part.tasks
+    shared = step_variables(job, controller.cluster, step.number, parts, label=label, cpus_per_task=cpus)
+    return {
+        "job": job.number,
+        "step": step.number,
+        "array_job": job.array_job,
+        "array_task": job.array_task,
+        "name": job.request.name,
+        "user": job.request.user,
+        "variables": shared,
+        "tasks": tasks,
+        "with_gpus": with_gpus,
+        "kill_wait_s": controller.kill_wait_s,
+        "hosts": None if controller.names is None else str(controller.names.hosts),
+    }
 
 
 def main() -> int:

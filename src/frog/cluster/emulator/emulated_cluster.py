@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from frog.cluster.emulator import SlurmRefusal
 from frog.cluster.emulator.command import NAMES
-from frog.cluster.emulator.processes import MARK, find_marked, kill_marked, signal_one
-from frog.cluster.emulator.refusal import SlurmRefusal
+from frog.cluster.emulator.job_processes import MARK, find_marked, kill_marked, signal_one
 from frog.cluster.emulator.wire import read_client
 from frog.cluster.node_names import loopback_addresses, provide_names
 from frog.cluster.simulated_cluster import (

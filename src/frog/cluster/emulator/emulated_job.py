@@ -1,4 +1,4 @@
-"""The daemon's record of a job: its request, its allocation and its state."""
+"""Records of jobs and their steps: what they request, what they are allocated, and their state."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ def is_called(text: str, label: str, *numbers: int | None) -> bool:
     A job outside an array has no array number, and a task that has not started has no job id.
     """
     return text == label or text in [str(number) for number in numbers if number is not None]
+
+
+MEMORY_MB = 512_000
+"""Memory of each simulated node."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,42 @@ class NodeAllocation:
     cpus: int
     gpus: list[int]
     tasks: int
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """The resources that srun requests from its job."""
+
+    ntasks: int
+    num_nodes: int
+    node_names: tuple[str, ...]
+    cpus_per_task: int
+    overlap: bool
+    exact: bool
+    per_node: int | None = None
+    """Value of --ntasks-per-node; ignored if it contradicts the other numbers."""
+    gpus_per_task: int | None = None
+    gpus_per_node: int | None = None
+    """Value of --gpus-per-node or --gres in the step."""
+    all_gpus: bool = False
+    """True if the step has all GPUs of its nodes, because its job requested them with --gpus-per-node."""
+
+    @property
+    def reserves_gpus(self) -> bool:
+        """True if other steps cannot use its GPUs."""
+        return bool(self.gpus_per_task) and not self.all_gpus and not self.overlap
+
+
+@dataclass(frozen=True)
+class StepAllocation:
+    """A step's resources on one node."""
+
+    node: str
+    tasks: int
+    cpus: int
+    """CPUs that other steps cannot use: all CPUs of the job there, unless --exact."""
+    gpus: list[int] = field(default_factory=list)
+    """All GPUs of the job there, unless --gpus-per-task."""
 
 
 @dataclass

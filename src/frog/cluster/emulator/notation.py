@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from frog.cluster.emulator.refusal import SlurmRefusal, unknown
+from frog.cluster.emulator import SlurmRefusal, unknown
 from frog.cluster.jobfile.slurm_options import time_limit_s
 
 _MAX_ARRAY_INDEX = 1000

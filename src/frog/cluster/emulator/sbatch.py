@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from frog.cluster.emulator import SlurmRefusal, unknown
 from frog.cluster.emulator import command_options as opt
+from frog.cluster.emulator.command_options import note
 from frog.cluster.emulator.emulated_job import JobRequest
-from frog.cluster.emulator.harmless import note
 from frog.cluster.emulator.notation import parse_array, parse_signal, parse_time_limit
-from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 from frog.cluster.emulator.wire import Client
 from frog.cluster.jobfile.slurm_options import SBATCH
 from frog.core.env import child_env, host_name
@@ -33,9 +33,8 @@ def sbatch(client: Client, words: Sequence[str]) -> int:
     _refuse_environment()
     script, name, rest = _script(given, rest)
     options = opt.read_script(script) | given
-    for one, other in (("requeue", "no-requeue"), ("no-requeue", "requeue")):
-        if one in given:
-            options.pop(other, None)
+    for option in given:
+        options.pop(opt.OPPOSITES.get(option, ""), None)
     opt.check_patterns(options)
     note("sbatch", options)
     request = make_request(options, default_name=name)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from frog.cluster.emulator.processes import MARK
-from frog.cluster.emulator.refusal import SlurmRefusal
+from frog.cluster.emulator import SlurmRefusal
+from frog.cluster.emulator.job_processes import MARK
 from frog.cluster.simulated_cluster import EmulatorFile, read_cluster_file
 from frog.core.env import variable
 from frog.core.schema import Typed, convert, decode

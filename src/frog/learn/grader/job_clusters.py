@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from frog.cluster.emulator import SlurmRefusal
 from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.emulator.notation import parse_time_limit
-from frog.cluster.emulator.refusal import SlurmRefusal
 from frog.cluster.emulator.sbatch import sbatch
 from frog.cluster.emulator.wire import read_client
 from frog.cluster.slurm.slurm_programs import find_program

@@ -1,19 +1,113 @@
-"""Placement of tasks: a job's tasks on nodes with free CPUs and GPUs, a step's tasks on the nodes of its job."""
+"""Scheduling: which job starts next, and the nodes, CPUs and GPUs of its tasks. No clock, no processes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from frog.cluster.emulator.emulated_job import EmulatedJob, JobRequest, Node, NodeAllocation
-from frog.cluster.emulator.refusal import SlurmRefusal, unknown
+from frog.cluster.emulator import SlurmRefusal, unknown
+from frog.cluster.emulator.emulated_job import (
+    COMPLETED,
+    MEMORY_MB,
+    PENDING,
+    EmulatedJob,
+    JobRequest,
+    Node,
+    NodeAllocation,
+    StepAllocation,
+    StepRequest,
+    is_called,
+)
 from frog.cluster.simulated_cluster import SiteNames
 
-MEMORY_MB = 512_000
-"""Memory of each simulated node."""
-
 _UNAVAILABLE = "Batch job submission failed: Requested node configuration is not available"
+
+
+def find_jobs(jobs: Sequence[EmulatedJob], text: str) -> list[EmulatedJob]:
+    """Return the job with that number, the task 12_3, or all tasks of the array 12."""
+    whole = [job for job in jobs if is_called(text, job.label, job.array_job)]
+    return whole or [job for job in jobs if is_called(text, job.label, job.job_id)]
+
+
+def next_to_start(
+    jobs: Sequence[EmulatedJob], nodes: Sequence[Node]
+) -> tuple[EmulatedJob, list[NodeAllocation]] | None:
+    """Return the first job that can start, and its allocation; set the reason of each job that must wait.
+
+    Jobs start in order: no job overtakes one that waits for nodes.
+    """
+    blocked = False
+    for job in jobs:
+        if job.state != PENDING:
+            continue
+        job.reason = _reason(job, jobs)
+        if job.reason != "None":
+            continue
+        if blocked:
+            job.reason = "Priority"
+            continue
+        allocations = place_job(job.request, free_resources(nodes, jobs))
+        if allocations is not None:
+            return job, allocations
+        job.reason, blocked = "Resources", True
+    return None
+
+
+def _reason(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> str:
+    if job.held:
+        return "JobHeldUser"
+    if job.reason in ("PartitionNodeLimit", "PartitionConfig"):
+        return job.reason
+    states = [dependency_state(job, kind, names, jobs) for kind, names in job.request.dependency]
+    if "failed" in states:
+        return "DependencyNeverSatisfied"
+    if "unfulfilled" in states:
+        return "Dependency"
+    if job.request.array is not None and (most := job.request.array[2]) is not None:
+        at_once = sum(other.is_active for other in jobs if other.array_job == job.array_job)
+        if at_once >= most:
+            return "JobArrayTaskLimit"
+    return "None"
+
+
+def dependency_state(job: EmulatedJob, kind: str, names: Sequence[str], jobs: Sequence[EmulatedJob]) -> str:
+    """Return fulfilled, unfulfilled or failed. An unknown job counts as fulfilled."""
+    if kind == "singleton":
+        others = [
+            other
+            for other in jobs[: _place(job, jobs)]
+            if (other.request.name, other.request.user) == (job.request.name, job.request.user)
+            and (other.array_job is None or other.array_job != job.array_job)
+        ]
+        return "fulfilled" if all(other.has_ended for other in others) else "unfulfilled"
+    states = [_dependency_on(kind, other) for name in names for other in find_jobs(jobs, name)]
+    return next((state for state in ("failed", "unfulfilled") if state in states), "fulfilled")
+
+
+def _place(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> int:
+    return next(place for place, other in enumerate(jobs) if other is job)
+
+
+def _dependency_on(kind: str, other: EmulatedJob) -> str:
+    if kind == "after":
+        return "unfulfilled" if other.state == PENDING else "fulfilled"
+    if not other.has_ended:
+        return "unfulfilled"
+    went_well = other.state == COMPLETED
+    met = {"afterany": True, "afterok": went_well, "afternotok": not went_well}[kind]
+    return "fulfilled" if met else "failed"
+
+
+def dependency_text(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> str:
+    """Format a dependency as squeue does: afterok:12(unfulfilled)."""
+    parts = []
+    for kind, names in job.request.dependency:
+        state = dependency_state(job, kind, names, jobs)
+        if state == "fulfilled":
+            continue
+        parts += [f"{kind}:{name}({state})" for name in names] or [f"{kind}({state})"]
+    return ",".join(parts) or "(null)"
 
 
 @dataclass(frozen=True)
@@ -148,42 +242,6 @@ def _allocate(request: JobRequest, part: FreeResources, tasks: int) -> NodeAlloc
     return NodeAllocation(part.node.name, part.node.cpus, list(part.gpus), tasks)
 
 
-@dataclass(frozen=True)
-class StepRequest:
-    """The resources that srun requests from its job."""
-
-    ntasks: int
-    num_nodes: int
-    node_names: tuple[str, ...]
-    cpus_per_task: int
-    overlap: bool
-    exact: bool
-    per_node: int | None = None
-    """Value of --ntasks-per-node; ignored if it contradicts the other numbers."""
-    gpus_per_task: int | None = None
-    gpus_per_node: int | None = None
-    """Value of --gpus-per-node or --gres in the step."""
-    all_gpus: bool = False
-    """True if the step has all GPUs of its nodes, because its job requested them with --gpus-per-node."""
-
-    @property
-    def reserves_gpus(self) -> bool:
-        """True if other steps cannot use its GPUs."""
-        return bool(self.gpus_per_task) and not self.all_gpus and not self.overlap
-
-
-@dataclass(frozen=True)
-class StepAllocation:
-    """A step's resources on one node."""
-
-    node: str
-    tasks: int
-    cpus: int
-    """CPUs that other steps cannot use: all CPUs of the job there, unless --exact."""
-    gpus: list[int] = field(default_factory=list)
-    """All GPUs of the job there, unless --gpus-per-task."""
-
-
 def place_step(
     request: StepRequest,
     allocations: Sequence[NodeAllocation],
@@ -212,7 +270,9 @@ def place_step(
         left = {name: cpus if cpus == whole[name] else 0 for name, cpus in left.items()}
     free = allocations
     if request.reserves_gpus:
-        free = [replace(one, gpus=[gpu for gpu in one.gpus if (one.node, gpu) not in busy_gpus]) for one in allocations]
+        free = [
+            replace(part, gpus=[gpu for gpu in part.gpus if (part.node, gpu) not in busy_gpus]) for part in allocations
+        ]
     return _step_on(request, free, left)
 
 
