@@ -47,6 +47,6 @@ def _report_sections(run: RunFile, history: History) -> dict[str, dict[str, Any]
 
 
 def _run_manifest(manifest: Path, extra: Sequence[str]) -> int:
-    from frog.cluster.kubernetes.local import run_manifest
+    from frog.cluster.kubernetes.local_cluster import run_manifest
 
     return run_manifest(manifest, extra=extra)

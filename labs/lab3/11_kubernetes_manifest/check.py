@@ -13,10 +13,9 @@ from unittest import mock
 
 from torch.distributed.run import get_args_parser
 
-from frog.cluster.kubernetes.fields import ManifestError
 from frog.cluster.kubernetes.local_pod import DOMAIN, expand, pod_environment, pod_labels
 from frog.cluster.kubernetes.manifest import Manifest, read_manifest
-from frog.cluster.kubernetes.yamltext import load_documents
+from frog.cluster.kubernetes.manifest_text import ManifestError, load_documents
 from frog.learn.grader.grade import Grade
 from frog.learn.grader.program import Ended
 from frog.learn.grader.words import count

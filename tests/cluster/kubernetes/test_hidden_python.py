@@ -10,7 +10,7 @@ from harness import Harness
 from small_manifest import SMALL, read
 
 import frog
-from frog.cluster.kubernetes.local import check_volumes
+from frog.cluster.kubernetes.local_cluster import check_volumes
 from frog.cluster.kubernetes.local_pod import hidden_by
 from frog.core.errors import UsageError
 

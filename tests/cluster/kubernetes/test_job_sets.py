@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from frog.cluster.kubernetes import job_controller
-from frog.cluster.kubernetes.fields import ManifestError
-from frog.cluster.kubernetes.job_set_controller import JobSetController
+from frog.cluster.kubernetes import job_controllers
+from frog.cluster.kubernetes.job_controllers import JobSetController
 from frog.cluster.kubernetes.local_pod import pod_environment, pod_labels
 from frog.cluster.kubernetes.manifest import read_manifest
+from frog.cluster.kubernetes.manifest_text import ManifestError
 from frog.cluster.kubernetes.objects import Manifest
 
 PREFIX = "jobset.sigs.k8s.io"
@@ -234,7 +234,7 @@ Start = Callable[..., JobSetController]
 @pytest.fixture
 def start(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Return a set's controller after its first tick."""
-    monkeypatch.setattr(job_controller, "Pod", FakePod)
+    monkeypatch.setattr(job_controllers, "Pod", FakePod)
     FakePod.all = []
 
     def begin(*members: dict[str, Any], **spec: Any) -> JobSetController:
@@ -361,7 +361,7 @@ def test_first_matching_rule_decides(start: Start, action: str, restarted: list[
 def test_gpus_are_divided_among_the_pods_of_all_jobs(
     read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_controller, "Pod", FakePod)
+    monkeypatch.setattr(job_controllers, "Pod", FakePod)
     FakePod.all = []
     members = [member("a"), member("b", 2)]
     for one in members:

@@ -17,7 +17,7 @@ from manifest_schemas import ROOT, documents, schema_problems
 from frog.cli import main
 from frog.cluster.kubernetes.local_pod import expand
 from frog.cluster.kubernetes.manifest import read_manifest
-from frog.cluster.kubernetes.yamltext import block, scalar
+from frog.cluster.kubernetes.manifest_text import block, scalar
 from frog.core.errors import FrogError
 
 EXAMPLES = sorted((ROOT / "config" / "kubernetes").glob("*.yaml"))

@@ -14,10 +14,10 @@ import pytest
 import run_files
 from small_manifest import SMALL, read
 
-from frog.cluster.kubernetes.dns import answer
-from frog.cluster.kubernetes.fields import Fields, ManifestError
+from frog.cluster.kubernetes.local_cluster import dns_reply
 from frog.cluster.kubernetes.local_pod import expand
 from frog.cluster.kubernetes.manifest import read_manifest
+from frog.cluster.kubernetes.manifest_text import Fields, ManifestError
 from frog.cluster.kubernetes.objects import Rule
 from frog.cluster.kubernetes.pod import exit_code, rendezvous_host
 from frog.cluster.kubernetes.probe import main as probe_main
@@ -140,22 +140,22 @@ def question(name: str, kind: int = 1) -> bytes:
 
 def test_name_server_answers_queries_for_pod_names() -> None:
     names = {"a-0.a.default.svc.cluster.local": "127.0.1.2"}
-    reply = answer(question("A-0.a.default.svc.cluster.LOCAL"), names)
+    reply = dns_reply(question("A-0.a.default.svc.cluster.LOCAL"), names)
     assert reply is not None
     number, flags, asked, answered, *_ = struct.unpack_from("!6H", reply)
     assert (number, flags & 0x8000, flags & 0xF, asked, answered) == (7, 0x8000, 0, 1, 1)
     assert reply[-4:] == socket.inet_aton("127.0.1.2")
-    unknown = answer(question("a-1.a.default.svc.cluster.local"), names)
+    unknown = dns_reply(question("a-1.a.default.svc.cluster.local"), names)
     assert unknown is not None
     assert struct.unpack_from("!6H", unknown)[1] & 0xF == 3, "no such name"
-    ipv6 = answer(question("a-0.a.default.svc.cluster.local", kind=28), names)
+    ipv6 = dns_reply(question("a-0.a.default.svc.cluster.local", kind=28), names)
     assert ipv6 is not None
     assert struct.unpack_from("!6H", ipv6)[1:4] == (0x8500, 1, 0), "the name exists, but has no such address"
 
 
 @pytest.mark.parametrize("message", [b"", b"\0" * 11, question("a.b")[:-3], b"\0\7\x81\0" + question("a.b")[4:]])
 def test_name_server_ignores_invalid_queries(message: bytes) -> None:
-    assert answer(message, {}) is None
+    assert dns_reply(message, {}) is None
 
 
 def beat(folder: RunFolder, rank: int, *, age_s: float = 0, **fields: Any) -> None:

@@ -12,10 +12,9 @@ import pytest
 from small_manifest import SMALL, read
 
 from frog.cli import main
-from frog.cluster.kubernetes import controller, job_controller
-from frog.cluster.kubernetes.controller import Cluster
-from frog.cluster.kubernetes.job_controller import JobController
-from frog.cluster.kubernetes.job_set_controller import visible_gpus
+from frog.cluster.kubernetes import job_controllers, local_cluster
+from frog.cluster.kubernetes.job_controllers import JobController, visible_gpus
+from frog.cluster.kubernetes.local_cluster import Cluster
 from frog.cluster.kubernetes.local_pod import ProbeState
 from frog.cluster.kubernetes.pod_template import Probe
 
@@ -95,9 +94,9 @@ SERVICE = (
 def test_retry_delay_doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     """Retries follow after 1 s, 2 s, 4 s: with Never in a new pod, with OnFailure in the same pod."""
     now = 100.0
-    monkeypatch.setattr(job_controller, "Pod", FakePod)
-    monkeypatch.setattr(controller, "NameServer", FakeNames)
-    monkeypatch.setattr(job_controller.time, "monotonic", lambda: now)
+    monkeypatch.setattr(job_controllers, "Pod", FakePod)
+    monkeypatch.setattr(local_cluster, "NameServer", FakeNames)
+    monkeypatch.setattr(job_controllers.time, "monotonic", lambda: now)
     subdomain = ("containers:", "subdomain: s\n      containers:")
     changes = (subdomain, ("completions: 2", "completions: 1"), ("Never", policy))
     cluster = Cluster(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
@@ -128,8 +127,8 @@ def test_retry_delay_doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, po
 
 
 def test_pod_name_resolves_two_seconds_after_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_controller, "Pod", FakePod)
-    monkeypatch.setattr(controller, "NameServer", FakeNames)
+    monkeypatch.setattr(job_controllers, "Pod", FakePod)
+    monkeypatch.setattr(local_cluster, "NameServer", FakeNames)
     monkeypatch.setattr(FakePod, "poll", lambda self: None)
     changes = (("containers:", "subdomain: s\n      containers:"), ("completions: 2", "completions: 1"))
     cluster = Cluster(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
@@ -156,8 +155,8 @@ def test_pod_name_resolves_two_seconds_after_its_start(tmp_path: Path, monkeypat
 def test_pod_names_need_a_service_that_selects_them(
     change: tuple[str, str], ready: bool, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_controller, "Pod", FakePod)
-    monkeypatch.setattr(controller, "NameServer", FakeNames)
+    monkeypatch.setattr(job_controllers, "Pod", FakePod)
+    monkeypatch.setattr(local_cluster, "NameServer", FakeNames)
     monkeypatch.setattr(FakePod, "poll", lambda self: None)
     monkeypatch.setattr(FakePod, "ready", ready)
     changes = (("containers:", "subdomain: s\n      containers:"), ("completions: 2", "completions: 1"), change)

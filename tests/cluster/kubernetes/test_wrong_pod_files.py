@@ -9,13 +9,11 @@ import pytest
 from mutations import held_to_its_schema
 from small_manifest import SMALL
 
-from frog.cluster.kubernetes import container as enter
-from frog.cluster.kubernetes.container import PodSpec
-from frog.cluster.kubernetes.controller import Outcome
-from frog.cluster.kubernetes.fields import ManifestError
+from frog.cluster.kubernetes import container
+from frog.cluster.kubernetes.container import Mount, PodSpec
+from frog.cluster.kubernetes.local_cluster import Outcome
 from frog.cluster.kubernetes.manifest import read_manifest
-from frog.cluster.kubernetes.rootfs import Mount
-from frog.cluster.kubernetes.yamltext import load_documents
+from frog.cluster.kubernetes.manifest_text import ManifestError, load_documents
 from frog.core.errors import LaunchError
 from frog.core.schema import read_typed, write_typed
 
@@ -27,7 +25,7 @@ def test_pod_spec_round_trip(tmp_path: Path) -> None:
     assert PodSpec.read(path) == spec
     held_to_its_schema(path, lambda: PodSpec.read(path))
     path.write_text("{}")
-    assert enter.main(["start", str(path)]) == 128
+    assert container.main(["start", str(path)]) == 128
 
 
 def test_manifest_with_wrong_types_is_refused(tmp_path: Path) -> None:
@@ -117,7 +115,7 @@ def test_long_list_of_mistakes_is_truncated(tmp_path: Path) -> None:
 
 
 def test_yaml_with_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frog.cluster.kubernetes.yamltext._MOST_NODES", 1000)
+    monkeypatch.setattr("frog.cluster.kubernetes.manifest_text._MOST_NODES", 1000)
     with pytest.raises(ValueError, match="has more than 1000 values"):
         load_documents("- []\n" * 10_000 + "{")  # the limit applies before the end is parsed
 

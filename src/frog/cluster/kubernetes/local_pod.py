@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from frog.cluster.kubernetes.container import PodSpec
+from frog.cluster.kubernetes.container import Mount, PodSpec
 from frog.cluster.kubernetes.objects import KubernetesJob, Manifest
 from frog.cluster.kubernetes.pod_template import Probe, Variable, Volume, field_value
-from frog.cluster.kubernetes.rootfs import Mount
 from frog.core.env import child_env
 from frog.core.errors import shell_code
 

@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frog.cluster.kubernetes.fields import Fields, ManifestError
-from frog.cluster.kubernetes.jobset import read_job_set
-from frog.cluster.kubernetes.jobspec import read_job
-from frog.cluster.kubernetes.names import is_key
+from frog.cluster.kubernetes.manifest_text import Fields, ManifestError, is_key, load_documents
 from frog.cluster.kubernetes.objects import Claim, ConfigMap, JobSet, KubernetesJob, Manifest, ReplicatedJob, Service
-from frog.cluster.kubernetes.trainjob import RUNTIME_KINDS, read_runtime, read_train_job
-from frog.cluster.kubernetes.yamltext import load_documents
+from frog.cluster.kubernetes.workloads import RUNTIME_KINDS, read_job, read_job_set, read_runtime, read_train_job
 from frog.core.schema import read_bounded, shortened
 
 _MOST_BYTES, _MOST_SHOWN = 4 << 20, 50

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from frog.cluster.kubernetes.fields import Fields
-from frog.cluster.kubernetes.names import is_inner_path
+from frog.cluster.kubernetes.manifest_text import Fields, is_inner_path
 
 _FIELD_PATHS = ("metadata.name", "metadata.namespace", "status.podIP")
 _VARIABLE = re.compile(r"[ -<>-~]+")

@@ -15,8 +15,16 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from frog import __version__
-from frog.cluster.kubernetes.names import is_key, is_label, is_object_name, is_service_name
-from frog.cluster.kubernetes.yamltext import block, load_documents, quoted, scalar
+from frog.cluster.kubernetes.manifest_text import (
+    block,
+    is_key,
+    is_label,
+    is_object_name,
+    is_service_name,
+    load_documents,
+    quoted,
+    scalar,
+)
 from frog.cluster.submit.submitted_work import (
     ProgramWork,
     Work,

@@ -1,13 +1,161 @@
-"""The JobSet controller: creates the Jobs of a set in order, restarts them together, and decides how the set ends."""
+"""The controllers of Jobs: one runs the pods of a Job; the other creates, restarts and ends the Jobs of a set."""
 
 from __future__ import annotations
 
 import itertools
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from frog.cluster.kubernetes.job_controller import JobController, say
-from frog.cluster.kubernetes.jobset import attempt
+from frog.cluster.kubernetes.local_pod import Pod
 from frog.cluster.kubernetes.objects import JobSet, KubernetesJob, Manifest, ReplicatedJob
+from frog.cluster.kubernetes.workloads import attempt
+
+_BACK_OFF_S = 1.0
+_LONGEST_BACK_OFF_S = 30.0
+BACK_OFF_TEXT = "the retry delay is 1 s, 2 s, 4 s, … (on a real cluster: 10 s, 20 s, …)"
+
+
+@dataclass
+class Completion:
+    """One index of the Job: its running pod, or the time of its next attempt, or its completion."""
+
+    pod: Pod | None = None
+    resting: Pod | None = None
+    """The failed pod whose container the next attempt restarts; None if the next attempt creates a new pod."""
+    next_at: float = 0.0
+    done: bool = False
+
+
+class JobController:
+    """Runs the pods of one Job.
+
+    numbers: yields the number of the cluster's next pod. gpus: returns the GPUs that the pod in a place of the Job
+    sees.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        job: KubernetesJob,
+        scratch: Path,
+        numbers: Iterator[int],
+        gpus: Callable[[int], str | None],
+    ) -> None:
+        self.manifest, self.job, self.scratch = manifest, job, scratch
+        self.completions = [Completion() for _ in range(job.completions)]
+        self.failures = 0
+        self.reason: tuple[str, str] | None = None
+        """Reason why the Job failed: Kubernetes' term, and a description."""
+        self.stopping = False
+        """True after a request to end the pods and to start no others."""
+        self._numbers, self._gpus = numbers, gpus
+        self._start_at = time.monotonic()
+
+    @property
+    def pods(self) -> list[Pod]:
+        """The running pods."""
+        return [completion.pod for completion in self.completions if completion.pod is not None]
+
+    @property
+    def complete(self) -> bool:
+        return all(completion.done for completion in self.completions)
+
+    @property
+    def ready(self) -> bool:
+        """True if as many pods as run in parallel are ready or have completed."""
+        completed = sum(completion.done for completion in self.completions)
+        return completed + sum(pod.ready for pod in self.pods) >= self.job.at_once
+
+    @property
+    def over(self) -> bool:
+        return not self.pods and (self.stopping or self.reason is not None or self.complete)
+
+    def stop(self) -> None:
+        self.stopping = True
+
+    def kill(self) -> None:
+        for pod in self.pods:
+            pod.kill()
+
+    def tick(self) -> None:
+        """Start pods that are due, check the running ones, and judge those that ended."""
+        if self.stopping or self.reason is not None:
+            for pod in self.pods:
+                pod.stop()
+        else:
+            self._start_pods()
+            if self.job.deadline_s is not None and time.monotonic() - self._start_at > self.job.deadline_s:
+                self.reason = ("DeadlineExceeded", f"the Job ran longer than {self.job.deadline_s} s")
+        for completion in self.completions:
+            if completion.pod is not None:
+                completion.pod.read()
+                completion.pod.ask()
+                completion.pod.enforce()
+                self._look_at_end(completion, completion.pod)
+
+    def _start_pods(self) -> None:
+        """Start pods up to the Job's parallelism, lowest indexes first."""
+        running = sum(completion.pod is not None for completion in self.completions)
+        for index, completion in enumerate(self.completions):
+            if running >= self.job.parallelism or completion.done or completion.pod is not None:
+                continue
+            running += 1  # an index counts against parallelism while its next pod waits
+            if time.monotonic() < completion.next_at:
+                continue
+            if completion.resting is not None:
+                completion.pod, completion.resting = completion.resting, None
+                completion.pod.start_again()
+                say(f"pod {completion.pod.name} restarted")
+            else:
+                gpus = self._gpus(index % self.job.at_once)
+                completion.pod = Pod(self.manifest, self.job, index, next(self._numbers), self.scratch, gpus)
+                say(f"pod {completion.pod.name} started: {completion.pod.address}")
+
+    def _look_at_end(self, completion: Completion, pod: Pod) -> None:
+        code = pod.poll()
+        if code is None:
+            return
+        pod.close()
+        completion.pod = None
+        how = f"pod {pod.name} ended with exit code {code}" + (f": {pod.why}" if pod.why else "")
+        if code == 0 and pod.why is None:
+            completion.done = True
+            say(how)
+        elif self.stopping or self.reason is not None:
+            say(how)
+        elif self._judge(how, code):
+            back_off_s = min(_BACK_OFF_S * 2 ** max(0, self.failures - 1), _LONGEST_BACK_OFF_S)
+            completion.next_at = time.monotonic() + back_off_s
+            if self.job.template.restart_policy == "OnFailure":
+                completion.resting = pod
+        if completion.resting is None:
+            self._remove(pod)
+
+    def _judge(self, how: str, code: int) -> bool:
+        """Apply the Job's rules to a failure; return True if another attempt follows."""
+        action = next((rule.action for rule in self.job.rules if rule.matches(code)), "Count")
+        if action == "FailJob":
+            self.reason = ("PodFailurePolicy", f"{how}, for which a rule's action is FailJob")
+        elif action == "Ignore":
+            say(f"{how}; this failure does not count")
+        else:
+            self.failures += 1
+            say(f"{how} (failure {self.failures}, backoffLimit {self.job.backoff_limit})")
+            if self.failures > self.job.backoff_limit:
+                self.reason = ("BackoffLimitExceeded", how)
+        return self.reason is None
+
+    def _remove(self, pod: Pod) -> None:
+        """Remove the pod's volumes; keep its log and its spec, which explain what happened."""
+        shutil.rmtree(pod.folder / "volumes", ignore_errors=True)
+
+
+def say(line: str) -> None:
+    print(f"{line}\n", end="", file=sys.stderr, flush=True)
 
 
 class JobSetController:
@@ -81,8 +229,11 @@ class JobSetController:
     def _reached(self, name: str, status: str) -> bool:
         """True if all Jobs of another member are complete, or at least ready."""
         member = next(member for member in self.job_set.members if member.name == name)
-        found = [self.current.get(job.name) for job in member.jobs]
-        return all(one is not None and (one.complete or (status == "Ready" and one.ready)) for one in found)
+        controllers = [self.current.get(job.name) for job in member.jobs]
+        return all(
+            controller is not None and (controller.complete or (status == "Ready" and controller.ready))
+            for controller in controllers
+        )
 
     # ---- ending ------------------------------------------------------------------------------------------------------
 
@@ -105,17 +256,17 @@ class JobSetController:
     def _apply_failure_policy(self, failed: list[JobController]) -> None:
         """Do what the first rule that matches a failed Job says; restart all Jobs if none matches."""
         action, culprit = "RestartJobSet", failed[0]
-        matches = ((rule, one) for rule in self.job_set.rules for one in failed
-                   if rule.matches(self._member_of(one).name, _failure(one)[0]))  # fmt: skip
+        matches = ((rule, controller) for rule in self.job_set.rules for controller in failed
+                   if rule.matches(self._member_of(controller).name, _failure(controller)[0]))  # fmt: skip
         if (match := next(matches, None)) is not None:
             action, culprit = match[0].action, match[1]
         if self.job_set.kind == "Job":
             self._fail(_failure(culprit))
         elif action == "FailJobSet":
-            self._fail(("FailJobSetFailurePolicyAction", _words(culprit)))
+            self._fail(("FailJobSetFailurePolicyAction", _describe_failure(culprit)))
         elif not action.endswith("IgnoreMaxRestarts") and self._counted >= self.job_set.max_restarts:
             word = "ReachedMaxRestarts" if self.job_set.max_restarts else "FailedJobs"
-            self._fail((word, _words(culprit)))
+            self._fail((word, _describe_failure(culprit)))
         else:
             self._restart(action, culprit)
 
@@ -126,10 +277,10 @@ class JobSetController:
         if action.startswith("RestartJobSet"):
             self.restarts += 1
             again = list(self.current.values())
-            say(f"{_words(culprit)}: all Jobs start again ({which})")
+            say(f"{_describe_failure(culprit)}: all Jobs start again ({which})")
         else:
             again = [culprit]
-            say(f"{_words(culprit)}: it starts again ({which})")
+            say(f"{_describe_failure(culprit)}: it starts again ({which})")
         for controller in again:
             controller.stop()
             del self.current[controller.job.name]
@@ -179,6 +330,6 @@ def _failure(controller: JobController) -> tuple[str, str]:
     return controller.reason
 
 
-def _words(controller: JobController) -> str:
+def _describe_failure(controller: JobController) -> str:
     word, what = _failure(controller)
     return f"Job {controller.job.name} failed ({word}: {what})"
