@@ -25,6 +25,9 @@ LOCK_FILE = "frog-slurm.lock"
 COMMANDS = "commands"
 """Folder of the commands without effect, inside a cluster's folder."""
 
+MEMORY_MB = 512_000
+"""Megabytes per simulated node, large enough for job files that ask for much memory."""
+
 _REMOVE = "end its processes, then remove the folder"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 _MOST = {"nodes": 64, "gpus_per_node": 16, "cpus_per_node": 1024}
@@ -54,6 +57,9 @@ class Shape:
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
+
+
+# ---- cluster.json ----------------------------------------------------------------------------------------------------
 
 
 class ClusterKind(Typed, frozen=True):
@@ -115,6 +121,9 @@ def read_cluster_file(folder: Path, kind: type[T], error: type[FrogError] = Usag
     return read_typed(folder / CLUSTER_FILE, kind, _REMOVE, error)
 
 
+# ---- the lock --------------------------------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def locked(folder: Path, *, mode: int = 0o777) -> Iterator[None]:
     """Create the folder and lock it while inside; remove it at the end if it is empty.
@@ -170,6 +179,9 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(signal_code(number))
 
 
+# ---- names of another site -------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class SiteNames:
     """Names that a cluster on this machine accepts besides its own."""
@@ -222,6 +234,9 @@ def shell_path(folder: Path, *others: str) -> list[str]:
     """Return the folders to put before `others` in PATH."""
     commands = folder.resolve() / COMMANDS
     return [*([str(commands)] if commands.is_dir() else []), *(other for other in others if other != str(commands))]
+
+
+# ---- tables of `frog slurm status` -----------------------------------------------------------------------------------
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:

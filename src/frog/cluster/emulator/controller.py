@@ -414,6 +414,9 @@ class SlurmController:
         kill_marked(f"{self.cluster}/")
 
 
+# ---- a batch script's files and process ------------------------------------------------------------------------------
+
+
 def output_path(job: EmulatedJob) -> Path:
     pattern = job.request.output or ("slurm-%j.out" if job.array_job is None else "slurm-%A_%a.out")
     return _job_file(job, pattern)

@@ -262,6 +262,9 @@ def _moment(text: str) -> float:
         raise SlurmRefusal(f"Invalid time specification: {text}") from None
 
 
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
 def snapshot(controller: SlurmController) -> dict[str, Any]:
     """Return the jobs in order of submission, and the nodes."""
     return {
@@ -388,6 +391,9 @@ def step_answer(
         "kill_wait_s": controller.kill_wait_s,
         "hosts": None if controller.names is None else str(controller.names.hosts),
     }
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
 
 
 def main() -> int:

@@ -28,10 +28,6 @@ def is_called(text: str, label: str, *numbers: int | None) -> bool:
     return text == label or text in [str(number) for number in numbers if number is not None]
 
 
-MEMORY_MB = 512_000
-"""Memory of each simulated node."""
-
-
 @dataclass(frozen=True)
 class Node:
     """A simulated node."""

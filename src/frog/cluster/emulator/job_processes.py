@@ -25,6 +25,9 @@ _END_S = 10.0
 HIDDEN_WITHOUT_GPUS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
 
 
+# ---- variables -------------------------------------------------------------------------------------------------------
+
+
 def batch_variables(job: EmulatedJob, cluster: str, array: Sequence[EmulatedJob] = ()) -> dict[str, str]:
     """Return the variables of the batch script that extend its submission environment."""
     request, first = job.request, job.allocations[0]
@@ -203,6 +206,9 @@ def task_environment(base: Mapping[str, str], *changes: Mapping[str, str], with_
     for change in changes:
         found |= change
     return found
+
+
+# ---- marks and signals -----------------------------------------------------------------------------------------------
 
 
 def mark_of(job: EmulatedJob, cluster: str) -> str:

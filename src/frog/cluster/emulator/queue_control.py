@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frog.cluster.emulator import RELEASE, SlurmRefusal, unknown
-from frog.cluster.emulator.emulated_job import CANCELLED, COMPLETED, FAILED, MEMORY_MB, SHORT_STATES, TIMEOUT, is_called
+from frog.cluster.emulator.emulated_job import CANCELLED, COMPLETED, FAILED, SHORT_STATES, TIMEOUT, is_called
 from frog.cluster.emulator.notation import (
     compress_hosts,
     compress_numbers,
@@ -21,8 +21,11 @@ from frog.cluster.emulator.notation import (
     write_moment,
 )
 from frog.cluster.emulator.wire import Client
+from frog.cluster.simulated_cluster import MEMORY_MB
 from frog.core.env import variable
 from frog.core.terminal import printable
+
+# ---- options ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ def parse_command_line(program: str, words: Sequence[str], known: Mapping[str, s
         options[name] = value if known[name][1] == "=" else None
     return CommandLine(options, rest)
 
+
+# ---- squeue and sinfo ------------------------------------------------------------------------------------------------
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], object]]
@@ -238,6 +243,9 @@ def sinfo(client: Client, words: Sequence[str]) -> int:
     return 0
 
 
+# ---- scancel ---------------------------------------------------------------------------------------------------------
+
+
 def scancel(client: Client, words: Sequence[str]) -> int:
     """Cancel jobs, or send them a signal."""
     given = parse_command_line(
@@ -290,6 +298,9 @@ def _is_chosen(job: Mapping[str, Any], options: Mapping[str, str | None], names:
             raise unknown(f"--state={options['state']} of scancel")
         return False
     return True
+
+
+# ---- scontrol --------------------------------------------------------------------------------------------------------
 
 
 def scontrol(client: Client, words: Sequence[str]) -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from frog.cluster.emulator import SlurmRefusal, unknown
 from frog.cluster.emulator.emulated_job import (
     COMPLETED,
-    MEMORY_MB,
     PENDING,
     EmulatedJob,
     JobRequest,
@@ -19,9 +18,12 @@ from frog.cluster.emulator.emulated_job import (
     StepRequest,
     is_called,
 )
-from frog.cluster.simulated_cluster import SiteNames
+from frog.cluster.simulated_cluster import MEMORY_MB, SiteNames
 
 _UNAVAILABLE = "Batch job submission failed: Requested node configuration is not available"
+
+
+# ---- the queue -------------------------------------------------------------------------------------------------------
 
 
 def find_jobs(jobs: Sequence[EmulatedJob], text: str) -> list[EmulatedJob]:
@@ -108,6 +110,9 @@ def dependency_text(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> str:
             continue
         parts += [f"{kind}:{name}({state})" for name in names] or [f"{kind}({state})"]
     return ",".join(parts) or "(null)"
+
+
+# ---- a job's nodes ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -240,6 +245,9 @@ def _allocate(request: JobRequest, part: FreeResources, tasks: int) -> NodeAlloc
     if request.ntasks is None and request.ntasks_per_node is None:
         tasks = part.node.cpus // request.cpus_of_task
     return NodeAllocation(part.node.name, part.node.cpus, list(part.gpus), tasks)
+
+
+# ---- a step's nodes --------------------------------------------------------------------------------------------------
 
 
 def place_step(

@@ -40,6 +40,9 @@ _BLOCK_BYTES = 1 << 16
 _output_lock = threading.Lock()
 
 
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
 def srun(client: Client, words: Sequence[str]) -> int:
     """Run a step; return the highest exit code of its tasks."""
     given, program = opt.read_words("srun", words, SRUN)
@@ -146,6 +149,9 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
 
 def _say(text: str) -> None:
     print(f"srun: {text}", file=sys.stderr, flush=True)
+
+
+# ---- the step's tasks ------------------------------------------------------------------------------------------------
 
 
 class StepRun:
@@ -401,6 +407,9 @@ class StepRun:
 
 def _several(ranks: Sequence[int]) -> str:
     return f"{'' if len(ranks) == 1 else 's'} {compress_numbers(ranks)}"
+
+
+# ---- the tasks' input and output -------------------------------------------------------------------------------------
 
 
 class TaskFiles:

@@ -51,6 +51,9 @@ class Mount:
     size_bytes: int | None = None
 
 
+# ---- namespaces ------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class PodSpec:
     """Description of one pod, with all names resolved."""
@@ -141,6 +144,9 @@ def _in_child(become: Callable[[], NoReturn], pid_file: Path | None) -> int:
         pid_file.write_text(str(child))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return shell_code(code)
+
+
+# ---- the file system -------------------------------------------------------------------------------------------------
 
 
 def build_root(root: str, mounts: Sequence[Mount], *, writable: bool, uid: int) -> str:
@@ -318,6 +324,9 @@ def _make_place(new: str, mount: Mount | None) -> None:
 def _is_real(path: str) -> bool:
     """True if this path exists on the machine and contains no symbolic link."""
     return os.path.exists(path) and os.path.realpath(path) == path
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -52,6 +52,9 @@ _TTL_S = 1
 _HEADER = struct.Struct("!6H")
 
 
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
 def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
     """Run the pods of the Job in `path` until it is complete or has failed; return the exit code.
 
@@ -177,6 +180,9 @@ def _gpu_lines(jobs: list[KubernetesJob]) -> list[str]:
     return [f"  nvidia.com/gpu: {wanted} for all pods; this machine has {has}: {what}"]
 
 
+# ---- the cluster's loop and its names --------------------------------------------------------------------------------
+
+
 class Outcome(Typed, frozen=True):
     """The content of outcome.json."""
 
@@ -299,6 +305,9 @@ def _read_name(message: bytes, at: int) -> tuple[str, int]:
         labels.append(message[at + 1 : at + 1 + length].decode("ascii").lower())
         at += 1 + length
     return ".".join(labels), at + 1
+
+
+# ---- the cluster's process -------------------------------------------------------------------------------------------
 
 
 def _enter_cluster() -> int | None:

@@ -14,6 +14,8 @@ from typing import Any
 from frog.core.errors import UsageError
 from frog.core.user_input import nearest
 
+# ---- YAML ------------------------------------------------------------------------------------------------------------
+
 _PLAIN = re.compile(r"(/|--?)?[A-Za-z][\w./=+@:$()-]*(?<!:)|[1-9][0-9]*([kMGT]|[KMGT]i)", re.ASCII)
 _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 """Words, in any case, that some parsers do not read as strings."""
@@ -106,6 +108,8 @@ def _yaml() -> ModuleType:
         raise UsageError("PyYAML is not installed, but manifests need it", "pip install 'frog'") from None
     return yaml
 
+
+# ---- fields ----------------------------------------------------------------------------------------------------------
 
 _UNITS = {"": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18} | {
     f"{letter}i": 1 << 10 * (place + 1) for place, letter in enumerate("KMGTPE")
@@ -253,6 +257,8 @@ def _describe(value: Any) -> str:
     }
     return f"{words.get(type(value), 'nothing')} ({value!r})" if value is not None else "nothing"
 
+
+# ---- names -----------------------------------------------------------------------------------------------------------
 
 _SERVICE = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")

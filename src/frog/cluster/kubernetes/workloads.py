@@ -27,6 +27,8 @@ from frog.cluster.kubernetes.objects import (
 )
 from frog.cluster.kubernetes.pod_template import Volume, read_template
 
+# ---- a Job -----------------------------------------------------------------------------------------------------------
+
 _RULE_ACTIONS = ("FailJob", "Ignore", "Count")
 _MOST_PODS = 100_000
 """Kubernetes' limits for an indexed Job."""
@@ -75,6 +77,8 @@ def _read_exit_rule(rule: Fields, container: str) -> Rule:
     on.done()
     return Rule(action, tuple(codes), operator == "In")
 
+
+# ---- a JobSet --------------------------------------------------------------------------------------------------------
 
 PREFIX = "jobset.sigs.k8s.io"
 RESTART_KEY = f"{PREFIX}/restart-attempt"
@@ -280,6 +284,8 @@ def _targets(fields: Fields, names: Sequence[str]) -> tuple[str, ...]:
             fields.problem(f"{target!r}: no such Job in the set", "targetReplicatedJobs")
     return tuple(targets)
 
+
+# ---- a TrainJob ------------------------------------------------------------------------------------------------------
 
 STEP_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
 RUNTIME_KINDS = ("ClusterTrainingRuntime", "TrainingRuntime")

@@ -13,13 +13,11 @@ from pathlib import Path
 import msgspec
 
 from frog.cluster.node_names import resolve
-from frog.cluster.simulated_cluster import Shape, SiteFields, SiteNames
+from frog.cluster.simulated_cluster import MEMORY_MB, Shape, SiteFields, SiteNames
 from frog.core.errors import LaunchError
 from frog.core.files import write_atomic
 
 _NO_NAMES = SiteNames()
-_MEMORY_MB = 512_000
-"""Megabytes per simulated node, large enough for job files that ask for much memory."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def _slurm_conf(site: Site, shape: Shape, foreign: SiteNames, home: Path) -> str
     features = f" Features={','.join(foreign.features)}" if foreign.features else ""
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={site.host} NodeAddr={site.address} Port={port} CPUs={shape.cpus_per_node}"
-        f" RealMemory={_MEMORY_MB}{gpus}{features} State=UNKNOWN"
+        f" RealMemory={MEMORY_MB}{gpus}{features} State=UNKNOWN"
         for name, port in zip(shape.node_names, site.ports[1:], strict=True)
     )
     partitions = "\n".join(
