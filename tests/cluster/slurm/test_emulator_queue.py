@@ -25,7 +25,7 @@ from frog.cluster.emulator.emulated_job import (
 )
 from frog.cluster.emulator.job_processes import enter, submitted_environment
 from frog.cluster.emulator.queue_control import scancel, scontrol, squeue
-from frog.cluster.emulator.sbatch import make_request
+from frog.cluster.emulator.sbatch import make_request, sbatch
 from frog.cluster.emulator.scheduling import (
     check_fits,
     dependency_text,
@@ -223,7 +223,9 @@ class RecordingClient(Client):
     asked: ClassVar[list[str]] = []
 
     def ask(self, act: str, **fields: Any) -> dict[str, Any]:
-        self.asked.append(f"{act} {fields.get('job', '')}")
+        self.asked.append(f"{act} {fields.get('job', fields.get('request', {}).get('name', ''))}")
+        if act == "submit":
+            return {"job": 13}
         controller = SlurmController(self.folder, "frogtest", NODES, 1, 1.0)
         controller.jobs = [job(11), job(12)]
         return snapshot(controller)
@@ -308,3 +310,11 @@ def test_steps_are_placed_on_the_job() -> None:
             place_step(wrong, allocations, {})
     with pytest.raises(SlurmRefusal, match="does not support --ntasks-per-node=5"):
         place_step(step(ntasks=10, per_node=5), allocations, {})
+
+
+def test_job_has_its_scripts_name_whatever_its_options(
+    client: RecordingClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.sbatch").write_text("#!/bin/sh\n")
+    assert sbatch(client, ["--parsable", "--requeue", str(tmp_path / "train.sbatch")]) == 0
+    assert (client.asked, capsys.readouterr().out) == (["submit train.sbatch"], "13\n")
