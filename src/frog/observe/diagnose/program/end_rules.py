@@ -10,7 +10,7 @@ from frog.observe.diagnose.diagnosis import Diagnosis, note, span
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
 from frog.observe.diagnose.program.lines import describe_call, report_ranks
 from frog.observe.diagnose.program.nan_rules import first_not_finite, not_finite_lines
-from frog.observe.diagnose.program.victims import is_victim, lost_loader, own_error
+from frog.observe.diagnose.program.victims import is_victim, lost_loader, own_error, timed_out
 
 _FAR = float("inf")
 
@@ -328,4 +328,54 @@ def of_job(evidence: Evidence, states: tuple[str, ...] = tuple(_JOB_STATES)) -> 
         outcome=outcome,
         evidence=(line, *report_ranks(evidence, sorted(evidence.ranks))),
         advice=advice,
+    )
+
+
+def vanished(evidence: Evidence) -> Diagnosis | None:
+    """Find a rank that stopped without an end while others lost it."""
+    victims = [number for number, rank in evidence.ranks.items() if is_victim(rank)]
+    gone = [
+        number
+        for number in evidence.world
+        if (rank := evidence.ranks.get(number)) is None
+        or (rank.error is None and rank.exit_code is None and rank.state in (None, "running"))
+    ]
+    if not victims or not gone or evidence.active:
+        return None
+    times = {number: rank.seen_ns for number in gone if (rank := evidence.ranks.get(number)) and rank.seen_ns}
+    first = min(times, key=lambda number: times[number] or 0, default=gone[0])
+    rank = evidence.ranks.get(first)
+    at = f" at {place(rank.line)}" if rank is not None and rank.line else ""
+    waited = any((error := evidence.ranks[number].error) is not None and timed_out(error) for number in victims)
+    how = "stopped or blocked" if waited else "killed (SIGKILL), or its host failed"
+    return Diagnosis(
+        "gone" if waited else "kill",
+        f"{span(gone)} left no end{at}, and {span(victims)} lost the connection: {how}",
+        rank=first,
+        line=place(rank.line) or None if rank is not None else None,
+        certain=False,
+        evidence=report_ranks(evidence, [first, *victims]),
+        advice="`dmesg | grep -i oom` on its host or the scheduler's log (`sacct -j JOB`) can tell how it ended",
+    )
+
+
+def teardown(evidence: Evidence) -> Diagnosis | None:
+    """Find ranks that crashed or waited only after the program's end."""
+    ranks = evidence.ranks
+    ended = [
+        number
+        for number, rank in ranks.items()
+        if rank.state == "ended" and rank.exit_code not in (None, 0) and rank.error is None
+    ]
+    if not ended or any(rank.state != "ended" for rank in ranks.values()):
+        return None
+    codes = sorted({ranks[number].exit_code or 0 for number in ended})
+    return Diagnosis(
+        "teardown",
+        f"all ranks reached the end of the program; {span(ended)} then failed while the process shut down "
+        f"(exit code {', '.join(map(str, codes))}): the results are complete",
+        rank=ended[0],
+        outcome="completed",
+        evidence=report_ranks(evidence, ended),
+        advice="call dist.destroy_process_group() at the end, on all ranks, after the last collective completed",
     )

@@ -244,6 +244,16 @@ class Evidence:
             size = max(known)  # ranks are numbered without gaps
         return sorted({*known, *range(size)})
 
+    @property
+    def has_failed(self) -> bool:
+        """True if something shows that the program did not end normally."""
+        if self.hung or any(job.state not in (None, "COMPLETED", "RUNNING") for job in self.jobs):
+            return True
+        if self.ended_code not in (None, 0):
+            return True
+        ranks = self.ranks.values()
+        return any(rank.exit_code not in (None, 0) or (rank.error is not None and rank.error.fatal) for rank in ranks)
+
     def state(self, *names: str) -> JobState | None:
         """Return the first report of one of these states."""
         return next((job for job in self.jobs if job.state in names), None)

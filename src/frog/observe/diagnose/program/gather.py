@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from frog.core.errors import RunError
 from frog.core.files import open_plain
-from frog.observe.diagnose.program.evidence import Evidence
+from frog.observe.diagnose.program.evidence import Evidence, Group
 from frog.observe.diagnose.program.failed_calls import add_lines, mark_failed_calls
 from frog.observe.diagnose.program.file_ranks import number_at_end, rank_in_name, ranks_by_number
-from frog.observe.diagnose.program.group_names import name_default_group
 from frog.observe.diagnose.program.logs import add_log
 from frog.observe.diagnose.program.messages import add_awaited_messages
 from frog.observe.diagnose.program.observed import add_run
@@ -149,3 +149,22 @@ def _use_tasks(evidence: Evidence) -> None:
         rank.add_source(source)
         if rank.exit_code is None:
             rank.exit_code, rank.exit_source = code, source
+
+
+_DEFAULT = Group((), "0")
+
+
+def name_default_group(evidence: Evidence) -> None:
+    """Give the group that init_process_group creates its members, where a rank's record does not name them.
+
+    torch forgets them in destroy_process_group, and gloo's dumps never have them.
+    """
+    members = tuple(evidence.world)
+    if len(members) < 2:
+        return
+    world = Group(members, "0")
+    for rank in evidence.ranks.values():
+        rank.calls = [replace(call, group=world) if call.group == _DEFAULT else call for call in rank.calls]
+        for counts in (rank.enqueued, rank.completed):
+            if _DEFAULT in counts:
+                counts[world] = counts.pop(_DEFAULT)

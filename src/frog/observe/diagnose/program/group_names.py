@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from frog.observe.diagnose.program.evidence import Evidence, Group
-
-_DEFAULT = Group((), "0")
+from frog.observe.diagnose.program.evidence import Group
 
 
 class GroupNames:
@@ -35,19 +32,3 @@ class GroupNames:
 def _order(name: str) -> tuple[int, int, str]:
     """Sort numbers in the order of their creation, before other names."""
     return (0, int(name), name) if name.isdecimal() and len(name) < 12 else (1, 0, name)
-
-
-def name_default_group(evidence: Evidence) -> None:
-    """Give the group that init_process_group creates its members, where a rank's record does not name them.
-
-    torch forgets them in destroy_process_group, and gloo's dumps never have them.
-    """
-    members = tuple(evidence.world)
-    if len(members) < 2:
-        return
-    world = Group(members, "0")
-    for rank in evidence.ranks.values():
-        rank.calls = [replace(call, group=world) if call.group == _DEFAULT else call for call in rank.calls]
-        for counts in (rank.enqueued, rank.completed):
-            if _DEFAULT in counts:
-                counts[world] = counts.pop(_DEFAULT)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
 from frog.observe.diagnose.program.branches import call_branch, in_one_loop
-from frog.observe.diagnose.program.compare import Difference
+from frog.observe.diagnose.program.compare import Difference, differences
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
 from frog.observe.diagnose.program.history import is_unusual, usual_after
 from frog.observe.diagnose.program.lines import describe_call, report_ranks, survived_error
@@ -306,3 +306,11 @@ def _first_dim(sides: Sides) -> str:
     if one and other and len(one[0]) > 1 and len(other[0]) > 1 and one[0] != other[0] and one[0][1:] == other[0][1:]:
         return f" in the first dimension ({one[0][0]} and {other[0][0]}), as uneven data has"
     return ", or the same ones in another order: no later calls are known that would tell" if sides.is_short else ""
+
+
+def mismatched(evidence: Evidence) -> Diagnosis | None:
+    """Explain the first collective at which ranks met with different calls."""
+    found = next((one for one in differences(evidence) if one.kind != "absent"), None)
+    if found is None or (all(call.done for call in found.calls.values()) and not evidence.has_failed):
+        return None
+    return mismatch(evidence, found)

@@ -18,19 +18,19 @@ from frog.observe.diagnose.program.end_rules import (
     lost_node,
     of_job,
     own_exception,
+    teardown,
+    vanished,
 )
-from frog.observe.diagnose.program.evidence import Evidence, place
+from frog.observe.diagnose.program.evidence import Evidence
 from frog.observe.diagnose.program.join_rules import joined_without
-from frog.observe.diagnose.program.lines import RECORD_COLLECTIVES, describe_call, report_ranks
-from frog.observe.diagnose.program.mismatch_rules import mismatch
-from frog.observe.diagnose.program.nan_rules import not_finite_in_log
-from frog.observe.diagnose.program.no_sync_rules import no_sync_without_effect
+from frog.observe.diagnose.program.lines import RECORD_COLLECTIVES, report_ranks
+from frog.observe.diagnose.program.mismatch_rules import mismatched
 from frog.observe.diagnose.program.reported_rules import reported
-from frog.observe.diagnose.program.slow_rules import perhaps_slow, slow_rank
+from frog.observe.diagnose.program.slow_rules import healthy, slow_rank
 from frog.observe.diagnose.program.stack_rules import stacks_apart
 from frog.observe.diagnose.program.transfer_rules import transfer, without_transfers
-from frog.observe.diagnose.program.victims import in_collective, is_victim, timed_out
-from frog.observe.diagnose.program.wait_rules import absent
+from frog.observe.diagnose.program.victims import in_collective, is_victim
+from frog.observe.diagnose.program.wait_rules import absent, all_inside
 from frog.observe.diagnose.program.watchdog_rules import numbers_apart
 
 _WAITS_S = 5.0
@@ -54,14 +54,6 @@ def _as_stopped(evidence: Evidence, found: Diagnosis) -> Diagnosis:
     return found.with_more(finding=finding, outcome="interrupted", certain=False)
 
 
-def mismatched(evidence: Evidence) -> Diagnosis | None:
-    """Explain the first collective at which ranks met with different calls."""
-    found = next((one for one in differences(evidence) if one.kind != "absent"), None)
-    if found is None or (all(call.done for call in found.calls.values()) and not has_failed(evidence)):
-        return None
-    return mismatch(evidence, found)
-
-
 def garbled(evidence: Evidence) -> Diagnosis | None:
     """Explain an exception that a collective raised because ranks met with different calls.
 
@@ -75,20 +67,10 @@ def garbled(evidence: Evidence) -> Diagnosis | None:
 
 def waited(evidence: Evidence) -> Diagnosis | None:
     """Explain the first collective in which some ranks wait and which others never called."""
-    if not has_failed(evidence) and not _waited_long(evidence):
+    if not evidence.has_failed and not _waited_long(evidence):
         return None
     absences = [without_transfers(evidence, one) for one in differences(evidence) if one.kind == "absent"]
     return next((explained for one in absences if (explained := absent(evidence, one)) is not None), None)
-
-
-def has_failed(evidence: Evidence) -> bool:
-    """True if something shows that the program did not end normally."""
-    if evidence.hung or any(job.state not in (None, "COMPLETED", "RUNNING") for job in evidence.jobs):
-        return True
-    if evidence.ended_code not in (None, 0):
-        return True
-    ranks = evidence.ranks.values()
-    return any(rank.exit_code not in (None, 0) or (rank.error is not None and rank.error.fatal) for rank in ranks)
 
 
 def _waited_long(evidence: Evidence) -> bool:
@@ -98,121 +80,6 @@ def _waited_long(evidence: Evidence) -> bool:
             if rank.dumped_ns is None or (call.created_ns and rank.dumped_ns - call.created_ns > _WAITS_S * 1e9):
                 return True
     return False
-
-
-def all_inside(evidence: Evidence) -> Diagnosis | None:
-    """Find a collective that all members called and that never completed."""
-    pending = {number: rank.pending[0] for number, rank in evidence.ranks.items() if rank.pending}
-    is_stuck = has_failed(evidence) or any(call.started for call in pending.values())
-    if not pending or not is_stuck or len(pending) < max(2, len(evidence.world)):
-        return None
-    first = min(pending.values(), key=lambda call: call.created_ns or 0)
-    same = {number: call for number, call in pending.items() if (call.group, call.seq) == (first.group, first.seq)}
-    if len(same) < len(pending):
-        return None
-    late = sorted(number for number, call in same.items() if call.started is False)
-    base = Diagnosis(
-        "network",
-        "",
-        certain=False,
-        line=place(first.line) or None,
-        collective=describe_call(evidence, first),
-        evidence=report_ranks(evidence, sorted(same)),
-    )
-    if late and len(late) < len(same):
-        return base.with_more(
-            fault="busy",
-            rank=late[0],
-            finding=f"all ranks called {describe_call(evidence, first)}, but on {span(late)} the device never "
-            "started it",
-            advice=f"an earlier kernel blocks the stream of {span(late)}: look at what it enqueued before, on "
-            "all streams",
-        )
-    return base.with_more(
-        finding=f"all ranks called {describe_call(evidence, first)}, with equal sizes, and it never completed: the "
-        "program is not the cause, as far as the evidence shows",
-        advice="look at the network and the devices: NCCL_DEBUG=INFO, `dmesg | grep -i xid`, `nvidia-smi nvlink "
-        "--status`",
-    )
-
-
-def vanished(evidence: Evidence) -> Diagnosis | None:
-    """Find a rank that stopped without an end while others lost it."""
-    victims = [number for number, rank in evidence.ranks.items() if is_victim(rank)]
-    gone = [
-        number
-        for number in evidence.world
-        if (rank := evidence.ranks.get(number)) is None
-        or (rank.error is None and rank.exit_code is None and rank.state in (None, "running"))
-    ]
-    if not victims or not gone or evidence.active:
-        return None
-    times = {number: rank.seen_ns for number in gone if (rank := evidence.ranks.get(number)) and rank.seen_ns}
-    first = min(times, key=lambda number: times[number] or 0, default=gone[0])
-    rank = evidence.ranks.get(first)
-    at = f" at {place(rank.line)}" if rank is not None and rank.line else ""
-    waited = any((error := evidence.ranks[number].error) is not None and timed_out(error) for number in victims)
-    how = "stopped or blocked" if waited else "killed (SIGKILL), or its host failed"
-    return Diagnosis(
-        "gone" if waited else "kill",
-        f"{span(gone)} left no end{at}, and {span(victims)} lost the connection: {how}",
-        rank=first,
-        line=place(rank.line) or None if rank is not None else None,
-        certain=False,
-        evidence=report_ranks(evidence, [first, *victims]),
-        advice="`dmesg | grep -i oom` on its host or the scheduler's log (`sacct -j JOB`) can tell how it ended",
-    )
-
-
-def teardown(evidence: Evidence) -> Diagnosis | None:
-    """Find ranks that crashed or waited only after the program's end."""
-    ranks = evidence.ranks
-    ended = [
-        number
-        for number, rank in ranks.items()
-        if rank.state == "ended" and rank.exit_code not in (None, 0) and rank.error is None
-    ]
-    if not ended or any(rank.state != "ended" for rank in ranks.values()):
-        return None
-    codes = sorted({ranks[number].exit_code or 0 for number in ended})
-    return Diagnosis(
-        "teardown",
-        f"all ranks reached the end of the program; {span(ended)} then failed while the process shut down "
-        f"(exit code {', '.join(map(str, codes))}): the results are complete",
-        rank=ended[0],
-        outcome="completed",
-        evidence=report_ranks(evidence, ended),
-        advice="call dist.destroy_process_group() at the end, on all ranks, after the last collective completed",
-    )
-
-
-_OF_HEALTHY: tuple[Rule, ...] = (not_finite_in_log, no_sync_without_effect, slow_rank)
-"""What may be wrong with a program that does not fail."""
-
-
-def healthy(evidence: Evidence) -> Diagnosis | None:
-    """Find a program of which all ranks ended without an error."""
-    if has_failed(evidence) or not evidence.ranks:
-        return None
-    found = [one for rule in _OF_HEALTHY if (one := rule(evidence)) is not None]
-    if found:
-        return found[0].with_more(also=tuple(found[1:]))
-    ranks = evidence.ranks
-    ended = all(rank.state == "ended" or rank.exit_code == 0 for rank in ranks.values())
-    done = ended or evidence.ended_code == 0 or any(job.state == "COMPLETED" for job in evidence.jobs)
-    if not done and not evidence.active:
-        return None
-    status = "completed" if done else "running"
-    doubt = perhaps_slow(evidence)
-    return Diagnosis(
-        "none" if done else "running",
-        f"{len(evidence.world)} ranks {'ended without an error' if done else 'run; nothing is wrong so far'}"
-        + (f"; {doubt}" if doubt else ""),
-        certain=not doubt,
-        outcome=status,
-        evidence=report_ranks(evidence, sorted(ranks)),
-        advice="run it again on a quiet machine" if doubt else "nothing",
-    )
 
 
 def slow(evidence: Evidence) -> Diagnosis | None:
@@ -248,7 +115,7 @@ RULES: tuple[Rule, ...] = (
 def _unknown(evidence: Evidence) -> Diagnosis:
     victims = [number for number, rank in evidence.ranks.items() if is_victim(rank)]
     lost = f"; {span(victims)} only lost the others" if victims else ""
-    failed = has_failed(evidence)
+    failed = evidence.has_failed
     errors = [
         note(error.unix_ns, "log", f"{error.short_type}: {error.first_line}", error.source)
         for error in evidence.loose_errors[:8]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import comb
 
@@ -10,6 +10,8 @@ from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.compare import members_of
 from frog.observe.diagnose.program.evidence import Evidence, Group, place
 from frog.observe.diagnose.program.lines import report_ranks
+from frog.observe.diagnose.program.nan_rules import not_finite_in_log
+from frog.observe.diagnose.program.no_sync_rules import no_sync_without_effect
 
 _LEAST_CALLS = 8
 _LATE_NS = 20_000_000
@@ -135,3 +137,32 @@ def _late_ns(rows: list[dict[int, int]], number: int) -> list[int]:
     """Return by how much a rank came after all others, for each collective to which it came late."""
     behind = [row[number] - max(ns for other, ns in row.items() if other != number) for row in rows]
     return [ns for ns in behind if ns > _LATE_NS]
+
+
+_OF_HEALTHY: tuple[Callable[[Evidence], Diagnosis | None], ...] = (not_finite_in_log, no_sync_without_effect, slow_rank)
+"""What may be wrong with a program that does not fail."""
+
+
+def healthy(evidence: Evidence) -> Diagnosis | None:
+    """Find a program of which all ranks ended without an error."""
+    if evidence.has_failed or not evidence.ranks:
+        return None
+    found = [one for rule in _OF_HEALTHY if (one := rule(evidence)) is not None]
+    if found:
+        return found[0].with_more(also=tuple(found[1:]))
+    ranks = evidence.ranks
+    ended = all(rank.state == "ended" or rank.exit_code == 0 for rank in ranks.values())
+    done = ended or evidence.ended_code == 0 or any(job.state == "COMPLETED" for job in evidence.jobs)
+    if not done and not evidence.active:
+        return None
+    status = "completed" if done else "running"
+    doubt = perhaps_slow(evidence)
+    return Diagnosis(
+        "none" if done else "running",
+        f"{len(evidence.world)} ranks {'ended without an error' if done else 'run; nothing is wrong so far'}"
+        + (f"; {doubt}" if doubt else ""),
+        certain=not doubt,
+        outcome=status,
+        evidence=report_ranks(evidence, sorted(ranks)),
+        advice="run it again on a quiet machine" if doubt else "nothing",
+    )

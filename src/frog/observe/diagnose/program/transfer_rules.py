@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine, Message, Transfer
 from frog.observe.diagnose.diagnosis import Diagnosis, span
 from frog.observe.diagnose.program.compare import Difference
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.history import Deviation, deviation
 from frog.observe.diagnose.program.join_rules import reason
 from frog.observe.diagnose.program.lines import describe_call, report_ranks
 from frog.observe.diagnose.program.victims import lost_peers, timed_out
@@ -262,3 +264,47 @@ def _begun(rank: RankEvidence) -> str:
 
 def _line(rank: RankEvidence) -> CodeLine | None:
     return rank.error.line if rank.error is not None and rank.error.line is not None else rank.line
+
+
+_LEAST_TIMES = 2
+"""How often a message must have followed another, and no other one, to be the usual one."""
+
+
+_MOST_SINCE = 32
+"""Most messages that a rank may have begun since it left their order: others accepted what is older."""
+
+
+class Deviation(NamedTuple):
+    """A place at which a rank began another message than each time before."""
+
+    after: Message
+    usual: Message
+    message: Message
+
+
+def deviation(messages: list[Message]) -> Deviation | None:
+    """Return the last place at which a rank left the order of its messages; None if it did not, as far as known.
+
+    What it did again later, such as to leave an inner loop, is part of its order. A rank that receives from any rank
+    has none of its own.
+    """
+    found = None
+    if any(message.peer is None for message in messages):
+        return None
+    pairs = [(message_form(one), message_form(other)) for one, other in itertools.pairwise(messages)]
+    times = Counter(pairs)
+    followers: dict[tuple[object, ...], list[Message]] = {}
+    for number, (one, message) in enumerate(itertools.pairwise(messages), 2):
+        last, this = pairs[number - 2]
+        before = followers.setdefault(last, [])
+        is_new = times[last, this] == 1 and number > len(messages) - _MOST_SINCE
+        if is_new and len(before) >= _LEAST_TIMES and len({message_form(each) for each in before}) == 1:
+            found = Deviation(one, before[-1], message)
+        before.append(message)
+    return found
+
+
+def message_form(message: Message) -> tuple[object, ...]:
+    """Return what the same message of another step has in common with this one."""
+    line = (message.line.file, message.line.line) if message.line is not None else None
+    return message.op, message.peer, message.tag, message.group, line

@@ -346,3 +346,39 @@ def _no_record(evidence: Evidence, found: Difference) -> Diagnosis | None:
         advice=f"look for the files of {span(lost)}, or at {'its host' if len(lost) == 1 else 'their hosts'}: "
         "`dmesg | grep -i oom`, `nvidia-smi`, `sacct -j JOB`",
     )
+
+
+def all_inside(evidence: Evidence) -> Diagnosis | None:
+    """Find a collective that all members called and that never completed."""
+    pending = {number: rank.pending[0] for number, rank in evidence.ranks.items() if rank.pending}
+    is_stuck = evidence.has_failed or any(call.started for call in pending.values())
+    if not pending or not is_stuck or len(pending) < max(2, len(evidence.world)):
+        return None
+    first = min(pending.values(), key=lambda call: call.created_ns or 0)
+    same = {number: call for number, call in pending.items() if (call.group, call.seq) == (first.group, first.seq)}
+    if len(same) < len(pending):
+        return None
+    late = sorted(number for number, call in same.items() if call.started is False)
+    base = Diagnosis(
+        "network",
+        "",
+        certain=False,
+        line=place(first.line) or None,
+        collective=describe_call(evidence, first),
+        evidence=report_ranks(evidence, sorted(same)),
+    )
+    if late and len(late) < len(same):
+        return base.with_more(
+            fault="busy",
+            rank=late[0],
+            finding=f"all ranks called {describe_call(evidence, first)}, but on {span(late)} the device never "
+            "started it",
+            advice=f"an earlier kernel blocks the stream of {span(late)}: look at what it enqueued before, on "
+            "all streams",
+        )
+    return base.with_more(
+        finding=f"all ranks called {describe_call(evidence, first)}, with equal sizes, and it never completed: the "
+        "program is not the cause, as far as the evidence shows",
+        advice="look at the network and the devices: NCCL_DEBUG=INFO, `dmesg | grep -i xid`, `nvidia-smi nvlink "
+        "--status`",
+    )
