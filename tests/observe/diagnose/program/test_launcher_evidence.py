@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frog.observe.diagnose.program.evidence import Evidence
-from frog.observe.diagnose.program.observed import add_run
+from frog.observe.diagnose.program.run_folder_evidence import add_run
 
 WORLD = {"attempt": 0, "world_size": 2, "master_addr": "x", "master_port": 1}
 

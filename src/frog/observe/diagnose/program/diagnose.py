@@ -10,8 +10,8 @@ from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.gather import gather
-from frog.observe.diagnose.program.observed import attempts_of
 from frog.observe.diagnose.program.rules import diagnose_program
+from frog.observe.diagnose.program.run_folder_evidence import attempts_of
 from frog.observe.diagnose.recorded import recorded_findings
 
 _NO_FINDING = ("unknown", "none", "running")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from frog.core.errors import describe_exit, signal_name
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
-from frog.observe.diagnose.program.lines import describe_call, report_ranks
 from frog.observe.diagnose.program.nan_rules import first_not_finite, not_finite_lines
+from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
 from frog.observe.diagnose.program.victims import is_victim, lost_loader, own_error, timed_out
 
 _FAR = float("inf")

@@ -15,8 +15,8 @@ from frog.observe.diagnose.program.failed_calls import add_lines, mark_failed_ca
 from frog.observe.diagnose.program.file_ranks import number_at_end, rank_in_name, ranks_by_number
 from frog.observe.diagnose.program.logs import add_log
 from frog.observe.diagnose.program.messages import add_awaited_messages
-from frog.observe.diagnose.program.observed import add_run
 from frog.observe.diagnose.program.recorder import DumpError, add_dump, decode_dump
+from frog.observe.diagnose.program.run_folder_evidence import add_run
 from frog.observe.diagnose.program.slurm import add_sacct
 from frog.observe.diagnose.program.stacks import add_stacks, is_stack_dump
 from frog.observe.diagnose.program.torchrun import add_error_file, decode_error_file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.observe.diagnose.diagnosis import Diagnosis, span
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
-from frog.observe.diagnose.program.lines import report_ranks, they_wait
+from frog.observe.diagnose.program.rank_reports import report_ranks, they_wait
 
 _INSIDE = "torch/distributed/"
 

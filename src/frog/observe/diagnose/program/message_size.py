@@ -8,8 +8,8 @@ from __future__ import annotations
 from frog.core.runs.observed import CodeLine, Message, Transfer
 from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
-from frog.observe.diagnose.program.lines import report_ranks
 from frog.observe.diagnose.program.places import collective_frames
+from frog.observe.diagnose.program.rank_reports import report_ranks
 from frog.observe.diagnose.program.transfer_rules import left_order, message_form, out_of_order
 
 _SAME_SIZE = "both ranks need tensors of the same size: compare the batch and the sequence length on both"

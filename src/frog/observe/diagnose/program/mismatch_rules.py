@@ -10,7 +10,7 @@ from frog.observe.diagnose.program.branches import call_branch, in_one_loop
 from frog.observe.diagnose.program.compare import Difference, differences
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
 from frog.observe.diagnose.program.history import is_unusual, usual_after
-from frog.observe.diagnose.program.lines import describe_call, report_ranks, survived_error
+from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, survived_error
 
 _AHEAD = 400
 """Calls after the difference to compare for their order."""

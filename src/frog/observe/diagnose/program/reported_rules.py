@@ -13,8 +13,8 @@ from frog.observe.diagnose.diagnosis import Diagnosis, note, span
 from frog.observe.diagnose.program.branches import rank_branch
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.history import is_unusual, usual_after
-from frog.observe.diagnose.program.lines import describe_call, report_ranks, survived_error
 from frog.observe.diagnose.program.message_size import longer_message
+from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, survived_error
 from frog.observe.diagnose.program.victims import in_collective
 
 

@@ -23,8 +23,8 @@ from frog.observe.diagnose.program.end_rules import (
 )
 from frog.observe.diagnose.program.evidence import Evidence
 from frog.observe.diagnose.program.join_rules import joined_without
-from frog.observe.diagnose.program.lines import RECORD_COLLECTIVES, report_ranks
 from frog.observe.diagnose.program.mismatch_rules import mismatched
+from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, report_ranks
 from frog.observe.diagnose.program.reported_rules import reported
 from frog.observe.diagnose.program.slow_rules import healthy, slow_rank
 from frog.observe.diagnose.program.stack_rules import stacks_apart

@@ -9,9 +9,9 @@ from math import comb
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.compare import members_of
 from frog.observe.diagnose.program.evidence import Evidence, Group, place
-from frog.observe.diagnose.program.lines import report_ranks
 from frog.observe.diagnose.program.nan_rules import not_finite_in_log
 from frog.observe.diagnose.program.no_sync_rules import no_sync_without_effect
+from frog.observe.diagnose.program.rank_reports import report_ranks
 
 _LEAST_CALLS = 8
 _LATE_NS = 20_000_000

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from frog.observe.diagnose.diagnosis import Diagnosis, span
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, place
-from frog.observe.diagnose.program.lines import RECORD_COLLECTIVES, report_ranks, they_wait
 from frog.observe.diagnose.program.places import collective_frames
+from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, report_ranks, they_wait
 
 _MORE = f"flight-recorder dumps of all ranks show the collectives before ({RECORD_COLLECTIVES})"
 

@@ -12,7 +12,7 @@ from frog.observe.diagnose.diagnosis import Diagnosis, span
 from frog.observe.diagnose.program.compare import Difference
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.join_rules import reason
-from frog.observe.diagnose.program.lines import describe_call, report_ranks
+from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
 from frog.observe.diagnose.program.victims import lost_peers, timed_out
 
 _NOT_MET = (

@@ -10,7 +10,7 @@ from frog.observe.diagnose.program.branches import call_branch, in_one_loop, ran
 from frog.observe.diagnose.program.compare import Difference
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.history import is_unusual, usual_after
-from frog.observe.diagnose.program.lines import describe_call, report_ranks, survived_error, they_wait
+from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, survived_error, they_wait
 from frog.observe.diagnose.program.victims import saw_a_peer_end, timed_out
 
 _EVEN_BATCHES = (

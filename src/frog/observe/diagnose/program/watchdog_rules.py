@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.observe.diagnose.diagnosis import Diagnosis, span
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, place
-from frog.observe.diagnose.program.lines import RECORD_COLLECTIVES, describe_call, report_ranks, they_wait
+from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, describe_call, report_ranks, they_wait
 
 
 def numbers_apart(evidence: Evidence) -> Diagnosis | None:
