@@ -26,7 +26,7 @@ from planted_bugs import BUGS, MARK, SAVE, Bug, plant
 
 from frog.launch.harness import kill_tree
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.diagnose import diagnose_folder
+from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
 
 PROGRAM = Path(__file__).with_name("plain_ddp.py")
 BATCH, STEPS, COLLECTIVES = 16, (1, 13), (3, 30)

@@ -35,7 +35,7 @@ def _rank_environment(
 
 
 def _describe_hang(folder: Path) -> str:
-    from frog.observe.diagnose.program.diagnose import describe_hang  # loads numpy
+    from frog.observe.diagnose.program.program_diagnosis import describe_hang  # loads numpy
 
     return describe_hang(folder)
 

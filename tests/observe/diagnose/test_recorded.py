@@ -15,7 +15,7 @@ from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import History, read_history
 from frog.core.runs.write import EventWriter
 from frog.observe.diagnose.find import diagnose_path
-from frog.observe.diagnose.program.diagnose import diagnose_folder
+from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
 from frog.observe.diagnose.recorded import first_nan, recorded_findings, same_order, shared_samples
 
 NAN = float("nan")

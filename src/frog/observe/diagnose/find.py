@@ -7,7 +7,7 @@ from pathlib import Path
 from frog.core.errors import RunError
 from frog.core.runs.folder import RunFolder, find_evidence
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.diagnose import diagnose_folder
+from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
 from frog.observe.diagnose.rules import diagnose
 
 

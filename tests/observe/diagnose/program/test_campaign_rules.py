@@ -11,9 +11,8 @@ from seen import at, changed, evidence, failed, rank
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence
-from frog.observe.diagnose.program.logs import add_log
-from frog.observe.diagnose.program.rules import diagnose_program
-from frog.observe.diagnose.program.seen_errors import with_origin
+from frog.observe.diagnose.program.program_diagnosis import diagnose_program
+from frog.observe.diagnose.program.program_logs import add_log, with_origin
 
 STEP = [("all_reduce", 2561, 68), ("all_reduce", 1, 72)]
 CLOSED = failed("RuntimeError", "[gloo/pair.cc:537] Read error [127.0.0.1]:8077: Connection reset by peer", 68, 9)

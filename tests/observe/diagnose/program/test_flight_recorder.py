@@ -12,8 +12,8 @@ from nccl_dumps import Calls, dump, write_dumps
 
 from frog.core.errors import RunError
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.diagnose import diagnose_folder
 from frog.observe.diagnose.program.gather import gather
+from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
 
 DONE: Calls = [("all_reduce", 64, "completed", 31)] * 3
 WAITS: Calls = [("all_reduce", 64, "started", 31)]

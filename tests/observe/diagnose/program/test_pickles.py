@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from frog.observe.diagnose.program.pickles import PickleError, load_plain
+from frog.observe.diagnose.program.flight_recorder import PickleError, load_plain
 
 PLAIN = {
     "version": "2.10",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from frog.core.errors import RunError
-from frog.observe.diagnose.program.diagnose import diagnose_folder
 from frog.observe.diagnose.program.gather import gather
+from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ada/job/train.py", line 41, in <module>

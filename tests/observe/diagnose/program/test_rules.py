@@ -10,7 +10,7 @@ from seen import at, changed, evidence, failed, rank
 
 from frog.core.runs.observed import CodeLine, NoSync
 from frog.observe.diagnose.program.evidence import Evidence, Group, JobState, RankEvidence
-from frog.observe.diagnose.program.rules import diagnose_program
+from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 
 STEP = [("all_reduce", 64, 10), ("all_reduce", 64, 10)]
 

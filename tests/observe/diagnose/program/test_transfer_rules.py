@@ -13,10 +13,9 @@ from seen import at, evidence, failed, rank
 from frog.core.files import write_json
 from frog.core.runs.observed import CodeLine, Message, Messages, Transfer
 from frog.observe.diagnose.program.evidence import RankEvidence
-from frog.observe.diagnose.program.failed_calls import mark_failed_calls
 from frog.observe.diagnose.program.gather import gather
-from frog.observe.diagnose.program.messages import add_awaited_messages
-from frog.observe.diagnose.program.rules import diagnose_program
+from frog.observe.diagnose.program.peer_errors import add_awaited_messages, mark_failed_calls
+from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 from frog.observe.diagnose.program.transfer_rules import deviation
 
 STEP = ("all_reduce", 64, 10)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from frog.core.errors import describe_exit, signal_name
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
-from frog.observe.diagnose.program.nan_rules import first_not_finite, not_finite_lines
+from frog.observe.diagnose.program.peer_errors import is_victim, lost_loader, own_error, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
-from frog.observe.diagnose.program.victims import is_victim, lost_loader, own_error, timed_out
+from frog.observe.diagnose.program.silent_rules import first_not_finite, not_finite_lines
 
 _FAR = float("inf")
 
@@ -329,6 +329,9 @@ def of_job(evidence: Evidence, states: tuple[str, ...] = tuple(_JOB_STATES)) -> 
         evidence=(line, *report_ranks(evidence, sorted(evidence.ranks))),
         advice=advice,
     )
+
+
+# ---- without a record of the end -------------------------------------------------------------------------------------
 
 
 def vanished(evidence: Evidence) -> Diagnosis | None:

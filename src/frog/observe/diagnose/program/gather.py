@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from frog.core.errors import RunError
 from frog.core.files import open_plain
+from frog.observe.diagnose.program.code_lines import add_stacks, is_stack_dump
 from frog.observe.diagnose.program.evidence import Evidence, Group
-from frog.observe.diagnose.program.failed_calls import add_lines, mark_failed_calls
-from frog.observe.diagnose.program.file_ranks import number_at_end, rank_in_name, ranks_by_number
-from frog.observe.diagnose.program.logs import add_log
-from frog.observe.diagnose.program.messages import add_awaited_messages
-from frog.observe.diagnose.program.recorder import DumpError, add_dump, decode_dump
+from frog.observe.diagnose.program.flight_recorder import DumpError, add_dump, decode_dump
+from frog.observe.diagnose.program.peer_errors import add_awaited_messages, mark_failed_calls
+from frog.observe.diagnose.program.program_logs import add_error_file, add_log, add_sacct, decode_error_file
 from frog.observe.diagnose.program.run_folder_evidence import add_run
-from frog.observe.diagnose.program.slurm import add_sacct
-from frog.observe.diagnose.program.stacks import add_stacks, is_stack_dump
-from frog.observe.diagnose.program.torchrun import add_error_file, decode_error_file
 
 _MOST_FILES = 20_000
 _MOST_BYTES = 64 << 20
@@ -47,10 +43,10 @@ def gather(path: Path, attempt: int = 0) -> Evidence:
     else:
         _add_file(evidence, path, path.name, rank_in_name(path.name), _MOST_TEXT, named=True)
     _use_tasks(evidence)
-    name_default_group(evidence)
+    _name_default_group(evidence)
     add_awaited_messages(evidence)
     mark_failed_calls(evidence)
-    add_lines(evidence)
+    _add_lines(evidence)
     if not evidence.ranks and not evidence.files:
         why = "".join(f"; {problem}" for problem in evidence.problems[:3])
         raise RunError(f"{path}: no evidence of a run{why}", f"frog diagnose reads {READABLE}")
@@ -154,7 +150,7 @@ def _use_tasks(evidence: Evidence) -> None:
 _DEFAULT = Group((), "0")
 
 
-def name_default_group(evidence: Evidence) -> None:
+def _name_default_group(evidence: Evidence) -> None:
     """Give the group that init_process_group creates its members, where a rank's record does not name them.
 
     torch forgets them in destroy_process_group, and gloo's dumps never have them.
@@ -168,3 +164,61 @@ def name_default_group(evidence: Evidence) -> None:
         for counts in (rank.enqueued, rank.completed):
             if _DEFAULT in counts:
                 counts[world] = counts.pop(_DEFAULT)
+
+
+def _add_lines(evidence: Evidence) -> None:
+    """Add the lines of calls that a rank recorded without: those of its peers' calls with the same number and form."""
+    known = {
+        (call.group, call.seq, call.op, call.elements): call.line
+        for rank in evidence.ranks.values()
+        for call in rank.calls
+        if call.line is not None and not call.p2p
+    }
+    for rank in evidence.ranks.values():
+        rank.calls = [
+            replace(call, line=known.get((call.group, call.seq, call.op, call.elements))) if call.line is None else call
+            for call in rank.calls
+        ]
+
+
+# ---- the rank that a file's name tells -------------------------------------------------------------------------------
+
+_MOST_RANK = 2**20
+_NAMED = re.compile(r"(?:rank|task|proc)[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_OF_A_NODE = re.compile(r"(?:node|host|machine|server)s?[_.-]?$", re.IGNORECASE)
+_LAST = re.compile(r"^(.*?)(\d{1,7})(\D*)$")
+
+
+def rank_in_name(path: str) -> int | None:
+    """Return the rank in `nccl_trace_rank_3`, `rank_3/train.log`, or torchrun's `attempt_0/3/stderr.log`."""
+    parts = PurePath(path).parts[-3:]
+    for part in reversed(parts[-2:]):
+        found = _NAMED.search(part)
+        if found and int(found[1]) < _MOST_RANK:
+            return int(found[1])
+    if len(parts) == 3 and re.fullmatch(r"attempt_\d{1,7}", parts[0]) and re.fullmatch(r"\d{1,6}", parts[1]):
+        return int(parts[1])
+    return None
+
+
+def number_at_end(path: str) -> int | None:
+    """Return the last number in a file's name, for a kind of file that has one per rank."""
+    found = _LAST.match(PurePath(path).name)
+    return int(found[2]) if found and int(found[2]) < _MOST_RANK else None
+
+
+def ranks_by_number(paths: Iterable[str]) -> dict[str, int]:
+    """Return the ranks of files whose names differ only in a number, if the numbers are 0, 1, 2 and so on.
+
+    The output of a node's launcher, such as `job-node0.out`, is of several ranks.
+    """
+    sets: dict[tuple[str, str, str], dict[str, int]] = {}
+    for path in paths:
+        pure = PurePath(path)
+        if (found := _LAST.match(pure.name)) and not _OF_A_NODE.search(found[1]):
+            sets.setdefault((str(pure.parent), found[1], found[3]), {})[path] = int(found[2])
+    numbered: dict[str, int] = {}
+    for found_ranks in sets.values():
+        if len(found_ranks) > 1 and sorted(found_ranks.values()) == list(range(len(found_ranks))):
+            numbered.update(found_ranks)
+    return numbered

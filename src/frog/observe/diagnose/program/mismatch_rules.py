@@ -1,17 +1,166 @@
-"""Rules about collectives that meet but do not match: another operation, order, size or type of elements."""
+"""Collectives compared: by number between the members of a group, and with the same rank's own earlier calls.
+
+A collective's number counts the calls within its group, so that equal numbers meet. Records are rings: a rank's first
+number may be larger than another's. A rank that called nothing at a number is absent only if a record of it exists;
+without one it is unknown. The rules here explain collectives that meet but do not match: another operation, order, size
+or type of elements.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
-from frog.observe.diagnose.program.branches import call_branch, in_one_loop
-from frog.observe.diagnose.program.compare import Difference, differences
-from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
-from frog.observe.diagnose.program.history import is_unusual, usual_after
-from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, survived_error
+from frog.observe.diagnose.program.code_lines import call_branch, in_one_loop
+from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place, same_line
+from frog.observe.diagnose.program.rank_reports import after_error, describe_call, report_ranks, survived_error
 
+_UNEVEN = ("all_to_all", "alltoall", "send", "recv")
+"""Operations whose sizes may differ between ranks."""
+_ROOTED = ("gather", "scatter", "_gather", "_scatter")
+"""Operations in which one rank's sizes may differ from the others'."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first collective of a group at which its members differ."""
+
+    group: Group
+    seq: int
+    kind: str
+    """op, size, dtype or absent."""
+    calls: dict[int, Call]
+    absent: tuple[int, ...] = ()
+    """Members that are known not to have called it."""
+    unknown: tuple[int, ...] = ()
+    """Members without a record."""
+
+    @property
+    def call(self) -> Call:
+        return next(iter(self.calls.values()))
+
+    @property
+    def began_ns(self) -> int:
+        """When the first rank called it."""
+        return min((call.created_ns for call in self.calls.values() if call.created_ns), default=0)
+
+
+def differences(evidence: Evidence) -> list[Difference]:
+    """Return the first difference of each group, in order of time."""
+    by_rank = {number: rank.by_group() for number, rank in evidence.ranks.items()}
+    groups = dict.fromkeys(group for found in by_rank.values() for group in found)
+    firsts = [_first_difference(evidence, group, by_rank) for group in groups]
+    known = [difference for difference in firsts if difference is not None]
+    return sorted(known, key=lambda difference: (difference.kind == "absent", difference.began_ns))
+
+
+def members_of(evidence: Evidence, group: Group) -> list[int]:
+    """Return the ranks of a group: all that called something in it, if torch did not name them."""
+    if group.members:
+        return list(group.members)
+    called = [number for number, rank in evidence.ranks.items() if any(call.group == group for call in rank.calls)]
+    return sorted(called)
+
+
+def _first_difference(
+    evidence: Evidence, group: Group, by_rank: dict[int, dict[Group, list[Call]]]
+) -> Difference | None:
+    members = members_of(evidence, group)
+    calls = {number: by_rank.get(number, {}).get(group, []) for number in members}
+    at = {number: {call.seq: call for call in found} for number, found in calls.items()}
+    firsts = [min(found) for found in at.values() if found]
+    if len(members) < 2 or not firsts:
+        return None
+    last = max(max(found) for found in at.values() if found)
+    for seq in range(max(min(firsts), last - 100_000), last + 1):
+        here = {number: found[seq] for number, found in at.items() if seq in found}
+        kind = _kind_of_difference(here)
+        if kind is not None:
+            return Difference(group, seq, kind, here)
+        missing = [number for number in members if number not in here]
+        absent = tuple(n for n in missing if here and _never_called(evidence.ranks.get(n), group, seq))
+        unknown = tuple(n for n in missing if n not in absent and not at[n])
+        if (absent or unknown) and here and not any(_is_over(evidence, n, call) for n, call in here.items()):
+            return Difference(group, seq, "absent", here, absent, unknown)
+    return None
+
+
+def _is_over(evidence: Evidence, number: int, call: Call) -> bool:
+    """True if a collective completed, by its own record or by the rank's later counts."""
+    return call.done or evidence.ranks[number].completed.get(call.group, 0) >= call.seq
+
+
+def _never_called(rank: RankEvidence | None, group: Group, seq: int) -> bool:
+    """True if a rank's record shows that it did not reach a collective."""
+    if rank is None:
+        return False
+    own = [call.seq for call in rank.calls if call.group == group and not call.p2p]
+    if own:
+        return max(own) < seq and rank.enqueued.get(group, 0) < seq
+    if group in rank.enqueued:
+        return rank.enqueued[group] < seq
+    return rank.has_calls
+
+
+def _kind_of_difference(here: dict[int, Call]) -> str | None:
+    """Return how the calls at one number differ; None if they match, or only one is known."""
+    calls = list(here.values())
+    first = calls[0]
+    if any(call.op != first.op for call in calls):
+        return "op"
+    if not first.op.lstrip("_").startswith(_UNEVEN):
+        sizes = Counter(_matched_size(call) for call in calls if call.elements is not None)
+        rooted = first.op in _ROOTED and min(sizes.values(), default=0) == 1
+        if len(sizes) > 1 and not rooted:
+            return "size"
+    if len({call.dtypes for call in calls if call.dtypes}) > 1 and first.op not in _ROOTED:
+        return "dtype"
+    return None
+
+
+def _matched_size(call: Call) -> object:
+    """Return what must agree. gloo and NCCL move elements: tensors of other shapes but as many elements match."""
+    return call.elements
+
+
+# ---- a rank's calls and what it called before, as the steps of a loop repeat -----------------------------------------
+
+
+def usual_after(before: list[Call]) -> list[Call]:
+    """Return the calls that followed, earlier, a call like the last one; the latest of each form."""
+    if not before:
+        return []
+    last = _form_and_line(before[-1])
+    return list(
+        {
+            _form_and_line(after): after for call, after in itertools.pairwise(before) if _form_and_line(call) == last
+        }.values()
+    )
+
+
+def is_unusual(before: list[Call], call: Call) -> bool | None:
+    """True if a rank calls something else than each time before; None if this place is new."""
+    usual = usual_after(before)
+    return _form_and_line(call) not in {_form_and_line(each) for each in usual} if usual else None
+
+
+def _form_and_line(call: Call) -> tuple[object, ...]:
+    line = (call.line.file, call.line.line) if call.line is not None else None
+    return call.op, call.elements, call.dtypes, line
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
+
+EVEN_BATCHES = (
+    "give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed number of steps; "
+    "under DDP, `with model.join():` accepts uneven inputs"
+)
+SKIP_TOGETHER = (
+    "a `continue`, a caught exception or a condition that only one rank meets must not skip a collective: "
+    "let all ranks agree first, for example by an all-reduce of a flag"
+)
 _AHEAD = 400
 """Calls after the difference to compare for their order."""
 
@@ -49,6 +198,14 @@ class Sides:
         )
 
 
+def mismatched(evidence: Evidence) -> Diagnosis | None:
+    """Explain the first collective at which ranks met with different calls."""
+    found = next((difference for difference in differences(evidence) if difference.kind != "absent"), None)
+    if found is None or (all(call.done for call in found.calls.values()) and not evidence.has_failed):
+        return None
+    return mismatch(evidence, found)
+
+
 def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     """Explain the first collective at which the members of a group do not match."""
     sides = _sides(evidence, found)
@@ -58,7 +215,7 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
             explained = rule(evidence, found, each)
             if explained is not None:
                 return explained
-    return _size(evidence, found, sides)
+    return _differing_call(evidence, found, sides)
 
 
 def _sides(evidence: Evidence, found: Difference) -> Sides:
@@ -177,18 +334,16 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         matches = _follows(sides.other_before, sides.other_call, sides.odd_call)
     if not ((called and matches) or _jumped(sides)) or same_line(sides.odd_call.line, sides.other_call.line):
         return None
-    caught = survived_error(evidence.ranks[sides.odd])
-    error = f", after an error that its log shows: {caught}" if caught else ""
+    error = after_error(evidence.ranks[sides.odd])
     reverse = _follows(sides.odd_before, sides.odd_call, sides.other_call)
-    if reverse and not caught and sides.tie and survived_error(evidence.ranks[sides.other]):
+    if reverse and not error and sides.tie and survived_error(evidence.ranks[sides.other]):
         return None  # the other side shows an error
     return _base(evidence, found, sides).with_more(
         fault="skipped",
-        certain=bool(caught) or not (sides.tie and reverse),
+        certain=bool(error) or not (sides.tie and reverse),
         finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} skipped "
         f"{sides.other_call.op} at {place(sides.other_call.line)}{error}",
-        advice="a `continue`, a caught exception or a condition that only one rank meets must not skip a collective: "
-        "let all ranks agree first, for example by an all-reduce of a flag",
+        advice=SKIP_TOGETHER,
     )
 
 
@@ -253,13 +408,11 @@ def _batches(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         certain=False,
         finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} left the loop after {times} "
         f"calls there, the others continue: one rank has fewer batches",
-        advice="give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed "
-        "number of "
-        "steps; under DDP, `with model.join():` accepts uneven inputs",
+        advice=EVEN_BATCHES,
     )
 
 
-def _size(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
+def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
     """Report other sizes, other types or another operation as such."""
     base = _base(evidence, found, sides)
     differ = _differ(evidence, found, sides)
@@ -306,11 +459,3 @@ def _first_dim(sides: Sides) -> str:
     if one and other and len(one[0]) > 1 and len(other[0]) > 1 and one[0] != other[0] and one[0][1:] == other[0][1:]:
         return f" in the first dimension ({one[0][0]} and {other[0][0]}), as uneven data has"
     return ", or the same ones in another order: no later calls are known that would tell" if sides.is_short else ""
-
-
-def mismatched(evidence: Evidence) -> Diagnosis | None:
-    """Explain the first collective at which ranks met with different calls."""
-    found = next((one for one in differences(evidence) if one.kind != "absent"), None)
-    if found is None or (all(call.done for call in found.calls.values()) and not evidence.has_failed):
-        return None
-    return mismatch(evidence, found)

@@ -7,7 +7,7 @@ import re
 from frog.core.errors import describe_exit
 from frog.observe.diagnose.diagnosis import note, span
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, place
-from frog.observe.diagnose.program.victims import is_victim
+from frog.observe.diagnose.program.peer_errors import is_victim
 
 RECORD_COLLECTIVES = "TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1"
 """Variables with which torch's flight recorder writes a dump of every rank when a collective times out."""
@@ -86,6 +86,12 @@ def survived_error(rank: RankEvidence) -> str | None:
         error = rank.caught[-1]
         return f"{error.short_type}: {error.first_line}" + (f", at {place(error.line)}" if error.line else "")
     return f"“{rank.trouble[-1][:160]}”" if rank.trouble else None
+
+
+def after_error(rank: RankEvidence) -> str:
+    """Return the end of a sentence about a rank that skipped something after an error which it survived."""
+    error = survived_error(rank)
+    return f", after an error that its log shows: {error}" if error else ""
 
 
 def describe_call(evidence: Evidence, call: Call) -> str:

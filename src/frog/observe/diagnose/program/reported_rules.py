@@ -10,12 +10,18 @@ from dataclasses import dataclass, replace
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
-from frog.observe.diagnose.program.branches import rank_branch
-from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.history import is_unusual, usual_after
-from frog.observe.diagnose.program.message_size import longer_message
-from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, survived_error
-from frog.observe.diagnose.program.victims import in_collective
+from frog.observe.diagnose.program.code_lines import rank_branch
+from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place, same_line
+from frog.observe.diagnose.program.mismatch_rules import SKIP_TOGETHER, is_unusual, usual_after
+from frog.observe.diagnose.program.peer_errors import in_collective
+from frog.observe.diagnose.program.rank_reports import (
+    RECORD_COLLECTIVES,
+    after_error,
+    describe_call,
+    report_ranks,
+    they_wait,
+)
+from frog.observe.diagnose.program.transfer_rules import longer_message
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,7 @@ def _left_its_order(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
     times = sum(same_line(call.line, met.line) for call in before)
     if not is_unusual(before, met.call) or not any(same_line(each.line, met.line) for each in usual_after(before)):
         return None
-    caught = survived_error(evidence.ranks[met.other])
-    error = f", after an error that its log shows: {caught}" if caught else ""
+    error = after_error(evidence.ranks[met.other])
     return _found(evidence, met).with_more(
         fault="skipped",
         rank=met.other,
@@ -95,8 +100,7 @@ def _left_its_order(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
         finding=f"rank {met.other} called {describe_call(evidence, met.call)} while rank {met.receiver} was in the "
         f"collective at {place(met.line)}: rank {met.other} skipped that one, which it had called {times} times "
         f"before{error}",
-        advice="a `continue`, a caught exception or a condition that only one rank meets must not skip a collective: "
-        "let all ranks agree first, for example by an all-reduce of a flag",
+        advice=SKIP_TOGETHER,
     )
 
 
@@ -193,4 +197,49 @@ def _found(evidence: Evidence, met: _Meeting) -> Diagnosis:
             note(rank.exited_ns, f"rank {met.receiver}", *met.message),
             *report_ranks(evidence, [met.receiver, *([met.other] if met.other is not None else [])]),
         ),
+    )
+
+
+# ---- lines of NCCL's watchdog alone, which show the collective of each rank, but none before it ----------------------
+
+
+def differing_numbers(evidence: Evidence) -> Diagnosis | None:
+    """Find ranks of one group that timed out in different collectives with different numbers."""
+    by_group: dict[Group, dict[int, Call]] = {}
+    for number, rank in evidence.ranks.items():
+        if not rank.has_calls and len(rank.calls) == 1 and not rank.calls[0].done:
+            by_group.setdefault(rank.calls[0].group, {})[number] = rank.calls[0]
+    return next(
+        (found for calls in by_group.values() if (found := _differing_numbers_of_group(evidence, calls)) is not None),
+        None,
+    )
+
+
+def _differing_numbers_of_group(evidence: Evidence, calls: dict[int, Call]) -> Diagnosis | None:
+    """Compare the lowest number with the next one: the ranks that are ahead completed something at the lowest."""
+    numbers = sorted({call.seq for call in calls.values()})
+    group = next(iter(calls.values())).group
+    if len(numbers) < 2 or set(group.members) - calls.keys():
+        return None
+    behind = sorted(number for number, call in calls.items() if call.seq == numbers[0])
+    ahead = sorted(number for number, call in calls.items() if call.seq == numbers[1])
+    low, high = calls[behind[0]], calls[ahead[0]]
+    if (low.op, low.elements) == (high.op, high.elements):
+        return None
+    odd = ahead if len(ahead) < len(behind) else behind
+    return Diagnosis(
+        "order",
+        f"{they_wait(behind)} in {describe_call(evidence, low)}, "
+        f"{they_wait(ahead)} in {describe_call(evidence, high)}: "
+        f"{span(odd)} probably called a collective more or less than the others before, or data for number {low.seq} "
+        "never arrived",
+        rank=odd[0],
+        node_rank=evidence.ranks[odd[0]].node_rank,
+        line=place(evidence.ranks[odd[0]].line) or None,
+        collective=describe_call(evidence, low),
+        certain=False,
+        evidence=report_ranks(evidence, [*odd, *(number for number in sorted(calls) if number not in odd)]),
+        advice=f"look for a collective under a condition that only {span(odd)} "
+        f"{'meets' if len(odd) == 1 else 'meet'}, such as a step without gradients or an error that was caught\n"
+        f"flight-recorder dumps of all ranks show where they parted ({RECORD_COLLECTIVES})",
     )

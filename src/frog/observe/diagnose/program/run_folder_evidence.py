@@ -19,11 +19,9 @@ from frog.core.runs.launcher_schema import (
 from frog.core.runs.observed import CollectiveEntry, Collectives, Observed, ProgramError, Status, read_observed
 from frog.core.runs.read import read_launcher
 from frog.core.runs.run import is_active
-from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, SeenError
-from frog.observe.diagnose.program.group_names import GroupNames
-from frog.observe.diagnose.program.places import user_line
-from frog.observe.diagnose.program.seen_errors import with_origin
-from frog.observe.diagnose.program.stacks import fault_frames
+from frog.observe.diagnose.program.code_lines import fault_frames, user_line
+from frog.observe.diagnose.program.evidence import Call, Evidence, Group, GroupNames, RankEvidence, SeenError
+from frog.observe.diagnose.program.program_logs import with_origin
 
 _LEAST_BEATS = 3
 """Fewest beats at one line that show whether the rank computed there."""

@@ -1,4 +1,4 @@
-"""Rules about ranks that wait for a message to or from another rank, which does not do its part."""
+"""Rules about messages between two ranks: one that is never sent or received, or is longer than expected."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine, Message, Transfer
-from frog.observe.diagnose.diagnosis import Diagnosis, span
-from frog.observe.diagnose.program.compare import Difference
+from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.program.code_lines import collective_frames
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.join_rules import reason
+from frog.observe.diagnose.program.mismatch_rules import Difference
+from frog.observe.diagnose.program.peer_errors import lost_peers, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
-from frog.observe.diagnose.program.victims import lost_peers, timed_out
+from frog.observe.diagnose.program.wait_rules import reason_of_absence
 
 _NOT_MET = (
     "every send needs a recv on the other rank at the same time, and every recv a send: compare the two lines\n"
@@ -55,7 +56,11 @@ def transfer(evidence: Evidence) -> Diagnosis | None:
     for number in peers:
         path = _path(peers, number)
         last = path[-1]
-        found = _circle(evidence, path[path.index(peers[last]) :]) if last in peers else _end(evidence, path)
+        found = (
+            _circle(evidence, path[path.index(peers[last]) :])
+            if last in peers
+            else _waits_for_rank_elsewhere(evidence, path)
+        )
         if found is not None:
             return found
     return None
@@ -146,7 +151,7 @@ def _tag(message: Transfer) -> str:
     return f" with tag {message.tag}" if message.tag else ""
 
 
-def _end(evidence: Evidence, path: list[int]) -> Diagnosis | None:
+def _waits_for_rank_elsewhere(evidence: Evidence, path: list[int]) -> Diagnosis | None:
     """Explain a rank that waits for one which is elsewhere."""
     waits, rank = evidence.ranks[path[-2]], evidence.ranks.get(path[-1])
     if rank is None:
@@ -156,7 +161,7 @@ def _end(evidence: Evidence, path: list[int]) -> Diagnosis | None:
         return _in_collective(evidence, waits, rank, call)
     if rank.transfer is not None and rank.transfer.peer is None and _was_waiting(rank):
         return _from_any(evidence, waits, rank)
-    fault, doing, advice = reason(rank)
+    fault, doing, advice = reason_of_absence(rank)
     return _pair(evidence, rank, waits).with_more(
         fault=fault,
         certain=fault in ("ended", "stop"),
@@ -240,8 +245,8 @@ def _pair(evidence: Evidence, odd: RankEvidence, other: RankEvidence, *more: int
         "",
         rank=odd.rank,
         node_rank=odd.node_rank,
-        line=place(_line(odd)) or None,
-        peer_line=place(_line(other)) or None,
+        line=place(_waiting_line(odd)) or None,
+        peer_line=place(_waiting_line(other)) or None,
         certain=False,
         evidence=report_ranks(evidence, [*dict.fromkeys([odd.rank, other.rank, *more])]),
         advice=_NOT_MET,
@@ -253,20 +258,22 @@ def _waits(rank: RankEvidence) -> str:
         return f"rank {rank.rank}"
     size = "x".join(map(str, rank.transfer.size)) or "1"
     what = f"{rank.transfer.op} of {size} {rank.transfer.dtype} {_way(rank.transfer)}"
-    return f"rank {rank.rank} waits in {what}{at_place(_line(rank))}{_begun(rank)}"
+    return f"rank {rank.rank} waits in {what}{at_place(_waiting_line(rank))}{_begun(rank)}"
 
 
 def _begun(rank: RankEvidence) -> str:
     """Return the line that began the message, if the rank waits in another."""
     line = rank.transfer.line if isinstance(rank.transfer, Message) else None
-    return "" if line is None or same_line(line, _line(rank)) else f" (begun{at_place(line)})"
+    return "" if line is None or same_line(line, _waiting_line(rank)) else f" (begun{at_place(line)})"
 
 
-def _line(rank: RankEvidence) -> CodeLine | None:
+def _waiting_line(rank: RankEvidence) -> CodeLine | None:
     return rank.error.line if rank.error is not None and rank.error.line is not None else rank.line
 
 
-_LEAST_TIMES = 2
+# ---- a rank's messages and those that it began before, as the steps of a loop repeat ---------------------------------
+
+_LEAST_REPEATS = 2
 """How often a message must have followed another, and no other one, to be the usual one."""
 
 
@@ -298,7 +305,7 @@ def deviation(messages: list[Message]) -> Deviation | None:
         last, this = pairs[number - 2]
         before = followers.setdefault(last, [])
         is_new = times[last, this] == 1 and number > len(messages) - _MOST_SINCE
-        if is_new and len(before) >= _LEAST_TIMES and len({message_form(each) for each in before}) == 1:
+        if is_new and len(before) >= _LEAST_REPEATS and len({message_form(each) for each in before}) == 1:
             found = Deviation(one, before[-1], message)
         before.append(message)
     return found
@@ -308,3 +315,81 @@ def message_form(message: Message) -> tuple[object, ...]:
     """Return what the same message of another step has in common with this one."""
     line = (message.line.file, message.line.line) if message.line is not None else None
     return message.op, message.peer, message.tag, message.group, line
+
+
+# ---- a message that is longer than the tensor of its receiver, which gloo then ends ----------------------------------
+
+_SAME_SIZE = "both ranks need tensors of the same size: compare the batch and the sequence length on both"
+
+
+def longer_message(evidence: Evidence, receiver: RankEvidence, reported: tuple[str, str]) -> Diagnosis | None:
+    """Find the rank that sent a receiver, which reported a message of another size, what it did not expect.
+
+    The record of the receiver is lost. That of the sender shows whether the message had another size each time before.
+    reported: the line of the log that says so, and the log.
+    """
+    inside = _torch_function(receiver)
+    for sender in sorted(evidence.ranks.values(), key=lambda rank: not _sends_to(rank, receiver)):
+        waits = _sends_to(sender, receiver)
+        message = _last_sent(sender, receiver.rank) or (sender.transfer if waits else None)
+        if message is None or not (inside == "recv" or (waits and inside is None)):
+            continue
+        found = _longer_message_from(receiver, sender, message)
+        first = note(receiver.exited_ns, f"rank {receiver.rank}", *reported)
+        return found.with_more(first, *report_ranks(evidence, [receiver.rank, sender.rank]))
+    return None
+
+
+def _sends_to(rank: RankEvidence, receiver: RankEvidence) -> bool:
+    """True if a rank waited until the end for a message to the receiver."""
+    return rank.transfer is not None and rank.transfer.is_send and rank.transfer.peer == receiver.rank
+
+
+def _torch_function(rank: RankEvidence) -> str | None:
+    """Return the function of torch.distributed in which a rank was; None if it was in none."""
+    return next((frame.function for frame in collective_frames(rank.stack)), None)
+
+
+def _last_sent(sender: RankEvidence, receiver: int) -> Message | None:
+    sent = sender.messages.last if sender.messages is not None else []
+    return next((one for one in reversed(sent) if one.is_send and one.peer == receiver), None)
+
+
+def _size_before(sender: RankEvidence, message: Transfer) -> list[int] | None:
+    """Return the size that a message had in an earlier step."""
+    if not isinstance(message, Message) or sender.messages is None:
+        return None
+    alike = [one for one in sender.messages.last if message_form(one) == message_form(message)]
+    return alike[-2].size if len(alike) > 1 else None
+
+
+def _longer_message_from(receiver: RankEvidence, sender: RankEvidence, message: Transfer) -> Diagnosis:
+    """Return the diagnosis. The sender is the odd one if it left its order, or its message had another size before."""
+    sent = message.line if isinstance(message, Message) else _error_line(sender)
+    before, why = _size_before(sender, message), left_order(sender)
+    if before is not None and before != message.size:
+        fault, advice, why = "shape", _SAME_SIZE, f", but of {_size_text(before)} before"
+    elif why:
+        fault, advice = "message", out_of_order(sender, receiver)
+    else:
+        fault, advice = "shape", _SAME_SIZE
+    odd, line, peer_line = (sender, sent, receiver.line) if why else (receiver, receiver.line, sent)
+    return Diagnosis(
+        fault,
+        f"rank {receiver.rank} received a message of another size than it expects{at_place(receiver.line)}; "
+        f"rank {sender.rank} sent it one of {_size_text(message.size)} {message.dtype}{at_place(sent)}{why}",
+        rank=odd.rank,
+        node_rank=odd.node_rank,
+        line=place(line) or None,
+        peer_line=place(peer_line) or None,
+        certain=False,
+        advice=f"{advice}\nthe record of the rank that received the message was lost when gloo ended its process",
+    )
+
+
+def _error_line(rank: RankEvidence) -> CodeLine | None:
+    return rank.error.line if rank.error is not None else None
+
+
+def _size_text(size: list[int]) -> str:
+    return "x".join(map(str, size)) or "1"

@@ -1,4 +1,8 @@
-"""Find a rank that comes late again and again, from the times at which the ranks called their collectives."""
+"""Rules about faults that do not end a program: a slow rank, values that are not finite, `no_sync` without effect.
+
+After an all-reduce, every rank has the NaN of one. The logs tell them apart if each rank writes its own loss: the first
+NaN comes after fewer losses than that of the other ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import comb
 
-from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.compare import members_of
-from frog.observe.diagnose.program.evidence import Evidence, Group, place
-from frog.observe.diagnose.program.nan_rules import not_finite_in_log
-from frog.observe.diagnose.program.no_sync_rules import no_sync_without_effect
+from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.program.evidence import Evidence, Group, at_place, place
+from frog.observe.diagnose.program.mismatch_rules import members_of
 from frog.observe.diagnose.program.rank_reports import report_ranks
 
 _LEAST_CALLS = 8
@@ -51,7 +53,7 @@ class _Late:
 
 def slow_rank(evidence: Evidence) -> Diagnosis | None:
     """Report the rank that the others wait for, if one is late again and again."""
-    return next((_report(evidence, late) for late in _late_ranks(evidence) if late.is_slow), None)
+    return next((_slow_diagnosis(evidence, late) for late in _late_ranks(evidence) if late.is_slow), None)
 
 
 def perhaps_slow(evidence: Evidence) -> str:
@@ -109,7 +111,7 @@ def _chance(times: int, of: int, ranks: int) -> float:
     return float(ranks * ways / ranks**of)
 
 
-def _report(evidence: Evidence, late: _Late) -> Diagnosis:
+def _slow_diagnosis(evidence: Evidence, late: _Late) -> Diagnosis:
     rank = evidence.ranks[late.rank]
     line = next((call.line for call in reversed(rank.calls) if call.group == late.group), None)
     skewed = late.hosts > 1
@@ -139,6 +141,94 @@ def _late_ns(rows: list[dict[int, int]], number: int) -> list[int]:
     return [ns for ns in behind if ns > _LATE_NS]
 
 
+# ---- values that are not finite --------------------------------------------------------------------------------------
+
+_NAN_ADVICE = (
+    "`frog.record(step, loss=loss)` with each rank's own loss shows which had the first NaN\n"
+    "torch.autograd.set_detect_anomaly(True) shows where it arises"
+)
+
+
+def first_not_finite(evidence: Evidence) -> int | None:
+    """Return the rank whose log has the first loss that is not finite; None if the logs do not tell."""
+    ranks = {number: rank.num_losses for number, rank in evidence.ranks.items() if rank.nan_line}
+    first = sorted(ranks, key=lambda number: ranks[number])[:2]
+    if len(evidence.ranks) < 2 or not first:
+        return None
+    if len(first) == 1:
+        others = [rank.num_losses for number, rank in evidence.ranks.items() if number != first[0]]
+        return first[0] if any(others) else None  # often, only rank 0 writes the loss
+    return first[0] if ranks[first[0]] < ranks[first[1]] else None
+
+
+def not_finite_in_log(evidence: Evidence) -> Diagnosis | None:
+    """Report a program that continued with a loss that is not finite."""
+    ranks = sorted(number for number, rank in evidence.ranks.items() if rank.nan_line)
+    what = "loss that is not finite" if ranks else "gradient norm that stays NaN"
+    ranks = ranks or sorted(number for number, rank in evidence.ranks.items() if rank.norm_line)
+    if not ranks:
+        return None
+    first = first_not_finite(evidence)
+    others = f", first on rank {first}" if first is not None and len(ranks) > 1 else ""
+    return Diagnosis(
+        "nan",
+        f"the log of {span(ranks)} shows a {what}{others}, and the program continued",
+        rank=first,
+        certain=False,
+        outcome="completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed",
+        evidence=not_finite_lines(evidence, ranks),
+        advice=_NAN_ADVICE,
+    )
+
+
+def not_finite_lines(evidence: Evidence, ranks: list[int]) -> tuple[str, ...]:
+    """Return the lines of the logs."""
+    seen = [evidence.ranks[number] for number in ranks[:8]]
+    return tuple(
+        note(None, f"rank {rank.rank}", line, rank.sources[-1])
+        for rank in seen
+        if (line := rank.nan_line or rank.norm_line)
+    )
+
+
+# ---- gradient accumulation that averages in each micro-batch ---------------------------------------------------------
+
+_LEAST_WITHOUT_EFFECT = 2
+"""Fewest contexts without effect to report."""
+
+
+def no_sync_without_effect(evidence: Evidence) -> Diagnosis | None:
+    """Report that the program entered `no_sync` only after the forward, which decides about the average."""
+    found = {
+        number: rank.no_sync
+        for number, rank in sorted(evidence.ranks.items())
+        if rank.no_sync is not None and rank.no_sync.without_effect >= _LEAST_WITHOUT_EFFECT
+    }
+    if not found:
+        return None
+    rank, seen = next(iter(found.items()))
+    lines = [
+        note(
+            None, f"rank {number}", f"{counts.without_effect} of {counts.entered} no_sync had no effect", "status.json"
+        )
+        for number, counts in list(found.items())[:8]
+    ]
+    return Diagnosis(
+        "no_sync",
+        f"DDP's no_sync{at_place(seen.line)} had no effect in {seen.without_effect} of {seen.entered} micro-batches of "
+        f"{span([*found])}: the forward ran before it, so DDP averaged the gradients in each: the numbers are right, "
+        "but more is sent than necessary",
+        rank=rank,
+        line=place(seen.line) or None,
+        certain=False,
+        outcome="completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed",
+        evidence=tuple(lines),
+        advice="put the forward into the context too: `with model.no_sync(): loss = model(x); loss.backward()`",
+    )
+
+
+# ---- a program that does not fail ------------------------------------------------------------------------------------
+
 _OF_HEALTHY: tuple[Callable[[Evidence], Diagnosis | None], ...] = (not_finite_in_log, no_sync_without_effect, slow_rank)
 """What may be wrong with a program that does not fail."""
 
@@ -147,9 +237,9 @@ def healthy(evidence: Evidence) -> Diagnosis | None:
     """Find a program of which all ranks ended without an error."""
     if evidence.has_failed or not evidence.ranks:
         return None
-    found = [one for rule in _OF_HEALTHY if (one := rule(evidence)) is not None]
-    if found:
-        return found[0].with_more(also=tuple(found[1:]))
+    faults = [fault for fault in (rule(evidence) for rule in _OF_HEALTHY) if fault is not None]
+    if faults:
+        return faults[0].with_more(also=tuple(faults[1:]))
     ranks = evidence.ranks
     ended = all(rank.state == "ended" or rank.exit_code == 0 for rank in ranks.values())
     done = ended or evidence.ended_code == 0 or any(job.state == "COMPLETED" for job in evidence.jobs)

@@ -1,4 +1,4 @@
-"""Find what went wrong in a program, from its evidence. The first rule that explains it wins.
+"""Diagnose a folder of any program: gather the evidence of each start; the first rule that explains it wins.
 
 An exception of a rank's own comes first: everything else follows from it. Then signals and exit codes, then what the
 collectives show, then what the scheduler says about the whole job.
@@ -7,9 +7,13 @@ collectives show, then what the scheduler says about the whole job.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+from frog.core.errors import FrogError
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.history import read_history
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
-from frog.observe.diagnose.program.compare import differences
 from frog.observe.diagnose.program.end_rules import (
     exited,
     first_own_error,
@@ -22,26 +26,77 @@ from frog.observe.diagnose.program.end_rules import (
     vanished,
 )
 from frog.observe.diagnose.program.evidence import Evidence
-from frog.observe.diagnose.program.join_rules import joined_without
-from frog.observe.diagnose.program.mismatch_rules import mismatched
+from frog.observe.diagnose.program.gather import gather
+from frog.observe.diagnose.program.mismatch_rules import differences, mismatched
+from frog.observe.diagnose.program.peer_errors import in_collective, is_victim
 from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, report_ranks
-from frog.observe.diagnose.program.reported_rules import reported
-from frog.observe.diagnose.program.slow_rules import healthy, slow_rank
-from frog.observe.diagnose.program.stack_rules import stacks_apart
+from frog.observe.diagnose.program.reported_rules import differing_numbers, reported
+from frog.observe.diagnose.program.run_folder_evidence import attempts_of
+from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
 from frog.observe.diagnose.program.transfer_rules import transfer, without_transfers
-from frog.observe.diagnose.program.victims import in_collective, is_victim
-from frog.observe.diagnose.program.wait_rules import absent, all_inside
-from frog.observe.diagnose.program.watchdog_rules import numbers_apart
+from frog.observe.diagnose.program.wait_rules import absent, all_inside, differing_stacks, joined_without
+from frog.observe.diagnose.recorded import recorded_findings
 
 _WAITS_S = 5.0
 """A collective that has been pending for less time may still complete."""
 
+_NO_FINDING = ("unknown", "none", "running")
+_GOOD = ("none", "running", "interrupted", "slow", "no_sync", "teardown")
+"""Faults for which an earlier start that failed is not shown first."""
+
 Rule = Callable[[Evidence], Diagnosis | None]
+
+
+def diagnose_folder(path: Path) -> Diagnosis:
+    """Return what went wrong in the program whose evidence lies in a folder or file.
+
+    Raises:  RunError if no file there is evidence.
+    """
+    return _with_recorded(_of_attempts(path), path)
+
+
+def describe_hang(path: Path) -> str:
+    """Return the finding on a hanging program as a line; empty without one."""
+    try:
+        found = diagnose_folder(path)
+    except FrogError:
+        return ""
+    if found.fault in _NO_FINDING:
+        return ""
+    return f"{'diagnosis' if found.certain else 'probably'}: {found.finding}"
+
+
+def _of_attempts(path: Path) -> Diagnosis:
+    """Return what went wrong in the last start that failed, and in the earlier ones."""
+    attempts = attempts_of(path)
+    found = diagnose_program(gather(path, attempts[-1]))
+    if len(attempts) == 1:
+        return found
+    earlier = [diagnose_program(gather(path, attempt)) for attempt in attempts[-20:-1]]
+    failed = [diagnosis for diagnosis in earlier if diagnosis.fault not in _GOOD]
+    if found.fault not in _GOOD or not failed:
+        return found.with_more(also=tuple(earlier))
+    again = "the program was started again and completed" if found.outcome == "completed" else "it was started again"
+    return failed[-1].with_more(
+        finding=f"{failed[-1].finding}; {again}", outcome="recovered", also=(*failed[:-1], found)
+    )
+
+
+def _with_recorded(found: Diagnosis, path: Path) -> Diagnosis:
+    """Add what the numbers show that the program recorded; in a run that did not fail, they come first."""
+    folder = RunFolder(path)
+    recorded = recorded_findings(read_history(folder)) if folder.event_ranks() else []
+    completed = found.fault in ("none", "running", "interrupted") or (found.fault == "nan" and not found.certain)
+    if not recorded or not completed:
+        return found.with_more(also=(*found.also, *recorded))
+    first, *rest = recorded
+    return replace(first, outcome=found.outcome, also=(*rest, *found.also))
 
 
 def diagnose_program(evidence: Evidence) -> Diagnosis:
     """Return what went wrong in a program, or that nothing did."""
-    found = next((found for rule in RULES if (found := rule(evidence)) is not None), _unknown(evidence))
+    explained = (rule(evidence) for rule in RULES)
+    found = next((diagnosis for diagnosis in explained if diagnosis is not None), None) or _unknown(evidence)
     if evidence.hung and evidence.stopped_by_user:
         found = _as_stopped(evidence, found)
     return _with_gaps(evidence, found)
@@ -69,8 +124,12 @@ def waited(evidence: Evidence) -> Diagnosis | None:
     """Explain the first collective in which some ranks wait and which others never called."""
     if not evidence.has_failed and not _waited_long(evidence):
         return None
-    absences = [without_transfers(evidence, one) for one in differences(evidence) if one.kind == "absent"]
-    return next((explained for one in absences if (explained := absent(evidence, one)) is not None), None)
+    for difference in differences(evidence):
+        if difference.kind == "absent":
+            explained = absent(evidence, without_transfers(evidence, difference))
+            if explained is not None:
+                return explained
+    return None
 
 
 def _waited_long(evidence: Evidence) -> bool:
@@ -80,11 +139,6 @@ def _waited_long(evidence: Evidence) -> bool:
             if rank.dumped_ns is None or (call.created_ns and rank.dumped_ns - call.created_ns > _WAITS_S * 1e9):
                 return True
     return False
-
-
-def slow(evidence: Evidence) -> Diagnosis | None:
-    """Report a slow rank of a program that failed for no other known reason."""
-    return slow_rank(evidence)
 
 
 RULES: tuple[Rule, ...] = (
@@ -97,7 +151,7 @@ RULES: tuple[Rule, ...] = (
     lost_node,
     killed,
     exited,
-    numbers_apart,
+    differing_numbers,
     transfer,
     waited,
     joined_without,
@@ -107,8 +161,8 @@ RULES: tuple[Rule, ...] = (
     vanished,
     lambda evidence: of_job(evidence, ("TIMEOUT", "CANCELLED")),
     healthy,
-    slow,
-    stacks_apart,
+    slow_rank,  # of a program that failed for no other known reason
+    differing_stacks,
 )
 
 
