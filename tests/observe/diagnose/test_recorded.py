@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.test_observed_files import STATUS, write
+from core.runs.test_observed_files import STATUS, write
 
 from frog.core.files import write_json
 from frog.core.runs.folder import RunFolder

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs.test_observed_files import STATUS, write
+from core.runs.test_observed_files import STATUS, write
 from synthetic_run import make_run
 
 from frog.core.errors import FrogError, LaunchError, RunError

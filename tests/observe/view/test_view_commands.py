@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from core.runs.test_observed_files import STATUS, write
 from run_files import beat
-from runs.test_observed_files import STATUS, write
 from synthetic_run import Synthetic, make_run
 
 from frog.cli import main
