@@ -8,6 +8,8 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -1019,3 +1021,17 @@ def test_diagnosis_of_thousands_of_starts_is_shortened() -> None:
     assert shown.evidence[-1] == "... and 4940 more lines"
     few = Diagnosis("kill", "the last", evidence=lines[:3], also=also[:2])
     assert few.shortened().evidence == few.evidence
+
+
+def test_command_loads_no_rules_for_other_programs_to_diagnose_a_run_of_frogs_own(run: FailedRun) -> None:
+    run.end(1)
+    code = (
+        "import sys; from frog.cli import main; main(['diagnose', sys.argv[1]]); "
+        "sys.exit(' '.join(name for name in sys.modules if name.startswith('frog.observe.diagnose.')))"
+    )
+    words = [sys.executable, "-c", code, str(run.folder.path)]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert "What to do" in result.stdout
+    loaded = result.stderr.split()
+    assert "frog.observe.diagnose.find" in loaded
+    assert [name for name in loaded if name.startswith("frog.observe.diagnose.program")] == []

@@ -7,8 +7,6 @@ from pathlib import Path
 from frog.core.errors import RunError
 from frog.core.runs.folder import RunFolder, find_evidence
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
-from frog.observe.diagnose.rules import diagnose
 
 
 def diagnose_path(text: str) -> tuple[Path, Diagnosis]:
@@ -22,10 +20,22 @@ def diagnose_path(text: str) -> tuple[Path, Diagnosis]:
         path = Path(text)
         if not path.exists():
             raise
-        return path, diagnose_folder(path)
+        return path, _of_program(path)
     if is_own_run(folder):
-        return folder.path, diagnose(folder)
-    return folder.path, diagnose_folder(folder.path)
+        return folder.path, _of_own_run(folder)
+    return folder.path, _of_program(folder.path)
+
+
+def _of_own_run(folder: RunFolder) -> Diagnosis:
+    from frog.observe.diagnose.rules import diagnose
+
+    return diagnose(folder)
+
+
+def _of_program(path: Path) -> Diagnosis:
+    from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
+
+    return diagnose_folder(path)
 
 
 def is_own_run(folder: RunFolder) -> bool:
