@@ -110,7 +110,7 @@ def _notations(path: Path, text: str) -> None:
     from frog.launch.network.link import parse_network
     from frog.launch.nodes import parse_nodes
     from frog.learn.quantity import parse_quantity
-    from frog.observe.view.logs import parse_since
+    from frog.observe.view.merged_logs import parse_since
 
     readers: tuple[Callable[[], Any], ...] = (
         lambda: parse_lora(text), lambda: parse_lora(f"rank={text}"), lambda: parse_quantity(text, "B"),

@@ -12,7 +12,7 @@ import pytest
 
 from frog.core.runs.folder import RunFolder
 from frog.launch.rank_output import RankOutput, mark, pipe_path
-from frog.observe.view.logs import Choice, Logs
+from frog.observe.view.merged_logs import Choice, Logs
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from frog.core.runs.folder import RunFolder
 from frog.learn import drill
 from frog.learn.drill import STEPS, draw_fault, run_into
 from frog.learn.progress import begin_progress, read_progress
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 
 FAULT = Fault(kind="kill", rank=1, step=2, phase="reduce")
 

@@ -13,7 +13,7 @@ from in_process import meet_faults, train, write_faults, write_run
 
 from frog.core.runs.folder import RunFolder
 from frog.measure.chaos.sandbox import faults_env
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 from frog.observe.view.report import render_report
 from frog.observe.view.runs import RunRow, list_runs
 from frog.train.comm import World

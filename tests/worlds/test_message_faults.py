@@ -8,7 +8,7 @@ import pytest
 from harness import Harness, set_words
 
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,7 @@ import pytest
 from harness import Harness
 
 from frog.core.runs.launcher_schema import ExitEvent, LauncherEndEvent, WorldEvent
-from frog.observe.view.logs import Choice, Logs
+from frog.observe.view.merged_logs import Choice, Logs
 
 BAD_BATCH = """
 import sys

@@ -26,7 +26,7 @@ from frog.core.runs.event_schema import MembershipEvent, StartEvent, StepEvent
 from frog.core.runs.heartbeat import read_heartbeat
 from frog.core.runs.launcher_schema import ReplaceEvent
 from frog.core.runs.read import read_launcher
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 from frog.train.start import joined_world
 
 PATIENT = "train.timeout_s=600"

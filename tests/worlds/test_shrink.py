@@ -16,7 +16,7 @@ from harness import Harness, run_to_end, set_words, wait_until
 from frog.core.runs.event_schema import EvalEvent, MembershipEvent, StartEvent, StepEvent
 from frog.core.runs.heartbeat import read_heartbeat
 from frog.core.runs.history import read_history
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 from frog.observe.view.charts import charts as charts_of
 
 SETTINGS = ("train.steps=40", "train.global_batch_size=14", "checkpoint.every=8", "eval.every=8", "train.timeout_s=60")

@@ -10,7 +10,7 @@ from harness import Harness, set_words
 
 from frog.core.runs.event_schema import CollectiveEvent
 from frog.core.runs.heartbeat import read_heartbeat
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 
 pytestmark = pytest.mark.slow
 

@@ -34,7 +34,7 @@ from frog.core.runs.event_schema import CollectiveEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.run import is_active, read_run
 from frog.observe.diagnose.diagnosis import Diagnosis, clock, letter
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 
 
 @pytest.fixture

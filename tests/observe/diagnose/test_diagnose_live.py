@@ -11,7 +11,7 @@ import pytest
 from harness import Harness, kill_tree, run_to_end, wait_until
 
 from frog.core.runs.heartbeat import read_heartbeat
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 
 NAME = "live-diagnosis"
 

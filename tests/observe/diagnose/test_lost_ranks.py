@@ -10,7 +10,7 @@ from failed_run import MS, FailedRun
 from frog.core.runs.changes import find_changes, identities_of
 from frog.core.runs.run import read_run
 from frog.observe.diagnose.diagnosis import Diagnosis, letter
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_running_run_reports_losses_too(run: FailedRun, monkeypatch: pytest.Monk
     run.exit(2, -9)
     run.change(2, kept=[0, 1, 3], joined=1)
     run.steps(3, 4)
-    monkeypatch.setattr("frog.observe.diagnose.rules.is_active", lambda folder: True)
+    monkeypatch.setattr("frog.observe.diagnose.run_diagnosis.is_active", lambda folder: True)
     found = diagnose(run.folder)
     assert (found.fault, found.outcome) == ("running", "running")
     assert "4 of 8 steps taken by 4 ranks" in found.finding

@@ -13,7 +13,7 @@ from synthetic_run import Synthetic, make_run, weights, write_checkpoint
 from frog.core.errors import RunError
 from frog.core.files import write_json
 from frog.core.runs.folder import RunFolder
-from frog.observe.view.compare import Comparison, Finding, compare_runs
+from frog.observe.view.compare_runs import Comparison, Finding, compare_runs
 
 
 def findings(comparison: Comparison) -> dict[str, Finding]:

@@ -17,7 +17,7 @@ from run_files import event
 from frog.cli import main
 from frog.core.errors import UsageError
 from frog.core.runs.folder import RunFolder
-from frog.observe.view.logs import Choice, Logs, Source, Tail, follow, format_entry, parse_since
+from frog.observe.view.merged_logs import Choice, Logs, Source, Tail, follow, format_entry, parse_since
 from frog.train.log import RankLog
 
 DAY = "2026-11-21"
@@ -284,7 +284,7 @@ def test_terminal_escapes_in_logs_are_escaped(folder: RunFolder, capsys: pytest.
 
 def test_long_log_is_read_in_blocks(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = shown(folder)
-    monkeypatch.setattr("frog.observe.view.logs._BLOCK_BYTES", 80)
+    monkeypatch.setattr("frog.observe.view.merged_logs._BLOCK_BYTES", 80)
     assert shown(folder) == expected
     write(folder.rank_log(0), f"{DAY} 10:00:09.000 rank 0 | " + "x" * 1000, f"{DAY} 10:00:10.000 rank 0 | after")
     long, after = shown(folder)[-2:]

@@ -18,7 +18,7 @@ from frog.core.runs.folder import RunFolder
 from frog.launch.journal import Journal
 from frog.launch.program import parse_program
 from frog.launch.recorded import RecordedProgram
-from frog.observe.view.compare import compare_runs
+from frog.observe.view.compare_runs import compare_runs
 from frog.observe.view.report import render_report
 from frog.observe.view.runs import list_runs, runs_table
 

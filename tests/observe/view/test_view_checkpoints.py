@@ -12,7 +12,7 @@ from synthetic_run import Synthetic, make_run, weights, write_checkpoint
 from frog.core.errors import CheckpointError
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.manifest import manifest_hash
-from frog.observe.view.checkpoints import open_checkpoint, open_checkpoints
+from frog.observe.view.checkpoint_reader import open_checkpoint, open_checkpoints
 from frog.observe.view.weights import weight_movement
 
 

@@ -11,9 +11,9 @@ from synthetic_run import START_UNIX_NS, Synthetic, make_run
 
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 from frog.observe.view.charts import charts, marks
-from frog.observe.view.compare import compare_runs
+from frog.observe.view.compare_runs import compare_runs
 from frog.observe.view.report import render_report
 from frog.observe.view.timeline import phase_fractions, windows
 

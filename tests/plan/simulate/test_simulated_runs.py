@@ -14,7 +14,7 @@ from frog.core.errors import ConfigError, UsageError
 from frog.core.runs import read_run
 from frog.core.runs.event_schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.core.runs.folder import RunFolder
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 from frog.observe.view.report import render_report
 from frog.plan.simulate.trace import MOST_EVENTS, Span, Trace
 

@@ -22,7 +22,7 @@ from frog.launch.harness import Program
 from frog.measure.chaos.oracle import Oracle, diagnosis_problems, recovery_problems, resume_problems, resumed_from
 from frog.measure.chaos.sandbox import faults_env, met_faults, write_faults
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.rules import diagnose
+from frog.observe.diagnose.run_diagnosis import diagnose
 
 _LAST_S = 10.0
 """How long processes may survive their launcher."""

@@ -27,7 +27,7 @@ def diagnose_path(text: str) -> tuple[Path, Diagnosis]:
 
 
 def _of_own_run(folder: RunFolder) -> Diagnosis:
-    from frog.observe.diagnose.rules import diagnose
+    from frog.observe.diagnose.run_diagnosis import diagnose
 
     return diagnose(folder)
 

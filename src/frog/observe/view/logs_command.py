@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
-    from frog.observe.view.logs import Choice, Entry
+    from frog.observe.view.merged_logs import Choice, Entry
 
 _MOST_BYTES = 48 << 10
 """Most bytes of existing entries to show, without --all."""
@@ -48,7 +48,7 @@ def add_logs_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
 
 def _logs(args: argparse.Namespace) -> int:
     from frog.core.runs.folder import find_folder
-    from frog.observe.view.logs import Logs, check_choice, follow
+    from frog.observe.view.merged_logs import Logs, check_choice, follow
 
     folder, choice = find_folder(args.run), _choice(args)
     if not args.follow:
@@ -71,7 +71,7 @@ def _logs(args: argparse.Namespace) -> int:
 
 def _choice(args: argparse.Namespace) -> Choice:
     from frog.core.errors import UsageError
-    from frog.observe.view.logs import Choice, parse_since
+    from frog.observe.view.merged_logs import Choice, parse_since
 
     try:
         pattern = re.compile(args.grep) if args.grep is not None else None
@@ -83,7 +83,7 @@ def _choice(args: argparse.Namespace) -> Choice:
 
 def _lines(entries: list[Entry], width: int) -> list[str]:
     from frog.core.terminal import shows_colour, terminal_columns
-    from frog.observe.view.logs import format_entry
+    from frog.observe.view.merged_logs import format_entry
 
     colour, columns = shows_colour(), terminal_columns()
     return [line for entry in entries for line in format_entry(entry, width, colour, columns).split("\n")]

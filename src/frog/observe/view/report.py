@@ -17,7 +17,7 @@ from frog.core.runs.record import Record, RunFile
 from frog.core.units import format_bytes, format_count, format_seconds
 from frog.hooks import report_sections
 from frog.observe.view.charts import charts, marks
-from frog.observe.view.checkpoints import CheckpointReader, open_checkpoints
+from frog.observe.view.checkpoint_reader import CheckpointReader, open_checkpoints
 from frog.observe.view.numbers import format_number, format_percent, format_ratio, together
 from frog.observe.view.palette import PHASE_COLORS, RANK_COLORS
 from frog.observe.view.program_report import observed_context, program_context

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from frog.core.runs.folder import RunFolder
-    from frog.observe.view.compare import Comparison
+    from frog.observe.view.compare_runs import Comparison
 
 
 def add_view_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,7 +66,7 @@ def _report(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
     from frog.core.runs.folder import find_run
-    from frog.observe.view.compare import compare_runs
+    from frog.observe.view.compare_runs import compare_runs
 
     if not 0 <= args.rtol < float("inf"):
         raise UsageError(f"--rtol {args.rtol}: must be a finite number, 0 or more", "1e-5 is the default")
@@ -121,7 +121,7 @@ def _checkpoints(args: argparse.Namespace) -> int:
     from frog.core.errors import CheckpointError
     from frog.core.runs.folder import find_run
     from frog.core.units import format_bytes
-    from frog.observe.view.checkpoints import open_checkpoint
+    from frog.observe.view.checkpoint_reader import open_checkpoint
 
     folder = find_run(args.run)
     steps = folder.checkpoint_steps()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from frog.core.config.model import MODULE_PARTS
 from frog.core.errors import CheckpointError
-from frog.observe.view.checkpoints import MODEL_PREFIX, CheckpointReader
+from frog.observe.view.checkpoint_reader import MODEL_PREFIX, CheckpointReader
 
 _MAX_ROWS = 64
 _SQUARES = "optimizer/exp_avg_sq/"

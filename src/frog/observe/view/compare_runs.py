@@ -13,8 +13,8 @@ from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import History, RankHistory, read_history
 from frog.core.runs.record import Record, RunFile
 from frog.core.schema import leaves, shortened
-from frog.observe.view.checkpoints import open_checkpoints
-from frog.observe.view.program_compare import Finding, Outcome, compare_programs
+from frog.observe.view.checkpoint_reader import open_checkpoints
+from frog.observe.view.compare_programs import Finding, Outcome, compare_programs
 from frog.observe.view.weights import differences
 
 _MOST_NOTES = 40
