@@ -120,7 +120,7 @@ def test_mistake_is_an_error_with_a_hint(
 
 
 def test_rank_without_a_sign_of_life_is_not_waited_for(tmp_path: Path) -> None:
-    from runs.test_observed_files import STATUS, write
+    from core.runs.test_observed_files import STATUS, write
 
     write(tmp_path, "status.json", STATUS)
     shown = ask_ranks(str(tmp_path)).splitlines()[0]

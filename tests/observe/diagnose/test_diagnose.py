@@ -33,7 +33,7 @@ from frog.core.files import write_json
 from frog.core.runs.event_schema import CollectiveEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.run import is_active, read_run
-from frog.observe.diagnose.diagnosis import Diagnosis, clock, letter
+from frog.observe.diagnose.diagnosis import Diagnosis, clock, diagnosis_text
 from frog.observe.diagnose.run_diagnosis import diagnose
 
 
@@ -52,10 +52,10 @@ def until_step_5(run: FailedRun, odd: int = 2) -> FailedRun:
 
 
 def found(run: FailedRun, code: int = 1) -> Diagnosis:
-    """Return the diagnosis after the launcher's end; check its letter, and that its facts do not depend on texts."""
+    """Return the diagnosis after the launcher's end; check its text, and that its facts do not depend on texts."""
     run.end(code)
     result = diagnose(run.folder)
-    text = letter("run", result)
+    text = diagnosis_text("run", result)
     assert result.finding in text
     assert all(line in text for line in result.evidence)
     assert result.advice
@@ -256,7 +256,7 @@ def test_full_disk_is_diagnosed(run: FailedRun) -> None:
 # ---- collectives -----------------------------------------------------------------------------------------------------
 
 
-def unlike(
+def different_call(
     run: FailedRun, odd: int, call: tuple[str, str, str, int], right: tuple[str, str, str, int] = GRADIENT
 ) -> Diagnosis:
     """Let rank `odd` call a different collective than the others, and gloo end it."""
@@ -276,7 +276,7 @@ def test_wrong_collective_size_is_diagnosed(tmp_path: Path, num_ranks: int, odd:
     """With two ranks there is no majority: earlier steps decide."""
     run = until_step_5(FailedRun(tmp_path / "run", num_ranks), odd)
     run.up_to(odd, 5, "reduce")
-    result = unlike(run, odd, ("reduce", "all_reduce", "dp", 2010))
+    result = different_call(run, odd, ("reduce", "all_reduce", "dp", 2010))
     assert place(result) == ("shape", odd, 5, "reduce")
     assert result.certain
     assert result.collective == "all_reduce of 2010 bytes over dp"
@@ -289,7 +289,7 @@ def test_wrong_collective_size_in_first_step_is_diagnosed(tmp_path: Path, odd: i
     run.start()
     for rank in run.ranks:
         run.up_to(rank, 1, "reduce")
-    assert place(unlike(run, odd, ("reduce", "all_reduce", "dp", 2010))) == ("shape", odd, 1, "reduce")
+    assert place(different_call(run, odd, ("reduce", "all_reduce", "dp", 2010))) == ("shape", odd, 1, "reduce")
 
 
 @pytest.mark.parametrize("odd", [0, 1])
@@ -319,7 +319,7 @@ def test_wrong_collective_size_in_checkpoint_is_diagnosed(tmp_path: Path, odd: i
     for rank in run.ranks:
         run.up_to(rank, 2, None)
         run.enter(rank, 2, "checkpoint")
-    result = unlike(run, odd, ("checkpoint", "all_gather", "world", 64 + 128), SAMPLES)
+    result = different_call(run, odd, ("checkpoint", "all_gather", "world", 64 + 128), SAMPLES)
     assert place(result) == ("shape", odd, 2, "checkpoint")
     assert result.certain
 
@@ -349,7 +349,7 @@ def test_extra_collective_is_diagnosed(tmp_path: Path, phase: str, odd: int) -> 
         result = found(run)
     else:
         run.up_to(odd, 5, phase)
-        result = unlike(run, odd, ("", "all_reduce", "world", 4))
+        result = different_call(run, odd, ("", "all_reduce", "world", 4))
     assert place(result) == ("extra", odd, 5, phase)
 
 
@@ -412,7 +412,7 @@ def pipeline(path: Path, steps: int, pp: int = 2, **strategy: str) -> FailedRun:
 @pytest.mark.parametrize("odd", [0, 1])
 def test_wrong_size_of_tied_embedding_is_diagnosed(tmp_path: Path, steps: int, odd: int) -> None:
     run = pipeline(tmp_path / "run", steps)
-    result = unlike(run, odd, ("reduce", "all_reduce", "tied", TIED[3] // 2), TIED)
+    result = different_call(run, odd, ("reduce", "all_reduce", "tied", TIED[3] // 2), TIED)
     assert place(result) == ("shape", odd, steps + 1, "reduce")
     assert result.certain
     assert result.collective == "all_reduce of 160 bytes over tied"
@@ -422,14 +422,14 @@ def test_wrong_size_of_tied_embedding_is_diagnosed(tmp_path: Path, steps: int, o
 @pytest.mark.parametrize("odd", [0, 1])
 def test_skipped_tied_embedding_is_diagnosed(tmp_path: Path, steps: int, odd: int) -> None:
     """This also works in the first step: the next call in the reduction is known."""
-    result = unlike(pipeline(tmp_path / "run", steps), odd, AGREED, TIED)
+    result = different_call(pipeline(tmp_path / "run", steps), odd, AGREED, TIED)
     assert place(result) == ("missing", odd, steps + 1, "reduce")
     assert result.certain
     assert result.collective == "all_reduce of 320 bytes over tied"
 
 
 def test_tied_embedding_follows_overlapped_reduction(tmp_path: Path) -> None:
-    result = unlike(pipeline(tmp_path / "run", 0, name="ddp", reduction="overlapped"), 1, TIED, AGREED)
+    result = different_call(pipeline(tmp_path / "run", 0, name="ddp", reduction="overlapped"), 1, TIED, AGREED)
     assert place(result) == ("missing", 1, 1, "reduce")
     assert result.collective == "all_reduce of 8 bytes over world"
 
@@ -441,7 +441,7 @@ def test_skipped_collective_differs_from_same_size_on_other_axis(tmp_path: Path)
         run.call(rank, TIED)
     run.do(1, 1, "reduce")
     run.enter(1, 1, "optimize")
-    assert place(unlike(run, 1, NORM, AGREED)) == ("missing", 1, 1, "reduce")
+    assert place(different_call(run, 1, NORM, AGREED)) == ("missing", 1, 1, "reduce")
 
 
 @pytest.mark.parametrize("odd", [0, 3])
@@ -1015,7 +1015,7 @@ def test_diagnosis_of_thousands_of_starts_is_shortened() -> None:
     lines = tuple(map(str, range(5000)))
     also = tuple(Diagnosis("kill", f"start {number}", evidence=lines) for number in range(5000))
     shown = Diagnosis("kill", "the last", evidence=lines, also=also).shortened()
-    assert len(letter("run", shown)) < 64 << 10
+    assert len(diagnosis_text("run", shown)) < 64 << 10
     assert len(json.dumps(shown.as_json(), indent=2)) < 64 << 10
     assert (shown.also[0].finding, shown.also[-1].finding) == ("start 0", "start 4999")
     assert shown.evidence[-1] == "... and 4940 more lines"

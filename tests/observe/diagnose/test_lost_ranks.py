@@ -9,7 +9,7 @@ from failed_run import MS, FailedRun
 
 from frog.core.runs.changes import find_changes, identities_of
 from frog.core.runs.run import read_run
-from frog.observe.diagnose.diagnosis import Diagnosis, letter
+from frog.observe.diagnose.diagnosis import Diagnosis, diagnosis_text
 from frog.observe.diagnose.run_diagnosis import diagnose
 
 
@@ -36,7 +36,7 @@ def place(found: Diagnosis) -> tuple[str, int | None, int | None, str | None]:
 def ended(run: FailedRun, code: int = 0) -> Diagnosis:
     run.end(code)
     found = diagnose(run.folder)
-    assert found.finding in letter("run", found)
+    assert found.finding in diagnosis_text("run", found)
     return found
 
 

@@ -34,7 +34,7 @@ def add_diagnose_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
 def _diagnose(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
     from frog.core.terminal import terminal_columns, wrapped_lines
-    from frog.observe.diagnose.diagnosis import letter
+    from frog.observe.diagnose.diagnosis import diagnosis_text
     from frog.observe.diagnose.find import diagnose_path
 
     if args.explain_log:
@@ -45,7 +45,7 @@ def _diagnose(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found.shortened().as_json(), indent=2))
     else:
-        print(wrapped_lines(letter(str(path), found.shortened()), terminal_columns()))
+        print(wrapped_lines(diagnosis_text(str(path), found.shortened()), terminal_columns()))
     return 0
 
 

@@ -56,7 +56,7 @@ class Diagnosis:
         return asdict(self)
 
 
-def letter(run: str, diagnosis: Diagnosis) -> str:
+def diagnosis_text(run: str, diagnosis: Diagnosis) -> str:
     """Format the diagnosis as text: the finding, the evidence line by line, the advice."""
     lines = [f"{run}: {diagnosis.finding}", ""]
     if not diagnosis.certain:

@@ -39,7 +39,7 @@ class Deviation:
         return call
 
 
-def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
+def changed_message(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """Find a rank that sent or received different messages than in its first step."""
     found = [one for rank in case.ranks if (one := _first_deviation(rank, calls.of(rank))) is not None]
     if not found:

@@ -103,7 +103,7 @@ def _failed_before(case: Case, unix_ns: int, ranks: list[int]) -> bool:
     ) or any(hang.unix_ns < unix_ns for hang in case.attempt.hangs)
 
 
-def unlike(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
+def different_call(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """Find a rank that called a different collective than the other ranks of its axis."""
     found = calls.mismatch
     if found is None:

@@ -38,7 +38,7 @@ def interrupted(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     )
 
 
-def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
+def own_error(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """Find a rank that failed with an error other than the loss of its peers."""
     if not case.own_errors:
         return None

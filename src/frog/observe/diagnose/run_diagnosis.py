@@ -23,7 +23,7 @@ from frog.observe.diagnose.collectives import CollectiveCalls
 from frog.observe.diagnose.diagnosis import Diagnosis, span
 from frog.observe.diagnose.exchange_rules import slow_exchanges
 from frog.observe.diagnose.lost_ranks import name_members, survived, with_lost_ranks
-from frog.observe.diagnose.message_rules import off_pattern, unanswered
+from frog.observe.diagnose.message_rules import changed_message, unanswered
 from frog.observe.diagnose.running import under_way
 from frog.observe.diagnose.simulated_rules import jitter, of_simulation
 from frog.observe.diagnose.slow_rules import late_each_time, straggler
@@ -37,9 +37,9 @@ RULES: tuple[Rule, ...] = (
     ranks.interrupted,
     network.never_met,
     network.node_gone,
-    off_pattern,
-    ranks.own_words,
-    network.unlike,
+    changed_message,
+    ranks.own_error,
+    network.different_call,
     late_each_time,
     ranks.stopped,
     ranks.killed,
@@ -76,8 +76,12 @@ def _of_ended(run: RecordedRun) -> Diagnosis:
     found = with_damage(name_members(_of_attempt(run, failed[-1]), run), damage)
     earlier = tuple(_of_attempt(run, attempt) for attempt in failed[:-1])
     last = run.last
-    wrong = off_pattern(case := Case(run, last), CollectiveCalls(case)) if last and last not in failed else None
-    found = found.with_more(also=(*found.also, *earlier, *([wrong] if wrong is not None else [])))
+    also = [*found.also, *earlier]
+    if last and last not in failed:
+        case = Case(run, last)
+        changed = changed_message(case, CollectiveCalls(case))
+        also += [changed] if changed is not None else []
+    found = found.with_more(also=tuple(also))
     return _with_outcome(found, run, failed[-1])
 
 
@@ -147,7 +151,7 @@ def _of_good(run: RecordedRun) -> Diagnosis:
         )
     case = Case(run, attempt)
     calls = CollectiveCalls(case)
-    if (wrong := off_pattern(case, calls)) is not None:  # a wrong message size may not fail anywhere
+    if (wrong := changed_message(case, calls)) is not None:  # a wrong message size may not fail anywhere
         return wrong.with_more(outcome="completed", finding=f"{wrong.finding}; the run continued with the data it had")
     slow, others = _slow_causes(case, calls)
     step, status = (record.step, record.status) if record else (None, "completed")

@@ -9,6 +9,7 @@ from frog.core.units import format_seconds
 from frog.observe.diagnose.case import Case
 from frog.observe.diagnose.collectives import CollectiveCalls
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.network_rules import different_call
 
 _LONG_S = 10.0
 """A rank that waits longer than this in one collective waits for another rank."""
@@ -39,9 +40,7 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
             "`frog run` kills it after --deadline seconds; with --restarts the run restarts from the last checkpoint",
         )
     if calls.mismatch is not None:
-        from frog.observe.diagnose.network_rules import unlike
-
-        wrong = unlike(case, calls)
+        wrong = different_call(case, calls)
         assert wrong is not None
         return wrong.with_more(*found.evidence, outcome="running")
     absence = calls.absence

@@ -80,13 +80,13 @@ def _finding(what: str, left: str, right: str) -> Finding:
 
 
 def _settings(what: str, left: Mapping[str, str], right: Mapping[str, str]) -> Finding:
-    apart = [name for name in sorted({*left, *right}) if left.get(name) != right.get(name)]
-    if not apart:
+    differing = [name for name in sorted({*left, *right}) if left.get(name) != right.get(name)]
+    if not differing:
         return Finding(what, "equal", f"{len(left)} entries")
     shown = [
-        f"{shortened(name)}: {_shown(left.get(name))} and {_shown(right.get(name))}" for name in apart[:_MOST_SHOWN]
+        f"{shortened(name)}: {_shown(left.get(name))} and {_shown(right.get(name))}" for name in differing[:_MOST_SHOWN]
     ]
-    more = [f"{len(apart) - _MOST_SHOWN} more"] if len(apart) > _MOST_SHOWN else []
+    more = [f"{len(differing) - _MOST_SHOWN} more"] if len(differing) > _MOST_SHOWN else []
     return Finding(what, "different", "; ".join([*shown, *more]))
 
 

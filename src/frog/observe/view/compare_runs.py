@@ -215,16 +215,16 @@ def _numbers(what: str, a: dict[_Key, float], b: dict[_Key, float], rtol: float)
     if all(math.isnan(a[key]) and math.isnan(b[key]) for key in common):
         return Finding(what, "not compared", "neither run has a number")
     num_steps = len({step for step, _ in common})
-    apart = [(key, _relative(a[key], b[key])) for key in common if not _same(a[key], b[key])]
-    if not apart:
+    differing = [(key, _relative(a[key], b[key])) for key in common if not _same(a[key], b[key])]
+    if not differing:
         return Finding(what, "equal", f"bit for bit over {num_steps} steps")
-    beyond = [(key, relative) for key, relative in apart if relative > rtol]
-    first, relative = (beyond or apart)[0]
-    worst, largest = max(apart, key=lambda item: item[1])
+    beyond = [(key, relative) for key, relative in differing if relative > rtol]
+    first, relative = (beyond or differing)[0]
+    worst, largest = max(differing, key=lambda item: item[1])
     parts = "diverges" if beyond else "first differs"
     detail = f"{parts} at {_place(first)}: {a[first]:.9g} and {b[first]:.9g}, relative {relative:.1e}"
-    if beyond and apart[0][0] != first:
-        detail += f"; bits differ from {_place(apart[0][0])}"
+    if beyond and differing[0][0] != first:
+        detail += f"; bits differ from {_place(differing[0][0])}"
     if worst != first:
         detail += f"; largest difference at {_place(worst)}, {largest:.1e}"
     return Finding(what, "different" if beyond else "close", detail)

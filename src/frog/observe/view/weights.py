@@ -120,13 +120,13 @@ def _tensor_difference(left: NDArray[Any], right: NDArray[Any], squares: bool) -
     if squares:
         with np.errstate(invalid="ignore"):  # the root of a negative number is NaN, and is reported as such
             left_64, right_64 = np.sqrt(left_64), np.sqrt(right_64)
-    apart = left_64 - right_64
+    difference = left_64 - right_64
     scale = max(_norm(left_64), _norm(right_64))
-    relative = _norm(apart) / scale if scale else 0.0
+    relative = _norm(difference) / scale if scale else 0.0
     if not math.isfinite(relative):
         return math.inf, "NaN or infinite in one of the runs"
     of = " of the roots" if squares else ""
-    return relative, f"relative {relative:.1e}{of}, largest element difference {float(np.abs(apart).max()):.1e}"
+    return relative, f"relative {relative:.1e}{of}, largest element difference {float(np.abs(difference).max()):.1e}"
 
 
 def _norm(values: NDArray[np.float64]) -> float:
