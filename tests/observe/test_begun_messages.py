@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frog.observe.hook.frog_observer.messages import Messages
+from frog.observe.hook.frog_observer.unrecorded_calls import Messages
 
 
 class Work:

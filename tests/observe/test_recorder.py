@@ -44,7 +44,7 @@ while not counted():
 """torch's recorder counts a collective as completed only after its call may have returned."""
 BEATS = """
 import os
-from frog_observer.files import read_json
+from frog_observer.rank_files import read_json
 def beats():
     path = os.environ["FROG_RUN_DIR"] + "/observed/attempt_0/rank_0/status.json"
     return (read_json(path) or {"samples": {"taken": 0}})["samples"]["taken"]
@@ -141,7 +141,7 @@ def test_ring_keeps_the_last_2000_collectives_within_the_limit(tmp_path: Path) -
 
 
 def test_huge_dump_keeps_the_last_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from frog.observe.hook.frog_observer import files
+    from frog.observe.hook.frog_observer import rank_files
     from frog.observe.hook.frog_observer.beat import Beats
     from frog.observe.hook.frog_observer.place import find_place
 
@@ -155,7 +155,7 @@ def test_huge_dump_keeps_the_last_entries(tmp_path: Path, monkeypatch: pytest.Mo
         return {"frames": with_frames, "groups": {}, "status": [], "entries": entries}
 
     monkeypatch.setattr(beats._recorder, "collectives", collectives)
-    monkeypatch.setattr(files, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(rank_files, "MOST_BYTES", 10_000)
     beats._write_collectives(with_frames=True)
     data = (Path(place.folder) / "collectives.json").read_bytes()
     kept = json.loads(data)["entries"]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from frog.observe.environment import HOOK, simulated_gpus
-from frog.observe.hook.frog_simulated_gpus import notes, settings
+from frog.observe.hook.frog_simulated_gpus import num_gpus
+from frog.observe.hook.frog_simulated_gpus.replace import summary
 
 PROGRAM = Path(__file__).with_name("simulated_program.py")
 ASK_FIRST = "import importlib.util, runpy, sys; importlib.util.find_spec('torch'); runpy.run_path(sys.argv[1])"
@@ -138,15 +139,15 @@ def test_visible_devices_select_simulated_gpus(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert settings.num_gpus() == count
+    assert num_gpus() == count
 
 
 def test_summary_lists_each_name_once() -> None:
-    assert notes.summary(Counter({"a.b": 1}), ["c"]) == [
+    assert summary(Counter({"a.b": 1}), ["c"]) == [
         "simulated GPUs: c",
         "simulated GPUs: 1 call had no effect: a.b",
     ]
-    assert notes.summary(Counter(), []) == []
+    assert summary(Counter(), []) == []
 
 
 def test_environment_keeps_the_observer_and_the_path() -> None:

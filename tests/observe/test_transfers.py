@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frog.observe.hook.frog_observer.transfers import transfer_of
+from frog.observe.hook.frog_observer.unrecorded_calls import transfer_of
 
 TORCH = """
 def send(tensor, dst=None, group=None, tag=0, group_dst=None):

@@ -15,19 +15,15 @@ import sys
 import threading
 import time
 import warnings
+from _queue import SimpleQueue
 from collections.abc import Callable
 from typing import Any
 
-from . import files, frames
-from .crashes import Crashes
-from .dumper import Dumper
-from .errors import Errors
-from .messages import Messages
-from .no_sync import NoSync
-from .owner import Owner
-from .place import Place
+from . import frames, rank_files
+from .crashes import Crashes, Errors
+from .place import Owner, Place
 from .recorder import Recorder, torch_version
-from .transfers import transfer_of
+from .unrecorded_calls import Messages, NoSync, transfer_of
 
 BEAT_S = 0.5
 _PLAIN_S, _FRAMES_S = 2.0, 5.0
@@ -91,7 +87,7 @@ class Beats:
             return
         try:
             if not self._over and self._owner.may_write(torch_version() is not None):
-                files.rewrite(self.place.folder, "status.json", files.encode(self._status()))
+                rank_files.rewrite(self.place.folder, "status.json", rank_files.encode(self._status()))
             self._over = self._over or last
         finally:
             self._beating.release()
@@ -155,7 +151,7 @@ class Beats:
 
     def _requested(self) -> tuple[int, str]:
         """Return the number and the reason of the last request to all ranks."""
-        request = files.read_json(self.place.requests)
+        request = rank_files.read_json(self.place.requests)
         if not isinstance(request, dict) or not isinstance(request.get("number"), int):
             return 0, ""
         return request["number"], str(request.get("reason", ""))[:200]
@@ -182,14 +178,14 @@ class Beats:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns(), "reason": reason}
         transfer = transfer_of(frames.stack_of(sys._current_frames().get(self._main)))
         stacks = frames.all_stacks(self._main, with_code)
-        files.write_json(self.place.folder, "stacks.json", {**head, "transfer": transfer, "threads": stacks})
+        rank_files.write_json(self.place.folder, "stacks.json", {**head, "transfer": transfer, "threads": stacks})
 
     def _write_collectives(self, with_frames: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns()}
         found = {**head, **self._recorder.collectives(with_frames), "messages": self._messages.seen()}
-        while len(data := files.encode(found)) > files.MOST_BYTES and found["entries"]:
+        while len(data := rank_files.encode(found)) > rank_files.MOST_BYTES and found["entries"]:
             found["entries"] = found["entries"][(len(found["entries"]) + 1) // 2 :]
-        files.write_bytes(self.place.folder, "collectives.json", data)
+        rank_files.write_bytes(self.place.folder, "collectives.json", data)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
 
@@ -284,3 +280,39 @@ def _resident_bytes() -> int:
 
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
+
+
+# ---- asking torch in a thread that may block -------------------------------------------------------------------------
+
+
+class Dumper:
+    """Runs jobs one after the other, in a thread that may block for ever without harm.
+
+    The thread exists from the start: Python refuses to start one while it exits.
+    """
+
+    def __init__(self, start_thread: Callable[[Callable[[], None]], None]) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], None], Any]] = SimpleQueue()
+        self._busy = False
+        start_thread(self._run)
+
+    def run(self, job: Callable[[], None], deadline_s: float) -> bool:
+        """Run a job and wait for its end; return False if it is not over in time, or an earlier one still blocks."""
+        if self._busy:
+            return False
+        self._busy = True
+        over = _thread.allocate_lock()
+        over.acquire()
+        self._jobs.put((job, over))
+        return over.acquire(timeout=deadline_s)
+
+    def _run(self) -> None:
+        while True:
+            job, over = self._jobs.get()
+            try:
+                job()
+            except Exception:  # another version of torch: the file stays as it is
+                pass
+            finally:
+                self._busy = False
+                over.release()

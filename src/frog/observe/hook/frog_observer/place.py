@@ -1,13 +1,15 @@
-"""This process's place in the world, from its environment."""
+"""This process's place in the world, from its environment, and whether it writes to the folder of its rank."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from . import files
+from . import rank_files
 
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 """Slurm numbers steps without `srun` (batch scripts, salloc's shells) from here on."""
@@ -26,7 +28,7 @@ _IDENTITY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHEL
 
 
 class Place(NamedTuple):
-    """A rank, and the folder for its files."""
+    """A rank, and the folder for its rank_files."""
 
     rank: int
     local_rank: int
@@ -51,7 +53,7 @@ def find_place(environ: Mapping[str, str], pid: int, words: list[str] | None = N
     """
     run_dir = environ.get("FROG_RUN_DIR")
     found = _rank_variables(environ, pid)
-    if not run_dir or found is None or _is_launcher(_own_words() if words is None else words):
+    if not run_dir or found is None or _is_launcher(_command() if words is None else words):
         return None
     rank, local_rank, node_rank, world_size = found
     identity = "/".join(environ.get(name, "") for name in _IDENTITY)
@@ -70,7 +72,7 @@ def find_place(environ: Mapping[str, str], pid: int, words: list[str] | None = N
 def after_earlier_starts(place: Place) -> Place:
     """Return the place in the first attempt that has no files of this rank from an earlier start."""
     while True:
-        status = files.read_json(os.path.join(place.folder, "status.json"))
+        status = rank_files.read_json(os.path.join(place.folder, "status.json"))
         before = status.get("start") if isinstance(status, dict) else None
         if before in (None, place.start):
             return place
@@ -117,7 +119,7 @@ def _is_task(environ: Mapping[str, str], pid: int) -> bool:
     return step < _FIRST_SPECIAL_STEP and tasks > 1 and own
 
 
-def _own_words() -> list[str]:
+def _command() -> list[str]:
     words = getattr(sys, "orig_argv", None)  # Python 3.10
     if words is None:
         try:
@@ -148,3 +150,53 @@ def _is_launcher(words: list[str]) -> bool:
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
     return int(text) if text.isdecimal() else default
+
+
+# ---- which process of a rank writes to the rank's folder -------------------------------------------------------------
+
+_FRESH_NS = 5_000_000_000
+_EVIDENCE = ("collectives.json", "stacks.json", "error.json", "crash.txt", "status.json")
+
+
+class Owner:
+    """This process's claim to the folder: a shell script may run several processes, in turn or at the same time.
+
+    The process that has imported torch comes before one that has not, even after its end: a script's last command must
+    not hide what happened before. Among equals, a running process keeps the folder. The files of a process that has
+    ended move to `earlier/` when another takes over.
+    """
+
+    def __init__(self, place: Place, pid: int) -> None:
+        self._place, self._pid = place, pid
+
+    def may_write(self, has_torch: bool) -> bool:
+        """True if the folder is this process's, possibly from now on."""
+        status = rank_files.read_json(os.path.join(self._place.folder, "status.json"))
+        if not isinstance(status, dict) or status.get("pid") == self._pid:
+            return True
+        had_torch = bool(status.get("torch"))
+        if had_torch and not has_torch:
+            return False
+        if had_torch == has_torch and self._is_running(status):
+            return False
+        self._move_aside()
+        return True
+
+    def _is_running(self, status: dict[str, Any]) -> bool:
+        written_ns, pid = status.get("unix_ns"), status.get("pid")
+        if status.get("state") != "running" or not isinstance(written_ns, int) or not isinstance(pid, int):
+            return False
+        if status.get("host") == self._place.host:
+            with contextlib.suppress(OSError):
+                os.kill(pid, 0)
+                return pid > 0
+            return False
+        return time.time_ns() - written_ns < _FRESH_NS
+
+    def _move_aside(self) -> None:
+        aside = os.path.join(self._place.folder, "earlier")
+        with contextlib.suppress(OSError):
+            os.makedirs(aside, exist_ok=True)
+        for name in _EVIDENCE:
+            with contextlib.suppress(OSError):
+                os.replace(os.path.join(self._place.folder, name), os.path.join(aside, name))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from .notes import refused, remark
+from .replace import refused, remark
 
 VERSION = "2.8.3"
 """Version of flash-attn whose interface this has."""

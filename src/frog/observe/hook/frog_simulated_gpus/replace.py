@@ -1,12 +1,69 @@
-"""Replaces attributes of torch, and remembers which."""
+"""Replaces attributes of torch right after the import of a module; calls without effect, and calls that are refused."""
 
 from __future__ import annotations
 
+import atexit
 import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
 import sys
 import types
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+# ---- after the import of a module ------------------------------------------------------------------------------------
+
+Patch = Callable[[ModuleType], None]
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with each module of a table, after its code ran and before its importer sees it."""
+
+    def __init__(self, patches: dict[str, Patch]) -> None:
+        self._patches = patches
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's own spec, whose loader also calls the function.
+
+        A program may ask for the spec without importing the module, so the function stays in the table.
+        """
+        patch = self._patches.pop(fullname, None)  # this search must not find itself
+        if patch is None:
+            return None
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._patches[fullname] = patch
+        if spec is None or spec.loader is None:
+            return None
+        _extend(spec.loader, patch)
+        return spec
+
+
+def _extend(loader: importlib.abc.Loader, patch: Patch) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        patch(module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def after_import(patches: dict[str, Patch]) -> None:
+    """Call each function after the import of its module, or now if the module is already imported."""
+    waiting = {name: patch for name, patch in patches.items() if name not in sys.modules}
+    if waiting:
+        sys.meta_path.insert(0, AfterImport(waiting))
+    for name in patches.keys() - waiting.keys():
+        patches[name](sys.modules[name])
+
 
 replaced: list[str] = []
 """Names of all attributes that were replaced."""
@@ -87,3 +144,91 @@ def called_by_compiler() -> bool:
     """Return True if the caller of the function that asks is torch's compiler or Triton, which compile for the CPU."""
     module: str = sys._getframe(2).f_globals.get("__name__", "")
     return module.startswith(("torch._dynamo", "torch._inductor", "torch.utils._triton", "triton."))
+
+
+# ---- calls that have no effect on a CPU, and calls that are refused --------------------------------------------------
+
+_ignored: Counter[str] = Counter()
+_remarks: dict[str, None] = {}
+
+
+def without_effect(name: str, result: Any = None) -> Callable[..., Any]:
+    """Return a function that only counts its calls, under a name for the list at the end of the rank."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _ignored[name] += 1
+        return result
+
+    call.__name__ = name.rpartition(".")[2]
+    call.__doc__ = f"Do nothing: {name} has no effect with simulated GPUs."
+    return call
+
+
+def refused(name: str, instead: str = "") -> Callable[..., NoReturn]:
+    """Return a function that raises an error with the name of what cannot be simulated."""
+
+    def call(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"{name} is not simulated: it needs a real GPU" + (f"\n  try: {instead}" if instead else ""))
+
+    call.__name__ = name.rpartition(".")[2]
+    call.__doc__ = f"Refuse {name}, which needs a real GPU."
+    return call
+
+
+def refused_class(name: str, instead: str = "") -> type:
+    """Return a class that cannot be instantiated, for a class that cannot be simulated."""
+    call = refused(name, instead)
+    return type(name.rpartition(".")[2], (), {"__new__": call, "__module__": name.rpartition(".")[0]})
+
+
+def count_ignored(name: str) -> None:
+    """Count a call, or an argument, that has no effect."""
+    _ignored[name] += 1
+
+
+def remark(text: str) -> None:
+    """Add a line to the list at the end of the rank, once."""
+    _remarks[text] = None
+
+
+def summary(ignored: Counter[str], remarks: list[str]) -> list[str]:
+    """Return the lines that rank 0 prints at the end."""
+    lines = [f"simulated GPUs: {text}" for text in remarks]
+    if ignored:
+        calls = sum(ignored.values())
+        names = ", ".join(name for name, _ in ignored.most_common())
+        lines.append(f"simulated GPUs: {calls} call{'s' * (calls != 1)} had no effect: {names}")
+    return lines
+
+
+def _rank() -> int:
+    """Return the rank that the program itself has chosen, as programs with their own launcher do, or the launcher's."""
+    return _last_rank[0] if _last_rank else _launcher_rank()
+
+
+def _launcher_rank() -> int:
+    """Return this process's rank, 0 without a launcher."""
+    names = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)
+
+
+_last_rank: list[int] = []
+
+
+def note_rank(rank: int) -> None:
+    """Remember this process's rank, which is unknown after the program has left the world."""
+    _last_rank[:] = [rank]
+
+
+@functools.lru_cache(maxsize=1)
+def print_at_exit() -> None:
+    """Print the list when the rank ends; only rank 0 does, so that a world prints it once."""
+    own = os.getpid()
+
+    def report() -> None:
+        if os.getpid() != own or _rank() != 0:  # a forked child, or another rank
+            return
+        for line in summary(_ignored, list(_remarks)):
+            print(line, file=sys.stderr, flush=True)
+
+    atexit.register(report)
