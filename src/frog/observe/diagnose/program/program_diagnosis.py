@@ -14,6 +14,7 @@ from frog.core.errors import FrogError
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.program.compared_calls import differences
 from frog.observe.diagnose.program.end_rules import (
     exited,
     first_own_error,
@@ -27,14 +28,15 @@ from frog.observe.diagnose.program.end_rules import (
 )
 from frog.observe.diagnose.program.evidence import Evidence
 from frog.observe.diagnose.program.gather import gather
-from frog.observe.diagnose.program.mismatch_rules import differences, mismatched
+from frog.observe.diagnose.program.mismatch_rules import mismatched
 from frog.observe.diagnose.program.peer_errors import in_collective, is_victim
 from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, report_ranks
 from frog.observe.diagnose.program.reported_rules import differing_numbers, reported
 from frog.observe.diagnose.program.run_folder_evidence import attempts_of
 from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
+from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without
 from frog.observe.diagnose.program.transfer_rules import transfer, without_transfers
-from frog.observe.diagnose.program.wait_rules import absent, all_inside, differing_stacks, joined_without
+from frog.observe.diagnose.program.wait_rules import absent, all_inside
 from frog.observe.diagnose.recorded import recorded_findings
 
 _WAITS_S = 5.0

@@ -98,3 +98,10 @@ def describe_call(evidence: Evidence, call: Call) -> str:
     """Return `all_reduce of 4x4 float (collective 12 of all ranks), called at train.py:14 (main)`."""
     at = f", called at {place(call.line)}" if call.line else ""
     return f"{call} (collective {call.seq} of {call.group.label(evidence.world)}){at}"
+
+
+def describe_inside(rank: RankEvidence) -> str:
+    """Return ` (in wait of threading.py:320)`, the innermost frame, if it is not the user's line; else empty."""
+    if not rank.stack or rank.stack[0] == rank.line:
+        return ""
+    return f" (in {rank.stack[0].function} of {place(rank.stack[0]).partition(' ')[0]})"

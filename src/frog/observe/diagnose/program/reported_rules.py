@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
 from frog.observe.diagnose.program.code_lines import rank_branch
+from frog.observe.diagnose.program.compared_calls import is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.mismatch_rules import SKIP_TOGETHER, is_unusual, usual_after
+from frog.observe.diagnose.program.mismatch_rules import SKIP_TOGETHER
 from frog.observe.diagnose.program.peer_errors import in_collective
 from frog.observe.diagnose.program.rank_reports import (
     RECORD_COLLECTIVES,

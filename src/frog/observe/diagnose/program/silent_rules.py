@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import comb
 
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.program.compared_calls import members_of
 from frog.observe.diagnose.program.evidence import Evidence, Group, at_place, place
-from frog.observe.diagnose.program.mismatch_rules import members_of
 from frog.observe.diagnose.program.rank_reports import report_ranks
 
 _LEAST_CALLS = 8

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from frog.core.runs.observed import CodeLine, Message, Transfer
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
 from frog.observe.diagnose.program.code_lines import collective_frames
+from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.mismatch_rules import Difference
 from frog.observe.diagnose.program.peer_errors import lost_peers, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
-from frog.observe.diagnose.program.wait_rules import reason_of_absence
+from frog.observe.diagnose.program.stack_rules import reason_of_absence
 
 _NOT_MET = (
     "every send needs a recv on the other rank at the same time, and every recv a send: compare the two lines\n"

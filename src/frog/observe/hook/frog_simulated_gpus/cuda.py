@@ -17,15 +17,7 @@ from typing import Any
 
 import torch
 
-from .replace import (
-    called_by_compiler,
-    called_by_torch,
-    refused,
-    refused_class,
-    replace,
-    without_effect,
-    wrap,
-)
+from .replace import called_by_compiler, called_by_torch, refused, refused_class, replace, without_effect, wrap
 from .tensors import DeviceContext, Gpus, exchange_device, index_of, set_device
 
 NAME = "simulated GPU (CPU)"

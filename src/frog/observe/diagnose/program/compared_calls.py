@@ -1,0 +1,147 @@
+"""Collectives compared: by number between the members of a group, and with the same rank's own earlier calls.
+
+A collective's number counts the calls within its group, so that equal numbers meet. Records are rings: a rank's first
+number may be larger than another's. A rank that called nothing at a number is absent only if a record of it exists;
+without one it is unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence
+
+_UNEVEN = ("all_to_all", "alltoall", "send", "recv")
+"""Operations whose sizes may differ between ranks."""
+_ROOTED = ("gather", "scatter", "_gather", "_scatter")
+"""Operations in which one rank's sizes may differ from the others'."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first collective of a group at which its members differ."""
+
+    group: Group
+    seq: int
+    kind: str
+    """op, size, dtype or absent."""
+    calls: dict[int, Call]
+    absent: tuple[int, ...] = ()
+    """Members that are known not to have called it."""
+    unknown: tuple[int, ...] = ()
+    """Members without a record."""
+
+    @property
+    def call(self) -> Call:
+        return next(iter(self.calls.values()))
+
+    @property
+    def began_ns(self) -> int:
+        """When the first rank called it."""
+        return min((call.created_ns for call in self.calls.values() if call.created_ns), default=0)
+
+
+def differences(evidence: Evidence) -> list[Difference]:
+    """Return the first difference of each group, in order of time."""
+    by_rank = {number: rank.by_group() for number, rank in evidence.ranks.items()}
+    groups = dict.fromkeys(group for found in by_rank.values() for group in found)
+    firsts = [_first_difference(evidence, group, by_rank) for group in groups]
+    known = [difference for difference in firsts if difference is not None]
+    return sorted(known, key=lambda difference: (difference.kind == "absent", difference.began_ns))
+
+
+def members_of(evidence: Evidence, group: Group) -> list[int]:
+    """Return the ranks of a group: all that called something in it, if torch did not name them."""
+    if group.members:
+        return list(group.members)
+    called = [number for number, rank in evidence.ranks.items() if any(call.group == group for call in rank.calls)]
+    return sorted(called)
+
+
+def _first_difference(
+    evidence: Evidence, group: Group, by_rank: dict[int, dict[Group, list[Call]]]
+) -> Difference | None:
+    members = members_of(evidence, group)
+    calls = {number: by_rank.get(number, {}).get(group, []) for number in members}
+    at = {number: {call.seq: call for call in found} for number, found in calls.items()}
+    firsts = [min(found) for found in at.values() if found]
+    if len(members) < 2 or not firsts:
+        return None
+    last = max(max(found) for found in at.values() if found)
+    for seq in range(max(min(firsts), last - 100_000), last + 1):
+        here = {number: found[seq] for number, found in at.items() if seq in found}
+        kind = _kind_of_difference(here)
+        if kind is not None:
+            return Difference(group, seq, kind, here)
+        missing = [number for number in members if number not in here]
+        absent = tuple(n for n in missing if here and _never_called(evidence.ranks.get(n), group, seq))
+        unknown = tuple(n for n in missing if n not in absent and not at[n])
+        if (absent or unknown) and here and not any(_is_over(evidence, n, call) for n, call in here.items()):
+            return Difference(group, seq, "absent", here, absent, unknown)
+    return None
+
+
+def _is_over(evidence: Evidence, number: int, call: Call) -> bool:
+    """True if a collective completed, by its own record or by the rank's later counts."""
+    return call.done or evidence.ranks[number].completed.get(call.group, 0) >= call.seq
+
+
+def _never_called(rank: RankEvidence | None, group: Group, seq: int) -> bool:
+    """True if a rank's record shows that it did not reach a collective."""
+    if rank is None:
+        return False
+    own = [call.seq for call in rank.calls if call.group == group and not call.p2p]
+    if own:
+        return max(own) < seq and rank.enqueued.get(group, 0) < seq
+    if group in rank.enqueued:
+        return rank.enqueued[group] < seq
+    return rank.has_calls
+
+
+def _kind_of_difference(here: dict[int, Call]) -> str | None:
+    """Return how the calls at one number differ; None if they match, or only one is known."""
+    calls = list(here.values())
+    first = calls[0]
+    if any(call.op != first.op for call in calls):
+        return "op"
+    if not first.op.lstrip("_").startswith(_UNEVEN):
+        sizes = Counter(_matched_size(call) for call in calls if call.elements is not None)
+        rooted = first.op in _ROOTED and min(sizes.values(), default=0) == 1
+        if len(sizes) > 1 and not rooted:
+            return "size"
+    if len({call.dtypes for call in calls if call.dtypes}) > 1 and first.op not in _ROOTED:
+        return "dtype"
+    return None
+
+
+def _matched_size(call: Call) -> object:
+    """Return what must agree. gloo and NCCL move elements: tensors of other shapes but as many elements match."""
+    return call.elements
+
+
+# ---- a rank's calls and what it called before, as the steps of a loop repeat -----------------------------------------
+
+
+def usual_after(before: list[Call]) -> list[Call]:
+    """Return the calls that followed, earlier, a call like the last one; the latest of each form."""
+    if not before:
+        return []
+    last = _form_and_line(before[-1])
+    return list(
+        {
+            _form_and_line(after): after for call, after in itertools.pairwise(before) if _form_and_line(call) == last
+        }.values()
+    )
+
+
+def is_unusual(before: list[Call], call: Call) -> bool | None:
+    """True if a rank calls something else than each time before; None if this place is new."""
+    usual = usual_after(before)
+    return _form_and_line(call) not in {_form_and_line(each) for each in usual} if usual else None
+
+
+def _form_and_line(call: Call) -> tuple[object, ...]:
+    line = (call.line.file, call.line.line) if call.line is not None else None
+    return call.op, call.elements, call.dtypes, line
