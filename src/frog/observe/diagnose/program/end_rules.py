@@ -236,7 +236,8 @@ def _let_others_wait(evidence: Evidence, dead: Mapping[int, RankEvidence]) -> bo
     aborts them.
     """
     waiting = [rank for rank in evidence.ranks.values() if rank.pending]
-    killed_too = any(rank.exit_code == code for rank in waiting for code in {one.exit_code for one in dead.values()})
+    codes = {rank.exit_code for rank in dead.values()}
+    killed_too = any(rank.exit_code in codes for rank in waiting)
     by_launcher = evidence.deadline_s is not None
     return bool(waiting) and not killed_too and not by_launcher
 
@@ -276,9 +277,10 @@ def exited(evidence: Evidence, *, at_all: bool = False) -> Diagnosis | None:
     rank = left[number]
     same = sorted(each for each in left if left[each].exit_code == rank.exit_code)
     usage = len(same) == len(evidence.world) and rank.exit_code == 2
-    who = "all ranks" if len(same) == len(evidence.world) > 1 else span(same if usage else [number])
+    ranks = same if usage else [number]
+    who = "all ranks" if len(same) == len(evidence.world) > 1 else span(ranks)
     at = f"; it was last seen at {place(rank.line)}" if rank.line else ""
-    return _base(evidence, number, same if usage else [number]).with_more(
+    return _base(evidence, number, ranks).with_more(
         fault="usage" if usage else "exit",
         certain=len(left) == 1 or usage,
         finding=f"{who} {describe_exit(rank.exit_code or 0)} without an exception{at}",
@@ -315,7 +317,8 @@ _JOB_STATES: dict[str, tuple[str, str, str]] = {
 
 def of_job(evidence: Evidence, states: tuple[str, ...] = tuple(_JOB_STATES)) -> Diagnosis | None:
     """Return what the scheduler says about the whole job."""
-    job = next((found for name in states if (found := evidence.state(name)) is not None), None)
+    reports = (evidence.state(name) for name in states)
+    job = next((report for report in reports if report is not None), None)
     if job is None or job.state is None:
         return None
     fault, finding, advice = _JOB_STATES[job.state]
@@ -349,7 +352,8 @@ def vanished(evidence: Evidence) -> Diagnosis | None:
     first = min(times, key=lambda number: times[number] or 0, default=gone[0])
     rank = evidence.ranks.get(first)
     at = f" at {place(rank.line)}" if rank is not None and rank.line else ""
-    waited = any((error := evidence.ranks[number].error) is not None and timed_out(error) for number in victims)
+    errors = [evidence.ranks[number].error for number in victims]
+    waited = any(error is not None and timed_out(error) for error in errors)
     how = "stopped or blocked" if waited else "killed (SIGKILL), or its host failed"
     return Diagnosis(
         "gone" if waited else "kill",

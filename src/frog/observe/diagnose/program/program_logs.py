@@ -273,14 +273,10 @@ def add_error_file(evidence: Evidence, value: dict[str, Any], name: str, rank_of
     message, traceback, seconds = error_text(value)
     kind, _, rest = message.partition(":")
     found = next(reversed(seen_errors(traceback.split("\n"), name)), None)
-    error = SeenError(
-        found.type if found else kind if re.fullmatch(r"[\w.]{1,100}", kind) else "Error",
-        found.message if found else rest.strip() or message,
-        found.line if found else None,
-        found.frames if found else (),
-        seconds * 10**9 if seconds is not None else None,
-        name,
-    )
+    if found is None:
+        found = SeenError(kind if re.fullmatch(r"[\w.]{1,100}", kind) else "Error", rest.strip() or message)
+    unix_ns = seconds * 10**9 if seconds is not None else None
+    error = SeenError(found.type, found.message, found.line, found.frames, unix_ns, name)
     if rank_of_file is None:
         evidence.loose_errors.append(error)
         return
@@ -391,7 +387,8 @@ def _sacct_row(head: list[str], row: str, lines: list[str], number: int) -> tupl
     if len(spans) == len(head):
         first, last = spans[head.index("State")]
         return _named_state(row[first:last].strip()), row
-    return next((state for word in row.split() if (state := _named_state(word)) is not None), None), row
+    states = (_named_state(word) for word in row.split())
+    return next((state for state in states if state is not None), None), row
 
 
 def _named_state(text: str) -> str | None:

@@ -210,10 +210,8 @@ def differing_numbers(evidence: Evidence) -> Diagnosis | None:
     for number, rank in evidence.ranks.items():
         if not rank.has_calls and len(rank.calls) == 1 and not rank.calls[0].done:
             by_group.setdefault(rank.calls[0].group, {})[number] = rank.calls[0]
-    return next(
-        (found for calls in by_group.values() if (found := _differing_numbers_of_group(evidence, calls)) is not None),
-        None,
-    )
+    diagnoses = (_differing_numbers_of_group(evidence, calls) for calls in by_group.values())
+    return next((diagnosis for diagnosis in diagnoses if diagnosis is not None), None)
 
 
 def _differing_numbers_of_group(evidence: Evidence, calls: dict[int, Call]) -> Diagnosis | None:

@@ -184,11 +184,8 @@ def not_finite_in_log(evidence: Evidence) -> Diagnosis | None:
 def not_finite_lines(evidence: Evidence, ranks: list[int]) -> tuple[str, ...]:
     """Return the lines of the logs."""
     seen = [evidence.ranks[number] for number in ranks[:8]]
-    return tuple(
-        note(None, f"rank {rank.rank}", line, rank.sources[-1])
-        for rank in seen
-        if (line := rank.nan_line or rank.norm_line)
-    )
+    lines = [(rank, rank.nan_line or rank.norm_line) for rank in seen]
+    return tuple(note(None, f"rank {rank.rank}", line, rank.sources[-1]) for rank, line in lines if line)
 
 
 # ---- gradient accumulation that averages in each micro-batch ---------------------------------------------------------

@@ -173,7 +173,8 @@ def _waits_for_rank_elsewhere(evidence: Evidence, path: list[int]) -> Diagnosis 
 def _from_any(evidence: Evidence, waits: RankEvidence, rank: RankEvidence) -> Diagnosis:
     """Explain a rank that waits for one which waits for a message from any rank, which none sends."""
     others = [other for number, other in evidence.ranks.items() if number != rank.rank]
-    ended, left = [one for one in others if _has_ended(one)], [one for one in others if _deviation(one) is not None]
+    ended = [other for other in others if _has_ended(other)]
+    left = [other for other in others if _deviation(other) is not None]
     odd, why = rank, ""
     if ended:
         odd, why = ended[0], f"; rank {ended[0].rank} ended without an error"
@@ -352,14 +353,14 @@ def _torch_function(rank: RankEvidence) -> str | None:
 
 def _last_sent(sender: RankEvidence, receiver: int) -> Message | None:
     sent = sender.messages.last if sender.messages is not None else []
-    return next((one for one in reversed(sent) if one.is_send and one.peer == receiver), None)
+    return next((message for message in reversed(sent) if message.is_send and message.peer == receiver), None)
 
 
 def _size_before(sender: RankEvidence, message: Transfer) -> list[int] | None:
     """Return the size that a message had in an earlier step."""
     if not isinstance(message, Message) or sender.messages is None:
         return None
-    alike = [one for one in sender.messages.last if message_form(one) == message_form(message)]
+    alike = [other for other in sender.messages.last if message_form(other) == message_form(message)]
     return alike[-2].size if len(alike) > 1 else None
 
 

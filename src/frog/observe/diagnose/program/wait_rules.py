@@ -48,8 +48,10 @@ def _base(evidence: Evidence, found: Difference, rank: int) -> Diagnosis:
     """Return the fields of every diagnosis of a wait; `rank` is the one to look at."""
     order = list(dict.fromkeys([rank, *found.absent, *found.unknown, *found.calls]))
     seen = evidence.ranks.get(rank)
-    own = found.calls[rank].line if rank in found.calls else seen.line if seen else None
-    other = found.call.line if rank not in found.calls else next((_line(evidence, each) for each in found.absent), None)
+    if rank in found.calls:
+        own, other = found.calls[rank].line, next((_line(evidence, each) for each in found.absent), None)
+    else:
+        own, other = _line(evidence, rank), found.call.line
     return Diagnosis(
         "stuck",
         "",
@@ -256,7 +258,8 @@ def _died(evidence: Evidence, found: Difference) -> Diagnosis | None:
     if not gone or not lost or waited or evidence.hung:
         return None
     rank = evidence.ranks[gone[0]]
-    at = f"; {'it' if len(gone) == 1 else 'the first'} was last seen at {place(rank.line)}" if rank.line else ""
+    first = "it" if len(gone) == 1 else "the first"
+    at = f"; {first} was last seen at {place(rank.line)}" if rank.line else ""
     return _base(evidence, found, gone[0]).with_more(
         fault="kill",
         certain=False,
