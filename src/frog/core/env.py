@@ -93,6 +93,15 @@ def host_name() -> str:
     return os.environ.get("FROG_NODE_NAME") or socket.gethostname()
 
 
+def machine() -> str:
+    """Return a name that two processes share if and only if they can share memory."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{socket.gethostname()} {file.read().strip()}"
+    except OSError:
+        return f"{socket.gethostname()} {os.getuid()}"
+
+
 def launcher_pid() -> int | None:
     """Return the pid of the `frog run` that started this rank, if any. A rank ends itself when that process ends."""
     return _integer("FROG_LAUNCHER_PID", 0) or None

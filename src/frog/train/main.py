@@ -14,7 +14,6 @@ from frog.core.errors import UsageError
 from frog.core.machine import check_memory
 from frog.core.runs.folder import RunFolder, find_run
 from frog.train.comm.world import pick_device
-from frog.train.elastic.survive import train_in_each_world
 from frog.train.loop import train
 from frog.train.parallel.build_strategy import build_mesh
 from frog.train.pretraining import Pretraining
@@ -37,7 +36,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def train_run(run: Run, workload: Workload) -> dict[str, Any]:
     """Train in one world, or, for an elastic run, in a sequence of worlds."""
-    return train(run, workload) if run.membership is None else train_in_each_world(run, workload)
+    if run.membership is None:
+        return train(run, workload)
+    from frog.train.elastic.survive import train_in_each_world
+
+    return train_in_each_world(run, workload)
 
 
 def run_rank(args: argparse.Namespace, loop: Loop = train_run) -> int:

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frog.core.config import RunConfig
-from frog.core.env import attempt_number, host_name, launch_dir
+from frog.core.env import attempt_number, host_name, launch_dir, machine
 from frog.core.errors import CheckpointError, ConfigError, Damage, ErrorFacts, RunError
 from frog.core.files import write_atomic
 from frog.core.runs import EventWriter
@@ -17,12 +18,13 @@ from frog.core.runs.heartbeat import Heartbeat
 from frog.train.checkpoint import Checkpoint, find_good
 from frog.train.checkpoint.save import clean_up
 from frog.train.comm import World
-from frog.train.comm.collectives.rendezvous import machine
-from frog.train.comm.elastic.membership import Membership
 from frog.train.data import PreparedData, ensure_prepared, open_prepared
 from frog.train.log import RankLog
 from frog.train.parallel.mesh import Mesh
 from frog.train.stop import StopRequest
+
+if TYPE_CHECKING:  # only elastic runs load it
+    from frog.train.comm.elastic.membership import Membership
 
 
 @dataclass

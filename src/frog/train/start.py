@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from frog.core.config import RunConfig
 from frog.core.env import WorldEnv, attempt_number, most_replaced
@@ -15,12 +15,14 @@ from frog.core.machine import keep_freed_memory
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.heartbeat import archive_heartbeats
 from frog.train.comm import World, join_world
-from frog.train.comm.elastic.membership import Membership, found_membership
 from frog.train.comm.world import pick_device
 from frog.train.log import RankLog
 from frog.train.parallel.mesh import Mesh
 from frog.train.process import RankProcess
 from frog.train.setup import Run, check_resume, choose_folder, find_resume, is_complete, open_events
+
+if TYPE_CHECKING:  # only elastic runs load it
+    from frog.train.comm.elastic.membership import Membership
 
 
 class Data(Protocol):
@@ -53,6 +55,8 @@ def joined_world(config: RunConfig, env: WorldEnv) -> Iterator[tuple[World, Memb
         finally:
             world.leave()
     else:
+        from frog.train.comm.elastic.membership import found_membership
+
         membership = found_membership(env, device, timeout_s)
         try:
             yield membership.renew(), membership

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frog.core.config import ModelConfig, from_dict
-from frog.core.config.finetune import FinetuneConfig, finetune_from_dict
 from frog.core.errors import CheckpointError, RunError, UsageError
 from frog.core.files import put_aside
 from frog.core.machine import check_memory
 from frog.core.runs.folder import RunFolder, find_run
 from frog.train.checkpoint import Checkpoint, find_good
 from frog.train.model import TinyTransformer
-from frog.train.model.adapter import load_adapter
 from frog.train.model.classifier import Classifier
 from frog.train.model.hf import load_hf, save_hf, save_hf_classifier
-from frog.train.model.lora import unload_lora
 from frog.train.state import weights_sha256
+
+if TYPE_CHECKING:  # only fine-tuned runs load LoRA
+    from frog.core.config.finetune import FinetuneConfig
 
 
 def initial_weights(model: TinyTransformer, source: str | None) -> None:
@@ -80,7 +81,11 @@ class Finetuned:
 def read_finetune(folder: RunFolder) -> FinetuneConfig | None:
     """Return a run's fine-tuning configuration, or None if it is not a fine-tuned run."""
     table = folder.read_run_json().finetune
-    return None if table is None else finetune_from_dict(table)
+    if table is None:
+        return None
+    from frog.core.config.finetune import finetune_from_dict
+
+    return finetune_from_dict(table)
 
 
 def load_finetuned(folder: RunFolder) -> Finetuned:
@@ -88,6 +93,8 @@ def load_finetuned(folder: RunFolder) -> Finetuned:
 
     Raises:  RunError if the run is not fine-tuned, has no adapter, or its base is missing or has changed.
     """
+    from frog.train.model.adapter import load_adapter
+
     config = read_finetune(folder)
     if config is None:
         raise RunError(f"{folder.path} is not a fine-tuned run: it has no adapter", "create one with `frog finetune`")
@@ -135,6 +142,8 @@ def load_merged(folder: RunFolder) -> tuple[TinyTransformer, ModelConfig, int]:
 
     Raises:  UsageError if the run is a classifier, which cannot generate text.
     """
+    from frog.train.model.lora import unload_lora
+
     tuned = load_finetuned(folder)
     if isinstance(tuned.model, Classifier):
         raise UsageError(f"{folder.path} classifies texts ({', '.join(tuned.config.labels)}) and cannot generate text",
@@ -145,6 +154,8 @@ def load_merged(folder: RunFolder) -> tuple[TinyTransformer, ModelConfig, int]:
 
 def export_merged(folder: RunFolder, target: Path) -> str:
     """Merge a fine-tuned run and write it as a Hugging Face folder; return the transformers class that loads it."""
+    from frog.train.model.lora import unload_lora
+
     tuned = load_finetuned(folder)
     unload_lora(tuned.model)
     if isinstance(tuned.model, Classifier):

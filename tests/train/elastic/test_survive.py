@@ -18,10 +18,9 @@ from harness import MODEL
 from in_process import write_run
 from run_files import beat
 
-from frog.core.env import SURVIVES
+from frog.core.env import SURVIVES, machine
 from frog.core.errors import CommError, LostError
 from frog.core.runs.folder import RunFolder
-from frog.train.comm.collectives.rendezvous import machine
 from frog.train.comm.elastic.agreement import LeftOut
 from frog.train.elastic import join, survive
 from frog.train.elastic.shared_order import SharedOrder

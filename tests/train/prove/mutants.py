@@ -16,7 +16,7 @@ from frog.train.comm.axis import NOTHING, Axis
 from frog.train.parallel import scratch
 from frog.train.parallel.data import data_parallel as data
 from frog.train.parallel.data import ddp, diloco, zero1, zero2, zero3
-from frog.train.parallel.model import context, pipeline, tensor
+from frog.train.parallel.model import context, expert, pipeline, tensor
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -204,7 +204,7 @@ def positions_from_zero() -> Patch:
         tokens, labels, positions = original(tokens, labels, cp)
         return tokens, labels, torch.arange(len(positions))
 
-    return replaced(scratch, "local_part", local_part)
+    return replaced(context, "local_part", local_part)
 
 
 def experts_not_averaged() -> Patch:
@@ -298,7 +298,7 @@ MUTANTS = [
     Mutant("positions from zero", "cp", 2, positions_from_zero()),
     Mutant("keys and values stay at home", "cp", 2, around("start_shift", only_on("cp", stays_where_it_is))),
     Mutant("not averaged over cp", "cp", 2, forgotten(ddp.BucketedDDP, "finish")),
-    Mutant("load seen by each rank alone", "ep", 2, forgotten(scratch, "balance_over")),
+    Mutant("load seen by each rank alone", "ep", 2, forgotten(expert, "balance_over")),
     Mutant("rows come back in another order", "ep", 2, around("start_all_to_all", rows_come_back_in_another_order)),
     Mutant("experts not averaged", "dp x ep", 4, experts_not_averaged()),
     *(

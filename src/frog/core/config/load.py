@@ -18,9 +18,11 @@ from frog.core.config.model import ModelConfig
 from frog.core.config.other_models import sizes_of
 from frog.core.config.run_config import ModelSource, RunConfig
 from frog.core.errors import ConfigError
-from frog.core.runs.record import SIMULATED_LAYOUT
 from frog.core.schema import convert, parse_toml, read_toml, read_typed, shortened
 from frog.core.user_input import did_you_mean
+
+SIMULATED_LAYOUT = "simulated layout"
+"""The section of a simulated run's configuration, which no training program can read."""
 
 _MOST_UNKNOWN, _MOST_PARTS = 100, 8
 """Most unknown keys of a table to report, and most parts of an override's key."""

@@ -11,9 +11,6 @@ from frog.core.schema import Typed
 FORMAT = 2
 """Format version of a run folder: run.json, record.json, events and heartbeats."""
 
-SIMULATED_LAYOUT = "simulated layout"
-"""The section of a simulated run's configuration, which no training program can read."""
-
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 

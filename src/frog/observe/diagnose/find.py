@@ -12,6 +12,8 @@ from frog.observe.diagnose.diagnosis import Diagnosis
 def diagnose_path(text: str) -> tuple[Path, Diagnosis]:
     """Return the path that a user means, and what went wrong there.
 
+    Only the rules that apply are imported: those for Frog's own runs, or those for other programs.
+
     Raises:  RunError if nothing is there that can be read.
     """
     try:

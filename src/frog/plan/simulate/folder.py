@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from frog.core.config.load import SIMULATED_LAYOUT
 from frog.core.errors import ErrorFacts
 from frog.core.files import write_atomic, write_json
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import LAUNCHER_FIELDS
-from frog.core.runs.record import FORMAT, SIMULATED_LAYOUT
+from frog.core.runs.record import FORMAT
 from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization

@@ -25,7 +25,6 @@ from torch import Tensor
 from frog.core.env import WorldEnv, bind_loopback, preferred_backend
 from frog.core.errors import Cause, UsageError
 from frog.train.comm.attempt_store import attempt_store
-from frog.train.comm.collectives.errors import CollectiveError
 
 # These functions have new names in torch 2.13; torch 2.11 and earlier have the old ones.
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -172,9 +171,13 @@ class Frog(Backend):
         super().start(env, device, timeout_s, store)
 
     def owns(self, error: Exception) -> bool:
+        from frog.train.comm.collectives.errors import CollectiveError
+
         return isinstance(error, CollectiveError) or super().owns(error)
 
     def cause_of(self, error: Exception) -> Cause | None:
+        from frog.train.comm.collectives.errors import CollectiveError
+
         return error.cause if isinstance(error, CollectiveError) else super().cause_of(error)
 
 

@@ -25,13 +25,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 
-from frog.core.env import WorldEnv, world_env
+from frog.core.env import WorldEnv, machine, world_env
 from frog.train.comm.collectives.arithmetic import BFLOAT16, Buffer
 from frog.train.comm.collectives.cost import saved_costs
 from frog.train.comm.collectives.exchange import bytes_of
 from frog.train.comm.collectives.group import Group, open_group
 from frog.train.comm.collectives.messages import Transfer
-from frog.train.comm.collectives.rendezvous import machine, own_host
+from frog.train.comm.collectives.rendezvous import own_host
 from frog.train.comm.collectives.worker import Handle, Worker
 
 _OPERATIONS = {

@@ -27,14 +27,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from frog.core.env import SURVIVES, attempt_number, launch_dir
+from frog.core.env import SURVIVES, attempt_number, launch_dir, machine
 from frog.core.errors import CommError, ErrorFacts, LostError, RunError
 from frog.core.processes import is_alive
 from frog.core.runs.heartbeat import archive_heartbeats, read_heartbeat
 from frog.core.runs.launch_request import LaunchRequest
 from frog.core.schema import write_typed
 from frog.train.comm.collectives.errors import CollectiveError
-from frog.train.comm.collectives.rendezvous import machine
 from frog.train.comm.elastic.agreement import LeftOut, WorldChanged
 from frog.train.comm.elastic.membership import behind
 from frog.train.comm.local_shard import LocalShard

@@ -12,7 +12,6 @@ from frog.core.config.strategies import AXES
 from frog.train.comm import World
 from frog.train.model.transformer import TinyTransformer
 from frog.train.parallel.mesh import Mesh
-from frog.train.parallel.own import OwnStrategy
 from frog.train.parallel.scratch import FromScratch
 from frog.train.parallel.strategy import MakeOptimizer, Strategy
 
@@ -34,6 +33,8 @@ def build_strategy(
     """Distribute `model` over the mesh. A collective call: every rank passes a full model; rank 0's weights count."""
     build: Callable[..., Strategy] = FromScratch
     if config.strategy.file is not None:
+        from frog.train.parallel.own import OwnStrategy
+
         build = OwnStrategy
     elif config.strategy.implementation != "frog":
         build = _native(config.strategy)

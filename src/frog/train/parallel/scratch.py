@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,10 @@ from frog.train.model.transformer import TinyTransformer
 from frog.train.parallel.data.flat import Partition, square_sum, wide_dtype
 from frog.train.parallel.groups import ParameterGroup, build_groups
 from frog.train.parallel.mesh import Mesh
-from frog.train.parallel.model.context import local_part, use_context, zigzag
-from frog.train.parallel.model.expert import balance_over, expert_names, shard_experts
-from frog.train.parallel.model.pipeline import Pipeline
-from frog.train.parallel.model.stages import Stages, build_stages, make_tied_axis
-from frog.train.parallel.model.tensor import split_model
-from frog.train.parallel.schedules.schedule import make_schedule
 from frog.train.parallel.strategy import Agreement, MakeOptimizer, Span, Strategy, broadcast_weights, no_span
+
+if TYPE_CHECKING:  # each way to split a model is loaded by the runs that use it
+    from frog.train.parallel.model.pipeline import Pipeline
 
 
 class FromScratch(Strategy):
@@ -47,12 +44,20 @@ class FromScratch(Strategy):
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         broadcast_weights(model, mesh)
         if mesh.tp.size > 1:
+            from frog.train.parallel.model.tensor import split_model
+
             split_model(model, mesh.tp, self.config.sequence_parallel)
         if mesh.cp.size > 1:
+            from frog.train.parallel.model.context import use_context
+
             use_context(model, mesh.cp)
-        balance_over(model, mesh.data)
-        shard_experts(model, mesh.ep)
-        self._experts = set(expert_names(model)) if mesh.ep.size > 1 else set()
+        self._experts: set[str] = set()
+        if config.model.num_local_experts is not None:
+            from frog.train.parallel.model.expert import balance_over, expert_names, shard_experts
+
+            balance_over(model, mesh.data)
+            shard_experts(model, mesh.ep)
+            self._experts = set(expert_names(model)) if mesh.ep.size > 1 else set()
         self.pipeline = _pipeline(config, mesh, model, self._autocast) if mesh.pp.size > 1 else None
         self.groups = build_groups(self.config, mesh, model, self._experts)
         self._run: Callable[..., Any] = torch.compile(model) if config.train.compile else model
@@ -64,6 +69,8 @@ class FromScratch(Strategy):
 
     def forward_backward(self, batch: Batch, scale: Callable[[Tensor], Tensor], span: Span = no_span) -> Tensor:
         if self.mesh.cp.size > 1:
+            from frog.train.parallel.model.context import local_part
+
             tokens_ABt, labels_ABt, positions_t = local_part(batch.tokens_ABT, batch.labels_ABT, self.mesh.cp)
             batch = replace(batch, tokens_ABT=tokens_ABt, labels_ABT=labels_ABt)
         else:
@@ -162,6 +169,8 @@ class FromScratch(Strategy):
         cp = self.mesh.cp
         positions_t = None
         if cp.size > 1:
+            from frog.train.parallel.model.context import local_part
+
             tokens_BT, labels_BT, positions_t = local_part(tokens_BT, labels_BT, cp)
         if self.pipeline is not None:
             loss = self.pipeline.loss(tokens_BT, labels_BT)
@@ -289,6 +298,11 @@ class FromScratch(Strategy):
 
 
 def _pipeline(config: RunConfig, mesh: Mesh, model: TinyTransformer, autocast: AbstractContextManager[Any]) -> Pipeline:
+    from frog.train.parallel.model.context import zigzag
+    from frog.train.parallel.model.pipeline import Pipeline
+    from frog.train.parallel.model.stages import Stages, build_stages, make_tied_axis
+    from frog.train.parallel.schedules.schedule import make_schedule
+
     strategy = config.strategy
     virtual = strategy.virtual_stages if strategy.schedule == "interleaved" else 1
     build_stages(model, mesh.pp, virtual)

@@ -242,15 +242,6 @@ def own_host(towards: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def machine() -> str:
-    """Return a name that two processes share if and only if they can share memory."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{socket.gethostname()} {file.read().strip()}"
-    except OSError:
-        return f"{socket.gethostname()} {os.getuid()}"
-
-
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
