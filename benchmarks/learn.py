@@ -41,7 +41,7 @@ def watched(exercises: Sequence[Exercise], rounds: int) -> list[str]:
         for _ in range(rounds):
             for exercise in exercises:
                 start = time.perf_counter()
-                verdict = grader.check(exercise, exercise.reference().files())
+                verdict = grader.check(exercise, exercise.reference())
                 if verdict.status != "passed":
                     raise SystemExit(f"{exercise.id}: {verdict.status}: {verdict.observed}")
                 seconds[exercise.id].append(time.perf_counter() - start)

@@ -96,7 +96,7 @@ def test_exercise_is_complete(exercise: Exercise) -> None:
     assert {one.misconception for one in wrong} <= known | general().keys()
     assert known <= {one.misconception for one in wrong}, "a misconception that no wrong solution shows"
     assert len({one.files()[manifest.files[0]] for one in wrong}) == len(wrong) or len(manifest.files) > 1
-    assert exercise.stub() != exercise.reference().files()
+    assert exercise.stub() != exercise.reference()
     in_reference = {path.name for path in (exercise.folder / "reference").iterdir()} - {"__pycache__"}
     assert in_reference == set(manifest.files)
     assert "You will be able to" in exercise.readme
@@ -111,8 +111,8 @@ def test_solutions_inherit_given_files(tmp_path: Path) -> None:
     folder = shutil.copytree(LABS / "lab3/06_be_the_cluster", tmp_path / "course/lab1/01_first")
     (folder / "worker.py").write_text("print('another')")
     exercise = Exercise(folder)
-    for solution in (exercise.reference(), *exercise.solutions("right"), *exercise.solutions("wrong")):
-        files = solution.files()
+    solutions = [solution.files() for solution in (*exercise.solutions("right"), *exercise.solutions("wrong"))]
+    for files in (exercise.reference(), *solutions):
         assert (list(files), files["worker.py"]) == (["launch.sh", "worker.py"], b"print('another')")
     assert exercise.stub()["worker.py"] == b"print('another')"
 

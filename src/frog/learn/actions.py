@@ -113,7 +113,7 @@ def solution(args: argparse.Namespace) -> int:
             f"frog learn hint {exercise.number}; or frog learn solution {exercise.number} --give-up, which is recorded",
         )
     update_progress(folder.path, lambda progress: with_solution(progress, exercise.id))
-    solved = exercise.reference().files()
+    solved = exercise.reference()
     for name in exercise.manifest.files:
         text = solved[name]
         print(f"{'# ' if name.endswith('.py') else ''}---- {name}\n{text.decode(errors='replace')}")

@@ -74,7 +74,7 @@ class Specimen:
 def specimens(exercise: Exercise) -> list[Specimen]:
     """Return all solutions of an exercise."""
     found = [Specimen(exercise, "stub", "", exercise.stub())]
-    found.append(Specimen(exercise, "reference", "", exercise.reference().files()))
+    found.append(Specimen(exercise, "reference", "", exercise.reference()))
     found += [Specimen(exercise, "right", one.name, one.files()) for one in exercise.solutions("right")]
     wrong = exercise.solutions("wrong")
     return [*found, *(Specimen(exercise, "wrong", one.name, one.files(), one.misconception) for one in wrong)]

@@ -15,6 +15,7 @@ import frog
 from frog.core.errors import UsageError
 from frog.core.schema import FileName, Positive, Typed, convert, read_toml
 from frog.core.user_input import nearest
+from frog.learn.edits import TABLE, Edit, Kind, apply_edits, read_edits
 
 _SOURCE = Path(frog.__file__).parent
 _INSTALLED = _SOURCE.parent / "frog_labs"
@@ -108,30 +109,52 @@ class Manifest(Typed, kw_only=True, frozen=True):
 
 @dataclass(frozen=True)
 class Solution:
-    """One version of an exercise's files: the stub, the reference, or another right or wrong solution."""
+    """A right or wrong solution of an exercise: files on disk, or edits of the reference."""
 
     exercise: Exercise
-    path: Path
+    kind: Kind
+    name: str
+    path: Path | None = None
     """A file that replaces the exercise's first one, or a folder with the files that differ from the reference."""
+    edits: tuple[Edit, ...] = ()
+    """The solution's entry in solutions.toml, if it has no files."""
 
     @property
-    def name(self) -> str:
-        return self.path.stem if self.path.is_file() else self.path.name
+    def title(self) -> str:
+        """`wrong/sum-is-average`."""
+        return f"{self.kind}/{self.name}"
 
     @property
     def misconception(self) -> str:
-        """The misconception id of a wrong solution; `wrong/sum-is-average.2.py` is the second one with this id."""
+        """The misconception id of a wrong solution; `wrong/sum-is-average.2` is the second one with this id."""
         return self.name.split(".")[0]
 
     def files(self) -> dict[str, bytes]:
-        """Return the content of each file of the exercise, including given ones."""
-        folder, manifest = self.exercise.folder, self.exercise.manifest
-        texts = {name: (folder / "reference" / name).read_bytes() for name in manifest.files}
-        texts |= {name: (folder / name).read_bytes() for name in manifest.given}
+        """Return the content of each file of the exercise, including given ones.
+
+        Raises:  UsageError that names the exercise, the solution and the text of each edit that does not apply.
+        """
+        files, problems = self.applicable_files()
+        if problems:
+            id, title = self.exercise.id, self.title
+            raise UsageError(
+                "\n".join(f"{id}: {TABLE}: {title}: {problem}" for problem in problems),
+                f"`frog learn dev show {id} {title} --into DIR` writes it with the edits that apply; change it, "
+                f"then frog learn dev add {id} {title} DIR/*",
+            )
+        return files
+
+    def applicable_files(self) -> tuple[dict[str, bytes], list[str]]:
+        """Return the files with the edits that apply, and a problem for each other edit."""
+        reference = self.exercise.reference()
+        if self.path is None:
+            solved = {name: reference[name] for name in self.exercise.manifest.files}
+            edited, problems = apply_edits(solved, self.edits)
+            return reference | edited, problems
         if self.path.is_file():
-            return texts | {manifest.files[0]: self.path.read_bytes()}
-        own = {name for name in texts if (self.path / name).is_file()}
-        return texts | {name: (self.path / name).read_bytes() for name in own}
+            return reference | {self.exercise.manifest.files[0]: self.path.read_bytes()}, []
+        own = [name for name in reference if (self.path / name).is_file()]
+        return reference | {name: (self.path / name).read_bytes() for name in own}, []
 
 
 @dataclass(frozen=True)
@@ -189,12 +212,30 @@ class Exercise:
         """Return the files as a learner receives them."""
         return {name: (self.folder / name).read_bytes() for name in self.file_names}
 
-    def reference(self) -> Solution:
-        return Solution(self, self.folder / "reference")
+    def reference(self) -> dict[str, bytes]:
+        """Return the files of the reference, including given ones."""
+        files = {name: (self.folder / "reference" / name).read_bytes() for name in self.manifest.files}
+        return files | {name: (self.folder / name).read_bytes() for name in self.manifest.given}
 
-    def solutions(self, kind: Literal["right", "wrong"]) -> list[Solution]:
-        paths = sorted((self.folder / kind).iterdir()) if (self.folder / kind).is_dir() else []
-        return [Solution(self, path) for path in paths if not path.name.startswith((".", "__"))]
+    def solutions(self, kind: Kind) -> list[Solution]:
+        """Return the solutions of a kind by name: those that are files, and those that are edits of the reference.
+
+        Raises:  UsageError if solutions.toml is invalid, or if a solution exists in both forms.
+        """
+        paths = (self.folder / kind).iterdir() if (self.folder / kind).is_dir() else ()
+        found = [
+            Solution(self, kind, path.stem if path.is_file() else path.name, path)
+            for path in paths
+            if not path.name.startswith((".", "__"))
+        ]
+        edited = read_edits(self.folder / TABLE)[kind]
+        for solution in found:
+            if solution.name in edited:
+                raise UsageError(
+                    f"{self.id}: {solution.title} is both in {TABLE} and in {solution.path}", "remove one of them"
+                )
+        found += [Solution(self, kind, name, edits=edits) for name, edits in edited.items()]
+        return sorted(found, key=lambda solution: solution.name)
 
 
 def find_exercises(labs: Path = LABS) -> list[Exercise]:
@@ -237,11 +278,13 @@ def _names_of(exercise: Exercise) -> Iterator[str]:
     yield from (exercise.id, exercise.number, exercise.folder.name, exercise.folder.name.split("_", 1)[-1])
 
 
-def find_pages(labs: Path = LABS) -> dict[str, Path]:
-    """Return the pages for a course folder, by name: each lab's, and those that they refer to.
+def docs_folder(labs: Path = LABS) -> Path:
+    """Return the folder of the labs' pages: `docs/` inside the installed exercises, or next to them in a clone."""
+    return labs / "docs" if (labs / "docs").is_dir() else labs.parent / "docs"
 
-    They are in `docs/` inside the installed exercises, or next to them in a clone.
-    """
-    docs = labs / "docs" if (labs / "docs").is_dir() else labs.parent / "docs"
+
+def find_pages(labs: Path = LABS) -> dict[str, Path]:
+    """Return the pages for a course folder, by name: each lab's, and those that they refer to."""
+    docs = docs_folder(labs)
     found = {f"labs/{page.name}": page for page in sorted((docs / "labs").glob("lab*.md"))}
     return found | {name: docs / name for name in READ if (docs / name).is_file()}
