@@ -16,7 +16,7 @@ from frog.core.config.strategies import AXES, DATA_STRATEGIES
 from frog.core.errors import FrogError
 from tools.site.markdown import fence
 
-_LABS = "labs/lab0"
+_SHOW = "frog learn dev show"
 _SHORT = "--set train.steps=30 --set train.global_batch_size=16 --set eval.every=30 --set eval.tokens=4096"
 
 
@@ -76,10 +76,10 @@ EXAMPLES = (
         (
             "frog learn init ada; frog learn init ben; frog learn init eve; mkdir -p exports",
             "for who in Ada Ben Eve; do git -C ${who,,} config user.name $who; done",
-            f"cp {_LABS}/01_one_formula/right/optimizer.py ada/exercises/lab0/01_one_formula/descend.py",
-            f"cp {_LABS}/01_one_formula/right/optimizer.py ben/exercises/lab0/01_one_formula/descend.py",
-            f"cp {_LABS}/01_one_formula/wrong/uphill.py eve/exercises/lab0/01_one_formula/descend.py",
-            f"cp {_LABS}/02_six_lines/right/zero_first.py ada/exercises/lab0/02_six_lines/loop.py",
+            f"{_SHOW} 0.1 right/optimizer --into ada/exercises/lab0/01_one_formula",
+            f"{_SHOW} 0.1 right/optimizer --into ben/exercises/lab0/01_one_formula",
+            f"{_SHOW} 0.1 wrong/uphill --into eve/exercises/lab0/01_one_formula",
+            f"{_SHOW} 0.2 right/zero_first --into ada/exercises/lab0/02_six_lines",
             "for who in ada ben eve; do (cd $who && frog learn check 0.1); done; (cd ada && frog learn check 0.2)",
             "for who in ada ben eve; do (cd $who && frog learn export ../exports/$who.json); done",
             "frog class exports --out class.html",

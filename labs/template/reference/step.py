@@ -1,8 +1,8 @@
-"""The file that the learner edits."""
+"""A solution."""
 
 import torch
 
 
 def double(x_N: torch.Tensor) -> torch.Tensor:
     """Return twice each element."""
-    raise NotImplementedError("fill in the reference too")
+    return 2 * x_N

@@ -66,13 +66,21 @@ def add_learn_parser(commands: _Parsers) -> None:
 def _add_dev(actions: _Parsers) -> None:
     parser = actions.add_parser("dev", help="tools for authors of exercises (docs/exercises.md)")
     dev = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    new = _add(dev, "new", "create the folder of a new exercise", "new", "zoo")
+    new = _add(dev, "new", "create the folder of a new exercise", "new", "authoring")
     new.add_argument("exercise", metavar="EXERCISE", help="such as lab2/09_my_idea")
+    show = _add(dev, "show", "print the files of a solution", "show", "authoring")
+    add = _add(dev, "add", "add a solution: compute the edits that turn the reference into a file", "add", "authoring")
+    for parser in (show, add):
+        parser.add_argument("exercise", metavar="EXERCISE", help="an id, a number or a name")
+    show.add_argument("solution", metavar="SOLUTION", help="wrong/NAME, right/NAME or reference")
+    show.add_argument("--into", type=Path, metavar="DIR", help="write the files into this folder instead")
+    add.add_argument("solution", metavar="SOLUTION", help="wrong/NAME or right/NAME; an existing one is replaced")
+    add.add_argument("file", metavar="FILE", type=Path, nargs="+", help="a changed copy of the reference's file")
     check = _add(dev, "check", "test exercises: the stub, the reference, each wrong solution", "check", "zoo")
     check.add_argument(
         "exercise", metavar="EXERCISE", nargs="*", help="an id, a number or a name (default: all, and labs/ZOO.md)"
     )
-    for parser in (new, check):
+    for parser in (new, show, add, check):
         parser.add_argument("--labs", type=Path, metavar="DIR", help="the labs (default: the installed course)")
     check.add_argument(
         "--write",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ from frog.learn.grader.verdict import Verdict
 from frog.learn.predictions import is_near_enough
 
 ZOO = "labs/ZOO.md"
-_TEMPLATE = LABS / "template"
 _HEAD = """# The zoo: what each exercise passes and rejects
 
 Written by `frog learn dev check --write`, or for one exercise by `frog learn dev check NAME --write`. The stub of each
@@ -126,18 +124,6 @@ def updated(text: str, exercises: Sequence[Exercise], proved: Sequence[Exercise]
 
 
 # ---- frog learn dev --------------------------------------------------------------------------------------------------
-
-
-def new(args: argparse.Namespace) -> int:
-    """`frog learn dev new`: create the folder of an exercise from the template."""
-    folder = (args.labs or LABS).resolve() / args.exercise
-    if re.fullmatch(r"lab\d+/\d\d_[a-z0-9_]+", args.exercise) is None:
-        raise UsageError(f"{args.exercise}: expected a name like lab2/09_my_idea")
-    if folder.exists():
-        raise UsageError(f"{folder}: already exists", "choose another name")
-    shutil.copytree(_TEMPLATE, folder)
-    print(f"created {folder}\nnext: fill it in, until frog learn dev check {args.exercise} succeeds")
-    return 0
 
 
 def write_table(args: argparse.Namespace) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import html
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ from pathlib import Path
 from browser import ROOT, Tab, chromium, find_browser
 from PIL import Image
 
-LAB = ROOT / "labs/lab2/01_average_gradients"
 DECKS = ROOT / "build/slides/decks"
 RING = """(() => {
   const shown = [...document.querySelectorAll('svg[data-marpit-svg]')]
@@ -64,7 +62,8 @@ def make_runs(folder: Path) -> str:
     frog(folder, "run --nodes 2x2 -- train config/demo.toml --set name=nodes --set train.steps=40 --set eval.every=40")
     frog(folder, "report nodes")
     frog(folder, "learn init learner")
-    shutil.copy(LAB / "wrong/sum-is-average.py", folder / "learner/exercises/lab2/01_average_gradients/step.py")
+    solution = frog(folder, "learn dev show 2.1 wrong/sum-is-average")
+    (folder / "learner/exercises/lab2/01_average_gradients/step.py").write_text(solution)
     return frog(folder / "learner", "learn check 2.1", may_fail=True)
 
 
