@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frog.learn.demo.demo_session import NAMES, Name, read_session
-from frog.learn.grader.exercise import find_exercise, find_exercises
+from frog.learn.rules import table_rows as rows
 
 ROOT = Path(__file__).parents[1]
 NOTE = re.compile(r"<!--\n(\d+) min\n")
@@ -19,12 +19,6 @@ PAUSES = ["break", "slack"]
 
 def sheet(name: str) -> str:
     return (ROOT / f"docs/teach/session-{name}.md").read_text()
-
-
-def rows(text: str) -> list[list[str]]:
-    """Return the cells of each row of a page's tables."""
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
 def plan(name: str) -> list[tuple[int, int, str]]:
@@ -81,33 +75,10 @@ def test_demo_and_lab_minutes_match_their_slides(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_session_lab_allows_the_minutes_of_its_exercises(name: Name) -> None:
+def test_session_lab_minutes_add_up(name: Name) -> None:
+    """The rules of `frog learn dev check` compare them with the exercises' minutes."""
     lines = lab(name)
     assert [begin for begin, *_ in lines] == begins([minutes for _, minutes, _ in lines])
-    for _, minutes, what in lines:
-        needed = [find_exercise(number).manifest.minutes for number in re.findall(r"frog learn watch (\d\.\d+)", what)]
-        assert minutes >= sum(needed), what
-
-
-@pytest.mark.parametrize("number", range(1, 7))
-def test_lab_page_states_the_minutes_of_its_exercises_and_their_hours(number: int) -> None:
-    text = (ROOT / f"docs/labs/lab{number}.md").read_text()
-    lines = re.findall(r"^\| `frog learn check (\S+)` .* \| (?:(\d+) x )?(\d+) \|$", text, re.MULTILINE)
-    minutes = {id: int(sittings or 1) * int(each) for id, sittings, each in lines}
-    assert minutes == {one.id: one.manifest.minutes for one in find_exercises() if one.lab == number}
-    hours = sum(minutes.values()) / 60
-    said = re.search(r"about ([\d.]+) hours more", text)
-    assert said, "the page's first lines say how long the exercises take"
-    assert abs(float(said[1]) - hours) <= 0.25
-
-
-def test_programme_states_the_hours_of_optional_labs() -> None:
-    for row in rows((ROOT / "docs/teach/programme.md").read_text()):
-        if row[0].endswith("if you like") and (hours := re.match(r"its exercises, ([\d.]+) hours", row[2])):
-            page = re.search(r"\(\.\./labs/lab(\d)\.md\)", row[1])
-            assert page
-            minutes = [one.manifest.minutes for one in find_exercises() if one.lab == int(page[1])]
-            assert abs(float(hours[1]) - sum(minutes) / 60) <= 0.25
 
 
 @pytest.mark.parametrize("name", NAMES)

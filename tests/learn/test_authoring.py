@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import tomllib
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 from small_course import SOLUTION, write_course
 
 from frog.cli import main
-from frog.learn.edits import read_edits
-from frog.learn.grader.exercise import LABS, Exercise
+from frog.learn.edits import KINDS, read_edits
+from frog.learn.grader.exercise import LABS, Exercise, find_exercises
 
 ID = "lab1/02_second"
 REFERENCE = SOLUTION + "\n\ndef other() -> int:\n" + "    pass  # much in common\n" * 20 + "    return 10\n"
@@ -176,6 +177,20 @@ def test_solution_of_several_files_is_edits_with_their_file(
     assert [path.name for path in (folder / "wrong/raised").iterdir()] == [second]
     assert dev("add", "1.12", "wrong/raised", f"shown/{first}") == 0
     assert [path.name for path in (folder / "wrong/raised").iterdir()] == [first]
+
+
+def test_course_solutions_survive_being_shown_and_added_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add what `show` writes, for solutions drawn from all labs: neither solutions.toml nor any file changes."""
+    monkeypatch.chdir(tmp_path)
+    for exercise in random.Random(5).sample(find_exercises(), 12):
+        copy = Exercise(shutil.copytree(exercise.folder, tmp_path / "labs" / exercise.id))
+        solutions = [one for kind in KINDS for one in copy.solutions(kind)]
+        before = {path: path.read_bytes() for path in copy.folder.rglob("*") if path.is_file()}
+        for solution in random.Random(5).sample(solutions, 4):
+            into = tmp_path / exercise.id / solution.title
+            assert dev("show", exercise.id, solution.title, "--into", into) == 0
+            assert dev("add", exercise.id, solution.title, *into.iterdir()) == 0
+        assert {path: path.read_bytes() for path in copy.folder.rglob("*") if path.is_file()} == before
 
 
 def test_new_exercise_has_a_solution_that_is_an_edit(exercise: Exercise, capsys: pytest.CaptureFixture[str]) -> None:

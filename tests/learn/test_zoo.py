@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import shutil
 from pathlib import Path
 
@@ -14,9 +12,8 @@ from frog.cli import main
 from frog.core.errors import UsageError
 from frog.learn.grader.client import Grader
 from frog.learn.grader.exercise import LABS, Exercise, find_exercises
-from frog.learn.grader.general import general
 from frog.learn.grader.verdict import Verdict
-from frog.learn.zoo import ZOO, Specimen, section, specimens, table, updated
+from frog.learn.zoo import ZOO, Specimen, misworded, section, specimens, table, updated
 
 EXERCISES = find_exercises()
 
@@ -27,24 +24,8 @@ EXERCISES = find_exercises()
 def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> None:
     found = [(one, grader.check(one.exercise, one.files, one.seed)) for one in specimens(exercise)]
     assert [problem for one, verdict in found if (problem := one.problem(verdict))] == []
-    if exercise.lab < 2:
-        assert [text for _, verdict in found if misworded(text := verdict.observed or "")] == []
     left = psutil.Process(grader._process.pid).children()
     assert len(left) < 10, "the last check may still be ending, but a leak would leave thousands in a morning"
-
-
-_ONE_OF_MANY = re.compile(
-    r"(?<![\d.,])1 (batches|bytes|GPUs|labels|losses|ranks|rows|steps|times|tokens|values|weights)\b"
-)
-_TWO_NUMBERS = re.compile(
-    r"(?:found|is|was|has|returned|had the loss) (?P<a>-?\d[\d.e+-]*\d)[,;.]? "
-    r"(?:expected|torch's is|[Aa] run that never stopped has|but(?: [a-z ]+)?) (?P<b>-?\d[\d.e+-]*\d)"
-)
-
-
-def misworded(text: str) -> bool:
-    """Return True if a sentence says "1 bytes", or contrasts two numbers that are printed alike."""
-    return bool(_ONE_OF_MANY.search(text)) or any(pair["a"] == pair["b"] for pair in _TWO_NUMBERS.finditer(text))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +50,12 @@ def test_specimen_reports_an_unexpected_verdict() -> None:
         assert (one.problem(verdict) is None) is is_right
 
 
+def test_specimen_reports_a_sentence_that_is_worded_badly() -> None:
+    one = Specimen(EXERCISES[0], "wrong", "a", {}, "a")
+    verdict = Verdict(exercise="", status="rejected", misconception="a", seed=1, seconds=0, observed="It held 1 bytes.")
+    assert one.problem(verdict) == "lab0/01_one_formula wrong/a: is worded badly: It held 1 bytes."
+
+
 @pytest.mark.parametrize(
     ("predicted", "problem"),
     [
@@ -84,26 +71,6 @@ def test_reference_measurement_is_not_close_to_any_belief(predicted: dict[str, f
     one = Specimen(EXERCISES[0], "reference", "", {})
     found = one.problem(Verdict(exercise="", status="passed", seed=1, seconds=0, predicted=predicted))
     assert found is None if problem is None else problem in (found or "")
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
-def test_exercise_is_complete(exercise: Exercise) -> None:
-    manifest = exercise.manifest
-    wrong = exercise.solutions("wrong")
-    assert len(wrong) >= (12 if exercise.lab > 3 else 4)
-    assert len(exercise.solutions("right")) >= (2 if exercise.lab > 3 else 0)
-    known = {known.id for known in manifest.misconceptions}
-    assert {one.misconception for one in wrong} <= known | general().keys()
-    assert known <= {one.misconception for one in wrong}, "a misconception that no wrong solution shows"
-    assert len({one.files()[manifest.files[0]] for one in wrong}) == len(wrong) or len(manifest.files) > 1
-    assert exercise.stub() != exercise.reference()
-    in_reference = {path.name for path in (exercise.folder / "reference").iterdir()} - {"__pycache__"}
-    assert in_reference == set(manifest.files)
-    assert "You will be able to" in exercise.readme
-    first = manifest.files[0]
-    if first.endswith(".py"):
-        names = {getattr(node, "name", None) for node in ast.parse(exercise.stub()[first]).body}
-        assert set(manifest.functions) <= names
 
 
 def test_solutions_inherit_given_files(tmp_path: Path) -> None:
@@ -123,12 +90,6 @@ def test_file_to_edit_cannot_also_be_given(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace('given = ["worker.py"]', 'given = ["launch.sh"]'))
     with pytest.raises(UsageError, match=r"manifest.toml: .*launch.sh both in files and in given"):
         _ = Exercise(folder).manifest
-
-
-def test_exercise_numbers_and_names_are_unique() -> None:
-    assert len({exercise.number for exercise in EXERCISES}) == len(EXERCISES)
-    folders = [path for path in LABS.glob("lab*/*/") if path.name[0] not in "._"]
-    assert sorted(folders) == [exercise.folder for exercise in EXERCISES]
 
 
 def test_zoo_table_lists_every_exercise_and_wrong_solution(

@@ -76,7 +76,7 @@ def _add_dev(actions: _Parsers) -> None:
     show.add_argument("--into", type=Path, metavar="DIR", help="write the files into this folder instead")
     add.add_argument("solution", metavar="SOLUTION", help="wrong/NAME or right/NAME; an existing one is replaced")
     add.add_argument("file", metavar="FILE", type=Path, nargs="+", help="a changed copy of the reference's file")
-    check = _add(dev, "check", "test exercises: the stub, the reference, each wrong solution", "check", "zoo")
+    check = _add(dev, "check", "test exercises: their rules, and the verdict on each solution", "check", "zoo")
     check.add_argument(
         "exercise", metavar="EXERCISE", nargs="*", help="an id, a number or a name (default: all, and labs/ZOO.md)"
     )

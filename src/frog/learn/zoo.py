@@ -17,6 +17,7 @@ from frog.learn.grader.client import NUM_SEEDS, Grader
 from frog.learn.grader.exercise import LABS, Exercise, find_exercise, find_exercises
 from frog.learn.grader.verdict import Verdict
 from frog.learn.predictions import is_near_enough
+from frog.learn.rules import broken_rules, style_problems
 
 ZOO = "labs/ZOO.md"
 _HEAD = """# The zoo: what each exercise passes and rejects
@@ -26,6 +27,20 @@ exercise is unsolved, the reference and other right solutions pass, and each wro
 test verifies this.
 """
 _SECTION = re.compile(r"^## ", re.MULTILINE)
+
+
+_ONE_OF_MANY = re.compile(
+    r"(?<![\d.,])1 (batches|bytes|GPUs|labels|losses|ranks|rows|steps|times|tokens|values|weights)\b"
+)
+_TWO_NUMBERS = re.compile(
+    r"(?:found|is|was|has|returned|had the loss) (?P<a>-?\d[\d.e+-]*\d)[,;.]? "
+    r"(?:expected|torch's is|[Aa] run that never stopped has|but(?: [a-z ]+)?) (?P<b>-?\d[\d.e+-]*\d)"
+)
+
+
+def misworded(text: str) -> bool:
+    """Return True if a sentence says "1 bytes", or contrasts two numbers that are printed alike."""
+    return bool(_ONE_OF_MANY.search(text)) or any(pair["a"] == pair["b"] for pair in _TWO_NUMBERS.finditer(text))
 
 
 @dataclass(frozen=True)
@@ -53,10 +68,16 @@ class Specimen:
         expected = {"stub": "unsolved", "wrong": "rejected"}.get(self.kind, "passed")
         reason = verdict.misconception if self.kind == "wrong" else None
         if (verdict.status, reason) == (expected, self.misconception):
-            return self._of_predictions(verdict) if self.kind == "reference" else None
+            wording = self._of_wording(verdict)
+            return self._of_predictions(verdict) if self.kind == "reference" and wording is None else wording
         wanted = f"{expected}{f' for {self.misconception}' if self.misconception else ''}"
         found = f"{verdict.status}{f' for {verdict.misconception}' if verdict.misconception else ''}"
         return f"{self.title}: expected {wanted}, found {found} (seed {verdict.seed}): {verdict.observed or ''}"
+
+    def _of_wording(self, verdict: Verdict) -> str | None:
+        """Describe a sentence of labs 0 and 1 that is worded badly."""
+        said = verdict.observed or ""
+        return f"{self.title}: is worded badly: {said}" if self.exercise.lab < 2 and misworded(said) else None
 
     def _of_predictions(self, verdict: Verdict) -> str | None:
         """Describe a prediction that a passing reference does not measure, or a belief too close to its value."""
@@ -136,9 +157,22 @@ def write_table(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    """`frog learn dev check`: check exercises and compare labs/ZOO.md with them."""
+    """`frog learn dev check`: apply the rules, check all solutions, and compare labs/ZOO.md with them."""
     labs = (args.labs or LABS).resolve()
     exercises = [find_exercise(name, labs) for name in args.exercise] or find_exercises(labs)
+    broken = [*broken_rules(labs, exercises), *style_problems(exercises)]
+    for problem in broken:
+        print(f"NOT  {problem}", flush=True)
+    problems = _check_solutions(exercises, args)
+    if problems or broken or args.labs is not None:
+        return int(bool(problems or broken))
+    if args.exercise and not args.write:
+        return 0
+    return _table_is_true(exercises if args.exercise else None, args.write)
+
+
+def _check_solutions(exercises: Sequence[Exercise], args: argparse.Namespace) -> list[str]:
+    """Check the solutions that the arguments select, print a line for each, and return what is not as expected."""
     found = [one for exercise in exercises for one in specimens(exercise)] * args.times
     found = [one for one in found if args.only in f"{one.exercise.id} {one.kind}/{one.name}"]
     if not found:
@@ -151,11 +185,7 @@ def check(args: argparse.Namespace) -> int:
             problems.append(problem)
             print(f"    {problem}", flush=True)
     print(f"{len(found) - len(problems)} of {len(found)} as expected, in {time.monotonic() - start:.0f} s")
-    if problems or args.labs is not None:
-        return int(bool(problems))
-    if args.exercise and not args.write:
-        return 0
-    return _table_is_true(exercises if args.exercise else None, args.write)
+    return problems
 
 
 def _table_is_true(proved: Sequence[Exercise] | None, write: bool) -> int:
