@@ -16,7 +16,12 @@ WORKERS ?= 3
 # Many containers forbid Python to write byte code; each of a thousand starts would then compile Frog again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system demo session-a session-b session-c session-d session-e slides docs notebooks test test-all test-torch check clean
+# Rooms of Frog: `make test-plan` runs the fast tests of tests/plan.
+ROOMS := $(filter-out __pycache__,$(notdir $(patsubst %/,%,$(wildcard src/frog/*/))))
+ROOM_TESTS := $(addprefix test-,$(ROOMS))
+
+.PHONY: help setup system demo session-a session-b session-c session-d session-e slides docs notebooks \
+	test test-all test-affected test-torch $(ROOM_TESTS) affected ci verified check clean
 
 help:
 	@echo "make demo    train a tiny transformer on four local ranks and write its report"
@@ -26,6 +31,11 @@ help:
 	@echo "make notebooks  also write notebooks/*.py (labs 0 to 2 as text) as .ipynb"
 	@echo "make test    run the fast tests of every package, with one real world of each kind (minutes)"
 	@echo "make test-all  run all tests"
+	@echo "make test-plan, ...  run the fast tests of one folder of src/frog"
+	@echo "make affected  print which tests the changes since the last verified commit reach; BASE=HEAD~1: since another"
+	@echo "make test-affected  run those tests, fast and slow"
+	@echo "make ci      run what CI runs: all fast tests, the slow ones of make affected, and a tenth of the others"
+	@echo "make verified  after make test-all, write its commit and counts to .ci/verified"
 	@echo "make test-torch TORCH=2.9.1  run the tests that depend on torch with another version of it, in a separate environment"
 	@echo "make check   ruff and mypy"
 	@echo "make setup   create .venv with what a learner needs; tests, checks and the site install more into it"
@@ -62,9 +72,10 @@ system:
 	for package in $(PAGE_PACKAGES); do apt-get install -y -qq --no-install-recommends $$package \
 	|| echo "make system: $$package cannot be installed: no test looks at the slides' pages"; done; fi
 
+# DEMO_STEPS=100 shortens the run.
 demo: setup
 	$(BIN)/frog data prepare
-	$(BIN)/frog run --nproc 4 -- train config/demo.toml
+	$(BIN)/frog run --nproc 4 -- train config/demo.toml $(if $(DEMO_STEPS),--set train.steps=$(DEMO_STEPS))
 	$(BIN)/frog report latest
 
 # A session's demonstrations, step by step; AUTO=--auto does not wait for Enter.
@@ -84,10 +95,30 @@ notebooks: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
-# Fast and slow tests of a file share its worlds, so they run together. Tests marked alone compare the times of two clusters.
+$(ROOM_TESTS): test-%: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" tests/$*
+
+# Two sessions of pytest, the second for tests marked alone; failed tests of processes run once more at the end.
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m tools.ci.run_tests -n $(WORKERS)
+
+# What changed since BASE, by default the commit in .ci/verified: docs/development/ci.md
+AFFECTED = $(BIN)/python -m tools.affected $(if $(BASE),--base $(BASE))
+SELECTION := build/affected/selection.json
+
+affected: $(VENV)/.dev
+	@$(AFFECTED)
+
+test-affected: $(VENV)/.dev
+	$(AFFECTED) --write $(SELECTION)
+	$(BIN)/python -m tools.ci.run_tests -n $(WORKERS) --affected $(SELECTION)
+
+ci: $(VENV)/.dev
+	$(AFFECTED) --ci --write $(SELECTION)
+	$(BIN)/python -m tools.ci.run_tests -n $(WORKERS) --affected $(SELECTION)
+
+verified: $(VENV)/.dev
+	$(BIN)/python -m tools.ci.verified
 
 # A torch other than the pinned one: TORCH=2.9.1, and PYTHON=python3.12 for another Python. CUDA builds take 5 to 7 GB.
 TORCH_VENV = .venv-torch-$(TORCH)

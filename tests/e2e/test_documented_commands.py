@@ -127,6 +127,7 @@ def test_commands_of_exercises_run_in_other_tests() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.page_cases
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if commands_of(page)], ids=lambda page: str(page.relative_to(ROOT))

@@ -19,6 +19,7 @@ EXERCISES = find_exercises()
 
 
 @pytest.mark.slow
+@pytest.mark.exercise_cases
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> None:

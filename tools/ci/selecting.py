@@ -1,0 +1,38 @@
+"""A plugin of pytest: `--affected FILE` runs the tests that `python -m tools.affected --write FILE` selected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.affected.project import EXERCISE_CASES, PAGE_CASES
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--affected", metavar="FILE", help="run what this file selects")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect slow tests that are not selected, and fast ones too unless all fast tests run."""
+    if config.getoption("affected") is None:
+        return
+    selection = json.loads(Path(config.getoption("affected")).read_text())
+    if selection["everything"] is not None:
+        return
+    chosen = [item for item in items if _is_selected(item, selection)]
+    if len(chosen) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
+
+
+def _is_selected(item: pytest.Item, selection: dict[str, Any]) -> bool:
+    if selection["all_fast"] and not (item.get_closest_marker("slow") or item.get_closest_marker("alone")):
+        return True
+    file, _, name = item.nodeid.partition("::")
+    if item.get_closest_marker(EXERCISE_CASES) or item.get_closest_marker(PAGE_CASES):
+        case = name.partition("[")[2].removesuffix("]")
+        return case in selection["cases"] or case in selection["drawn"]
+    return file in selection["files"] or file in selection["drawn"]
