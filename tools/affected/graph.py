@@ -107,6 +107,9 @@ def _add_module(graph: Graph, module: str) -> None:
         for target in imports.values():
             uses |= _resolve(graph, target, part.attributes | part.names)
         uses |= {f"command:{command}" for command in started_commands(part, graph.commands)}
+    if graph.files[module].name == "__init__.py":  # names that it only hands on
+        for target in of_file.values():
+            graph.uses[f"{module}:{ALL}"] |= _resolve(graph, target, set())
     graph.loads[module] |= packages
     for target in of_file.values():
         graph.loads[module] |= {node.partition(":")[0] for node in _resolve(graph, target, set())}

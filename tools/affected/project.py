@@ -24,6 +24,7 @@ EXERCISE_CASES, PAGE_CASES = "exercise_cases", "page_cases"
 PROGRAMS = ("scripts", "benchmarks", "notebooks", "tools")
 _CONSOLE = re.compile(r"^```(?:console|sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_EXERCISE = re.compile(r"\d\d_\w+")
 _IMPORTED = re.compile(r"\bfrog\.[\w.]+")
 _COMMAND = re.compile(r"\bfrog (\w+)|\b-m (frog[\w.]*)")
 _PROGRAM = re.compile(r"[\w./-]+\.(?:py|toml|json|sh|sbatch)\b")
@@ -169,6 +170,8 @@ def _add_tests(project: Project) -> None:
     for module in (*project.tests, *helpers):
         facts = graph.facts[module]
         conftests = _conftests_of(module, graph.files)
+        if _may_run_any_command(graph, module):
+            graph.uses[f"{module}:{ALL}"] |= {f"command:{command}" for command in graph.commands}
         known = facts.whole.names | {name for part in facts.parts.values() for name in part.imports}
         of_classes = {
             (helper, name)
@@ -206,10 +209,17 @@ def _starting(graph: Graph, modules: set[str]) -> set[str]:
         names = whole.names | {name for target in targets for name in target.split(".")}
         if names & _STARTERS or any(target.startswith(CLI) for target in targets):
             found.add(module)
-        for other in modules:
-            if any(target == other or target.startswith(f"{other}.") for target in targets):
+        for target in targets:
+            if (other := target.partition(".py")[0] + ".py") in modules:
                 imports[other].add(module)
     return set(closure(imports, found))
+
+
+def _may_run_any_command(graph: Graph, module: str) -> bool:
+    """True if a file uses the table of commands, or starts commands that it does not name."""
+    whole = graph.facts[module].whole
+    of_cli = {target for target in whole.imports.values() if target.startswith((CLI, "frog.commands"))}
+    return bool(of_cli) and (of_cli != {f"{CLI}.main"} or not typed_commands(whole, graph.commands))
 
 
 def _conftests_of(module: str, files: dict[str, Path]) -> list[str]:
@@ -296,12 +306,20 @@ def _add_programs(project: Project) -> None:
 
 
 def _add_exercises(project: Project) -> None:
-    """Add a node per exercise, which uses all its Python files."""
+    """Add a node per exercise, which uses all its Python files, and let tests that name an exercise use these too."""
+    graph = project.graph
+    by_name: defaultdict[str, set[str]] = defaultdict(set)
     for manifest in sorted(project.root.glob("labs/lab*/*/manifest.toml")):
         node = manifest.parent.relative_to(project.root).as_posix()
         project.exercises[node.removeprefix("labs/")] = node
-        inside = {module for module in project.graph.files if module.startswith(f"{node}/")}
-        project.graph.uses[node] |= {f"{module}:{ALL}" for module in inside} | _case_tests(project, EXERCISE_CASES)
+        inside = {f"{module}:{ALL}" for module in graph.files if module.startswith(f"{node}/")}
+        graph.uses[node] |= inside | _case_tests(project, EXERCISE_CASES)
+        by_name[manifest.parent.name] |= inside
+    for test in project.tests:
+        for name, part in graph.facts[test].parts.items():
+            for text in (*part.strings, *part.paths):
+                for folder in _EXERCISE.findall(text):
+                    graph.uses[f"{test}:{name}"] |= by_name.get(folder, set())
 
 
 def _case_tests(project: Project, mark: str) -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 PAGE = Path("docs/development/flaky.md")
 MOST = 5
 """Number of tests that the list may hold."""
-_ROW = re.compile(r"^\| `(tests/[^`]+)` \|[^|]*\| *([^|]+?) *\|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `(tests/[^`]+)` \|[^|]*\| *([^|\s][^|]*?) *\|$", re.MULTILINE)
 
 
 def listed(page: str) -> dict[str, str]:
