@@ -19,6 +19,8 @@ from tools.affected.facts import IMPORTING, Facts, Part, read_facts
 from tools.affected.graph import ALL, Graph, build_graph, closure, typed_commands
 
 WARM = "tests/warm_frog/"
+CHOOSERS = ("tools/affected/", "tools/ci/")
+"""The tools that choose and run tests: they name folders and start none of their programs."""
 EXERCISE_CASES, PAGE_CASES = "exercise_cases", "page_cases"
 """Marks of tests whose cases are exercises or pages: each case is chosen for itself."""
 PROGRAMS = ("scripts", "benchmarks", "notebooks", "tools")
@@ -298,6 +300,8 @@ def _add_programs(project: Project) -> None:
                 by_name["/".join(words[count:])].add(path)
             by_name[path].add(path)
     for module, facts in graph.facts.items():
+        if module.startswith(CHOOSERS):
+            continue
         if module in starting | by_name.keys() and PAGE_CASES not in facts.whole.attributes:
             for name, part in facts.parts.items():
                 for text in (*part.words, *part.paths):

@@ -11,11 +11,12 @@ from pathlib import PurePosixPath
 
 from tools.affected.facts import Part
 from tools.affected.graph import ALL
-from tools.affected.project import EXERCISE_CASES, PAGE_CASES, WARM, Project
+from tools.affected.project import CHOOSERS, EXERCISE_CASES, PAGE_CASES, WARM, Project
 
 EVERYTHING = (
     "src/frog/core/",
-    *("pyproject.toml", "constraints.txt", "Makefile", ".ci/", "tools/affected/", "tools/ci/"),
+    *("pyproject.toml", "constraints.txt", "Makefile", ".ci/"),
+    *CHOOSERS,
     *("tests/conftest.py", "tests/harness.py", "tests/in_process.py", "tests/quick_imports/", WARM),
 )
 """Files and folders whose change reaches every test."""
@@ -77,14 +78,14 @@ def draw_tenth(project: Project, selection: Selection, commit: str) -> None:
 
 def _why(node: str, users: dict[str, str], starts: dict[str, str]) -> str:
     """Return the path from a changed file to a node: `src/frog/plan/memory.py changed, used by frog.view.strategy`."""
-    names = []
+    names = [node.partition(":")[0]]
     while users[node]:
         node = users[node]
         name = node.replace("command:", "frog ") if node.startswith("command:") else node.partition(":")[0]
         if name not in names:
             names.append(name)
     changed = starts[node]
-    between = ", used by ".join(["", *reversed(names[:-1])])
+    between = ", used by ".join(["", *reversed(names[1:-1])])
     return f"{changed} changed{between}"
 
 
