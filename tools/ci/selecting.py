@@ -15,6 +15,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--affected", metavar="FILE", help="run what this file selects")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import test files of which nothing is selected."""
+    if config.getoption("affected") is None or not collection_path.name.startswith("test_"):
+        return None
+    selection = json.loads(Path(config.getoption("affected")).read_text())
+    if selection["everything"] is not None or selection["all_fast"] or collection_path.is_dir():
+        return None
+    file = collection_path.relative_to(config.rootpath).as_posix()
+    text = collection_path.read_text()
+    has_cases = EXERCISE_CASES in text or PAGE_CASES in text
+    return None if has_cases or file in selection["files"] or file in selection["drawn"] else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect slow tests that are not selected, and fast ones too unless all fast tests run."""
     if config.getoption("affected") is None:

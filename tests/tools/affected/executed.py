@@ -54,5 +54,5 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 def pytest_unconfigure() -> None:
     sys.setprofile(None)
     threading.setprofile(None)
-    found = {test: sorted(files) for test, files in _executed.items() if test}
+    found = {test: sorted(file for file in files if file.endswith(".py")) for test, files in _executed.items() if test}
     Path(os.environ["EXECUTED"]).write_text(json.dumps(found))
