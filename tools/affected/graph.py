@@ -3,7 +3,7 @@
 A node is `frog.plan.memory:step_memory`, `frog.plan.memory:*` for the whole file, or `command:plan`. An edge is a
 possible use:
 
-- a name that the file defines or imports, anywhere in the part. `from frog.comm import World` leads to where the
+- a name that the file defines or imports, anywhere in the part. `from frog.train.comm import World` leads to where the
   package's `__getattr__` finds it;
 - the name of a module in a string, since Frog starts processes and loads strategies by such names. If the string is in
   a table that nothing starts, the uses begin at the functions that load modules and import the table's file;
@@ -215,7 +215,7 @@ def _imports(graph: Graph) -> dict[str, set[str]]:
 def _program_tables(graph: Graph) -> dict[str, dict[str, set[str]]]:
     """Return, by command, the modules that a dictionary outside `cli.py` names for it, with the modules that hold it.
 
-    `"prove": "frog.prove.rank"` is what `frog run -- prove` starts.
+    `"prove": "frog.train.prove.prove_rank"` is what `frog run -- prove` starts.
     """
     found: defaultdict[str, dict[str, set[str]]] = defaultdict(dict)
     for module, facts in graph.facts.items():

@@ -77,7 +77,7 @@ def draw_tenth(project: Project, selection: Selection, commit: str) -> None:
 
 
 def _why(node: str, users: dict[str, str], starts: dict[str, str]) -> str:
-    """Return the path from a changed file to a node: `src/frog/plan/memory.py changed, used by frog.view.strategy`."""
+    """Return the path from a changed file to a node: `src/frog/plan/memory.py changed, used by frog.plan.plan_text`."""
     names = [node.partition(":")[0]]
     while users[node]:
         node = users[node]

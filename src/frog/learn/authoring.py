@@ -11,7 +11,7 @@ from pathlib import Path
 from frog.core.errors import UsageError
 from frog.core.files import remove, write_atomic
 from frog.core.schema import parse_toml
-from frog.core.suggest import nearest
+from frog.core.user_input import nearest
 from frog.learn.edits import KINDS, NAME, TABLE, Edit, Kind, edits_in, entry_text, find_edits, read_edits, with_entry
 from frog.learn.grader.exercise import LABS, Exercise, Solution, find_exercise
 from frog.learn.grader.general import general

@@ -55,10 +55,13 @@ def test_executed_functions_are_in_files_that_a_test_is_known_to_use(project: Pr
 
 
 def test_imported_modules_are_known_to_be_loaded(project: Project) -> None:
-    code = "import frog.view.report, sys; print(*(name for name in sys.modules if name.startswith('frog')))"
+    code = "import frog.observe.view.report, sys; print(*(name for name in sys.modules if name.startswith('frog')))"
     module = one([name for name in project.graph.files if name.startswith("frog.")], "view.report")
     done = subprocess.run(
-        [sys.executable, "-c", code.replace("frog.view.report", module)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code.replace("frog.observe.view.report", module)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     loaded = set(done.stdout.split()) & project.graph.files.keys()
     assert len(loaded) > 20
