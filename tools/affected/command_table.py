@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.affected.facts import IMPORTING, Facts, Part
 
 CLI = "frog.cli"
-_NAMES = "frog.commands"
+_NAMES = "frog.core.commands"
 """The module that lists the commands; they may also be listed in `cli.py` itself."""
 
 

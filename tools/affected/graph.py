@@ -26,6 +26,7 @@ from tools.affected.command_table import CLI, read_commands
 from tools.affected.facts import IMPORTING, Facts, Part
 
 ALL = "*"
+HOOKS, PRODUCTS, OLD_NAMES = "frog.hooks", "frog.products", "frog.core.old_names"
 _STARTED = re.compile(r"\bfrog(?:\.cli)? (\w+)")
 
 
@@ -87,7 +88,19 @@ def build_graph(files: dict[str, Path], facts: dict[str, Facts]) -> Graph:
     for module in files:
         _add_module(graph, module)
     _add_named_modules(graph)
+    _add_products(graph)
     return graph
+
+
+def _add_products(graph: Graph) -> None:
+    """Let each hook use the function that `frog/products.py` registers for it; to register it uses no product."""
+    graph.uses[f"{PRODUCTS}:register_products"].clear()
+    names = graph.facts[HOOKS].parts.keys() if HOOKS in graph.facts else set()
+    products = {f"{HOOKS}:{name}": f"{PRODUCTS}:_{name}" for name in names if f"{PRODUCTS}:_{name}" in graph.uses}
+    for name in names:
+        graph.uses[f"{HOOKS}:{name}"] -= products.keys()  # they are decorated at the import, which calls none of them
+    for hook, product in products.items():
+        graph.uses[hook].add(product)
 
 
 def _add_module(graph: Graph, module: str) -> None:
@@ -185,7 +198,7 @@ def _add_named_modules(graph: Graph) -> None:
         for name, part in facts.parts.items():
             named = {one for one in named_modules(graph, part, facts.whole) if (module, one) not in in_tables}
             named -= {module, CLI}
-            if not named or module == CLI:
+            if not named or module in (CLI, OLD_NAMES):
                 continue
             in_table = named if name in facts.assigned else named & set(part.table.values())
             if any("-m" in words for words in part.sequences):

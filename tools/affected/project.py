@@ -220,7 +220,7 @@ def _starting(graph: Graph, modules: set[str]) -> set[str]:
 def _may_run_any_command(graph: Graph, module: str) -> bool:
     """True if a file uses the table of commands, or starts commands that it does not name."""
     whole = graph.facts[module].whole
-    of_cli = {target for target in whole.imports.values() if target.startswith((CLI, "frog.commands"))}
+    of_cli = {target for target in whole.imports.values() if target.startswith((CLI, "frog.core.commands"))}
     return bool(of_cli) and (of_cli != {f"{CLI}.main"} or not typed_commands(whole, graph.commands))
 
 

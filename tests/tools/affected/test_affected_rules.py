@@ -28,7 +28,9 @@ FILES = {
             from frog.train.loop import run
             return run
         """,
-    "src/frog/commands.py": 'EXAMPLES = {"plan": "frog plan 8", "train": "frog train run.toml", "docs": "frog docs"}',
+    "src/frog/core/commands.py": """
+        EXAMPLES = {"plan": "frog plan 8", "train": "frog train run.toml", "docs": "frog docs"}
+        """,
     "src/frog/docs.py": "def add_docs(): pass",
     "src/frog/plan/__init__.py": "",
     "src/frog/plan/command.py": """
