@@ -46,8 +46,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.hardware import clusters
-from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.rows import planned_run
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import clusters
-from frog.plan.estimate.layout import PlannedLayout
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.requests import base_layout
 from frog.plan.estimate.sources import read_named_model

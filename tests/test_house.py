@@ -241,6 +241,12 @@ def test_architecture_page_lists_the_same_rooms() -> None:
     assert shown == {room: set(others) - ground for room, others in ROOMS.items()}
 
 
+def test_file_names_are_unique_in_their_room() -> None:
+    """In a traceback two files of one name are one."""
+    names = Counter((room_of(module), path.name) for module, path in MODULES.items() if path.name[:2] != "__")
+    assert [f"{room}: {name}" for (room, name), number in names.items() if room and number > 1] == []
+
+
 def test_names_of_test_files_are_unique() -> None:
     """pytest imports them by name, and two of one name fail when they run together."""
     names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))

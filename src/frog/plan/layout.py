@@ -1,6 +1,6 @@
 """The layout of a run: its model and batch, divided by its strategy, as one rank of the world sees them.
 
-A run's memory and traffic, its measured phases and its predicted step derive from it. `estimate/layout.py` has the
+A run's memory and traffic, its measured phases and its predicted step derive from it. `estimate/gpu_layout.py` has the
 layout of a model on a cluster. Sizes are numbers of elements unless their name says bytes.
 """
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from frog.core.units import format_count, format_seconds
 from frog.plan.estimate.budget import RESTART_S, Budget, num_nodes, training_budget
 from frog.plan.estimate.explain import Term, explain_budget, explain_memory, explain_step
-from frog.plan.estimate.memory import USABLE, StepMemory, step_memory
+from frog.plan.estimate.gpu_memory import USABLE, StepMemory, step_memory
 from frog.plan.estimate.nearest import nearest_runs
 from frog.plan.estimate.predict import spread_of
 from frog.plan.estimate.rows import PlannedRun

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from frog.plan.estimate.constants import Constants
+from frog.plan.estimate.gpu_links import Group, Links
 from frog.plan.estimate.hardware import clusters
-from frog.plan.estimate.links import Group, Links
 
 NO_LATENCY = replace(Constants(), link=1.0, network=1.0, link_latency_s=0.0, network_latency_s=0.0)
 H100 = clusters()["h100x8"]

@@ -17,8 +17,8 @@ from frog.plan.estimate.architectures import model_of
 from frog.plan.estimate.budget import daly_interval, training_budget, young_interval
 from frog.plan.estimate.explain import explain_budget, explain_memory, explain_step
 from frog.plan.estimate.fit import read_measured
+from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
-from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.nearest import beyond_measured, spread_of_nearest
 from frog.plan.estimate.predict import predict_run
 from frog.plan.estimate.requests import request_run

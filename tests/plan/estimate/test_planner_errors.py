@@ -11,7 +11,7 @@ import pytest
 from benchmarks.planner import spearman
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.fit import Measured, fit, mape, read_measured
-from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.gpu_memory import step_memory
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from frog.plan.estimate.gpu_layout import PlannedLayout, Precision, Recompute, Traits
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.layer_time import Times
-from frog.plan.estimate.layout import PlannedLayout, Precision, Recompute, Traits
 from frog.plan.estimate.model import LatentAttention, PlannedModel
 from frog.plan.estimate.step_time import StepModel
 

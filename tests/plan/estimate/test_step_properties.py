@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frog.plan.estimate.gpu_layout import PlannedLayout, Traits
+from frog.plan.estimate.gpu_memory import layer_activations, stage_activations, step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import Times
-from frog.plan.estimate.layout import PlannedLayout, Traits
-from frog.plan.estimate.memory import layer_activations, stage_activations, step_memory
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
 

@@ -16,10 +16,10 @@ import pytest
 
 from frog.cli import main
 from frog.core.config import load_run_config
+from frog.plan.estimate.gpu_layout import PlannedLayout, Traits
+from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import LayerModel, Passes
-from frog.plan.estimate.layout import PlannedLayout, Traits
-from frog.plan.estimate.memory import step_memory
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.search.best import Found, search, what_binds

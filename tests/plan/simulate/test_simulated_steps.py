@@ -12,11 +12,11 @@ import pytest
 from frog.core.errors import ConfigError
 from frog.plan.estimate.architectures import model_of
 from frog.plan.estimate.constants import FITTED
+from frog.plan.estimate.gpu_layout import PlannedLayout, Schedule, Traits
 from frog.plan.estimate.hardware import clusters
-from frog.plan.estimate.layout import PlannedLayout, Schedule, Traits
 from frog.plan.estimate.step_time import StepModel
-from frog.plan.simulate.costs import Costs, schedule_of
 from frog.plan.simulate.disturbances import Disturbances
+from frog.plan.simulate.schedule_costs import Costs, schedule_of
 from frog.plan.simulate.simulation import simulate_steps
 from frog.plan.simulate.trace import Call
 from frog.train.parallel.schedules.simulation import simulate

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import Cluster
-from frog.plan.estimate.layout import PlannedLayout
 from frog.plan.estimate.step_time import StepModel
 
 CHECKPOINT_BYTES = 12

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frog.plan.estimate.budget import CHECKPOINT_BYTES, Budget, num_nodes
-from frog.plan.estimate.kernels import BLOCK
-from frog.plan.estimate.links import Group, message_adapters, ranks_below_leaf
-from frog.plan.estimate.memory import (
+from frog.plan.estimate.gpu_links import Group, message_adapters, ranks_below_leaf
+from frog.plan.estimate.gpu_memory import (
     ALLOCATOR_SHARE,
     CONTEXT_BYTES,
     StepMemory,
@@ -19,6 +18,7 @@ from frog.plan.estimate.memory import (
     stage_activations,
     state_bytes,
 )
+from frog.plan.estimate.kernels import BLOCK
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel, idle_share
 from frog.plan.estimate.utilization import peak_flops, utilization
 

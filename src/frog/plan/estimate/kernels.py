@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 from frog.plan.estimate.constants import Constants
+from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import Gpu
-from frog.plan.estimate.layout import PlannedLayout
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 BLOCK = 128

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from frog.plan.estimate.gpu_layout import PlannedLayout
+from frog.plan.estimate.gpu_links import Group, Links
 from frog.plan.estimate.kernels import Kernels
-from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.links import Group, Links
 from frog.plan.estimate.model import PlannedModel
 
 _DENSE_KERNELS, _MOE_KERNELS = 22, 60

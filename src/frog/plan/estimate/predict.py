@@ -12,7 +12,7 @@ from frog.core.errors import ConfigError, UsageError
 from frog.core.schema import read_bounded, shortened
 from frog.plan.estimate.cells import Row
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.nearest import spread_of_nearest
 from frog.plan.estimate.rows import PlannedRun, read_row
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from frog.core.errors import ConfigError, UsageError
+from frog.plan.estimate.gpu_layout import PlannedLayout
+from frog.plan.estimate.gpu_memory import USABLE, step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
-from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.memory import USABLE, step_memory
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.rows import PlannedRun, no_overlap, planned_run, precision_problem

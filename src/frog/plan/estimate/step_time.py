@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from frog.plan.estimate.constants import FITTED, Constants
+from frog.plan.estimate.gpu_layout import PlannedLayout
+from frog.plan.estimate.gpu_links import Group, Links
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layer_time import LayerModel, Passes, Times
-from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.links import Group, Links
 from frog.plan.estimate.model import PlannedModel
 
 OPTIMIZER_BYTES = 36

@@ -9,9 +9,9 @@ from itertools import islice
 import numpy as np
 
 from frog.plan.estimate.constants import FITTED, Constants
+from frog.plan.estimate.gpu_layout import PlannedLayout
+from frog.plan.estimate.gpu_memory import USABLE, step_memory
 from frog.plan.estimate.hardware import Cluster, Gpu
-from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.memory import USABLE, step_memory
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization

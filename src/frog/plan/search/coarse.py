@@ -14,10 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.hardware import Cluster
-from frog.plan.estimate.layer_time import Passes
-from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.memory import (
+from frog.plan.estimate.gpu_layout import PlannedLayout
+from frog.plan.estimate.gpu_memory import (
     ALLOCATOR_SHARE,
     CONTEXT_BYTES,
     kept_room,
@@ -25,6 +23,8 @@ from frog.plan.estimate.memory import (
     loss_bytes,
     stage_activations,
 )
+from frog.plan.estimate.hardware import Cluster
+from frog.plan.estimate.layer_time import Passes
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.search.grid import Column, Grid

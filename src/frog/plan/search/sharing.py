@@ -12,10 +12,10 @@ from typing import Self
 import numpy as np
 
 from frog.plan.estimate.constants import Constants
+from frog.plan.estimate.gpu_layout import PlannedLayout
+from frog.plan.estimate.gpu_links import message_adapters, outside_share, ring_adapters
+from frog.plan.estimate.gpu_memory import state_bytes
 from frog.plan.estimate.hardware import Cluster
-from frog.plan.estimate.layout import PlannedLayout
-from frog.plan.estimate.links import message_adapters, outside_share, ring_adapters
-from frog.plan.estimate.memory import state_bytes
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES
 from frog.plan.search.grid import Column, Grid
@@ -185,7 +185,7 @@ class _Sharing:
 
 @dataclass(frozen=True)
 class _Links:
-    """The formulas of `estimate/links.py`, on columns."""
+    """The formulas of `estimate/gpu_links.py`, on columns."""
 
     cluster: Cluster
     constants: Constants

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import Cluster
-from frog.plan.estimate.layout import PlannedLayout
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

@@ -20,7 +20,7 @@ from frog.core.files import write_atomic, write_json
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import LAUNCHER_FIELDS
 from frog.core.runs.record import FORMAT
-from frog.plan.estimate.memory import step_memory
+from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
 from frog.plan.simulate.disturbances import Disturbances, Places

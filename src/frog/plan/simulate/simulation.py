@@ -17,8 +17,8 @@ import numpy as np
 
 from frog.core.runs.vocabulary import Phase
 from frog.plan.estimate.step_time import StepModel
-from frog.plan.simulate.costs import Costs, next_stage, phase_of, schedule_of
 from frog.plan.simulate.disturbances import Disturbances, Floats, Places, meet
+from frog.plan.simulate.schedule_costs import Costs, next_stage, phase_of, schedule_of
 from frog.plan.simulate.trace import Call, Span, Trace
 from frog.train.parallel.schedules.schedule import Action, in_order
 

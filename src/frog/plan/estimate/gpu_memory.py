@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frog.plan.estimate.layout import PlannedLayout
+from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
 
