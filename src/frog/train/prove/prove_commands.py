@@ -1,4 +1,4 @@
-"""`frog prove`: prove cells of the matrix, world by world, and print the results. `rank.py` does the proof."""
+"""`frog prove`: prove cells of the matrix, world by world, and print the results. `prove_rank.py` does it."""
 
 from __future__ import annotations
 
