@@ -179,7 +179,7 @@ class Programs:
     ) -> ForkedProgram | None:
         """Fork an agent or a store; return None for another program, and if the server cannot fork it."""
         namespaces: list[str] = []
-        if command[1:4] == ["-P", "-m", "frog.launch.network.enter"]:
+        if command[1:4] == ["-P", "-m", "frog.launch.network.namespaces"]:
             at = command.index("--")
             namespaces, command = command[4:at], command[at + 1 :]
         module = command[command.index("-m") + 1] if "-m" in command else ""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from frog.launch.network.fabric import Fabric, mac_of
 from frog.launch.network.link import Link
+from frog.launch.network.namespaces import mac_of
+from frog.launch.network.switch import Fabric
 
 MBIT = 1e6
 

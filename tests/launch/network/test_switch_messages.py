@@ -13,7 +13,7 @@ from frog.core.errors import LaunchError
 from frog.core.runs.launch_request import LaunchRequest
 from frog.core.schema import Typed, decode, read_typed, write_typed
 from frog.launch.network.link import Link
-from frog.launch.network.messages import SwitchReady, SwitchRequest, SwitchSettings
+from frog.launch.network.network import SwitchReady, SwitchRequest, SwitchSettings
 
 
 @pytest.mark.parametrize(

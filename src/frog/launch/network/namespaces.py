@@ -2,6 +2,11 @@
 
 A namespace exists as long as a process is in it or holds it open. The switch holds it open, and other programs enter it
 through the switch's descriptors. So when the switch and the node's programs have ended, nothing remains.
+
+    python -m frog.launch.network.namespaces NAMESPACE... -- COMMAND...
+
+runs a program inside a node. The namespaces are paths that the switch holds open; the process becomes the program and
+keeps its process id.
 """
 
 from __future__ import annotations
@@ -11,13 +16,13 @@ import fcntl
 import os
 import socket
 import struct
+import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from frog.core.namespaces import FILES, HOST_NAME, NETWORK, call_libc, unshare, unshare_as_same_user
-from frog.launch.network.fabric import mac_of
 
 INTERFACE = "eth0"
 
@@ -80,6 +85,11 @@ def _add_hosts(num_nodes: int) -> None:
         call_libc("mount", file.name.encode(), bytes(hosts), None, _BIND, None)
 
 
+def mac_of(node_rank: int) -> bytes:
+    """Return a locally administered hardware address, the same in every run."""
+    return bytes([2, 0, 10, 77]) + (node_rank + 1).to_bytes(2, "big")
+
+
 def name_of(node_rank: int) -> str:
     return f"node{node_rank}"
 
@@ -134,3 +144,20 @@ def enter(descriptors: Iterable[str]) -> None:
 def _hold(kind: str) -> int:
     """Open a descriptor that keeps this process's current namespace alive."""
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def main(arguments: list[str]) -> int:
+    """Enter the namespaces and execute the command. Returns only on failure."""
+    split = arguments.index("--")
+    command = arguments[split + 1 :]
+    try:
+        enter(arguments[:split])
+        os.execvp(command[0], command)
+    except OSError as error:
+        at = f" {error.filename}" if error.filename else ""
+        print(f"error: {command[0]} inside a node of --network: {error.strerror}{at}", file=sys.stderr)
+    return 127
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

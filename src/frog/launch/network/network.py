@@ -1,4 +1,7 @@
-"""The network of a launch, from the launcher's side: create, enter, cut, heal, remove."""
+"""The network of a launch, from the launcher's side: create, enter, cut, heal, remove.
+
+The launcher and the network's switch exchange one line of JSON per message; the classes of the messages come first.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,39 @@ import threading
 import time
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
 
 from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
-from frog.core.schema import convert, decode
+from frog.core.schema import Name, Natural, Typed, convert, decode
 from frog.launch.network.link import Link
-from frog.launch.network.messages import SwitchReady
+
+
+class SwitchSettings(Typed, frozen=True):
+    """Arguments of the switch."""
+
+    num_nodes: Annotated[int, Meta(ge=1, le=64)]
+    link: Link
+
+
+class SwitchRequest(Typed, frozen=True):
+    """A request to cut off a node, to heal its link, or to describe the links."""
+
+    act: Literal["cut", "heal", "describe"]
+    node_rank: Natural | None
+
+
+class SwitchReady(Typed, frozen=True):
+    """The first answer: how programs enter the nodes, or the error."""
+
+    error: str | None = None
+    descriptors: Name = ""
+    """Folder of the switch's open file descriptors."""
+    nodes: list[list[Natural]] = field(default_factory=list)
+    """Descriptors of each node's namespaces."""
+
 
 _MAX_NODES = 64
 _SWITCH = "an answer from the network's switch"
@@ -81,7 +110,7 @@ class Network:
     def enter(self, node_rank: int, command: list[str]) -> list[str]:
         """Return the command line that runs `command` inside a node, with the same process id and user."""
         namespaces = [f"{self._made.descriptors}/{descriptor}" for descriptor in self._made.nodes[node_rank]]
-        return [sys.executable, "-P", "-m", "frog.launch.network.enter", *namespaces, "--", *command]
+        return [sys.executable, "-P", "-m", "frog.launch.network.namespaces", *namespaces, "--", *command]
 
     def cut(self, node_rank: int) -> None:
         """Drop every frame to and from a node, including frames in transit, until `heal`."""
