@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.test_observed_files import STATUS
+from core.runs.test_observed_files import STATUS
 
 from frog.core.files import write_json
 from frog.launch.torchrun import last_look
