@@ -8,7 +8,7 @@ import pytest
 
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
 
-LIMITS = Limits(grace_s=45, last_words_s=5, patience_s=20, repair_at_most_s=30)
+LIMITS = Limits(grace_s=45, rankless_grace_s=5, patience_s=20, repair_at_most_s=30)
 
 
 def idle_from(worked_until: float, now: float) -> Callable[[float], float]:

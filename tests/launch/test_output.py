@@ -13,7 +13,7 @@ import pytest
 
 from frog.core.runs.folder import RunFolder
 from frog.launch.journal import Journal
-from frog.launch.node_agent import Agent, Output
+from frog.launch.node_agent import Agent, NodeOutput
 
 AGENT = cast("Agent", types.SimpleNamespace(node=1, host="node1"))
 FULL = Path("/dev/full")
@@ -29,7 +29,7 @@ class Closed(io.StringIO):
 def test_agent_output_is_read_and_logged_although_stdout_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, lines = Output(), io.BytesIO(b"one\ntwo\n")
+    output, lines = NodeOutput(), io.BytesIO(b"one\ntwo\n")
     monkeypatch.setattr(sys, "stdout", Closed())
     output.copy(lines, AGENT)
     assert lines.read() == b""
@@ -42,7 +42,7 @@ def test_agent_output_is_read_and_logged_although_stdout_is_closed(
 
 def test_number_of_lines_kept_before_the_log_opens_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("frog.launch.node_agent._MOST_EARLY", 2)
-    output = Output()
+    output = NodeOutput()
     output.copy(io.BytesIO(b"one\ntwo\nthree\n"), AGENT)
     output.open_log(1, tmp_path / "agent.log")
     output.close()

@@ -9,7 +9,7 @@ import pytest
 
 from frog.core.errors import UsageError
 from frog.launch.program import RankProgram, parse_program
-from frog.launch.torchrun_command import merge, parse_torchrun
+from frog.launch.torchrun_command import merge_torchrun_options, parse_torchrun
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def merged(words: str, **given: object) -> argparse.Namespace:
     args = argparse.Namespace(**{"nproc": None, "nodes": None, "restarts": None, **given})
     command = parse_torchrun(words.split())
     assert command is not None
-    merge(command, args)
+    merge_torchrun_options(command, args)
     return args
 
 

@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frog.core.runs.observed import CodeLine
-from frog.launch.program_watch import Finding, Kind, ProgramWatch, Role, Sight, WatchLimits
+from frog.launch.program_watch import Finding, Kind, ProgramWatch, Role, Snapshot, WatchLimits
 
 LIMITS = WatchLimits(deadline_s=10, idle_s=40, compute_s=200)
 LOOK_S = 0.5
 WAIT = CodeLine(file="/me/train.py", line=6, function="step")
 WORK = CodeLine(file="/me/train.py", line=8, function="evaluate")
 
-World = Callable[[float], dict[int, Sight]]
+World = Callable[[float], dict[int, Snapshot]]
 """What is seen of all ranks at a time."""
 
 
-def waits(now: float, cores: float = 0.0, completed: int = 5, **fields: object) -> Sight:
-    return Sight(completed=completed, pending=True, cpu_s=cores * now, line=WAIT, inside=WAIT, **fields)  # type: ignore[arg-type]
+def waits(now: float, cores: float = 0.0, completed: int = 5, **fields: object) -> Snapshot:
+    return Snapshot(completed=completed, pending=True, cpu_s=cores * now, line=WAIT, inside=WAIT, **fields)  # type: ignore[arg-type]
 
 
-def works(now: float, cores: float = 1.0, completed: int = 5, **fields: object) -> Sight:
-    return Sight(completed=completed, pending=False, cpu_s=cores * now, line=WORK, inside=WORK, **fields)  # type: ignore[arg-type]
+def works(now: float, cores: float = 1.0, completed: int = 5, **fields: object) -> Snapshot:
+    return Snapshot(completed=completed, pending=False, cpu_s=cores * now, line=WORK, inside=WORK, **fields)  # type: ignore[arg-type]
 
 
 def watch(world: World, until_s: float, start_s: float = 0.0) -> list[tuple[float, Finding]]:
@@ -132,7 +132,7 @@ def test_time_without_a_look_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("other", "kind"), [(waits, Kind.HANG), (works, Kind.COMPUTING), (lambda now: waits(now, ended=True), Kind.HANG)]
 )
-def test_wait_of_a_rank_is_known_before_the_deadline(other: Callable[[float], Sight], kind: Kind) -> None:
+def test_wait_of_a_rank_is_known_before_the_deadline(other: Callable[[float], Snapshot], kind: Kind) -> None:
     watchdog = ProgramWatch(LIMITS)
     for now in range(5):
         assert watchdog.look({0: waits(now), 1: other(now)}, now) is None
@@ -168,7 +168,7 @@ def test_world_that_finishes_collectives_is_healthy(
     kinds = data.draw(st.lists(st.sampled_from([waits, works]), min_size=ranks, max_size=ranks))
     finishes = data.draw(st.integers(0, ranks - 1))
 
-    def world(now: float) -> dict[int, Sight]:
+    def world(now: float) -> dict[int, Snapshot]:
         done = {rank: int(now / period_s) if rank == finishes else 0 for rank in range(ranks)}
         return {rank: kind(now, cores, completed=done[rank]) for rank, kind in enumerate(kinds)}
 
@@ -178,7 +178,7 @@ def test_world_that_finishes_collectives_is_healthy(
 @given(RANKS, st.floats(0.2, 3), st.integers(0, 4), STARTS)
 @settings(max_examples=60, deadline=None)
 def test_computing_rank_is_never_ended_early(waiting: int, cores: float, place: int, start_s: float) -> None:
-    def world(now: float) -> dict[int, Sight]:
+    def world(now: float) -> dict[int, Snapshot]:
         ranks = [waits(now) for _ in range(waiting)]
         ranks.insert(min(place, waiting), works(now, cores))
         return dict(enumerate(ranks))
@@ -194,7 +194,7 @@ def test_hang_is_found_at_the_deadline_after_the_last_progress(
 ) -> None:
     last_s = steps * LOOK_S
 
-    def world(now: float) -> dict[int, Sight]:
+    def world(now: float) -> dict[int, Snapshot]:
         return {rank: waits(now, cores, completed=int(min(now, last_s) / LOOK_S)) for rank in range(ranks)}
 
     ((at, finding),) = watch(world, last_s + 30, start_s)

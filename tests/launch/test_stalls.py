@@ -14,7 +14,7 @@ from frog.core.runs.read import read_launcher
 from frog.core.schema import read_typed
 from frog.launch import stalls
 from frog.launch.journal import Journal
-from frog.launch.program_watch import Sight
+from frog.launch.program_watch import Snapshot
 from frog.launch.stalls import StallWatch
 from frog.launch.start import Options
 
@@ -42,8 +42,8 @@ def write_status(run: Path, rank: int, answered: int = 0) -> None:
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StallWatch:
     """A watch over two ranks that wait in a collective."""
-    sight = Sight(completed=4, pending=True, cpu_s=0)
-    monkeypatch.setattr(stalls, "see_ranks", lambda statuses, with_children: dict.fromkeys(statuses, sight))
+    snapshot = Snapshot(completed=4, pending=True, cpu_s=0)
+    monkeypatch.setattr(stalls, "take_snapshots", lambda statuses, with_children: dict.fromkeys(statuses, snapshot))
     for rank in (0, 1):
         write_status(tmp_path, rank)
     return StallWatch(Journal(tmp_path, RunFolder(tmp_path)), Options())

@@ -126,7 +126,7 @@ def test_agent_without_ranks_is_killed_sooner(run_nodes: RunNodes) -> None:
         "exit 3",
         "rank 0; world 0 2 1 $!; trap '' TERM; sleep 600 & wait; wait",
         grace_s=60.0,
-        last_words_s=0.3,
+        rankless_grace_s=0.3,
     )
 
 
@@ -134,7 +134,7 @@ def test_agent_without_ranks_is_killed_sooner(run_nodes: RunNodes) -> None:
 def test_time_of_an_agent_without_ranks_counts_from_their_end(run_nodes: RunNodes, tmp_path: Path) -> None:
     """The ranks save for a while; then the agent reports how they ended."""
     saves = "rank 5; world 0 2 1 $!; trap '' TERM; wait; sleep 0.3; touch $SCRATCH/reported; exit 1"
-    error_of(run_nodes, "2x1", "exit 3", saves, grace_s=60.0, last_words_s=3.0)
+    error_of(run_nodes, "2x1", "exit 3", saves, grace_s=60.0, rankless_grace_s=3.0)
     assert (tmp_path / "launch_0" / "reported").exists()
 
 
@@ -234,7 +234,7 @@ def test_world_does_not_wait_for_a_node_whose_ranks_have_ended(run_nodes: RunNod
 
 
 def test_world_does_not_wait_for_a_node_that_never_started_ranks(run_nodes: RunNodes) -> None:
-    assert run_nodes("2x1", "exit 0", "sleep 600", patience_s=60.0, last_words_s=0.3) == 0
+    assert run_nodes("2x1", "exit 0", "sleep 600", patience_s=60.0, rankless_grace_s=0.3) == 0
 
 
 @pytest.mark.parametrize("report", ["world 0 1 0 $!", "world 0 1 0 $ended; replaced 0 $!"], ids=["first", "replaced"])

@@ -1,4 +1,4 @@
-"""`frog run` of programs that are not Frog's: their run folder, their output, and the last words of a failed one."""
+"""`frog run` of programs that are not Frog's: their run folder, their output, and the error of a failed one."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ class Program:
     def _remaining(self) -> list[psutil.Process]:
         """Find the program's processes by their temporary folder, including orphans."""
         mine = str(self._temporary)
-        return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("TMPDIR") == mine]
+        processes = psutil.process_iter(["environ"])
+        return [process for process in processes if (process.info["environ"] or {}).get("TMPDIR") == mine]
 
     def all_gone(self, within_s: float) -> bool:
         """Wait up to `within_s`; True if all its processes have ended."""

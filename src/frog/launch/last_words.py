@@ -1,4 +1,4 @@
-"""The last words of a rank that is not Frog's: its error, read from its output, and whether another rank caused it.
+"""The error of a rank of a third-party program, read from its output, and whether another rank caused it.
 
 Without the decorator `@record` of torch, torchrun knows only exit codes, and the rank that it sees first is often one
 whose peer has left. The text of each rank says more: a traceback, a C++ error, or nothing.
@@ -30,7 +30,7 @@ _MOST_MESSAGE_LINES = 30
 
 
 @dataclass(frozen=True)
-class Words:
+class PrintedError:
     """The error of a rank, from its output."""
 
     type: str | None
@@ -69,7 +69,7 @@ _NEXT = re.compile(
 """Begins a line that does not belong to the error message above it."""
 
 
-def read_words(lines: Lines) -> Words | None:
+def read_printed_error(lines: Lines) -> PrintedError | None:
     """Return the last error in the output of a rank that has ended; None if it shows none."""
     plain = [(unix_ns, _PREFIX.sub("", text)) for unix_ns, text in lines]
     for index in range(len(plain) - 1, -1, -1):
@@ -83,7 +83,7 @@ def read_words(lines: Lines) -> Words | None:
     return None
 
 
-def _of_traceback(lines: Lines, last: int) -> Words:
+def _of_traceback(lines: Lines, last: int) -> PrintedError:
     """Read a traceback with its chain; the first exception of the chain is the cause of the later ones."""
     first = last
     while (earlier := _chained_to(lines, first)) is not None:
@@ -95,7 +95,9 @@ def _of_traceback(lines: Lines, last: int) -> Words:
         shown = [*root[: _MOST_LINES - 2], "...", shown[-1]]
     match = _ERROR.match("\n".join(_message_lines(root)))
     kind, message = (match[1].rpartition(".")[2], match[2] or "") if match else (None, "")
-    return Words(kind, message, "\n".join(shown).rstrip(), lines[first][0], _blame("\n".join(_message_lines(root))))
+    return PrintedError(
+        kind, message, "\n".join(shown).rstrip(), lines[first][0], _blame("\n".join(_message_lines(root)))
+    )
 
 
 def _chained_to(lines: Lines, index: int) -> int | None:
@@ -128,31 +130,31 @@ def _message_lines(texts: Sequence[str]) -> list[str]:
     return next((list(texts[i:]) for i in range(1, len(texts)) if texts[i][:1] not in (" ", "\t", "")), [])
 
 
-def _ended_by_exception(lines: Lines, index: int) -> Words | None:
+def _ended_by_exception(lines: Lines, index: int) -> PrintedError | None:
     """Return the exception directly above a `terminate` without an exception of its own: Python ended because of it."""
     if "without an active exception" not in lines[index][1]:
         return None
-    words = read_words(lines[:index])
+    error = read_printed_error(lines[:index])
     end = next((i for i in range(index - 1, -1, -1) if lines[i][1].strip()), None)
-    is_above = words is not None and end is not None and words.text.endswith(lines[end][1].rstrip())
-    return words if is_above else None
+    is_above = error is not None and end is not None and error.text.endswith(lines[end][1].rstrip())
+    return error if is_above else None
 
 
-def _of_terminate(lines: Lines, index: int) -> Words:
+def _of_terminate(lines: Lines, index: int) -> PrintedError:
     """Read the message of C++'s `terminate`."""
     texts = [text for _, text in lines[index : index + _MOST_MESSAGE_LINES]]
     kind = re.search(r"instance of '([^']+)'", texts[0])
     what = next((text.partition("what():")[2].strip() for text in texts if "what():" in text), "")
     blame = Blame.TEARDOWN if "without an active exception" in texts[0] else _blame("\n".join(texts))
     text = "\n".join(texts).rstrip()
-    return Words(kind[1] if kind else "terminate", what or texts[0], text, lines[index][0], blame)
+    return PrintedError(kind[1] if kind else "terminate", what or texts[0], text, lines[index][0], blame)
 
 
-def _of_fatal(lines: Lines, index: int) -> Words:
+def _of_fatal(lines: Lines, index: int) -> PrintedError:
     """Read the output of faulthandler, or of the interpreter itself."""
     texts = [text for _, text in lines[index : index + _MOST_LINES]]
     message = texts[0].removeprefix("Fatal Python error: ")
-    return Words("Fatal Python error", message, "\n".join(texts).rstrip(), lines[index][0], Blame.CAUSE)
+    return PrintedError("Fatal Python error", message, "\n".join(texts).rstrip(), lines[index][0], Blame.CAUSE)
 
 
 def _blame(message: str) -> Blame:
@@ -161,7 +163,7 @@ def _blame(message: str) -> Blame:
     return Blame.WAITED if _WAITED.search(message) else Blame.CAUSE
 
 
-def with_words(
+def with_errors(
     failures: Sequence[Failure], kept: Mapping[tuple[int, int], Lines], folder: RunFolder | None
 ) -> list[Failure]:
     """Add to each failure its error, its time, and its blame; `core/runs/outcome.py` chooses the first by these.
@@ -169,53 +171,53 @@ def with_words(
     kept: the last lines of each rank, by attempt and rank.
     """
     left = sorted({rank for failure in failures for rank in failure.get("left", ())})
-    found = []
+    described = []
     for failure in failures:
         place = failure["attempt"], failure["rank"]
         path = observed_folder(folder.path) / f"attempt_{place[0]}" / f"rank_{place[1]}" if folder else None
         observed = read_rank_observed(path, place[1]) if path else None
-        found.append({**_with_words(failure, kept.get(place, ()), observed), "left": left})
-    return found
+        described.append({**_with_error(failure, kept.get(place, ()), observed), "left": left})
+    return described
 
 
-def _with_words(failure: Failure, lines: Lines, observed: Observed | None) -> Failure:
-    words = _observed_words(observed) or read_words(lines)
+def _with_error(failure: Failure, lines: Lines, observed: Observed | None) -> Failure:
+    error = _observed_error(observed) or read_printed_error(lines)
     state = observed.status.state if observed and observed.status else None
     code = shell_code(failure["code"])
-    blame = words.blame if words else Blame.CAUSE
+    blame = error.blame if error else Blame.CAUSE
     if code in (_KILLED, _TERMINATED):
-        words = None  # an earlier traceback did not end this process
+        error = None  # an earlier traceback did not end this process
         blame = Blame.STOPPED if code == _TERMINATED else Blame.CAUSE
     elif code in _CRASHES and (state == "ended" or (state is None and blame is Blame.TEARDOWN)):
         blame = Blame.TEARDOWN
     elif blame is Blame.TEARDOWN:
         blame = Blame.CAUSE
-    unix_ns = (words.unix_ns if words else None) or failure["unix_ns"]
+    unix_ns = (error.unix_ns if error else None) or failure["unix_ns"]
     return {
         **failure,
         "time_s": unix_ns / 1e9,
         "blame": blame,
         "ended": state == "ended",
-        **_report(failure, words, lines),
+        **_report(failure, error, lines),
     }
 
 
-def _report(failure: Failure, words: Words | None, lines: Lines) -> dict[str, Any]:
-    """Return the failure's error and traceback: its own words, else torch's error file, else its last lines."""
-    if words is not None:
-        told = {"type": words.type, "message": words.message, "hint": None, "unix_ns": words.unix_ns}
-        return {"error": {**told, "facts": {}}, "traceback": words.text}
+def _report(failure: Failure, error: PrintedError | None, lines: Lines) -> dict[str, Any]:
+    """Return the failure's error and traceback: as it printed them, else of torch's error file, else its last lines."""
+    if error is not None:
+        fields = {"type": error.type, "message": error.message, "hint": None, "unix_ns": error.unix_ns}
+        return {"error": {**fields, "facts": {}}, "traceback": error.text}
     if failure["error"] is not None:
         return {}
     last = [text for _, text in list(lines)[-_NUM_LAST:]]
     return {"traceback": "\n".join(["its last lines:", *(f"  {text}" for text in last)]) if last else None}
 
 
-def _observed_words(observed: Observed | None) -> Words | None:
+def _observed_error(observed: Observed | None) -> PrintedError | None:
     """Return the exception that ended the main thread, if the observer wrote it."""
     error = observed.error if observed else None
     if error is None or error.thread != "MainThread":
         return None
     message = f"{error.type}: {error.message}"
     text = _PREFIX.sub("", error.traceback.rstrip()) or message
-    return Words(error.type.rpartition(".")[2], error.message, text, error.unix_ns, _blame(message))
+    return PrintedError(error.type.rpartition(".")[2], error.message, text, error.unix_ns, _blame(message))

@@ -97,7 +97,7 @@ def add_gpus_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from frog.launch.torchrun_command import merge, parse_torchrun
+    from frog.launch.torchrun_command import merge_torchrun_options, parse_torchrun
     from frog.launch.world import run_world
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
@@ -114,7 +114,7 @@ def _run(args: argparse.Namespace) -> int:
                 )
         return run_manifest(args.manifest, program)
     if (command := parse_torchrun(program)) is not None:
-        merge(command, args)
+        merge_torchrun_options(command, args)
         program = list(command.program)
     nodes, options = read_world(args)
     return run_world(

@@ -31,7 +31,7 @@ class Limits:
 
     grace_s: float = 45.0
     """Time from asking a world to stop until killing it: enough for a step and a checkpoint. torchrun waits 30 s."""
-    last_words_s: float = 5.0
+    rankless_grace_s: float = 5.0
     """The same for an agent without ranks, which is only looking for unreachable nodes."""
     patience_s: float = 20.0
     """Time for the other nodes to detect a failed node before they are asked to stop."""
@@ -80,13 +80,13 @@ class Lifecycle:
         It returned after the others had finished, or its network is cut and its ranks have left.
         """
         since = self._since.get(State.FINISHING)
-        allowed_s = self.limits.patience_s if had_ranks else self.limits.last_words_s
+        allowed_s = self.limits.patience_s if had_ranks else self.limits.rankless_grace_s
         return since is not None and idle_s(since) > allowed_s
 
     def must_be_killed(self, now: float, idle_s: Callable[[float], float]) -> bool:
         """True if the grace period of a node that was asked to stop is over."""
         since = self._since.get(State.STOPPING)
-        return since is not None and (now - since > self.limits.grace_s or idle_s(since) > self.limits.last_words_s)
+        return since is not None and (now - since > self.limits.grace_s or idle_s(since) > self.limits.rankless_grace_s)
 
 
 @dataclass

@@ -32,12 +32,12 @@ class LineCutter:
             self._shown_at = now
         self._fed_at = now
         *ended, rest = data.split(b"\n")
-        found = []
+        lines = []
         for part in ended:
             self._add(part)
-            found += self._end()
+            lines += self._end()
         self._add(rest)
-        return found
+        return lines
 
     def due(self, now: float) -> list[str]:
         """Return the incomplete line if it should be shown now."""

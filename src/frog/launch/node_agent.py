@@ -113,7 +113,7 @@ class Agent:
             self._worked_at = now
         return now - max(since, self._worked_at)
 
-    def copy_lines(self, copy_to: Output) -> None:
+    def copy_lines(self, copy_to: NodeOutput) -> None:
         """Copy its output and that of its ranks to `copy_to` from now on."""
         assert self.process.stdout is not None
         self._printer = threading.Thread(target=copy_to.copy, args=(self.process.stdout, self), daemon=True)
@@ -129,7 +129,7 @@ class Agent:
         self.done = True
 
 
-class Output:
+class NodeOutput:
     """Collects the output of several nodes: prints it with the node's name, and logs it with the time."""
 
     def __init__(self) -> None:

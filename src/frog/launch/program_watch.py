@@ -1,4 +1,4 @@
-"""The watchdog of a program that is not Frog's: decides from what its ranks do whether they make progress.
+"""The watchdog of a third-party program: decides from what its ranks do whether they make progress.
 
 A state machine without processes or clocks. It receives what was seen of all ranks, with the time, and decides:
 
@@ -41,7 +41,7 @@ class WatchLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class Snapshot:
     """What is seen of one rank at one moment."""
 
     completed: int
@@ -100,7 +100,7 @@ class Finding:
 class _Track:
     """One rank over time. Times are those at which something last changed."""
 
-    sight: Sight
+    snapshot: Snapshot
     place_at: float
     function_at: float
     pending_at: float
@@ -108,61 +108,61 @@ class _Track:
     moved_at: float
     stopped_at: float
     window_at: float
-    window: Sight
+    window: Snapshot
 
     @classmethod
-    def begin(cls, sight: Sight, now: float) -> _Track:
-        return cls(sight, now, now, now, now, now, now, now, sight)
+    def begin(cls, snapshot: Snapshot, now: float) -> _Track:
+        return cls(snapshot, now, now, now, now, now, now, now, snapshot)
 
-    def update(self, sight: Sight, now: float) -> None:
-        before, self.sight = self.sight, sight
-        if (sight.line, sight.inside) != (before.line, before.inside):
+    def update(self, snapshot: Snapshot, now: float) -> None:
+        before, self.snapshot = self.snapshot, snapshot
+        if (snapshot.line, snapshot.inside) != (before.line, before.inside):
             self.place_at = now
-        if _function(sight) != _function(before):
+        if _function(snapshot) != _function(before):
             self.function_at = now
-        if sight.pending != before.pending:
+        if snapshot.pending != before.pending:
             self.pending_at = now
-        if sight.stopped != before.stopped:
+        if snapshot.stopped != before.stopped:
             self.stopped_at = now
         if now - self.window_at >= _WINDOW_S:
-            if _computed(self.window, sight, now - self.window_at):
+            if _computed(self.window, snapshot, now - self.window_at):
                 self.busy_at = now
-            if sight.moved_bytes - self.window.moved_bytes >= _BUSY_BYTES_PER_S * (now - self.window_at):
+            if snapshot.moved_bytes - self.window.moved_bytes >= _BUSY_BYTES_PER_S * (now - self.window_at):
                 self.moved_at = now
-            self.window_at, self.window = now, sight
+            self.window_at, self.window = now, snapshot
 
     @property
     def still_at(self) -> float:
         """Return since when it waits or does nothing."""
-        if self.sight.stopped:
+        if self.snapshot.stopped:
             return self.stopped_at
-        if self.sight.pending:
+        if self.snapshot.pending:
             return max(self.pending_at, self.moved_at, min(self.place_at, self.busy_at))
         return max(self.pending_at, self.moved_at, self.function_at, self.busy_at)
 
     def role(self, now: float) -> Role:
-        if self.sight.failed:
+        if self.snapshot.failed:
             return Role.FAILED
-        if self.sight.ended:
+        if self.snapshot.ended:
             return Role.ENDED
-        if self.sight.stopped:
+        if self.snapshot.stopped:
             return Role.STOPPED
-        if self.sight.pending:
+        if self.snapshot.pending:
             return Role.WAITS
         return Role.COMPUTES if now - max(self.busy_at, self.moved_at) <= 2 * _WINDOW_S else Role.IDLE
 
 
-def _function(sight: Sight) -> tuple[str, str] | None:
-    return None if sight.line is None else (sight.line.file, sight.line.function)
+def _function(snapshot: Snapshot) -> tuple[str, str] | None:
+    return None if snapshot.line is None else (snapshot.line.file, snapshot.line.function)
 
 
-def _computed(before: Sight, after: Sight, passed_s: float) -> bool:
+def _computed(before: Snapshot, after: Snapshot, passed_s: float) -> bool:
     """True if a rank used a core between two moments, or would have if the machine were not busy."""
     cpu_s = _cpu_s(before, after)
     return cpu_s >= _BUSY_CORES * passed_s or cpu_s + after.queued_s - before.queued_s >= _READY_PART * passed_s
 
 
-def _cpu_s(before: Sight, after: Sight) -> float:
+def _cpu_s(before: Snapshot, after: Snapshot) -> float:
     """Return the processor time of a rank and its children between two moments."""
     cpu_s = after.cpu_s - before.cpu_s
     if before.children_cpu_s is not None and after.children_cpu_s is not None:
@@ -180,11 +180,11 @@ class ProgramWatch:
     _reported: bool = False
     _looked_at: float = 0.0
 
-    def look(self, sights: Mapping[int, Sight], now: float) -> Finding | None:
+    def look(self, snapshots: Mapping[int, Snapshot], now: float) -> Finding | None:
         """Take what is seen of all ranks, and decide. A slow rank is reported once until the next progress."""
-        self._update(sights, now)
-        running = [track for track in self._tracks.values() if not track.sight.ended]
-        if not running or not any(track.sight.pending or track.sight.completed for track in running):
+        self._update(snapshots, now)
+        running = [track for track in self._tracks.values() if not track.snapshot.ended]
+        if not running or not any(track.snapshot.pending or track.snapshot.completed for track in running):
             return None  # a program that does not use torch.distributed, or has ended
         return self._find_hang(running, now) or self._find_slow_rank(running, now)
 
@@ -194,40 +194,45 @@ class ProgramWatch:
 
     def wait(self, now: float, least_s: float) -> Finding | None:
         """Return what the ranks do if one of them has waited for `least_s` since the last progress."""
-        waiting = [t for t in self._tracks.values() if t.sight.pending and now - t.still_at >= least_s]
+        waiting = [t for t in self._tracks.values() if t.snapshot.pending and now - t.still_at >= least_s]
         if not waiting or self.still_s(now) < least_s:
             return None
         roles = self._roles(now)
         kind = Kind.COMPUTING if Role.COMPUTES in roles.values() else Kind.HANG
         return Finding(kind, self.still_s(now), roles, ends=False)
 
-    def _update(self, sights: Mapping[int, Sight], now: float) -> None:
-        changed = sights.keys() != self._tracks.keys()
-        for rank, sight in sights.items():
+    def _update(self, snapshots: Mapping[int, Snapshot], now: float) -> None:
+        changed = snapshots.keys() != self._tracks.keys()
+        for rank, snapshot in snapshots.items():
             track = self._tracks.get(rank)
             if track is None:
-                self._tracks[rank] = _Track.begin(sight, now)
+                self._tracks[rank] = _Track.begin(snapshot, now)
             else:
-                changed |= sight.completed != track.sight.completed or sight.ended != track.sight.ended
-                track.update(sight, now)
+                changed |= snapshot.completed != track.snapshot.completed or snapshot.ended != track.snapshot.ended
+                track.update(snapshot, now)
         if changed or now - self._looked_at > _GAP_S:
             self._progress_at, self._reported = now, False
         self._looked_at = now
 
     def _find_hang(self, running: list[_Track], now: float) -> Finding | None:
         still_s = now - max(self._progress_at, *(track.still_at for track in running))
-        waiting = [track.sight.pending or track.sight.stopped for track in running]
+        waiting = [track.snapshot.pending or track.snapshot.stopped for track in running]
         limits = self.limits
-        allowed_s = limits.deadline_s if all(waiting) else limits.idle_s if any(waiting) else limits.compute_s
+        if all(waiting):
+            allowed_s = limits.deadline_s
+        elif any(waiting):
+            allowed_s = limits.idle_s
+        else:
+            allowed_s = limits.compute_s
         if still_s < allowed_s:
             return None
-        left = any(track.sight.ended for track in self._tracks.values())
+        left = any(track.snapshot.ended for track in self._tracks.values())
         return Finding(Kind.LEFT if left and all(waiting) else Kind.HANG, still_s, self._roles(now), ends=True)
 
     def _find_slow_rank(self, running: list[_Track], now: float) -> Finding | None:
         still_s = self.still_s(now)
         roles = self._roles(now)
-        waiting = [t for t in running if t.sight.pending and now - t.still_at >= self.limits.deadline_s]
+        waiting = [t for t in running if t.snapshot.pending and now - t.still_at >= self.limits.deadline_s]
         if still_s < self.limits.deadline_s or not waiting or Role.COMPUTES not in roles.values():
             return None
         ends = still_s >= self.limits.compute_s

@@ -30,7 +30,7 @@ _READ_BYTES = 1 << 16
 _MOST_SHOWN = 2_000
 """Most characters of a line on the screen; the log has more."""
 _MOST_KEPT = 400
-"""Lines of each rank that are kept for the last words."""
+"""Lines of each rank that are kept for the report of its error."""
 _TOGETHER_S = 1.0
 """Indented lines within this time belong to the line above them."""
 _LOOK_S = 0.1
@@ -140,7 +140,8 @@ class RankOutput:
         """Show, keep and log lines; a mark says whose the next lines are."""
         texts: list[str] = []
         for line in lines:
-            if (mark := _MARK.fullmatch(line)) is None:
+            mark = _MARK.fullmatch(line)
+            if mark is None:
                 texts.append(line)
                 continue
             self._write(pipe, [*texts, mark[1]] if mark[1] else texts)

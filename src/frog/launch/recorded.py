@@ -118,8 +118,8 @@ def _run_file(program: RankProgram, folder: RunFolder, environment: Mapping[str,
 
 def _versions() -> dict[str, str]:
     """Return the versions of the libraries that are installed next to Frog."""
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions

@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 
 from frog.core.runs.observed import Status
-from frog.launch.program_watch import Sight
+from frog.launch.program_watch import Snapshot
 
 _INSIDE_TORCH = "torch/distributed/"
 
 
-def see_rank(status: Status, with_children: bool) -> Sight:
+def take_snapshot(status: Status, with_children: bool) -> Snapshot:
     """Return what is seen of one rank now. with_children: also measure its child processes."""
-    sight = Sight(
+    snapshot = Snapshot(
         completed=sum(group.completed for group in status.groups),
         pending=status.in_message
         or any(group.pending for group in status.groups)
@@ -28,24 +28,24 @@ def see_rank(status: Status, with_children: bool) -> Sight:
         ended=status.state != "running",
         failed=status.state == "failed",
     )
-    return sight if sight.ended else _with_process(sight, status.pid, with_children)
+    return snapshot if snapshot.ended else _with_process(snapshot, status.pid, with_children)
 
 
-def see_ranks(statuses: Mapping[int, Status], with_children: bool) -> dict[int, Sight]:
+def take_snapshots(statuses: Mapping[int, Status], with_children: bool) -> dict[int, Snapshot]:
     """Return what is seen of each rank now."""
-    return {rank: see_rank(status, with_children) for rank, status in statuses.items()}
+    return {rank: take_snapshot(status, with_children) for rank, status in statuses.items()}
 
 
-def _with_process(sight: Sight, pid: int, with_children: bool) -> Sight:
+def _with_process(snapshot: Snapshot, pid: int, with_children: bool) -> Snapshot:
     """Add what the operating system knows of a process; a status may be old, and the process may have ended."""
     try:
         process = psutil.Process(pid)
         state, times = process.status(), process.cpu_times()
         children = process.children(recursive=True) if with_children else []
     except psutil.Error:
-        return replace(sight, ended=True)
+        return replace(snapshot, ended=True)
     return replace(
-        sight,
+        snapshot,
         cpu_s=times.user + times.system,
         queued_s=_queued_s(pid),
         moved_bytes=_moved_bytes(pid),

@@ -19,7 +19,7 @@ from frog.core.runs.observed import Observed, Status, read_observed, read_status
 from frog.hooks import describe_hang
 from frog.launch.journal import Journal
 from frog.launch.program_watch import Finding, ProgramWatch, Role, WatchLimits
-from frog.launch.sights import see_ranks
+from frog.launch.sights import take_snapshots
 from frog.launch.stall_text import describe_stall
 from frog.launch.start import Options
 
@@ -149,7 +149,7 @@ class StallWatch:
         if not ranks or statuses.keys() != ranks:
             return None  # some ranks have not started, or are not observed
         quiet = self._watch.still_s(now) > self.limits.deadline_s / 2
-        finding = self._watch.look(see_ranks(statuses, with_children=quiet), now)
+        finding = self._watch.look(take_snapshots(statuses, with_children=quiet), now)
         if self._question is not None:
             return self._answered(folder, self._question, statuses, now)
         if finding is None:

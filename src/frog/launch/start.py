@@ -143,7 +143,7 @@ class Starter:
             changes["GLOO_SOCKET_IFNAME"] = self.network.interface
         folder = None
         if self.output is not None:
-            changes["PYTHONUNBUFFERED"] = "1"  # its last words would be lost with a killed rank
+            changes["PYTHONUNBUFFERED"] = "1"  # a killed rank would lose its last lines
             if self.options.observe and self.output.folder is not None:
                 folder = self.output.folder.path
         changes.update(rank_environment(changes, folder, self.options.hooks, self.options.simulate_gpus))

@@ -146,7 +146,7 @@ def _num_ranks(text: str) -> int:
     return number
 
 
-def merge(command: TorchrunCommand, args: argparse.Namespace) -> None:
+def merge_torchrun_options(command: TorchrunCommand, args: argparse.Namespace) -> None:
     """Use torchrun's options for the world of `frog run`, and print the ones that have no effect.
 
     Raises:  UsageError if they contradict the options of `frog run`.

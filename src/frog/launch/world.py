@@ -26,9 +26,9 @@ from frog.core.runs.outcome import Failure, describe_failure, final_failures, wo
 from frog.core.schema import read_typed
 from frog.core.terminal import terminal_columns, wrapped_lines
 from frog.launch.journal import Journal
-from frog.launch.last_words import with_words
+from frog.launch.last_words import with_errors
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
-from frog.launch.node_agent import Agent, Output
+from frog.launch.node_agent import Agent, NodeOutput
 from frog.launch.nodes import Nodes, world_table
 from frog.launch.program import can_be_joined, can_resume, parse_program
 from frog.launch.recorded import RecordedProgram
@@ -93,7 +93,7 @@ class _Launch:
         self.network = starter.network
         self.recorded = recorded
         """The run folder and output of a program that is not Frog's."""
-        self.journal, self.output = Journal(scratch, recorded.folder if recorded else None), Output()
+        self.journal, self.output = Journal(scratch, recorded.folder if recorded else None), NodeOutput()
         self.agents: list[Agent] = []
         self.failures: list[Failure] = []
         self.signals: list[int] = []
@@ -282,7 +282,7 @@ class _Launch:
     def _look_for_stalls(self) -> None:
         """End a program that is not Frog's if its ranks wait for each other."""
         attempt = max(self._shown, default=0)
-        healthy = self.life.state is State.RUNNING and all(one["attempt"] != attempt for one in self.failures)
+        healthy = self.life.state is State.RUNNING and all(failure["attempt"] != attempt for failure in self.failures)
         if healthy and self._stalls.must_end(attempt, self._ranks_of(attempt), time.monotonic()):
             for agent in self._running():
                 agent.kill_ranks()
@@ -388,12 +388,12 @@ class _Launch:
         return world_error(self._final_failures(), self.lost, codes, self.journal.folder, self.unaware)
 
     def _final_failures(self) -> list[Failure]:
-        """Return the failures that ended the world, each with its rank's last words if the program is not Frog's."""
+        """Return the failures that ended the world, each with its rank's error if the program is not Frog's."""
         last = max(self._shown, default=0)
         failures = [failure for failure in self.failures if failure["attempt"] == last]
         if self._survives_losses:
             failures = final_failures(failures)
         if self.recorded is not None and failures:
             output, folder = self.recorded.output, self.recorded.folder
-            failures = with_words(failures, output.kept, folder)
+            failures = with_errors(failures, output.kept, folder)
         return failures

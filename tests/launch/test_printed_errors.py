@@ -11,7 +11,7 @@ import pytest
 from frog.core.errors import LaunchError
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.outcome import Blame, Failure, world_error
-from frog.launch.last_words import read_words, with_words
+from frog.launch.last_words import read_printed_error, with_errors
 
 S = 1_000_000_000
 
@@ -53,7 +53,7 @@ def explained(
     failures = [
         {**failed(int(name[4:]), code, at_s + 0.1), "left": list(left)} for name, (_, code, at_s) in said.items()
     ]
-    return world_error(with_words(failures, kept, folder), {}, [1], folder)
+    return world_error(with_errors(failures, kept, folder), {}, [1], folder)
 
 
 @pytest.mark.parametrize(
@@ -70,41 +70,41 @@ def explained(
     ],
 )
 def test_error_is_found_in_the_output(text: str, kind: str, message: str, blame: Blame) -> None:
-    words = read_words(lines(f"step 1\n{text}"))
-    assert words is not None
-    assert (words.type, words.blame) == (kind, blame)
-    assert words.message.startswith(message)
-    assert words.text.splitlines()[0] in text
+    error = read_printed_error(lines(f"step 1\n{text}"))
+    assert error is not None
+    assert (error.type, error.blame) == (kind, blame)
+    assert error.message.startswith(message)
+    assert error.text.splitlines()[0] in text
 
 
 def test_cause_of_a_chain_is_its_first_exception() -> None:
     chain = f"{BAD}\n\nDuring handling of the above exception, another exception occurred:\n\n{CLOSED}"
-    words = read_words(lines(chain))
-    assert words is not None
-    assert (words.type, words.blame, words.text) == ("ValueError", Blame.CAUSE, chain)
+    error = read_printed_error(lines(chain))
+    assert error is not None
+    assert (error.type, error.blame, error.text) == ("ValueError", Blame.CAUSE, chain)
 
 
 def test_abort_after_an_exception_does_not_hide_it() -> None:
-    words = read_words(lines(f"{BAD}\nterminate called without an active exception"))
-    assert words is not None
-    assert (words.text, words.blame) == (BAD, Blame.CAUSE)
+    error = read_printed_error(lines(f"{BAD}\nterminate called without an active exception"))
+    assert error is not None
+    assert (error.text, error.blame) == (BAD, Blame.CAUSE)
     error = explained(rank1=(f"{BAD}\nterminate called without an active exception", -6, 100.0))
     assert error.what == f"rank 1 (pid 1001) was killed by SIGABRT\n{BAD}"
-    handled = read_words([*lines(BAD, 90.0), *lines(f"retrying\n{TEARDOWN}")])
+    handled = read_printed_error([*lines(BAD, 90.0), *lines(f"retrying\n{TEARDOWN}")])
     assert handled is not None
     assert handled.blame is Blame.TEARDOWN
 
 
 def test_prefix_of_torch_is_removed_and_an_ignored_exception_is_skipped() -> None:
     said = "\n".join(f"[rank3]: {line}" for line in BAD.split("\n"))
-    words = read_words(lines(f"{said}\nException ignored in: <function f>\n{CLOSED}"))
-    assert words is not None
-    assert words.text == BAD
+    error = read_printed_error(lines(f"{said}\nException ignored in: <function f>\n{CLOSED}"))
+    assert error is not None
+    assert error.text == BAD
 
 
 def test_output_without_an_error_has_no_words() -> None:
-    assert read_words(lines("step 1\nstep 2")) is None
-    assert read_words([]) is None
+    assert read_printed_error(lines("step 1\nstep 2")) is None
+    assert read_printed_error([]) is None
 
 
 @pytest.mark.parametrize("victim", [CLOSED, REMOTE, WATCHDOG])
@@ -169,5 +169,5 @@ def test_any_output_is_read_without_an_error() -> None:
     random_ = random.Random(26)
     for _ in range(2_000):
         text = "\n".join(random_.choices(pieces, k=random_.randrange(12)))
-        words = read_words(lines(text))
-        assert words is None or words.text
+        error = read_printed_error(lines(text))
+        assert error is None or error.text
