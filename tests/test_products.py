@@ -17,9 +17,9 @@ from frog import hooks
 from frog.core.errors import UsageError
 from frog.core.runs.folder import RunFolder
 from frog.hooks import Hook
+from frog.launch.node_agents import Options, Starter
 from frog.launch.nodes import parse_nodes
 from frog.launch.rank_output import RankOutput
-from frog.launch.start import Options, Starter
 from frog.products import register_products
 
 HOOKS = sorted(name for name, value in vars(hooks).items() if isinstance(value, Hook))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from frog.launch.lines import MOST_BYTES, PROGRESS_S, QUIET_S, LineCutter
+from frog.launch.rank_output import MOST_LINE_BYTES, PROGRESS_S, QUIET_S, LineCutter
 
 
 def test_lines_are_whole_however_the_output_is_split() -> None:
@@ -52,9 +52,9 @@ def test_progress_bar_is_shown_rarely() -> None:
 def test_endless_line_is_bounded_and_says_so() -> None:
     cutter = LineCutter()
     for _ in range(32):
-        assert cutter.feed(b"x" * MOST_BYTES, 0.0) == []
+        assert cutter.feed(b"x" * MOST_LINE_BYTES, 0.0) == []
     (line,) = cutter.feed(b"\n", 0.0)
-    assert line == "x" * MOST_BYTES + f" ... ({31 * MOST_BYTES:,} more bytes)"
+    assert line == "x" * MOST_LINE_BYTES + f" ... ({31 * MOST_LINE_BYTES:,} more bytes)"
     assert cutter.feed(b"short\n", 0.0) == ["short"]
 
 

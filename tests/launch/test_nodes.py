@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from frog.core.errors import UsageError
+from frog.launch.node_agents import Options, Starter
 from frog.launch.nodes import Nodes, parse_nodes, world_table
-from frog.launch.start import Options, Starter
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 
 from frog.core.runs.folder import RunFolder
-from frog.launch.journal import Journal
-from frog.launch.node_agent import Agent, NodeOutput
+from frog.launch.launch_record import Journal
+from frog.launch.node_agents import Agent, NodeOutput
 
 AGENT = cast("Agent", types.SimpleNamespace(node=1, host="node1"))
 FULL = Path("/dev/full")
@@ -41,7 +41,7 @@ def test_agent_output_is_read_and_logged_although_stdout_is_closed(
 
 
 def test_number_of_lines_kept_before_the_log_opens_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("frog.launch.node_agent._MOST_EARLY", 2)
+    monkeypatch.setattr("frog.launch.node_agents._MOST_EARLY", 2)
     output = NodeOutput()
     output.copy(io.BytesIO(b"one\ntwo\nthree\n"), AGENT)
     output.open_log(1, tmp_path / "agent.log")

@@ -11,7 +11,7 @@ import pytest
 from frog.core.errors import LaunchError
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.outcome import Blame, Failure, world_error
-from frog.launch.last_words import read_printed_error, with_errors
+from frog.launch.printed_errors import read_printed_error, with_errors
 
 S = 1_000_000_000
 

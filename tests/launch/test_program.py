@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from frog.core.errors import UsageError
-from frog.launch.program import RankProgram, parse_program
-from frog.launch.torchrun_command import merge_torchrun_options, parse_torchrun
+from frog.launch.program import RankProgram, merge_torchrun_options, parse_program, parse_torchrun
 
 
 @pytest.fixture(autouse=True)

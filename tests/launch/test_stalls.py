@@ -13,10 +13,10 @@ from frog.core.runs.observed import Request
 from frog.core.runs.read import read_launcher
 from frog.core.schema import read_typed
 from frog.launch import stalls
-from frog.launch.journal import Journal
+from frog.launch.launch_record import Journal
+from frog.launch.node_agents import Options
 from frog.launch.program_watch import Snapshot
 from frog.launch.stalls import StallWatch
-from frog.launch.start import Options
 
 LINE = {"file": "/me/train.py", "line": 6, "function": "step"}
 

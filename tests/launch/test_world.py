@@ -22,9 +22,8 @@ from frog.core.runs.folder import RunFolder
 from frog.core.runs.launch_request import LaunchRequest
 from frog.core.schema import write_typed
 from frog.launch.lifecycle import Limits
-from frog.launch.node_agent import Agent
+from frog.launch.node_agents import Agent, Options, Starter
 from frog.launch.nodes import Nodes, parse_nodes
-from frog.launch.start import Options, Starter
 from frog.launch.world import _Launch, run_world
 
 PRELUDE = r"""

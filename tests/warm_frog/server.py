@@ -46,7 +46,7 @@ with loading():
     import frog.cli
     import frog.launch.harness
     import frog.launch.launch_commands
-    import frog.launch.start
+    import frog.launch.node_agents
     import frog.launch.torchrun.agent
     import frog.launch.torchrun.store
     import frog.launch.world
@@ -247,7 +247,7 @@ def fork_programs(address: str, installed: str) -> None:
     if (server := start_fork_server(None)) is not None:
         take_orphans(False)
         start = Programs(server, address, installed).start
-        for module in (frog.launch.start, frog.launch.harness):
+        for module in (frog.launch.node_agents, frog.launch.harness):
             vars(module)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 

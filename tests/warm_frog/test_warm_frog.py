@@ -15,7 +15,7 @@ import psutil
 import pytest
 from harness import Harness, set_words, wait_until
 
-from frog.launch.limits import end_descendants
+from frog.launch.resource_limits import end_descendants
 from warm_frog import cold_env, warm_env
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux")

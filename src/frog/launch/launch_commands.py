@@ -13,8 +13,8 @@ from frog.core.errors import UsageError
 from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
+    from frog.launch.node_agents import Options
     from frog.launch.nodes import Nodes
-    from frog.launch.start import Options
 
 
 _LEAST_DEADLINE_S = 2.0
@@ -97,7 +97,7 @@ def add_gpus_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from frog.launch.torchrun_command import merge_torchrun_options, parse_torchrun
+    from frog.launch.program import merge_torchrun_options, parse_torchrun
     from frog.launch.world import run_world
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
@@ -124,8 +124,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = None) -> tuple[Nodes, Options]:
     """Return the nodes and options that the arguments describe. Raises UsageError for invalid arguments."""
+    from frog.launch.node_agents import Options
     from frog.launch.nodes import Nodes, parse_nodes
-    from frog.launch.start import Options
 
     if args.nproc is None and args.nodes is None:
         raise UsageError("no world size", "--nproc 4 for four ranks, or --nodes 2x4 for two nodes of four")

@@ -17,11 +17,11 @@ from frog.core.errors import HangError, signal_code
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.observed import Observed, Status, read_observed, read_statuses, write_request
 from frog.hooks import describe_hang
-from frog.launch.journal import Journal
+from frog.launch.launch_record import Journal
+from frog.launch.node_agents import Options
 from frog.launch.program_watch import Finding, ProgramWatch, Role, WatchLimits
 from frog.launch.sights import take_snapshots
 from frog.launch.stall_text import describe_stall
-from frog.launch.start import Options
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0

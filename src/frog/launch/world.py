@@ -25,15 +25,13 @@ from frog.core.runs.launch_request import LaunchRequest
 from frog.core.runs.outcome import Failure, describe_failure, final_failures, world_error
 from frog.core.schema import read_typed
 from frog.core.terminal import terminal_columns, wrapped_lines
-from frog.launch.journal import Journal
-from frog.launch.last_words import with_errors
+from frog.launch.launch_record import Journal, RecordedProgram
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
-from frog.launch.node_agent import Agent, NodeOutput
+from frog.launch.node_agents import Agent, NodeOutput, Options, Starter
 from frog.launch.nodes import Nodes, world_table
+from frog.launch.printed_errors import with_errors
 from frog.launch.program import can_be_joined, can_resume, parse_program
-from frog.launch.recorded import RecordedProgram
 from frog.launch.stalls import StallWatch
-from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs
 
 _LOOK_S = 0.5

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from harness import wait_until
 
-from frog.launch.limits import SHARED_MEMORY, remove_shared_memory
+from frog.launch.resource_limits import SHARED_MEMORY, remove_shared_memory
 from frog.learn.grader.client import Grader
 from frog.learn.grader.exercise import Exercise
 from frog.learn.grader.grade import Grade, Rejected

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from frog.launch import limits
-from frog.launch.limits import Watch
+from frog.launch import resource_limits
+from frog.launch.resource_limits import Watch
 from frog.learn.grader import grade
 from frog.learn.grader.exercise import find_exercises
 from frog.learn.grader.program import Ended, takes_more
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems r
 
 @pytest.mark.parametrize(("loading_s", "found"), [(0.2, 1.0), (1.7, 1.0), (5.1, 3.0), (1000.0, 8.0)])
 def test_slow_machine_gets_longer_limits(loading_s: float, found: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits.time, "process_time", lambda: loading_s)
-    assert limits.slowness() == pytest.approx(found)
+    monkeypatch.setattr(resource_limits.time, "process_time", lambda: loading_s)
+    assert resource_limits.slowness() == pytest.approx(found)
 
 
 def test_longer_limits_reach_every_process_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +66,8 @@ def looks(watch: Watch, monkeypatch: pytest.MonkeyPatch, states: Iterator[str]) 
     said = []
     for now in states:
         stats = [f"{7 + thread} (a ) S) {state} 1 1".encode() for thread, state in enumerate(now)]
-        monkeypatch.setattr(limits, "of_threads", lambda pid, name, stats=stats: stats)
-        said.append(watch._runs(7, limits._could_run(7)))
+        monkeypatch.setattr(resource_limits, "of_threads", lambda pid, name, stats=stats: stats)
+        said.append(watch._runs(7, resource_limits._could_run(7)))
     return said
 
 
@@ -92,8 +92,8 @@ def test_time_spent_waiting_for_a_core_does_not_count_as_rest(
     """One look per second; occasional activity does not reset the total."""
     watch = Watch([os.getpid()], 1e9, tmp_path, {0: 0.0})
     watch._memory[0] = psutil.Process().memory_info().rss  # ignore memory that earlier tests left in this process
-    monkeypatch.setattr(limits.time, "monotonic", itertools.count(watch.stirred + 1).__next__)
-    monkeypatch.setattr(limits, "of_threads", lambda pid, name: [f"7 (a ) S) {state} 1 1".encode()])
+    monkeypatch.setattr(resource_limits.time, "monotonic", itertools.count(watch.stirred + 1).__next__)
+    monkeypatch.setattr(resource_limits, "of_threads", lambda pid, name: [f"7 (a ) S) {state} 1 1".encode()])
     breaches = []
     for _ in range(200):
         watch.stirred = math.inf
@@ -122,7 +122,7 @@ def test_state_of_a_process_is_what_psutil_reports() -> None:
         try:
             assert busy.stdout
             assert busy.stdout.readline() == "ready\n"
-            own, other = limits._state_of(busy.pid), limits._state_by_psutil(busy.pid)
+            own, other = resource_limits._state_of(busy.pid), resource_limits._state_by_psutil(busy.pid)
             assert own
             assert other
             assert (own.num_threads, own.num_descendants) == (other.num_threads, other.num_descendants) == (6, 3)
@@ -132,7 +132,7 @@ def test_state_of_a_process_is_what_psutil_reports() -> None:
             assert own.memory == pytest.approx(other.memory, rel=0.05)
         finally:
             os.killpg(busy.pid, signal.SIGKILL)
-    assert limits._state_of(busy.pid) is limits._state_by_psutil(busy.pid) is None
+    assert resource_limits._state_of(busy.pid) is resource_limits._state_by_psutil(busy.pid) is None
 
 
 FORKS = """

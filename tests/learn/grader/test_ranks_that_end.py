@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from frog.launch.limits import Watch
+from frog.launch.resource_limits import Watch
 from frog.learn.grader.message import Line
 from frog.learn.grader.outcome import Failure
 from frog.learn.grader.world import Task, _Rank, _Running

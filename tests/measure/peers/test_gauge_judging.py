@@ -229,7 +229,7 @@ def test_pipe_or_device_in_place_of_a_result_does_not_block(
 
 def test_every_finding_has_a_judge() -> None:
     code = "".join(path.read_text() for path in EXAMPLES.parent.glob("*.py") if path.name != "findings.py")
-    limits = (EXAMPLES.parents[2] / "launch" / "limits.py").read_text()
+    limits = (EXAMPLES.parents[2] / "launch" / "resource_limits.py").read_text()
     assert [id for id in _MEANINGS if f'"{id}"' not in code + limits] == []
 
 

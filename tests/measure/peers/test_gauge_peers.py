@@ -12,7 +12,7 @@ import pytest
 from wrong_peers import EXAMPLES, WRONG
 
 from frog.core.errors import UsageError
-from frog.launch import limits
+from frog.launch import resource_limits
 from frog.measure.peers import session
 from frog.measure.peers.calls import OPERATIONS
 from frog.measure.peers.check import remembered
@@ -21,7 +21,7 @@ from frog.measure.peers.checks import CHECKS, Outcome, Scope, examine
 PAGE = Path(__file__).parents[3] / "docs" / "collectives.md"
 SEED = 4
 ENDED_BY = {
-    "deadlock": (limits, "IDLE_S", 1.5),
+    "deadlock": (resource_limits, "IDLE_S", 1.5),
     "never-ends": (session, "_COMPUTING_S", 0.5),
     "hangs-after-loss": (session, "AFTER_FAULT_S", 1.0),
 }

@@ -15,9 +15,8 @@ from synthetic_run import make_run
 from frog.core.errors import FrogError, LaunchError, RunError
 from frog.core.files import put_in_place, write_json
 from frog.core.runs.folder import RunFolder
-from frog.launch.journal import Journal
+from frog.launch.launch_record import Journal, RecordedProgram
 from frog.launch.program import parse_program
-from frog.launch.recorded import RecordedProgram
 from frog.observe.view.compare_runs import compare_runs
 from frog.observe.view.report import render_report
 from frog.observe.view.runs import list_runs, runs_table

@@ -39,7 +39,7 @@ Failure = dict[str, Any]
 """An agent's report of a failed rank: rank, pid, code (negative: the signal), time_s, error, traceback,
 and left, the ranks of its node that had ended without an error.
 
-For a program that is not Frog's, `frog.launch.last_words` adds: blame; ended, True if its program had ended; and in
+For a program that is not Frog's, `frog.launch.printed_errors` adds: blame; ended, True if its program had ended; and in
 left, the ranks of all nodes.
 """
 

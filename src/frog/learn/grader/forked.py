@@ -21,7 +21,7 @@ import torch
 
 from frog.core.env import child_env, replace_env
 from frog.core.processes import leave
-from frog.launch.limits import MOST_FILE_BYTES
+from frog.launch.resource_limits import MOST_FILE_BYTES
 from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
 from frog.learn.grader.guard import hide
 

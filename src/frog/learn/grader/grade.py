@@ -14,7 +14,7 @@ import torch
 
 from frog.core.errors import FrogError
 from frog.core.schema import parse_toml, read_bounded
-from frog.launch.limits import MOST_FILE_BYTES
+from frog.launch.resource_limits import MOST_FILE_BYTES
 from frog.launch.torchrun.forkserver import ForkServer
 from frog.learn.grader.exercise import Exercise
 from frog.learn.grader.outcome import Failure, World

@@ -33,7 +33,7 @@ from torch.distributed import _functional_collectives, distributed_c10d
 
 from frog.core.env import bind_loopback, child_env, replace_env
 from frog.core.namespaces import die_with_parent
-from frog.launch.limits import MOST_FILE_BYTES
+from frog.launch.resource_limits import MOST_FILE_BYTES
 from frog.learn.grader import codec, collectives, guard, late_future, live_bytes, message, peers, turns
 from frog.learn.grader.collectives import Layer
 from frog.learn.grader.guard import Snapshot, set_bounds

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from frog.core.namespaces import FILES, mount_memory, separate_mounts, unshare_as
-from frog.launch.limits import MOST_SCRATCH_BYTES, SHARED_MEMORY
+from frog.launch.resource_limits import MOST_SCRATCH_BYTES, SHARED_MEMORY
 
 _STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn", "os.startfile"}
 _FORKS = {"os.fork", "os.forkpty"}

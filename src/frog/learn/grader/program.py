@@ -17,7 +17,7 @@ import psutil
 
 from frog.core.env import child_env
 from frog.core.processes import descendants
-from frog.launch.limits import (
+from frog.launch.resource_limits import (
     LOOK_S,
     MOST_BYTES,
     MOST_OUTPUT_BYTES,

@@ -20,7 +20,7 @@ from frog.core.processes import loading, reap_orphans, take_orphans
 with loading():
     import torch
 
-    from frog.launch.limits import end_descendants, slowness
+    from frog.launch.resource_limits import end_descendants, slowness
     from frog.learn.grader.grader_rank import load_all
     from frog.learn.grader.judge import Request, judge
     from frog.learn.grader.verdict import Verdict

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from frog.core.env import child_env
-from frog.launch.limits import LOOK_S, MOST_OUTPUT_BYTES, Breach, Watch, end_descendants, remove_shared_memory
+from frog.launch.resource_limits import LOOK_S, MOST_OUTPUT_BYTES, Breach, Watch, end_descendants, remove_shared_memory
 from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
 from frog.learn.grader.codec import Frames, NotPlain, pack
 from frog.learn.grader.drawing import draw

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from frog.core.errors import LaunchError
+from frog.launch.node_agents import Options
 from frog.launch.nodes import Nodes
-from frog.launch.start import Options
 from frog.launch.world import run_world
 from frog.measure.chaos.program_faults import ProgramFault
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from frog.core.errors import UsageError
+from frog.launch.node_agents import Options
 from frog.launch.nodes import Nodes
-from frog.launch.start import Options
 from frog.measure.chaos.program import launch_with_faults
 from frog.measure.chaos.program_faults import ProgramFault
 from frog.train.checkpoint.foreign import Difference, checkpoint_files, compare

@@ -16,7 +16,7 @@ from frog.core.errors import UsageError
 from frog.core.machine import free_port
 from frog.core.terminal import printable_lines
 from frog.launch.harness import Program, kill_tree
-from frog.launch.limits import MOST_OUTPUT_BYTES, Watch
+from frog.launch.resource_limits import MOST_OUTPUT_BYTES, Watch
 from frog.measure.peers.buffers import Array, Unreadable, read_buffer, write_buffer, write_calls
 from frog.measure.peers.calls import make_inputs, result_count
 from frog.measure.peers.observed import Breach, Observed, Plan, RankEnd

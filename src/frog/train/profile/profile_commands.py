@@ -35,7 +35,7 @@ def _profile(args: argparse.Namespace) -> int:
     from frog.core.config import load_run_config
     from frog.core.config.arguments import DEFAULT_RUN_FILE
     from frog.core.runs.folder import RunFolder, free_name
-    from frog.launch.start import Options
+    from frog.launch.node_agents import Options
     from frog.launch.world import run_world
     from frog.train.profile.profile_files import write_profile
 

@@ -17,7 +17,7 @@ from frog.core.config.own_strategy import file_problem
 from frog.core.errors import ConfigError, UsageError
 from frog.core.files import write_json
 from frog.core.user_input import at_least
-from frog.launch.start import Options
+from frog.launch.node_agents import Options
 from frog.launch.world import run_world
 from frog.train.prove.matrix import (
     ALL_VARIANTS,
