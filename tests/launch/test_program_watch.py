@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frog.core.runs.observed import CodeLine
-from frog.launch.program_watch import Finding, Kind, ProgramWatch, Role, Snapshot, WatchLimits
+from frog.launch.watchdog import Finding, Kind, ProgramWatch, Role, Snapshot, WatchLimits
 
 LIMITS = WatchLimits(deadline_s=10, idle_s=40, compute_s=200)
 LOOK_S = 0.5

@@ -14,7 +14,7 @@ from core.runs.test_observed_files import STATUS
 from harness import wait_until
 
 from frog.core.runs.observed import Status
-from frog.launch.sights import take_snapshot
+from frog.launch.watchdog import take_snapshot
 
 
 def status(pid: int, **changes: Any) -> Status:

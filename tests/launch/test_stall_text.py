@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from frog.core.runs.observed import Collectives, Observed, ProgramError, Stacks, Status
-from frog.launch.program_watch import Finding, Kind, Role
-from frog.launch.stall_text import describe_stall
+from frog.launch.stalls import describe_stall
+from frog.launch.watchdog import Finding, Kind, Role
 
 REDUCE = {"file": "/me/train.py", "line": 6, "function": "step"}
 SLEEP = {"file": "/me/train.py", "line": 8, "function": "load"}

@@ -15,8 +15,8 @@ from frog.core.schema import read_typed
 from frog.launch import stalls
 from frog.launch.launch_record import Journal
 from frog.launch.node_agents import Options
-from frog.launch.program_watch import Snapshot
 from frog.launch.stalls import StallWatch
+from frog.launch.watchdog import Snapshot
 
 LINE = {"file": "/me/train.py", "line": 6, "function": "step"}
 

@@ -16,7 +16,7 @@ from run_files import beat
 
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.heartbeat import archive_heartbeats
-from frog.launch.watch import find_hangs
+from frog.launch.watchdog import find_hangs
 
 S = 1_000_000_000
 

@@ -32,7 +32,7 @@ from frog.launch.nodes import Nodes, world_table
 from frog.launch.printed_errors import with_errors
 from frog.launch.program import can_be_joined, can_resume, parse_program
 from frog.launch.stalls import StallWatch
-from frog.launch.watch import find_hangs
+from frog.launch.watchdog import find_hangs
 
 _LOOK_S = 0.5
 """Interval between two checks of the heartbeats."""

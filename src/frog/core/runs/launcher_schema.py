@@ -111,7 +111,7 @@ class HangEvent(LauncherEvent, tag="hang", frozen=True, kw_only=True):
 
 
 class StallEvent(LauncherEvent, tag="stall", frozen=True, kw_only=True):
-    """A program that is not Frog's made no progress (frog.launch.program_watch)."""
+    """A program that is not Frog's made no progress (frog.launch.watchdog)."""
 
     attempt: Rank
     kind: Literal["hang", "left", "computing"]

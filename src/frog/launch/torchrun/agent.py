@@ -7,6 +7,10 @@ programs to the launcher (frog.launch.rank_output).
 
 If an elastic run loses a rank, the agent does not stop the others. With `frog run --replace N`, it starts a new process
 in place of the lost rank, which joins the run as `frog join` does.
+
+Before torchrun ends the other ranks of a failed program, the agent asks their observers for what they know
+(`ask_others`): a rank that is ended leaves no record of its collectives, and the first failure is often not the cause,
+as when gloo ends the process that received another rank's mistake.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +46,7 @@ from frog.core.env import (
 )
 from frog.core.errors import ASKED_TO_STOP, CommError, LaunchError, UsageError, signal_code
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
+from frog.core.runs.observed import Status, read_statuses, write_request
 from frog.launch.rank_output import pipe_path
 from frog.launch.torchrun.elastic import (
     TESTED,
@@ -57,10 +63,12 @@ from frog.launch.torchrun.elastic import (
 )
 from frog.launch.torchrun.error_file import read_error
 from frog.launch.torchrun.forkserver import start_fork_server
-from frog.launch.torchrun.last_look import ask_others
 
 _JOIN = "frog.train.elastic.join"
 """Program of a rank that joins an active run."""
+_WAIT_S, _POLL_S = 5.0, 0.05
+"""Longest wait for the observers of a failed program. They look for requests twice a second, and answer in a tenth of
+one."""
 
 
 class _ReportingAgent(LocalElasticAgent):
@@ -213,6 +221,26 @@ class _ReportingAgent(LocalElasticAgent):
             file.write(json.dumps(line) + "\n")
 
 
+def ask_others(folder: Path, attempt: int, running: Callable[[], set[int]]) -> None:
+    """Ask the observed ranks, and wait until each running one has answered or ended.
+
+    running: returns the ranks of this node that are still running.
+    """
+    if not running() & read_statuses(folder, attempt).keys():
+        return
+    number, until = write_request(folder, "failure"), time.monotonic() + _WAIT_S
+    while time.monotonic() < until:
+        statuses = read_statuses(folder, attempt)
+        if not running() & {rank for rank, status in statuses.items() if _may_write(status, number)}:
+            return
+        time.sleep(_POLL_S)
+
+
+def _may_write(status: Status, number: int) -> bool:
+    """True if a rank may still write: it has not answered, or writes what it knows because it failed too."""
+    return status.state == "failed" or (status.state == "running" and status.answered != number)
+
+
 def _fork_ranks(args: argparse.Namespace) -> None:
     """Set up forking of ranks if possible. Must run before this process starts a thread."""
     method = start_method()
@@ -221,7 +249,8 @@ def _fork_ranks(args: argparse.Namespace) -> None:
     for_gpus = torch.version.cuda or torch.version.hip
     if method == "spawn" or args.no_python or not (method == "fork" or (own and not for_gpus)):
         return
-    if (name := missing_to_fork()) is not None:
+    name = missing_to_fork()
+    if name is not None:
         if method == "fork":
             raise unsupported("FROG_START=fork", name, f"a torch from {TESTED}, or FROG_START=spawn")
         return

@@ -11,7 +11,7 @@ import pytest
 from core.runs.test_observed_files import STATUS
 
 from frog.core.files import write_json
-from frog.launch.torchrun import last_look
+from frog.launch.torchrun import agent
 
 
 def write_status(run: Path, rank: int, **changes: Any) -> None:
@@ -42,21 +42,21 @@ def looks(then: Callable[[], None] | None = None, ranks: tuple[set[int], ...] = 
 def test_ranks_are_asked_and_awaited_until_they_have_answered(tmp_path: Path) -> None:
     write_status(tmp_path, 0)
     running = looks(lambda: write_status(tmp_path, 0, answered=request(tmp_path)), ({0},))
-    last_look.ask_others(tmp_path, 0, running)
+    agent.ask_others(tmp_path, 0, running)
     assert (request(tmp_path), len(running.seen)) == (1, 4)
 
 
 def test_rank_that_writes_its_own_error_is_awaited_until_it_has_ended(tmp_path: Path) -> None:
     write_status(tmp_path, 0, state="failed", answered=1)
     running = looks(None, ({0}, {0}, {0}, set()))
-    last_look.ask_others(tmp_path, 0, running)
+    agent.ask_others(tmp_path, 0, running)
     assert len(running.seen) == 4
 
 
 def test_silent_rank_is_awaited_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_status(tmp_path, 0)
-    monkeypatch.setattr(last_look, "_WAIT_S", 0.2)
-    last_look.ask_others(tmp_path, 0, looks(None, ({0},)))
+    monkeypatch.setattr(agent, "_WAIT_S", 0.2)
+    agent.ask_others(tmp_path, 0, looks(None, ({0},)))
     assert request(tmp_path) == 1
 
 
@@ -64,5 +64,5 @@ def test_silent_rank_is_awaited_for_a_limited_time(tmp_path: Path, monkeypatch: 
 def test_no_rank_is_asked_if_none_that_runs_is_observed(tmp_path: Path, observed: list[int], running: set[int]) -> None:
     for rank in observed:
         write_status(tmp_path, rank)
-    last_look.ask_others(tmp_path, 0, looks(None, (running,)))
+    agent.ask_others(tmp_path, 0, looks(None, (running,)))
     assert request(tmp_path) == 0

@@ -1,6 +1,11 @@
-"""The watchdog of a third-party program: decides from what its ranks do whether they make progress.
+"""The watchdogs of a world: find ranks that make no progress. launch/world.py and launch/stalls.py act on it.
 
-A state machine without processes or clocks. It receives what was seen of all ranks, with the time, and decides:
+In a run of Frog's own, each rank has heartbeats: `find_hangs` returns the ranks that are silent or stuck. Each node's
+agent (launch/torchrun/agent.py), not a watchdog, reports ended ranks to launch/world.py.
+
+A third-party program has none, so `ProgramWatch` decides from what its ranks do whether they make progress. It is a
+state machine without processes or clocks. It receives a snapshot of every rank (`take_snapshots`, from its observer's
+status and its process), with the time, and decides:
 
     healthy ──> computing   a rank computes for long while others wait in a collective: reported, not ended
        │  └───> hang        no rank has finished a collective for too long, and none of them computes
@@ -13,11 +18,66 @@ collective, torch completes it in the background, so a world in which all ranks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 
-from frog.core.runs.observed import CodeLine
+import psutil
+
+from frog.core.processes import is_alive
+from frog.core.runs.event_schema import Beat
+from frog.core.runs.folder import RunFolder
+from frog.core.runs.heartbeat import read_heartbeat
+from frog.core.runs.observed import CodeLine, Status
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A rank that makes no progress."""
+
+    rank: int
+    """The rank that it was started as; its heartbeat file may have another rank by now."""
+    pid: int
+    kind: str
+    """"silent": no heartbeat, so the process is stopped or blocked; "stuck": heartbeats, but waits in a collective."""
+    waited_s: float
+    heartbeat: Beat
+
+    def __str__(self) -> str:
+        beat = self.heartbeat
+        place = f"step {beat.step}" + (f", {beat.phase}" if beat.phase else "")
+        if self.kind == "silent":
+            return f"rank {self.rank} (pid {self.pid}) sent no heartbeat for {self.waited_s:.0f} s, after {place}"
+        op = beat.open[0].op
+        return f"rank {self.rank} (pid {self.pid}) has waited {self.waited_s:.0f} s in {op} ({place})"
+
+
+def find_hangs(folder: RunFolder, pids: dict[int, int], deadline_s: float, stuck_s: float) -> Iterator[Hang]:
+    """Yield those of the given ranks that have been silent or stuck for longer than allowed.
+
+    A rank without a heartbeat is still starting. The agent reports a rank that has ended, possibly late, since it ends
+    the others first. A rank is stuck after `stuck_s`, or twice its collectives' timeout if that is longer; the same
+    limit applies to a rank that does not exit after its last step.
+    """
+    now_ns = time.monotonic_ns()
+    ranks = {pid: rank for rank, pid in pids.items()}
+    for place in folder.heartbeat_ranks():
+        beat = read_heartbeat(folder.heartbeat(place))
+        if beat is None or beat.pid not in ranks or not is_alive(beat.pid):
+            continue
+        rank, pid = ranks[beat.pid], beat.pid
+        silent_s = (now_ns - beat.beat_ns) / 1e9
+        allowed_s = max(stuck_s, 2 * beat.timeout_s)
+        if silent_s > (deadline_s if beat.status == "running" else allowed_s):
+            yield Hang(rank, pid, "silent", silent_s, beat)
+        elif beat.open and (now_ns - beat.open[0].start_ns) / 1e9 > allowed_s:
+            yield Hang(rank, pid, "stuck", (now_ns - beat.open[0].start_ns) / 1e9, beat)
+
+
+# ---- third-party programs --------------------------------------------------------------------------------------------
 
 _WINDOW_S = 1.0
 _GAP_S = 5.0
@@ -243,3 +303,75 @@ class ProgramWatch:
 
     def _roles(self, now: float) -> dict[int, Role]:
         return {rank: track.role(now) for rank, track in sorted(self._tracks.items())}
+
+
+# ---- snapshots of ranks ----------------------------------------------------------------------------------------------
+
+_INSIDE_TORCH = "torch/distributed/"
+
+
+def take_snapshot(status: Status, with_children: bool) -> Snapshot:
+    """Return what is seen of one rank now. with_children: also measure its child processes."""
+    snapshot = Snapshot(
+        completed=sum(group.completed for group in status.groups),
+        pending=status.in_message
+        or any(group.pending for group in status.groups)
+        or (status.inside is not None and _INSIDE_TORCH in status.inside.file),
+        cpu_s=status.cpu_s,
+        line=status.line,
+        inside=status.inside,
+        ended=status.state != "running",
+        failed=status.state == "failed",
+    )
+    return snapshot if snapshot.ended else _with_process(snapshot, status.pid, with_children)
+
+
+def take_snapshots(statuses: Mapping[int, Status], with_children: bool) -> dict[int, Snapshot]:
+    """Return what is seen of each rank now."""
+    return {rank: take_snapshot(status, with_children) for rank, status in statuses.items()}
+
+
+def _with_process(snapshot: Snapshot, pid: int, with_children: bool) -> Snapshot:
+    """Add what the operating system knows of a process; a status may be old, and the process may have ended."""
+    try:
+        process = psutil.Process(pid)
+        state, times = process.status(), process.cpu_times()
+        children = process.children(recursive=True) if with_children else []
+    except psutil.Error:
+        return replace(snapshot, ended=True)
+    return replace(
+        snapshot,
+        cpu_s=times.user + times.system,
+        queued_s=_queued_s(pid),
+        moved_bytes=_moved_bytes(pid),
+        children_cpu_s=sum(map(_process_cpu_s, children)) if with_children else None,
+        ended=state == psutil.STATUS_ZOMBIE,
+        stopped=state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP),
+    )
+
+
+def _process_cpu_s(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def _queued_s(pid: int) -> float:
+    """Return how long a process's main thread has been ready to run without a core; 0 where that is unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _moved_bytes(pid: int) -> int:
+    """Return a count of the bytes that a process has read and written; 0 where that is unknown.
+
+    It includes gloo's sockets, and pages of mapped files that came from a disk.
+    """
+    try:
+        fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        return sum(int(fields[name]) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
+    except (OSError, ValueError, KeyError):
+        return 0
