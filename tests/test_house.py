@@ -127,6 +127,22 @@ def test_rooms_are_the_folders_and_their_arrows_have_no_cycle() -> None:
     assert cycle_in({room: set(others) for room, others in ROOMS.items()}) is None
 
 
+def test_every_room_has_a_readme_of_one_screen_that_names_existing_files() -> None:
+    """A name is a path from the room or from the project's root, or in a folder of the room."""
+    root = SOURCE.parents[1]
+    wrong = []
+    for room in ROOMS:
+        text = (SOURCE / room / "README.md").read_text()
+        folders = [root, SOURCE / room, *(path for path in (SOURCE / room).rglob("*") if path.is_dir())]
+        names = [
+            name for name in re.findall(r"`([\w./]+)`", text) if name.endswith((".py", "/")) and name != "check.py"
+        ]
+        wrong += [f"{room}: {name}" for name in names if not any((folder / name).exists() for folder in folders)]
+        if text.count("\n") > 60 or f"make test-{room}" not in text:
+            wrong.append(f"{room}: over 60 lines, or without make test-{room}")
+    assert wrong == []
+
+
 def test_torch_is_imported_only_where_it_may_be() -> None:
     importers = [path for path in FILES if any(name.split(".")[0] == "torch" for name in imports_of(path))]
     places = [path.relative_to(SOURCE).as_posix() for path in importers if not path.name.endswith("_rank.py")]
@@ -234,7 +250,7 @@ def test_light_commands_do_not_load_torch(command: str, tmp_path: Path) -> None:
 
 
 def test_architecture_page_lists_the_same_rooms() -> None:
-    _, _, table = (SOURCE.parents[1] / "docs" / "architecture.md").read_text().partition("| room | ")
+    _, _, table = (SOURCE.parents[1] / "docs" / "architecture.md").read_text().partition("| room | parts")
     rows = dict(re.findall(r"^\| ([a-z]+) \|.*\| ([a-z, ]*)\|$", table, re.MULTILINE))
     shown = {room: {name for name in uses.strip().split(", ") if name} for room, uses in rows.items()}
     ground = {"train", "launch", "core"}
