@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Processes(), "processes of tests")
     if config.getoption("results") is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Writer(Path(config.getoption("results"))), "results of tests")
+        config.pluginmanager.register(_Writer(Path(config.getoption("results")), config), "results of tests")
 
 
 class _Processes:
@@ -86,10 +86,10 @@ def _fixtures_of(item: pytest.Item) -> list[pytest.FixtureDef[Any]]:
 
 
 class _Writer:
-    """Collects the reports of all workers."""
+    """Collects the reports of all workers, and names each failed test at once: the summary may come much later."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, config: pytest.Config) -> None:
+        self._path, self._config = path, config
         self._results = Results()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -97,6 +97,8 @@ class _Writer:
         if report.failed:
             before = results.failed.get(report.nodeid, True)
             results.failed[report.nodeid] = before and getattr(report, "starts_process", False)
+            if (terminal := self._config.pluginmanager.get_plugin("terminalreporter")) is not None:
+                terminal.write_line(f"\nfailed: {report.nodeid}")
         elif report.when == "call" and report.passed:
             results.passed.append(report.nodeid)
         elif report.skipped:
