@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").rglob("*.md")])
+ROOMS = ROOT / "src" / "frog"
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / ".github").rglob("*.md"),
+        *ROOMS.glob("*/README.md"),
+    ]
+)
 NAMED = re.compile(r"`((?:src|tests|benchmarks|scripts|docs|config|\.github)/[\w./-]*)`")
 IN_GLOSSARY = re.compile(r"`((?:[a-z_]+/)+(?:\w+\.py)?)`")
 HISTORY = {"docs/development/log.md", "CHANGELOG.md"}
 """Pages that may refer to files that no longer exist."""
 
 
-def is_there(name: str) -> bool:
-    """Return True if a file exists in the project or, as some pages write it, in src/frog."""
-    return any((folder / name).exists() for folder in (ROOT, ROOT / "src" / "frog"))
+def is_there(name: str, page: Path) -> bool:
+    """Return True if a file exists in the project, in src/frog, or in the room whose README names it."""
+    folders = [ROOT, ROOMS, *([page.parent] if page.is_relative_to(ROOMS) else [])]
+    return any((folder / name).exists() for folder in folders)
 
 
 def name_of(page: Path) -> str:
@@ -39,7 +50,7 @@ def test_files_named_in_pages_exist() -> None:
         f"{name_of(page)}: {name}"
         for page in PAGES
         for name in NAMED.findall(page.read_text())
-        if name_of(page) not in HISTORY and "NAME" not in name and not is_there(name)
+        if name_of(page) not in HISTORY and "NAME" not in name and not is_there(name, page)
     ]
     assert missing == []
 
@@ -78,6 +89,40 @@ def test_glossary_references_exist() -> None:
         sorted(place for place in places if not any((base / place).exists() for base in (ROOT / "src/frog", ROOT)))
         == []
     )
+
+
+def names_defined_in(path: Path) -> set[str]:
+    """Return the functions, classes and methods of a file, and the constants that it assigns."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    targets += [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return defined | {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def parts_of(room: str) -> set[str]:
+    """Return the files and folders that the table of a room's README names."""
+    rows = re.findall(r"^\| .* \|$", (ROOMS / room / "README.md").read_text(), re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_answers_of_finding_places_exist_and_room_readmes_lead_to_them() -> None:
+    page = (ROOT / "docs/development/finding-places.md").read_text()
+    answers = re.findall(r"^\| Where .*\? \| (\w+), `([^`]+)` \| `(\w+)/([^`]+)`: `(\w+)` \|$", page, re.MULTILINE)
+    assert len(answers) == page.count("| Where ") == 20
+    assert {room for room, *_ in answers} == {path.parent.name for path in ROOMS.glob("*/README.md")}
+    wrong = []
+    for room, part, folder, file, name in answers:
+        place = f"{folder}/{file}"
+        if not (ROOMS / place).is_file():
+            wrong.append(f"{place} does not exist")
+        elif name not in names_defined_in(ROOMS / place):
+            wrong.append(f"{place} does not define {name}")
+        if part not in parts_of(room):
+            wrong.append(f"the README of {room} does not name {part}")
+        if folder != room or not fnmatch(file, f"{part}*" if part.endswith("/") else part):
+            wrong.append(f"{place} is not in {room}, {part}")
+    assert wrong == []
 
 
 def test_ci_calls_existing_make_targets() -> None:
