@@ -72,8 +72,8 @@ class Llama(nn.Module):
         from transformers import LlamaConfig, LlamaForCausalLM
 
         super().__init__()
-        sizes = {name: value for name, value in vars(frog.core.config).items() if name != "rope_theta"}
-        rope = {"rope_type": "default", "rope_theta": frog.core.config.rope_theta}
+        sizes = {name: value for name, value in vars(frog.config).items() if name != "rope_theta"}
+        rope = {"rope_type": "default", "rope_theta": frog.config.rope_theta}
         self.llama = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope, use_cache=False))
         weights = frog.state_dict()
         self.llama.load_state_dict({n if n.startswith("lm_head") else f"model.{n}": t for n, t in weights.items()})

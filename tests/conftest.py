@@ -23,12 +23,13 @@ from frog.core.processes import loading
 def pytest_configure() -> None:
     """Prepare the environment of the tests and their processes: they receive Ctrl-C, and share the cores.
 
-    A shell that starts the tests in the background makes them ignore Ctrl-C and Ctrl-\\. The ranks of torchrun, which
-    handles both, would not ignore them, and could not be forked like the others (tests/warm_frog).
+    A shell that starts the tests in the background makes them ignore Ctrl-C and Ctrl-\\, nohup the end of a terminal.
+    The ranks of torchrun, which handles all three, would not ignore them, and could not be forked like the others
+    (tests/warm_frog).
     """
-    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, usual)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # else threads of parallel tests compete for cores: ten times slower
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if _QUICK_IMPORTS not in paths:

@@ -124,7 +124,9 @@ class Connection:
 
     def can_be_read(self) -> bool:
         """True if bytes or the end of the stream have arrived; consumes no bytes."""
-        return bool(select.select([self.socket], [], [], 0)[0])
+        poll = select.poll()  # select.select fails for descriptors from 1024 on
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         self.outgoing.clear()

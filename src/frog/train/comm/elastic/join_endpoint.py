@@ -55,7 +55,9 @@ class _Bell:
 
     @property
     def has_rung(self) -> bool:
-        return bool(select.select([self.socket], [], [], 0)[0])
+        poll = select.poll()  # select.select fails for descriptors from 1024 on
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(0))
 
 
 @dataclass(frozen=True)
