@@ -32,6 +32,13 @@ def _nothing() -> None:
     return
 
 
+def can_be_read(sock: socket.socket) -> bool:
+    """True if bytes or the end of the stream have arrived. select.select would fail for descriptors from 1024 on."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class Bell(Protocol):
     """An extra event source during a wait: its socket becomes readable when the event occurs."""
 
@@ -124,9 +131,7 @@ class Connection:
 
     def can_be_read(self) -> bool:
         """True if bytes or the end of the stream have arrived; consumes no bytes."""
-        poll = select.poll()  # select.select fails for descriptors from 1024 on
-        poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return can_be_read(self.socket)
 
     def close(self) -> None:
         self.outgoing.clear()

@@ -16,7 +16,6 @@ Comm:    a broadcast of the request and a barrier among the members; then the sa
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import time
@@ -29,7 +28,7 @@ import msgspec
 
 from frog.core.config.run_config import MOST_ELASTIC_RANKS
 from frog.core.schema import Host, Port
-from frog.train.comm.collectives.connection import Connection, complete
+from frog.train.comm.collectives.connection import Connection, can_be_read, complete
 from frog.train.comm.collectives.errors import CollectiveError, Refused
 from frog.train.comm.collectives.frames import CONTROL
 from frog.train.comm.collectives.rendezvous import Peer, Place, answer, call
@@ -55,9 +54,7 @@ class _Bell:
 
     @property
     def has_rung(self) -> bool:
-        poll = select.poll()  # select.select fails for descriptors from 1024 on
-        poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return can_be_read(self.socket)
 
 
 @dataclass(frozen=True)
