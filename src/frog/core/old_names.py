@@ -57,12 +57,13 @@ class OldNames:
         name = new_name(spec.name)
         assert name is not None
         warnings.warn(f"{spec.name} is now {name}", DeprecationWarning, stacklevel=2)
-        self._own_spec = importlib.import_module(name).__spec__
+        spec.loader_state = importlib.import_module(name).__spec__
         return sys.modules[name]
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the module its own spec back; it ran when it was imported by its new name."""
-        module.__spec__ = self._own_spec
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
 
 
 def accept_old_names() -> None:
