@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--affected", metavar="FILE", help="run what this file selects")
 
 
+@functools.cache
+def _read(path: str) -> dict[str, Any]:
+    """Return the selection. pytest asks about every file, and the selection is the same for all."""
+    selection: dict[str, Any] = json.loads(Path(path).read_text())
+    return selection
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import test files of which nothing is selected."""
     if config.getoption("affected") is None or not collection_path.name.startswith("test_"):
         return None
-    selection = json.loads(Path(config.getoption("affected")).read_text())
+    selection = _read(config.getoption("affected"))
     if selection["everything"] is not None or selection["all_fast"] or collection_path.is_dir():
         return None
     file = collection_path.relative_to(config.rootpath).as_posix()
@@ -32,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect slow tests that are not selected, and fast ones too unless all fast tests run."""
     if config.getoption("affected") is None:
         return
-    selection = json.loads(Path(config.getoption("affected")).read_text())
+    selection = _read(config.getoption("affected"))
     if selection["everything"] is not None:
         return
     chosen = [item for item in items if _is_selected(item, selection)]
