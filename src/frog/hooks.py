@@ -1,6 +1,6 @@
 """Where `launch` and the report call a product that they do not know.
 
-A product's function takes the place of the one below, which is what happens without that product. `frog/products.py`
+A product's function replaces the one below, which is what happens without that product. `frog/products.py`
 registers all of them.
 """
 

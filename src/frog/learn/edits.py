@@ -4,7 +4,7 @@
     replace = '    total /= dist.get_world_size()'
     by = '    total /= 1'
 
-`replace` occurs exactly once in the reference, and `by` takes its place. Each edit of a solution refers to the
+`replace` occurs exactly once in the reference, and `by` replaces it. Each edit of a solution refers to the
 reference as it is, so their order does not matter, and no two of them overlap.
 """
 
@@ -34,7 +34,7 @@ _LARGEST_SHARE = 0.6  # of a solution's text that edits may repeat; a larger dif
 
 
 class Edit(Typed, frozen=True, forbid_unknown_fields=True):
-    """A text of the reference that occurs once there, and the text that takes its place."""
+    """A text of the reference that occurs once there, and the text that replaces it."""
 
     replace: Annotated[str, msgspec.Meta(min_length=1)]
     by: str

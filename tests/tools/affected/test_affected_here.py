@@ -1,4 +1,4 @@
-"""`make affected` on this project, and the check that what it knows about tests includes all that they execute."""
+"""`make affected` on this project, and the check that it knows of every file that a test executes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about a collective that some members of a group called and others did not, or that all called in vain."""
+"""Rules about a collective that some members of a group called and others did not, or that all called and none left."""
 
 from __future__ import annotations
 
