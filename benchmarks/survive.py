@@ -97,7 +97,7 @@ def frog_run(size: int, *options: str) -> list[str]:
 
 
 def torchrun(size: int) -> list[str]:
-    """Return the command of docs/launchers.md, with a restart."""
+    """Return the command of docs/launch/launchers.md, with a restart."""
     rendezvous = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
     options = (f"--nproc_per_node={size}", *rendezvous, "--max-restarts=1")
     return ["torch.distributed.run", *options, str(ROOT / "train.py"), "--continue"]

@@ -1,4 +1,4 @@
-"""DDP as a strategy of your own: every rank owns every parameter. docs/own-strategy.md explains it."""
+"""DDP as a strategy of your own: every rank owns every parameter. docs/train/own-strategy.md explains it."""
 
 import torch.distributed as dist
 

@@ -14,8 +14,8 @@
 # # Lab 2 in a notebook: the distributed shift
 #
 # The walkthrough of [lab 2](../docs/labs/lab2.md), completed. A notebook is one process, so `frog run` starts each
-# world outside it, and the notebook reads its [run folder](../docs/run-folder.md). Where a cell says `predicted`, write
-# your own number before you run it.
+# world outside it, and the notebook reads its [run folder](../docs/observe/run-folder.md). Where a cell says
+# `predicted`, write your own number before you run it.
 
 # %%
 import itertools
@@ -263,7 +263,7 @@ plt.show()
 
 # %% [markdown]
 # Overlapped all-reduces run during backward; the step waits only for those that have not finished when backward ends.
-# Two ranks on one machine gain little; on a slow link they gain more: [network](../docs/network.md).
+# Two ranks on one machine gain little; on a slow link they gain more: [network](../docs/launch/network.md).
 #
 # ## Mixed precision
 #

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(
     [*(DOCS / "scale").glob("*.md"), *(DOCS / "teach").glob("*.md")]
-    + [DOCS / f"{name}.md" for name in ("course", "troubleshooting")]
+    + [DOCS / f"{name}.md" for name in ("learn/course", "troubleshooting")]
 )
 QUOTED = re.compile(r"`((?:src|config|scripts)/[\w./-]+)`:\s`([^`]+)`")
 COMMAND = re.compile(r"`(?:\w+=\S+ )?(frog [^`]+)`")

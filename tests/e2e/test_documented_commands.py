@@ -108,11 +108,11 @@ RUN_FOR_EXERCISES = {
     "torchrun --standalone --nproc_per_node=2 train.py": "labs/lab2/16_repair_torchrun/check.py",
     "tail -n 3 logs/": "docs/labs/lab2.md",
     "python draw.py 3 6": "tests/learn/test_lab5_drawing.py",
-    "frog prove --set strategy.file=": "docs/own-strategy.md",
-    "frog run --nproc 2 -- train config/demo.toml --set strategy.file=": "docs/own-strategy.md",
-    "frog run --nproc 4 -- train config/demo.toml --set": "docs/strategies.md",
-    "frog report": "docs/own-strategy.md",
-    "frog collectives check": "docs/collectives.md",
+    "frog prove --set strategy.file=": "docs/train/own-strategy.md",
+    "frog run --nproc 2 -- train config/demo.toml --set strategy.file=": "docs/train/own-strategy.md",
+    "frog run --nproc 4 -- train config/demo.toml --set": "docs/train/strategies.md",
+    "frog report": "docs/train/own-strategy.md",
+    "frog collectives check": "docs/measure/collectives.md",
 }
 """Beginnings of commands on exercise pages, and the files that run such commands."""
 

@@ -1,7 +1,7 @@
 """The project as a graph: Frog, its tests, tools, scripts, exercises and pages, read from the folders as they are.
 
 Frog's modules have their dotted names; every other file is called by its path, `tests/harness.py`. An exercise
-(`labs/lab2/01_average_gradients`) and a page (`docs/plan.md`) are nodes of the graph too.
+(`labs/lab2/01_average_gradients`) and a page (`docs/plan/plan.md`) are nodes of the graph too.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Selection:
 
     files: dict[str, str] = field(default_factory=dict)
     cases: dict[str, str] = field(default_factory=dict)
-    """By the ids of the cases: `lab2/01_average_gradients`, `docs/plan.md`."""
+    """By the ids of the cases: `lab2/01_average_gradients`, `docs/plan/plan.md`."""
     everything: str | None = None
     """Why every test runs, or None."""
     drawn: list[str] = field(default_factory=list)

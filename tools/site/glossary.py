@@ -21,11 +21,11 @@ COMMON = frozenset(
 )
 """Terms that are also everyday words; a program cannot tell which use is meant, so they are not linked."""
 
-OTHERWISE_MEANT = {("docs/elastic.md", "loss"), ("docs/launchers.md", "process-group")}
+OTHERWISE_MEANT = {("docs/train/elastic.md", "loss"), ("docs/launch/launchers.md", "process-group")}
 """Pages on which a term has another meaning: the loss of a rank; a process group of the operating system."""
 
-_LOOKED_UP = ("architecture", "exercises", "glossary", "run-folder", "troubleshooting", "README")
-_LEARNED_FROM = re.compile(rf"docs/(?!(?:{'|'.join(_LOOKED_UP)})\.md)(?:labs/|scale/)?[\w-]+\.md")
+_LOOKED_UP = ("architecture", "learn/exercises", "glossary", "observe/run-folder", "troubleshooting", "README")
+_LEARNED_FROM = re.compile(rf"docs/(?!(?:{'|'.join(_LOOKED_UP)})\.md|teach/|development/)(?:\w+/)?[\w-]+\.md")
 
 _NOT_PROSE = re.compile(
     r"^```.*?^```|``.*?``|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|^#.*?$|<[^>]+>|^\|[^\n]*\n(?=\|-)|\{#[^}]*\}",

@@ -27,7 +27,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         },
         {
             "Learn": [
-                *_docs("course", "learn"),
+                *_docs("learn/course", "learn/learn"),
                 *(_lab(root, number) for number in range(7)),
                 "notebooks/README.md",
                 {
@@ -41,15 +41,16 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         },
         {
             "Train": [
-                *_docs("strategies", "own-strategy", "elastic", "guard-model", "launchers", "simulated-gpus"),
+                *_docs("train/strategies", "train/own-strategy", "train/elastic", "train/guard-model"),
+                *_docs("launch/launchers", "observe/simulated-gpus"),
                 *([{"Real runs": [{title: page} for title, page in examples.items()]}] if examples else []),
             ]
         },
-        {"Understand": _docs("your-program", "run-folder", "troubleshooting", "known-errors")},
-        {"Break and measure": _docs("chaos", "network", "collectives")},
+        {"Understand": _docs("observe/your-program", "observe/run-folder", "troubleshooting", "observe/known-errors")},
+        {"Break and measure": _docs("measure/chaos", "launch/network", "measure/collectives")},
         {
             "Scale": [
-                *_docs("plan", "slurm", "kubernetes"),
+                *_docs("plan/plan", "cluster/slurm", "cluster/kubernetes"),
                 {"From LOCAL to GPU": _docs("scale/README", "scale/first-hour")},
             ]
         },
@@ -64,7 +65,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         {
             "Development": [
                 {"Contributing": "CONTRIBUTING.md"},
-                *_docs("architecture", "exercises"),
+                *_docs("architecture", "learn/exercises"),
                 *_in(root, "docs/development/*.md"),
                 {"Decisions": _in(root, "docs/development/decisions/*.md")},
             ]

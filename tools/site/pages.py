@@ -30,11 +30,11 @@ FRONT = "docs/README.md"
 """The site's front page."""
 _ELSEWHERE = {FRONT: "index.md", "README.md": "project.md"}
 """Pages whose place on the site differs from that in the repository: the generator creates index.html from both."""
-KNOWN_ERRORS, KNOWN_ERRORS_TABLE = "docs/known-errors.md", "src/frog/observe/diagnose/known_errors/table"
+KNOWN_ERRORS, KNOWN_ERRORS_TABLE = "docs/observe/known-errors.md", "src/frog/observe/diagnose/known_errors/table"
 """A generated page, and the folder that it is generated from: a link to the folder leads to the page."""
 _INSTRUCTORS = """!!! warning "For instructors"
 
-    These pages give answers away, so search does not find them. Learners start with [the course](../learn.md).
+    These pages give answers away, so search does not find them. Learners start with [the course](../learn/learn.md).
 """
 
 

@@ -153,7 +153,7 @@ def _words_of_type(type_: str) -> str:
 def events_page() -> str:
     parts = [
         "# Events\n\nOne JSON object per line; `event` names its kind. Generated from the classes of the events. "
-        "[The run folder](../docs/run-folder.md) describes where the files are and how to read them.\n"
+        "[The run folder](../docs/observe/run-folder.md) describes where the files are and how to read them.\n"
     ]
     for title, file in (
         ("Events of ranks", "core/runs/event_schema.py"),

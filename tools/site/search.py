@@ -17,9 +17,9 @@ GUIDE, REFERENCE, INTERNALS = 0, 1, 2
 _TIERS = (
     (None, r"docs/teach/|tools/slides/|src/frog/learn/demo/|.*/quiz\.toml\.|LICENSE\."),
     (GUIDE, r"labs/lab\d/[^/]+/index\.html"),
-    (INTERNALS, r"reference/api/|docs/(?:development/|architecture\.|exercises\.|known-errors\.)"),
+    (INTERNALS, r"reference/api/|docs/(?:development/|architecture\.|learn/exercises\.|observe/known-errors\.)"),
     (INTERNALS, r"(?:CHANGELOG|CONTRIBUTING)\.|(?:src|scripts|config|notebooks|examples)/|train\.py|Dockerfile"),
-    (REFERENCE, r"reference/|docs/run-folder\."),
+    (REFERENCE, r"reference/|docs/observe/run-folder\."),
     (GUIDE, r""),
 )
 """Tier of each page by the beginning of its path; the first match applies. None: search does not find the page."""

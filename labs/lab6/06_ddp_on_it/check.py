@@ -35,7 +35,8 @@ def check(grade: Grade) -> None:
         grade.measured(f"frog collectives check, {name}", found[name][-1])
     grade.measured("3 steps of DDP on 3 ranks, compared with one process", f"largest difference {largest:.1e}")
     grade.predicted("moved", float(re.findall(r"moved ([\d,]+) bytes", moved)[0].replace(",", "")))
-    grade.note("Another language? frog collectives check --peer COMMAND grades any program: docs/collectives.md.")
+    page = "docs/measure/collectives.md"
+    grade.note(f"Another language? frog collectives check --peer COMMAND grades any program: {page}.")
 
 
 # ---- frog collectives check ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Your library as a peer of `frog collectives check --peer "python peer.py"`: docs/collectives.md."""
+"""Your library as a peer of `frog collectives check --peer "python peer.py"`: docs/measure/collectives.md."""
 
 import os
 import socket

@@ -29,7 +29,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 NAME = re.compile(r"[a-z0-9]+(?:[-_][a-z0-9]+)*(?:\.[0-9]+)?")
 """Name of a solution, such as sum-is-average.2."""
 
-_HINT = "see docs/exercises.md, or write the entry with frog learn dev add"
+_HINT = "see docs/learn/exercises.md, or write the entry with frog learn dev add"
 _LARGEST_SHARE = 0.6  # of a solution's text that edits may repeat; a larger difference stays a file
 
 

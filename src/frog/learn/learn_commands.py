@@ -64,7 +64,7 @@ def add_learn_parser(commands: _Parsers) -> None:
 
 
 def _add_dev(actions: _Parsers) -> None:
-    parser = actions.add_parser("dev", help="tools for authors of exercises (docs/exercises.md)")
+    parser = actions.add_parser("dev", help="tools for authors of exercises (docs/learn/exercises.md)")
     dev = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     new = _add(dev, "new", "create the folder of a new exercise", "new", "authoring")
     new.add_argument("exercise", metavar="EXERCISE", help="such as lab2/09_my_idea")

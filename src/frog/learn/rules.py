@@ -146,7 +146,7 @@ def _check_readme(exercise: Exercise) -> Iterator[str]:
     read = exercise.manifest.read
     pages = find_pages(_labs_of(exercise))
     if read is not None and pages and read.partition("#")[0].removeprefix("docs/") not in pages:
-        yield f"manifest.toml: read = {read}: learners do not get this page; see READ in docs/exercises.md"
+        yield f"manifest.toml: read = {read}: learners do not get this page; see READ in docs/learn/exercises.md"
 
 
 def commands_in(text: str) -> list[str]:

@@ -38,7 +38,7 @@ def rank_environment(
 
 
 def simulated_gpus(count: int | None, changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that add simulated GPUs to a process and its children (docs/simulated-gpus.md).
+    """Return the variables that add simulated GPUs to a process and its children (docs/observe/simulated-gpus.md).
 
     count: GPUs of a node; None: those that Slurm gives to a job. changes: other variables of the process, whose hooks
     and PYTHONPATH this keeps.

@@ -18,7 +18,7 @@ def add_fit_parser(actions: argparse._SubParsersAction[Any]) -> None:
         "They start at Frog's own and leave them only as far as the runs require. One run in three is held out. "
         "In a row with target_step_s, as in Frog's own table of runs, that is the measured time.",
     )
-    parser.add_argument("table", type=Path, metavar="TABLE.csv", help="one run per row; the columns: docs/plan.md")
+    parser.add_argument("table", type=Path, metavar="TABLE.csv", help="one run per row; the columns: docs/plan/plan.md")
     parser.add_argument("--to", type=Path, metavar="FILE", help="write the constants there, for --constants FILE")
     parser.set_defaults(handler=_fit)
 

@@ -45,7 +45,7 @@ def add_model_parser(actions: argparse._SubParsersAction[Any]) -> None:
     parser = actions.add_parser(
         "MODEL",
         help="predict memory, time and cost of one run: frog plan config.json --cluster h100x8",
-        description="Predict memory, time and cost of one run. Runs nothing. Formulas and errors: docs/plan.md.",
+        description="Predict memory, time and cost of one run. Runs nothing. Formulas and errors: docs/plan/plan.md.",
         usage="frog plan MODEL [--cluster NAME] [--nodes N] [options]",
     )
     add_target_arguments(parser, default_cluster=True)
@@ -65,7 +65,7 @@ def add_model_parser(actions: argparse._SubParsersAction[Any]) -> None:
 
 def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the degrees of parallelism and what belongs to them."""
-    layout = parser.add_argument_group("layout, as in the tables of docs/plan.md; default: the run file's")
+    layout = parser.add_argument_group("layout, as in the tables of docs/plan/plan.md; default: the run file's")
     for name, about in _NUMBERS.items():
         if name not in ("seq_len", "global_batch"):
             layout.add_argument(_option(name), type=at_least(1), metavar="N", help=about)

@@ -21,7 +21,7 @@ def add_plan_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
     plan = commands.add_parser(
         "plan",
         help="predict memory, time and cost of training runs on a cluster",
-        description="Predict memory, time and cost of training runs on GPU clusters, by formula: docs/plan.md.",
+        description="Predict memory, time and cost of training runs on GPU clusters, by formula: docs/plan/plan.md.",
     )
     actions = plan.add_subparsers(dest="action", required=True, metavar="MODEL | ACTION", action=CommandOrValue)
     add_model_parser(actions)
@@ -34,7 +34,7 @@ def add_plan_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
         help="predict each row of a table of runs",
         description="Predict each row of a CSV table of runs: model, GPU, layout, batch. Prints CSV.",
     )
-    predict.add_argument("table", type=Path, metavar="TABLE.csv", help="one run per row; the columns: docs/plan.md")
+    predict.add_argument("table", type=Path, metavar="TABLE.csv", help="one run per row; columns: docs/plan/plan.md")
     predict.add_argument("--to", type=Path, metavar="FILE", help="write the predictions there")
     add_constants_argument(predict)
     predict.set_defaults(handler=_predict)

@@ -1,4 +1,4 @@
-"""docs/launchers.md: its commands run unchanged and give the weights of `frog run`; its other statements hold."""
+"""docs/launch/launchers.md: its commands run unchanged and give the weights of `frog run`; other statements hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from frog.core.runs.event_schema import StartEvent
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "launchers.md").read_text()
+PAGE = (ROOT / "docs" / "launch" / "launchers.md").read_text()
 MPICH = "mpiexec.mpich" if shutil.which("mpiexec.mpich") else "mpiexec"
 """The page's mpiexec. Debian uses this name, since Open MPI has a different mpiexec."""
 LINES = {

@@ -29,7 +29,7 @@ def test_every_kind_belongs_to_phases_of_a_step() -> None:
 
 def test_documentation_has_a_row_for_every_kind() -> None:
     """One row with its effect on the rank, and one with its diagnosis."""
-    page = (Path(__file__).parents[3] / "docs" / "chaos.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "measure" / "chaos.md").read_text()
     does, known = (
         part.partition("\n\n")[0] for part in (page.partition("| kind |")[2], page.partition("| fault |")[2])
     )

@@ -234,5 +234,5 @@ def test_every_finding_has_a_judge() -> None:
 
 
 def test_documentation_shows_the_python_example_verbatim() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "collectives.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "measure" / "collectives.md").read_text()
     assert (EXAMPLES / "ring.py").read_text() in page

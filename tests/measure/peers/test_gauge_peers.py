@@ -18,7 +18,7 @@ from frog.measure.peers.calls import OPERATIONS
 from frog.measure.peers.check import remembered
 from frog.measure.peers.checks import CHECKS, Outcome, Scope, examine
 
-PAGE = Path(__file__).parents[3] / "docs" / "collectives.md"
+PAGE = Path(__file__).parents[3] / "docs" / "measure" / "collectives.md"
 SEED = 4
 ENDED_BY = {
     "deadlock": (resource_limits, "IDLE_S", 1.5),

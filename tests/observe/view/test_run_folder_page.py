@@ -1,4 +1,4 @@
-"""docs/run-folder.md: its example runs, and its tables list the schema's fields."""
+"""docs/observe/run-folder.md: its example runs, and its tables list the schema's fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from synthetic_run import Synthetic, make_run
 from frog.core.runs.event_schema import FIELDS
 from frog.core.runs.launcher_schema import LAUNCHER_FIELDS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "run-folder.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "observe" / "run-folder.md").read_text()
 
 
 def test_documented_example_runs(

@@ -1,4 +1,4 @@
-"""The planner's errors on published runs stay as small as docs/plan.md says."""
+"""The planner's errors on published runs stay as small as docs/plan/plan.md says."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def main() -> None:
             tab = browser.new_tab()
             for scheme in COLORS:
                 for target, width, url, box in shots(folder, demo, decks[0], said, scheme):
-                    take(tab, scheme, width, url, box, ROOT / "docs" / target)
+                    take(tab, scheme, width, url, box, ROOT / "docs/pictures" / target)
 
 
 def make_demo(folder: Path) -> Path:

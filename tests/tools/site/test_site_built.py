@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 _LOADS = {"img": "src", "script": "src", "iframe": "src", "source": "src", "link": "href"}
-_SHELLS = ("index.html", "docs/strategies.html")
+_SHELLS = ("index.html", "docs/train/strategies.html")
 """Pages to parse completely; of other pages, which share the frame, the test parses only the content."""
 
 

@@ -85,7 +85,7 @@ _COPY = """async () => {
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/teach/class.html", "docs/labs/lab2.html", "docs/collectives.html", "index.html"]
+    "page", ["docs/teach/class.html", "docs/labs/lab2.html", "docs/measure/collectives.html", "index.html"]
 )
 def test_copy_button_copies_commands_without_prompts_and_output(
     browser: Browser, light_address: str, page: str
@@ -134,7 +134,7 @@ _FOCUS = """(() => {
 def test_keyboard_reaches_search_theme_and_navigation(browser: Browser, address: str) -> None:
     tab = browser.new_tab()
     tab.show(1440, 1000, "light")
-    tab.open(f"{address}/docs/strategies.html")
+    tab.open(f"{address}/docs/train/strategies.html")
     stops = []
     for _ in range(25):
         tab.press("Tab", 9)
@@ -170,7 +170,7 @@ _ASK = """async (typed, wanted) => {
 def test_search_box_finds_terms(browser: Browser, site: Path, address: str, place: str) -> None:
     tab, base = browser.new_tab(), address if place == "served" else site.as_uri()
     tab.show(1440, 1000, "light")
-    tab.open(f"{base}/docs/course.html")
+    tab.open(f"{base}/docs/learn/course.html")
     tab.run("document.querySelector('.md-search__button').focus()")
     tab.press("Enter", 13, "\r")
     found = {term: tab.run(f"({_ASK})({json.dumps(term)}, {json.dumps(term.lower())})") for term in TERMS}

@@ -169,7 +169,7 @@ def test_mistake_is_reported_with_file_and_line(tmp_path: Path, old: str, new: s
 def test_frozen_parameter_that_a_rank_owns_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OwnStrategyError, match=r"'layers\..* is frozen: leave it out") as caught:
         build(tmp_path / "mine.py", example(" if p.requires_grad"), REST)
-    assert caught.value.hint == "docs/own-strategy.md has the rules for `owned`"
+    assert caught.value.hint == "docs/train/own-strategy.md has the rules for `owned`"
 
 
 def test_freed_frozen_parameter_is_reported(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from frog.train.optim.build_optimizer import build_optimizer
 from frog.train.parallel.build_strategy import build_mesh, build_strategy
 from frog.train.prove.matrix import DEFAULT_VARIANTS, IMPLEMENTATIONS, SMALL_MODEL, Cell, cells, proofs
 
-PAGE = Path(__file__).parents[3] / "docs" / "strategies.md"
+PAGE = Path(__file__).parents[3] / "docs" / "train" / "strategies.md"
 CONFIG = Path(__file__).parents[3] / "config"
 ENTRIES = {**DATA_STRATEGIES, **AXES}
 MODEL = ModelConfig(512, 64, 176, 5, 4, 2, 64)
@@ -36,9 +36,9 @@ def undocumented(entry: StrategyEntry) -> list[str]:
     """Return what the page's first table lacks: the strategy's row, or its file in the row."""
     row = re.search(rf"^\|[^|]*\| `{re.escape(entry.name)}` \|.*$", PAGE.read_text(), re.MULTILINE)
     if row is None:
-        return [f"docs/strategies.md has no row for `{entry.name}`"]
+        return [f"docs/train/strategies.md has no row for `{entry.name}`"]
     file = f"`{entry.modules['frog'].rpartition('.')[2]}.py`"
-    return [] if file in row.group() else [f"docs/strategies.md: the row of `{entry.name}` does not name {file}"]
+    return [] if file in row.group() else [f"docs/train/strategies.md: the row of `{entry.name}` does not name {file}"]
 
 
 def unproved(entry: StrategyEntry) -> list[str]:
@@ -144,7 +144,7 @@ def test_new_strategy_may_skip_reduction_in_some_steps(added: RunConfig, monkeyp
 
 
 def test_missing_documentation_is_named(added: RunConfig) -> None:
-    assert undocumented(ENTRY) == ["docs/strategies.md has no row for `two-halves`"]
+    assert undocumented(ENTRY) == ["docs/train/strategies.md has no row for `two-halves`"]
 
 
 def test_strategy_entries_do_not_import_torch() -> None:

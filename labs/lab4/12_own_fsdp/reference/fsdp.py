@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism, as a strategy of one's own for Frog: docs/own-strategy.md has the interface."""
+"""Fully sharded data parallelism, as a strategy of one's own for Frog: docs/train/own-strategy.md has the interface."""
 
 import torch
 import torch.distributed as dist

@@ -17,7 +17,7 @@ def own_entry(file: str) -> DataStrategyEntry:
         name=name,
         title=name,
         summary=f"A strategy of your own, from {file}; no formula knows its memory and its traffic.",
-        use="you wrote it: docs/own-strategy.md",
+        use="you wrote it: docs/train/own-strategy.md",
         modules={"frog": "frog.train.parallel.data.from_file"},
         has_formulas=False,
     )

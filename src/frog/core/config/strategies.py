@@ -2,7 +2,7 @@
 
 The tables hold everything that Frog knows of a strategy without running it, and need no torch. The run file's checks,
 the memory and traffic formulas, `frog strategies`, the report and the proof's matrix read them. To add a strategy, add
-an entry here, a file in `frog/parallel` and a row in docs/strategies.md: tests report missing parts.
+an entry here, a file in `frog/parallel` and a row in docs/train/strategies.md: tests report missing parts.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
             print(f"rank {rank}, from step {worker.start.step} to {worker.last_step}: waited {waited_ns / 1e9:.2f} s")
 
 Missing or damaged files do not raise: their content is absent, and `problems` lists them.
-docs/run-folder.md documents all files.
+docs/observe/run-folder.md documents all files.
 """
 
 from __future__ import annotations

@@ -24,15 +24,15 @@ LABS = _INSTALLED if _INSTALLED.is_dir() else _SOURCE.parents[1] / "labs"
 """The exercises: a package of their own in the wheel, the folder `labs/` in a clone."""
 
 READ = (
-    "collectives.md",
-    "kubernetes.md",
-    "launchers.md",
-    "learn.md",
-    "network.md",
-    "own-strategy.md",
-    "run-folder.md",
-    "slurm.md",
-    "strategies.md",
+    "cluster/kubernetes.md",
+    "cluster/slurm.md",
+    "launch/launchers.md",
+    "launch/network.md",
+    "learn/learn.md",
+    "measure/collectives.md",
+    "observe/run-folder.md",
+    "train/own-strategy.md",
+    "train/strategies.md",
 )
 """Pages of docs/ that exercises, questions and the labs' pages refer to."""
 
@@ -190,7 +190,7 @@ class Exercise:
         Raises:  UsageError that names the file and the place.
         """
         path = self.folder / "manifest.toml"
-        hint = "see docs/exercises.md"
+        hint = "see docs/learn/exercises.md"
         try:
             return convert(read_toml(path, UsageError, hint), Manifest, str(path), hint, UsageError)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A lab's questions: labs/labN/quiz.toml (docs/exercises.md)."""
+"""A lab's questions: labs/labN/quiz.toml (docs/learn/exercises.md)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def read_pools(labs: Path = LABS) -> dict[int, tuple[Question, ...]]:
 
 
 def _read_pool(path: Path) -> tuple[Question, ...]:
-    hint = "see docs/exercises.md"
+    hint = "see docs/learn/exercises.md"
     questions = convert(read_toml(path, UsageError, hint), Pool, str(path), hint, UsageError).questions
     for question in questions:
         for problem in question.problems():

@@ -1,4 +1,4 @@
-"""The files that contain a peer's input and its result. The format is in docs/collectives.md."""
+"""The files that contain a peer's input and its result. The format is in docs/measure/collectives.md."""
 
 from __future__ import annotations
 

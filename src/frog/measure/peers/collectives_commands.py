@@ -41,8 +41,8 @@ def _add_check(actions: _Parsers) -> None:
         "check",
         help="grade a collective library",
         description="Start copies of a program as the ranks of small worlds, give them buffers, and check their "
-        "results, the traffic on each link, and their reaction when a peer dies. docs/collectives.md describes the "
-        "interface.",
+        "results, the traffic on each link, and their reaction when a peer dies. docs/measure/collectives.md describes "
+        "the interface.",
     )
     parser.add_argument("--peer", required=True, metavar="COMMAND", help='command for one rank, e.g. "python ring.py"')
     parser.add_argument(

@@ -23,7 +23,7 @@ from frog.measure.peers.observed import Breach, Observed, Plan, RankEnd
 from frog.measure.peers.relay import Relay
 
 FORMAT = 1
-"""Version of the peers' interface: docs/collectives.md."""
+"""Version of the peers' interface: docs/measure/collectives.md."""
 AFTER_FAULT_S = 3.0
 """Extra time beyond the peers' timeout, since a loaded machine is slower."""
 _AFTER_FIRST_S = 3.0

@@ -1,1 +1,1 @@
-"""Predicts step time and memory of a training run on a cluster. Numbers only, no torch. The formulas: docs/plan.md."""
+"""Predicts step time and memory of a training run on a cluster, without torch. The formulas: docs/plan/plan.md."""

@@ -1,4 +1,4 @@
-"""The fitted constants of the model of step time. `benchmarks/planner.py` fits them; docs/plan.md explains each."""
+"""Fitted constants of the model of step time. `benchmarks/planner.py` fits them; docs/plan/plan.md explains each."""
 
 from __future__ import annotations
 

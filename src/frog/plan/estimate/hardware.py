@@ -176,10 +176,10 @@ def find_cluster(name: str) -> Cluster:
     """
     if not name.endswith(".toml"):
         if name not in clusters():
-            hint = f"{did_you_mean(name, clusters())} Or name your own file, PATH.toml: docs/plan.md"
+            hint = f"{did_you_mean(name, clusters())} Or name your own file, PATH.toml: docs/plan/plan.md"
             raise ConfigError(f"{shortened(name)}: no cluster of this name", hint)
         return clusters()[name]
-    hint = "docs/plan.md shows a cluster file"
+    hint = "docs/plan/plan.md shows a cluster file"
     try:
         table = read_toml(Path(name), ConfigError, hint)
     except FileNotFoundError:

@@ -49,7 +49,7 @@ def read_table(path: Path) -> list[Row]:
 
     Raises:  UsageError if it is missing, not CSV, or has no column `row_id`.
     """
-    hint = "name a CSV file with the columns of docs/plan.md, their names in its first line"
+    hint = "name a CSV file with the columns of docs/plan/plan.md, their names in its first line"
     try:
         text = read_bounded(path, UsageError, hint, _MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:

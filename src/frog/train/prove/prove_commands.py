@@ -136,7 +136,7 @@ def add_proof_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         action="append",
         default=[],
         metavar="strategy.file=FILE",
-        help="prove a strategy of your own (docs/own-strategy.md)",
+        help="prove a strategy of your own (docs/train/own-strategy.md)",
     )
     parser.add_argument(
         "--world",

@@ -1,4 +1,4 @@
-"""A peer: all-reduce over a ring of TCP connections. docs/collectives.md describes its inputs."""
+"""A peer: all-reduce over a ring of TCP connections. docs/measure/collectives.md describes its inputs."""
 
 import os
 import sys

@@ -12,8 +12,8 @@ _INTRODUCTION = """\
 
 `frog diagnose --explain-log FILE` searches a job's log for these {number} errors and reports the first cause
 ([your-program.md](your-program.md#explain-a-log)). `…` replaces numbers and names in a message; upper and lower case do
-not matter. Entries with a number are explained in [troubleshooting.md](troubleshooting.md). This page is generated from
-the table in `src/frog/observe/diagnose/known_errors/table/`.
+not matter. Entries with a number are explained in [troubleshooting.md](../troubleshooting.md). This page is generated
+from the table in `src/frog/observe/diagnose/known_errors/table/`.
 """
 
 _LEVELS = {
@@ -26,7 +26,7 @@ _LEVELS = {
 
 
 def page() -> str:
-    """Return the page's text, as of a page in docs/."""
+    """Return the page's text, as of a page in docs/observe/."""
     parts = [_INTRODUCTION.format(number=len(known_errors().errors))]
     for subject in subjects():
         parts += [f"## {subject.title}\n", *map(_entry, subject.error)]

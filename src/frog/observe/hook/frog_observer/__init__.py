@@ -1,7 +1,7 @@
 """Record what a rank does, in small files that other processes read. Changes nothing in what the program does.
 
 `install()` runs before the program's first line, in every Python process below a launcher. It starts the observer only
-in the ranks themselves. See docs/run-folder.md for the files.
+in the ranks themselves. See docs/observe/run-folder.md for the files.
 """
 
 from __future__ import annotations

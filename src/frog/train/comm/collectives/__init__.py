@@ -1,4 +1,4 @@
-"""Frog's own collectives, on sockets and shared memory, in Python and numpy. docs/collectives.md explains them.
+"""Frog's own collectives, on sockets and shared memory, in Python and numpy. docs/measure/collectives.md explains them.
 
 | read in this order | the idea                                                                        |
 |--------------------|---------------------------------------------------------------------------------|

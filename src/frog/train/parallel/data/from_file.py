@@ -1,4 +1,4 @@
-"""A strategy of one's own, from a file in plain torch: docs/own-strategy.md describes its interface.
+"""A strategy of one's own, from a file in plain torch: docs/train/own-strategy.md describes its interface.
 
 The file does its own communication. Frog calls the object that its `build` returned, and gives the tensors that this
 object owns to the optimizer. The ranges that all ranks own tell which elements are copies: the norm, the checkpoints
@@ -35,7 +35,7 @@ from frog.train.parallel.data.ownership import Owned, WrongOwnership, find_shari
 _MODULE = "frog_strategy_file"
 _METHODS = ("owned", "reduce", "gather")
 _ARGUMENTS = dict.fromkeys((*_METHODS, "zero"), ()) | dict.fromkeys(("before_backward", "after_backward"), ("last",))
-_PAGE = "docs/own-strategy.md has the interface on one page"
+_PAGE = "docs/train/own-strategy.md has the interface on one page"
 
 
 def build(spec: GroupSpec) -> DataParallel:
@@ -130,7 +130,7 @@ class FromFile(DataParallel):
             misread = any(isinstance(claim, str) for claim in everyone)
             raise OwnStrategyError(
                 f"{self._path}:{_line_of(self._own.owned)}: owned: {error}",
-                "docs/own-strategy.md has the rules for `owned`"
+                "docs/train/own-strategy.md has the rules for `owned`"
                 if misread
                 else "either every rank owns every trained parameter, or exactly one rank owns each element",
             ) from None
