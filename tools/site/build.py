@@ -18,6 +18,7 @@ from tools.site.examples import example_pages
 from tools.site.finish import finish_page
 from tools.site.nav import navigation
 from tools.site.pages import lay_out
+from tools.site.redirects import write_redirects
 from tools.site.reference import reference_pages
 from tools.site.search import arrange_search
 
@@ -52,6 +53,7 @@ def build_site(root: Path, parser: argparse.ArgumentParser, work: Path) -> Path:
     write_atomic(work / "mkdocs.yml", settings)
     _generate(work)
     _finish(work / "site")
+    write_redirects(work / "site")
     return work / "site"
 
 

@@ -11,6 +11,8 @@ from urllib.parse import unquote, urlsplit
 import html5lib
 import pytest
 
+from tools.site.redirects import MOVED
+
 pytestmark = pytest.mark.slow
 
 _LOADS = {"img": "src", "script": "src", "iframe": "src", "source": "src", "link": "href"}
@@ -63,6 +65,13 @@ def test_links_and_anchors_exist(site: Path, pages: dict[Path, Page]) -> None:
     assert broken == []
 
 
+def test_old_addresses_lead_to_pages(site: Path, pages: dict[Path, Page]) -> None:
+    assert len(MOVED) == 18
+    for old, new in MOVED.items():
+        assert [(site / old).parent / link for link in pages[site / old].links] == [site / new]
+        assert f'url={new.removeprefix("docs/")}"' in (site / old).read_text()
+
+
 def test_pages_load_no_external_resources(site: Path, pages: dict[Path, Page]) -> None:
     loads = {load for page in pages.values() for load in page.loads if urlsplit(load).netloc}
     styles = [
@@ -91,7 +100,7 @@ def test_site_html_is_valid(site: Path, pages: dict[Path, Page]) -> None:
     faults = []
     for path in pages:
         text, parser = path.read_text(), html5lib.HTMLParser()
-        if str(path.relative_to(site)) in _SHELLS:
+        if str(path.relative_to(site)) in (*_SHELLS, *MOVED):
             parser.parse(text)
         else:  # skip the spans that colour code, which are most of a page
             article = re.search(r"<article.*</article>", text, re.DOTALL)
