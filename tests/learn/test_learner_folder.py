@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from small_course import SOLUTION, STUB, verdict, write_course
 
 import frog
@@ -98,6 +100,28 @@ def test_course_update_replaces_only_unchanged_files_and_lists_the_others(folder
     assert step_of(folder, "1.1").read_text().startswith("# newer")
     assert step_of(folder, "1.2").read_text() == SOLUTION
     assert step_of(folder, "2.2").read_text() == STUB
+    assert folder.keep_up() == []
+
+
+def test_course_update_moves_unchanged_pages_and_keeps_pages_with_notes(folder: LearnerFolder) -> None:
+    shipped, mine = folder.labs / "docs", folder.path / "docs"
+
+    def old_page(name: str, now: str) -> None:
+        """Make a page of an earlier course, as the learner has it now."""
+        (mine / name).write_text(now)
+        digest = hashlib.sha256(b"# Old\n").hexdigest()
+        update_progress(folder.path, lambda progress: replace(progress, pages=progress.pages | {name: digest}))
+
+    (shipped / "train").mkdir()
+    (shipped / "train" / "strategies.md").write_text("# Strategies\n")
+    old_page("strategies.md", "# Old\n")
+    old_page("slurm.md", "# Old\nMy note.\n")
+    assert folder.keep_up() == ["docs/strategies.md: removed, since the course has moved or dropped this page"]
+    assert sorted(path.relative_to(mine).as_posix() for path in mine.rglob("*.md")) == [
+        "labs/lab1.md",
+        "slurm.md",
+        "train/strategies.md",
+    ]
     assert folder.keep_up() == []
 
 

@@ -132,6 +132,7 @@ class LearnerFolder:
                 said.extend(self._bring_in(self.place(exercise), shipped_files(exercise), work.shipped, hint))
                 progress = progress.with_work(exercise.id, replace(work, shipped=_digests(shipped_files(exercise))))
             said.extend(self._bring_in(self.path / "docs", self._pages(), progress.pages, ""))
+            said.extend(self._remove_old_pages(progress.pages))
             return replace(progress, pages=_digests(self._pages()))
 
         update_progress(self.path, change)
@@ -158,6 +159,15 @@ class LearnerFolder:
                     yield f"{self.shown(path)}: updated to the course's newer version"
             else:
                 yield f"{self.shown(path)}: the course has a newer version; yours is unchanged{hint}"
+
+    def _remove_old_pages(self, before: dict[str, str]) -> Iterator[str]:
+        """Delete pages that the course has moved or dropped and yield a line for each; keep pages with notes."""
+        docs, pages = self.path / "docs", self._pages()
+        for path in sorted(docs.rglob("*.md")):
+            name = path.relative_to(docs).as_posix()
+            if name in before and name not in pages and _digest(_bytes(path)) == before[name]:
+                path.unlink()
+                yield f"{self.shown(path)}: removed, since the course has moved or dropped this page"
 
 
 def shipped_files(exercise: Exercise) -> dict[str, bytes]:
