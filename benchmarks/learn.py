@@ -1,10 +1,10 @@
 """Waiting times of a learner: from saving a file to the verdict, and until the grader is ready.
 
-    python benchmarks/learn.py [--rounds 5] [--zoo] [--only EXERCISE]
+    python benchmarks/learn.py [--rounds 5] [--solutions] [--only EXERCISE]
 
 Each round checks every exercise's reference solution with a waiting grader that has torch loaded, as in `frog learn
 watch`; the reference takes longest of all solutions except those that never end. `frog learn check`, a command that
-must first load torch, runs once per round. Prints medians with the fastest and slowest times. With --zoo, every
+must first load torch, runs once per round. Prints medians with the fastest and slowest times. With --solutions, every
 solution of every exercise is checked once, two at a time.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from frog.learn.grader.client import Grader
 from frog.learn.grader.exercise import Exercise, find_exercises
-from frog.learn.zoo import prove, specimens
+from frog.learn.solution_checks import check_cases, solution_cases
 
 FIRST_WITH_A_WORLD = "lab2/01_average_gradients"
 
@@ -63,24 +63,24 @@ def cold(rounds: int) -> list[str]:
     return [line(f"frog learn check {FIRST_WITH_A_WORLD}", seconds, "  the stub")]
 
 
-def zoo(exercises: Sequence[Exercise]) -> list[str]:
+def solutions(exercises: Sequence[Exercise]) -> list[str]:
     """Check every solution of every exercise, two at a time."""
-    found = [one for exercise in exercises for one in specimens(exercise)]
+    cases = [case for exercise in exercises for case in solution_cases(exercise)]
     start = time.perf_counter()
-    wrong = [problem for one, verdict in prove(found) if (problem := one.problem(verdict))]
+    wrong = [problem for case, verdict in check_cases(cases) if (problem := case.problem(verdict))]
     seconds = time.perf_counter() - start
-    return [f"the zoo: {len(found)} solutions, {len(wrong)} with another verdict, {seconds:.0f} s", *wrong]
+    return [f"{len(cases)} solutions, {len(wrong)} with another verdict, {seconds:.0f} s", *wrong]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--zoo", action="store_true")
+    parser.add_argument("--solutions", action="store_true")
     parser.add_argument("--only", metavar="EXERCISE", default="", help="only exercises whose name starts with this")
     args = parser.parse_args()
     exercises = [exercise for exercise in find_exercises() if exercise.id.startswith(args.only)]
     print(f"medians of {args.rounds} rounds (fastest to slowest)")
-    lines = watched(exercises, args.rounds) + cold(args.rounds) + (zoo(exercises) if args.zoo else [])
+    lines = watched(exercises, args.rounds) + cold(args.rounds) + (solutions(exercises) if args.solutions else [])
     print("\n".join(lines))
 
 

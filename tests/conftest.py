@@ -38,8 +38,8 @@ def pytest_configure() -> None:
 
 
 _QUICK_IMPORTS = str(Path(__file__).parent / "quick_imports")
-_APART = ("e2e/", "test_zoo", "test_benchmarks")
-_LONG = ("worlds/", "prove/", "launchers/", "slurm/", "demo/", "site/", "test_notebooks", *_APART)
+_DISTRIBUTED_SINGLY = ("e2e/", "test_solution_checks", "test_benchmarks")
+_LONG = ("worlds/", "prove/", "launchers/", "slurm/", "demo/", "site/", "test_notebooks", *_DISTRIBUTED_SINGLY)
 """Slow tests in order: first whole files, then files whose tests are distributed one by one. The others follow."""
 
 
@@ -47,7 +47,7 @@ class _Scheduling(LoadScopeScheduling):
     """Runs a file's tests in one worker, because they share worlds, except for files that share none."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if any(part in nodeid for part in _APART) else nodeid.partition("::")[0]
+        return nodeid if any(part in nodeid for part in _DISTRIBUTED_SINGLY) else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

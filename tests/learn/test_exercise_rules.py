@@ -15,7 +15,7 @@ from frog.learn.edits import KINDS
 from frog.learn.grader.exercise import LABS, Exercise, docs_folder, find_exercises
 from frog.learn.grader.verdict import Verdict
 from frog.learn.rules import broken_rules, ends_in_a_rejection, exercise_problems, lab_problems, session_problems
-from frog.learn.zoo import Specimen
+from frog.learn.solution_checks import SolutionCase
 
 SOURCE, ID = "lab2/06_metrics", "lab2/01_copied"
 
@@ -218,14 +218,14 @@ def test_check_command_applies_the_rules_and_ruff(
     pytest.importorskip("ruff")
     project = copied.folder.parents[2]
 
-    def prove(found: list[Specimen], workers: int) -> list[tuple[Specimen, Verdict]]:
-        return [(one, Verdict(exercise=one.exercise.id, status="unsolved", seed=1, seconds=0)) for one in found]
+    def check_cases(cases: list[SolutionCase], workers: int) -> list[tuple[SolutionCase, Verdict]]:
+        return [(case, Verdict(exercise=case.exercise.id, status="unsolved", seed=1, seconds=0)) for case in cases]
 
     def check() -> tuple[int, str]:
         code = main(["learn", "dev", "check", "2.1", "--labs", str(project / "labs"), "--only", "stub"])
         return code, capsys.readouterr().out
 
-    monkeypatch.setattr("frog.learn.zoo.prove", prove)
+    monkeypatch.setattr("frog.learn.solution_checks.check_cases", check_cases)
     (project / "pyproject.toml").write_text("[tool.ruff]\nline-length = 120\nlint.select = ['E4']\n")
     passed = f"ok    0.0 s  {ID} stub\n1 of 1 as expected, in 0 s\n"
     assert check() == (0, passed)

@@ -76,18 +76,19 @@ def _add_dev(actions: _Parsers) -> None:
     show.add_argument("--into", type=Path, metavar="DIR", help="write the files into this folder instead")
     add.add_argument("solution", metavar="SOLUTION", help="wrong/NAME or right/NAME; an existing one is replaced")
     add.add_argument("file", metavar="FILE", type=Path, nargs="+", help="a changed copy of the reference's file")
-    check = _add(dev, "check", "test exercises: their rules, and the verdict on each solution", "check", "zoo")
-    check.add_argument(
-        "exercise", metavar="EXERCISE", nargs="*", help="an id, a number or a name (default: all, and labs/ZOO.md)"
-    )
+    about_check = "test exercises: their rules, and the verdict on each solution"
+    check = _add(dev, "check", about_check, "check", "solution_checks")
+    about_exercises = "an id, a number or a name (default: all, and labs/SOLUTIONS.md)"
+    check.add_argument("exercise", metavar="EXERCISE", nargs="*", help=about_exercises)
     for parser in (new, show, add, check):
         parser.add_argument("--labs", type=Path, metavar="DIR", help="the labs (default: the installed course)")
     check.add_argument(
         "--write",
         action="store_true",
-        help="write labs/ZOO.md in the current folder, or the sections of the named exercises",
+        help="write labs/SOLUTIONS.md in the current folder, or the sections of the named exercises",
     )
-    _add(dev, "table", "write labs/ZOO.md: the solutions that each exercise passes and rejects", "write_table", "zoo")
+    about_table = "write labs/SOLUTIONS.md: the solutions that each exercise passes and rejects"
+    _add(dev, "table", about_table, "write_table", "solution_checks")
     check.add_argument(
         "--times", type=at_least(1), default=1, metavar="N", help="number of times to check each solution (default: 1)"
     )

@@ -13,14 +13,14 @@ from frog.learn.grader.client import Grader
 from frog.learn.grader.exercise import find_exercise
 from frog.learn.grader.job_clusters import running_slurm
 from frog.learn.grader.verdict import Verdict
-from frog.learn.zoo import specimens
+from frog.learn.solution_checks import solution_cases
 
 
 def check(grader: Grader, shown: str) -> Verdict:
     """Return the verdict on one of the solutions shipped with an exercise; it must be the expected one."""
     number, _, title = shown.partition(" ")
     exercise = find_exercise(number)
-    one = next(each for each in specimens(exercise) if each.title == f"{exercise.id} {title}")
+    one = next(each for each in solution_cases(exercise) if each.title == f"{exercise.id} {title}")
     verdict = grader.check(exercise, one.files)
     assert (problem := one.problem(verdict)) is None, problem
     return verdict

@@ -13,7 +13,7 @@ from frog.core.errors import UsageError
 from frog.learn.grader.client import Grader
 from frog.learn.grader.exercise import LABS, Exercise, find_exercises
 from frog.learn.grader.verdict import Verdict
-from frog.learn.zoo import ZOO, Specimen, misworded, section, specimens, table, updated
+from frog.learn.solution_checks import SOLUTIONS_TABLE, SolutionCase, misworded, section, solution_cases, table, updated
 
 EXERCISES = find_exercises()
 
@@ -23,8 +23,8 @@ EXERCISES = find_exercises()
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> None:
-    found = [(one, grader.check(one.exercise, one.files, one.seed)) for one in specimens(exercise)]
-    assert [problem for one, verdict in found if (problem := one.problem(verdict))] == []
+    checks = [(case, grader.check(case.exercise, case.files, case.seed)) for case in solution_cases(exercise)]
+    assert [problem for case, verdict in checks if (problem := case.problem(verdict))] == []
     left = psutil.Process(grader._process.pid).children()
     assert len(left) < 10, "the last check may still be ending, but a leak would leave thousands in a morning"
 
@@ -43,18 +43,18 @@ def test_misworded_sentence_is_detected(text: str, wrong: bool) -> None:
     assert misworded(text) is wrong
 
 
-def test_specimen_reports_an_unexpected_verdict() -> None:
-    """Show that the test of specimens can fail."""
-    one = Specimen(EXERCISES[0], "wrong", "a", {}, "a")
+def test_solution_case_reports_an_unexpected_verdict() -> None:
+    """Show that the test of solutions can fail."""
+    case = SolutionCase(EXERCISES[0], "wrong", "a", {}, "a")
     for status, reason, is_right in (("rejected", "a", True), ("rejected", "b", False), ("passed", None, False)):
         verdict = Verdict(exercise="", status=status, misconception=reason, seed=1, seconds=0)  # type: ignore[arg-type]
-        assert (one.problem(verdict) is None) is is_right
+        assert (case.problem(verdict) is None) is is_right
 
 
-def test_specimen_reports_a_sentence_that_is_worded_badly() -> None:
-    one = Specimen(EXERCISES[0], "wrong", "a", {}, "a")
+def test_solution_case_reports_a_sentence_that_is_worded_badly() -> None:
+    case = SolutionCase(EXERCISES[0], "wrong", "a", {}, "a")
     verdict = Verdict(exercise="", status="rejected", misconception="a", seed=1, seconds=0, observed="It held 1 bytes.")
-    assert one.problem(verdict) == "lab0/01_one_formula wrong/a: is worded badly: It held 1 bytes."
+    assert case.problem(verdict) == "lab0/01_one_formula wrong/a: is worded badly: It held 1 bytes."
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_specimen_reports_a_sentence_that_is_worded_badly() -> None:
     ],
 )
 def test_reference_measurement_is_not_close_to_any_belief(predicted: dict[str, float], problem: str | None) -> None:
-    one = Specimen(EXERCISES[0], "reference", "", {})
-    found = one.problem(Verdict(exercise="", status="passed", seed=1, seconds=0, predicted=predicted))
+    case = SolutionCase(EXERCISES[0], "reference", "", {})
+    found = case.problem(Verdict(exercise="", status="passed", seed=1, seconds=0, predicted=predicted))
     assert found is None if problem is None else problem in (found or "")
 
 
@@ -93,20 +93,20 @@ def test_file_to_edit_cannot_also_be_given(tmp_path: Path) -> None:
         _ = Exercise(folder).manifest
 
 
-def test_zoo_table_lists_every_exercise_and_wrong_solution(
+def test_solutions_table_lists_every_exercise_and_wrong_solution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["learn", "dev", "table"]) == 0
-    assert capsys.readouterr().out == f"{ZOO}\n"
-    text = (tmp_path / ZOO).read_text()
+    assert capsys.readouterr().out == f"{SOLUTIONS_TABLE}\n"
+    text = (tmp_path / SOLUTIONS_TABLE).read_text()
     assert text == table(EXERCISES)
     for exercise in EXERCISES:
         part = text.partition(f"`{exercise.id}`")[2].partition("\n## ")[0]
         assert [one.name for one in exercise.solutions("wrong") if f"| {one.name} |" not in part] == []
 
 
-def test_zoo_table_update_rewrites_only_the_given_sections() -> None:
+def test_solutions_table_update_rewrites_only_the_given_sections() -> None:
     text = table(EXERCISES)
     other = text.replace(section(EXERCISES[3]), f"## {EXERCISES[3].number} an old title\n\nan old row\n").replace(
         "| uphill |", "| unproved |"

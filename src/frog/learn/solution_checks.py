@@ -19,15 +19,14 @@ from frog.learn.grader.verdict import Verdict
 from frog.learn.predictions import is_near_enough
 from frog.learn.rules import broken_rules, style_problems
 
-ZOO = "labs/ZOO.md"
-_HEAD = """# The zoo: what each exercise passes and rejects
+SOLUTIONS_TABLE = "labs/SOLUTIONS.md"
+_HEAD = """# Solutions: what each exercise passes and rejects
 
 Written by `frog learn dev check --write`, or for one exercise by `frog learn dev check NAME --write`. The stub of each
 exercise is unsolved, the reference and other right solutions pass, and each wrong one is rejected for its own reason. A
 test verifies this.
 """
 _SECTION = re.compile(r"^## ", re.MULTILINE)
-
 
 _ONE_OF_MANY = re.compile(
     r"(?<![\d.,])1 (batches|bytes|GPUs|labels|losses|ranks|rows|steps|times|tokens|values|weights)\b"
@@ -44,7 +43,7 @@ def misworded(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Specimen:
+class SolutionCase:
     """One solution of an exercise, and the verdict that a check must give it."""
 
     exercise: Exercise
@@ -70,9 +69,9 @@ class Specimen:
         if (verdict.status, reason) == (expected, self.misconception):
             wording = self._of_wording(verdict)
             return self._of_predictions(verdict) if self.kind == "reference" and wording is None else wording
-        wanted = f"{expected}{f' for {self.misconception}' if self.misconception else ''}"
-        found = f"{verdict.status}{f' for {verdict.misconception}' if verdict.misconception else ''}"
-        return f"{self.title}: expected {wanted}, found {found} (seed {verdict.seed}): {verdict.observed or ''}"
+        wanted = _status_text(expected, self.misconception)
+        given = _status_text(verdict.status, verdict.misconception)
+        return f"{self.title}: expected {wanted}, found {given} (seed {verdict.seed}): {verdict.observed or ''}"
 
     def _of_wording(self, verdict: Verdict) -> str | None:
         """Describe a sentence of labs 0 and 1 that is worded badly."""
@@ -82,74 +81,84 @@ class Specimen:
     def _of_predictions(self, verdict: Verdict) -> str | None:
         """Describe a prediction that a passing reference does not measure, or a belief too close to its value."""
         for asked in self.exercise.manifest.predict:
-            if (measured := verdict.predicted.get(asked.id)) is None:
+            measured = verdict.predicted.get(asked.id)
+            if measured is None:
                 return f"{self.title}: passed, but did not measure {asked.id}"
-            for one in asked.beliefs:
-                if is_near_enough(one.number(measured), measured, asked.tolerance):
-                    return f"{self.title}: {asked.id} is {measured:g}, which is too close to this belief: {one.belief}"
+            for wrong in asked.beliefs:
+                if is_near_enough(wrong.number(measured), measured, asked.tolerance):
+                    value = f"{asked.id} is {measured:g}"
+                    return f"{self.title}: {value}, which is too close to this belief: {wrong.belief}"
         return None
 
 
-def specimens(exercise: Exercise) -> list[Specimen]:
-    """Return all solutions of an exercise."""
-    found = [Specimen(exercise, "stub", "", exercise.stub())]
-    found.append(Specimen(exercise, "reference", "", exercise.reference()))
-    found += [Specimen(exercise, "right", one.name, one.files()) for one in exercise.solutions("right")]
-    wrong = exercise.solutions("wrong")
-    return [*found, *(Specimen(exercise, "wrong", one.name, one.files(), one.misconception) for one in wrong)]
+def _status_text(status: str, misconception: str | None) -> str:
+    return f"{status} for {misconception}" if misconception else status
 
 
-def prove(found: Sequence[Specimen], workers: int = 2, seed: int | None = None) -> Iterator[tuple[Specimen, Verdict]]:
-    """Check all specimens with this many concurrent workers."""
-    graders = [Grader() for _ in range(min(workers, len(found)))]
+def solution_cases(exercise: Exercise) -> list[SolutionCase]:
+    """Return all solutions of an exercise, with the stub."""
+    cases = [SolutionCase(exercise, "stub", "", exercise.stub())]
+    cases.append(SolutionCase(exercise, "reference", "", exercise.reference()))
+    for right in exercise.solutions("right"):
+        cases.append(SolutionCase(exercise, "right", right.name, right.files()))
+    for wrong in exercise.solutions("wrong"):
+        cases.append(SolutionCase(exercise, "wrong", wrong.name, wrong.files(), wrong.misconception))
+    return cases
+
+
+def check_cases(
+    cases: Sequence[SolutionCase], workers: int = 2, seed: int | None = None
+) -> Iterator[tuple[SolutionCase, Verdict]]:
+    """Check all solutions with this many concurrent workers."""
+    graders = [Grader() for _ in range(min(workers, len(cases)))]
     idle = list(graders)
 
-    def check(one: Specimen) -> tuple[Specimen, Verdict]:
+    def check(case: SolutionCase) -> tuple[SolutionCase, Verdict]:
         grader = idle.pop()
         try:
-            return one, grader.check(one.exercise, one.files, seed)
+            return case, grader.check(case.exercise, case.files, seed)
         finally:
             idle.append(grader)
 
     try:
         with ThreadPoolExecutor(len(graders)) as pool:
-            yield from pool.map(check, found)
+            yield from pool.map(check, cases)
     finally:
         for grader in graders:
             grader.close()
 
 
 def table(exercises: Sequence[Exercise]) -> str:
-    """Return the text of labs/ZOO.md."""
+    """Return the text of labs/SOLUTIONS.md."""
     return "\n".join([_HEAD, *map(section, exercises)])
 
 
 def section(exercise: Exercise) -> str:
-    """Return the section of labs/ZOO.md about one exercise."""
-    right = [one.name for one in exercise.solutions("right")]
+    """Return the section of labs/SOLUTIONS.md about one exercise."""
+    right = [solution.name for solution in exercise.solutions("right")]
     also = f" Also right: {', '.join(right)}." if right else ""
     lines = [f"## {exercise.number} {exercise.manifest.title}\n", f"`{exercise.id}`.{also}\n"]
     lines += ["| wrong solution | misconception behind it |", "|---|---|"]
-    for one in exercise.solutions("wrong"):
-        known = exercise.misconception(one.misconception)
-        lines.append(f"| {one.name} | {known.belief if known else 'found in any exercise'} |")
+    for solution in exercise.solutions("wrong"):
+        misconception = exercise.misconception(solution.misconception)
+        belief = misconception.belief if misconception else "found in any exercise"
+        lines.append(f"| {solution.name} | {belief} |")
     return "\n".join([*lines, ""])
 
 
-def updated(text: str, exercises: Sequence[Exercise], proved: Sequence[Exercise]) -> str:
-    """Return labs/ZOO.md with the sections of `proved` rewritten and all others unchanged."""
-    old = {one.split()[0]: f"## {one.rstrip()}\n" for one in _SECTION.split(text)[1:]}
-    new = {one.number: section(one) for one in proved}
-    sections = {**old, **new}
-    return "\n".join([_HEAD, *(sections[one.number] for one in exercises if one.number in sections)])
+def updated(text: str, exercises: Sequence[Exercise], checked: Sequence[Exercise]) -> str:
+    """Return labs/SOLUTIONS.md with the sections of `checked` rewritten and all others unchanged."""
+    sections = {part.split()[0]: f"## {part.rstrip()}\n" for part in _SECTION.split(text)[1:]}
+    sections |= {exercise.number: section(exercise) for exercise in checked}
+    return "\n".join([_HEAD, *(sections[known.number] for known in exercises if known.number in sections)])
 
 
 # ---- frog learn dev --------------------------------------------------------------------------------------------------
 
 
 def write_table(args: argparse.Namespace) -> int:
-    """`frog learn dev table`: write labs/ZOO.md without checking any solution."""
-    path = Path(ZOO)
+    """`frog learn dev table`: write labs/SOLUTIONS.md without checking any solution."""
+    path = Path(SOLUTIONS_TABLE)
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, table(find_exercises()))
     print(path)
@@ -157,7 +166,7 @@ def write_table(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    """`frog learn dev check`: apply the rules, check all solutions, and compare labs/ZOO.md with them."""
+    """`frog learn dev check`: apply the rules, check all solutions, and compare labs/SOLUTIONS.md with them."""
     labs = (args.labs or LABS).resolve()
     exercises = [find_exercise(name, labs) for name in args.exercise] or find_exercises(labs)
     broken = [*broken_rules(labs, exercises), *style_problems(exercises)]
@@ -173,27 +182,27 @@ def check(args: argparse.Namespace) -> int:
 
 def _check_solutions(exercises: Sequence[Exercise], args: argparse.Namespace) -> list[str]:
     """Check the solutions that the arguments select, print a line for each, and return what is not as expected."""
-    found = [one for exercise in exercises for one in specimens(exercise)] * args.times
-    found = [one for one in found if args.only in f"{one.exercise.id} {one.kind}/{one.name}"]
-    if not found:
+    cases = [case for exercise in exercises for case in solution_cases(exercise)] * args.times
+    cases = [case for case in cases if args.only in f"{case.exercise.id} {case.kind}/{case.name}"]
+    if not cases:
         raise UsageError(f"--only {args.only}: no solution name contains this word", "omit --only to see all solutions")
     start, problems = time.monotonic(), []
-    for one, verdict in prove(found, args.workers):
-        problem = one.problem(verdict)
-        print(f"{'ok ' if problem is None else 'NOT'} {verdict.seconds:5.1f} s  {one.title}", flush=True)
+    for case, verdict in check_cases(cases, args.workers):
+        problem = case.problem(verdict)
+        print(f"{'ok ' if problem is None else 'NOT'} {verdict.seconds:5.1f} s  {case.title}", flush=True)
         if problem is not None:
             problems.append(problem)
             print(f"    {problem}", flush=True)
-    print(f"{len(found) - len(problems)} of {len(found)} as expected, in {time.monotonic() - start:.0f} s")
+    print(f"{len(cases) - len(problems)} of {len(cases)} as expected, in {time.monotonic() - start:.0f} s")
     return problems
 
 
-def _table_is_true(proved: Sequence[Exercise] | None, write: bool) -> int:
-    """Compare labs/ZOO.md with the exercises, or write it; only the sections of `proved` if given."""
-    path, course = Path(ZOO), find_exercises()
+def _table_is_true(checked: Sequence[Exercise] | None, write: bool) -> int:
+    """Compare labs/SOLUTIONS.md with the exercises, or write it; only the sections of `checked` if given."""
+    path, course = Path(SOLUTIONS_TABLE), find_exercises()
     text = table(course)
-    if proved is not None and path.exists():
-        text = updated(path.read_text(), course, proved)
+    if checked is not None and path.exists():
+        text = updated(path.read_text(), course, checked)
     if write:
         path.parent.mkdir(exist_ok=True)
         write_atomic(path, text)
