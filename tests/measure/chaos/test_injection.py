@@ -38,7 +38,7 @@ from frog.measure.chaos.sandbox import faults_env
 from frog.train.comm.axis import NOTHING, Axis, Pending, Silent
 from frog.train.comm.collectives.connection import Connection
 from frog.train.comm.collectives.cost import Costs
-from frog.train.comm.collectives.frames import HEADER_BYTES, Sealer
+from frog.train.comm.collectives.frames import HEADER_BYTES, FrameCodec
 from frog.train.comm.collectives.group import Group
 from frog.train.comm.collectives.messages import Messages
 from frog.train.comm.collectives.rendezvous import Peer
@@ -152,7 +152,7 @@ def group_of_two() -> tuple[Group, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
         theirs, _ = listener.accept()
-    connection = Connection(ours, 1, Sealer(b"key", False), Sealer(b"key", False))
+    connection = Connection(ours, 1, FrameCodec(b"key", False), FrameCodec(b"key", False))
     peers = [Peer(rank, "", 0, "") for rank in range(2)]
     return Group(0, peers, {1: connection}, Messages({}, 1), 1, Costs(), memory=False), theirs
 

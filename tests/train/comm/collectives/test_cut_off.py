@@ -22,7 +22,7 @@ from ranks import DOUBLING, RING, be_all
 from frog.train.comm.collectives.connection import Connection
 from frog.train.comm.collectives.errors import PeerClosed
 from frog.train.comm.collectives.exchange import bytes_of
-from frog.train.comm.collectives.frames import MESSAGE, Sealer
+from frog.train.comm.collectives.frames import MESSAGE, FrameCodec
 from frog.train.comm.collectives.group import OPERATIONS
 from frog.train.comm.collectives.messages import Messages
 from frog.train.comm.collectives.rendezvous import FolderBook
@@ -264,24 +264,24 @@ def test_survivors_learn_of_a_loss_at_any_byte_and_continue(name: str, way: str,
 
 
 @pytest.fixture
-def line() -> Iterator[tuple[Messages, socket.socket, Sealer]]:
-    """Yield the messages of a rank, the other end of its connection to rank 1, and the sealer of that end's frames."""
+def line() -> Iterator[tuple[Messages, socket.socket, FrameCodec]]:
+    """Yield the messages of a rank, the other end of its connection to rank 1, and the codec of that end's frames."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE_BYTES)
         here = socket.create_connection(listener.getsockname())
         there, _ = listener.accept()
     here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LITTLE_BYTES)
-    messages = Messages({1: Connection(here, 1, Sealer(b"key", True), Sealer(b"key", True))}, timeout_s=NEVER_S)
-    yield messages, there, Sealer(b"key", True)
+    messages = Messages({1: Connection(here, 1, FrameCodec(b"key", True), FrameCodec(b"key", True))}, timeout_s=NEVER_S)
+    yield messages, there, FrameCodec(b"key", True)
     messages.close()
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_receiver_of_a_message_learns_who_is_lost(cut: str, line: tuple[Messages, socket.socket, Sealer]) -> None:
+def test_receiver_of_a_message_learns_who_is_lost(cut: str, line: tuple[Messages, socket.socket, FrameCodec]) -> None:
     """Send and receive belong to a group that does not shrink: an interrupted one is an error that names the rank."""
-    messages, there, sealer = line
+    messages, there, sending = line
     payload, room = own(1).tobytes(), np.empty(ELEMENTS)
-    frame = sealer.header(MESSAGE, 0, payload, 5) + payload
+    frame = sending.header(MESSAGE, 0, payload, 5) + payload
     waiting = [messages.receive(1, tag, bytes_of(room)) for tag in (5, 6)]
     there.sendall(frame[: CUTS[cut](len(frame))])
     there.close()
@@ -292,7 +292,7 @@ def test_receiver_of_a_message_learns_who_is_lost(cut: str, line: tuple[Messages
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_sender_of_a_message_learns_who_is_lost(cut: str, line: tuple[Messages, socket.socket, Sealer]) -> None:
+def test_sender_of_a_message_learns_who_is_lost(cut: str, line: tuple[Messages, socket.socket, FrameCodec]) -> None:
     """The message is larger than the buffers between the two: a smaller one counts as sent, even if it is not read."""
     messages, there, _ = line
     x = own(0)

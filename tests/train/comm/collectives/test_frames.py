@@ -1,4 +1,4 @@
-"""A frame is accepted only if its seal is valid: damaged, repeated, reordered, foreign and outdated ones are not."""
+"""A frame is accepted only if its MAC is valid: damaged, repeated, reordered, foreign and outdated ones are not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from frog.train.comm.collectives.connection import Connection, complete
 from frog.train.comm.collectives.errors import CollectiveError, PeerClosed, Refused
-from frog.train.comm.collectives.frames import DATA, HEADER_BYTES, MAGIC, VERSION, Sealer
+from frog.train.comm.collectives.frames import DATA, HEADER_BYTES, MAGIC, VERSION, FrameCodec
 
 KEY = b"k" * 32
 PAYLOAD = bytes(range(200))
@@ -22,7 +22,7 @@ def test_frames_sent_before_a_peer_left_are_received() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
         theirs, _ = listener.accept()
-    here, there = (Connection(end, 1, Sealer(KEY, True), Sealer(KEY, True)) for end in (ours, theirs))
+    here, there = (Connection(end, 1, FrameCodec(KEY, True), FrameCodec(KEY, True)) for end in (ours, theirs))
     here.send(DATA, 0, memoryview(PAYLOAD))
     here.move()
     there.send(DATA, 0, memoryview(PAYLOAD))
@@ -43,49 +43,49 @@ def test_frames_sent_before_a_peer_left_are_received() -> None:
 
 
 def frames(count: int = 3, key: bytes = KEY) -> list[bytes]:
-    sealer = Sealer(key, checks_payload=True)
-    return [sealer.header(DATA, number, PAYLOAD) for number in range(count)]
+    sending = FrameCodec(key, checks_payload=True)
+    return [sending.header(DATA, number, PAYLOAD) for number in range(count)]
 
 
-def test_sealed_frame_opens() -> None:
-    opener = Sealer(KEY, checks_payload=True)
+def test_authentic_frame_opens() -> None:
+    receiving = FrameCodec(KEY, checks_payload=True)
     for number, header in enumerate(frames()):
-        seen = opener.open(header)
+        seen = receiving.open(header)
         assert (seen.kind, seen.seq, seen.num_bytes) == (DATA, number, len(PAYLOAD))
-        opener.check(seen, PAYLOAD)
+        receiving.check(seen, PAYLOAD)
 
 
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ([frames()[1]], "wrong seal"),  # the first frame is missing
-        ([frames()[0], frames()[0]], "wrong seal"),  # a repeated frame
-        ([frames(key=b"x" * 32)[0]], "wrong seal"),  # of another group
+        ([frames()[1]], "wrong MAC"),  # the first frame is missing
+        ([frames()[0], frames()[0]], "wrong MAC"),  # a repeated frame
+        ([frames(key=b"x" * 32)[0]], "wrong MAC"),  # of another group
         ([b"GET / HTTP/1.1\r\nHost: a\r\n\r\n123456"], "not a frame"),
         ([MAGIC.to_bytes(2, "big") + bytes([VERSION + 1]) + bytes(HEADER_BYTES - 3)], "a frame of version 2"),
     ],
 )
 def test_invalid_headers_are_refused(headers: list[bytes], words: str) -> None:
-    opener = Sealer(KEY, checks_payload=True)
+    receiving = FrameCodec(KEY, checks_payload=True)
     for header in headers[:-1]:
         with contextlib.suppress(Refused):
-            opener.open(header)
+            receiving.open(header)
     with pytest.raises(Refused, match=words):
-        opener.open(headers[-1][:HEADER_BYTES])
+        receiving.open(headers[-1][:HEADER_BYTES])
 
 
 def test_damaged_payload_is_refused() -> None:
-    opener = Sealer(KEY, checks_payload=True)
-    seen = opener.open(frames()[0])
+    receiving = FrameCodec(KEY, checks_payload=True)
+    seen = receiving.open(frames()[0])
     with pytest.raises(Refused, match="checksum"):
-        opener.check(seen, PAYLOAD[:-1] + b"!")
+        receiving.check(seen, PAYLOAD[:-1] + b"!")
 
 
 def test_ten_thousand_damaged_streams_never_hang_or_change_a_payload() -> None:
     """Bytes are changed, removed, added, repeated or cut off: the result is an error, or the original payload."""
     draw = random.Random(14)
-    sealer = Sealer(KEY, checks_payload=True)
-    whole = b"".join(sealer.header(DATA, number, PAYLOAD) + PAYLOAD for number in range(2))
+    sending = FrameCodec(KEY, checks_payload=True)
+    whole = b"".join(sending.header(DATA, number, PAYLOAD) + PAYLOAD for number in range(2))
     outcomes = {"right": 0, "refused": 0}
     for _ in range(10_000):
         stream = bytearray(whole)
@@ -114,7 +114,7 @@ def read(stream: bytes, whole: bytes) -> str:
     with ours, theirs:
         theirs.sendall(stream)
         theirs.shutdown(socket.SHUT_WR)
-        connection = Connection(_Plain(ours), 1, Sealer(KEY, True), Sealer(KEY, True))  # type: ignore[arg-type]
+        connection = Connection(_Plain(ours), 1, FrameCodec(KEY, True), FrameCodec(KEY, True))  # type: ignore[arg-type]
         rooms = [bytearray(len(PAYLOAD)) for _ in range(2)]
         for number, room in enumerate(rooms):
             connection.receive(DATA, number, memoryview(room))

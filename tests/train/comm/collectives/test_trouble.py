@@ -20,7 +20,7 @@ from frog.train.comm.collectives.connection import Connection
 from frog.train.comm.collectives.cost import Costs
 from frog.train.comm.collectives.errors import CollectiveError, Mismatch, PeerClosed, TimedOut
 from frog.train.comm.collectives.exchange import bytes_of
-from frog.train.comm.collectives.frames import MAGIC, VERSION, Sealer
+from frog.train.comm.collectives.frames import MAGIC, VERSION, FrameCodec
 from frog.train.comm.collectives.group import Group
 from frog.train.comm.collectives.messages import Messages
 from frog.train.comm.collectives.rendezvous import _HELLO, FolderBook, Place, meet
@@ -289,7 +289,9 @@ def test_message_has_its_full_timeout_after_a_long_silence(monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ends = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
     ours, theirs = (
-        Messages({1 - rank: Connection(end, 1 - rank, Sealer(b"key", False), Sealer(b"key", False))}, timeout_s=10)
+        Messages(
+            {1 - rank: Connection(end, 1 - rank, FrameCodec(b"key", False), FrameCodec(b"key", False))}, timeout_s=10
+        )
         for rank, end in enumerate(ends)
     )
     with contextlib.closing(ours), contextlib.closing(theirs):

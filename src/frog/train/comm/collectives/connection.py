@@ -18,7 +18,7 @@ from typing import Protocol
 
 from frog.core.runs.observer import OBSERVERS
 from frog.train.comm.collectives.errors import Alarm, Mismatch, PeerClosed, TimedOut
-from frog.train.comm.collectives.frames import HEADER_BYTES, Header, Sealer
+from frog.train.comm.collectives.frames import HEADER_BYTES, FrameCodec, Header
 
 Bytes = memoryview
 
@@ -39,8 +39,8 @@ def can_be_read(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-class Bell(Protocol):
-    """An extra event source during a wait: its socket becomes readable when the event occurs."""
+class EventSource(Protocol):
+    """Something to wait for besides the peers: its socket becomes readable when the event occurs."""
 
     @property
     def socket(self) -> socket.socket: ...
@@ -52,7 +52,7 @@ class Bell(Protocol):
 class Connection:
     """A socket to one peer, with its queued outgoing and incoming frames."""
 
-    def __init__(self, sock: socket.socket, peer: int, sending: Sealer, receiving: Sealer) -> None:
+    def __init__(self, sock: socket.socket, peer: int, sending: FrameCodec, receiving: FrameCodec) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.peer = sock, peer
@@ -236,7 +236,7 @@ def wait_for(busy: list[Connection], timeout_s: float, alarms: Sequence[Connecti
 class Poll:
     """select's `poll`, interrupted by alarms."""
 
-    def __init__(self, alarms: Sequence[Bell]) -> None:
+    def __init__(self, alarms: Sequence[EventSource]) -> None:
         self._poll = select.poll()
         self._alarms = {one.socket.fileno(): one.peer for one in alarms}
         for descriptor in self._alarms:

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Protocol
 
 from frog.core.files import write_atomic
-from frog.train.comm.collectives.connection import SOCKET_BUFFER_BYTES, Bell, Connection, Poll
+from frog.train.comm.collectives.connection import SOCKET_BUFFER_BYTES, Connection, EventSource, Poll
 from frog.train.comm.collectives.errors import Alarm, CollectiveError, TimedOut
-from frog.train.comm.collectives.frames import MAGIC, VERSION, Sealer, keys_of
+from frog.train.comm.collectives.frames import MAGIC, VERSION, FrameCodec, keys_of
 
 _NONCE_BYTES = 16
 _PROOF_BYTES = 16
@@ -101,7 +101,7 @@ class Place:
     def connection(self, sock: socket.socket, peer: int, nonces: bytes, called: bool) -> Connection:
         out, back = keys_of(self._secret, self._name.encode() + nonces)
         checks = not _stays_here(sock)
-        ways = (Sealer(out, checks), Sealer(back, checks))
+        ways = (FrameCodec(out, checks), FrameCodec(back, checks))
         return Connection(sock, peer, *(reversed(ways) if called else ways))
 
     def close(self) -> None:
@@ -151,7 +151,9 @@ def call(place: Place, peer: Peer, deadline_s: float, alarms: Sequence[Connectio
     return place.connection(sock, peer.rank, nonces, called=False)
 
 
-def answer(place: Place, expected: set[int], deadline_s: float, alarms: Sequence[Bell] = ()) -> dict[int, Connection]:
+def answer(
+    place: Place, expected: set[int], deadline_s: float, alarms: Sequence[EventSource] = ()
+) -> dict[int, Connection]:
     """Wait until all expected ranks have called and authenticated; refuse all other callers.
 
     Raises:  TimedOut; Alarm if an alarm becomes readable or closes.

@@ -41,19 +41,19 @@ _SAYS_IT_S = 5.0
 _LISTENS_S = 3600.0
 
 
-class _Bell:
-    """Wakes the listening thread."""
+class _StopEvent:
+    """Wakes the listening thread, which waits for sockets, and ends it."""
 
     peer = -1
 
     def __init__(self) -> None:
         self.socket, self._other = socket.socketpair()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self._other.close()
 
     @property
-    def has_rung(self) -> bool:
+    def is_set(self) -> bool:
         return can_be_read(self.socket)
 
 
@@ -102,7 +102,7 @@ class JoinEndpoint:
         self.peer = self._place.peer
         self._waiting: deque[JoinRequest] = deque()
         self._refused = refused
-        self._bell = _Bell()
+        self._stop = _StopEvent()
         self._thread = threading.Thread(target=self._listen, name="frog join endpoint", daemon=True)
         self._thread.start()
 
@@ -116,17 +116,17 @@ class JoinEndpoint:
 
     def close(self) -> None:
         """Stop listening, and decline all waiting requests."""
-        self._bell.ring()
+        self._stop.set()
         self._thread.join()
-        self._bell.socket.close()
+        self._stop.socket.close()
         self._place.close()
         for request in self._waiting:
             request.decline()
 
     def _listen(self) -> None:
-        while not self._bell.has_rung:
+        while not self._stop.is_set:
             with suppress(CollectiveError, OSError):
-                found = answer(self._place, {_NO_IDENTITY}, time.monotonic() + _LISTENS_S, [self._bell])
+                found = answer(self._place, {_NO_IDENTITY}, time.monotonic() + _LISTENS_S, [self._stop])
                 self._receive(found[_NO_IDENTITY])
             for line in self._place.refused:
                 with suppress(OSError, ValueError):  # the log is full or closed
