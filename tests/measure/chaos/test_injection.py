@@ -31,9 +31,9 @@ from frog.core.runs.event_schema import ErrorEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.observer import OBSERVERS, named_observers, observing, operation
 from frog.measure.chaos import chaos_rank as rank
-from frog.measure.chaos import midway
+from frog.measure.chaos import collective_kills
 from frog.measure.chaos.chaos_rank import Injector, _resized
-from frog.measure.chaos.midway import Midway
+from frog.measure.chaos.collective_kills import CollectiveKills
 from frog.measure.chaos.sandbox import faults_env
 from frog.train.comm.axis import NOTHING, Axis, Pending, Silent
 from frog.train.comm.collectives.connection import Connection
@@ -105,7 +105,7 @@ def test_fault_with_times_two_occurs_twice(tmp_path: Path) -> None:
 
 def test_midway_kills_the_rank_after_n_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
-    monkeypatch.setattr(midway.os, "kill", lambda pid, number: killed.append(number))
+    monkeypatch.setattr(collective_kills.os, "kill", lambda pid, number: killed.append(number))
     fault = Fault("midway", 0, 2, "reduce", signs=3)
     met = injector(tmp_path, fault)
     met.phase_begins(2, "reduce", 0)
@@ -133,7 +133,7 @@ def test_midway_sends_n_bytes_of_a_message_before_the_kill(
         group.close()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(midway.os, "kill", kill)
+    monkeypatch.setattr(collective_kills.os, "kill", kill)
     group, theirs = group_of_two()
     fault = Fault("midway", 0, 2, "reduce", signs=0, sent_bytes=sent)
     met = injector(tmp_path, fault)
@@ -173,10 +173,10 @@ def test_midway_mark_contains_the_place_of_the_kill(
     operations: list[str], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Operations of other threads, and finished operations, do not count."""
-    monkeypatch.setattr(midway.os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(collective_kills.os, "kill", lambda pid, number: None)
     places: list[str] = []
-    met = Midway()
-    met.die_after(0, lambda where: places.append(where) is None)
+    met = CollectiveKills()
+    met.kill_after(0, lambda where: places.append(where) is None)
     with observing(met), contextlib.ExitStack() as stack:
         for name in ("reduce", "agreement"):
             with operation(name):

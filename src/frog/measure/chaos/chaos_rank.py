@@ -32,7 +32,7 @@ from frog.core.runs.launch_request import LaunchRequest
 from frog.core.runs.manifest import part_file
 from frog.core.runs.vocabulary import Phase
 from frog.core.schema import write_typed
-from frog.measure.chaos.midway import Midway
+from frog.measure.chaos.collective_kills import CollectiveKills
 from frog.train.parallel.strategy import Strategy
 from frog.train.setup import Run
 
@@ -47,7 +47,7 @@ def observe(path: str) -> Injector:
     return Injector(load_faults(Path(path)), marks_folder(Path(path)))
 
 
-class Injector(Midway):
+class Injector(CollectiveKills):
     """This rank's faults, and the ones in progress."""
 
     def __init__(self, faults: Sequence[Fault], marks: Path) -> None:
@@ -103,7 +103,7 @@ class Injector(Midway):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _kill_midway(self, number: int, fault: Fault) -> None:
-        self.die_after(fault.signs, lambda where: self._take(number, fault, where), fault.sent_bytes)
+        self.kill_after(fault.signs, lambda where: self._take(number, fault, where), fault.sent_bytes)
 
     def _stop(self, number: int, fault: Fault) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)

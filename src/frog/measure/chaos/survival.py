@@ -53,7 +53,7 @@ _JOINING = """
 import sys, time
 from pathlib import Path
 import frog.train.elastic.join
-from frog.measure.chaos.midway import Midway
+from frog.measure.chaos.collective_kills import CollectiveKills
 from frog.cli import main
 from frog.core.runs.observer import OBSERVERS
 
@@ -62,8 +62,9 @@ until_s = time.monotonic() + 120
 while not (Path(run) / "run.json").exists() and time.monotonic() < until_s:
     time.sleep(0.01)
 if signs:
-    OBSERVERS.append(midway := Midway())
-    midway.die_after(int(signs), lambda where: Path(mark).write_text(where) > 0)
+    kills = CollectiveKills()
+    OBSERVERS.append(kills)
+    kills.kill_after(int(signs), lambda where: Path(mark).write_text(where) > 0)
 sys.exit(main(["join", run]))
 """
 """`frog join`, with torch already loaded when the run starts; optionally killed after some signs of life."""

@@ -17,8 +17,8 @@ from frog.train.comm.collectives.shared_memory import COUNTERS
 
 
 @dataclass
-class _Death:
-    """A planned death."""
+class _PlannedKill:
+    """A planned SIGKILL of this process."""
 
     left: Iterator[int]
     """How many signs of life precede it, counted down at each one."""
@@ -27,20 +27,20 @@ class _Death:
     is_over: bool = False
 
 
-class Midway(Observer):
-    """Counts the signs of life that this process's peers see in a collective: sends, receives, counters."""
+class CollectiveKills(Observer):
+    """Kills this process inside a collective, at a sign of life that its peers see: a send, a receive, a counter."""
 
     def __init__(self) -> None:
-        self._deaths: list[_Death] = []
+        self._kills: list[_PlannedKill] = []
         self._thread = threading.local()
 
-    def die_after(self, signs: int, wanted: Callable[[str], bool], sent_bytes: int | None = None) -> None:
-        """Kill this process just before the next sign of life after `signs` more, if the death is still wanted.
+    def kill_after(self, signs: int, wanted: Callable[[str], bool], sent_bytes: int | None = None) -> None:
+        """Kill this process just before the next sign of life after `signs` more, if the kill is still wanted.
 
         wanted: called with the current place.
         sent_bytes: kill it at its next message from then on, after sending this many bytes; None: at any sign.
         """
-        self._deaths.append(_Death(itertools.count(signs, -1), wanted, sent_bytes))
+        self._kills.append(_PlannedKill(itertools.count(signs, -1), wanted, sent_bytes))
 
     def operation_begins(self, name: str) -> None:
         self._operations.append(name)
@@ -50,37 +50,37 @@ class Midway(Observer):
             self._operations.pop()
 
     def message_leaves(self, sock: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
-        for death in self._due(is_message=True):
-            message = b"".join(parts)[: death.sent_bytes or 0]
+        for kill in self._due(is_message=True):
+            message = b"".join(parts)[: kill.sent_bytes or 0]
             place = f"with {len(message)} of {sum(map(len, parts))} bytes of a message sent"
-            if death.wanted(f"{self._place()}, {place}"):
+            if kill.wanted(f"{self._place()}, {place}"):
                 with contextlib.suppress(OSError):
                     sock.send(message)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def message_arrives(self) -> None:
-        self._die("before it received")
+        self._kill_at("before it received")
 
     def counter_rises(self, counter: int, value: int) -> None:
-        self._die(f"before it published {COUNTERS[counter]} {value}")
+        self._kill_at(f"before it published {COUNTERS[counter]} {value}")
 
-    def _die(self, last_sign: str) -> None:
-        for death in self._due(is_message=False):
-            if death.wanted(f"{self._place()}, {last_sign}"):
+    def _kill_at(self, last_sign: str) -> None:
+        for kill in self._due(is_message=False):
+            if kill.wanted(f"{self._place()}, {last_sign}"):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def _due(self, is_message: bool) -> Iterator[_Death]:
-        """Count a sign of life; yield the deaths that are due."""
-        for death in self._deaths:
-            if not death.is_over and next(death.left) <= 0 and (is_message or death.sent_bytes is None):
-                death.is_over = True
-                yield death
+    def _due(self, is_message: bool) -> Iterator[_PlannedKill]:
+        """Count a sign of life; yield the kills that are due."""
+        for kill in self._kills:
+            if not kill.is_over and next(kill.left) <= 0 and (is_message or kill.sent_bytes is None):
+                kill.is_over = True
+                yield kill
 
     @property
     def _operations(self) -> list[str]:
         """The operations that this thread is in, outermost first."""
-        found: list[str] = self._thread.__dict__.setdefault("operations", [])
-        return found
+        operations: list[str] = self._thread.__dict__.setdefault("operations", [])
+        return operations
 
     def _place(self) -> str:
         """Describe what this thread currently does in Frog's own collectives."""
