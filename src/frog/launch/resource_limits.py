@@ -26,16 +26,16 @@ MOST_THREADS = 512
 """Limit per process. Unlimited threads would use up all of the machine's process numbers."""
 MOST_FILE_BYTES = 64 << 20
 """Size limit of one file."""
-LOOK_S = 0.05
-"""Interval between two looks at the processes."""
+CHECK_INTERVAL_S = 0.05
+"""Interval between two checks of the processes."""
 MOST_SCRATCH_BYTES = 256 << 20
 _LEAST_FILE_BYTES = 64 << 10
 MOST_OUTPUT_BYTES = 4 << 20
 IDLE_S = 5.0
 """Time without a frame and without computing after which sleeping processes count as stuck forever."""
-_STIR_S = 0.25
+_ACTIVITY_CPU_S = 0.25
 """CPU time that counts as activity. Waiting threads use a little too: gloo's wake up a hundred times a second."""
-_STARVED_LOOKS = 10
+_STARVED_CHECKS = 10
 """A process found runnable this many times more often than asleep counts as waiting for a core."""
 MOST_REST_S = 90.0
 """Limit on the total time in which no process computes or waits for a core; independent of the machine's speed."""
@@ -69,7 +69,7 @@ class Breach:
 
 @dataclass(frozen=True)
 class _State:
-    """The state of a process at one look."""
+    """The state of a process at one check."""
 
     used_s: float
     """Its CPU time."""
@@ -82,42 +82,45 @@ class _State:
 
 
 @dataclass
-class Watch:
-    """Watches processes. `seconds`: each one's limit on CPU time after it was ready."""
+class ResourceMonitor:
+    """Checks processes against the limits. `seconds`: each one's limit on CPU time after it was ready."""
 
     pids: Sequence[int]
     seconds: float
     scratch: Path
     began: dict[int, float] = field(default_factory=dict)
     """Each rank's CPU seconds when it was ready."""
-    stirred: float = field(default_factory=time.monotonic)
+    last_activity_s: float = field(default_factory=time.monotonic)
     """Time of the last observed activity."""
     _used: dict[int, float] = field(default_factory=dict)
     _memory: dict[int, int] = field(default_factory=dict)
     _could_run: dict[int, int] = field(default_factory=dict)
-    """Each process's surplus of runnable over sleeping looks."""
+    """Each process's surplus of runnable over sleeping checks."""
     _rest_s: float = 0.0
     """Total time in which no process computed."""
-    _looked: float = field(default_factory=time.monotonic)
+    _checked_s: float = field(default_factory=time.monotonic)
 
-    def look(self, ended: set[int], through: Set[int] = frozenset()) -> Breach | None:
+    def check(self, ended: set[int], through: Set[int] = frozenset()) -> Breach | None:
         """Return the first limit that a running process has exceeded. `through`: ranks that have returned or failed."""
         running = False
         for rank, pid in enumerate(self.pids):
-            if rank not in ended and (state := _state_of(pid)) is not None:
-                if (breach := self._process(rank, state)) is not None:
-                    return breach
-                running = self._runs(pid, state.could_run) or running
+            state = None if rank in ended else _state_of(pid)
+            if state is None:
+                continue
+            breach = self._process(rank, state)
+            if breach is not None:
+                return breach
+            running = self._runs(pid, state.could_run) or running
         now = time.monotonic()
-        self._rest_s += 0.0 if running else now - self._looked
-        self._looked = now
+        self._rest_s += 0.0 if running else now - self._checked_s
+        self._checked_s = now
         if running or len(self.began) < len(self.pids):  # while a world forms, its ranks poll a file for each other
-            self.stirred = now
+            self.last_activity_s = now
         return self._world(min(set(range(len(self.pids))) - ended - through, default=0))
 
     def _process(self, rank: int, state: _State) -> Breach | None:
-        if state.used_s > self._used.get(rank, 0.0) + _STIR_S:
-            self._used[rank], self.stirred = state.used_s, time.monotonic()
+        if state.used_s > self._used.get(rank, 0.0) + _ACTIVITY_CPU_S:
+            self._used[rank], self.last_activity_s = state.used_s, time.monotonic()
         if rank not in self.began:
             self._memory[rank] = state.memory
         elif state.memory > self._memory.get(rank, 0) + MOST_BYTES:
@@ -134,17 +137,17 @@ class Watch:
     def _runs(self, pid: int, could_run: bool) -> bool:
         """Return True if one of its threads computes, or would with a free core: a starved thread does not sleep.
 
-        A single look is not enough: a waiting thread wakes up now and then, and a look may catch it awake. Threads
+        A single check is not enough: a waiting thread wakes up now and then, and a check may catch it awake. Threads
         that run in turn are each asleep most of the time, so one runnable thread counts for the process.
         """
         if not _IS_LINUX:
             return could_run
-        looks = max(0, self._could_run.get(pid, 0) + (1 if could_run else -1))
-        self._could_run[pid] = min(looks, _STARVED_LOOKS)
-        return looks >= _STARVED_LOOKS
+        surplus = max(0, self._could_run.get(pid, 0) + (1 if could_run else -1))
+        self._could_run[pid] = min(surplus, _STARVED_CHECKS)
+        return surplus >= _STARVED_CHECKS
 
     def _world(self, rank: int) -> Breach | None:
-        if time.monotonic() - self.stirred > IDLE_S:
+        if time.monotonic() - self.last_activity_s > IDLE_S:
             text = (
                 f"For {IDLE_S:g} s no rank computed or communicated: "
                 "the code sleeps, or waits for something that never happens."
@@ -153,7 +156,8 @@ class Watch:
         if self._rest_s > MOST_REST_S:
             text = f"The ranks had slept or waited for {MOST_REST_S:g} s in total and had not finished."
             return Breach("never-ends", text, rank, asleep=True)
-        if (size := folder_bytes(self.scratch)) > MOST_SCRATCH_BYTES:
+        size = folder_bytes(self.scratch)
+        if size > MOST_SCRATCH_BYTES:
             return Breach("too-many-files", f"It wrote {size >> 20} MiB of files.", rank)
         return None
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from frog.launch import resource_limits
-from frog.launch.resource_limits import Watch
+from frog.launch.resource_limits import ResourceMonitor
 from frog.learn.grader import grade
 from frog.learn.grader.exercise import find_exercises
 from frog.learn.grader.program import Ended, takes_more
@@ -57,47 +57,51 @@ def test_longer_limits_reach_every_process_of_a_check(tmp_path: Path, monkeypatc
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Watch:
-    return Watch([], 1.0, tmp_path)
+def monitor(tmp_path: Path) -> ResourceMonitor:
+    return ResourceMonitor([], 1.0, tmp_path)
 
 
-def looks(watch: Watch, monkeypatch: pytest.MonkeyPatch, states: Iterator[str]) -> list[bool]:
-    """Return each look's answer for a process whose threads are in these states, one letter for each thread."""
+def checks(monitor: ResourceMonitor, monkeypatch: pytest.MonkeyPatch, states: Iterator[str]) -> list[bool]:
+    """Return each check's answer for a process whose threads are in these states, one letter for each thread."""
     said = []
     for now in states:
         stats = [f"{7 + thread} (a ) S) {state} 1 1".encode() for thread, state in enumerate(now)]
         monkeypatch.setattr(resource_limits, "of_threads", lambda pid, name, stats=stats: stats)
-        said.append(watch._runs(7, resource_limits._could_run(7)))
+        said.append(monitor._runs(7, resource_limits._could_run(7)))
     return said
 
 
-def test_thread_that_wakes_up_occasionally_counts_as_sleeping(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any(looks(watch, monkeypatch, iter("SSR" * 100)))
+def test_thread_that_wakes_up_occasionally_counts_as_sleeping(
+    monitor: ResourceMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any(checks(monitor, monkeypatch, iter("SSR" * 100)))
 
 
-def test_thread_that_waits_for_a_core_counts_as_running(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = looks(watch, monkeypatch, iter("R" * 30 + "S" * 30))
+def test_thread_that_waits_for_a_core_counts_as_running(
+    monitor: ResourceMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = checks(monitor, monkeypatch, iter("R" * 30 + "S" * 30))
     assert said[:15] == [False] * 9 + [True] * 6
     assert said[-25:] == [False] * 25
 
 
-def test_threads_that_run_in_turn_count_as_running(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert looks(watch, monkeypatch, iter(["RSS", "SRS", "SSR"] * 10))[9:] == [True] * 21
+def test_threads_that_run_in_turn_count_as_running(monitor: ResourceMonitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks(monitor, monkeypatch, iter(["RSS", "SRS", "SSR"] * 10))[9:] == [True] * 21
 
 
 @pytest.mark.parametrize(("state", "found"), [("R", None), ("S", "never-ends")])
 def test_time_spent_waiting_for_a_core_does_not_count_as_rest(
     state: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One look per second; occasional activity does not reset the total."""
-    watch = Watch([os.getpid()], 1e9, tmp_path, {0: 0.0})
-    watch._memory[0] = psutil.Process().memory_info().rss  # ignore memory that earlier tests left in this process
-    monkeypatch.setattr(resource_limits.time, "monotonic", itertools.count(watch.stirred + 1).__next__)
+    """One check per second; occasional activity does not reset the total."""
+    monitor = ResourceMonitor([os.getpid()], 1e9, tmp_path, {0: 0.0})
+    monitor._memory[0] = psutil.Process().memory_info().rss  # ignore memory that earlier tests left in this process
+    monkeypatch.setattr(resource_limits.time, "monotonic", itertools.count(monitor.last_activity_s + 1).__next__)
     monkeypatch.setattr(resource_limits, "of_threads", lambda pid, name: [f"7 (a ) S) {state} 1 1".encode()])
     breaches = []
     for _ in range(200):
-        watch.stirred = math.inf
-        breaches.append(watch.look(set()))
+        monitor.last_activity_s = math.inf
+        breaches.append(monitor.check(set()))
     assert {breach.id if breach else None for breach in breaches[-9:]} == {found}
 
 

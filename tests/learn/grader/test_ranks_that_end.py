@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from frog.launch.resource_limits import Watch
+from frog.launch.resource_limits import ResourceMonitor
 from frog.learn.grader.message import Line
 from frog.learn.grader.outcome import Failure
 from frog.learn.grader.world import Task, _Rank, _Running
@@ -65,7 +65,7 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     task = Task(2, {}, "work", None, ({}, {}), True, 1.0, tmp_path, {}, (), b"", tmp_path)
     running = _Running(task, None, tmp_path)
-    running._limits = Watch([], 1.0, tmp_path)
+    running._monitor = ResourceMonitor([], 1.0, tmp_path)
     with ExitStack() as sockets:
         sockets.callback(running._selector.close)
         yield World(running, sockets)
@@ -109,7 +109,7 @@ def test_rank_that_had_returned_is_not_reported_as_crashed(world: World) -> None
 
 def test_judge_does_not_wait_for_a_rank_that_has_returned(tmp_path: Path) -> None:
     nobody = (1 << 22) + 1  # above the highest process number
-    watch = Watch([nobody, nobody], 60, tmp_path, {0: 0.0, 1: 0.0}, stirred=-math.inf)
-    breach = watch.look(set(), {0})
+    monitor = ResourceMonitor([nobody, nobody], 60, tmp_path, {0: 0.0, 1: 0.0}, last_activity_s=-math.inf)
+    breach = monitor.check(set(), {0})
     assert breach is not None
     assert (breach.id, breach.rank) == ("never-ends", 1)

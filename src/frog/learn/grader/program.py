@@ -18,7 +18,7 @@ import psutil
 from frog.core.env import child_env
 from frog.core.processes import descendants
 from frog.launch.resource_limits import (
-    LOOK_S,
+    CHECK_INTERVAL_S,
     MOST_BYTES,
     MOST_OUTPUT_BYTES,
     MOST_SCRATCH_BYTES,
@@ -105,7 +105,7 @@ def _watch(
     start, used = time.monotonic(), 0.0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(LOOK_S)
+            process.wait(CHECK_INTERVAL_S)
             return _too_much(scratch, outputs)  # it may write enough to fill a disk between two looks
         family = _family(keep)
         used = max(used, sum(_seconds_of(member) for member in family))

@@ -21,7 +21,14 @@ from typing import Any
 import msgspec
 
 from frog.core.env import child_env
-from frog.launch.resource_limits import LOOK_S, MOST_OUTPUT_BYTES, Breach, Watch, end_descendants, remove_shared_memory
+from frog.launch.resource_limits import (
+    CHECK_INTERVAL_S,
+    MOST_OUTPUT_BYTES,
+    Breach,
+    ResourceMonitor,
+    end_descendants,
+    remove_shared_memory,
+)
 from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
 from frog.learn.grader.codec import Frames, NotPlain, pack
 from frog.learn.grader.drawing import draw
@@ -125,7 +132,7 @@ class _Running:
             forked = self._server.fork([sys.executable, "-u", *words], env) if self._server is not None else None
             alone = [sys.executable, "-P", "-u", *words]  # -P: do not import from the current directory
             self._ranks.append(_Rank(forked or subprocess.Popen(alone, env=env, start_new_session=True)))
-        self._limits = Watch([rank.process.pid for rank in self._ranks], self._task.seconds, self._scratch)
+        self._monitor = ResourceMonitor([rank.process.pid for rank in self._ranks], self._task.seconds, self._scratch)
 
     def _end(self) -> None:
         for rank in self._ranks:
@@ -164,17 +171,17 @@ class _Running:
     def _watch(self) -> None:
         looked = -math.inf
         while self._failure is None and not all(rank.ended for rank in self._ranks):
-            for key, _ in self._selector.select(LOOK_S):
+            for key, _ in self._selector.select(CHECK_INTERVAL_S):
                 key.data(key.fileobj)
                 if self._failure is not None:
                     return
             self._judge_ends()
             if self._doomed < math.inf:
                 self._release()
-            if self._failure is None and time.monotonic() - looked > LOOK_S:
+            if self._failure is None and time.monotonic() - looked > CHECK_INTERVAL_S:
                 looked = time.monotonic()
                 ended = {number for number, rank in enumerate(self._ranks) if rank.process.poll() is not None}
-                breach = self._limits.look(ended, {number for number, rank in enumerate(self._ranks) if rank.ended})
+                breach = self._monitor.check(ended, {number for number, rank in enumerate(self._ranks) if rank.ended})
                 if breach is not None:
                     self._breach(breach)
 
@@ -272,7 +279,7 @@ class _Running:
             self._selector.unregister(connection)
             connection.close()
             return
-        self._limits.stirred = time.monotonic()
+        self._monitor.last_activity_s = time.monotonic()
         rank.num_output_bytes += len(data)
         rank.output = (rank.output + data)[-_KEPT_OUTPUT:]
         if rank.num_output_bytes > MOST_OUTPUT_BYTES:
@@ -295,7 +302,7 @@ class _Running:
         self._feed(number, data)
 
     def _feed(self, number: int, data: bytes) -> None:
-        self._limits.stirred = time.monotonic()
+        self._monitor.last_activity_s = time.monotonic()
         try:
             for said in self._ranks[number].frames.feed(data):
                 if self._failure is None:
@@ -318,7 +325,7 @@ class _Running:
         if kind == "ready":
             _require(not rank.is_ready)
             rank.is_ready = True
-            self._limits.began[number] = float(said["seconds"])
+            self._monitor.began[number] = float(said["seconds"])
             if all(other.is_ready for other in self._ranks):
                 for other in range(self._task.size):
                     self._say(other, {})

@@ -16,7 +16,7 @@ from frog.core.errors import UsageError
 from frog.core.machine import free_port
 from frog.core.terminal import printable_lines
 from frog.launch.harness import Program, kill_tree
-from frog.launch.resource_limits import MOST_OUTPUT_BYTES, Watch
+from frog.launch.resource_limits import MOST_OUTPUT_BYTES, ResourceMonitor
 from frog.measure.peers.buffers import Array, Unreadable, read_buffer, write_buffer, write_calls
 from frog.measure.peers.calls import make_inputs, result_count
 from frog.measure.peers.observed import Breach, Observed, Plan, RankEnd
@@ -30,7 +30,7 @@ _AFTER_FIRST_S = 3.0
 """Time for the other copies after one has failed."""
 _COMPUTING_S = 20.0
 _TURN_S = 0.01
-_LOOK_S = 0.2
+_CHECK_INTERVAL_S = 0.2
 """Interval between checks of memory, processes and files."""
 _GONE_S = 0.5
 _MOST_QUOTED = 2000
@@ -146,26 +146,25 @@ class _Session:
         """Run until all copies have ended, a limit is exceeded, or the time is up."""
         pids = [program.process.pid for program in self._programs]
         began = dict.fromkeys(range(self._plan.world), 0.0)
-        watch = Watch(pids, _COMPUTING_S, self._folder, began)
-        look_at, moved = 0.0, 0
+        monitor = ResourceMonitor(pids, _COMPUTING_S, self._folder, began)
+        next_check_s, moved = 0.0, 0
         while self._note_ends() < self._plan.world and not self._is_late() and self.breach is None:
             self.relay.turn(_TURN_S)
             now = time.monotonic()
-            if (
-                sent := self.relay.sent.total()
-            ) != moved or self.fault_at_s is not None:  # after a fault, another deadline applies
-                moved, watch.stirred = sent, now
-            if now > look_at:
-                look_at = now + _LOOK_S
-                self.breach = self._look(watch)
+            sent = self.relay.sent.total()
+            if sent != moved or self.fault_at_s is not None:  # after a fault, another deadline applies
+                moved, monitor.last_activity_s = sent, now
+            if now > next_check_s:
+                next_check_s = now + _CHECK_INTERVAL_S
+                self.breach = self._exceeded_limit(monitor)
         self.relay.turn(0.0)
 
-    def _look(self, watch: Watch) -> Breach | None:
+    def _exceeded_limit(self, monitor: ResourceMonitor) -> Breach | None:
         for rank in range(self._plan.world):
             if self._log(rank).stat().st_size > MOST_OUTPUT_BYTES:
                 return Breach("too-much-output", f"rank {rank} printed more than {MOST_OUTPUT_BYTES >> 20} MiB.")
-        found = watch.look(set(self._ended))
-        return None if found is None else Breach(found.id, found.observed)
+        breach = monitor.check(set(self._ended))
+        return None if breach is None else Breach(breach.id, breach.observed)
 
     def _note_ends(self) -> int:
         for rank, program in enumerate(self._programs):
