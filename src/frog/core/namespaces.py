@@ -7,6 +7,7 @@ it keeps its user and its rights.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import re
@@ -34,9 +35,12 @@ _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 def call_libc(name: str, *arguments: int | bytes | ctypes.c_ulong | None, what: str | None = None) -> None:
     """Call a function of the C library that returns 0 on success.
 
-    Raises:  OSError whose message begins with `what`, by default the function's name.
+    Raises:  OSError whose message begins with `what`, by default the function's name; also if this system, such as
+             macOS, has no such function.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, name):
+        raise OSError(errno.ENOSYS, f"{what or name}: {os.strerror(errno.ENOSYS)}")
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what or name}: {os.strerror(number)}")
@@ -100,6 +104,11 @@ def give_up_privileges() -> None:
             call_libc("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
         except OSError:  # beyond the last capability
             break
+    allow_no_new_privileges()
+
+
+def allow_no_new_privileges() -> None:
+    """Keep programs that this process starts from gaining privileges, as with setuid."""
     call_libc("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

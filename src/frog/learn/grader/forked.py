@@ -23,12 +23,13 @@ from frog.core.env import child_env, replace_env
 from frog.core.processes import leave
 from frog.launch.resource_limits import MOST_FILE_BYTES
 from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
-from frog.learn.grader.guard import hide
+from frog.learn.grader.guard import hide, keep_files
 
 
-def confine(labs: Path) -> None:
-    """Hide the course's folders from this process and those that it starts, and limit the size of their files."""
+def confine(labs: Path, writes: Sequence[Path]) -> None:
+    """Hide the course's folders from this process and those that it starts, and limit where and how much they write."""
     hide(labs)
+    keep_files(writes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
 
@@ -58,7 +59,7 @@ def main(text: str) -> NoReturn:
     os.chdir(task["scratch"])
     replace_env(task["env"])
     tempfile.tempdir = None
-    confine(Path(task["labs"]))
+    confine(Path(task["labs"]), [Path(task["scratch"])])
     torch.default_generator.seed()  # at random, as in a new process
     sys.argv = task["words"]
     sys.path.insert(0, task["scratch"])

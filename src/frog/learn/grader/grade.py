@@ -130,11 +130,13 @@ class Grade:
         seconds: float = 2.0,
         wall_s: float = 60.0,
         fork: bool = False,
+        writes: Sequence[Path] = (),
     ) -> Ended:
         """Run a program in a scratch folder that holds the learner's files, under the same limits.
 
         `seconds` limits CPU time and `wall_s` wall-clock time, both on a machine that is not slow. `fork` starts
         `PYTHON SCRIPT ...` from a process that has loaded torch, if possible; PYTHONHASHSEED then has no effect.
+        `writes`: places outside the folder that the program may change.
         """
         scratch = Path(tempfile.mkdtemp(dir=self._scratch, prefix="program"))
         for name in self.exercise.file_names:
@@ -143,7 +145,7 @@ class Grade:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).write_text(text)
         limits_s = seconds * self.slowness, wall_s * self.slowness
-        ended = run_program(words, scratch, env or {}, stdin, *limits_s, self._server, self._labs, fork)
+        ended = run_program(words, scratch, env or {}, stdin, *limits_s, self._server, self._labs, fork, writes)
         self.output += ended.out + ended.err
         if ended.failure is not None:
             raise Rejected(ended.failure)

@@ -111,6 +111,7 @@ def _run(task: dict[str, Any], rank: int, line: Line) -> None:
     _set_limits()
     line.send({"type": "ready", "seconds": time.process_time()})
     line.answer()  # all ranks have joined: an error in this rank's code can no longer break another rank's joining
+    guard.keep_files([Path(task["scratch"]), Path(task["store"]).parent])
     set_bounds(functools.partial(_violation, line), *map(Path, task["bounds"]))
     try:
         learner = _load(task, files)

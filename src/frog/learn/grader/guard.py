@@ -1,8 +1,14 @@
-"""The sandbox of a learner's process: it refuses forbidden actions and detects forbidden changes.
+"""The guard of a learner's process: it refuses forbidden actions and detects forbidden changes.
 
-An audit hook of the interpreter sees each opened file, each started program, each fork, and more. It cannot be removed,
-and Python code cannot bypass it. It reports each violation to the judge immediately and refuses it: catching the error
-does not help.
+It is made for mistakes and shortcuts, not for attackers: a check runs a learner's code as the learner, so grade only
+what you would run yourself. It has two layers.
+
+- An audit hook of the interpreter sees each opened file, each started program, each fork, and more. It cannot be
+  removed. It reports each violation to the judge immediately and refuses it: catching the error does not help. It does
+  not see what C++ does, nor which folder a relative path starts from if a descriptor (`dir_fd`) names it.
+- On Linux the kernel keeps the process from changing files elsewhere (Landlock), from seeing the course's files (a
+  mount of its own) and from reaching a network (the judge has one of its own), where the system allows it. What C++
+  tries then fails, but it is not reported.
 """
 
 from __future__ import annotations
@@ -13,19 +19,30 @@ import _signal  # type: ignore[import-not-found]
 import builtins
 import contextlib
 import functools
+import ipaddress
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from frog.core.namespaces import FILES, mount_memory, separate_mounts, unshare_as
+from frog.core.landlock import allow_writes_only_below
+from frog.core.namespaces import (
+    FILES,
+    NETWORK,
+    loopback_up,
+    mount_memory,
+    separate_mounts,
+    unshare_as,
+    unshare_as_same_user,
+)
 from frog.launch.resource_limits import MOST_SCRATCH_BYTES, SHARED_MEMORY
 
 _STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn", "os.startfile"}
@@ -62,22 +79,24 @@ _GIVE_FRAMES = {
     "traceback": {"walk_stack", "walk_tb", "extract"},
 }
 """Library functions that return frames, or their variables, to their callers; others only inspect them."""
-_CHANGES = {
-    "os.remove": 1,
-    "os.rename": 2,
-    "os.rmdir": 1,
-    "os.mkdir": 1,
-    "os.truncate": 1,
-    "os.chmod": 1,
-    "os.chown": 1,
-    "os.link": 2,
-    "os.symlink": 2,
-    "os.utime": 1,
-    "shutil.rmtree": 1,
-    "shutil.move": 2,
-    "sqlite3.connect": 1,
+_CHANGES: dict[str, dict[int, int | None]] = {
+    "os.remove": {0: 1},
+    "os.rename": {0: 2, 1: 3},
+    "os.rmdir": {0: 1},
+    "os.mkdir": {0: 2},
+    "os.truncate": {0: None},
+    "os.chmod": {0: 2},
+    "os.chown": {0: 3},
+    "os.link": {0: 2, 1: 3},
+    "os.symlink": {0: None, 1: 2},
+    "os.utime": {0: 3},
+    "shutil.rmtree": {0: 1},
+    "shutil.move": {0: None, 1: None},
+    "sqlite3.connect": {0: None},
 }
-"""Events that change files, with the number of leading arguments that are paths."""
+"""Events that change files: the place of each path among the arguments, and that of the descriptor of its folder."""
+_SENDS = {"socket.connect", "socket.sendto", "socket.sendmsg"}
+_RESOLVES = {"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"}
 _UNHEARD = [
     (_posixsubprocess, "fork_exec"),
     (subprocess, "_fork_exec"),
@@ -88,6 +107,10 @@ _UNHEARD = [
 """Functions that start programs, affect processes or create files outside, without raising an event."""
 _RELOADED = {"_posixsubprocess", "_signal", "_posixshmem"}
 _HOMES = (os.__file__, torch.__path__[0], str(Path(__file__).parents[3]))
+_INSTALLED = tuple(
+    os.path.realpath(home) + os.sep for home in {sys.prefix, sys.base_prefix, *map(os.path.dirname, _HOMES)}
+)
+"""The folders from which compiled modules may be loaded."""
 _open = open  # the built-in one, whatever a learner's code puts in its place
 _LIBRARIES = (*(os.path.dirname(home) + os.sep for home in _HOMES), "<frozen ", "<ranks.py>")
 """Prefixes of library code's file names, as opposed to the learner's code and code compiled from strings."""
@@ -95,7 +118,6 @@ _ADDED_BY_PYTHON = {"__slotnames__", "__annotations__"}
 """Attributes that Python itself adds to a class."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _LISTS = {"os.listdir", "os.scandir", "glob.glob"}
-_LOOPBACK = ("127.", "::1", "localhost", "::ffff:127.")
 _ANYONES = ("/dev/null", "/dev/tty")
 
 Report = Callable[[str, str], None]
@@ -109,6 +131,21 @@ def set_bounds(report: Report, labs: Path, scratch: Path) -> None:
         if hasattr(module, name):
             setattr(module, name, functools.partial(bounds.refuse, "outside", f"It called {name}."))
     sys.addaudithook(bounds)
+
+
+def leave_network() -> None:
+    """Give this process and its later children a network without any other machine, if the system allows it.
+
+    Assumes: this process has one thread.
+    """
+    with contextlib.suppress(OSError):
+        unshare_as_same_user(NETWORK)
+        loopback_up()
+
+
+def keep_files(places: Sequence[Path]) -> None:
+    """Keep this process and its later children from changing files outside `places`, if the system allows it."""
+    allow_writes_only_below([*places, SHARED_MEMORY, *map(Path, _ANYONES)])
 
 
 def hide(folder: Path) -> None:
@@ -134,7 +171,9 @@ class _Bounds:
         self._checks: dict[str, Callable[[str, tuple[Any, ...]], None]] = {
             "open": self._open,
             "import": self._import,
-            "socket.connect": self._connect,
+            "socket.bind": self._bind,
+            **dict.fromkeys(_SENDS, self._connect),
+            **dict.fromkeys(_RESOLVES, self._resolve),
             **dict.fromkeys(_LISTS, self._list),
             **dict.fromkeys(_FORKS, self._fork),
             **dict.fromkeys(_STARTS, self._start),
@@ -185,11 +224,24 @@ class _Bounds:
             self.refuse("looked-it-up", f"It imported {args[0]}.")
         if args[0] in _RELOADED:
             self.refuse("outside", f"It reloaded {args[0]}.")
+        if args[1] and not (library := os.path.realpath(args[1])).startswith(_INSTALLED):
+            self.refuse("outside", f"It loaded {library}, which is compiled code.")
 
     def _connect(self, event: str, args: tuple[Any, ...]) -> None:
         address = args[1]
-        if isinstance(address, tuple) and not str(address[0]).startswith(_LOOPBACK):
-            self.refuse("outside", f"It connected to {address[0]}.")
+        if isinstance(address, tuple) and not _is_this_machine(address[0]):
+            self.refuse("outside", f"It connected to {address[0]} ({event}).")
+
+    def _bind(self, event: str, args: tuple[Any, ...]) -> None:
+        address = args[1]
+        if isinstance(address, tuple) and not (address[0] and _is_this_machine(address[0])):
+            self.refuse(
+                "outside", f"It listened on {address[0] or 'all addresses'}, which others reach; use 127.0.0.1."
+            )
+
+    def _resolve(self, event: str, args: tuple[Any, ...]) -> None:
+        if not (_is_this_machine(args[0]) or _is_address(args[0])):
+            self.refuse("outside", f"It looked up the address of {args[0]}.")
 
     def _fork(self, event: str, args: tuple[Any, ...]) -> None:
         self.refuse("too-many-processes", "It forked a process.")
@@ -204,7 +256,8 @@ class _Bounds:
             self.refuse("outside", f"It sent a signal to another process ({event}).")
 
     def _change(self, event: str, args: tuple[Any, ...]) -> None:
-        for path in map(_place, args[: _CHANGES[event]]):
+        for number, folder in _CHANGES[event].items():
+            path = _place(args[number], args[folder] if folder is not None and folder < len(args) else None)
             if path and not self._is_own(path):
                 self.refuse("outside", f"It changed {path} ({event}).")
 
@@ -292,9 +345,34 @@ def _is_library(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
-def _place(path: Any) -> str:
-    """Resolve a path; return "" for a value that is not a path, such as a file descriptor."""
-    return os.path.realpath(os.fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) and path else ""
+def _place(path: Any, folder: int | None = None) -> str:
+    """Resolve a path; return "" for a value that is not a path, such as a file descriptor.
+
+    folder: the descriptor of the folder that a relative path starts from; None or -1: the current folder.
+    """
+    if not isinstance(path, (str, bytes, os.PathLike)) or not path:
+        return ""
+    start = f"/proc/self/fd/{folder}" if folder is not None and folder >= 0 else ""
+    return os.path.realpath(os.path.join(start, os.fsdecode(path)))
+
+
+def _is_this_machine(host: Any) -> bool:
+    """Return True for loopback addresses, and for the names that mean this machine."""
+    if host in (None, "", b"", "localhost", socket.gethostname()):
+        return True
+    try:
+        return ipaddress.ip_address(str(host).removeprefix("::ffff:")).is_loopback
+    except ValueError:  # a name, such as 127.example.org
+        return False
+
+
+def _is_address(host: Any) -> bool:
+    """Return True for an address in numbers: nobody has to be asked for it."""
+    try:
+        ipaddress.ip_address(str(host))
+    except ValueError:
+        return False
+    return True
 
 
 def _is_in(path: str, folder: str) -> bool:

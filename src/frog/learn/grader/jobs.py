@@ -92,7 +92,8 @@ def run_jobs(
         words = [sys.executable, "-P", "-m", "frog.learn.grader.jobs", str(place), "request.json"]
         path = [_names_of_nodes(place / "bin"), Path(sys.executable).parent, variable("PATH") or os.defpath]
         env = {"PATH": os.pathsep.join(map(str, path)), "SLOWNESS": f"{grade.slowness:g}"}
-        ended = grade.program(words, files={**files, "request.json": json.dumps(request)}, env=env, seconds=30.0)
+        given = {**files, "request.json": json.dumps(request)}
+        ended = grade.program(words, files=given, env=env, seconds=30.0, writes=[place])
         if ended.code != 0:
             raise LaunchError(f"the cluster of this check did not finish\n{ended.err}")
         found = json.loads((ended.folder / "jobs.json").read_text())

@@ -56,12 +56,14 @@ def run_program(
     server: ForkServer | None,
     labs: Path,
     fork: bool = False,
+    writes: Sequence[Path] = (),
 ) -> Ended:
     """Run a program until it ends or exceeds a limit: CPU seconds of all its processes, or wall-clock time.
 
-    The course's folders are hidden from the program, if the system allows it.
+    The course's folders are hidden from the program, and it writes nowhere else, if the system allows it.
 
-    fork: fork a Python program from the server, which has torch loaded, if there is one.
+    fork: fork a Python program from the server, which has torch loaded, if there is one. It writes to `scratch` alone.
+    writes: places outside `scratch` that a new program may change.
     """
     keep = [server.pid] if server is not None else []
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -79,7 +81,7 @@ def run_program(
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=functools.partial(confine, labs),  # the judge has one thread
+                preexec_fn=functools.partial(confine, labs, [scratch, *writes]),  # the judge has one thread
             )
         except OSError as problem:
             observed = f"{words[0]} cannot be started: {problem.strerror}."

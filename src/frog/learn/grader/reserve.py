@@ -22,6 +22,8 @@ with loading():
 
     from frog.launch.resource_limits import end_descendants, slowness
     from frog.learn.grader.grader_rank import load_all
+    from frog.learn.grader.guard import leave_network
+    from frog.learn.grader.job_clusters import running_slurm
     from frog.learn.grader.judge import Request, judge
     from frog.learn.grader.verdict import Verdict
 
@@ -101,6 +103,8 @@ def _be_judge(request: Request, writing: int, slow: float) -> None:
         os.setsid()
         die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if running_slurm() is None:  # its daemons are on this machine's network
+            leave_network()
         Connection(writing, readable=False).send_bytes(msgspec.json.encode(judge(request, slow)))
     finally:
         os._exit(0)
