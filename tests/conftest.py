@@ -108,7 +108,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def default_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a project's `data` folder with the default data set."""
     root = made_once(
-        tmp_path_factory, "default", lambda root: Harness(root).run("frog", "data", "prepare", timeout=240)
+        tmp_path_factory, "default", lambda root: Harness(root).run("frog", "data", "prepare", limit_s=720)
     )
     return root / "data"
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -24,6 +24,7 @@ from frog.launch.harness import kill_tree, tree
 from frog.measure.chaos.sandbox import TINY_MODEL as MODEL
 
 __all__ = [
+    "LIMIT_S",
     "MODEL",
     "RUN_FILE",
     "Harness",
@@ -36,8 +37,10 @@ __all__ = [
     "wait_until",
 ]
 
-PATIENCE = 3
-"""Factor for all deadlines, which are set for a slow idle machine. Only a hanging test ever waits this long."""
+LIMIT_S = 300.0
+"""Longest wait for a fact or for the end of a process. It only ends a test that has failed, so no test sets its own."""
+
+Fact = TypeVar("Fact")
 
 RUN_FILE = """
 name = "tiny"
@@ -65,33 +68,46 @@ def set_words(*settings: str) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def run_to_end(process: subprocess.Popen[str], timeout_s: float) -> tuple[str, str]:
+def run_to_end(process: subprocess.Popen[str], limit_s: float = LIMIT_S) -> tuple[str, str]:
     """Return the stdout and stderr of a process with pipes, once it has ended.
 
     Raises:  AssertionError with the output if the process does not end in time, after killing it and its descendants.
     """
     try:
-        return process.communicate(timeout=PATIENCE * timeout_s)
+        return process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         kill_tree(process)
         out, err = process.communicate()
-        raise AssertionError(f"{_name(process)}: no end within {PATIENCE * timeout_s:g} s\n{out}\n{err}") from None
+        raise AssertionError(f"{_name(process)}: no end within {limit_s:g} s\n{out}\n{err}") from None
 
 
 def wait_until(
-    true: Callable[[], bool], timeout_s: float, what: str, process: subprocess.Popen[str] | None = None
-) -> None:
-    """Wait until a condition is true.
+    fact: Callable[[], Fact],
+    what: str,
+    process: subprocess.Popen[str] | None = None,
+    *,
+    limit_s: float = LIMIT_S,
+    seen: Callable[[], object] | None = None,
+) -> Fact:
+    """Look until a fact is true, and return it.
 
-    Raises:  AssertionError at the deadline, or if the process that should cause it has ended.
+    Raises:  AssertionError with what was last seen (`seen()`, or else the fact), at the limit or if the process that
+        should cause the fact has ended.
     """
-    deadline = time.monotonic() + PATIENCE * timeout_s
-    while not true():
-        if process is not None and process.poll() is not None and not true():
+    deadline = time.monotonic() + limit_s
+    while True:
+        has_ended = process is not None and process.poll() is not None
+        if value := fact():  # also once after the end
+            return value
+        last = value if seen is None else seen()
+        if has_ended:
+            assert process is not None
             written = "\n".join(process.communicate())
-            raise AssertionError(f"waiting for {what}: {_name(process)} ended with {process.returncode}\n{written}")
+            raise AssertionError(
+                f"waiting for {what}: {_name(process)} ended with {process.returncode}; last seen: {last!r}\n{written}"
+            )
         if time.monotonic() > deadline:
-            raise AssertionError(f"waiting for {what}: not within {PATIENCE * timeout_s:g} s")
+            raise AssertionError(f"waiting for {what}: not within {limit_s:g} s; last seen: {last!r}")
         time.sleep(0.02)
 
 
@@ -144,25 +160,25 @@ class Harness:
         )
 
     def run(
-        self, *words: str, code: int = 0, timeout: float = 120, warm: bool = True, **options: Any
+        self, *words: str, code: int = 0, limit_s: float = LIMIT_S, warm: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command, which must end with exit code `code`; at the deadline, kill it and its descendants.
+        """Run a command, which must end with exit code `code`; at the limit, kill it and its descendants.
 
         It starts quickly if `warm` allows that.
         """
         process = self.start(*words, warm=warm, **options)
-        out, err = run_to_end(process, timeout)
+        out, err = run_to_end(process, limit_s)
         done = subprocess.CompletedProcess(words, process.returncode, out, err)
         assert done.returncode == code, f"{' '.join(words)}: exit code {done.returncode}\n{out}\n{err}"
         return done
 
     def train(
-        self, nproc: int, name: str, *settings: str, code: int = 0, timeout: float = 120
+        self, nproc: int, name: str, *settings: str, code: int = 0, limit_s: float = LIMIT_S
     ) -> subprocess.CompletedProcess[str]:
         """Train the tiny run in a world of `nproc` under torchrun."""
         world = ("--nproc", str(nproc), "--threads", "1")
         words = ("frog", "run", *world, "--", "train", "run.toml", *set_words(f"name={name}", *settings))
-        return self.run(*words, code=code, timeout=timeout)
+        return self.run(*words, code=code, limit_s=limit_s)
 
     def folder(self, name: str) -> RunFolder:
         return RunFolder(self.root / "runs" / name)
@@ -177,11 +193,11 @@ class Harness:
     def events(self, name: str) -> RecordedRun:
         return read_run(self.folder(name))
 
-    def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str], timeout: float = 60) -> None:
+    def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str]) -> None:
         """Wait until rank 0 has completed a step."""
 
         def taken() -> bool:
             folder = self.folder(name)
             return folder.event_ranks() != [] and step in read_run(folder).main.by_step(StepEvent)
 
-        wait_until(taken, timeout, f"step {step} of {name}", process)
+        wait_until(taken, f"step {step} of {name}", process)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pyte
+from harness import LIMIT_S
 
 FROG = (sys.executable, "-c", "import sys; from frog.cli import main; sys.exit(main())")
 """Prefix of a frog command line."""
-DEADLINE_S = 120
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -55,12 +55,12 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def output_in_terminal(command: Sequence[str], columns: int, env: Mapping[str, str], folder: Path) -> str:
-    """Return a program's output on a terminal with 24 rows. Kills a program that still waits after DEADLINE_S."""
+    """Return a program's output on a terminal with 24 rows. Kills a program that still waits after LIMIT_S."""
     keyboard, screen = pty.openpty()
     termios.tcsetwinsize(keyboard, (24, columns))
     with subprocess.Popen(command, stdin=screen, stdout=screen, stderr=screen, env=env, cwd=folder) as process:
         os.close(screen)
-        deadline = threading.Timer(DEADLINE_S, process.kill)
+        deadline = threading.Timer(LIMIT_S, process.kill)
         deadline.start()
         parts = []
         try:
@@ -71,7 +71,7 @@ def output_in_terminal(command: Sequence[str], columns: int, env: Mapping[str, s
         process.wait()
         deadline.cancel()
     os.close(keyboard)
-    assert process.returncode != -signal.SIGKILL, f"{command} had not ended after {DEADLINE_S} s"
+    assert process.returncode != -signal.SIGKILL, f"{command} had not ended after {LIMIT_S} s"
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE, wait_until
+from harness import LIMIT_S, wait_until
 from warm_frog import warm_env
 
 from frog.core.processes import is_alive
@@ -26,7 +26,7 @@ PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py") if "def main(" in pa
 @functools.cache
 def listed() -> dict[str, str]:
     """Return the benchmarks listed in `run.py`, each with its program."""
-    done = subprocess.run([*RUN, "--list"], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([*RUN, "--list"], capture_output=True, text=True, check=True, timeout=LIMIT_S)
     return dict(line.split() for line in done.stdout.splitlines())
 
 
@@ -50,13 +50,13 @@ def test_benchmark_processes_end_with_the_runner(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(60) == 128 + signal.SIGTERM
     pids = [int(word) for word in line.split()[:2]]
-    wait_until(lambda: not any(map(is_alive, pids)), 60, "the end of the benchmark's processes")
+    wait_until(lambda: not any(map(is_alive, pids)), "the end of the benchmark's processes")
 
 
 def test_plan_is_near_what_the_gpu_benchmark_measured() -> None:
     """No constant is fitted on these runs of an H100."""
     words = [sys.executable, str(FOLDER / "gpu.py"), "--plan", "H100-80GB"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120, env=warm_env())
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=LIMIT_S, env=warm_env())
     rate = re.compile(r"^  ([\w ]+?) +([\d,]+) tokens/s", re.MULTILINE)
     planned = {name: float(text.replace(",", "")) for name, text in rate.findall(done.stdout)}
     _, _, means = (FOLDER / "results" / "gpu.txt").read_text().partition("Means")
@@ -72,6 +72,6 @@ def test_plan_is_near_what_the_gpu_benchmark_measured() -> None:
 def test_benchmark_runs_in_miniature(script: str) -> None:
     name = next(name for name, its in listed().items() if its == script)
     env = {**os.environ, "OMP_NUM_THREADS": "1", **warm_env(nested=True)}
-    done = subprocess.run([*RUN, "--tiny", name], env=env, capture_output=True, text=True, timeout=PATIENCE * 300)
+    done = subprocess.run([*RUN, "--tiny", name], env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[1].startswith("commit ")

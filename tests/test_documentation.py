@@ -11,6 +11,8 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
+from harness import LIMIT_S
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ROOT / "src" / "frog"
 PAGES = sorted(
@@ -143,5 +145,7 @@ def test_release_notes_are_the_changelog_of_the_version(tmp_path: Path) -> None:
     assert line
     (tmp_path / "CHANGELOG.md").write_text("# Log\n\n## [Unreleased]\n\n## [0.2.0]\n\n- b\n\n## [0.1.0]\n\n- a\n")
     env = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": "v0.2.0"}
-    done = subprocess.run(["bash", "-c", line[1]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["bash", "-c", line[1]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert done.stdout == "## [0.2.0]\n\n- b\n\n"

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 SOURCE = Path(__file__).parents[1] / "src" / "frog"
 ROOMS = {
@@ -245,7 +246,9 @@ def test_light_commands_do_not_load_torch(command: str, tmp_path: Path) -> None:
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=tmp_path, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command.split()], cwd=tmp_path, capture_output=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0, done.stderr.decode()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jupytext
 import pytest
-from harness import PATIENCE
+from harness import LIMIT_S
 from nbclient import NotebookClient
 from traitlets.config import Config
 
@@ -95,8 +95,7 @@ def test_notebook_runs_from_first_to_last_cell(name: str, project: Path) -> None
     with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # instead of ports; a socket's path must be short
         config = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
         place = {"metadata": {"path": str(folder)}}
-        patience = {"timeout": PATIENCE * 240, "startup_timeout": PATIENCE * 120}
-        NotebookClient(notebook, config=config, resources=place, **patience).execute()
+        NotebookClient(notebook, config=config, resources=place, timeout=720, startup_timeout=LIMIT_S).execute()
 
     outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.text for output in outputs if output.get("name") == "stdout")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness import LIMIT_S
 
 from frog.cli import _parser
 from frog.cluster.emulator.emulated_cluster import up
@@ -67,7 +68,7 @@ def printed_by(command: list[str]) -> set[str]:
     environ = {name: value for name, value in os.environ.items() if not any(part in name for part in known)}
     program = "import os; print(*os.environ)"
     done = subprocess.run(
-        [*command, sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120
+        [*command, sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
@@ -119,8 +120,8 @@ def test_gloo_waits_for_a_living_peer_and_reports_one_that_ended(tmp_path: Path)
     try:
         assert all(rank.stdout is not None and rank.stdout.readline() == "joined\n" for rank in ranks)
         assert ranks[0].poll() is None
-        ranks[1].communicate(timeout=60)
-        assert "Connection closed by peer" in ranks[0].communicate(timeout=60)[1]
+        ranks[1].communicate(timeout=LIMIT_S)
+        assert "Connection closed by peer" in ranks[0].communicate(timeout=LIMIT_S)[1]
     finally:
         for rank in ranks:
             rank.kill()

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from harness import LIMIT_S
 
 import frog
 from frog import hooks
@@ -56,13 +57,13 @@ def test_every_hook_has_a_product() -> None:
         "hooks = {name: hook for name, hook in vars(hooks).items() if isinstance(hook, hooks.Hook)}\n"
         "print(sorted(name for name, hook in hooks.items() if hook._function.__module__ == 'frog.products'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert done.stdout.strip() == str(HOOKS)
 
 
 def test_products_are_not_imported_before_they_are_called() -> None:
     code = "import sys, frog\nprint(*sorted({name.split('.')[1] for name in sys.modules if name.startswith('frog.')}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert done.stdout.split() == ["core", "hooks", "products"]
 
 

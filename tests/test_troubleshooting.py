@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from harness import LIMIT_S
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,7 +63,7 @@ def spawned_at_import(tmp_path: Path) -> None:
         "import multiprocessing as mp\nmp.set_start_method('spawn', force=True)\n"
         "process = mp.Process(target=print)\nprocess.start()\nprocess.join()\n"
     )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=LIMIT_S)
     raise RuntimeError(done.stderr)
 
 
@@ -140,7 +141,7 @@ def mismatched_collectives(tmp_path: Path) -> None:
     detail = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     ranks = [subprocess.Popen([sys.executable, program, str(rank)], env=detail, **TO_TEXT) for rank in range(2)]
     try:
-        said = [rank.communicate(timeout=60)[1] for rank in ranks]
+        said = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -209,7 +210,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(("level", "code"), [("INFO", 0), ("DETAIL", -signal.SIGSEGV)])
 def test_debug_level_detail_crashes_ddp_on_gloo(level: str, code: int, tmp_path: Path) -> None:
     env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": level}
-    done = subprocess.run([sys.executable, "-c", WRAPS_A_MODEL], env=env, cwd=tmp_path, timeout=60, **TO_TEXT)
+    done = subprocess.run([sys.executable, "-c", WRAPS_A_MODEL], env=env, cwd=tmp_path, timeout=LIMIT_S, **TO_TEXT)
     assert done.returncode == code, "torch has changed: update entry 25 of docs/troubleshooting.md"
     assert "segmentation fault" in ENTRIES[25][1]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import LIMIT_S
 
 from frog.cli import _parser, main
 from frog.core.commands import EXAMPLES, HEADINGS
@@ -105,6 +106,6 @@ def test_invalid_choice_of_an_option_keeps_argparse_error(capsys: pytest.Capture
 
 
 def test_python_m_frog_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "frog", "--version"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "frog", "--version"], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0
     assert done.stdout.startswith("frog ")

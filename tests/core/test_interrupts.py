@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from harness import LIMIT_S
 
 _INTERRUPTED = """
 import os, signal, sys
@@ -33,5 +34,5 @@ sys.exit(main())
 )
 def test_interrupt_while_a_command_loads_prints_nothing(module: str, code: int) -> None:
     command = [sys.executable, "-c", _INTERRUPTED.format(module=module)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (code, "")

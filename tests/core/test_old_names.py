@@ -8,6 +8,7 @@ import sys
 import warnings
 
 import pytest
+from harness import LIMIT_S
 
 from frog.core.old_names import OLD_NAMES, new_name
 
@@ -44,7 +45,7 @@ import frog.config
 import frog.train.model.transformer as transformer
 assert frog.config.load_run_config and TinyTransformer is transformer.TinyTransformer
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout) == (0, "")
     assert [line for line in done.stderr.splitlines() if "DeprecationWarning" not in line] == []
 

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import psutil
+from harness import LIMIT_S
 
 from frog.core.processes import descendants, reap_orphans
 
@@ -47,5 +48,5 @@ if take_orphans():
     while descendants(os.getpid()):
         reap_orphans()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
     reap_orphans()  # without any

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 from frog.core.errors import UsageError
 from frog.train.finetune.classify import _lines_of_input
@@ -18,7 +19,7 @@ def shell(words: str, folder: Path, typed: bytes = b"") -> subprocess.CompletedP
     """Run `words` in bash, where `frog` is this checkout's; both streams are in `stdout`."""
     script = f'frog() {{ "{sys.executable}" -m frog.cli "$@"; }}; cd "{folder}"; {words}'
     return subprocess.run(
-        ["bash", "-c", script], input=typed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
+        ["bash", "-c", script], input=typed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S
     )
 
 

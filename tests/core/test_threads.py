@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 300
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py") if "\nimport torch\n" in path.read_text())
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP library, with other output")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from evidence_material import write_evidence
+from harness import LIMIT_S
 
 from frog.core.files import write_json
 from frog.core.units import time_text
@@ -140,7 +141,7 @@ def _write_of_collectives(folder: Path) -> None:
 def _frog(folder: Path, *words: str, wanted: tuple[int, ...] = (0,)) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [sys.executable, "-m", "frog.cli", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "frog.cli", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S
     )
     if done.returncode not in wanted:
         raise RuntimeError(f"frog {' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")

@@ -33,19 +33,19 @@ def test_processor_time_of_children_is_seen(sleeper: subprocess.Popen[bytes]) ->
     def busy() -> bool:
         return (take_snapshot(status(sleeper.pid), with_children=True).children_cpu_s or 0) > 0.2
 
-    wait_until(busy, 30, "the child's processor time")
+    wait_until(busy, "the child's processor time")
     assert take_snapshot(status(sleeper.pid), with_children=False).children_cpu_s is None
 
 
 def test_stopped_process_is_seen(sleeper: subprocess.Popen[bytes]) -> None:
     os.kill(sleeper.pid, signal.SIGSTOP)
-    wait_until(lambda: take_snapshot(status(sleeper.pid), with_children=False).stopped, 30, "the stop")
+    wait_until(lambda: take_snapshot(status(sleeper.pid), with_children=False).stopped, "the stop")
 
 
 def test_killed_process_has_ended_whatever_its_last_status(sleeper: subprocess.Popen[bytes]) -> None:
     assert not take_snapshot(status(sleeper.pid), with_children=True).ended
     os.killpg(sleeper.pid, signal.SIGKILL)
-    wait_until(lambda: take_snapshot(status(sleeper.pid), with_children=True).ended, 30, "the end")
+    wait_until(lambda: take_snapshot(status(sleeper.pid), with_children=True).ended, "the end")
 
 
 def test_bytes_that_a_process_writes_are_seen() -> None:

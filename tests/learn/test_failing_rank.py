@@ -28,7 +28,7 @@ def test_failing_rank_waits_until_the_other_has_trained(tmp_path: Path) -> None:
         return [(what, value) for _, _, what, value in map(json.loads, lines) if what != "started"]
 
     with start(1) as failing:
-        wait_until(lambda: ("trained", 1) in noted(), 60, "rank 1 has trained")
+        wait_until(lambda: ("trained", 1) in noted(), "rank 1 has trained")
         with start(0) as other:
             assert failing.wait(60) == 7
             assert noted() == [("trained", 1), ("trained", 0), ("failed", 1)]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness import LIMIT_S
+
 from frog.learn.grader.exercise import LABS
 
 FOLDER = LABS / "lab5/05_schedule_as_data"
@@ -15,7 +17,7 @@ def test_readme_shows_the_drawing_of_the_reference(tmp_path: Path) -> None:
     for path in (FOLDER / "draw.py", FOLDER / "reference/schedule.py"):
         (tmp_path / path.name).write_text(path.read_text())
     words = [sys.executable, "draw.py", "3", "6"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
     readme = (FOLDER / "README.md").read_text()
     assert "$ python draw.py 3 6\n" in readme
     drawn = [line.rstrip() for line in done.stdout.splitlines() if line.startswith("  ")]

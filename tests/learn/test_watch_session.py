@@ -7,6 +7,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from harness import LIMIT_S
 from small_course import SOLUTION, STUB, FakeGrader, write_course
 
 from frog.core.errors import LaunchError
@@ -17,8 +18,6 @@ from frog.learn.screen import screen_lines
 from frog.learn.session import Session
 from frog.learn.terminal import Event
 from frog.learn.text import Style
-
-DEADLINE_S = 60
 
 
 class Watch:
@@ -37,7 +36,7 @@ class Watch:
     def settle(self) -> str:
         """Wait until all checks have ended; return the screen's content."""
         while self.session.is_checking:
-            self.session.handle(self.events.get(timeout=DEADLINE_S))
+            self.session.handle(self.events.get(timeout=LIMIT_S))
         return self.screen()
 
     def press(self, *keys: str) -> str:
@@ -121,7 +120,7 @@ def test_next_during_a_check_hides_the_previous_exercises_verdict(watch: Watch) 
     watch.write(SOLUTION)
     watch.look()
     watch.session.handle(("key", "n"))
-    watch.session.handle(watch.events.get(timeout=DEADLINE_S))
+    watch.session.handle(watch.events.get(timeout=LIMIT_S))
     assert ": passed" not in watch.screen()
     assert "lab 1.2  the second: not solved yet" in watch.settle()
     assert watch.session.folder.progress().work("lab1/01_first").passed is not None

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness import LIMIT_S
+
 from frog.observe.environment import environment
 
 PROGRAMS = {
@@ -73,7 +75,7 @@ def run_command(words: list[str], folder: Path | None, tmp: Path, **changes: str
     env = {**os.environ, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **changes}
     if folder is not None:
         env |= environment(folder, before=env.get("PYTHONPATH"))
-    done = subprocess.run(words, env=env, cwd=tmp, capture_output=True, text=True, timeout=60, input="text")
+    done = subprocess.run(words, env=env, cwd=tmp, capture_output=True, text=True, timeout=LIMIT_S, input="text")
     return done.stdout, done.stderr, done.returncode
 
 

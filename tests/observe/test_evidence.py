@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import wait_until
+from harness import LIMIT_S, wait_until
 from observe.programs import PROGRAMS, run_command, run_program
 
 from frog.core.runs.observed import Observed, observed_folder, read_observed, write_request
@@ -128,17 +128,17 @@ def test_request_is_answered_with_the_stacks_of_all_threads(tmp_path: Path) -> N
     env = {**os.environ, "RANK": "1", "WORLD_SIZE": "2", **environment(run)}
     process = subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, env=env)
     try:
-        wait_until((tmp_path / "ready").exists, 20, "the program")
+        wait_until((tmp_path / "ready").exists, "the program")
         number = write_request(run, "user")
 
         def answered() -> bool:
             status = read_observed(run)[0][1].status
             return status is not None and status.answered == number
 
-        wait_until(answered, 20, "the answer")
+        wait_until(answered, "the answer")
         stacks = read_observed(run)[0][1].stacks
         (tmp_path / "go").touch()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=LIMIT_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -152,13 +152,17 @@ def test_request_is_answered_with_the_stacks_of_all_threads(tmp_path: Path) -> N
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13", "3.14"])
 def test_hook_runs_in_other_versions_of_python(version: str, tmp_path: Path) -> None:
     python = shutil.which(f"python{version}")
-    if python is None or subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode:
+    if python is None or subprocess.run([python, "-c", ""], capture_output=True, timeout=LIMIT_S).returncode:
         pytest.skip(f"Python {version} is not installed")
     run = tmp_path / "run"
     env = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", **environment(run)}
-    forks = subprocess.run([python, "-W", "error", "-c", PROGRAMS["forks"]], env=env, capture_output=True, timeout=60)
+    forks = subprocess.run(
+        [python, "-W", "error", "-c", PROGRAMS["forks"]], env=env, capture_output=True, timeout=LIMIT_S
+    )
     assert (forks.returncode, forks.stdout.split()) == (0, [b"child", b"256"]), forks.stderr.decode()
-    done = subprocess.run([python, "-W", "error", "-c", PROGRAMS["raises"]], env=env, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [python, "-W", "error", "-c", PROGRAMS["raises"]], env=env, capture_output=True, timeout=LIMIT_S
+    )
     assert done.returncode == 1
     found = read_observed(run)[0][0]
     assert found.error is not None

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import wait_until
+from harness import LIMIT_S, wait_until
 
 from frog.cli import main
 from frog.core.runs.observed import observed_folder, read_observed, read_statuses
@@ -43,10 +43,10 @@ def test_program_runs_with_observer_and_keeps_its_arguments_and_exit_code(tmp_pa
     process = start(tmp_path, "-u", "-m", "frog.observe", "my.py", "--lr", "1")
     folder = tmp_path / "runs" / "my"
     try:
-        wait_until(lambda: is_in_loop(folder), 20, "the first status", process)
+        wait_until(lambda: is_in_loop(folder), "the first status", process)
         shown = ask_ranks(str(folder))
         (tmp_path / "go").touch()
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
         process.wait()
@@ -66,7 +66,7 @@ def test_environment_file_observes_a_program(
     assert main(["observe", "--env", "--dir", "my job"]) == 0
     (tmp_path / "frog.env").write_text(capsys.readouterr().out)
     script = f"set -a; . ./frog.env; set +a; {sys.executable} -c 'raise ValueError(1)'"
-    subprocess.run(["sh", "-c", script], env={**os.environ, **RANK}, capture_output=True, timeout=60)
+    subprocess.run(["sh", "-c", script], env={**os.environ, **RANK}, capture_output=True, timeout=LIMIT_S)
     error = read_observed(tmp_path / "my job")[0][0].error
     assert error is not None
     assert error.type == "ValueError"
@@ -80,7 +80,11 @@ def test_environment_file_also_simulates_gpus(
     added = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
     program = "import torch; print(torch.cuda.device_count()); 1 / 0"
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **RANK, **added}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program],
+        env={**os.environ, **RANK, **added},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert done.stdout == "2\n"
     error = read_observed(tmp_path / "job")[0][0].error
@@ -130,5 +134,5 @@ def test_rank_without_a_sign_of_life_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_module_of_the_observer_without_a_program_is_an_error() -> None:
-    done = subprocess.run([sys.executable, "-m", "frog.observe"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "frog.observe"], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: nothing to run")

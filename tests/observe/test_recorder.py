@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness import LIMIT_S
 
 from frog.core.runs.observed import Observed, read_observed
 from frog.observe.environment import environment
@@ -69,7 +70,9 @@ for number in range(4):
 def observe(code: str, tmp_path: Path) -> Observed:
     env = {**os.environ, **environment(tmp_path / "run"), "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     (tmp_path / "my.py").write_text(SETUP + code)
-    done = subprocess.run([sys.executable, "my.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "my.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S
+    )
     found = read_observed(tmp_path / "run")[0][0]
     assert found.problems == []
     assert "frog" not in done.stderr.replace(str(tmp_path), ""), done.stderr

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import LIMIT_S
 
 import frog
 from frog.core.runs.event_schema import EndEvent, StartEvent, StepEvent
@@ -124,7 +125,7 @@ def test_value_of_another_kind_is_refused(
 def test_end_of_a_program_is_recorded(tmp_path: Path, words: str, status: str) -> None:
     code = f"import os, frog\nfrog.record(1, loss=3.0)\nif os.fork() == 0:\n    frog.record(2); os._exit(0)\n{words}"
     env = {**os.environ, "FROG_RUN_DIR": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}
-    subprocess.run([sys.executable, "-c", code], env=env, timeout=60, capture_output=True)
+    subprocess.run([sys.executable, "-c", code], env=env, timeout=LIMIT_S, capture_output=True)
     events = read_rank(RunFolder(tmp_path), 0)
     assert [event.step for event in events.of(StepEvent)] == [1], "a forked process is not the rank"
     assert [event.status for event in events.of(EndEvent)] == [status]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import LIMIT_S
 
 from frog.observe.environment import HOOK, simulated_gpus
 from frog.observe.hook.frog_simulated_gpus import num_gpus
@@ -26,7 +27,7 @@ ORDINAL = "AcceleratorError: CUDA error: invalid device ordinal"
 def result() -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **simulated_gpus(2), "CUDA_VISIBLE_DEVICES": "0,1"}
     done = subprocess.run(
-        [sys.executable, "-c", ASK_FIRST, PROGRAM], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", ASK_FIRST, PROGRAM], env=env, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -29,15 +29,15 @@ class PageHarness(Harness):
             env |= warm_env(nested=True)  # the launcher's page starts its nodes by sys.executable
         return self.start(*begin, str(SCRIPTS / name), *words, env=env, **options)
 
-    def page(self, name: str, *words: str, code: int = 0, timeout: float = 90, **options: Any) -> tuple[str, str]:
+    def page(self, name: str, *words: str, code: int = 0, **options: Any) -> tuple[str, str]:
         """Run a script until it ends; return its stdout and stderr."""
         process = self.start_page(name, *words, warm=True, **options)
-        return finish(process, code, timeout)
+        return finish(process, code)
 
 
-def finish(process: subprocess.Popen[str], code: int, timeout: float = 60) -> tuple[str, str]:
+def finish(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
     """Wait for a process, which must end in time with this exit code; return its output."""
-    out, err = run_to_end(process, timeout)
+    out, err = run_to_end(process)
     assert process.returncode == code, f"exit code {process.returncode}, not {code}\n{out}\n{err}"
     return out, err
 

@@ -112,9 +112,9 @@ def test_ddp_script_detects_a_missing_sampler(pages: PageHarness) -> None:
 def test_failing_ddp_rank_ends_the_world(pages: PageHarness) -> None:
     process = pages.start_page(PAGE, "--samples", "60", "--fail-rank", "2", "--fail-step", "3", *TINY, nproc=3)
     log = pages.root / "logs" / "rank_2" / "train.log"
-    wait_until(lambda: log.exists(), 60, "the log of rank 2", process)
+    wait_until(lambda: log.exists(), "the log of rank 2", process)
     family = tree(process)
-    _, err = finish(process, 1, timeout=60)
+    _, err = finish(process, 1)
     assert "rank 2 fails in step 3, as requested by --fail-rank and --fail-step" in err
     assert all_gone(family)
     texts = [Log(pages, rank).text for rank in range(3)]

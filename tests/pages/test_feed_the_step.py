@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 
+from harness import LIMIT_S
 from page_harness import SCRIPTS
 
 
 def feed(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPTS / "feed_the_step.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_without_workers_a_step_waits_for_every_read_of_its_batch() -> None:

@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from harness import PATIENCE, Harness, all_gone, tree, wait_until
+from harness import LIMIT_S, Harness, all_gone, tree, wait_until
 from page_harness import SCRIPTS, PageHarness, finish, make_page_harness
 
 from frog.core.machine import free_port
@@ -38,9 +37,9 @@ def by_hand(port: int, node_rank: int, nnodes: int = 2) -> dict[str, str]:
 
 
 def wait_for_line(process: subprocess.Popen[str], words: str) -> None:
-    """Wait until the process prints these words; after two minutes without them, end it."""
+    """Wait until the process prints these words; at the limit, end it."""
     assert process.stdout is not None
-    deadline = threading.Timer(PATIENCE * 40, process.terminate)
+    deadline = threading.Timer(LIMIT_S, process.terminate)
     deadline.start()
     lines = []
     for line in iter(process.stdout.readline, ""):
@@ -99,8 +98,6 @@ def test_two_launchers_form_one_world(pages: PageHarness) -> None:
     options = ("--nproc-per-node", "1", *PATIENT)
     second = pages.start_page(PAGE, *options, env=by_hand(port, 1), warm=True)
     wait_for_line(second, "node1 | waiting for node 0")
-    with pytest.raises(subprocess.TimeoutExpired):
-        second.wait(timeout=0.5)
     first = pages.start_page(PAGE, *options, env=by_hand(port, 0), warm=True)
     here, _ = finish(first, 0)
     there, _ = finish(second, 0)
@@ -187,7 +184,7 @@ def test_launcher_exits_with_the_first_failures_code(pages: PageHarness) -> None
     assert "first failure: rank 2, exit code 7" in out
     pids = [int(path.read_text() or 0) for path in pages.root.glob("pid_*")]
     assert len(pids) == 4
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10, "the end of all ranks")
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the end of all ranks")
 
 
 @pytest.mark.parametrize(
@@ -203,10 +200,9 @@ def test_launcher_leaves_no_processes_behind(pages: PageHarness, how: signal.Sig
             break
     family = tree(process)
     assert len(family) >= 7, "a launcher, two nodes, two agents, two ranks"
-    began = time.monotonic()
     process.send_signal(how)
     finish(process, -9 if how == signal.SIGKILL else 128 + how)
-    wait_until(lambda: all_gone(family), 60, f"the end of all after {time.monotonic() - began:.0f} s")
+    wait_until(lambda: all_gone(family), "the end of all")
 
 
 @pytest.mark.slow

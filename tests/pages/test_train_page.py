@@ -89,7 +89,7 @@ def test_train_script_resumes_exactly(pages: PageHarness, how: signal.Signals) -
     pages.page(PAGE, *steps)
     process = pages.start_page(PAGE, *steps)
     other = "train_tiny_transformer-2"
-    wait_until(lambda: len(checkpoints(pages, other)) > 2, 60, "three checkpoints", process)
+    wait_until(lambda: len(checkpoints(pages, other)) > 2, "three checkpoints", process)
     process.send_signal(how)
     out, _ = finish(process, -9 if how == signal.SIGKILL else 130)
     assert len(checkpoints(pages, other)) < len(checkpoints(pages)), "the run completed before it was interrupted"

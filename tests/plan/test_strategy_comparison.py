@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import LIMIT_S
 
 from frog.cli import main
 from frog.core.config import ModelConfig, RunConfig, StrategyConfig, TrainConfig
@@ -143,5 +144,5 @@ def test_strategies_command_does_not_import_torch(tmp_path: Path) -> None:
         "import sys\nfrom frog.cli import main\n"
         "assert main(['strategies', '--model', 'config.json', '--world', '16']) == 0\nassert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr.decode()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from harness import LIMIT_S
 
 PROGRAM = """
 import ctypes
@@ -39,7 +40,7 @@ def test_freed_memory_is_kept_for_reuse() -> None:
     By default, glibc maps such pieces at first, and later usually keeps them too.
     """
     command = [sys.executable, "-c", PROGRAM]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
     rounds = [tuple(map(int, line.split())) for line in out.splitlines()]
     assert statistics.median(faults for faults, *_ in rounds) < 100
     assert {mapped for _, mapped, _ in rounds} == {0}

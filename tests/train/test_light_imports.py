@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Harness
+from harness import LIMIT_S, Harness
 
 RANK = """
 import os, sys
@@ -62,7 +62,7 @@ def test_training_with_ddp_imports_no_other_strategy(trained: Harness) -> None:
 
 def test_diagnosis_of_an_own_run_imports_no_rule_for_other_programs(trained: Harness) -> None:
     line = [sys.executable, "-c", COMMAND, "diagnose", "light"]
-    done = subprocess.run(line, cwd=trained.root, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(line, cwd=trained.root, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert "healthy: 2 steps by 2 ranks" in done.stdout
     modules = done.stderr.splitlines()
     assert "frog.observe.diagnose.run_diagnosis" in modules
@@ -76,7 +76,7 @@ def test_diagnosis_of_an_own_run_imports_no_rule_for_other_programs(trained: Har
 def test_diagnosis_of_another_program_imports_no_rule_for_own_runs(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("RuntimeError: Address already in use\n")
     line = [sys.executable, "-c", COMMAND, "diagnose", "job.log"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     modules = done.stderr.splitlines()
     assert "frog.observe.diagnose.program.program_diagnosis" in modules
     assert "frog.observe.diagnose.run_diagnosis" not in modules
@@ -86,5 +86,5 @@ def test_reading_a_run_file_does_not_import_the_records_of_runs() -> None:
     code = (
         "import sys, frog.core.config.load; print([name for name in sys.modules if name.startswith('frog.core.runs')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert done.stdout == "[]\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import Harness, set_words, wait_until
+from harness import LIMIT_S, Harness, set_words, wait_until
 
 from frog.launch.resource_limits import end_descendants
 from warm_frog import cold_env, warm_env
@@ -119,7 +119,7 @@ def test_programs_of_nodes_are_forked(tmp_path: Path, network: tuple[str, ...]) 
         pytest.skip("this user may not create network namespaces")
     (tmp_path / "rank.py").write_text(OF_NODES)
     words = ("frog", "run", "--nodes", "2x1", *network, "--threads", "1", "--no-observe", "--", "rank.py")
-    done = run((*words, os.readlink("/proc/self/ns/net")), tmp_path, warm_env(), timeout=300)
+    done = run((*words, os.readlink("/proc/self/ns/net")), tmp_path, warm_env(), timeout=900)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         assert json.loads((tmp_path / f"found-{rank}").read_text()) == [True, True, 4, True, not network]
@@ -238,7 +238,7 @@ def test_signal_reaches_the_command_and_its_exit_code_is_passed_on(harness: Harn
     process = harness.start(*ENDLESS, *set_words("name=stopped"), warm=True)
     harness.wait_for_step("stopped", 1, process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=90)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143
     assert harness.record("stopped")["status"] == "interrupted"
 
@@ -249,4 +249,4 @@ def test_killed_client_ends_the_command(harness: Harness) -> None:
     process.kill()
     process.communicate()
     here = str(harness.root)
-    wait_until(lambda: here not in [one.info["cwd"] for one in psutil.process_iter(["cwd"])], 60, "the ranks' end")
+    wait_until(lambda: here not in [one.info["cwd"] for one in psutil.process_iter(["cwd"])], "the ranks' end")

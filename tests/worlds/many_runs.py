@@ -24,4 +24,4 @@ def train_many(
     path = harness.root / f"{next(iter(runs))}.json"
     path.write_text(json.dumps(command_lines))
     words = ("frog", "run", "--nproc", str(world_size), "--threads", "1", "--", str(WORKER), str(path))
-    harness.run(*words, timeout=60 * len(command_lines))
+    harness.run(*words, limit_s=180 * len(command_lines))

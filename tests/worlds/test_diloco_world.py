@@ -91,7 +91,7 @@ def test_diloco_run_resumes_bit_for_bit(runs: Harness) -> None:
         cut_off(runs, name, f"{name}-again", step=6)
     path = runs.root / "again.json"
     path.write_text(json.dumps([["--resume", f"runs/{name}-again"] for name in NAMES]))
-    runs.run("frog", "run", "--nproc", "2", "--threads", "1", "--", str(WORKER), str(path), timeout=120)
+    runs.run("frog", "run", "--nproc", "2", "--threads", "1", "--", str(WORKER), str(path))
     for name in NAMES:
         undisturbed, again = runs.record(name), runs.record(f"{name}-again")
         for field in ("loss", "weights_sha256", "order_sha256", "eval"):

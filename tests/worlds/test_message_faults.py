@@ -32,7 +32,7 @@ def diagnoses(harness: Harness, name: str, setting: str, faults: list[str]) -> l
         f"name={name}", setting, "train.steps=6", "train.timeout_s=10", "train.grad_accum=2", "eval.every=6"
     )
     world = ["--nproc", "2", "--threads", "1", "--restarts", "3"]
-    harness.run("frog", "chaos", *words, *world, "--", "train", "run.toml", *settings, timeout=170)
+    harness.run("frog", "chaos", *words, *world, "--", "train", "run.toml", *settings, limit_s=510)
     result = diagnose(harness.folder(name))
     return [result, *result.also]
 

@@ -57,7 +57,7 @@ def test_native_proofs_cover_every_strategy() -> None:
 @pytest.fixture(scope="module")
 def found(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("native") / "found.json"
-    harness.run("frog", "run", "--nproc", "2", "--threads", "1", "--", str(WORKER), str(path), timeout=240)
+    harness.run("frog", "run", "--nproc", "2", "--threads", "1", "--", str(WORKER), str(path), limit_s=720)
     result: dict[str, Any] = json.loads(path.read_text())
     return result
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Harness
+from harness import LIMIT_S, Harness
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ class Mac(Harness):
 @pytest.fixture(scope="module")
 def mac(harness: Harness) -> Mac:
     mac = Mac(harness.root)
-    mac.run("frog", "run", "--nproc", "2", "--", "train", "run.toml", "--set", "name=first", timeout=300)
+    mac.run("frog", "run", "--nproc", "2", "--", "train", "run.toml", "--set", "name=first", limit_s=900)
     return mac
 
 
@@ -53,7 +53,7 @@ seen("from pathlib import Path; assert not Path('/proc/self').exists() and not o
 assert sys.platform == "linux" and os.path.exists("/proc/self")
 """
     env = {**os.environ, "PYTHONPATH": AS_A_MAC}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=LIMIT_S)
 
 
 def test_doctor_finds_all_labs_runnable(mac: Mac) -> None:
@@ -67,19 +67,19 @@ def test_run_is_read_by_every_view(mac: Mac) -> None:
     mac.run("frog", "report", "first")
     mac.run("frog", "logs", "first")
     assert "healthy" in mac.run("frog", "diagnose", "first").stdout
-    mac.run("frog", "run", "--nodes", "2x1", "--", "train", "run.toml", "--set", "name=second", timeout=300)
+    mac.run("frog", "run", "--nodes", "2x1", "--", "train", "run.toml", "--set", "name=second", limit_s=900)
     assert "bitwise equal" in mac.run("frog", "compare", "first", "second").stdout
 
 
 def test_killed_run_recovers(mac: Mac) -> None:
     words = ("--nproc", "2", "--restarts", "1", "--", "train", "run.toml", "--set", "name=killed")
-    mac.run("frog", "chaos", "--fault", "kill rank=1 step=5 phase=backward", *words, timeout=300)
+    mac.run("frog", "chaos", "--fault", "kill rank=1 step=5 phase=backward", *words, limit_s=900)
     assert mac.record("killed")["weights_sha256"] == mac.record("first")["weights_sha256"]
 
 
 def test_hang_of_a_program_is_noticed_and_diagnosed(mac: Mac) -> None:
     (mac.root / "hang.py").write_text(HANG)
-    mac.run("frog", "run", "--nproc", "2", "--deadline", "5", "--", "hang.py", code=137, timeout=300)
+    mac.run("frog", "run", "--nproc", "2", "--deadline", "5", "--", "hang.py", code=137, limit_s=900)
     text = mac.run("frog", "diagnose", "latest").stdout
     assert "hang.py:7" in text
     assert "rank 1" in text
@@ -90,7 +90,7 @@ def test_exercise_is_checked(mac: Mac) -> None:
     (own,) = mac.root.glob("course/**/01_average_gradients/step.py")
     shutil.copy(ROOT / "labs/lab2/01_average_gradients/reference/step.py", own)
     course = Mac(mac.root / "course")
-    done = course.run("frog", "learn", "check", "2.1", timeout=300)
+    done = course.run("frog", "learn", "check", "2.1", limit_s=900)
     assert "lab 2.1" in done.stdout
 
 

@@ -103,7 +103,7 @@ MUTANTS_4 = {
 def run_world(harness: Harness, folder: Path, size: int, cases: dict[str, dict[str, Any]]) -> Results:
     (folder / "cases.json").write_text(json.dumps(cases))
     words = ("frog", "run", "--nproc", str(size), "--", str(WORKER), str(folder / "cases.json"), str(folder))
-    harness.run(*words, timeout=170)
+    harness.run(*words, limit_s=510)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(size)]
 
 

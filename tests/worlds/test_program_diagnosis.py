@@ -52,7 +52,7 @@ SLOW = {
 @pytest.mark.parametrize("bug", [*FAST, *(pytest.param(bug, marks=pytest.mark.slow) for bug in SLOW)])
 def test_planted_bug_is_found_with_its_rank_and_line(harness: Harness, bug: str) -> None:
     shutil.copy(PLANTED, harness.root / "train_it.py")
-    run_to_end(harness.start("frog", "run", "--nproc", "2", "--", "train_it.py", bug, "10", warm=True), 120)
+    run_to_end(harness.start("frog", "run", "--nproc", "2", "--", "train_it.py", bug, "10", warm=True))
     found = json.loads(harness.run("frog", "diagnose", "latest", "--json").stdout)
     expected = {**FAST, **SLOW}[bug]
     told = (found["fault"], found["rank"] if expected.rank is not None else None)

@@ -129,9 +129,9 @@ def test_world_restarts_after_a_hang(harness: Harness) -> None:
 def test_slow_rank_is_reported_but_not_ended(harness: Harness) -> None:
     write(harness, "slow.py", SLOW)
     with started(harness, "slow.py") as process:
-        wait_until(lambda: stalls_of(harness, "slow") != [], 60, "the report", process)
+        wait_until(lambda: stalls_of(harness, "slow") != [], "the report", process)
         (harness.root / "enough").touch()
-        _, err = run_to_end(process, 60)
+        _, err = run_to_end(process)
     assert process.returncode == 0
     (stall,) = stalls_of(harness, "slow")
     assert stall.still_s >= 5
@@ -144,9 +144,9 @@ def test_slow_rank_is_reported_but_not_ended(harness: Harness) -> None:
 def test_evidence_is_collected_if_a_user_stops_a_program_that_waits(harness: Harness) -> None:
     write(harness, "stop.py", SLOW.replace("enough", "never"))
     with started(harness, "stop.py") as process:
-        wait_until(lambda: stalls_of(harness, "stop") != [], 60, "the report", process)
+        wait_until(lambda: stalls_of(harness, "stop") != [], "the report", process)
         process.send_signal(signal.SIGINT)
-        _, err = run_to_end(process, 60)
+        _, err = run_to_end(process)
     assert process.returncode == 128 + signal.SIGINT
     assert "  rank 1: computes at stop.py:8 (while not os.path.exists" in err
     assert [(stall.stopped, stall.ends) for stall in stalls_of(harness, "stop")] == [(False, False), (True, False)]
@@ -167,9 +167,9 @@ def test_stopped_rank_is_named(harness: Harness) -> None:
         return len(statuses) == 2 and all(any(g.completed > 3 for g in s.groups) for s in statuses.values())
 
     with started(harness, "steps.py") as process:
-        wait_until(runs, 60, "the first collectives", process)
+        wait_until(runs, "the first collectives", process)
         os.kill(read_statuses(folder, 0)[1].pid, signal.SIGSTOP)
-        _, err = run_to_end(process, 60)
+        _, err = run_to_end(process)
     assert process.returncode == 137, err
     assert "  rank 1: is stopped at steps.py:" in err
     (stall,) = stalls_of(harness, "steps")

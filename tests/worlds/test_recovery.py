@@ -47,7 +47,7 @@ def test_run_with_a_fault_in_every_step_reaches_the_same_weights(harness: Harnes
     ]
     words = [word for fault in faults for word in ("--fault", fault)]
     world = ["--nproc", "2", "--threads", "1", "--restarts", str(len(faults)), "--deadline", "60"]
-    done = harness.run("frog", "chaos", *words, *world, "--", *program("unlucky"), timeout=480)
+    done = harness.run("frog", "chaos", *words, *world, "--", *program("unlucky"), limit_s=1440)
     assert recovery_problems(undisturbed, harness.folder("unlucky")) == []
     assert "never occurred" not in done.stderr
     assert done.stderr.count("restarted (attempt") == len(faults)
@@ -83,10 +83,10 @@ def test_error_survives_a_restart_before_the_launcher_reads_it(harness: Harness)
     process.send_signal(signal.SIGSTOP)
     try:
         os.kill(first.pid, signal.SIGKILL)
-        wait_until(is_another, 60, "another rank 1", process)
+        wait_until(is_another, "another rank 1", process)
     finally:
         process.send_signal(signal.SIGCONT)
-    run_to_end(process, 120)
+    run_to_end(process)
     assert process.returncode == 0
     last = read_heartbeat(folder.heartbeats / "attempt_0" / "rank_1.json")
     assert last is not None
@@ -99,7 +99,7 @@ def test_run_continues_without_a_lost_node(harness: Harness, undisturbed: Oracle
     """The world shrinks to the remaining node and uses the same samples; results differ only by rounding."""
     world = ["--nodes", "1:2x1", "--threads", "1", "--restarts", "3", "--deadline", "60"]
     fault = "node rank=1 step=3 phase=backward"
-    harness.run("frog", "chaos", "--fault", fault, *world, "--", *program("shrunk"), timeout=380)
+    harness.run("frog", "chaos", "--fault", fault, *world, "--", *program("shrunk"), limit_s=1140)
     assert recovery_problems(undisturbed, harness.folder("shrunk")) == []
     segments = harness.folder("shrunk").read_run_json().segments
     assert segments[0].world_size == 2

@@ -47,7 +47,7 @@ def replacement(harness: Harness, name: str, number: int, process: subprocess.Po
         said = read_launcher(harness.folder(name)).events
         return [event.pid for event in said if isinstance(event, ReplaceEvent) and event.number == number]
 
-    wait_until(lambda: bool(started()), 60, f"replacement {number}", process)
+    wait_until(lambda: bool(started()), f"replacement {number}", process)
     return psutil.Process(started()[0])
 
 
@@ -61,7 +61,7 @@ def stopped(harness: Harness, name: str, rank: int, process: subprocess.Popen[st
         found[:] = [psutil.Process(beat.pid)] if beat is not None else []
         return bool(found) and found[0].status() == psutil.STATUS_STOPPED
 
-    wait_until(is_stopped, 60, f"rank {rank} to stop", process)
+    wait_until(is_stopped, f"rank {rank} to stop", process)
     try:
         yield
     finally:
@@ -77,7 +77,7 @@ def kill(harness: Harness, name: str, rank: int) -> None:
 
 def wait_for_join_request(harness: Harness, name: str, joining: psutil.Process) -> None:
     port = json.loads(harness.folder(name).door_json.read_text())["port"]
-    wait_until(lambda: any(link.raddr[1:] == (port,) for link in joining.net_connections()), 60, "a join request")
+    wait_until(lambda: any(link.raddr[1:] == (port,) for link in joining.net_connections()), "a join request")
 
 
 def joins(harness: Harness, name: str) -> list[list[int]]:
@@ -102,7 +102,7 @@ def test_lost_ranks_are_replaced_up_to_the_limit(harness: Harness) -> None:
         wait_for_join_request(harness, name, replacement(harness, name, 3, process))
     with stopped(harness, name, 0, process):
         kill(harness, name, 1)
-    _, err = run_to_end(process, 120)
+    _, err = run_to_end(process)
     assert process.returncode == 0, err
     assert err.count("was killed by SIGKILL") == 4
     assert [line.rpartition(" (")[2] for line in err.splitlines() if "replaced" in line] == [
@@ -133,7 +133,7 @@ def test_each_node_replaces_its_only_rank_and_one_replacement_is_too_late(harnes
     with stopped(harness, name, 0, process):
         kill(harness, name, 1)
         wait_for_join_request(harness, name, replacement(harness, name, 1, process))
-    _, err = run_to_end(process, 120)
+    _, err = run_to_end(process)
     assert process.returncode == 0, err
     assert joins(harness, name) == [[2]]
     assert {event.node_rank for event in harness.events(name).ranks[1].of(StartEvent)} == {1}
@@ -150,10 +150,10 @@ def test_waiting_replacement_ends_when_the_run_is_interrupted(harness: Harness) 
         wait_for_join_request(harness, name, replacement(harness, name, 1, process))
         family = tree(process)
         process.terminate()
-    _, err = run_to_end(process, 120)
+    _, err = run_to_end(process)
     assert process.returncode == 128 + signal.SIGTERM, err
     assert harness.record(name)["status"] == "interrupted"
-    wait_until(lambda: all_gone(family), 60, "all processes to end")
+    wait_until(lambda: all_gone(family), "all processes to end")
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_waiting_replacements_end_when_all_ranks_are_lost(harness: Harness) -> N
         kill(harness, name, 0)
         replacement(harness, name, 1, process)
         kill(harness, name, 1)
-    _, err = run_to_end(process, 120)
+    _, err = run_to_end(process)
     assert process.returncode == 137, err
     assert re.search(r"error: rank [01] \(pid \d+\) was killed by SIGKILL", err), err
     assert err.count("is replaced by process") <= 2

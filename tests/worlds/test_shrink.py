@@ -76,19 +76,19 @@ def join(harness: Harness, name: str, step: int, process: subprocess.Popen[str])
     folder = harness.folder(name)
     endpoint = folder.door_json
     wait_until(
-        lambda: endpoint.exists() and json.loads(endpoint.read_text())["identity"] == 1, 60, "the loss of 0", process
+        lambda: endpoint.exists() and json.loads(endpoint.read_text())["identity"] == 1, "the loss of 0", process
     )
-    wait_until(lambda: (beat := read_heartbeat(folder.heartbeat(0))) is not None and beat.step >= step, 60, "a step")
+    wait_until(lambda: (beat := read_heartbeat(folder.heartbeat(0))) is not None and beat.step >= step, "a step")
     port, first = json.loads(endpoint.read_text())["port"], read_heartbeat(folder.heartbeat(0))
     assert first is not None
     os.kill(first.pid, signal.SIGSTOP)
     try:
         joining = harness.start("frog", "join", name)
         links = psutil.Process(joining.pid).net_connections
-        wait_until(lambda: any(link.raddr[1:] == (port,) for link in links()), 60, "a join request", joining)
+        wait_until(lambda: any(link.raddr[1:] == (port,) for link in links()), "a join request", joining)
     finally:
         os.kill(first.pid, signal.SIGCONT)
-    out, err = run_to_end(joining, 120)
+    out, err = run_to_end(joining)
     assert joining.returncode == 0, err
     return out
 
@@ -101,7 +101,7 @@ def test_four_ranks_lose_two_regain_one_and_reach_the_undisturbed_result(
     world = ("--nproc", "4", *HELD, "--", *words("shrink-all", PATIENT))
     process = harness.start("frog", "chaos", *faults, *world, warm=True)
     joined = join(harness, "shrink-all", 10, process)
-    out, err = run_to_end(process, 120)
+    out, err = run_to_end(process)
     assert process.returncode == 0, err
     assert joined == "runs/shrink-all: joined as rank 2 in a world of 3 ranks\n"
     check(harness, "shrink-all", undisturbed)
@@ -145,7 +145,7 @@ def test_single_survivor_continues_and_admits_another_rank(harness: Harness, und
     world = ("--nproc", "2", *HELD, "--", *words("shrink-one", PATIENT))
     process = harness.start("frog", "chaos", *faults, *world, warm=True)
     join(harness, "shrink-one", 5, process)
-    _, err = run_to_end(process, 120)
+    _, err = run_to_end(process)
     assert process.returncode == 0, err
     check(harness, "shrink-one", undisturbed)
     assert memberships(harness, "shrink-one")[-1].members == [1, 2]

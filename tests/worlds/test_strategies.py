@@ -126,7 +126,7 @@ def test_checkpoint_of_any_strategy_loads_under_any_other(harness: Harness, tmp_
             str(folder),
             str(out),
         )
-        harness.run(*command, timeout=280)
+        harness.run(*command, limit_s=840)
         results |= json.loads(out.read_text())
     assert len(results) > 100
     assert {pair: names for pair, names in results.items() if names} == {}

@@ -106,7 +106,7 @@ def test_killed_and_resumed_run_is_bitwise_equal_to_the_undisturbed_run(calm: Ha
     calm.wait_for_step(name, step, process)
     family = kill_tree(process)
     process.communicate()
-    wait_until(lambda: all_gone(family), 10, "the killed world to end")
+    wait_until(lambda: all_gone(family), "the killed world to end")
     calm.run("frog", "run", "--nproc", "2", "--", "train", "--resume", f"runs/{name}")
     for key in ("weights_sha256", "order_sha256", "step", "loss"):
         assert calm.record(name)[key] == calm.record("calm-2")[key]
@@ -144,13 +144,13 @@ def test_run_resumed_in_another_world_uses_the_same_samples(calm: Harness, world
 def test_signal_saves_a_checkpoint_and_ends_the_run(calm: Harness, number: signal.Signals, code: int) -> None:
     name = f"stopped-{code}"
     settings = [
-        word for text in (f"name={name}", "train.steps=2000", "checkpoint.every=1000") for word in ("--set", text)
+        word for text in (f"name={name}", "train.steps=100000", "checkpoint.every=1000") for word in ("--set", text)
     ]
     process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
     calm.wait_for_step(name, 2, process)
     family = tree(process)
     process.send_signal(number)
-    out, err = run_to_end(process, 60)
+    out, err = run_to_end(process)
     assert process.returncode == code, err
     assert all_gone(family)
     record = calm.record(name)
@@ -162,29 +162,31 @@ def test_signal_saves_a_checkpoint_and_ends_the_run(calm: Harness, number: signa
 
 @pytest.mark.slow
 def test_killed_rank_is_named_and_the_world_ends(calm: Harness) -> None:
-    settings = [word for text in ("name=lost", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)]
+    settings = [
+        word for text in ("name=lost", "train.steps=100000", "checkpoint.every=1000") for word in ("--set", text)
+    ]
     process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
     calm.wait_for_step("lost", 2, process)
     family = tree(process)
     pid = calm.events("lost").ranks[1].of(StartEvent)[0].pid
     psutil.Process(pid).kill()
-    _, err = run_to_end(process, 60)
+    _, err = run_to_end(process)
     assert process.returncode == 137
     assert f"rank 1 (pid {pid}) was killed by SIGKILL" in err[err.rindex("error:") :]
-    wait_until(lambda: all_gone(family), 10, "the world to end")
+    wait_until(lambda: all_gone(family), "the world to end")
 
 
 @pytest.mark.slow
 def test_ranks_end_with_their_launcher(calm: Harness) -> None:
     settings = [
-        word for text in ("name=orphan", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)
+        word for text in ("name=orphan", "train.steps=100000", "checkpoint.every=1000") for word in ("--set", text)
     ]
     process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
     calm.wait_for_step("orphan", 2, process)
     family = tree(process)
     process.kill()
     process.communicate()
-    wait_until(lambda: all_gone(family), 20, "the ranks to end")
+    wait_until(lambda: all_gone(family), "the ranks to end")
 
 
 @pytest.mark.slow
@@ -260,7 +262,7 @@ def test_mixed_precision_trains(calm: Harness, precision: str) -> None:
 @pytest.mark.timeout(1260)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++")
 def test_compiled_model_trains_to_the_same_losses(calm: Harness) -> None:
-    calm.train(1, "compiled", "train.compile=true", "train.steps=2", "eval.sample_tokens=0", timeout=400)
+    calm.train(1, "compiled", "train.compile=true", "train.steps=2", "eval.sample_tokens=0", limit_s=1200)
     torch.testing.assert_close(losses(calm, "compiled"), losses(calm, "calm-1")[:2], rtol=1e-5, atol=0)
 
 

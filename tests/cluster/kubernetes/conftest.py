@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from harness import LIMIT_S
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,6 @@ def may_make_pods() -> None:
         "    n.separate_mounts(); n.mount_proc('/proc'); n.make_read_only('/'); os._exit(0)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode != 0:
         pytest.skip(f"this system does not allow namespaces: {done.stderr.strip().splitlines()[-1]}")

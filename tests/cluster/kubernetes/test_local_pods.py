@@ -325,7 +325,7 @@ def test_hanging_probe_does_not_block_the_end_of_the_pod(here: Harness) -> None:
     value = job("until test -e asked; do sleep 0.1; done; sleep 1.5")
     probe = {"exec": {"command": ["bash", "-c", "touch asked; exec sleep 600"]}, "timeoutSeconds": 1}
     value["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = probe
-    assert "Job small is complete" in here.run(*start(here, value), timeout=30).stderr
+    assert "Job small is complete" in here.run(*start(here, value)).stderr
 
 
 @pytest.mark.slow
@@ -349,7 +349,7 @@ def begin(here: Harness, script: str) -> tuple[subprocess.Popen[str], list[psuti
     value = job(script.replace("UP", "touch up.$(JOB_COMPLETION_INDEX)"), spec__completions=2, spec__parallelism=2)
     process = here.start(*start(here, value), start_new_session=True)
     disk = here.root / "disk"
-    wait_until(lambda: all((disk / f"up.{n}").exists() for n in (0, 1)), 60, "two pods", process)
+    wait_until(lambda: all((disk / f"up.{n}").exists() for n in (0, 1)), "two pods", process)
     return process, tree(process)
 
 
@@ -357,10 +357,10 @@ def begin(here: Harness, script: str) -> tuple[subprocess.Popen[str], list[psuti
 def test_launcher_forwards_sigterm_to_pods(here: Harness, number: signal.Signals) -> None:
     process, family = begin(here, "trap 'echo bye; exit 0' TERM; UP; sleep 600 & wait")
     process.send_signal(number)
-    out, err = run_to_end(process, 60)
+    out, err = run_to_end(process)
     assert process.returncode == 128 + number, err
     assert {"small-0 | bye", "small-1 | bye"} <= set(out.splitlines())
-    wait_until(lambda: all_gone(family), 30, "the end of all processes")
+    wait_until(lambda: all_gone(family), "the end of all processes")
     assert left_behind(here) == []
 
 
@@ -369,10 +369,10 @@ def test_second_signal_kills_pods_that_ignore_the_first(here: Harness) -> None:
     process, family = begin(here, "trap '' TERM; UP; while true; do sleep 1; done")
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
-    _, err = run_to_end(process, 60)
+    _, err = run_to_end(process)
     assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
     assert "Traceback" not in err
-    wait_until(lambda: all_gone(family), 30, "the end of all processes")
+    wait_until(lambda: all_gone(family), "the end of all processes")
 
 
 @pytest.mark.slow
@@ -380,8 +380,8 @@ def test_killed_launcher_leaves_no_processes(here: Harness) -> None:
     process, family = begin(here, "setsid sleep 600 & sleep 600 & UP; wait")
     assert len(family) > 6
     process.kill()
-    run_to_end(process, 60)
-    wait_until(lambda: all_gone(family), 30, "the end of all processes")
+    run_to_end(process)
+    wait_until(lambda: all_gone(family), "the end of all processes")
     assert left_behind(here) != [], "no process could remove its files"
     here.run(*start(here, job("true")))
     assert left_behind(here) == [], "the next launcher removes them"

@@ -30,7 +30,7 @@ def test_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: Non
     pods = done.stdout.replace(env, f"{env}            - name: {name}\n              value: {value}\n")
     (harness.root / "pods.yaml").write_text(pods)
     process = harness.start("frog", "run", "--from", "pods.yaml")
-    out, err = run_to_end(process, 600)
+    out, err = run_to_end(process, limit_s=900)
     assert process.returncode == 0, f"{out}\n{err}"
     assert "rank 2 (pid " in out
     assert "was killed by SIGKILL" in out

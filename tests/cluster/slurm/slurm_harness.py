@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE
+from harness import LIMIT_S, wait_until
 
 from frog.cluster.slurm.slurm_programs import missing_programs
 
@@ -29,9 +28,9 @@ class RealSlurm:
     nodes: int = NODES
     gpus_per_node: int = GPUS_PER_NODE
 
-    def ask(self, *words: str, cwd: Path | None = None, timeout: float = 60) -> str:
+    def ask(self, *words: str, cwd: Path | None = None, limit_s: float = LIMIT_S) -> str:
         """Return the output of a command, which must succeed."""
-        done = subprocess.run(words, cwd=cwd, env=self.env, capture_output=True, text=True, timeout=PATIENCE * timeout)
+        done = subprocess.run(words, cwd=cwd, env=self.env, capture_output=True, text=True, timeout=limit_s)
         assert done.returncode == 0, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -40,14 +39,18 @@ class RealSlurm:
         words = self.ask("scontrol", "--oneliner", "show", "job", job_id).split()
         return {name: value for name, _, value in (word.partition("=") for word in words)}
 
-    def wait_for(self, job_id: str, *states: str, timeout: float = 120) -> dict[str, str]:
+    def wait_for(self, job_id: str, *states: str, limit_s: float = LIMIT_S) -> dict[str, str]:
         """Wait until a job is in one of the states; fail as soon as it ends in another."""
-        deadline = time.monotonic() + PATIENCE * timeout
-        while (job := self.job(job_id))["JobState"] not in states:
-            if time.monotonic() > deadline or job["JobState"] in FINAL:
-                pytest.fail(f"job {job_id} is not {' or '.join(states)} within {PATIENCE * timeout:g} s: {job}")
-            time.sleep(0.1)
-        return job
+        looks: list[dict[str, str]] = []
+
+        def is_in_one() -> bool:
+            looks[:] = [self.job(job_id)]
+            state = looks[0]["JobState"]
+            assert state in states or state not in FINAL, f"job {job_id} is not {' or '.join(states)}: {looks[0]}"
+            return state in states
+
+        wait_until(is_in_one, f"job {job_id} to be {' or '.join(states)}", limit_s=limit_s, seen=lambda: looks)
+        return looks[0]
 
 
 def frog_slurm(*words: str, cwd: Path, code: int = 0, env: dict[str, str] | None = None) -> str:
@@ -59,7 +62,7 @@ def frog_slurm(*words: str, cwd: Path, code: int = 0, env: dict[str, str] | None
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE * 150,
+        timeout=LIMIT_S,
     )
     assert done.returncode == code, f"frog slurm {words}: exit code {done.returncode}\n{done.stdout}"
     return done.stdout

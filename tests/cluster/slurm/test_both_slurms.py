@@ -15,13 +15,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import PATIENCE
+from harness import LIMIT_S, wait_until
 
 from frog.cluster.emulator import emulated_cluster as emulator_cluster
 from frog.cluster.slurm.slurm_programs import missing_programs
@@ -32,8 +31,6 @@ JOBS = Path(__file__).parent / "jobs"
 RECORD = JOBS / "recorded.json"
 NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 4, 64
 """Nodes, GPUs and CPUs as in the fixture real_slurm."""
-
-TIMEOUT_S = PATIENCE * 140
 
 CHAIN = ("--job-name=variables", "--dependency=singleton")
 FILES: dict[str, tuple[list[str], list[str]]] = {
@@ -75,19 +72,15 @@ MOVED = ("limit", "limit_batch", "limit_steps")
 def run_all(env: Mapping[str, str], root: Path) -> dict[str, Any]:
     """Submit every job file, each in its own folder; wait for all; return each result."""
     waiting = {name: _submit(env, root / name, name, *words) for name, words in FILES.items()}
-    deadline = time.monotonic() + TIMEOUT_S
     found = {}
     for name, (job, process) in waiting.items():
         try:
-            process.wait(timeout=max(1, deadline - time.monotonic()))
+            process.wait(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:  # the comparison reports it as a difference
             ask(env, "scancel", job)
             process.kill()
             process.wait()
-        jobs = _states(env, job)
-        while time.monotonic() < deadline and {table["JobState"] for table in jobs} & STILL:
-            time.sleep(0.2)  # sbatch --wait waits for the script; the job is still completing
-            jobs = _states(env, job)
+        jobs = _ended(env, job)
         # For a stopped job the real sbatch returns 0 or 1, depending on when it looks: before or after the script ends.
         stopped = {table["JobState"] for table in jobs} & {"CANCELLED", "TIMEOUT"}
         if name in MOVED:
@@ -130,6 +123,18 @@ def _submit(
         return process.stdout.readline().strip(), process
 
 
+def _ended(env: Mapping[str, str], job: str) -> list[dict[str, str]]:
+    """Return a job's data once it has ended, which may be later than its script, for which `sbatch --wait` waits."""
+    jobs: list[dict[str, str]] = []
+
+    def has_ended() -> bool:
+        jobs[:] = _states(env, job)
+        return not {table["JobState"] for table in jobs} & STILL
+
+    wait_until(has_ended, f"the end of job {job}", seen=lambda: jobs)
+    return jobs
+
+
 def _states(env: Mapping[str, str], job: str) -> list[dict[str, str]]:
     """Return scontrol's data about a job, or about the tasks of an array."""
     done = ask(env, "scontrol", "--oneliner", "show", "job", job)
@@ -144,7 +149,7 @@ def _states(env: Mapping[str, str], job: str) -> list[dict[str, str]]:
 
 
 def ask(env: Mapping[str, str], *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=PATIENCE * 60)
+    return subprocess.run(words, cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def _files(root: Path, name: str, job: str, jobs: list[dict[str, str]]) -> dict[str, list[str]]:
@@ -367,13 +372,13 @@ def chain(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
     for job in (good, bad):
         ask(env, "scontrol", "release", job)
     never = {jobs["afternotok_good"], jobs["afterok_bad"]}
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        states = {name: _states(env, job)[0] for name, job in jobs.items()}
-        waits = [name for name, state in states.items() if state["JobState"] in STILL]
-        if {jobs[name] for name in waits} == never:
-            break
-        time.sleep(0.2)
+    states: dict[str, dict[str, str]] = {}
+
+    def others_have_ended() -> bool:
+        states.update({name: _states(env, job)[0] for name, job in jobs.items()})
+        return {jobs[name] for name, state in states.items() if state["JobState"] in STILL} == never
+
+    wait_until(others_have_ended, "the end of all jobs that can run", seen=lambda: states)
     after = {name: [state["JobState"], state["Reason"], state["ExitCode"]] for name, state in states.items()}
     ask(env, "scancel", *never)
     return {"before": sorted(before.splitlines()), "after": after, "ran": sorted(x.name for x in folder.glob("*.out"))}

@@ -30,7 +30,7 @@ def check(grader: Grader, shown: str) -> Verdict:
 def test_grader_uses_the_running_slurm(real_slurm: RealSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_CONF", "PATH"):
         monkeypatch.setenv(name, real_slurm.env[name])
-    wait_until(lambda: running_slurm() is not None, 60, "two idle nodes")
+    wait_until(lambda: running_slurm() is not None, "two idle nodes")
     slurm = f"on {running_slurm()}"
     with Grader() as grader:
         passed = check(grader, "3.7 reference")

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import wait_until
+from harness import LIMIT_S, wait_until
 
 from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.emulator import job_processes, wire
@@ -23,18 +23,18 @@ from frog.cluster.simulated_cluster import LOCK_FILE
 from frog.core.errors import UsageError
 
 STRAY = (
-    "import os, time, sys\n"
+    "import os, signal, sys\n"
     "if os.fork(): os._exit(0)\n"
     "os.setsid()\n"
     "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-    "time.sleep(300)\n"
+    "signal.pause()\n"
 )
 
 
 def ask(folder: Path, *words: str, code: int = 0) -> str:
     """Return the output of one of the emulator's commands."""
     env = {**os.environ, **cluster.environment(folder)}
-    done = subprocess.run(words, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == code, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
@@ -46,7 +46,7 @@ def is_running(pid: int) -> bool:
 
 
 def number_in(path: Path) -> int:
-    wait_until(lambda: path.exists() and path.read_text().isdigit(), 60, path.name)
+    wait_until(lambda: path.exists() and path.read_text().isdigit(), path.name)
     return int(path.read_text())
 
 
@@ -69,7 +69,7 @@ def test_emulator_starts_reports_its_status_and_stops(folder: Path) -> None:
         cluster.up(folder, 1, 0, 1)
     ask(folder, "sbatch", "--nodes=2", "--wrap", "sleep 300")
     ask(folder, "sbatch", "--exclusive", "--job-name=later", "--wrap", "sleep 300")
-    wait_until(lambda: "RUNNING" in cluster.status_text(folder), 30, "the first job")
+    wait_until(lambda: "RUNNING" in cluster.status_text(folder), "the first job")
     assert "later  PENDING  1      (Resources)" in cluster.status_text(folder)
     cluster.down(folder)
     assert not folder.exists()
@@ -87,18 +87,18 @@ def test_process_outside_its_group_ends_with_its_job(folder: Path) -> None:
     assert not is_running(number_in(tmp / "script"))
     ask(folder, "srun", "bash", "-c", f"{start} task > /dev/null 2>&1; while [ ! -s task ]; do sleep 0.1; done")
     assert not is_running(number_in(tmp / "task"))
-    job = ask(folder, "sbatch", "--parsable", "--wrap", f"{start} stopped; sleep 300").strip()
+    job = ask(folder, "sbatch", "--parsable", "--wrap", f"{start} stopped; sleep 600").strip()
     pid = number_in(tmp / "stopped")
     assert is_running(pid)
     ask(folder, "scancel", job)
-    wait_until(lambda: not is_running(pid), 60, "the end of the stray process")
+    wait_until(lambda: not is_running(pid), "the end of the stray process")
 
 
 def test_killed_daemon_is_cleaned_up(folder: Path) -> None:
     ask(folder, "sbatch", "--wrap", f'{sys.executable} -c "{STRAY}" alone; sleep 300')
     pid = number_in(folder.parent / "alone")
     os.kill(json.loads((folder / "cluster.json").read_text())["pid"], signal.SIGKILL)
-    wait_until(lambda: "does not answer" in cluster.status_text(folder), 30, "the end of the daemon")
+    wait_until(lambda: "does not answer" in cluster.status_text(folder), "the end of the daemon")
     assert "Unable to contact slurm controller" in ask(folder, "squeue", code=1)
     (folder / "mine.txt").write_text("mine")
     cluster.down(folder)
@@ -152,9 +152,9 @@ def test_emulator_starts_after_an_earlier_start_was_killed(tmp_path: Path) -> No
 def test_script_that_ignores_signals_is_killed(folder: Path) -> None:
     stubborn = "trap '' TERM; touch up; while true; do sleep 0.1; done"
     job = ask(folder, "sbatch", "--parsable", "--wrap", stubborn).strip()
-    wait_until(lambda: (folder.parent / "up").exists(), 60, "the job")
+    wait_until(lambda: (folder.parent / "up").exists(), "the job")
     ask(folder, "scancel", job)
-    wait_until(lambda: "JobState=CANCELLED" in ask(folder, "scontrol", "show", "job", job), 60, "the end of the job")
+    wait_until(lambda: "JobState=CANCELLED" in ask(folder, "scontrol", "show", "job", job), "the end of the job")
     assert "ExitCode=0:9" in ask(folder, "scontrol", "show", "job", job)
 
 
@@ -177,7 +177,7 @@ def test_script_that_ignores_signals_is_killed(folder: Path) -> None:
 )
 def test_emulator_names_unsupported_feature(shared: Path, words: str, named: str) -> None:
     env = {**os.environ, **cluster.environment(shared)}
-    done = subprocess.run(words.split(), env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words.split(), env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode != 0
     assert f"the Slurm emulator does not support {named}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -193,7 +193,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_sbatch_variable_is_refused(shared: Path) -> None:
     env = {**os.environ, **cluster.environment(shared), "SBATCH_PARTITION": "main"}
-    done = subprocess.run(["sbatch", "--wrap", "true"], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sbatch", "--wrap", "true"], env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 255
     assert "does not support the variable SBATCH_PARTITION" in done.stderr
 
@@ -218,7 +218,7 @@ def test_marks_are_found_without_procfs(shared: Path) -> None:
         found[:] = [item for item in job_processes._marks_of_ps() if f"/{job}.0/" in item[1]]
         return bool(found)
 
-    wait_until(by_ps, 60, "the job's process in the output of ps")
+    wait_until(by_ps, "the job's process in the output of ps")
     cluster_name = json.loads((shared / "cluster.json").read_text())["cluster"]
     assert {pid for pid, _ in found} == set(find_marked(f"{cluster_name}/{job}.0/"))
     ask(shared, "scancel", job)

@@ -59,19 +59,19 @@ def test_requeued_example_job_reaches_the_same_weights(harness: Harness, emulate
         found = read_heartbeat(folder.heartbeat(rank))
         return msgspec.to_builtins(found) if found else {"step": 0}
 
-    wait_until(lambda: beat(1)["step"] >= 20 or (log.exists() and "cleanup" in log.read_text()), 150, "20 steps")
+    wait_until(lambda: beat(1)["step"] >= 20 or (log.exists() and "cleanup" in log.read_text()), "20 steps")
     assert "cleanup" not in log.read_text(), log.read_text()
     stopped = beat(1)["pid"]
     os.kill(stopped, signal.SIGSTOP)
     try:
         emulated.ask("scontrol", "update", f"JobId={hasty}", "EndTime=now+60seconds")
-        wait_until(lambda: "limit is near" in log.read_text(), 60, "the signal")
+        wait_until(lambda: "limit is near" in log.read_text(), "the signal")
         emulated.ask("scontrol", "update", f"JobId={hasty}", "TimeLimit=30")  # once is enough
     finally:
         os.kill(stopped, signal.SIGCONT)
     calm = submit()
     for job_id in (hasty, calm):
-        job = emulated.wait_for(job_id, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", timeout=170)
+        job = emulated.wait_for(job_id, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", limit_s=510)
         said = [path.read_text() for path in sorted(harness.root.glob(f"slurm-{job_id}*.out"))]
         assert job["JobState"] == "COMPLETED", "\n".join(said)
 

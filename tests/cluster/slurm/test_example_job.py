@@ -58,7 +58,7 @@ class Bench:
         return msgspec.to_builtins(found) if found else {"step": 0, "pid": None}
 
     def wait_for_step(self, job_id: str, step: int, rank: int = 0) -> None:
-        wait_until(lambda: self.beat(job_id, rank)["step"] >= step or self.is_over(job_id), 150, f"step {step}")
+        wait_until(lambda: self.beat(job_id, rank)["step"] >= step or self.is_over(job_id), f"step {step}")
         assert not self.is_over(job_id), self.log(job_id) + self.log(job_id, 0) + self.log(job_id, 1)
 
     def is_over(self, job_id: str) -> bool:
@@ -104,12 +104,12 @@ def calm_and_requeued(bench: Bench) -> tuple[str, str]:
     try:
         bench.slurm.ask("scontrol", "update", f"JobId={hasty}", "EndTime=now+75seconds")
         calm = bench.submit("config/demo.toml", *words)
-        wait_until(lambda: "limit is near" in bench.log(hasty), 150, "Slurm's signal")
+        wait_until(lambda: "limit is near" in bench.log(hasty), "Slurm's signal")
         bench.slurm.ask("scontrol", "update", f"JobId={hasty}", "TimeLimit=30")  # once is enough
     finally:
         os.kill(stopped, signal.SIGCONT)
     for job_id in (calm, hasty):
-        job = bench.slurm.wait_for(job_id, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", timeout=170)
+        job = bench.slurm.wait_for(job_id, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", limit_s=510)
         assert job["JobState"] == "COMPLETED", bench.log(job_id) + bench.log(job_id, 0) + bench.log(job_id, 1)
     return calm, hasty
 
@@ -164,7 +164,7 @@ def test_cancelled_job_saves_and_job_with_killed_rank_fails(bench: Bench) -> Non
 
     # scancel: all ranks save and exit, and a smaller world resumes the run.
     bench.slurm.wait_for(cancelled, "CANCELLED")
-    wait_until(lambda: not bench.processes(cancelled), 90, "the end of the cancelled job's processes")
+    wait_until(lambda: not bench.processes(cancelled), "the end of the cancelled job's processes")
     log = bench.log(cancelled)
     assert log.index("signal: Slurm ends this job") < log.index("cleanup: ")
     assert "requeue:" not in log
@@ -179,7 +179,7 @@ def test_cancelled_job_saves_and_job_with_killed_rank_fails(bench: Bench) -> Non
     # The killed rank: the job fails with torchrun's code, is not requeued, and the other node's ranks end too.
     job = bench.slurm.wait_for(broken, "FAILED")
     assert (job["ExitCode"], job["Restarts"]) == ("1:0", "0")
-    wait_until(lambda: not bench.processes(broken), 90, "the end of the broken job's processes")
+    wait_until(lambda: not bench.processes(broken), "the end of the broken job's processes")
     assert "cleanup: the workers exited with code 1" in bench.log(broken)
     assert "Signal 9 (SIGKILL)" in bench.log(broken, 1), "rank 2 is the first of node 1"
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 from frog.cluster.simulated_cluster import locked
 from frog.core.errors import UsageError
@@ -69,7 +70,7 @@ def test_two_processes_never_hold_the_lock_together(tmp_path: Path) -> None:
     words = [sys.executable, "-c", CONTENDER, str(tmp_path / "cluster"), str(tmp_path / "inside")]
     both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        assert [process.communicate(timeout=60)[1] for process in both] == ["", ""]
+        assert [process.communicate(timeout=LIMIT_S)[1] for process in both] == ["", ""]
     finally:
         for process in both:
             process.kill()

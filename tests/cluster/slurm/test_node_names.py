@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 from frog.cluster import node_names
 from frog.cluster.emulator import emulated_cluster as cluster
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def submit(folder: Path, script: str) -> str:
     env = {**os.environ, **cluster.environment(folder)}
     words = ("sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", "--output=out", "--wrap", script)
-    done = subprocess.run(words, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     said = (folder.parent / "out").read_text()
     assert done.returncode == 0, done.stdout + done.stderr + said
     return said

@@ -15,7 +15,7 @@ from typing import cast
 
 import psutil
 import pytest
-from harness import PATIENCE, run_to_end, wait_until
+from harness import LIMIT_S, run_to_end, wait_until
 from slurm_harness import BIN, RealSlurm, frog_slurm, need_slurm
 
 from frog.cluster.simulated_cluster import Shape
@@ -71,7 +71,7 @@ def wait_for_sleepers(cluster: str, count: int) -> None:
             sum(process.command in ("sleep 300", "/usr/bin/sleep 300") for process in find_processes(cluster)) >= count
         )
 
-    wait_until(are_there, 60, f"{count} processes of the job")
+    wait_until(are_there, f"{count} processes of the job")
 
 
 def shell(command: str, cwd: Path) -> str:
@@ -83,7 +83,7 @@ def shell(command: str, cwd: Path) -> str:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=PATIENCE * 100,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -107,13 +107,13 @@ def test_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path) -
     job_id = real_slurm.ask(*words, "--wrap", script, cwd=tmp_path).strip()
     real_slurm.wait_for(job_id, "RUNNING")
     log = tmp_path / f"nap-{job_id}.txt"
-    wait_until(lambda: log.exists() and "begins on node1" in log.read_text(), 60, "the job's first line")
+    wait_until(lambda: log.exists() and "begins on node1" in log.read_text(), "the job's first line")
     assert real_slurm.ask("squeue", "-h", "-o", "%i %j %T %D") == f"{job_id} nap RUNNING 2\n"
 
     # A second job gets the other GPUs of the same nodes, and a third must wait.
     output = real_slurm.ask("srun", "--nodes=1", "--gpus-per-node=2", "printenv", "CUDA_VISIBLE_DEVICES")
     assert output == "2,3\n"
-    wait_until(lambda: real_slurm.ask("squeue", "-h", "-o", "%i").split() == [job_id], 60, "the end of the second job")
+    wait_until(lambda: real_slurm.ask("squeue", "-h", "-o", "%i").split() == [job_id], "the end of the second job")
     waiting = real_slurm.ask(*words, "--gpus-per-node=4", "--wrap", "true", cwd=tmp_path).strip()
     assert real_slurm.job(waiting)["JobState"] == "PENDING"
 
@@ -124,7 +124,7 @@ def test_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path) -
 
     real_slurm.ask("scancel", job_id, waiting)
     assert real_slurm.wait_for(job_id, "CANCELLED")["Restarts"] == "0"
-    wait_until(lambda: not real_slurm.ask("squeue", "-h"), 60, "an empty queue")
+    wait_until(lambda: not real_slurm.ask("squeue", "-h"), "an empty queue")
     assert "never" not in log.read_text()
     assert f"{job_id}" in real_slurm.ask("sacct", "-c", "-o", "JobID")
 
@@ -160,9 +160,7 @@ def test_slurm_down_ends_even_detached_processes(workdir: Path) -> None:
     shell(
         "sbatch --gpus-per-node=8 --wrap '(setsid sleep 300 &) ; echo $CUDA_VISIBLE_DEVICES > gpus; sleep 300'", workdir
     )
-    wait_until(
-        lambda: sum(p.command.endswith("sleep 300") for p in find_processes(name)) == 2, 60, "the job's processes"
-    )
+    wait_until(lambda: sum(p.command.endswith("sleep 300") for p in find_processes(name)) == 2, "the job's processes")
     assert (workdir / "gpus").read_text() == "0,1,2,3,4,5,6,7\n"
     shell("sbatch --hold --array=2-3%1 --wrap true", workdir)  # squeue prints 12_[2-3%1], which scancel does not accept
     os.link(folder / "logs" / "jobs.txt", workdir / "jobs.txt")
@@ -187,9 +185,7 @@ def test_cluster_with_dead_daemons_is_reported_and_restarted(workdir: Path) -> N
     folder = workdir / ".slurm"
     old, scratch = cluster_name(folder), scratch_of(folder)
     shell("sbatch --nodes=2 --wrap 'srun sleep 300'", workdir)
-    wait_until(
-        lambda: sum(p.command.endswith("/sleep 300") for p in find_processes(old)) == 2, 60, "the job's processes"
-    )
+    wait_until(lambda: sum(p.command.endswith("/sleep 300") for p in find_processes(old)) == 2, "the job's processes")
     for process in find_processes(old):
         if "slurmctld" in process.command or "node2" in process.command:
             kill(process.pid)
@@ -222,10 +218,10 @@ def test_interrupted_slurm_up_leaves_nothing(workdir: Path, how: signal.Signals)
         stderr=subprocess.STDOUT,
     )
     folder = workdir / ".slurm"
-    wait_until(lambda: (folder / "slurm.conf").exists(), 60, "the configuration", None)
+    wait_until(lambda: (folder / "slurm.conf").exists(), "the configuration")
     name, scratch = cluster_name(folder), scratch_of(folder)
     process.send_signal(how)
-    out, _ = run_to_end(process, 100)
+    out, _ = run_to_end(process)
     if how == signal.SIGKILL:
         frog_slurm("down", "--keep-logs", cwd=workdir)
     else:
@@ -321,7 +317,7 @@ def test_slurm_runs_as_ordinary_user_in_folder_with_space(workdir: Path) -> None
         f"; {frog} down --folder 'a b'"
     )
     done = subprocess.run(
-        [*ordinary, "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=PATIENCE * 150
+        [*ordinary, "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     user = "nobody" if ordinary else subprocess.check_output(["id", "-un"], text=True).strip()
@@ -338,7 +334,7 @@ def test_daemons_use_another_host_name_if_it_is_not_loopback(workdir: Path) -> N
         f' && eval "$({BIN / "frog"} slurm env)" && sbatch --wait --output=output --wrap "srun hostname"'
     )
     done = subprocess.run(
-        ["unshare", "--uts", "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=PATIENCE * 150
+        ["unshare", "--uts", "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (workdir / "output").read_text() == "localhost\n"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 from slurm_harness import frog_slurm
 
 PROGRAM = r"""
@@ -39,7 +40,7 @@ def submit(folder: Path, *options: str) -> list[str]:
     lines = frog_slurm("env", "--simulate-gpus", cwd=folder)
     job = f'eval "$LINES_OF_ENV"; sbatch --wait --output=out {" ".join(options)} --wrap "srun {sys.executable} job.py"'
     env = {**os.environ, "LINES_OF_ENV": lines}
-    done = subprocess.run(["bash", "-c", job], cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(["bash", "-c", job], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     said = (folder / "out").read_text()
     assert done.returncode == 0, done.stderr + said
     return sorted(said.splitlines())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.simulated_cluster import Shape, SiteNames, remove_commands, split_names
@@ -28,7 +29,7 @@ srun --wait=1 --ntasks=2 bash -c '[ $SLURM_PROCID = 0 ] || exec sleep 100' || ec
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **cluster.environment(folder)}
-    return subprocess.run(words, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(words, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -74,14 +74,14 @@ def test_submitit_job_is_requeued_after_warning(floor: Harness, real_slurm: Real
         beats[:] = [beat] if (beat := read_heartbeat(folder.heartbeat(1))) else []
         return bool(beats) and beats[0].step >= 3
 
-    wait_until(has_begun, 120, "step 3")
+    wait_until(has_begun, "step 3")
     stopped = beats[0].pid
     os.kill(stopped, signal.SIGSTOP)  # the run must not end before the signal arrives
     try:
         real_slurm.ask("scancel", "--signal=USR2", job)  # like --signal=USR2@60 a minute before the limit
     finally:
         os.kill(stopped, signal.SIGCONT)
-    done = real_slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=170)
+    done = real_slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", limit_s=510)
     assert (done["JobState"], done["Restarts"]) == ("COMPLETED", "1")
     _, second = folder.read_run_json().segments
     assert 3 <= second.from_step < STEPS

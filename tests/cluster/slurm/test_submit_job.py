@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness import Harness
+from harness import LIMIT_S, Harness
 from slurm_harness import RealSlurm
 
 from frog.cluster.jobfile.cluster_profile import load_profile
@@ -48,7 +48,7 @@ def test_submitted_run_completes(harness: Harness, real_slurm: RealSlurm) -> Non
     found = re.match(r"job (\d+) is in the queue: 2 x 1 rank of", output)
     assert found
     job = found[1]
-    real_slurm.wait_for(job, "COMPLETED", timeout=300)
+    real_slurm.wait_for(job, "COMPLETED", limit_s=900)
     record = harness.record(f"tiny-{job}")
     assert (record["status"], record["step"]) == ("completed", 8)
     assert harness.folder(f"tiny-{job}").event_ranks() == [0, 1]
@@ -60,7 +60,7 @@ def test_submitted_run_completes(harness: Harness, real_slurm: RealSlurm) -> Non
 def asks_sbatch(text: str, real_slurm: RealSlurm, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "job.sbatch").write_text(text, newline="")
     command = ["sbatch", "--test-only", *words, "job.sbatch"]
-    return subprocess.run(command, cwd=folder, env=real_slurm.env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, env=real_slurm.env, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("name", ["generic", "marenostrum5"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from bundle_harness import bundle
-from harness import all_gone, tree, wait_until
+from harness import LIMIT_S, all_gone, tree, wait_until
 
 from frog.cluster.submit import make_bundle
 from frog.cluster.submit.bundle_folder import check_sums
@@ -39,6 +39,7 @@ def test_interrupted_bundle_leaves_no_files_or_processes(here: Path) -> None:
             **os.environ,
             "PIP_CONFIG_FILE": "/dev/null",
             "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/",
+            "PIP_TIMEOUT": "3600",
         }
         for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
             env.pop(name, None)
@@ -47,9 +48,9 @@ def test_interrupted_bundle_leaves_no_files_or_processes(here: Path) -> None:
             connection, _ = index.accept()
             family = tree(process)
             process.terminate()
-            assert process.wait(timeout=60) == 128 + signal.SIGTERM
-            connection.close()
-    wait_until(lambda: all_gone(family), 30, "the end of pip")
+            assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGTERM
+        wait_until(lambda: all_gone(family), "the end of pip")
+        connection.close()
     assert os.listdir(here / "out") == []
 
 
@@ -68,7 +69,7 @@ def test_killed_bundle_looks_incomplete_and_is_removed(here: Path) -> None:
         "make_bundle.write_sums = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
         "main(['bundle', 'run.toml', '--to', 'out/it', '--no-wheels'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=here, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, timeout=LIMIT_S)
     assert done.returncode == -signal.SIGKILL
     (left,) = os.listdir(here / "out")
     assert left.startswith(".it.staging-")
@@ -125,7 +126,7 @@ def test_killed_replacement_loses_no_run(place: int, here: Path) -> None:
         "make_bundle.write_sums = seal\n"
         "main(['bundle', 'run.toml', '--to', 'out/it', '--no-wheels', '--force'])"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(place)], cwd=here, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(place)], cwd=here, timeout=LIMIT_S)
     assert done.returncode == -signal.SIGKILL
     assert folder.exists() == (place != 2)
     assert bundle("--no-wheels") == 2, "it already exists"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from bundle_harness import bundle
+from harness import LIMIT_S
 
 from frog import __version__
 from frog.cluster.submit import make_bundle
@@ -42,7 +43,7 @@ def collect_small_wheels(folder: Path, extras: tuple[str, ...], platform: str | 
 
 def set_up(folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **NO_NETWORK, "PYTHON": sys.executable, **changes}
-    return subprocess.run(["./setup.sh"], cwd=folder, env=env, capture_output=True, text=True, timeout=150)
+    return subprocess.run(["./setup.sh"], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_wheels_for_another_machine_are_refused(
@@ -73,7 +74,7 @@ def test_setup_installs_only_wheels_of_the_bundle(here: Path, monkeypatch: pytes
     assert f"frog {__version__} is in .venv" in done.stdout
     python = folder / ".venv" / "bin" / "python"
     found = subprocess.run(
-        [python, "-c", "import pond; print(pond.__version__)"], capture_output=True, text=True, timeout=60
+        [python, "-c", "import pond; print(pond.__version__)"], capture_output=True, text=True, timeout=LIMIT_S
     )
     assert found.stdout == "2.5\n"
     assert check_sums(folder) == []
@@ -168,12 +169,12 @@ def test_wheel_is_repacked_from_installed_frog(tmp_path: Path) -> None:
     """pip installs the packed wheel with the same files and accepts every hash."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps", "--no-index"]
     first = build_wheel(tmp_path)
-    subprocess.run([*pip, "--target", str(tmp_path / "one"), str(first)], check=True, timeout=300)
+    subprocess.run([*pip, "--target", str(tmp_path / "one"), str(first)], check=True, timeout=LIMIT_S)
     (installed,) = distributions(path=[str(tmp_path / "one")])
     (tmp_path / "again").mkdir()
     second = pack_wheel(tmp_path / "again", installed)
     assert second.name == first.name
-    subprocess.run([*pip, "--target", str(tmp_path / "two"), str(second)], check=True, timeout=300)
+    subprocess.run([*pip, "--target", str(tmp_path / "two"), str(second)], check=True, timeout=LIMIT_S)
     with zipfile.ZipFile(first) as old, zipfile.ZipFile(second) as new:
         assert set(new.namelist()) == set(old.namelist())
         record = next(name for name in old.namelist() if name.endswith("RECORD"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bundle_harness import CLUSTERS, bundle
+from harness import LIMIT_S
 from mutations import held_to_its_schema
 
 from frog.cli import main
@@ -45,7 +46,7 @@ def test_sha256sum_and_frog_verify_the_bundle(here: Path, capsys: pytest.Capture
     assert bundle("--no-wheels") == 0
     folder = here / "out" / "it"
     done = subprocess.run(
-        ["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, capture_output=True, timeout=60
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, capture_output=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr.decode()
     assert main(["bundle", "--check", "out/it"]) == 0

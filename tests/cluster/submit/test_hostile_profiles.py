@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import MODEL, RUN_FILE
+from harness import LIMIT_S, MODEL, RUN_FILE
 
 from frog.cluster.jobfile.cluster_profile import ClusterProfile, parse_profile
 from frog.cluster.submit.slurm_job import SlurmRequest, check_request, render_job
@@ -68,7 +68,9 @@ def run_job(here: Path, config: RunConfig, profile: ClusterProfile, run_file: Pa
         "PATH": f"{here / 'bin'}{os.pathsep}/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "USER": "me",
         "SLURM_JOB_NODELIST": "node0", "SLURM_CPUS_PER_TASK": "1", "HIT": "$(touch hit)",
     }  # fmt: skip
-    subprocess.run(["bash", "-c", render_job(request)], cwd=here, env=surroundings, capture_output=True, timeout=60)
+    subprocess.run(
+        ["bash", "-c", render_job(request)], cwd=here, env=surroundings, capture_output=True, timeout=LIMIT_S
+    )
 
 
 @pytest.mark.parametrize("place", PLACES)

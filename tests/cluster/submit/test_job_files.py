@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness import MODEL, RUN_FILE
+from harness import LIMIT_S, MODEL, RUN_FILE
 
 from frog.cli import main
 from frog.cluster.jobfile.cluster_profile import ClusterProfile, load_profile
@@ -81,10 +81,10 @@ def test_rendered_job_file_has_no_findings(name: str, config: RunConfig, tmp_pat
 @pytest.mark.parametrize("name", PROFILES)
 def test_rendered_job_file_passes_shellcheck(name: str, config: RunConfig) -> None:
     text = render_job(SlurmRequest(config, Path("a run's file.toml"), PROFILES[name], nodes=2, settings=("name=it",)))
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=30)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=LIMIT_S)
     if shutil.which("shellcheck"):
         words = ["shellcheck", "--shell=bash", "--exclude=SC2016", "-"]
-        done = subprocess.run(words, input=text, text=True, capture_output=True, timeout=60)
+        done = subprocess.run(words, input=text, text=True, capture_output=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stdout
 
 

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harness import MODEL, RUN_FILE
+from harness import LIMIT_S, MODEL, RUN_FILE
 
 from frog.cluster.jobfile.cluster_profile import load_profile
 from frog.cluster.submit.slurm_job import SlurmRequest, render_job
@@ -88,7 +88,7 @@ class JobScript:
         }
         env = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"} | variables
         words = ["bash", "job.sbatch"]
-        return subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=30)
+        return subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=LIMIT_S)
 
     @property
     def asked(self) -> str:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 from frog.cli import main
 from frog.cluster.emulator import emulated_cluster as cluster
@@ -73,7 +74,7 @@ def test_bundle_has_the_program_the_observer_and_the_job(here: Path, capsys: pyt
 
 def test_bundle_takes_what_git_does_not_ignore(here: Path) -> None:
     for words in (["init", "-q"], ["add", "my.py", "pack"]):
-        subprocess.run(["git", *words], check=True, timeout=60)
+        subprocess.run(["git", *words], check=True, timeout=LIMIT_S)
     (here / ".gitignore").write_text("*.log\nout\nenv\n.venv\n.secret\nrun.sh\n__pycache__\nruns\n")
     (here / "a.log").write_text("")
     (here / "new.py").write_text("")
@@ -144,7 +145,7 @@ def test_requirements_become_wheels_and_a_setup_script(here: Path, monkeypatch: 
     script = (here / "out" / "setup.sh").read_text()
     assert "--find-links wheels --requirement 'program/requirements.txt'\n" in script
     assert "frog" not in script
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=30)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=LIMIT_S)
     assert 'PYTHON="$PWD"/.venv/bin/python\n' in (here / "out" / "job.sbatch").read_text()
     assert bundle("--force", "--no-wheels", "--", "my.py") == 0
     assert not (here / "out" / "setup.sh").exists()
@@ -171,7 +172,7 @@ def test_job_of_a_bundle_runs_in_another_place(here: Path, tmp_path: Path) -> No
         env = {**os.environ, **cluster.environment(tmp_path / "cluster")}
         env["PATH"] = os.pathsep.join([env["PATH"].split(os.pathsep)[0], str(Path(sys.executable).parent), env["PATH"]])
         done = subprocess.run(
-            ["sbatch", "--wait", "job.sbatch"], cwd=elsewhere, env=env, capture_output=True, text=True, timeout=240
+            ["sbatch", "--wait", "job.sbatch"], cwd=elsewhere, env=env, capture_output=True, text=True, timeout=LIMIT_S
         )
     finally:
         cluster.down(tmp_path / "cluster")

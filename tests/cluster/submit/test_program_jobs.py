@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 from frog.cli import main
 from frog.cluster.emulator import emulated_cluster as cluster
@@ -57,7 +58,7 @@ def test_job_file_of_a_program_has_no_findings(work: ProgramWork, profile: str, 
     (tmp_path / "runs" / "jobs").mkdir(parents=True)
     text = render_job(request_of(work, profile))
     assert explain(text, Path("job.sbatch"), PROFILES[profile], (tmp_path,)).findings == ()
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=30)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +138,11 @@ def test_plain_torch_script_runs_from_its_job_file_on_the_emulator(tmp_path: Pat
         env["PATH"] = os.pathsep.join([env["PATH"].split(os.pathsep)[0], str(Path(sys.executable).parent), env["PATH"]])
         frog = [sys.executable, "-m", "frog.cli", "submit", "--to", "slurm", "--nodes", "2", "--ranks-per-node", "1"]
         words = [*frog, "--profile", str(write_profile(tmp_path)), "--", "my.py", "a b"]
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr
         job = done.stdout.split()[1]
         wait = ["sbatch", "--wait", f"--dependency=afterany:{job}", "--wrap", "true"]
-        subprocess.run(wait, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=240)
+        subprocess.run(wait, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=LIMIT_S)
     finally:
         cluster.down(tmp_path / "cluster")
     jobs = tmp_path / "runs" / "jobs"

@@ -77,10 +77,10 @@ signal.pause()
             beat = read_heartbeat(path)
             return beat.phase if beat else None
 
-        wait_until(lambda: phase() == "backward", 60, "the first beats")
+        wait_until(lambda: phase() == "backward", "the first beats")
         first = read_heartbeat(path)
         assert first is not None
-        wait_until(lambda: (read_heartbeat(path) or first).beat_ns > first.beat_ns, 60, "another beat")
+        wait_until(lambda: (read_heartbeat(path) or first).beat_ns > first.beat_ns, "another beat")
         process.send_signal(signal.SIGSTOP)
         stopped = read_heartbeat(path)
     finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import Harness, all_gone, kill_tree, tree, wait_until
+from harness import LIMIT_S, Harness, all_gone, kill_tree, tree, wait_until
 
 from frog.core.machine import free_port
 from frog.core.runs.event_schema import StartEvent
@@ -33,7 +33,7 @@ LINES = {
 }
 """The page's commands by heading, one per node."""
 
-SLOW = ("train.steps=5000", "checkpoint.every=1000", "eval.every=1000")
+SLOW = ("train.steps=100000", "checkpoint.every=1000", "eval.every=1000")
 OF_LAUNCHERS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "DS_ACCELERATOR": "cpu"}
 """Variables for the launchers only: with them, no `frog` starts warm (tests/warm_frog)."""
 _LAUNCHER_VARIABLES = re.compile(
@@ -88,18 +88,18 @@ def start(floor: Harness, launcher: str, name: str, *settings: str) -> list[subp
     ]
 
 
-def end(processes: list[subprocess.Popen[str]], timeout: float = 450) -> list[tuple[int, str]]:
+def end(processes: list[subprocess.Popen[str]], limit_s: float = LIMIT_S) -> list[tuple[int, str]]:
     """Wait until all have ended; return the exit code and the output of each."""
     ends = []
     for process in processes:
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             for other in processes:
                 with contextlib.suppress(psutil.Error):
                     kill_tree(other)
             out, err = process.communicate()
-            pytest.fail(f"no end within {timeout} s\n{out}\n{err}")
+            pytest.fail(f"no end within {limit_s:g} s\n{out}\n{err}")
         ends.append((process.returncode, out + err))
     return ends
 
@@ -151,24 +151,24 @@ CODES = {  # after a killed rank, and after Ctrl-C, as in the page's table; a sh
 def test_killed_rank_ends_the_world_under_every_launcher(floor: Harness, launcher: str) -> None:
     name = f"killed-{launcher.split(',')[0]}"
     (process,) = start(floor, launcher, name, *SLOW)
-    floor.wait_for_step(name, 2, process, timeout=120)
+    floor.wait_for_step(name, 2, process)
     family = tree(process)
     os.kill(rank_pid(floor, name, 1), signal.SIGKILL)
     ((code, words),) = end([process])
     assert code in CODES[launcher][0], words
-    wait_until(lambda: all_gone(family), 60, "the end of all processes")
+    wait_until(lambda: all_gone(family), "the end of all processes")
 
 
 @pytest.mark.parametrize("launcher", CODES)
 def test_ctrl_c_saves_and_leaves_no_process(floor: Harness, launcher: str) -> None:
     name = f"stopped-{launcher.split(',')[0]}"
     (process,) = start(floor, launcher, name, *SLOW)
-    floor.wait_for_step(name, 2, process, timeout=120)
+    floor.wait_for_step(name, 2, process)
     family = tree(process)
     os.killpg(process.pid, signal.SIGINT)
     ((code, words),) = end([process])
     assert code == CODES[launcher][1], words
-    wait_until(lambda: all_gone(family), 60, "the end of all processes")
+    wait_until(lambda: all_gone(family), "the end of all processes")
     if launcher in ("mpirun", "submitit"):  # they kill after a second, even if a slow machine has not saved yet
         return
     record = floor.record(name)
@@ -182,7 +182,7 @@ def test_world_restarted_by_torchrun_resumes(floor: Harness) -> None:
     words = [word for setting in settings for word in ("--set", setting)]
     command = ["torchrun", "--nproc_per_node=2", *meeting, "train.py", "config/demo.toml", "--continue", *words]
     process = floor.start(*command, start_new_session=True, env=OF_LAUNCHERS)
-    floor.wait_for_step("again", 4, process, timeout=120)
+    floor.wait_for_step("again", 4, process)
     os.kill(rank_pid(floor, "again", 1), signal.SIGKILL)
     ((code, said),) = end([process])
     assert code == 0, said
@@ -194,7 +194,7 @@ def test_world_restarted_by_torchrun_resumes(floor: Harness) -> None:
 def test_submitit_job_near_its_limit_resumes_at_the_same_step(floor: Harness) -> None:
     settings = ("train.steps=200", "checkpoint.every=1000", "eval.every=1000")
     (process,) = start(floor, "submitit", "warned", *settings)
-    floor.wait_for_step("warned", 3, process, timeout=120)
+    floor.wait_for_step("warned", 3, process)
     pids = [rank_pid(floor, "warned", rank) for rank in (0, 1)]
     os.kill(pids[1], signal.SIGSTOP)  # the run must not end before the signal arrives
     for pid in pids:  # Slurm signals every task some time before the limit

@@ -12,13 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import all_gone, wait_until
+from harness import LIMIT_S, all_gone, wait_until
 
 from frog.core.errors import LaunchError, UsageError
 from frog.launch.network import Link, Network, parse_network
 
 SOURCE = Path(__file__).parents[3] / "src"
-WAIT_S = 120
 
 ECHO = """
 import socket
@@ -89,7 +88,7 @@ def inside(network: Network, node: int, code: str, *words: str) -> subprocess.Po
 
 
 def output(network: Network, node: int, code: str, *words: str) -> str:
-    return inside(network, node, code, *words).communicate(timeout=WAIT_S)[0]
+    return inside(network, node, code, *words).communicate(timeout=LIMIT_S)[0]
 
 
 def ping(network: Network, source: int, target: int, num: int = 1, timeout_s: float = 30) -> list[str]:
@@ -125,11 +124,11 @@ def test_each_node_has_its_own_name_and_address(network: Network, tmp_path: Path
 
 def test_program_inside_a_node_keeps_its_process_id(network: Network) -> None:
     program = inside(network, 1, "import os; print(os.getpid())")
-    assert int(program.communicate(timeout=WAIT_S)[0]) == program.pid
+    assert int(program.communicate(timeout=LIMIT_S)[0]) == program.pid
 
 
 def test_missing_command_inside_a_node_is_reported(network: Network) -> None:
-    done = subprocess.run(network.enter(1, ["no-such-thing"]), capture_output=True, text=True, timeout=WAIT_S)
+    done = subprocess.run(network.enter(1, ["no-such-thing"]), capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (
         127,
         "error: no-such-thing inside a node of --network: No such file or directory\n",
@@ -161,8 +160,8 @@ def test_stream_is_limited_to_the_link_rate_and_counted(network: Network) -> Non
     before = network.describe()["nodes"]
     num_bytes = 1_000_000
     sink, source = transfer(network, FLOOD, str(num_bytes))
-    end_s = float(sink.communicate(timeout=WAIT_S)[0].split()[0])
-    start_s = float(source.communicate(timeout=WAIT_S)[0])
+    end_s = float(sink.communicate(timeout=LIMIT_S)[0].split()[0])
+    start_s = float(source.communicate(timeout=LIMIT_S)[0])
     assert source.returncode == 0
     assert end_s - start_s >= 8 * num_bytes / network.link.rate_bits_per_s
     after = network.describe()["nodes"]
@@ -190,11 +189,11 @@ def test_stream_continues_after_a_short_cut(network: Network) -> None:
     sink, source = transfer(network, STREAM)
     network.cut(0)
     gone = network.describe()["nodes"][0]["cut_frames"]
-    wait_until(lambda: network.describe()["nodes"][0]["cut_frames"] > gone, WAIT_S, "frames into the cut")
+    wait_until(lambda: network.describe()["nodes"][0]["cut_frames"] > gone, "frames into the cut")
     network.heal(0)
-    sent = source.communicate(timeout=WAIT_S)[0].strip()  # this also closes its stdin
+    sent = source.communicate(timeout=LIMIT_S)[0].strip()  # this also closes its stdin
     assert source.returncode == 0
-    assert sink.communicate(timeout=WAIT_S)[0].split()[1] == sent
+    assert sink.communicate(timeout=LIMIT_S)[0].split()[1] == sent
 
 
 @pytest.mark.parametrize("num_nodes", [2, 9, 10, 64])
@@ -251,7 +250,7 @@ def test_switch_ends_when_its_owner_is_killed(network: Network) -> None:
     assert len(nets) == 2
     owner.kill()
     owner.communicate()
-    wait_until(lambda: all_gone([switch]), WAIT_S, "the switch's end")
+    wait_until(lambda: all_gone([switch]), "the switch's end")
     assert not nets & set(open_networks())
 
 
@@ -296,7 +295,7 @@ def run_as(prefix: list[str], code: str, python: str = sys.executable) -> subpro
     """Run the code with this checkout's frog after `prefix`: as another user, or with fewer permissions."""
     words = [*prefix, python, "-c", code]
     env = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, env=env, cwd="/")
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, env=env, cwd="/")
 
 
 def test_unprivileged_user_can_create_networks(network: Network) -> None:

@@ -13,7 +13,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE
 from rich.console import Console
 from warm_frog import warm_env
 
@@ -294,7 +293,7 @@ def test_demo_runs_unattended(name: Name, tmp_path: Path) -> None:
     shell.write_text("".join([*lines, "unset BASH_ENV\n"]))
     command = [str(Path(sys.executable).parent / "frog"), "demo", name, "--auto", "--out", str(tmp_path / "demo")]
     env = {**os.environ, "BASH_ENV": str(shell)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE * 880)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=2640)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     session = read_session(name)
     outputs = {path.name: path.read_text() for path in (tmp_path / "demo").glob("[0-9][0-9].txt")}

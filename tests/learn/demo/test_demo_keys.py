@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE
+from harness import LIMIT_S
 
 PLAYER = """
 import sys
@@ -28,7 +28,7 @@ Player(Session(title="demo", steps=tuple(steps)), Path(sys.argv[1]), False, cons
 PROMPT = rb"q: quit > "
 
 
-@pytest.mark.timeout(PATIENCE * 60)
+@pytest.mark.timeout(LIMIT_S)
 def test_enter_typed_during_a_step_does_not_start_the_next_step(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     ours, theirs = pty.openpty()

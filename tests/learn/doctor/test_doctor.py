@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from harness import Harness, run_to_end
+from harness import LIMIT_S, Harness, run_to_end
 
 from frog.cli import main
 from frog.learn.doctor import machine, probes, tools
@@ -259,7 +259,7 @@ def test_torchrun_probe_writes_its_line_in_one_call() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
         env = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONUNBUFFERED": "1"}
-        subprocess.run([sys.executable, "-c", probes._WHO], env=env, stdout=theirs, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", probes._WHO], env=env, stdout=theirs, check=True, timeout=LIMIT_S)
         assert ours.recv(100) == b"rank 1 of 2\n"
 
 
@@ -287,7 +287,7 @@ def test_doctor_ends_at_its_deadline_without_leftover_processes(tmp_path: Path) 
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     started = here.start("frog", "doctor", "--deadline", "0.2", env={"TMPDIR": str(temporary)})
-    out, err = run_to_end(started, 60)
+    out, err = run_to_end(started)
     assert started.returncode == 1, err
     assert "Traceback" not in out + err
     assert "no answer within 0.2 s" in " ".join(out.split())

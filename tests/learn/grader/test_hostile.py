@@ -207,7 +207,7 @@ def refused(verdict: Verdict, ids: tuple[str, ...]) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(place: Place) -> Iterator[None]:
     yield
-    wait_until(lambda: place.left() == [], 10, "the end of all processes")
+    wait_until(lambda: place.left() == [], "the end of all processes")
 
 
 def test_reference_of_the_hostile_exercise_passes(place: Place) -> None:

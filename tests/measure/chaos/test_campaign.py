@@ -443,7 +443,7 @@ def test_small_campaign_passes(harness: Harness, seed: int, count: int, words: l
     """
     program = ["train", "run.toml", *set_words("train.steps=2", "checkpoint.every=1", "train.timeout_s=10")]
     told = ["--campaign", str(count), "--seed", str(seed), *words, "--out", "table.txt"]
-    done = harness.run("frog", "chaos", *told, "--", *program, timeout=580)
+    done = harness.run("frog", "chaos", *told, "--", *program, limit_s=1740)
     table = (harness.root / "table.txt").read_text()
     assert f"{count} of {count} faults tested: {count} handled correctly, 0 not" in table, done.stdout
     assert f"recovered to the undisturbed run's weights: {count} of {count}" in table
@@ -472,9 +472,9 @@ def test_interrupted_campaign_keeps_its_finished_trials(harness: Harness) -> Non
         "--",
         *program,
     )
-    wait_until(out.exists, 250, "the first trial's line", process)
+    wait_until(out.exists, "the first trial's line", process)
     process.send_signal(signal.SIGINT)
-    told, _ = run_to_end(process, 100)
+    told, _ = run_to_end(process)
     assert process.returncode == 130
     assert "stopped: " in told
     assert " of 9 faults tested: " in out.read_text()

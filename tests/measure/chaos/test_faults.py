@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 from frog.core.config.fault_kinds import KINDS
 from frog.core.config.faults import Fault, Scene, dump_faults, load_faults, parse_faults
@@ -149,13 +150,13 @@ def test_command_reports_mistakes_without_loading_torch(tmp_path: Path) -> None:
     )
     words = ["chaos", "list"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
     assert all(f"  {name} " in done.stdout for name in KINDS)
     words = ["chaos", "--nproc", "2"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 2
     assert "no fault specified" in done.stderr

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import Harness, all_gone, run_to_end, tree, wait_until
+from harness import LIMIT_S, Harness, all_gone, run_to_end, tree, wait_until
 from torch import nn
 
 from frog.core.config.fault_kinds import FULL_DEVICE, KINDS
@@ -389,7 +389,7 @@ def test_healing_cut_makes_two_distinct_requests(tmp_path: Path, monkeypatch: py
     launcher.start()
     met.phase_begins(2, "reduce", 0)
     assert granted == ["cut"]
-    launcher.join(timeout=10)
+    launcher.join(timeout=LIMIT_S)
     assert granted == ["cut", "heal"]
 
 
@@ -421,11 +421,11 @@ def test_world_ends_and_names_the_failed_rank_first(
     program = ["train", "run.toml", *(word for setting in settings for word in ("--set", setting))]
     world = ["--nproc", "2", "--threads", "1", "--deadline", "5" if stops else "60"]
     process = harness.start("frog", "chaos", "--fault", fault, *world, "--", *program)
-    wait_until(lambda: harness.folder(f"end-{kind}").heartbeat(1).exists(), 120, "rank 1 to start", process)
+    wait_until(lambda: harness.folder(f"end-{kind}").heartbeat(1).exists(), "rank 1 to start", process)
     family = tree(process)
-    _, told = run_to_end(process, 150)
+    _, told = run_to_end(process)
     assert process.returncode == code or (code is None and process.returncode not in (0, 2)), told
-    wait_until(lambda: all_gone(family), 15, "the world to end")
+    wait_until(lambda: all_gone(family), "the world to end")
     last = told[told.rindex("error:") :]
     assert kind == "node" or last.startswith("error: rank ")
     assert all(word in last for word in words), told

@@ -162,7 +162,7 @@ def test_survivable_kinds_end_the_rank_or_its_connections() -> None:
 def test_small_survival_campaign_passes(harness: Harness) -> None:
     program = ["train", "run.toml", *set_words("train.steps=3", "checkpoint.every=1", "train.timeout_s=30")]
     words = ["--campaign", "3", "--seed", "1", "--kinds", "kill,midway", "--on-loss", "shrink", "--out", "shrink.txt"]
-    done = harness.run("frog", "chaos", *words, "--nproc", "4", "--", *program, timeout=380)
+    done = harness.run("frog", "chaos", *words, "--nproc", "4", "--", *program, limit_s=1140)
     table = (harness.root / "shrink.txt").read_text()
     assert "3 of 3 faults tested: 3 handled correctly, 0 not" in table, done.stdout
     assert "continued with the undisturbed run's samples and losses: 3 of 3" in table

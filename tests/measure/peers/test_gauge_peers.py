@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 from wrong_peers import EXAMPLES, WRONG
 
 from frog.core.errors import UsageError
@@ -124,7 +125,9 @@ def test_rust_example_builds_as_documented_and_passes(tmp_path: Path) -> None:
     build = [line for line in block[1].splitlines() if "frog collectives check" not in line]
     path = f"{Path(sys.executable).parent}:{Path(shutil.which('cargo') or '').parent}:/usr/bin:/bin"
     env = {"PATH": path, "HOME": str(Path.home()), "CARGO_NET_OFFLINE": "true", "CARGO_INCREMENTAL": "0"}
-    subprocess.run(["sh", "-ec", "\n".join(build)], cwd=tmp_path, env=env, check=True, timeout=120, capture_output=True)
+    subprocess.run(
+        ["sh", "-ec", "\n".join(build)], cwd=tmp_path, env=env, check=True, timeout=LIMIT_S, capture_output=True
+    )
     (tmp_path / "sessions").mkdir()
     found = outcomes_of([str(tmp_path / "ring/target/release/ring")], tmp_path / "sessions", (2, 3, 4))
     assert {name: outcome.finding for name, outcome in found.items() if outcome.finding} == {}

@@ -17,6 +17,7 @@ from typing import get_args
 
 import pytest
 from failed_run import GRADIENT, SAMPLES, SCORE, UNIX_NS, FailedRun, lost
+from harness import LIMIT_S
 from run_files import run_json
 
 from frog.core.errors import (
@@ -1030,7 +1031,7 @@ def test_command_loads_no_rules_for_other_programs_to_diagnose_a_run_of_frogs_ow
         "sys.exit(' '.join(name for name in sys.modules if name.startswith('frog.observe.diagnose.')))"
     )
     words = [sys.executable, "-c", code, str(run.folder.path)]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert "What to do" in result.stdout
     loaded = result.stderr.split()
     assert "frog.observe.diagnose.find" in loaded

@@ -18,30 +18,30 @@ NAME = "live-diagnosis"
 
 @pytest.mark.slow
 def test_live_run_is_diagnosed_when_stopped_and_when_killed(harness: Harness) -> None:
-    settings = ["--set", f"name={NAME}", "--set", "train.steps=5000", "--set", "eval.every=5000"]
+    settings = ["--set", f"name={NAME}", "--set", "train.steps=100000", "--set", "eval.every=100000"]
     world = harness.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
     folder, follower = harness.folder(NAME), None
     try:
-        harness.wait_for_step(NAME, 4, world, timeout=120)
+        harness.wait_for_step(NAME, 4, world)
         follower = harness.start("frog", "logs", NAME, "-f", "--grep", "global batch|error:")
         beat = read_heartbeat(folder.heartbeat(1))
         assert beat is not None
 
         os.kill(beat.pid, signal.SIGSTOP)
-        wait_until(lambda: diagnose(folder).fault != "running", 60, "the diagnosis of a stopped rank", world)
+        wait_until(lambda: diagnose(folder).fault != "running", "the diagnosis of a stopped rank", world)
         live = diagnose(folder)
         assert (live.fault, live.rank, live.outcome, live.certain) == ("stop", 1, "running", False)
         assert any("rank 0" in line and "waiting" in line for line in live.evidence)
 
         os.kill(beat.pid, signal.SIGCONT)
-        wait_until(lambda: diagnose(folder).fault == "running", 60, "a run that continues", world)
+        wait_until(lambda: diagnose(folder).fault == "running", "a run that continues", world)
         os.kill(beat.pid, signal.SIGKILL)
-        run_to_end(world, 100)
+        run_to_end(world)
         assert world.returncode == 128 + signal.SIGKILL
         found: dict[str, Any] = json.loads(harness.run("frog", "diagnose", NAME, "--json").stdout)
         assert (found["fault"], found["rank"], found["outcome"], found["certain"]) == ("kill", 1, "failed", True)
         assert found["step"] >= 4
-        out, err = run_to_end(follower, 60)
+        out, err = run_to_end(follower)
         assert (follower.returncode, err) == (0, "")
         assert "[rank 0] error: " in out
         assert "[rank 1] global batch" in out

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 from run_files import event
 
 from frog.cli import main
@@ -245,7 +246,7 @@ def test_closed_output_pipe_ends_quietly(folder: RunFolder) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "frog.cli", "logs", str(folder.path)]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=LIMIT_S)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 from synthetic_run import Synthetic, make_run
 
 from frog.core.runs.history import read_history
@@ -55,7 +56,7 @@ def dump(page: Path, profile: Path, width: int) -> str:
     ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        out, _ = process.communicate(timeout=90)
+        out, _ = process.communicate(timeout=LIMIT_S)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

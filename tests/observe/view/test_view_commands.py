@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from core.runs.test_observed_files import STATUS, write
+from harness import LIMIT_S
 from run_files import beat
 from synthetic_run import Synthetic, make_run
 
@@ -212,7 +213,9 @@ def test_run_of_another_machine_is_judged_by_last_heartbeat(project: Path) -> No
 @pytest.mark.parametrize("command", ["report pond", "compare pond lake", "checkpoints pond", "tensorboard pond"])
 def test_view_commands_do_not_import_torch(project: Path, command: str) -> None:
     code = "import sys\nfrom frog.cli import main\nmain(sys.argv[1:])\nsys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=project, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command.split()], cwd=project, capture_output=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0, done.stderr.decode()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import LIMIT_S
 
 from frog.cli import main
 from frog.core.config import load_run_config
@@ -214,7 +215,7 @@ def test_search_writes_its_files_although_the_output_pipe_is_closed(tmp_path: Pa
     reading, writing = os.pipe()
     os.close(reading)
     words = ["plan", "search", str(LLAMA_8B), "--cluster", "h100x8", "--nodes", "2", "--to", str(tmp_path / "planned")]
-    done = subprocess.run([sys.executable, "-u", "-m", "frog.cli", *words], stdout=writing, timeout=60)
+    done = subprocess.run([sys.executable, "-u", "-m", "frog.cli", *words], stdout=writing, timeout=LIMIT_S)
     os.close(writing)
     assert done.returncode == 141
     names = {path.name for path in (tmp_path / "planned").iterdir()}

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness import LIMIT_S
+
 ROOT = Path(__file__).parents[3]
-DEADLINE_S = 60.0
 
 
 def find_browser() -> str | None:
@@ -113,7 +114,7 @@ class Browser:
                 return heard["result"]
 
     def _hear(self) -> dict[str, Any]:
-        heard = self._heard.get(timeout=DEADLINE_S)
+        heard = self._heard.get(timeout=LIMIT_S)
         if "method" in heard and (tab := self._tabs.get(heard.get("sessionId", ""))):
             tab.hear(heard["method"], heard["params"])
             self._events.append((tab, heard["method"]))
@@ -155,5 +156,5 @@ def chromium(program: str, profile: Path) -> Iterator[Browser]:
         yield Browser(to_write, from_read)
     finally:
         child.kill()
-        child.wait(timeout=30)
+        child.wait(timeout=LIMIT_S)
         os.close(to_write)

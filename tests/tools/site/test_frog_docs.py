@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 from frog.core.errors import UsageError
 from tools.site.build import is_current
@@ -31,7 +32,7 @@ def test_frog_docs_serves_on_loopback_until_ctrl_c(tmp_path: Path) -> None:
         with urllib.request.urlopen(found[1], timeout=30) as answer:
             assert answer.read() == b"<title>Frog</title>"
         child.send_signal(signal.SIGINT)
-        out, errors = child.communicate(timeout=30)
+        out, errors = child.communicate(timeout=LIMIT_S)
         assert (child.returncode, out, errors) == (0, "\n", "")
 
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 from tools.site.search import GUIDE, INTERNALS, REFERENCE, tier_of
 
@@ -38,7 +39,7 @@ def answers(site: Path) -> dict[str, list[list[str]]]:
     if node is None:
         pytest.skip("Node.js is not installed: `make system`")
     line = [node, str(Path(__file__).parent / "ask.js"), str(site), *TERMS, *FIRST, "frog"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[list[str]]] = json.loads(done.stdout)
     return found

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from decks import ALL, MINUTES, SESSIONS, SLIDES, Slide, read_deck
+from harness import LIMIT_S
 
 from frog.cli import _parser
 
@@ -278,7 +279,7 @@ def test_slides_build_without_node_names_what_is_missing() -> None:
         env={"PATH": "/nonexistent"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 1
     assert "error: the slides need programs that are not installed" in done.stderr
@@ -291,7 +292,7 @@ def test_every_figure_is_used_on_a_slide() -> None:
 
 
 def test_figures_match_their_scripts_and_data(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(SLIDES / "figures"), str(tmp_path)], check=True, timeout=120)
+    subprocess.run([sys.executable, str(SLIDES / "figures"), str(tmp_path)], check=True, timeout=LIMIT_S)
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text() for path in (SLIDES / "figures").glob("*.svg")}
     assert sorted(name for name in drawn | kept if drawn.get(name) != kept.get(name)) == [], (

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from decks import MINUTES, SLIDES, read_deck
+from harness import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +93,9 @@ def look(build: Any, page: Path, find: str) -> list[dict[str, Any]]:
         "--virtual-time-budget=20000",
     ]
     line += ["--no-sandbox"] if os.geteuid() == 0 else []
-    done = subprocess.run([*line, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [*line, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]
     pages: list[dict[str, Any]] = json.loads(html.unescape(found[1]))

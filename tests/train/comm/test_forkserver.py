@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import all_gone, wait_until
+from harness import LIMIT_S, all_gone, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked only on Linux")
 CASES = [sys.executable, "-u", "-m", "fork_cases"]
@@ -22,7 +22,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "2"}
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [*CASES, str(tmp_path_factory.mktemp("fork"))]
-    done = subprocess.run(command, cwd=Path(__file__).parent, env=ENV, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=Path(__file__).parent, env=ENV, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -86,4 +86,4 @@ def test_fork_server_and_ranks_end_with_the_agent(tmp_path: Path) -> None:
         family = [psutil.Process(pid) for pid in json.loads(agent.stdout.readline())]
         agent.kill()
     assert len(family) == 2
-    wait_until(lambda: all_gone(family), 60, "the end of the server and of its rank")
+    wait_until(lambda: all_gone(family), "the end of the server and of its rank")

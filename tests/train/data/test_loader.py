@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import LIMIT_S
 
 from frog.core.errors import ShapeError
 from frog.train.data import Batch, Loader, PreparedData, Windows, sample_ids
@@ -86,7 +87,7 @@ def test_loader_prefetches_a_bounded_number_of_batches(windows: Windows, monkeyp
 
     monkeypatch.setattr(Windows, "gather", counted)
     with Loader(windows, seed=3, global_batch_size=8, dp_rank=0, dp_size=1, grad_accum=1, prefetch=2) as loader:
-        assert third.wait(timeout=30), "two batches wait in the queue, and a third for room in it"
+        assert third.wait(timeout=LIMIT_S), "two batches wait in the queue, and a third for room in it"
         assert len(made) == 3
         assert next(loader).step == 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import run_to_end
+from harness import LIMIT_S, run_to_end
 
 from frog.core.errors import DataError
 from frog.train.data import (
@@ -235,7 +235,7 @@ def test_killed_preparation_leaves_no_set_and_the_next_one_succeeds(
 
 def test_interrupted_preparation_leaves_nothing(stuck: subprocess.Popen[str], tmp_path: Path) -> None:
     stuck.send_signal(signal.SIGINT)
-    assert stuck.wait(timeout=60) != 0
+    assert stuck.wait(timeout=LIMIT_S) != 0
     assert [entry.name for entry in tmp_path.iterdir()] == [".stuck.lock"]
 
 
@@ -262,7 +262,7 @@ def test_concurrent_ensure_prepared_calls_prepare_once(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [run_to_end(rank, 120)[0].rsplit(maxsplit=1) for rank in ranks]
+    said = [run_to_end(rank)[0].rsplit(maxsplit=1) for rank in ranks]
     assert said[0][0] == said[1][0]
     assert sorted(line[1] for line in said) == ["False", "True"]
 
@@ -289,7 +289,7 @@ def peak_bytes(text: Path) -> int:
     """
     command, env = [sys.executable, "-c", MEASURED, str(text)], {**os.environ, "MALLOC_ARENA_MAX": "1"}
     shutil.rmtree(text.parent / "data", ignore_errors=True)
-    return int(subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=150).stdout)
+    return int(subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT_S).stdout)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import LIMIT_S
 from mutations import held_to_its_schema
 
 import frog.train.data
@@ -152,4 +153,4 @@ def test_exported_names_exist_and_load_lazily() -> None:
         _ = frog.train.data.nothing
     heavy = "('torch', 'tokenizers', 'numpy')"
     code = f"import sys, frog.train.data.data_commands; sys.exit(any(name in sys.modules for name in {heavy}))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=LIMIT_S).returncode == 0

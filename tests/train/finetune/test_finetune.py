@@ -170,7 +170,7 @@ def test_stopped_finetuning_saves_a_complete_adapter(here: Harness) -> None:
     process = here.start("frog", "finetune", "base", *words)
     here.wait_for_step("stopped", 5, process)
     process.send_signal(signal.SIGINT)
-    run_to_end(process, 60)
+    run_to_end(process)
     assert process.returncode == 128 + signal.SIGINT
     record = here.record("stopped")
     assert record["status"] == "interrupted"

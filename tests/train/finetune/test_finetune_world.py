@@ -37,7 +37,7 @@ def spread(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run every case and strategy in one world of two."""
     root = tmp_path_factory.mktemp("spread")
     harness.run(
-        "frog", "run", "--nproc", "2", "--", str(WORKER), str(root), ",".join([*STRATEGIES, *MUTANTS]), timeout=170
+        "frog", "run", "--nproc", "2", "--", str(WORKER), str(root), ",".join([*STRATEGIES, *MUTANTS]), limit_s=510
     )
     return root
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import LIMIT_S
 from torch import nn
 
 from frog.core.config import OptimizerConfig
@@ -148,7 +149,7 @@ def test_optimizer_state_exists_before_the_first_step(case: str) -> None:
 
 
 def test_optimizer_step_does_not_load_the_compiler() -> None:
-    assert subprocess.run([sys.executable, "-c", STEP], timeout=100).returncode == 0
+    assert subprocess.run([sys.executable, "-c", STEP], timeout=LIMIT_S).returncode == 0
 
 
 def test_nesterov_momentum_equals_torchs() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from harness import LIMIT_S
 
 from frog.cli import main
 from frog.core.errors import ConfigError, FrogError
@@ -259,5 +260,5 @@ def test_schedule_command_rejects_invalid_arguments(words: list[str], capsys: py
 
 def test_schedule_command_does_not_import_torch() -> None:
     code = "import sys; from frog.cli import main; main(['schedule']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr.decode()

@@ -85,7 +85,7 @@ def seen(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     for world_size in (2, 4):
         path = tmp_path_factory.mktemp("mutants") / "found.json"
         command = ("frog", "run", "--nproc", str(world_size), "--threads", "1", "--", str(WORKER), str(path))
-        harness.run(*command, timeout=300)
+        harness.run(*command, limit_s=900)
         found |= json.loads(path.read_text())
     return found
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness import LIMIT_S
 from two_halves import ENTRY, TwoHalves
 
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
@@ -150,4 +151,4 @@ def test_missing_documentation_is_named(added: RunConfig) -> None:
 def test_strategy_entries_do_not_import_torch() -> None:
     modules = "frog.core.config.strategies, frog.plan.strategies, frog.train.prove.matrix"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S)
