@@ -62,3 +62,26 @@ def test_planted_bug_is_found_with_its_rank_and_line(harness: Harness, bug: str)
             assert re.match(r"train_it.py:(\d+)", found[name] or "x"), found["finding"]
             number = int(re.findall(r":(\d+)", found[name])[0])
             assert f"# {mark}: {bug}" in PLANTED.read_text().splitlines()[number - 1], found["finding"]
+
+
+DETAIL = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(3):
+    dist.all_reduce(torch.ones(4))
+if "differs" in sys.argv:
+    dist.all_reduce(torch.ones(4 + 2 * dist.get_rank()))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("words", "fault", "line"), [((), "none", None), (("differs",), "shape", "two.py:7")])
+def test_program_with_torchs_debug_level_detail_is_diagnosed(
+    harness: Harness, words: tuple[str, ...], fault: str, line: str | None
+) -> None:
+    (harness.root / "two.py").write_text(DETAIL)
+    detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    run_to_end(harness.start("frog", "run", "--nproc", "2", "--", "two.py", *words, env=detail), 120)
+    found = json.loads(harness.run("frog", "diagnose", "latest", "--json").stdout)
+    assert (found["fault"], found["line"], found["certain"]) == (fault, line, True)

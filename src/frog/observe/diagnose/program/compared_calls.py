@@ -103,6 +103,8 @@ def _never_called(rank: RankEvidence | None, group: Group, seq: int) -> bool:
 def _kind_of_difference(here: dict[int, Call]) -> str | None:
     """Return how the calls at one number differ; None if they match, or only one is known."""
     calls = list(here.values())
+    if len(calls) < 2:
+        return None
     first = calls[0]
     if any(call.op != first.op for call in calls):
         return "op"

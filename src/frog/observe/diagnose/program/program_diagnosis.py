@@ -35,6 +35,7 @@ from frog.observe.diagnose.program.reported_rules import differing_numbers, repo
 from frog.observe.diagnose.program.run_folder_evidence import attempts_of
 from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
 from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without
+from frog.observe.diagnose.program.torch_mismatch import compared_by_torch
 from frog.observe.diagnose.program.transfer_rules import transfer, without_transfers
 from frog.observe.diagnose.program.wait_rules import absent, all_inside
 from frog.observe.diagnose.recorded import recorded_findings
@@ -146,6 +147,7 @@ def _waited_long(evidence: Evidence) -> bool:
 RULES: tuple[Rule, ...] = (
     interrupted,
     teardown,
+    compared_by_torch,
     garbled,
     own_exception,
     mismatched,
