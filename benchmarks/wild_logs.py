@@ -1,4 +1,4 @@
-"""How often `frog diagnose --explain-log` names the cause of public issue threads, from the pasted log alone.
+"""How often `frog diagnose` names the cause of public issue threads, from the pasted log alone.
 
     python benchmarks/wild_logs.py FOLDER
 

@@ -188,6 +188,7 @@ TARGETS = (
     Target("diagnose program", _PROGRAM, names="runs/program", share=3),
     Target("diagnose evidence", _EVIDENCE, names="evidence", share=4),
     Target("diagnose evidence --json", _EVIDENCE),
+    Target("diagnose runs/one/logs/rank_0/train.log runs/program", _PROGRAM, share=2),
     Target("diagnose --explain-log runs/one/logs/rank_0/train.log", _RUN, names="runs/one/logs/rank_0/train.log", share=2),
     Target("compare one tuned", _RUN, names="runs/one", share=2),
     Target("logs one", _RUN, names="runs/one", share=3),

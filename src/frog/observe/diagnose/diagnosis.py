@@ -16,7 +16,7 @@ class Diagnosis:
 
     fault: str
     """The name of a fault (core/config/fault_kinds.py), or usage, memory, crash, stuck, start, gone, interrupted,
-    running, none or unknown."""
+    running, none or unknown; of a log, also the id of a known error."""
     finding: str
     """One-sentence summary."""
     rank: int | None = None
@@ -39,6 +39,12 @@ class Diagnosis:
     advice: str = ""
     also: tuple[Diagnosis, ...] = field(default_factory=tuple)
     """Further problems of the run, or of its earlier starts."""
+    known_error: str | None = None
+    """The id of the known error that a log shows."""
+    meaning: str = ""
+    """What the known error means, in sentences."""
+    confidence: str = ""
+    """How sure the answer is, if `certain` does not say it all."""
 
     def with_more(self, *evidence: str, **changes: Any) -> Diagnosis:
         return replace(self, evidence=(*self.evidence, *evidence), **changes)
@@ -59,12 +65,16 @@ class Diagnosis:
 def diagnosis_text(run: str, diagnosis: Diagnosis) -> str:
     """Format the diagnosis as text: the finding, the evidence line by line, the advice."""
     lines = [f"{run}: {diagnosis.finding}", ""]
-    if not diagnosis.certain:
+    if not diagnosis.certain and not diagnosis.confidence:
         lines += ["This is the most likely explanation of the evidence, not the only one.", ""]
     lines += ["Evidence", *(f"  {line}" for line in diagnosis.evidence), ""]
+    if diagnosis.meaning:
+        lines += ["What it means", *(f"  {line}" for line in diagnosis.meaning.splitlines()), ""]
     for other in diagnosis.also:
         lines += [f"Also: {other.finding}", *(f"  {line}" for line in other.evidence), ""]
     lines += ["What to do", *(f"  {line}" for line in diagnosis.advice.splitlines())]
+    if diagnosis.confidence:
+        lines += ["", "How sure", f"  {diagnosis.confidence}"]
     return "\n".join(lines)
 
 

@@ -2,42 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from frog.core.errors import RunError
 from frog.core.runs.folder import RunFolder, find_evidence
 from frog.observe.diagnose.diagnosis import Diagnosis
 
+if TYPE_CHECKING:
+    from frog.observe.diagnose.known_errors.explain import Explanation
 
-def diagnose_path(text: str) -> tuple[Path, Diagnosis]:
-    """Return the path that a user means, and what went wrong there.
+_STDIN = "-"
+
+
+class Answer(NamedTuple):
+    """What went wrong, and what the logs say by the table of known errors, if logs were read."""
+
+    name: str
+    diagnosis: Diagnosis
+    explanation: Explanation | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        log = self.explanation.as_json() if self.explanation is not None else {}
+        return {**log, **self.diagnosis.shortened().as_json()}
+
+
+def diagnose_paths(texts: Sequence[str]) -> Answer:
+    """Return what went wrong in the run or program that the user names by folders, files, or `-`.
 
     Only the rules that apply are imported: those for Frog's own runs, or those for other programs.
 
     Raises:  RunError if nothing is there that can be read.
     """
+    found = [_find(text) for text in texts]
+    own = [folder for folder in found if isinstance(folder, RunFolder)]
+    others = [path for path in found if isinstance(path, Path)]
+    runs = [_of_own_run(folder) for folder in own]
+    name = ", ".join(str(each.path if isinstance(each, RunFolder) else each) for each in found)
+    if not others:
+        return Answer(name, runs[0].with_more(also=(*runs[0].also, *runs[1:])))
+    from frog.observe.diagnose.program.program_diagnosis import diagnose_all
+
+    diagnosis, explanation = diagnose_all(others)
+    if not runs:
+        return Answer(name, diagnosis, explanation)
+    return Answer(name, runs[0].with_more(also=(*runs[0].also, *runs[1:], diagnosis)), explanation)
+
+
+def diagnose_path(text: str) -> tuple[Path, Diagnosis]:
+    """Return the path that a user means, and what went wrong there.
+
+    Raises:  RunError if nothing is there that can be read.
+    """
+    answer = diagnose_paths([text])
+    return Path(answer.name), answer.diagnosis
+
+
+def _find(text: str) -> RunFolder | Path:
+    """Return a run of Frog's own, or the path of anything else."""
+    if text == _STDIN:
+        return Path(_STDIN)
     try:
         folder = find_evidence(text)
     except RunError:
         path = Path(text)
         if not path.exists():
             raise
-        return path, _of_program(path)
-    if is_own_run(folder):
-        return folder.path, _of_own_run(folder)
-    return folder.path, _of_program(folder.path)
+        return path
+    return folder if is_own_run(folder) else folder.path
 
 
 def _of_own_run(folder: RunFolder) -> Diagnosis:
     from frog.observe.diagnose.run_diagnosis import diagnose
 
     return diagnose(folder)
-
-
-def _of_program(path: Path) -> Diagnosis:
-    from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
-
-    return diagnose_folder(path)
 
 
 def is_own_run(folder: RunFolder) -> bool:

@@ -8,8 +8,8 @@ import string
 import pytest
 
 from frog.observe.diagnose.known_errors.explain import Explanation, explain_lines, explain_log
-from frog.observe.diagnose.known_errors.letter import log_letter
 from frog.observe.diagnose.known_errors.lines import clean_lines
+from frog.observe.diagnose.known_errors.log_answer import log_text
 from frog.observe.diagnose.known_errors.table.known import Level
 
 OUT_OF_MEMORY = """\
@@ -68,8 +68,8 @@ def test_unknown_exception_is_named_with_the_rank_that_the_launcher_reports() ->
     found = explain(KEY_ERROR + TORCHRUN)
     assert found.cause is not None
     assert (found.cause.id, found.cause.exception, found.rank) == ("exception", "KeyError", 1)
-    assert "KeyError: 'labels'" in log_letter("log", found)
-    assert "/home/u/train.py:12 in main" in log_letter("log", found)
+    assert "KeyError: 'labels'" in log_text("log", found)
+    assert "/home/u/train.py:12 in main" in log_text("log", found)
 
 
 def test_time_out_names_waiting_and_absent_ranks_and_is_not_certain() -> None:
@@ -80,7 +80,7 @@ def test_time_out_names_waiting_and_absent_ranks_and_is_not_certain() -> None:
     assert found.details[0] == "Ranks 0, 1 and 3 waited in ALLREDUCE number 7 of 5449 elements."
     assert "rank 2" in found.details[-1]
     assert found.rank is None
-    assert "several ranks" in log_letter("log", found)
+    assert "several ranks" in log_text("log", found)
 
 
 def test_task_of_srun_is_the_rank() -> None:
@@ -118,21 +118,21 @@ def test_time_out_names_the_rank_that_is_behind() -> None:
 def test_consequences_alone_give_no_answer() -> None:
     found = explain(TORCHRUN)
     assert found.cause is None
-    assert "no cause in this log" in log_letter("log", found)
-    assert "names rank 1" in log_letter("log", found)
+    assert "no cause in this log" in log_text("log", found)
+    assert "names rank 1" in log_text("log", found)
 
 
 def test_unmatched_log_shows_the_last_lines_that_look_like_errors() -> None:
     found = explain("all fine\nfoo: the flux failed: 7\nbye\n")
     assert found.cause is None
-    assert "line 2: foo: the flux failed: 7" in log_letter("log", found)
-    assert "no known error matches" in log_letter("log", found)
+    assert "line 2: foo: the flux failed: 7" in log_text("log", found)
+    assert "no known error matches" in log_text("log", found)
 
 
 def test_traceback_without_its_exception_gives_no_answer() -> None:
     found = explain(KEY_ERROR.rpartition("KeyError")[0])
     assert found.cause is None
-    assert "before its exception" in log_letter("log", found)
+    assert "before its exception" in log_text("log", found)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_remark_of_a_library_is_not_a_cause(remark: str) -> None:
     assert len(alone.others) == 1
     assert of_a_failed_job.cause is not None
     assert not of_a_failed_job.certain
-    assert "only this warning can explain it" in log_letter("log", of_a_failed_job)
+    assert "only this warning can explain it" in log_text("log", of_a_failed_job)
 
 
 def test_warning_that_explains_the_error_is_the_cause() -> None:
@@ -362,7 +362,7 @@ def test_spliced_and_damaged_logs_are_explained_without_an_error() -> None:
                 string.printable + "…│\x1b\x00\ud800", k=chance.randrange(9)
             )
         found = explain("".join(text))
-        assert len(log_letter("log", found)) < 20_000
+        assert len(log_text("log", found)) < 20_000
         found.as_json()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frog.observe.diagnose.known_errors.explain import Explanation, explain_log
-from frog.observe.diagnose.known_errors.letter import log_letter
+from frog.observe.diagnose.known_errors.log_answer import log_text
 from frog.observe.diagnose.known_errors.table.known import Level
 
 TIME_OUT = (
@@ -63,7 +63,7 @@ def test_exception_that_a_signal_handler_raises_only_follows() -> None:
 
 def test_unknown_time_out_is_a_symptom() -> None:
     timed_out = UNKNOWN.replace("PeerGoneError", "GetTimeoutError")
-    assert "it is a time-out" in log_letter("log", explain(timed_out))
+    assert "it is a time-out" in log_text("log", explain(timed_out))
     assert answer(timed_out + OUT_OF_MEMORY) == "gpu-out-of-memory"
 
 
@@ -130,7 +130,7 @@ def test_words_of_many_harmless_lines_are_shown_beside_the_answer(words: str) ->
         found = explain(f"{words}\n{rest}")
         assert (found.cause and found.cause.id) == cause
         assert found.others[-1].level is Level.ASIDE or cause is not None
-        assert words[:40] in log_letter("log", found)
+        assert words[:40] in log_text("log", found)
 
 
 def test_quoted_exception_is_an_answer() -> None:
@@ -181,8 +181,8 @@ def test_line_leads_to_its_entry(line: str, id: str | None) -> None:
     assert answer(line) == id
 
 
-def test_letter_about_an_exception_after_a_time_out_says_that_it_is_a_symptom() -> None:
-    assert "it is a symptom" in log_letter("log", explain(TIME_OUT + UNKNOWN))
+def test_answer_about_an_exception_after_a_time_out_says_that_it_is_a_symptom() -> None:
+    assert "it is a symptom" in log_text("log", explain(TIME_OUT + UNKNOWN))
 
 
 def test_wrapper_of_ray_tune_is_not_a_cause() -> None:

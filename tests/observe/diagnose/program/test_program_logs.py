@@ -293,7 +293,7 @@ FRAMES = {
         (["all_reduce"] * 3, "stuck", None, "all 3 ranks with a stack wait in all_reduce at train.py:40 (step): a rank "
             "without a stack here, the network or a device keeps them waiting"),
         (["", "", "read"], "blocked", 2, "ranks 0 and 1 are at train.py:40 (step); rank 2 is at"),
-        (["read"] * 3, "unknown", None, "the evidence shows no failure"),
+        (["read"] * 3, "unknown", None, "the evidence shows neither a failure nor its absence"),
     ],
 )  # fmt: skip
 def test_stacks_alone_tell_which_rank_is_elsewhere(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frog.observe.diagnose.known_errors.lines import LogLine, clean_lines
+from frog.observe.diagnose.known_errors.progress import Progress
 from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import KnownError, Level
 from frog.observe.diagnose.known_errors.tracebacks import BEGIN, Frame, Traceback, TracebackReader
@@ -32,7 +33,19 @@ _TIME_OUT = re.compile(r"Timeout(?:Error|Expired|Exception)?$|TimedOut")
 _HANGS = ("collective-timeout", "watchdog-stuck", "horovod-stall")
 _ENDS = ("slurm-time-limit", "slurm-preempted", "hang-up")
 """Ids of ends from outside, which also befall a job that hangs."""
+_BY_HAND = "cancelled"
+_AFTER_CANCEL = ("host-out-of-memory", "killed", "out-of-memory")
+"""Ids of ends that Slurm also reports of the processes of a job that somebody stopped."""
+_MANY = 10
+"""Number of equal warnings after which they explain why somebody stopped the job."""
+_SUMMARY = "launcher-summary"
+_LAUNCHERS = re.compile(
+    r"ChildFailed|CalledProcess|Process(?:Exited|Raised)|RayTask|Tune|TrainingFailed|SignalException|SystemExit|Checkpoint"
+    r"|ExecuteUserScript|BackoffLimit"
+)
+"""Names of exceptions with which a launcher reports the end of another process."""
 _ROOT_CAUSE = "Root Cause (first observed failure)"
+_FAILED_AT = re.compile(r"^\s*time\s*: \d{4}-(\d\d-\d\d)_(\d\d:\d\d:\d\d)$")
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,11 @@ class Explanation:
     cut: bool = False
     """True if a traceback begins, but the log lacks its exception."""
     lines: int = 0
+    files: int = 0
+    last_step: str = ""
+    """The last step of the program, such as "500 of 500", if the log ends there."""
+    first_traceback: Finding | None = None
+    """The first traceback that does not count as a cause."""
 
     @property
     def rank(self) -> int | None:
@@ -88,8 +106,8 @@ class Explanation:
     @property
     def certain(self) -> bool:
         """True if the log shows the cause itself."""
-        found = self.cause
-        return found is not None and found.level is Level.CAUSE and (found.known is None or found.known.sure)
+        cause = self.cause
+        return cause is not None and cause.level is Level.CAUSE and (cause.known is None or cause.known.sure)
 
     @property
     def only_a_warning(self) -> bool:
@@ -102,26 +120,26 @@ class Explanation:
             "rank": self.rank,
             "certain": self.certain,
             "details": self.details,
-            "others": [_as_json(found) for found in self.others],
+            "others": [_as_json(other) for other in self.others],
             "consequences": self.consequences,
             "unknown": [{"file": line.file, "line": line.number, "text": line.text} for line in self.unknown],
             "lines": self.lines,
         }
 
 
-def _as_json(found: Finding | None) -> dict[str, Any] | None:
-    if found is None:
+def _as_json(finding: Finding | None) -> dict[str, Any] | None:
+    if finding is None:
         return None
-    known = found.known
+    known = finding.known
     return {
-        "id": found.id,
-        "level": found.level.name.lower(),
-        "rank": found.rank,
-        "file": found.line.file,
-        "line": found.line.number,
-        "text": found.text,
-        "exception": found.exception,
-        "users_line": str(found.frame) if found.frame else None,
+        "id": finding.id,
+        "level": finding.level.name.lower(),
+        "rank": finding.rank,
+        "file": finding.line.file,
+        "line": finding.line.number,
+        "text": finding.text,
+        "exception": finding.exception,
+        "users_line": str(finding.frame) if finding.frame else None,
         "cause": known.cause if known else None,
         "advice": known.advice if known else None,
         "section": known.section if known else None,
@@ -135,28 +153,35 @@ def explain_log(lines: Iterable[str], file: str = "") -> Explanation:
 
 def explain_lines(lines: Iterable[LogLine]) -> Explanation:
     """Explain the lines of one or several logs, which must be in order within each file."""
-    reader = _Reader()
+    reader = LogReader()
     for line in lines:
         reader.read(line)
     return reader.explanation()
 
 
-class _Reader:
+class LogReader:
     """Collects findings line by line, in bounded memory."""
 
     def __init__(self) -> None:
         self.known_errors = known_errors()
-        self.tracebacks, self.watchdog = TracebackReader(), Watchdog()
+        self.tracebacks, self.watchdog, self.progress = TracebackReader(), Watchdog(), Progress()
         self.findings: list[Finding] = []
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Number of findings by file and id."""
         self.consequences: Counter[str] = Counter()
         self.unknown: list[LogLine] = []
+        self.signal: Finding | None = None
+        """The first line in which a rank reports that another one timed out."""
+        self.first_traceback: Finding | None = None
         self.lines, self.cut, self.after_root_cause = 0, False, False
         self.reported_rank: int | None = None
         self.by_torchrun = False
         self.moments: dict[str, str] = {}
+        self.files: set[str] = set()
 
     def read(self, line: LogLine) -> None:
         self.lines += 1
+        self.files.add(line.file)
         if line.moment is not None:
             self.moments[line.file] = line.moment
         done, belongs = self.tracebacks.read(line)
@@ -169,7 +194,8 @@ class _Reader:
 
     def _read_line(self, line: LogLine) -> None:
         self.watchdog.read(line)
-        self._read_launcher(line.text)
+        self._read_launcher(line)
+        self.progress.read(line, self.moments.get(line.file))
         known = self.known_errors.find(line.text)
         if known is not None:
             is_remark = _REMARK.search(line.text) is not None
@@ -179,27 +205,35 @@ class _Reader:
         elif _LOOKS_LIKE_ERROR.search(line.text):
             self.unknown = [*self.unknown[-4:], line]
 
-    def _read_launcher(self, text: str) -> None:
-        """Read the rank that torchrun names as the first that failed."""
+    def _read_launcher(self, line: LogLine) -> None:
+        """Read the rank that torchrun names as the first that failed, and when."""
+        text = line.text
+        if failed_at := _FAILED_AT.match(text):
+            self.moments[line.file] = " ".join(failed_at.groups())
         self.by_torchrun = self.by_torchrun or "torchrun" in text or "torch/distributed/elastic" in text
         if _ROOT_CAUSE in text:
             self.after_root_cause = True
-        elif self.after_root_cause and (found := _FAILED_RANK.match(text)):
-            self.reported_rank, self.after_root_cause = int(found[1]), False
+        elif self.after_root_cause and (failed := _FAILED_RANK.match(text)):
+            self.reported_rank, self.after_root_cause = int(failed[1]), False
 
     def _end(self, traceback: Traceback) -> None:
         """Add the most likely cause of a chain of tracebacks."""
         if traceback.is_ignored:
             return
-        findings = [self._finding(one) for one in traceback.chain if one.type and not one.is_bare_wrapper]
+        findings = [self._finding(each) for each in traceback.chain if each.type and not each.is_bare_wrapper]
         if not findings:
             self.cut = True
             return
-        known = [found for found in findings if found.known is not None and found.level is Level.CAUSE]
-        self._add((known or findings)[0])
+        known = [finding for finding in findings if finding.known is not None and finding.level is Level.CAUSE]
+        best = (known or findings)[0]
+        if self.first_traceback is None and best.frame is not None and not _is_launchers(traceback):
+            self.first_traceback = best
+        self._add(best)
 
     def _finding(self, traceback: Traceback) -> Finding:
-        known = self.known_errors.find(traceback.text)
+        known = self.known_errors.find(traceback.text, traceback.code)
+        if known is not None and known.id == _SUMMARY and not _is_launchers(traceback) and traceback.frames:
+            known = None  # an exception of the program whose text has the word "exited"
         level = known.level_of(in_traceback=True) if known else _level_of_unknown(traceback)
         if traceback.is_remark:
             level = max(level, Level.HINT)
@@ -209,34 +243,88 @@ class _Reader:
             traceback.is_remark,
         )  # fmt: skip
 
-    def _add(self, found: Finding) -> None:
-        if found.level is Level.CONSEQUENCE:
-            self.consequences[found.id] += 1
+    def _add(self, finding: Finding) -> None:
+        finding = replace(finding, moment=self.moments.get(finding.line.file))
+        self.counts[finding.line.file, finding.id] += 1
+        if finding.level is Level.CONSEQUENCE:
+            self.consequences[finding.id] += 1
+            if finding.id == "aborted":
+                self.progress.abort(finding.line.file, finding.moment)
+            if self.signal is None and "due to a collective timeout from" in finding.text:
+                self.signal = finding
         elif len(self.findings) < _MOST_FINDINGS:
-            self.findings.append(replace(found, moment=self.moments.get(found.line.file)))
+            self.findings.append(finding)
 
     def explanation(self) -> Explanation:
         for traceback in self.tracebacks.rest():
             self._end(traceback)
+        findings = [finding for finding in self.findings if self._is_often_enough(finding)]
         failed = bool(self.consequences) or self.cut
-        cause = first_cause([found for found in _in_time(self.findings) if _is_answer(found, failed)])
+        cause = first_cause([finding for finding in _in_time(findings) if _is_answer(finding, failed)])
+        cause = self._behind_the_end(cause, findings) or self._silent_time_out(cause) or cause
         if cause is not None:
             cause = replace(cause, rank=self._rank_of(cause))
         others: dict[str, Finding] = {}
-        for found in self.findings:
-            if cause is None or found.id != cause.id:
-                others.setdefault(found.id, found)
-        hang = cause is not None and cause.level is Level.SYMPTOM
+        for finding in findings:
+            if cause is None or finding.id != cause.id:
+                others.setdefault(finding.id, finding)
         return Explanation(
             cause,
-            self.watchdog.sentences() if hang else [],
+            self._details(cause),
             self.reported_rank,
-            list(others.values())[:8],
+            _in_order(others.values())[:8],
             dict(self.consequences),
             [] if cause else self.unknown,
             self.cut,
             self.lines,
+            len(self.files),
+            "" if failed or cause or self.unknown else self.progress.last_step,
+            self.first_traceback if cause is None else None,
         )
+
+    def _is_often_enough(self, finding: Finding) -> bool:
+        least = finding.known.least if finding.known else 1
+        return self.counts[finding.line.file, finding.id] >= least
+
+    def _behind_the_end(self, cause: Finding | None, findings: Sequence[Finding]) -> Finding | None:
+        """Return the warning that a log repeats until somebody stopped the job."""
+        if cause is None or cause.id not in (_BY_HAND, "slurm-time-limit"):
+            return None
+        often = (
+            finding
+            for finding in findings
+            if finding.known is not None
+            and finding.level is Level.HINT
+            and self.counts[finding.line.file, finding.id] >= _MANY
+        )
+        return next(often, None)
+
+    def _silent_time_out(self, cause: Finding | None) -> Finding | None:
+        """Return the time-out of which the log has only the effect on other ranks, or a long silence before the end."""
+        if cause is not None and (cause.level < Level.HINT or not (self.signal or self.progress.silence_s)):
+            return None
+        if self.signal is None and not self.progress.silence_s:
+            return None
+        known = next(error for error in self.known_errors.errors if error.id == "collective-timeout")
+        if self.signal is not None:
+            return replace(self.signal, known=known, level=Level.SYMPTOM)
+        line = self.progress.last_line
+        if line is None:
+            return None
+        return Finding(line, known, Level.SYMPTOM, line.rank, line.text.strip(), moment=line.moment)
+
+    def _details(self, cause: Finding | None) -> list[str]:
+        """Return sentences about a hang: who waited where, and how long nothing happened before the end."""
+        if cause is None or cause.level is not Level.SYMPTOM:
+            return []
+        details = self.watchdog.sentences()
+        if cause.id in _HANGS and not details and self.progress.silence_s:
+            minutes = round(self.progress.silence_s / 60)
+            details = [
+                f"The last progress in the log came {minutes} minutes before the abort: NCCL's watchdog aborts the "
+                "process when a collective has waited for its time-out."
+            ]
+        return details
 
     def _rank_of(self, cause: Finding) -> int | None:
         """Return the rank of the cause: srun names the task that slurmstepd does not name.
@@ -246,13 +334,26 @@ class _Reader:
         own = None if _names_task(cause) and self.by_torchrun else cause.rank
         if own is not None or self.by_torchrun:
             return own
-        same = [found for found in self.findings if found.id == cause.id and found.line.file == cause.line.file]
-        tasks = {found.rank for found in same if _names_task(found) and found.rank is not None}
+        same = [other for other in self.findings if other.id == cause.id and other.line.file == cause.line.file]
+        tasks = {other.rank for other in same if _names_task(other) and other.rank is not None}
         return tasks.pop() if len(tasks) == 1 else None
 
 
-def _names_task(found: Finding) -> bool:
-    return found.text.startswith("srun: error: ")
+def _is_launchers(traceback: Traceback) -> bool:
+    """True if a launcher reports that another process failed."""
+    return _LAUNCHERS.match(traceback.name) is not None
+
+
+def _in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort findings by time if all have one, else leave them in the order of the files and lines."""
+    findings = list(findings)
+    if len({finding.line.file for finding in findings}) > 1 and all(finding.moment for finding in findings):
+        return sorted(findings, key=lambda finding: finding.moment or "")
+    return findings
+
+
+def _names_task(finding: Finding) -> bool:
+    return finding.text.startswith("srun: error: ")
 
 
 def _level_of_unknown(traceback: Traceback) -> Level:
@@ -265,48 +366,52 @@ def _level_of_unknown(traceback: Traceback) -> Level:
 
 
 def _in_time(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Turn into symptoms what cannot be why the ranks of an earlier hang waited.
+    """Turn into symptoms what cannot be why the ranks of an earlier hang waited, or why somebody stopped the job.
 
     These are ends that follow from a hang, and exceptions that the table does not know; but an exception of a rank
     that did not time out itself keeps its level, because its lines may have been written late.
     """
     timed_out: dict[str, set[int | None]] = {}
-    for found in findings:
-        ranks = timed_out.setdefault(found.line.file, set())
-        unknown = found.known is None and (found.rank is None or found.rank in ranks)
-        if ranks and (unknown or found.id in _ENDS):
-            yield replace(found, level=max(found.level, Level.SYMPTOM))
+    stopped: set[str] = set()
+    for finding in findings:
+        ranks = timed_out.setdefault(finding.line.file, set())
+        unknown = finding.known is None and (finding.rank is None or finding.rank in ranks)
+        follows = bool(ranks) and (unknown or finding.id in _ENDS)
+        if follows or (finding.line.file in stopped and finding.id in _AFTER_CANCEL):
+            yield replace(finding, level=max(finding.level, Level.SYMPTOM))
             continue
-        if found.id in _HANGS:
-            ranks.add(found.rank)
-        yield found
+        if finding.id in _HANGS:
+            ranks.add(finding.rank)
+        if finding.id == _BY_HAND:
+            stopped.add(finding.line.file)
+        yield finding
 
 
 def first_cause(findings: Sequence[Finding]) -> Finding | None:
     """Return the first finding of the lowest level, or an earlier warning that explains it."""
-    level = min((found.level for found in findings), default=None)
-    candidates = [found for found in findings if found.level is level]
+    level = min((finding.level for finding in findings), default=None)
+    candidates = [finding for finding in findings if finding.level is level]
     first = _first(candidates)
     if level is Level.CAUSE and first and first.known and first.known.yields:
-        first = _first([found for found in candidates if _ends_a_rank(found)]) or first
-    warnings = [found for found in findings if first and found.known and first.id in found.known.explains]
+        first = _first([finding for finding in candidates if _ends_a_rank(finding)]) or first
+    warnings = [finding for finding in findings if first and finding.known and first.id in finding.known.explains]
     return _first(warnings) or first
 
 
-def _ends_a_rank(found: Finding) -> bool:
+def _ends_a_rank(finding: Finding) -> bool:
     """True for a known cause that can be why other ranks lost this one."""
-    return found.known is not None and not found.known.yields and found.id not in _ENDS
+    return finding.known is not None and not finding.known.yields and finding.id not in _ENDS
 
 
-def _is_answer(found: Finding, failed: bool) -> bool:
+def _is_answer(finding: Finding, failed: bool) -> bool:
     """False for words shown only with an answer, and for a remark that matters only in the log of a job that failed."""
-    if found.level is Level.ASIDE or failed or not found.is_remark:
-        return found.level is not Level.ASIDE
-    return found.known is not None and (found.known.level is Level.HINT or bool(found.known.explains))
+    if finding.level is Level.ASIDE or failed or not finding.is_remark:
+        return finding.level is not Level.ASIDE
+    return finding.known is not None and (finding.known.level is Level.HINT or bool(finding.known.explains))
 
 
 def _first(findings: Sequence[Finding]) -> Finding | None:
     """Return the first finding: by time if they are in several files with times, else by line."""
-    if len({found.line.file for found in findings}) > 1 and all(found.moment is not None for found in findings):
-        return min(findings, key=lambda found: found.moment or "")
+    if len({finding.line.file for finding in findings}) > 1 and all(finding.moment for finding in findings):
+        return min(findings, key=lambda finding: finding.moment or "")
     return findings[0] if findings else None

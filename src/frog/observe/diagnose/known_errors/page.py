@@ -8,9 +8,9 @@ from frog.observe.diagnose.known_errors.table import known_errors, subjects
 from frog.observe.diagnose.known_errors.table.known import KnownError, Level
 
 _INTRODUCTION = """\
-# Errors that `frog diagnose --explain-log` knows
+# Errors that `frog diagnose` knows in logs
 
-`frog diagnose --explain-log FILE` searches a job's log for these {number} errors and reports the first cause
+`frog diagnose FILE` searches a job's log for these {number} errors and reports the first cause
 ([your-program.md](your-program.md#explain-a-log)). `…` replaces numbers and names in a message; upper and lower case do
 not matter. Entries with a number are explained in [troubleshooting.md](../troubleshooting.md). This page is generated
 from the table in `src/frog/observe/diagnose/known_errors/table/`.

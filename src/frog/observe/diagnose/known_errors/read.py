@@ -1,39 +1,35 @@
-"""Reading logs of any size, in bounded time and memory."""
+"""Reading a log that a user names, of any size, in bounded time and memory."""
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from frog.core.errors import UsageError
-from frog.observe.diagnose.known_errors.explain import Explanation, explain_lines
-from frog.observe.diagnose.known_errors.lines import clean_lines
 
 HEAD, TAIL, _CHUNK = 8 << 20, 24 << 20, 1 << 20
 """Bytes that are read at the beginning and at the end of a log; what is between is skipped."""
+STDIN = "-"
 
 
-def explain_files(names: list[str]) -> Explanation:
-    """Explain one or several logs of one job; `-` is standard input."""
-    return explain_lines(chain.from_iterable(clean_lines(_read(name), name) for name in names))
+def read_named(name: str) -> bytes:
+    """Return the beginning and the end of a file that the user named; `-` is standard input.
 
-
-def _read(name: str) -> Iterator[str]:
-    if name == "-":
-        yield from _lines(_ends(sys.stdin.buffer))
-        return
+    Raises:  UsageError if it cannot be read.
+    """
+    if name == STDIN:
+        return _ends(sys.stdin.buffer)
     try:
         with Path(name).open("rb") as file:
-            yield from _lines(_skipped(file) if file.seekable() else _ends(file))
+            return _skipped(file) if file.seekable() else _ends(file)
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"{name}: cannot be read: {what}", "name a log file, or `-` for standard input") from error
+        raise UsageError(
+            f"{name}: cannot be read: {what}", "name a log file, a folder, or `-` for standard input"
+        ) from error
 
 
 def _skipped(file: BinaryIO) -> bytes:
@@ -60,9 +56,3 @@ def _ends(stream: BinaryIO) -> bytes:
 def _whole_lines(head: bytes, tail: bytes) -> bytes:
     """Join two parts of a log without the lines that the gap between them has cut."""
     return head[: head.rfind(b"\n") + 1] + tail[tail.find(b"\n") + 1 :]
-
-
-def _lines(data: bytes) -> Iterator[str]:
-    """Decode line by line; only line feeds end a line, so that numbers agree with an editor."""
-    for line in io.BytesIO(data):
-        yield line.decode("utf-8", errors="replace")

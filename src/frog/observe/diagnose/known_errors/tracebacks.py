@@ -67,6 +67,8 @@ class Traceback:
     begin: LogLine
     rank: int | None
     frames: list[Frame] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    """Source lines below the frames."""
     type: str = ""
     """Empty if the log is cut before the exception."""
     message: list[str] = field(default_factory=list)
@@ -90,6 +92,12 @@ class Traceback:
     def text(self) -> str:
         """The exception with its message, of several lines if it has several."""
         return f"{self.type}: " + "\n".join(self.message)
+
+    @property
+    def code(self) -> str:
+        """Files, functions and source lines, of this traceback and of those before it."""
+        frames = [f"{frame.file} in {frame.function}" for frame in self.frames]
+        return "\n".join([*(each.code for each in self.before), *frames, *self.sources])
 
     @property
     def users_frame(self) -> Frame | None:
@@ -238,7 +246,7 @@ class _Open:
             if traceback.type and not traceback.quotes_frames:
                 return "ended"
             if traceback.type:
-                traceback.type, traceback.message, traceback.frames = "", [], []
+                traceback.type, traceback.message, traceback.frames, traceback.sources = "", [], [], []
             if len(traceback.frames) < _MOST_FRAMES:
                 traceback.frames.append(Frame(found["file"], int(found["line"]), found["function"] or ""))
             self.strange = 0
@@ -257,6 +265,8 @@ class _Open:
             self.traceback.message = [found["message"] or ""]
             return "taken"
         if indent or not outside or self.boxed:
+            if outside and len(self.traceback.sources) < _MOST_FRAMES:
+                self.traceback.sources.append(outside)
             return "taken"
         self.strange += 1
         return "foreign" if self.strange < _MOST_FOREIGN else "ended"

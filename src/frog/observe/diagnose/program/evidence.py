@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine, Messages, NoSync, Transfer
 from frog.observe.diagnose.diagnosis import span
+from frog.observe.diagnose.known_errors.explain import Explanation, LogReader
 
 _MOST_GAPS = 4
 """Largest factor by which more ranks may be missing than known."""
@@ -228,6 +229,10 @@ class Evidence:
     files: list[str] = field(default_factory=list)
     """Files that contained evidence."""
     problems: list[str] = field(default_factory=list)
+    log_reader: LogReader | None = None
+    """Reads the lines of the logs while evidence is gathered."""
+    explanation: Explanation | None = None
+    """What the table of known errors says about the logs."""
 
     def of(self, rank: int) -> RankEvidence:
         """Return the record of a rank, a new one if necessary."""
@@ -243,6 +248,13 @@ class Evidence:
         if not size and known and max(known) < _MOST_GAPS * len(known):
             size = max(known)  # ranks are numbered without gaps
         return sorted({*known, *range(size)})
+
+    @property
+    def has_records(self) -> bool:
+        """True if an observer, a launcher of Frog's or a flight recorder wrote down what the ranks did."""
+        return self.ended_code is not None or any(
+            rank.has_calls or rank.state is not None or rank.crash for rank in self.ranks.values()
+        )
 
     @property
     def has_failed(self) -> bool:

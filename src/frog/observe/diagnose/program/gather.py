@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
 from frog.core.errors import RunError
 from frog.core.files import open_plain
+from frog.observe.diagnose.known_errors.explain import LogReader
+from frog.observe.diagnose.known_errors.read import STDIN, read_named
 from frog.observe.diagnose.program.code_lines import add_stacks, is_stack_dump
 from frog.observe.diagnose.program.evidence import Evidence, Group
 from frog.observe.diagnose.program.flight_recorder import DumpError, add_dump, decode_dump
@@ -31,30 +33,57 @@ READABLE = (
 )
 
 
-def gather(path: Path, attempt: int = 0) -> Evidence:
+def gather(path: Path | str, attempt: int = 0) -> Evidence:
     """Read all evidence in a folder or file.
 
     Raises:  RunError if there is none.
     """
-    evidence = Evidence(str(path))
-    if path.is_dir():
-        add_run(evidence, path, attempt)
-        _add_files(evidence, path, list(_files(path, attempt)))
-    else:
-        _add_file(evidence, path, path.name, rank_in_name(path.name), _MOST_TEXT, named=True)
+    return gather_all([path], attempt)
+
+
+def gather_all(paths: Sequence[Path | str], attempt: int = 0) -> Evidence:
+    """Read all evidence in folders and files of one program; "-" is standard input.
+
+    Raises:  RunError if there is none; UsageError if a file cannot be read.
+    """
+    where = ", ".join(map(str, paths))
+    evidence, reader = Evidence(where), LogReader()
+    evidence.log_reader = reader
+    for path in map(Path, paths):
+        if path.is_dir():
+            add_run(evidence, path, attempt)
+            _add_files(evidence, path, list(_files(path, attempt)), named=path.name if len(paths) > 1 else "")
+        else:
+            _add_named(evidence, path)
     _use_tasks(evidence)
     _name_default_group(evidence)
     add_awaited_messages(evidence)
     mark_failed_calls(evidence)
     _add_lines(evidence)
-    if not evidence.ranks and not evidence.files:
+    explanation = reader.explanation()
+    named = any(not Path(path).is_dir() for path in paths)
+    says = named or explanation.cause or explanation.consequences or explanation.unknown or explanation.last_step
+    if not evidence.ranks and not evidence.files and not (reader.lines and says):
         why = "".join(f"; {problem}" for problem in evidence.problems[:3])
-        raise RunError(f"{path}: no evidence of a run{why}", f"frog diagnose reads {READABLE}")
+        raise RunError(f"{where}: no evidence of a run{why}", f"frog diagnose reads {READABLE}")
+    evidence.explanation, evidence.log_reader = explanation, None
     return evidence
 
 
-def _add_files(evidence: Evidence, path: Path, files: list[Path]) -> None:
-    names = {file: str(file.relative_to(path)) for file in files}
+def _add_named(evidence: Evidence, path: Path) -> None:
+    """Add a file that the user named, which is read whatever its name is."""
+    data, name = read_named(str(path)), str(path)
+    rank = rank_in_name(path.name) if name != STDIN else None
+    is_evidence = data[:1] in (b"\x80", b"{") and len(data) <= _MOST_BYTES and _add_data(evidence, data, name, rank)
+    if not is_evidence and data[:1] != b"\x80":
+        is_evidence = _add_text(evidence, data.decode("utf-8", "replace"), name, rank)
+    if is_evidence:
+        evidence.files.append(name)
+
+
+def _add_files(evidence: Evidence, path: Path, files: list[Path], named: str = "") -> None:
+    """Add the files of a folder; named: the folder's name, if the user named several paths."""
+    names = {file: str(PurePath(named, file.relative_to(path))) for file in files}
     numbered = ranks_by_number(names.values())
     budget = _MOST_TEXT
     for file, name in names.items():
@@ -86,12 +115,9 @@ def _is_read(parts: tuple[str, ...], attempt: int) -> bool:
     return len(parts) == 2 and parts[1] == f"attempt_{attempt}"
 
 
-def _add_file(evidence: Evidence, file: Path, name: str, rank: int | None, text_bytes: int, named: bool = False) -> int:
-    """Add a file to the evidence if a reader recognizes it; return the number of bytes of text that were read.
-
-    named: True if the user named this file, which is read whatever its name is.
-    """
-    is_data, is_text = (named or pattern.search(file.name) is not None for pattern in (_DATA, _TEXT))
+def _add_file(evidence: Evidence, file: Path, name: str, rank: int | None, text_bytes: int) -> int:
+    """Add a file to the evidence if a reader recognizes it; return the number of bytes of text that were read."""
+    is_data, is_text = (pattern.search(file.name) is not None for pattern in (_DATA, _TEXT))
     if not (is_data or is_text):
         return 0
     try:

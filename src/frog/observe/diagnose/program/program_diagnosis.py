@@ -6,7 +6,7 @@ collectives show, then what the scheduler says about the whole job.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from frog.core.errors import FrogError
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.known_errors.explain import Explanation
+from frog.observe.diagnose.known_errors.log_answer import MORE_HELPS
 from frog.observe.diagnose.program.compared_calls import differences
 from frog.observe.diagnose.program.end_rules import (
     exited,
@@ -27,7 +29,8 @@ from frog.observe.diagnose.program.end_rules import (
     vanished,
 )
 from frog.observe.diagnose.program.evidence import Evidence
-from frog.observe.diagnose.program.gather import gather
+from frog.observe.diagnose.program.gather import gather_all
+from frog.observe.diagnose.program.log_rules import with_log
 from frog.observe.diagnose.program.mismatch_rules import mismatched
 from frog.observe.diagnose.program.peer_errors import in_collective, is_victim
 from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, report_ranks
@@ -43,6 +46,7 @@ from frog.observe.diagnose.recorded import recorded_findings
 _WAITS_S = 5.0
 """A collective that has been pending for less time may still complete."""
 
+NO_PROOF = "the evidence shows neither a failure nor its absence: no exit code, and no rank that reached its end"
 _NO_FINDING = ("unknown", "none", "running")
 _GOOD = ("none", "running", "interrupted", "slow", "no_sync", "teardown")
 """Faults for which an earlier start that failed is not shown first."""
@@ -55,7 +59,18 @@ def diagnose_folder(path: Path) -> Diagnosis:
 
     Raises:  RunError if no file there is evidence.
     """
-    return _with_recorded(_of_attempts(path), path)
+    return diagnose_all([path])[0]
+
+
+def diagnose_all(paths: Sequence[Path]) -> tuple[Diagnosis, Explanation | None]:
+    """Return what went wrong in the program whose evidence lies in folders and files, and what its logs say.
+
+    Raises:  RunError if no file there is evidence.
+    """
+    diagnosis, explanation = _of_attempts(paths)
+    for path in paths:
+        diagnosis = _with_recorded(diagnosis, path)
+    return diagnosis, explanation
 
 
 def describe_hang(path: Path) -> str:
@@ -69,20 +84,25 @@ def describe_hang(path: Path) -> str:
     return f"{'diagnosis' if found.certain else 'probably'}: {found.finding}"
 
 
-def _of_attempts(path: Path) -> Diagnosis:
+def _of_attempts(paths: Sequence[Path]) -> tuple[Diagnosis, Explanation | None]:
     """Return what went wrong in the last start that failed, and in the earlier ones."""
-    attempts = attempts_of(path)
-    found = diagnose_program(gather(path, attempts[-1]))
+    attempts = next((found for path in paths if len(found := attempts_of(path)) > 1), [0])
+    last = attempts[-1] if len(attempts) > 1 else attempts_of(paths[0])[-1]
+    evidence = gather_all(paths, last)
+    diagnosis = with_log(evidence, diagnose_program(evidence))
     if len(attempts) == 1:
-        return found
-    earlier = [diagnose_program(gather(path, attempt)) for attempt in attempts[-20:-1]]
-    failed = [diagnosis for diagnosis in earlier if diagnosis.fault not in _GOOD]
-    if found.fault not in _GOOD or not failed:
-        return found.with_more(also=tuple(earlier))
-    again = "the program was started again and completed" if found.outcome == "completed" else "it was started again"
-    return failed[-1].with_more(
-        finding=f"{failed[-1].finding}; {again}", outcome="recovered", also=(*failed[:-1], found)
+        return diagnosis, evidence.explanation
+    earlier = [diagnose_program(gather_all(paths, attempt)) for attempt in attempts[-20:-1]]
+    failed = [other for other in earlier if other.fault not in _GOOD]
+    if diagnosis.fault not in _GOOD or not failed:
+        return diagnosis.with_more(also=(*diagnosis.also, *earlier)), evidence.explanation
+    again = (
+        "the program was started again and completed" if diagnosis.outcome == "completed" else "it was started again"
     )
+    first = failed[-1].with_more(
+        finding=f"{failed[-1].finding}; {again}", outcome="recovered", also=(*failed[:-1], diagnosis)
+    )
+    return first, evidence.explanation
 
 
 def _with_recorded(found: Diagnosis, path: Path) -> Diagnosis:
@@ -182,13 +202,11 @@ def _unknown(evidence: Evidence) -> Diagnosis:
     jobs = [note(job.unix_ns, "scheduler", job.text or job.state or "", job.source) for job in states[:8]]
     return Diagnosis(
         "unknown",
-        ("the program failed, but no known failure pattern matches" if failed else "the evidence shows no failure")
-        + lost,
+        ("the program failed, but no known failure pattern matches" if failed else NO_PROOF) + lost,
         certain=False,
         outcome="failed" if failed else "unknown",
         evidence=(*errors, *jobs, *report_ranks(evidence, sorted(evidence.ranks))),
-        advice=f"more evidence helps: a flight-recorder dump of every rank ({RECORD_COLLECTIVES}), "
-        "`py-spy dump` of every rank, the logs of all ranks",
+        advice=f"{MORE_HELPS}\ntorch's flight recorder writes a dump of every rank with {RECORD_COLLECTIVES}",
     )
 
 

@@ -66,6 +66,8 @@ def add_log(evidence: Evidence, text: str, name: str, rank_of_file: int | None) 
         jobs.read(line.text)
         failures.read(line.text)
         _read_line(streams, line, reader)
+        if evidence.log_reader is not None:
+            evidence.log_reader.read(line)
     for traceback in reader.rest():
         _stream(streams, traceback.rank).tracebacks.append(traceback)
     jobs.add_to(evidence)

@@ -65,6 +65,10 @@ class KnownError(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """True if it also follows from the death of another rank: a cause of that in the same log comes first."""
     alone: Level | None = None
     """Level in a line that is not the end of a traceback, if it differs."""
+    code: tuple[Text, ...] = ()
+    """Pieces of files, functions and source lines, of which the exception's traceback must have one."""
+    least: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """How often a log must have the message."""
 
     def level_of(self, in_traceback: bool) -> Level:
         return self.level if in_traceback or self.alone is None else self.alone
@@ -85,11 +89,19 @@ class KnownErrors:
             self._index.setdefault(rarest, []).append((number, pattern))
         self._keys = frozenset(self._index)
 
-    def find(self, text: str) -> KnownError | None:
-        """Return the first entry that matches: the table lists specific errors before general ones."""
+    def find(self, text: str, code: str = "") -> KnownError | None:
+        """Return the first entry that matches: the table lists specific errors before general ones.
+
+        code: the files, functions and source lines of the traceback that ends with the text.
+        """
         lowered = f"\n{text}\n".lower()
         hits = self._keys.intersection(_grams(lowered))
-        numbers = [number for gram in hits for number, pattern in self._index[gram] if pattern.is_in(lowered)]
+        numbers = [
+            number
+            for gram in hits
+            for number, pattern in self._index[gram]
+            if pattern.is_in(lowered) and _has_code(self.errors[number], code)
+        ]
         return self.errors[min(numbers)] if numbers else None
 
 
@@ -112,6 +124,10 @@ class _Pattern:
     def _whole(self) -> re.Pattern[str]:
         """The parts with their gaps as a pattern; compiled when a text contains the longest part."""
         return re.compile(f".{{0,{_MOST_IN_A_GAP}}}?".join(map(re.escape, self.parts)), re.DOTALL)
+
+
+def _has_code(error: KnownError, code: str) -> bool:
+    return not error.code or any(piece in code for piece in error.code)
 
 
 def _grams(text: str) -> list[str]:

@@ -1,0 +1,163 @@
+"""The explanation of a log as a diagnosis: what failed, where, what it means, what to do, and how sure that is."""
+
+from __future__ import annotations
+
+from frog.observe.diagnose.diagnosis import Diagnosis, diagnosis_text
+from frog.observe.diagnose.known_errors.explain import Explanation, Finding
+from frog.observe.diagnose.known_errors.table import known_errors
+from frog.observe.diagnose.known_errors.table.known import Level
+
+PAGE = "docs/troubleshooting.md"
+_MOST_TEXT, _MOST_QUOTED = 600, 6
+MORE_HELPS = (
+    "more evidence helps: the logs of all ranks (torchrun --log-dir=logs --tee 3, srun --label), their exit codes, "
+    "flight-recorder dumps, `py-spy dump` of a rank that hangs; `frog run` and `frog observe --env` record all of these"
+)
+
+_CERTAINTY = {
+    (Level.CAUSE, True): "The log shows the cause itself.",
+    (Level.CAUSE, False): "This message has several causes; the text above names the usual ones.",
+    (Level.SYMPTOM, True): "This is what failed first in the log. Its cause may be in another rank's log.",
+    (Level.SYMPTOM, False): "This is what failed first in the log, but it is a symptom: the log does not show the "
+    "cause.",
+    (Level.HINT, True): "The log shows no error, only this warning. It may be harmless.",
+    (Level.HINT, False): "The log shows no error, only this warning. It may be harmless.",
+}  # fmt: skip
+
+
+def log_answer(name: str, explanation: Explanation) -> Diagnosis:
+    """Return the diagnosis of a log from its text alone."""
+    cause = explanation.cause
+    return _of_cause(name, explanation, cause) if cause is not None else _without_cause(explanation)
+
+
+def log_text(name: str, explanation: Explanation) -> str:
+    """Format the diagnosis of a log as text."""
+    return diagnosis_text(name, log_answer(name, explanation))
+
+
+def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
+    known = cause.known
+    title = known.id if known else cause.exception or "exception"
+    warning = "no error, only a warning: " if explanation.only_a_warning else ""
+    file = f" of {cause.line.file}" if cause.line.file not in ("", name) else ""
+    meaning, advice, confidence = _meaning(explanation, cause)
+    section = f"\n{PAGE}, section {known.section}" if known and known.section else ""
+    return Diagnosis(
+        known.id if known else "raise",
+        f"{warning}{title}, {_who(explanation)}, line {cause.line.number}{file}",
+        rank=explanation.rank,
+        line=str(cause.frame) if cause.frame else None,
+        certain=explanation.certain,
+        outcome="unknown" if explanation.only_a_warning else "failed",
+        evidence=(
+            *_quote(cause.text),
+            *([f"raised at {cause.frame}"] if cause.frame else []),
+            *_events(explanation),
+        ),
+        advice=advice + section,
+        known_error=known.id if known else None,
+        meaning="\n".join([meaning, *explanation.details]),
+        confidence=confidence,
+    )
+
+
+def _who(explanation: Explanation) -> str:
+    if explanation.details:
+        return "several ranks"
+    return "rank unknown" if explanation.rank is None else f"rank {explanation.rank}"
+
+
+def _meaning(explanation: Explanation, cause: Finding) -> tuple[str, str, str]:
+    """Return what a cause means, what to do, and how sure that is."""
+    known = cause.known
+    if known is None:
+        return (
+            f"This exception is none of the {len(known_errors().errors)} known errors; its text says what happened.",
+            "open the named line; does it happen with one process too?",
+            "It is the first exception in the log that does not follow from another rank's failure."
+            if cause.level is Level.CAUSE
+            else "It may not be what ended the job: it is a time-out, or the log does not show where it was raised.",
+        )
+    if cause.level is Level.HINT and not explanation.only_a_warning:
+        confidence = "The log shows that the job failed, but of its lines only this warning can explain it."
+    else:
+        confidence = _CERTAINTY[cause.level, known.sure]
+    return known.cause, known.advice, confidence
+
+
+def _without_cause(explanation: Explanation) -> Diagnosis:
+    """Say what was read, what was looked for and what would help, if nothing explains a failure."""
+    failed = bool(explanation.consequences) or explanation.cut
+    if explanation.consequences:
+        finding = (
+            "no cause in this log: its errors follow from the failure of another process.\n"
+            "Look for the log of the rank that failed first."
+        )
+    elif explanation.cut:
+        finding = "no known error matches: a traceback begins, but the log ends or changes before its exception."
+    elif explanation.last_step:
+        return Diagnosis(
+            "none",
+            f"the log reaches its last step ({explanation.last_step}) and shows no failure",
+            certain=False,
+            outcome="completed",
+            evidence=(_was_read(explanation), *_events(explanation)),
+            advice="nothing; an exit code of 0 would prove it",
+            confidence="A log can end before a failure does: an exit code, or Slurm's state COMPLETED, is proof.",
+        )
+    else:
+        finding = "no known error matches, and nothing proves that the program succeeded."
+    lines = [_was_read(explanation), f"looked for: {_looked_for()}"]
+    if explanation.reported_rank is not None:
+        lines.append(f"The launcher names rank {explanation.reported_rank} as the first that failed.")
+    if explanation.first_traceback is not None:
+        first = explanation.first_traceback
+        lines += [
+            f"The first traceback, line {first.line.number}: {first.text.splitlines()[0][:_MOST_TEXT]}",
+            *([f"raised at {first.frame}"] if first.frame else []),
+        ]
+    if explanation.unknown:
+        lines.append("The last lines that look like an error are")
+        lines += [f"line {line.number}: {line.text.strip()[:_MOST_TEXT]}" for line in explanation.unknown]
+    return Diagnosis(
+        "unknown",
+        finding,
+        rank=explanation.reported_rank,
+        certain=False,
+        outcome="failed" if failed else "unknown",
+        evidence=(*lines, *_events(explanation)),
+        advice=MORE_HELPS,
+        confidence="The log does not show the cause." if failed else "The log shows neither a failure nor a success.",
+    )
+
+
+def _was_read(explanation: Explanation) -> str:
+    files = f"{explanation.files} files, " if explanation.files > 1 else ""
+    return f"read: {files}{explanation.lines} lines of text"
+
+
+def _looked_for() -> str:
+    return (
+        f"{len(known_errors().errors)} known errors, tracebacks, names of ranks, time-outs, exit codes, the last step, "
+        "flight-recorder dumps, files of observers"
+    )
+
+
+def _events(explanation: Explanation) -> list[str]:
+    """Return the other findings in the order of the log, with their times, and the number of consequences."""
+    lines = [
+        f"Also: {other.line.file + ', ' if explanation.files > 1 else ''}line {other.line.number}"
+        f"{f', {other.moment}' if other.moment else ''}{'' if other.rank is None else f', rank {other.rank}'}: "
+        f"{other.id}: {other.text.splitlines()[0][:160]}"
+        for other in explanation.others
+    ]
+    if explanation.consequences:
+        counts = ", ".join(f"{name} {number}" for name, number in sorted(explanation.consequences.items()))
+        lines.append(f"Lines that follow from another failure: {counts}")
+    return lines
+
+
+def _quote(text: str) -> list[str]:
+    lines = text[:_MOST_TEXT].splitlines()
+    return [*lines[:_MOST_QUOTED], *(["…"] if len(lines) > _MOST_QUOTED or len(text) > _MOST_TEXT else [])]

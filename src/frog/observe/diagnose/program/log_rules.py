@@ -1,0 +1,102 @@
+"""What the logs say by the table of known errors, next to what the rules conclude from the ranks.
+
+Where Frog's launcher, an observer or a flight recorder wrote records, these are facts and the log explains them. Text
+alone has no such facts: there, the first error of the log is the answer, unless ranks that waited tell more than their
+time-out does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from frog.observe.diagnose.diagnosis import Diagnosis
+from frog.observe.diagnose.known_errors.explain import Explanation, Finding
+from frog.observe.diagnose.known_errors.log_answer import log_answer
+from frog.observe.diagnose.known_errors.table.known import Level
+from frog.observe.diagnose.program.evidence import Evidence
+
+_SAYS_LITTLE = ("unknown", "exit", "usage")
+_OF_EXCEPTIONS = ("raise", "memory", "disk", "loader", "nan", "exit", "usage")
+_OF_WAITS = (
+    "branch", "order", "shape", "dtype", "batches", "skipped", "ended", "message", "busy", "blocked", "gone", "network",
+    "stuck",
+)  # fmt: skip
+_OF_ENDS = ("kill", "crash", "node", "time_limit", "preempted", "interrupted")
+_SAME_END = {
+    "slurm-time-limit": "time_limit",
+    "slurm-preempted": "preempted",
+    "slurm-node-failed": "node",
+    "host-out-of-memory": "memory",
+    "cancelled": "interrupted",
+    "killed": "kill",
+}
+_MISMATCHES = ("collective-mismatch", "collective-size-mismatch")
+"""Ids of known errors, and the faults with which the rules name the same end."""
+
+
+def with_log(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
+    """Add what the log says to a diagnosis, or put it first."""
+    log = evidence.explanation
+    if log is None or not log.lines or diagnosis.fault in ("none", "running"):
+        return diagnosis
+    if log.cause is None:
+        return _without_cause(evidence, diagnosis, log)
+    answer = log_answer(evidence.where, log)
+    if _is_same(diagnosis, log.cause):
+        return _explained(diagnosis, answer)
+    if _comes_first(evidence, diagnosis, log.cause):
+        rank = diagnosis.rank if answer.rank is None and diagnosis.fault in _SAYS_LITTLE else answer.rank
+        also = () if diagnosis.fault in _SAYS_LITTLE else (replace(diagnosis, also=()),)
+        return replace(
+            answer, rank=rank, evidence=(*answer.evidence, *_problems(evidence)), also=(*also, *diagnosis.also)
+        )
+    if log.cause.level is Level.SYMPTOM and diagnosis.fault in (*_OF_WAITS, *_OF_ENDS):
+        return replace(_explained(diagnosis, answer), confidence="", certain=diagnosis.certain)
+    return diagnosis.with_more(also=(*diagnosis.also, _brief(answer)))
+
+
+def _is_same(diagnosis: Diagnosis, cause: Finding) -> bool:
+    """True if the rules and the table speak of the same exception, or of the same end."""
+    if _SAME_END.get(cause.id) == diagnosis.fault or (cause.id in _MISMATCHES and diagnosis.fault in _OF_WAITS):
+        return True
+    if diagnosis.fault not in _OF_EXCEPTIONS or cause.exception is None:
+        return False
+    message = cause.text.partition(": ")[2].strip().splitlines()
+    same_rank = cause.rank is None or diagnosis.rank is None or cause.rank == diagnosis.rank
+    return same_rank and bool(message) and message[0][:200] in diagnosis.finding
+
+
+def _explained(diagnosis: Diagnosis, answer: Diagnosis) -> Diagnosis:
+    """Add the meaning and the advice of a known error to what the rules found about the same event."""
+    if answer.known_error is None:
+        return diagnosis
+    advice = answer.advice if answer.advice in diagnosis.advice else f"{answer.advice}\n{diagnosis.advice}"
+    return replace(diagnosis, advice=advice, known_error=answer.known_error, meaning=answer.meaning)
+
+
+def _comes_first(evidence: Evidence, diagnosis: Diagnosis, cause: Finding) -> bool:
+    """True if the log's answer is better than that of the rules."""
+    if diagnosis.fault in _SAYS_LITTLE:
+        return True
+    if cause.level > Level.SYMPTOM:
+        return False
+    if evidence.has_records:
+        return cause.level is Level.CAUSE and not diagnosis.certain and diagnosis.fault not in _OF_EXCEPTIONS
+    return cause.level is Level.CAUSE or diagnosis.fault not in (*_OF_WAITS, *_OF_ENDS)
+
+
+def _brief(answer: Diagnosis) -> Diagnosis:
+    return replace(answer, finding=f"in the logs: {answer.finding}", evidence=answer.evidence[:2])
+
+
+def _without_cause(evidence: Evidence, diagnosis: Diagnosis, log: Explanation) -> Diagnosis:
+    if diagnosis.fault != "unknown" or evidence.has_records:
+        return diagnosis
+    answer = log_answer(evidence.where, log)
+    if evidence.has_failed and answer.outcome != "failed":
+        answer = replace(answer, fault="unknown", outcome="failed", finding=diagnosis.finding)
+    return answer.with_more(*diagnosis.evidence, *_problems(evidence))
+
+
+def _problems(evidence: Evidence) -> tuple[str, ...]:
+    return tuple(f"{'':12}  {problem}" for problem in evidence.problems[:20])
