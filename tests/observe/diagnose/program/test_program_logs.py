@@ -326,3 +326,13 @@ def test_folder_without_evidence_is_an_error_that_lists_the_kinds(tmp_path: Path
         gather(tmp_path)
     assert "flight-recorder dumps" in str(caught.value)
     assert "sacct" in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["Aborted", "Aborted (core dumped)", "Floating point exception", "Illegal instruction"])
+def test_task_that_srun_saw_crash_is_the_rank(tmp_path: Path, how: str) -> None:
+    (tmp_path / "slurm-17.out").write_text(
+        f"step 1\nsrun: error: n2: task 5: {how}\nsrun: error: n1: tasks 0-4: Killed\n"
+    )
+    for path in (tmp_path, tmp_path / "slurm-17.out"):
+        found = diagnose_folder(path)
+        assert (found.fault, found.rank) == ("crash", 5)

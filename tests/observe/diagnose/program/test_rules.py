@@ -397,3 +397,12 @@ def test_cause_of_a_wait_that_a_user_ended_is_uncertain() -> None:
     assert (found.fault, found.outcome) == ("unknown", "interrupted")
     assert found.finding == "a user stopped the program after 7 s without a finished collective"
     assert diagnose_program(replace(seen, hung=False)).fault == "interrupted"
+
+
+@pytest.mark.parametrize(("crash", "fault"), [("Fatal Python error: Aborted\n\nThread 0x1", "crash"), ("", "kill")])
+def test_crash_that_the_fault_handler_wrote_down_outweighs_a_guess(crash: str, fault: str) -> None:
+    lost = failed("RuntimeError", "Connection closed by peer [10.0.0.2]:31000", 9, 9)
+    crashed = rank(1, state="running", crash=crash, line=at(31))
+    found = diagnose_program(evidence(rank(0, error=lost), crashed, hung=False))
+    assert (found.fault, found.rank, found.line) == (fault, 1, "train.py:31 (main)")
+    assert ("Aborted" in found.finding) == bool(crash)

@@ -95,6 +95,8 @@ class Explanation:
     """The last step of the program, such as "500 of 500", if the log ends there."""
     first_traceback: Finding | None = None
     """The first traceback that does not count as a cause."""
+    suspect: int | None = None
+    """The one rank of a hang that is behind, absent or different."""
 
     @property
     def rank(self) -> int | None:
@@ -268,9 +270,11 @@ class LogReader:
         for finding in findings:
             if cause is None or finding.id != cause.id:
                 others.setdefault(finding.id, finding)
+        details = self._details(cause)
+        suspects = self.watchdog.suspects if details else []
         return Explanation(
             cause,
-            self._details(cause),
+            details,
             self.reported_rank,
             _in_order(others.values())[:8],
             dict(self.consequences),
@@ -280,6 +284,7 @@ class LogReader:
             len(self.files),
             "" if failed or cause or self.unknown else self.progress.last_step,
             self.first_traceback if cause is None else None,
+            suspects[0] if len(suspects) == 1 else None,
         )
 
     def _is_often_enough(self, finding: Finding) -> bool:

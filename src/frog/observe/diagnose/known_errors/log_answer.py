@@ -46,7 +46,7 @@ def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
     return Diagnosis(
         known.id if known else "raise",
         f"{warning}{title}, {_who(explanation)}, line {cause.line.number}{file}",
-        rank=explanation.rank,
+        rank=explanation.suspect if explanation.rank is None else explanation.rank,
         line=str(cause.frame) if cause.frame else None,
         certain=explanation.certain,
         outcome="unknown" if explanation.only_a_warning else "failed",

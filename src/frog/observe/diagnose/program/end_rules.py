@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 from frog.core.errors import describe_exit, signal_name
@@ -13,6 +14,10 @@ from frog.observe.diagnose.program.rank_reports import describe_call, report_ran
 from frog.observe.diagnose.program.silent_rules import first_not_finite, not_finite_lines
 
 _FAR = float("inf")
+_OF_COMPILED_CODE = (
+    "SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension, a CUDA error; "
+    "`ulimit -c unlimited` keeps a core file"
+)
 
 _DEVICE_MEMORY = re.compile(
     r"(CUDA|HIP|XPU|NPU|GPU) out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
@@ -213,7 +218,8 @@ def killed(evidence: Evidence) -> Diagnosis | None:
     }  # fmt: skip
     if not dead or (evidence.hung and not _let_others_wait(evidence, dead)):
         return None
-    number = min(dead, key=lambda each: (dead[each].exited_ns or _FAR, each))
+    alike = Counter(rank.exit_code for rank in dead.values())  # srun kills the other tasks: the odd one came first
+    number = min(dead, key=lambda each: (dead[each].exited_ns or _FAR, alike[dead[each].exit_code], each))
     rank, found = dead[number], _base(evidence, number, [number])
     name = signal_name(-(rank.exit_code or 0))
     at = f"; it was last seen at {place(rank.line)}" if rank.line else ""
@@ -223,9 +229,7 @@ def killed(evidence: Evidence) -> Diagnosis | None:
         *(f"{'':12}  {line}" for line in rank.crash.splitlines()[:6]),
         fault="crash",
         finding=f"rank {number} crashed with {name}{at}",
-        advice="SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension, a "
-        "CUDA error; "
-        "`ulimit -c unlimited` keeps a core file",
+        advice=_OF_COMPILED_CODE,
     )
 
 
@@ -353,6 +357,9 @@ def vanished(evidence: Evidence) -> Diagnosis | None:
     rank = evidence.ranks.get(first)
     at = f" at {place(rank.line)}" if rank is not None and rank.line else ""
     errors = [evidence.ranks[number].error for number in victims]
+    crashed = next((number for number in gone if number in evidence.ranks and evidence.ranks[number].crash), None)
+    if crashed is not None:
+        return _crashed(evidence, crashed, victims)
     waited = any(error is not None and timed_out(error) for error in errors)
     how = "stopped or blocked" if waited else "killed (SIGKILL), or its host failed"
     return Diagnosis(
@@ -363,6 +370,25 @@ def vanished(evidence: Evidence) -> Diagnosis | None:
         certain=False,
         evidence=report_ranks(evidence, [first, *victims]),
         advice="`dmesg | grep -i oom` on its host or the scheduler's log (`sacct -j JOB`) can tell how it ended",
+    )
+
+
+def _crashed(evidence: Evidence, number: int, victims: list[int]) -> Diagnosis:
+    """Report a rank whose fault handler wrote down that it crashed."""
+    rank = evidence.ranks[number]
+    what = rank.crash.strip().partition("\n")[0].removeprefix("Fatal Python error: ")[:200]
+    at = f" at {place(rank.line)}" if rank.line else ""
+    return Diagnosis(
+        "crash",
+        f"rank {number} crashed{at}: {what}; {span(victims)} lost the connection",
+        rank=number,
+        node_rank=rank.node_rank,
+        line=place(rank.line) or None,
+        evidence=(
+            *report_ranks(evidence, [number, *victims]),
+            *(f"{'':12}  {line}" for line in rank.crash.splitlines()[:6]),
+        ),
+        advice=_OF_COMPILED_CODE,
     )
 
 

@@ -125,6 +125,7 @@ def _add_stream(evidence: Evidence, number: int | None, stream: _Stream, name: s
         evidence.loose_errors += errors[: _MOST_LOOSE - len(evidence.loose_errors)]
         for waiting in stream.watchdog.waiting:
             _add_watchdog(evidence, waiting, stream.watchdog, name)
+        _add_signalled(evidence, stream.watchdog, name)
         return
     rank = evidence.of(number)
     rank.add_source(name)
@@ -146,6 +147,7 @@ def _add_stream(evidence: Evidence, number: int | None, stream: _Stream, name: s
     ]
     for waiting in stream.watchdog.waiting:
         _add_watchdog(evidence, waiting, stream.watchdog, name, number)
+    _add_signalled(evidence, stream.watchdog, name, number)
 
 
 def _is_end(error: SeenError, end: SeenError | None) -> bool:
@@ -157,13 +159,21 @@ def _add_watchdog(evidence: Evidence, waiting: int, watchdog: Watchdog, name: st
 
     prefix: the rank in front of the line, which counts; the one in the text may be a rank within a group.
     """
-    found, rank = watchdog.waiting[waiting], evidence.of(waiting if prefix is None else prefix)
+    work, rank = watchdog.waiting[waiting], evidence.of(waiting if prefix is None else prefix)
     group = GroupNames().find(watchdog.groups.get(waiting, "0"))
     rank.add_source(name)
     evidence.hung = True
-    if not rank.has_calls:
-        rank.calls.append(Call(group, found.seq, op_name(found.op), False, numel=found.numel, source=name))
-    rank.enqueued.setdefault(group, max(found.seq, watchdog.enqueued.get(waiting, 0)))
+    if not rank.has_calls and work.op:
+        rank.calls.append(Call(group, work.seq, op_name(work.op), False, numel=work.numel, source=name))
+    rank.enqueued.setdefault(group, max(work.seq, watchdog.enqueued.get(waiting, 0)))
+
+
+def _add_signalled(evidence: Evidence, watchdog: Watchdog, name: str, prefix: int | None = None) -> None:
+    """Add how far a rank was that did not time out itself, but was asked for a dump."""
+    for number in watchdog.signalled & watchdog.enqueued.keys() - watchdog.waiting.keys():
+        rank = evidence.of(number if prefix is None else prefix)
+        rank.add_source(name)
+        rank.enqueued.setdefault(GroupNames().find("0"), watchdog.enqueued[number])
 
 
 # ---- exceptions of a text, as evidence -------------------------------------------------------------------------------
@@ -309,6 +319,8 @@ _SIGNAL_WORDS = {
     "Segmentation fault": -11,
     "Aborted": -6,
     "Bus error": -7,
+    "Floating point exception": -8,
+    "Illegal instruction": -4,
     "Terminated": -15,
     "Out Of Memory": -9,
 }
