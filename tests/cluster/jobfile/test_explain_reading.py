@@ -303,6 +303,6 @@ def test_option_of_torchrun_may_be_abbreviated(written: str, name: str) -> None:
 @pytest.mark.parametrize(("quote", "codes"), [('"', []), ("'", ["head-of-its-own"])])
 def test_command_in_double_quotes_runs_in_the_batch_script(quote: str, codes: list[str], tmp_path: Path) -> None:
     launch = "torchrun --nnode=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv-endpoint=$(hostname):29500 a.py"
-    header = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=10\n"
+    header = "#!/bin/bash\n#SBATCH --nodes=2 --exclusive\n#SBATCH --time=10\n"
     found = explain(f"{header}srun bash -c {quote}\n  {launch}\n{quote}\n", tmp_path / "x.sh")
     assert [item.code for item in found.findings] == codes

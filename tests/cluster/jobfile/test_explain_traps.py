@@ -97,6 +97,21 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
         (("tiny-%j.out", "tiny.out"), ("#SBATCH --open-mode=append\n", "")),
     ),
     "no folder": ("no-output-folder", 11, (("tiny-%j.out", "logs/tiny-%j.out"),)),
+    "python for torchrun": ("python-twice", 25, (("train.py run", "python train.py run"),)),
+    "a shell script for torchrun": ("python-twice", 25, (("train.py run", "./train.sh run"),)),
+    "one host": ("head-fixed", 14, (('$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "node01"),)),
+    "one address": ("head-fixed", 14, (('$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "10.0.0.7"),)),
+    "fewer total gpus than ranks": ("uneven-gpus", 5, (("--gpus-per-node=4", "--gpus=4"), ("--nodes=2", "--nodes=3"))),
+    "module behind the environment": (
+        "python-replaced",
+        13,
+        (("pipefail\n", "pipefail\n. venv/bin/activate; module load python/3.12\n"),),
+    ),
+    "module behind conda": (
+        "python-replaced",
+        14,
+        (("pipefail\n", "pipefail\nconda activate x\nml gcc anaconda3/2024\n"),),
+    ),
     "no srun": ("torchrun-without-srun", 17, ((SRUN, "torchrun --nnodes=2 --nproc-per-node=4 train.py --continue\n"),)),
     "standalone": ("nodes-apart", 19, (('--nnodes="$SLURM_NNODES"', "--standalone"),)),
     "no nnodes": ("nodes-apart", 18, (('    --nnodes="$SLURM_NNODES" \\\n', ""),)),
@@ -323,8 +338,11 @@ def on_mn5() -> str:
     )
 
 
-def test_missing_output_folder_is_reported_only_in_the_submission_folder(tmp_path: Path) -> None:
+def test_missing_output_folder_is_reported_until_it_exists(tmp_path: Path) -> None:
     _, _, changes = CASES["no folder"]
+    assert found(changed(GOOD, changes), tmp_path) == {"no-output-folder": 11}
+    assert explain(changed(GOOD, changes), Path("job.sbatch"), None, ()).findings == ()
+    (tmp_path / "logs").mkdir()
     assert found(changed(GOOD, changes), tmp_path) == {}
 
 

@@ -95,7 +95,7 @@ def _job_findings(job: JobFile, context: CheckContext) -> Iterator[Finding]:
         traps_shell.shell_findings(job),
     ]
     if not job.heterogeneous:
-        finders += [traps_ranks.rank_findings(job), traps_across_nodes.node_findings(job)]
+        finders += [traps_ranks.rank_findings(job, context.profile), traps_across_nodes.node_findings(job)]
     for finding in chain.from_iterable(finders):
         filled_in_later = PLACEHOLDER in finding.what or finding.line in job.placeholders
         unknown = filled_in_later or finding.line in job.shell.not_understood

@@ -49,9 +49,10 @@ PORT_FIXED = Trap(
 
 def _rendezvous_findings(job: JobFile) -> Iterator[Finding]:
     """Find traps with the address and the port."""
-    if job.several_nodes:
-        for raw, line, in_task in _definitions(job, "MASTER_ADDR", "master-addr"):
+    for raw, line, in_task in _definitions(job, "MASTER_ADDR", "master-addr"):
+        if job.several_nodes:
             yield from _address(job, raw, line, in_task)
+        yield from _fixed_address(job, raw, line)
     ports = list(_definitions(job, "MASTER_PORT", "master-port"))
     for raw, line, in_task in ports:
         yield from _port(job, raw, line, in_task)
@@ -199,6 +200,25 @@ def _address(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Findi
         yield MANY_ADDRESSES.at(line, "the rendezvous address is the list of all addresses of a host")
     elif "scontrol" not in text and _COMPRESSED_LIST.search(text):
         yield NODELIST_FOLDED.at(line, "SLURM_JOB_NODELIST is compressed, like node[01-04]")
+
+
+HEAD_FIXED = Trap(
+    "head-fixed",
+    WASTES,
+    "Slurm chooses the nodes of each job: rank 0 runs on another host, and the ranks wait until they time out",
+    'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), before srun',
+)
+_HOST = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9.-]*|\d{1,3}(\.\d{1,3}){3}")
+
+
+def _fixed_address(job: JobFile, raw: str, line: int) -> Iterator[Finding]:
+    """Find the name or the number of one host, in a job that does not ask for that host."""
+    value = job.resolve(raw)
+    if value is None or not _HOST.fullmatch(value) or _LOCAL.fullmatch(value) or job.in_allocation:
+        return
+    fixed = _followed(job, raw).strip("\"'")
+    if fixed == value and job.option("nodelist") is None:
+        yield HEAD_FIXED.at(line, f"the ranks connect to {value}, in every job")
 
 
 def _followed(job: JobFile, raw: str) -> str:

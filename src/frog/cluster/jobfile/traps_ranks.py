@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
 from frog.cluster.jobfile.job_file import RENDEZVOUS, JobFile
 from frog.cluster.jobfile.launchers import SHELLS, Launch, SrunStep, program_at
@@ -22,7 +23,7 @@ _ASKS_HOST_NAME = re.compile(r"\bsrun\s[^|;)]*\bhostname\b")
 """Commands that ask for a host name and start no work."""
 
 
-def rank_findings(job: JobFile) -> Iterator[Finding]:
+def rank_findings(job: JobFile, profile: ClusterProfile | None = None) -> Iterator[Finding]:
     """Find traps with the ranks of a job that starts one world."""
     for run in job.launches:
         nodes = job.step_nodes(run.step) if run.step else job.nodes
@@ -43,13 +44,97 @@ def rank_findings(job: JobFile) -> Iterator[Finding]:
     yield from _visible_devices(job)
     yield from _one_python(job)
     yield from _idle_nodes(job)
-    yield from _no_gpus(job)
+    if profile is None or profile.gpus_per_node:
+        yield from _no_gpus(job)
     for step in job.steps:
         yield from _step_beyond_job(job, step)
         yield from _no_shell(step)
         yield from _rank_variables(job, step)
     yield from _slots(job)
     yield from _lightning(job)
+    yield from _python_of_launcher(job)
+    yield from _shared_ports(job)
+
+
+PYTHON_TWICE = Trap(
+    "python-twice",
+    FAILS,
+    "{launcher} starts Python itself: it takes the first word for a Python file, which does not exist or is not Python",
+    "{launcher} ... {script}, or --no-python before the program",
+)
+
+
+def _python_of_launcher(job: JobFile) -> Iterator[Finding]:
+    """Find `torchrun python train.py` and `torchrun ./run.sh`."""
+    for run in job.launches:
+        name = run.program[0] if run.program else None
+        if name is None or run.option("no-python", "module", "m", "run-path"):
+            continue
+        if re.fullmatch(r"python[\d.]*", name.base) or name.base in SHELLS or name.base.endswith((".sh", ".bash")):
+            script = next((word.text for word in run.program[1:] if word.text.endswith(".py")), "train.py")
+            what = f"{run.kind} is told to run {name.text}"
+            yield PYTHON_TWICE.at(name.line, what, launcher=run.kind, script=script)
+
+
+PORT_SHARED = Trap(
+    "port-shared",
+    FAILS,
+    "both run at the same time on the same node: the second one fails with address already in use, or joins the first",
+    "another port for each: --master-port, or MASTER_PORT before the command",
+)
+_DEFAULT_PORT = 29500
+"""torchrun's, accelerate's and deepspeed's, if no option names another one."""
+
+
+def _shared_ports(job: JobFile) -> Iterator[Finding]:
+    """Find launchers in the background whose worlds meet at the same port of the same node."""
+    if job.several_nodes or job.sources_users_files:
+        return
+    ports: dict[int, int] = {}
+    for run in job.launches:
+        context = run.step.command.context if run.step else run.command.context
+        elsewhere = run.step and any(map(run.step.option, ("nodelist", "relative")))
+        port = _port_of(job, run)
+        if port is None or not context.background or context.loop or context.conditional or elsewhere:
+            continue
+        if port in ports:
+            what = f"{run.kind} meets at port {port}, as in line {ports[port]}"
+            yield PORT_SHARED.at(run.line, what)
+        ports.setdefault(port, run.line)
+    yield from _shared_port_of_tasks(job)
+
+
+def _shared_port_of_tasks(job: JobFile) -> Iterator[Finding]:
+    """Find steps of ranks in the background that get the same MASTER_PORT."""
+    given = [item for item in job.assignments if item.name == "MASTER_PORT" and item.name in job.exported]
+    if len(given) != 1 or given[0].conditional:
+        return
+    steps = [
+        step
+        for step in job.steps
+        if step.command.context.background
+        and job.is_rank(step)
+        and (job.step_tasks_per_node(step) or 1) > 1
+        and not any(map(step.option, ("nodelist", "relative", "jobid")))
+        and not any(item.name == "MASTER_PORT" for each in (step.command, *step.commands) for item in each.assignments)
+    ]
+    if len(steps) > 1:
+        what = f"the ranks of this step get the same MASTER_PORT as those of line {steps[0].line}"
+        yield PORT_SHARED.at(steps[1].line, what)
+
+
+def _port_of(job: JobFile, run: Launch) -> int | None:
+    """Return the port where the ranks of a launcher meet; None if it is unknown or chosen freely."""
+    if run.option("standalone", "config-file", "hostfile", "include") or not run.direct:
+        return None
+    if any(item.name.startswith(("PET_", "MASTER_PORT")) for item in (*job.assignments, *run.command.assignments)):
+        return None
+    if word := run.option("master-port"):
+        return job.resolve_int(word.raw) or None
+    endpoint = run.option("rdzv-endpoint")
+    if endpoint is None:
+        return _DEFAULT_PORT if run.option("rdzv-backend") is None else None
+    return job.resolve_int(endpoint.raw.strip("\"'").rpartition(":")[2]) or None
 
 
 NO_GPUS = Trap(
@@ -59,6 +144,11 @@ NO_GPUS = Trap(
     "#SBATCH --gpus-per-node={gpus}",
     needs_all_lines=True,
 )
+
+
+_OF_GPUS = {"NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"}
+_NCCL_RANKS = re.compile(r"-(-dist)?-?backend[= ]nccl\b|--device[= ]cuda\b")
+_ON_CPUS = re.compile(r"gloo|--?(use[-_])?cpu\b|--device[= ]cpu|\b[Cc][Pp][Uu]-only", re.IGNORECASE)
 
 
 def _no_gpus(job: JobFile) -> Iterator[Finding]:
@@ -78,19 +168,19 @@ def _no_gpus(job: JobFile) -> Iterator[Finding]:
         or any(step.requests_gpus for step in job.steps)
     ):
         return
-    if job.option("partition") and not any(
-        map(job.option, ("cpus-per-task", "mem", "mem-per-cpu"))
-    ):  # perhaps the cluster allocates whole nodes
-        return
     named = {item.name for item in (*job.assignments, *job.task_assignments)}
+    asks_for_cpus = any(map(job.option, ("cpus-per-task", "mem", "mem-per-cpu")))
+    if job.option("partition") and not asks_for_cpus and "CUDA_VISIBLE_DEVICES" in named:
+        return  # the cluster probably allocates whole nodes
+    text = " ".join(command.text for step in job.steps for command in step.commands)
     several = [run for run in job.launches if _starts_several_ranks(job, run)]
     wanting = [command for command in job.shell.commands if _wants_gpu(command)]
-    if several and not any(run.option("cpu") for run in several) and job.uses_gpus:
+    if several and not any(run.option("cpu") for run in several) and not _ON_CPUS.search("\n".join(job.lines)):
         word = several[0].option("nproc-per-node", "num-processes")
-        kind: Kind | None = "advice" if job.option("partition") else None
+        kind: Kind | None = "advice" if job.option("partition") or not job.uses_gpus else None
         gpus = job.resolve_int(word.raw) if word else None
         yield NO_GPUS.at(several[0].line, "the job does not ask for GPUs", kind, gpus=gpus or "N")
-    elif not several and any(step.python for step in job.steps) and named & {"NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"}:
+    elif not several and any(step.python for step in job.steps) and (named & _OF_GPUS or _NCCL_RANKS.search(text)):
         kind = "advice" if job.option("partition") else None
         step = next(step for step in job.steps if step.python)
         yield NO_GPUS.at(step.line, "the job does not ask for GPUs", kind, gpus="N")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
 from frog.cluster.jobfile.job_file import JobFile
+from frog.cluster.jobfile.launchers import Launch
 from frog.cluster.jobfile.slurm_options import SBATCH, GivenOption, read_options, time_limit_s, write_time
 from frog.cluster.jobfile.variable_values import PLACEHOLDER
 
@@ -289,9 +289,20 @@ def _total_gpus(job: JobFile) -> Iterator[Finding]:
     if job.option("gpus-per-node") or job.option("exclusive"):
         return
     match = re.search(r"(\d+)$", total.value)
-    if match and int(match[1]) % nodes:
-        what = f"{total.written} {total.value} counts for the whole job of {nodes} nodes"
-        yield UNEVEN_GPUS.at(total.line, what)
+    if not match or int(match[1]) % nodes == 0:
+        return
+    what = f"{total.written} {total.value} counts for the whole job of {nodes} nodes"
+    ranks = next(filter(None, (_ranks_per_node(job, run) for run in job.launches)), 0)
+    kind: Kind | None = None
+    if ranks * nodes > int(match[1]):
+        what += f", but {nodes} x {ranks} = {nodes * ranks} ranks start"
+        kind = "will fail"
+    yield UNEVEN_GPUS.at(total.line, what, kind)
+
+
+def _ranks_per_node(job: JobFile, run: Launch) -> int | None:
+    word = run.option("nproc-per-node") if run.kind == "torchrun" else None
+    return job.resolve_int(word.raw) if word else None
 
 
 TOTAL_GPUS = Trap("total-gpus", WASTES, "{why}", "#SBATCH {instead}")
@@ -310,9 +321,10 @@ def _gpus_per_node(job: JobFile, profile: ClusterProfile | None) -> Iterator[Fin
             instead=_with_number(written, gpus, profile.gpus_per_node),
         )
         return
-    words = [run.option("nproc-per-node") for run in job.launches if run.kind == "torchrun"]
-    ranks = [job.resolve_int(word.raw) for word in words if word]
-    if nodes and nodes > 1 and any(number and number * nodes == gpus for number in ranks):
+    ranks = [_ranks_per_node(job, run) for run in job.launches]
+    if not job.launches and job.distributed:
+        ranks = [job.step_tasks_per_node(step) for step in job.steps if job.is_rank(step) and not step.requests_gpus]
+    if nodes and nodes > 1 and any(number and number > 1 and number * nodes == gpus for number in ranks):
         yield TOTAL_GPUS.at(
             asked.line,
             f"{written} asks for {gpus} GPUs on each of {nodes} nodes, but each starts {gpus // nodes} ranks",
@@ -429,7 +441,6 @@ def _against_profile(job: JobFile, profile: ClusterProfile) -> Iterator[Finding]
 
 _SEVERAL = re.compile(r"(?!(\d+)-\1\b).*[-,]")
 """An array of more than one task; 1-1 does not match."""
-_PROGRAM = re.compile(r"[^/~-].*\.(py|sh|toml|json|ya?ml)|\./.+")
 _MAKES_FOLDERS = (23, 2)
 """First release in which Slurm creates the folders of --output and --error, with or without %j in them."""
 
@@ -486,28 +497,18 @@ def _output_folders(job: JobFile, places: Sequence[Path], severity: Kind | None)
         made = any(command.name == "mkdir" and folder.name in command.text for command in job.shell.all_commands)
         if folder in reported or not (of_job or _absent(folder, starts)):
             continue
-        if of_job or made or any(_is_start(job, place) for place in starts):
-            reported.add(folder)
-            what = f"{folder}/ does not exist here" + (", and mkdir in the script runs too late" if made else "")
-            instead = f"mkdir -p {folder}, before sbatch"
-            if of_job:
-                what = f"{folder}/ contains the job's number, so it cannot be created before sbatch"
-                instead = f"--{asked.name}={_flat(value)}"
-            yield NO_OUTPUT_FOLDER.at(asked.line, what, severity if made or of_job else None, instead=instead)
+        reported.add(folder)
+        what = f"{folder}/ does not exist here" + (", and mkdir in the script runs too late" if made else "")
+        instead = f"mkdir -p {folder}, before sbatch"
+        if of_job:
+            what = f"{folder}/ contains the job's number, so it cannot be created before sbatch"
+            instead = f"--{asked.name}={_flat(value)}"
+        yield NO_OUTPUT_FOLDER.at(asked.line, what, severity if made or of_job else None, instead=instead)
 
 
 def _flat(value: str) -> str:
     """Rewrite `logs/%j/out` as `logs/%j-out`."""
     return re.sub(r"(%\d*[jAJ][^/]*)/", r"\1-", value)
-
-
-def _is_start(job: JobFile, place: Path) -> bool:
-    """True if sbatch is probably called in `place`: a file that the script names exists there."""
-    commands = [*job.shell.all_commands, *(command for step in job.steps for command in step.commands)]
-    words = {word.text for command in commands for word in command.words}
-    with contextlib.suppress(OSError, ValueError):
-        return any((place / word).is_file() for word in words if _PROGRAM.fullmatch(word))
-    return False
 
 
 def _absent(folder: Path, places: Sequence[Path]) -> bool:
@@ -517,7 +518,7 @@ def _absent(folder: Path, places: Sequence[Path]) -> bool:
     try:
         if folder.is_absolute():
             return len(folder.parts) > 3 and folder.parent.is_dir() and not folder.is_dir()
-        return not any((place / folder).is_dir() for place in places)
+        return bool(places) and not any((place / folder).is_dir() for place in places)
     except (OSError, ValueError):
         return False
 

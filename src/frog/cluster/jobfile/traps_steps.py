@@ -36,6 +36,7 @@ def step_findings(job: JobFile, profile: ClusterProfile | None, version: tuple[i
     yield from _own_folder(job)
     yield from _servers(job)
     yield from _conda(job)
+    yield from _activation_order(job)
     yield from _modules(job)
     yield from _containers(job)
 
@@ -135,8 +136,47 @@ def _steps_queue(job: JobFile) -> Iterator[Finding]:
         and (sum(used) <= has or any(step.command.context.loop for step in greedy))
     ):
         return  # each step uses free nodes
-    if several and (job.number("ntasks") or job.number("ntasks-per-node") or 1) >= 1:
+    if several:
         yield STEPS_QUEUE.at(greedy[-1].line, "several srun in the background without --exact or --overlap")
+    else:
+        yield from _gpus_queue(job)
+
+
+def _gpus_queue(job: JobFile) -> Iterator[Finding]:
+    """Find simultaneous steps of one node that need more GPUs together than the job has.
+
+    Source:  srun(1), --gres: a step gets all of the job's GPUs unless it asks for some, or shares them by --overlap.
+    """
+    has = job.gpus_per_node
+    if not has or job.several_nodes or {"SLURM_OVERLAP", "SLURM_STEP_GRES"} & job.exported:
+        return
+    elsewhere = ("overlap", "oversubscribe", "nodelist", "relative", "jobid", "het-group")
+    steps = [step for step in job.steps if step.command.context.background and not any(map(step.option, elsewhere))
+             and not step.command.context.conditional and step.works]  # fmt: skip
+    needs = [_gpus_of_step(job, step) for step in steps]
+    known = [count for count in needs if count is not None]
+    repeated = any(step.command.context.loop for step in steps)
+    if len(known) < len(needs) or not known:
+        return
+    if (len(steps) > 1 and sum(known) > has) or (repeated and max(known) >= has):
+        what = f"the steps in the background ask for {sum(known)} GPUs, but the job has {has}"
+        if not any(step.requests_gpus for step in steps):
+            what = f"each srun in the background takes all {has} GPUs of the job"
+        kind: Kind | None = None if job.nodes == 1 else "advice"
+        yield STEPS_QUEUE.at(steps[-1].line, what, kind)
+
+
+def _gpus_of_step(job: JobFile, step: SrunStep) -> int | None:
+    """Return the GPUs of a step on one node; None if they are unknown."""
+    if not step.requests_gpus:
+        return job.gpus_per_node
+    tasks = job.step_tasks_per_node(step)
+    for name, times in (("gpus-per-task", tasks), ("gpus-per-node", 1), ("gpus", 1), ("gres", 1)):
+        asked = step.option(name)
+        if asked and asked.value:
+            match = re.fullmatch(r"(?:(?:gres/)?gpu:)?(?:[A-Za-z]\w*:)?(\d{1,4})", asked.value)
+            return int(match[1]) * times if match and times else None
+    return None
 
 
 def _shares(job: JobFile, step: SrunStep) -> bool:
@@ -158,7 +198,9 @@ PREPARED_TOO_LATE = Trap(
 
 def _prepared_too_late(job: JobFile) -> Iterator[Finding]:
     """Find commands that prepare the environment after the steps that need it."""
-    last = max((step.line for step in job.steps if step.works and not step.command.context.conditional), default=None)
+    works = [step.command for step in job.steps if step.works]
+    works += [command for command in job.shell.commands if _TRAINS.search(command.text)]
+    last = max((command.line for command in works if not command.context.conditional), default=None)
     for command in job.shell.commands:
         if last is None or command.line <= last or command.name not in _PREPARES or len(command.words) < 2:
             continue
@@ -166,7 +208,39 @@ def _prepared_too_late(job: JobFile) -> Iterator[Finding]:
             item for item in job.shell.commands if item.line > command.line and item.words and item.name not in _NO_WORK
         ]
         if command.words[1].text not in ("purge", "unload", "list", "deactivate", "swap") and not after:
-            yield PREPARED_TOO_LATE.at(command.line, f"{command.name} after srun", last=last)
+            yield PREPARED_TOO_LATE.at(command.line, f"{command.name} after the program", last=last)
+
+
+PYTHON_REPLACED = Trap(
+    "python-replaced",
+    WASTES,
+    "the module puts its own Python before the environment's in PATH, so the program does not find its packages",
+    "module load first, then {activates}",
+)
+_BRINGS_PYTHON = re.compile(
+    r"(\S*/)?(cray-|intel-?)?(python|anaconda|miniconda|miniforge|mamba|conda|pytorch|tensorflow)[\w.-]*(/|$)",
+    re.IGNORECASE,
+)
+
+
+def _activation_order(job: JobFile) -> Iterator[Finding]:
+    """Find `module load python` after the environment was activated."""
+    active: Command | None = None
+    for command in job.shell.commands:
+        texts = [word.text for word in command.words]
+        if command.context.conditional or not texts:
+            continue
+        sources = command.name in ("source", ".") and texts[1:] and texts[1].endswith("/bin/activate")
+        if sources or (command.name in ("conda", "mamba", "micromamba") and texts[1:2] == ["activate"]):
+            active = command
+        elif "deactivate" in texts:
+            active = None
+        loads = texts[2:] if texts[:2] in (["module", "load"], ["module", "add"], ["ml", "load"]) else texts[1:]
+        named = [name for name in loads if _BRINGS_PYTHON.match(name)] if command.name in ("module", "ml") else []
+        if active and named and texts[1] not in (*_UNLOADS, "avail", "spider", "show"):
+            what = f"module load {named[0]} after {active.text[:60]} in line {active.line}"
+            yield PYTHON_REPLACED.at(command.line, what, activates=active.text[:60])
+            return
 
 
 _DOWNLOADS = (

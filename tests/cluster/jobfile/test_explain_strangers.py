@@ -1,0 +1,117 @@
+"""What job files of strangers had and explain did not report: mistakes in the forms in which people write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frog.cluster.jobfile.explain import explain
+
+HEAD = "#!/bin/bash\n#SBATCH --job-name=x\n#SBATCH --time=01:00:00\n"
+FOUR = HEAD + "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n"
+TWO_NODES = HEAD + "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n"
+MASTER = (
+    'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+    "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))\n"
+)
+TRAIN = "srun --kill-on-bad-exit=1 python train.py\n"
+
+WRONG = {
+    "a folder for the output that nothing makes": (FOUR + "#SBATCH --output=logs/%j.out\n./x\n", "no-output-folder"),
+    "torchrun python": (FOUR + "torchrun --standalone --nproc_per_node=4 python -u train.py\n", "python-twice"),
+    "accelerate launch python": (FOUR + "accelerate launch --num_processes 4 python3 train.py\n", "python-twice"),
+    "deepspeed bash": (FOUR + "deepspeed bash run.sh\n", "python-twice"),
+    "a fixed host in an endpoint": (
+        TWO_NODES.replace("node=4", "node=1")
+        + "#SBATCH --gres=gpu:4\nsrun torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d"
+        + " --rdzv_endpoint=10.1.2.3:29511 train.py\n",
+        "head-fixed",
+    ),
+    "a fixed host on one node": (
+        FOUR + "export MASTER_ADDR=gpu-07.cluster.edu\nsrun -n4 -K1 python train.py\n",
+        "head-fixed",
+    ),
+    "tasks that use half of the GPUs": (TWO_NODES + "#SBATCH --gres=gpu:8\n" + MASTER + TRAIN, "total-gpus"),
+    "GPUs of the whole job for each node": (
+        HEAD + "#SBATCH --nodes=3\n#SBATCH --gpus=8\nsrun torchrun --nnodes=3 --nproc_per_node=8 train.py\n",
+        "uneven-gpus",
+    ),
+    "a module after the program": (FOUR + "python train.py\nmodule load cuda\n", "prepared-too-late"),
+    "a module after the environment": (
+        FOUR + "source env/bin/activate\nmodule load python/3.11\npython train.py\n",
+        "python-replaced",
+    ),
+    "no GPUs in a partition": (
+        HEAD + "#SBATCH -p gpu\ntorchrun --standalone --nproc_per_node=4 train.py\n",
+        "no-gpus",
+    ),
+    "no GPUs for a job with CPUs": (
+        HEAD + "#SBATCH -c 16\ntorchrun --standalone --nproc_per_node=4 train.py\n",
+        "no-gpus",
+    ),
+    "no GPUs for nccl": (TWO_NODES + MASTER + TRAIN.replace("train.py", "train.py --backend nccl"), "no-gpus"),
+    "two steps that take all GPUs": (
+        FOUR + "#SBATCH -n 2\nsrun --exact -n1 python a.py &\nsrun --exact -n1 python b.py &\nwait\n",
+        "steps-queue",
+    ),
+    "two steps with CPUs that take all GPUs": (
+        FOUR + "#SBATCH -n 2\nsrun -n1 -c4 python a.py &\nsrun -n1 -c4 python b.py &\nwait\n",
+        "steps-queue",
+    ),
+    "two steps that ask for more GPUs": (
+        FOUR + "#SBATCH -n 2\nsrun --exact -n1 -G3 python a.py &\nsrun --exact -n1 -G2 python b.py &\nwait\n",
+        "steps-queue",
+    ),
+    "two worlds at the default port": (
+        FOUR + "torchrun --nproc_per_node=2 a.py &\ntorchrun --nproc_per_node=2 b.py &\nwait\n",
+        "port-shared",
+    ),
+    "two steps with one MASTER_PORT": (
+        FOUR + "#SBATCH --ntasks-per-node=4\n" + MASTER
+        + "srun --overlap -n2 python train.py a &\nsrun --overlap -n2 python train.py b &\nwait\n",
+        "port-shared",
+    ),
+}  # fmt: skip
+
+RIGHT = {
+    "python behind --no-python": (FOUR + "torchrun --standalone --nproc_per_node=4 --no-python python x.py\n"),
+    "a module": FOUR + "torchrun --standalone --nproc_per_node=4 -m python.train\n",
+    "a fixed host that the job asks for": (
+        FOUR + "#SBATCH --nodelist=node01\nexport MASTER_ADDR=node01\nsrun -n4 -K1 python train.py\n"
+    ),
+    "a host from Slurm": TWO_NODES + "#SBATCH --gres=gpu:4\n" + MASTER + TRAIN,
+    "a module before the environment": (
+        FOUR + "module load python/3.11\nsource env/bin/activate\nmodule load cuda/12\npython train.py\n"
+    ),
+    "ranks on CPUs": HEAD + "#SBATCH -c 16\ntorchrun --standalone --nproc_per_node=4 train.py --backend gloo\n",
+    "two steps that share the GPUs": (
+        FOUR + "#SBATCH -n 2\nsrun --exact -n1 -G2 python a.py &\nsrun --exact -n1 -G2 python b.py &\nwait\n"
+    ),
+    "two steps that overlap": (
+        FOUR + "#SBATCH -n 2\nsrun --overlap -n1 python a.py &\nsrun --overlap -n1 python b.py &\nwait\n"
+    ),
+    "two worlds at two ports": (
+        FOUR + "torchrun --master_port=29501 --nproc_per_node=2 a.py &\n"
+        "torchrun --master_port=29502 --nproc_per_node=2 b.py &\nwait\n"
+    ),
+    "two worlds that choose ports": (
+        FOUR
+        + "torchrun --standalone --nproc_per_node=2 a.py &\ntorchrun --standalone --nproc_per_node=2 b.py &\nwait\n"
+    ),
+}
+
+
+def codes(text: str, folder: Path) -> set[str]:
+    return {finding.code for finding in explain(text, Path("job.sbatch"), None, (folder,)).findings}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_mistake_is_reported(case: str, tmp_path: Path) -> None:
+    text, code = WRONG[case]
+    assert code in codes(text, tmp_path)
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_right_form_is_not_reported(case: str, tmp_path: Path) -> None:
+    assert codes(RIGHT[case], tmp_path) - {"port-fixed"} == set()
