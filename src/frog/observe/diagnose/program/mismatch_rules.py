@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
-from frog.observe.diagnose.program.code_lines import call_branch, in_one_loop
+from frog.observe.diagnose.program.code_blocks import (
+    Block,
+    Parting,
+    call_branch,
+    in_one_loop,
+    is_each_round,
+    is_readable,
+    parting_of,
+    stack_of,
+    ways_past,
+)
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
 from frog.observe.diagnose.program.rank_reports import after_error, describe_call, report_ranks, survived_error
@@ -14,6 +25,15 @@ from frog.observe.diagnose.program.rank_reports import after_error, describe_cal
 EVEN_BATCHES = (
     "give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed number of steps; "
     "under DDP, `with model.join():` accepts uneven inputs"
+)
+EVEN_ROUNDS = (
+    "all ranks must run the same number of rounds of a loop that communicates: all-reduce the number (MAX) first, and "
+    "let ranks without data take part with empty rounds; decide on one rank and broadcast when to leave a loop\n"
+    + EVEN_BATCHES
+)
+AGREE_FIRST = (
+    "let all ranks take the same branch: decide on one rank and broadcast the decision, or all-reduce a flag; a file, "
+    "a clock, a batch or a random number may differ between ranks"
 )
 SKIP_TOGETHER = (
     "a `continue`, a caught exception or a condition that only one rank meets must not skip a collective: "
@@ -68,7 +88,7 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     """Explain the first collective at which the members of a group do not match."""
     sides = _sides(evidence, found)
     both = (sides, sides.swapped()) if sides.tie else (sides,)
-    for rule in (_order, _guarded, _guarded_others, _skipped, _extra, _batches):
+    for rule in (_order, _guarded, _guarded_others, _parted, _skipped, _extra, _batches):
         for each in both:
             explained = rule(evidence, found, each)
             if explained is not None:
@@ -183,6 +203,77 @@ def _guarded_others(evidence: Evidence, found: Difference, sides: Sides) -> Diag
     return explained.with_more(rank=sides.odd, node_rank=rank.node_rank) if explained is not None else None
 
 
+def _parted(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find the loop or the branch that holds the line of one side and not that of the other."""
+    both = [(parting, each) for each in (sides, sides.swapped()) if (parting := _parting(evidence, each)) is not None]
+    if not both:
+        return None
+    parted = _left(evidence, found, *min(both, key=lambda pair: pair[0].weight))
+    if not sides.tie:
+        return parted.with_more(rank=sides.odd, node_rank=evidence.ranks[sides.odd].node_rank)
+    return parted
+
+
+def _parting(evidence: Evidence, sides: Sides) -> Parting | None:
+    """Return the block in which the other side is, and which the odd side left or did not enter."""
+    if survived_error(evidence.ranks[sides.odd]):
+        return None
+    return parting_of(stack_of(sides.other_call), stack_of(sides.odd_call), _last_common(sides))
+
+
+def _last_common(sides: Sides) -> tuple[CodeLine, ...]:
+    return stack_of(sides.odd_before[-1]) if sides.odd_before else ()
+
+
+def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides) -> Diagnosis:
+    """Say that the odd side left a block, or did not enter it, in which the other side is."""
+    inside, outside, block = sides.other_call, sides.odd_call, parting.block
+    differ, base = _differ(evidence, found, sides), _base(evidence, found, sides)
+    if block.kind == "loop":
+        in_step = all(same_line(a.line, b.line) for a, b in zip(sides.odd_before, sides.other_before, strict=False))
+        return base.with_more(
+            fault="batches",
+            certain=is_proved(parting, inside) and in_step and bool(sides.other_before),
+            finding=f"{differ}: {leaves_loop(parting, sides.odd, sides.other, inside.line)}",
+            advice=EVEN_ROUNDS,
+        )
+    never = not any(same_line(call.line, inside.line) for call in sides.odd_before)
+    return base.with_more(
+        fault="branch" if never else "skipped",
+        certain=False,
+        rank=sides.other if never else sides.odd,
+        line=place(inside.line if never else outside.line) or None,
+        peer_line=place(outside.line if never else inside.line) or None,
+        finding=f"{differ}: {passes_alone(block, sides.other, sides.odd, never)}",
+        advice=AGREE_FIRST,
+    )
+
+
+def is_proved(parting: Parting, inside: Call) -> bool:
+    """True if the rank that left a loop made fewer rounds of it, whatever else the program does."""
+    return parting.was_common and inside.line is not None and is_each_round(parting.block, inside.line)
+
+
+def leaves_loop(parting: Parting, left: int, stayed: int, inside: CodeLine | None) -> str:
+    """Return words about a rank that left a loop in which another is."""
+    loop = parting.block
+    if not parting.was_common:
+        return f"rank {stayed} is in the loop {loop}, which rank {left} did not enter this time"
+    ways = ways_past(inside, loop) if inside is not None else ""
+    return (
+        f"rank {left} has left the loop {loop}, in which rank {stayed} begins one more round: the number of rounds "
+        "differs between the ranks" + (f"; a rank can leave it by {ways}" if ways else "")
+    )
+
+
+def passes_alone(block: Block, inside: int, outside: int, never: bool) -> str:
+    """Return words about a branch that only one of two ranks passed."""
+    if block.kind == "except":
+        return f"an error led only rank {inside} into {block}"
+    when = "" if never else " this time, although it did before"
+    return f"rank {inside} passed {block}, rank {outside} did not{when}"
+
+
 def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
     """Find a rank whose call matches the next one of the others, which it called before."""
     called = any(_same(call, sides.other_call) for call in sides.odd_before)
@@ -198,11 +289,26 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         return None  # the other side shows an error
     return _base(evidence, found, sides).with_more(
         fault="skipped",
-        certain=bool(error) or not (sides.tie and reverse),
+        certain=bool(error) or (_left_its_habit(sides) and not (sides.tie and reverse)),
         finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} skipped "
-        f"{sides.other_call.op} at {place(sides.other_call.line)}{error}",
+        f"{sides.other_call.op} at {place(sides.other_call.line)}{error or _way_past(sides.other_call)}",
         advice=SKIP_TOGETHER,
     )
+
+
+def _left_its_habit(sides: Sides) -> bool:
+    """True if the rank, each time before, made the call of the others here, and made its own call elsewhere.
+
+    A rank that leaves a loop makes a new call, or one that has followed the loop before.
+    """
+    was_there = any(_same(call, sides.odd_call) for call in sides.odd_before)
+    return was_there and is_unusual(sides.odd_before, sides.odd_call) is True
+
+
+def _way_past(call: Call) -> str:
+    """Name the statements that leave out a call in its loop."""
+    ways = ways_past(call.line) if call.line is not None else ""
+    return f", perhaps by {ways}" if ways else ""
 
 
 def _jumped(sides: Sides) -> bool:
@@ -244,7 +350,7 @@ def _left_loop(sides: Sides) -> bool:
     """True if the others repeat a call of a loop, and the odd rank's call is at a later line of the same function."""
     one, other = sides.odd_call.line, sides.other_call.line
     repeats = any(_same(call, sides.other_call) for call in sides.odd_before)
-    if one and other and in_one_loop(one, other):
+    if one and other and (in_one_loop(one, other) or is_readable(one)):  # the source tells better: see _parted
         return False
     return bool(
         repeats

@@ -40,7 +40,7 @@ from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
 from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without
 from frog.observe.diagnose.program.torch_mismatch import compared_by_torch
 from frog.observe.diagnose.program.transfer_rules import transfer, without_transfers
-from frog.observe.diagnose.program.wait_rules import absent, all_inside
+from frog.observe.diagnose.program.wait_rules import absent, all_inside, under_branch
 from frog.observe.diagnose.recorded import recorded_findings
 
 _WAITS_S = 5.0
@@ -147,12 +147,9 @@ def waited(evidence: Evidence) -> Diagnosis | None:
     """Explain the first collective in which some ranks wait and which others never called."""
     if not evidence.has_failed and not _waited_long(evidence):
         return None
-    for difference in differences(evidence):
-        if difference.kind == "absent":
-            explained = absent(evidence, without_transfers(evidence, difference))
-            if explained is not None:
-                return explained
-    return None
+    found = [without_transfers(evidence, each) for each in differences(evidence) if each.kind == "absent"]
+    explained = (rule(evidence, difference) for rule in (under_branch, absent) for difference in found)
+    return next((diagnosis for diagnosis in explained if diagnosis is not None), None)
 
 
 def _waited_long(evidence: Evidence) -> bool:

@@ -10,16 +10,24 @@ from dataclasses import dataclass, replace
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
-from frog.observe.diagnose.program.code_lines import rank_branch
+from frog.observe.diagnose.program.code_blocks import parting_of, rank_branch, stack_of
+from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.compared_calls import is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.mismatch_rules import SKIP_TOGETHER
+from frog.observe.diagnose.program.mismatch_rules import (
+    AGREE_FIRST,
+    EVEN_ROUNDS,
+    SKIP_TOGETHER,
+    leaves_loop,
+    passes_alone,
+)
 from frog.observe.diagnose.program.peer_errors import in_collective
 from frog.observe.diagnose.program.rank_reports import (
     RECORD_COLLECTIVES,
     after_error,
     describe_call,
     report_ranks,
+    survived_error,
     they_wait,
 )
 from frog.observe.diagnose.program.transfer_rules import longer_message
@@ -45,6 +53,7 @@ def reported(evidence: Evidence) -> Diagnosis | None:
         return None
     return (
         longer_message(evidence, evidence.ranks[met.receiver], met.message)
+        or _parted(evidence, met)
         or _left_its_order(evidence, met)
         or _unexpected(evidence, met)
     )
@@ -79,6 +88,46 @@ def _with_line(rank: RankEvidence, call: Call) -> Call:
     """Return a call with its line: that of the rank's error, if its record has no stacks."""
     error_line = rank.error.line if rank.error is not None else None
     return replace(call, line=call.line or error_line)
+
+
+def _parted(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
+    """Find the loop or the branch that holds the line of one of both ranks and not that of the other."""
+    if met.other is None or met.call is None or met.call.line is None or met.line is None:
+        return None
+    before = _before(evidence, met.other, met.call)
+    frames = [frame for frame in evidence.ranks[met.receiver].stack if is_user_file(frame.file)] or [met.line]
+    stacks = {met.receiver: tuple(frames), met.other: stack_of(met.call)}
+    last = stack_of(before[-1]) if before else ()
+    found = []
+    for inside, outside in ((met.other, met.receiver), (met.receiver, met.other)):
+        parting = parting_of(stacks[inside], stacks[outside], last)
+        if parting is not None and not survived_error(evidence.ranks[outside]):
+            found.append((parting.weight, inside, outside, parting))
+    if not found:
+        return None
+    _, inside, outside, parting = min(found, key=lambda each: each[0])
+    lines = {number: place(stack[0]) for number, stack in stacks.items()}
+    met_words = (
+        f"rank {met.receiver} received a message of another size than its collective at {lines[met.receiver]} "
+        f"expects; rank {met.other} called {describe_call(evidence, met.call)}"
+    )
+    base = _found(evidence, met)
+    if parting.block.kind == "loop":
+        words = leaves_loop(parting, outside, inside, stacks[inside][0])
+        fault, rank, advice = "batches", outside, EVEN_ROUNDS
+    else:
+        never = not any(same_line(call.line, stacks[inside][0]) for call in before)
+        words = passes_alone(parting.block, inside, outside, never)
+        fault, rank, advice = ("branch", inside, AGREE_FIRST) if never else ("skipped", outside, AGREE_FIRST)
+    return base.with_more(
+        fault=fault,
+        rank=rank,
+        node_rank=evidence.ranks[rank].node_rank,
+        line=lines[rank],
+        peer_line=lines[inside + outside - rank],
+        finding=f"{met_words}: {words}",
+        advice=advice,
+    )
 
 
 def _left_its_order(evidence: Evidence, met: _Meeting) -> Diagnosis | None:

@@ -6,7 +6,16 @@ from collections import Counter
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.diagnosis import Diagnosis, span
-from frog.observe.diagnose.program.code_lines import call_branch, in_one_loop, rank_branch
+from frog.observe.diagnose.program.code_blocks import (
+    Block,
+    call_branch,
+    in_one_loop,
+    parting_of,
+    rank_branch,
+    stack_of,
+    ways_past,
+)
+from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.compared_calls import Difference, is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.mismatch_rules import EVEN_BATCHES
@@ -19,6 +28,15 @@ from frog.observe.diagnose.program.rank_reports import (
     survived_error,
     they_wait,
 )
+
+
+def under_branch(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Explain a collective that one of several groups waits in, if a branch that not all ranks pass encloses it.
+
+    The members of other groups then wait for those ranks, which shows only that they are elsewhere.
+    """
+    is_known = found.absent and not found.unknown and _stopped(evidence, found) is None
+    return _guarded(evidence, found) if is_known else None
 
 
 def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
@@ -70,21 +88,46 @@ def _line(evidence: Evidence, number: int) -> CodeLine | None:
 
 
 def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
-    """Find a collective under a test of the rank, which only some ranks pass."""
-    branch = call_branch(
-        found.call, found.calls, [call for each in found.absent for call in evidence.ranks[each].calls]
-    )
-    if branch is None or any(_has_called(evidence.ranks[each], found) for each in found.absent):
+    """Find a collective under a test that only some ranks pass."""
+    if any(_has_called(evidence.ranks[each], found) for each in found.absent):
         return None
-    callers, others = sorted(found.calls), sorted(found.absent)
-    odd = callers[0] if len(callers) <= len(others) else others[0]
+    others = [call for each in found.absent for call in evidence.ranks[each].calls]
+    branch = call_branch(found.call, found.calls, others)
+    certain, passed = True, branch
+    if branch is None and (block := _branch_of_callers(evidence, found)) is not None:
+        certain, passed = False, str(block)
+    if passed is None:
+        return None
+    callers, absent_ranks = sorted(found.calls), sorted(found.absent)
+    odd = callers[0] if len(callers) <= len(absent_ranks) else absent_ranks[0]
     return _base(evidence, found, odd).with_more(
         fault="branch",
-        finding=f"{_waits(evidence, found)}, which {span(others)} never {'calls' if len(others) == 1 else 'call'}: "
-        f"only some ranks pass {branch}",
+        certain=certain,
+        finding=f"{_waits(evidence, found)}, which {span(absent_ranks)} never "
+        f"{'calls' if len(absent_ranks) == 1 else 'call'}: only some ranks pass {passed}",
         advice="move the collective out of the branch: every rank of its group must call it\n"
         "work for one rank alone belongs inside the branch, the barrier after it",
     )
+
+
+def _branch_of_callers(evidence: Evidence, found: Difference) -> Block | None:
+    """Return a branch around the call, with any test, that the other ranks came by and did not pass."""
+    before = [call for number in found.calls for call in evidence.ranks[number].calls if call.seq < found.seq]
+    last = stack_of(before[-1]) if before else ()
+    for number in found.absent:
+        stacks = [_user_stack(evidence.ranks[number])]
+        stacks += [stack_of(call) for call in evidence.ranks[number].pending[:1]]
+        for stack in stacks:
+            parting = parting_of(stack_of(found.call), stack, last)
+            if parting is not None and parting.block.kind != "loop":
+                return parting.block
+    return None
+
+
+def _user_stack(rank: RankEvidence) -> tuple[CodeLine, ...]:
+    """Return the lines of the user's code at which a rank is, innermost first."""
+    frames = tuple(frame for frame in rank.stack if is_user_file(frame.file))
+    return frames or ((rank.line,) if rank.line is not None else ())
 
 
 def _has_called(rank: RankEvidence, found: Difference) -> bool:
@@ -136,9 +179,16 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
         certain=False,
         finding=f"{span(over)} left {'its' if len(over) == 1 else 'their'} loop after {times} calls of "
         f"{found.call.op} at {place(found.call.line)} and "
-        f"ended; {span(sorted(found.calls))} began one more and waited: one rank has fewer batches, or skipped one",
+        f"ended; {span(sorted(found.calls))} began one more and waited: one rank has fewer batches, or skipped one"
+        f"{_perhaps_by(found.call)}",
         advice=f"{EVEN_BATCHES}\na `continue` or a caught exception that skips a step on one rank has the same effect",
     )
+
+
+def _perhaps_by(call: Call) -> str:
+    """Name the statements with which a rank leaves the loop around a call, or a round of it."""
+    ways = ways_past(call.line) if call.line is not None else ""
+    return f", perhaps by {ways}" if ways else ""
 
 
 def _rounds(rank: RankEvidence, found: Difference) -> int:

@@ -1,0 +1,369 @@
+"""The source around a line of a program: which loop or branch holds the line of one rank and not that of another.
+
+Two ranks that ran the same code up to a collective part in one function: there, one of them is inside a block that the
+other has left or never entered. That block, not the collective, is what to look at. The current file is read, which may
+have changed since the program ran.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from frog.core.errors import FrogError
+from frog.core.runs.observed import CodeLine
+from frog.core.schema import read_bounded
+from frog.observe.diagnose.program.evidence import Call
+
+_MOST_BYTES, _MOST_TEST = 2 << 20, 200
+_RANK_TEST = re.compile(
+    r"\b\w*(rank|is_main|is_master|master_process|main_process|is_first|is_last|is_chief|is_leader|process_zero|process_index)\w*\b",
+    re.IGNORECASE,
+)
+_OF_ALL = re.compile(r"is_initialized|is_available|world_size|__name__|is_distributed|use_ddp|TYPE_CHECKING")
+"""Tests that all ranks pass, or none."""
+_MAIN_TEST = re.compile(r"is_main|is_master|master_process|main_process|is_first|is_chief|is_leader|process_zero")
+_Loop = (ast.For, ast.AsyncFor, ast.While)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a program."""
+
+    kind: str
+    """loop, if, else or except."""
+    text: str
+    """Its first line, such as `for batch in loader:`."""
+    line: int
+    file: str
+    first: int
+    """The first and last line that it holds: of a loop also its head."""
+    last: int
+    tests_rank: bool = False
+    """True if it is a branch whose test names a rank."""
+
+    def __str__(self) -> str:
+        return f"`{self.text}` in line {self.line}"
+
+    def holds(self, line: CodeLine) -> bool:
+        return line.file == self.file and self.first <= line.line <= self.last
+
+    def names(self, ranks: list[int]) -> bool:
+        """True if the test is `if rank == 3:` or `if is_main():` and these ranks are the one that it names."""
+        if len(ranks) != 1 or self.kind == "else" or "not " in self.text:
+            return False
+        return f"== {ranks[0]}:" in self.text or (ranks == [0] and bool(_MAIN_TEST.search(self.text)))
+
+
+# ---- a test of the rank around a line --------------------------------------------------------------------------------
+
+
+def rank_branch(line: CodeLine | None) -> str | None:
+    """Return "`if rank == 0:` in line 12" if a test of the rank encloses a line of a program, else None."""
+    branch = _rank_block(line)
+    return str(branch) if branch is not None else None
+
+
+def call_branch(call: Call, callers: Iterable[int], others: list[Call]) -> str | None:
+    """Return the test of the rank that encloses a call, or a line that led to it.
+
+    callers: the ranks that made it. others: all calls of the ranks that did not. A test around an outer line counts
+    only if no call of theirs came from its block; if their records have no stacks, only if it names the one caller.
+    """
+    if (text := rank_branch(call.line)) is not None:
+        return text
+    came = [frame for other in others for frame in other.callers]
+    for frame in call.callers:
+        branch = _rank_block(frame)
+        if branch is None or any(branch.holds(each) for each in came):
+            continue
+        if came or branch.names(list(callers)):
+            return f"{branch} of {PurePath(frame.file).name}"
+    return None
+
+
+def _rank_block(line: CodeLine | None) -> Block | None:
+    """Return the innermost block around a line that a test of the rank guards."""
+    if line is None or not line.file.endswith(".py"):
+        return None
+    return next(
+        (block for block in reversed(_source(line.file).blocks) if block.tests_rank and block.holds(line)), None
+    )
+
+
+# ---- where two ranks part --------------------------------------------------------------------------------------------
+
+
+def stack_of(call: Call) -> tuple[CodeLine, ...]:
+    """Return the lines of the user's code that led to a call, innermost first."""
+    if call.callers:
+        return call.callers
+    return (call.line,) if call.line is not None else ()
+
+
+def parting_lines(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> tuple[CodeLine, CodeLine] | None:
+    """Return the two lines of one function at which the stacks of two ranks part; None if they do not show it.
+
+    one, other: lines that led to a call, innermost first. Long stacks may lack their outermost lines.
+    """
+    left, right = list(reversed(one)), list(reversed(other))
+    starts = [
+        (at + there, at, there)
+        for at in range(len(left))
+        for there in range(len(right))
+        if _function(left[at]) == _function(right[there])
+    ]
+    if not starts:
+        return None
+    _, at, there = min(starts)
+    for mine, others in zip(left[at:], right[there:], strict=False):
+        if _function(mine) != _function(others):
+            return None
+        if mine.line != others.line:
+            return mine, others
+    return None
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A block that one rank is in, and that another has left or did not enter."""
+
+    block: Block
+    was_common: bool
+    """True if both made their last common call in it."""
+    is_deeper: bool
+    """True if it is in a function that the other rank may have called too, but has left."""
+
+    @property
+    def weight(self) -> int:
+        """Order of what it explains: the lower, the more."""
+        if self.block.kind == "loop":
+            return 0 if self.was_common else 4
+        return 3 if self.is_deeper else 1 if self.block.kind == "except" else 2
+
+
+def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequence[CodeLine]) -> Parting | None:
+    """Return the block that explains best why one rank is where the other is not; None if no block does.
+
+    one, other: the lines that led to where the ranks are. last: those of the last call that both made: a branch that
+    already held it is not where they part.
+    """
+    lines = parting_lines(one, other)
+    if lines is None or not is_readable(lines[0]):
+        return None
+    here, there = lines
+    found = []
+    for frame in one[: list(one).index(here) + 1]:
+        for block in blocks_around(frame):
+            common, deeper = any(block.holds(line) for line in last), frame is not here
+            if (block.holds(there) and not deeper) or (common if block.kind != "loop" else deeper and not common):
+                continue
+            if deeper and _OF_ALL.search(block.text):
+                continue
+            found.append(Parting(block, common, deeper))
+    return min(reversed(found), key=lambda parting: parting.weight, default=None)
+
+
+def blocks_around(line: CodeLine) -> list[Block]:
+    """Return the blocks that hold a line, within its function, outermost first."""
+    if not line.file.endswith(".py"):
+        return []
+    source = _source(line.file)
+    start = max((each.first for each in source.functions if each.first <= line.line <= each.last), default=0)
+    return [block for block in source.blocks if block.holds(line) and block.line >= start]
+
+
+def in_one_loop(one: CodeLine, other: CodeLine) -> bool:
+    """True if a loop of a program encloses both lines. False if its source cannot be read."""
+    if one.file != other.file:
+        return False
+    return any(block.kind == "loop" and block.holds(other) for block in blocks_around(one))
+
+
+def is_readable(line: CodeLine) -> bool:
+    """True if the source of a line is known: the file has the line's function there."""
+    if not line.file.endswith(".py") or not _source(line.file).is_known:
+        return False
+    around = [function for function in _source(line.file).functions if function.first <= line.line <= function.last]
+    name = max(around, key=lambda function: function.first).name if around else "<module>"
+    return name == line.function or (line.function.startswith("<") and line.function != "<module>")
+
+
+def is_each_round(loop: Block, line: CodeLine) -> bool:
+    """True if each round of a loop that comes so far runs a line: nothing in the loop can pass it by.
+
+    The line is a statement of the loop's own body, without a condition in it, and no `continue` stands before it.
+    """
+    source = _source(loop.file)
+    skips = [jump for jump in source.jumps if jump.loop == loop.line and jump.word == "continue"]
+    return (loop.line, line.line) in source.plain and not any(jump.line < line.line for jump in skips)
+
+
+def ways_past(line: CodeLine, loop: Block | None = None) -> str:
+    """Return the statements with which a rank leaves a loop, or a round of it, before a line; empty if there are none.
+
+    loop: a loop around the line (default: the innermost).
+    """
+    loops = [block for block in blocks_around(line) if block.kind == "loop"]
+    chosen = loop if loop is not None else loops[-1] if loops else None
+    if chosen is None:
+        return ""
+    jumps = [
+        jump
+        for jump in _source(line.file).jumps
+        if jump.loop == chosen.line and (jump.word != "continue" or jump.line < line.line)
+    ]
+    shown = [f"`{jump.test}{' ' if jump.test else ''}{jump.word}` in line {jump.shown_line}" for jump in jumps]
+    return " or ".join(shown[:3])
+
+
+def _function(line: CodeLine) -> tuple[str, str]:
+    return line.file, line.function
+
+
+# ---- the blocks of a file --------------------------------------------------------------------------------------------
+
+
+class _Span(NamedTuple):
+    """A function, and its first and last line."""
+
+    name: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class _Jump:
+    """A statement that leaves a loop or the rest of a round."""
+
+    word: str
+    """break, continue or return."""
+    line: int
+    test: str
+    """The test right around it, such as `if should_stop:`; empty without one."""
+    loop: int
+    """The line of the loop that it leaves; of a return, each loop around it has one."""
+    shown_line: int
+    """The line of its test, if it has one."""
+
+
+@dataclass
+class _Source:
+    """What a file contains, in the order of its lines."""
+
+    is_known: bool = False
+    blocks: list[Block] = field(default_factory=list)
+    functions: list[_Span] = field(default_factory=list)
+    jumps: list[_Jump] = field(default_factory=list)
+    plain: set[tuple[int, int]] = field(default_factory=set)
+    """Lines of loops, each with a line of its own body that every round runs."""
+
+
+@lru_cache(maxsize=64)
+def _source(file: str) -> _Source:
+    """Return the blocks of a file; none if it cannot be read."""
+    found = _Source()
+    try:
+        text = read_bounded(Path(file), most_bytes=_MOST_BYTES).decode("utf-8", "replace")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+        _Reader(file, text.split("\n"), found).read(tree.body, (), _NO_TEST)
+    except (OSError, FrogError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return _Source()
+    found.blocks.sort(key=lambda block: (block.first, -block.last))
+    found.is_known = True
+    return found
+
+
+_NO_TEST = ("", 0)
+
+
+class _Reader:
+    """Collects the blocks of one file."""
+
+    def __init__(self, file: str, lines: list[str], found: _Source) -> None:
+        self._file, self._lines, self._found = file, lines, found
+
+    def read(self, body: Sequence[ast.stmt], loops: tuple[int, ...], test: tuple[str, int]) -> None:
+        """Read the statements of a body. loops: lines of the loops around it. test: of the branch right around it."""
+        for node in body:
+            self._read_statement(node, loops, test)
+
+    def _read_statement(self, node: ast.stmt, loops: tuple[int, ...], test: tuple[str, int]) -> None:
+        last = node.end_lineno or node.lineno
+        if isinstance(node, ast.If):
+            self._read_if(node, loops)
+        elif isinstance(node, _Loop):
+            self._add("loop", self._head(node), node.lineno, node.lineno, last)
+            for statement in node.body:
+                if _has_no_condition(statement):
+                    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+                    self._found.plain |= {(node.lineno, line) for line in lines}
+            self.read(node.body, (*loops, node.lineno), _NO_TEST)
+            self.read(node.orelse, loops, _NO_TEST)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if not isinstance(node, ast.ClassDef):
+                self._found.functions.append(_Span(node.name, node.lineno, last))
+            self.read(node.body, (), _NO_TEST)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            self.read(node.body, loops, test)
+        elif isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
+            self._read_try(node, loops, test)
+        elif isinstance(node, ast.Match):
+            for case in node.cases:
+                self.read(case.body, loops, _NO_TEST)
+        elif isinstance(node, (ast.Break, ast.Continue)) and loops:
+            word = "break" if isinstance(node, ast.Break) else "continue"
+            self._found.jumps.append(_Jump(word, node.lineno, test[0], loops[-1], test[1] or node.lineno))
+        elif isinstance(node, ast.Return):
+            self._found.jumps += [_Jump("return", node.lineno, test[0], loop, test[1] or node.lineno) for loop in loops]
+
+    def _read_if(self, node: ast.If, loops: tuple[int, ...]) -> None:
+        test = self._text(node.test)
+        for kind, words, block in (("if", f"if {test}:", node.body), ("else", f"if {test}: … else:", node.orelse)):
+            if block:
+                known = bool(test) and len(test) <= _MOST_TEST
+                if known:
+                    names_rank = bool(_RANK_TEST.search(test))
+                    last = block[-1].end_lineno or block[-1].lineno
+                    self._add(kind, words, node.lineno, block[0].lineno, last, names_rank)
+                self.read(block, loops, (words, node.lineno) if known else _NO_TEST)
+
+    def _read_try(self, node: ast.stmt, loops: tuple[int, ...], test: tuple[str, int]) -> None:
+        assert hasattr(node, "handlers")
+        self.read(node.body, loops, test)  # type: ignore[attr-defined]
+        for handler in node.handlers:
+            head = self._lines[handler.lineno - 1].strip()[:_MOST_TEST]
+            first, last = handler.body[0].lineno, handler.end_lineno or handler.lineno
+            self._add("except", head, handler.lineno, first, last)
+            self.read(handler.body, loops, (head, handler.lineno))
+        self.read(node.orelse, loops, _NO_TEST)  # type: ignore[attr-defined]
+        self.read(node.finalbody, loops, test)  # type: ignore[attr-defined]
+
+    def _head(self, node: ast.stmt) -> str:
+        return self._lines[node.lineno - 1].strip()[:_MOST_TEST]
+
+    def _text(self, test: ast.expr) -> str:
+        """Return the source of a test; empty if it has several lines."""
+        if test.lineno != test.end_lineno:
+            return ""
+        line = self._lines[test.lineno - 1].encode()
+        return line[test.col_offset : test.end_col_offset].decode(errors="replace")
+
+    def _add(self, kind: str, text: str, line: int, first: int, last: int, tests_rank: bool = False) -> None:
+        self._found.blocks.append(Block(kind, text, line, self._file, first, last, tests_rank))
+
+
+def _has_no_condition(node: ast.stmt) -> bool:
+    """True if a statement of a body runs as a whole whenever the body comes to it."""
+    if not isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        return False
+    conditions = (ast.IfExp, ast.BoolOp, ast.comprehension, ast.Lambda)
+    return not any(isinstance(child, conditions) for child in ast.walk(node))

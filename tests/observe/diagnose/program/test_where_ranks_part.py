@@ -1,0 +1,227 @@
+"""Which loop or branch of the source the rules name when ranks part there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from seen import changed, evidence, rank
+
+from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.program.code_blocks import is_readable, ways_past
+from frog.observe.diagnose.program.evidence import Group, RankEvidence
+from frog.observe.diagnose.program.program_diagnosis import diagnose_program
+
+MISMATCH = ("op.preamble.length <= op.nbytes", "train.log")
+
+MICRO_BATCHES = """\
+for step in range(30):
+    for group in micro_batches(step):
+        dist.all_gather(full, shard)
+        grad += full
+    dist.all_reduce(grad)
+"""
+
+EARLY_STOP = """\
+def main():
+    for epoch in range(10):
+        for batch in loader:
+            loss.backward()
+        dist.barrier()
+        if should_stop:
+            break
+    dist.all_reduce(total)
+main()
+"""
+
+CHECKPOINT = """\
+dist.barrier()
+if ckpt.exists():
+    dist.broadcast(state, src=0)
+model = DDP(model)
+"""
+
+TOKENS = """\
+def layer(tokens):
+    if tokens:
+        dist.all_to_all_single(back, counts)
+for step in range(8):
+    layer(tokens)
+    dist.all_reduce(x)
+"""
+
+HANDLER = """\
+def step():
+    dist.all_reduce(grad)
+for number in range(30):
+    try:
+        step()
+    except BaseException:
+        dist.broadcast(name, src=0)
+        raise
+"""
+
+
+def of_script(script: Path, *ranks: RankEvidence, functions: dict[int, str] | None = None) -> list[RankEvidence]:
+    """Move the calls of ranks to the lines of a script. functions: of lines that are not the module's own."""
+    for one in ranks:
+        for number, call in enumerate(one.calls):
+            lines = [here(script, line, functions) for line in STACKS.get(call.line.line if call.line else 0, ())]
+            lines = lines or [here(script, call.line.line if call.line else 0, functions)]
+            one.calls[number] = changed(call, line=lines[0], callers=tuple(lines))
+    return list(ranks)
+
+
+def here(script: Path, line: int, functions: dict[int, str] | None = None) -> CodeLine:
+    return CodeLine(file=str(script), line=line, function=(functions or {}).get(line, "<module>"))
+
+
+STACKS: dict[int, tuple[int, ...]] = {}
+"""The lines that led to a call, by its line; set by the tests that need them."""
+
+
+@pytest.fixture
+def stacks() -> dict[int, tuple[int, ...]]:
+    STACKS.clear()
+    return STACKS
+
+
+def written(folder: Path, text: str) -> Path:
+    script = folder / "train.py"
+    script.write_text(text)
+    return script
+
+
+GATHER, SUM = ("all_gather", 64, 3), ("all_reduce", 64, 5)
+
+
+@pytest.mark.parametrize(
+    ("before", "certain"),
+    [("", True), ("        if not group: continue\n", False), ("        if group:\n    ", False)],
+    ids=["each round", "a round may be left out", "under a condition"],
+)
+@pytest.mark.parametrize("world", [2, 3])
+def test_loop_with_one_more_round_on_one_rank_is_not_a_skipped_call(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], before: str, certain: bool, world: int
+) -> None:
+    text = MICRO_BATCHES.replace("        dist.all_gather", f"{before}        dist.all_gather")
+    script = written(tmp_path, text)
+    shift = text.count("\n") - MICRO_BATCHES.count("\n")
+    gather, total = ("all_gather", 64, 3 + shift), ("all_reduce", 64, 5 + shift)
+    first = [gather] * 3 + [total]
+    left = [rank(n, *first, *[gather] * 3, total, world=world, pending=1) for n in range(world - 1)]
+    stayed = rank(world - 1, *first, *[gather] * 3, gather, world=world, pending=1)
+    found = diagnose_program(evidence(*of_script(script, *left, stayed)))
+    assert (found.fault, found.certain) == ("batches", certain)
+    assert found.rank == (0 if world == 2 else world - 1)
+    assert {found.line, found.peer_line} == {f"train.py:{3 + shift}", f"train.py:{5 + shift}"}
+    assert "rank 0 has left the loop `for group in micro_batches(step):` in line 2" in found.finding
+
+
+def test_rounds_that_differ_are_not_certainly_skipped_without_the_source() -> None:
+    first = [GATHER] * 3 + [SUM]
+    ranks = [rank(0, *first, *first[:3], SUM, pending=1), rank(1, *first, *first[:3], GATHER, pending=1)]
+    assert not diagnose_program(evidence(*ranks)).certain
+    ranks = [rank(0, *first[:3], SUM, pending=1), rank(1, *first[:3], GATHER, SUM, pending=2)]
+    assert not diagnose_program(evidence(*ranks)).certain
+
+
+def test_break_by_which_a_rank_left_its_epochs_is_named(tmp_path: Path) -> None:
+    """gloo ends the rank that receives the longer message, so its calls are unknown and its stack is of the crash."""
+    functions = dict.fromkeys(range(2, 9), "main")
+    script = written(tmp_path, EARLY_STOP)
+    epoch = [("all_reduce", 33, 4)] * 2 + [("barrier", 1, 5)]
+    stayed = rank(1, *epoch, *epoch, ("all_reduce", 33, 4), pending=1)
+    of_script(script, stayed, functions=functions)
+    stack = [here(script, 8, functions), here(script, 9)]
+    crashed = RankEvidence(0, line=stack[0], stack=stack, exit_code=-6, mismatch=MISMATCH)
+    stayed.calls = [replace(call, callers=(*call.callers, here(script, 9))) for call in stayed.calls]
+    found = diagnose_program(evidence(crashed, stayed, hung=False))
+    assert (found.fault, found.rank, found.certain) == ("batches", 0, False)
+    assert (found.line, found.peer_line) == ("train.py:8 (main)", "train.py:4 (main)")
+    assert "`for epoch in range(10):` in line 2" in found.finding
+    assert found.finding.endswith("a rank can leave it by `if should_stop: break` in line 6")
+
+
+def test_branch_with_any_test_is_likely(tmp_path: Path) -> None:
+    script = written(tmp_path, CHECKPOINT)
+    passed = rank(0, ("barrier", 1, 1), ("broadcast", 1, 3), pending=1)
+    other = rank(1, ("barrier", 1, 1), ("all_gather", 1, 4), pending=1)
+    found = diagnose_program(evidence(*of_script(script, passed, other)))
+    assert (found.fault, found.rank, found.line, found.certain) == ("branch", 0, "train.py:3", False)
+    assert found.finding.endswith("rank 0 passed `if ckpt.exists():` in line 2, rank 1 did not")
+
+
+def test_branch_that_both_ranks_passed_is_not_named(tmp_path: Path) -> None:
+    script = written(tmp_path, "if resume:\n    dist.barrier()\n    dist.broadcast(state, src=0)\nmodel = DDP(model)\n")
+    ahead = rank(0, ("barrier", 1, 2), ("broadcast", 1, 3), pending=1)
+    other = rank(1, ("barrier", 1, 2), ("all_gather", 1, 4), pending=1)
+    found = diagnose_program(evidence(*of_script(script, ahead, other)))
+    assert "if resume" not in found.finding
+
+
+def test_branch_deeper_in_a_function_that_one_rank_did_not_pass_this_time(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    stacks[3] = (3, 5)
+    step = [("all_to_all", 2, 3), ("all_reduce", 8, 6)]
+    ranks = [rank(0, *step, step[0], pending=1), rank(1, *step, step[1], pending=1)]
+    found = diagnose_program(evidence(*of_script(written(tmp_path, TOKENS), *ranks, functions={3: "layer"})))
+    assert (found.fault, found.rank, found.line, found.certain) == ("skipped", 1, "train.py:6", False)
+    assert found.finding.endswith("passed `if tokens:` in line 2, rank 1 did not this time, although it did before")
+
+
+def test_rank_in_a_handler_of_an_error_is_named(tmp_path: Path, stacks: dict[int, tuple[int, ...]]) -> None:
+    stacks[2] = (2, 5)
+    step = ("all_reduce", 1000, 2)
+    ranks = [rank(0, step, step, step, pending=1), rank(1, step, step, ("broadcast", 1, 7), pending=1)]
+    found = diagnose_program(evidence(*of_script(written(tmp_path, HANDLER), *ranks, functions={2: "step"})))
+    assert (found.fault, found.rank, found.line) == ("branch", 1, "train.py:7")
+    assert "an error led only rank 1 into `except BaseException:` in line 6" in found.finding
+
+
+def test_branch_around_a_caller_comes_before_what_other_groups_wait_for(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    script = written(
+        tmp_path,
+        "def save():\n    dist.barrier()\nfor step in range(9):\n    dist.all_reduce(a, group=tp)\n"
+        "    if step == 6 and tp_rank == 0:\n        save()\n",
+    )
+    stacks[2] = (2, 6)
+    ranks = []
+    for number in range(4):
+        saves = number % 2 == 0
+        steps = [("all_reduce", 32, 4)] * 2
+        one = rank(number, *steps, ("barrier", 1, 2) if saves else steps[0], world=4, pending=1)
+        pair = Group((0, 1) if number < 2 else (2, 3), "0")
+        one.calls = [changed(call, group=pair) if call.op == "all_reduce" else call for call in one.calls]
+        if saves:
+            one.calls[-1] = changed(one.calls[-1], seq=1, created_ns=10**12)
+        ranks.append(one)
+    found = diagnose_program(evidence(*of_script(script, *ranks, functions={2: "save"})))
+    assert (found.fault, found.rank, found.line) == ("branch", 0, "train.py:2 (save)")
+    assert "ranks 0 and 2 wait in barrier" in found.finding
+    assert "`if step == 6 and tp_rank == 0:` in line 5" in found.finding
+
+
+def test_statements_that_leave_out_a_call_are_named_of_a_rank_that_ended(tmp_path: Path) -> None:
+    script = written(
+        tmp_path, "for batch in loader:\n    if not valid.any():\n        continue\n    loss.backward()\n    step()\n"
+    )
+    waits = rank(0, *[("all_reduce", 136, 4)] * 4, pending=1)
+    ended = rank(1, *[("all_reduce", 136, 4)] * 3, state="ended", exit_code=0)
+    found = diagnose_program(evidence(*of_script(script, waits, ended)))
+    assert (found.fault, found.rank) == ("batches", 1)
+    assert found.finding.endswith("or skipped one, perhaps by `if not valid.any(): continue` in line 2")
+
+
+def test_source_is_read_only_if_it_has_the_lines_function(tmp_path: Path) -> None:
+    """A file may have changed, or another one may have its name."""
+    script = written(tmp_path, EARLY_STOP)
+    assert is_readable(here(script, 8, {8: "main"}))
+    assert is_readable(here(script, 9))
+    assert not is_readable(here(script, 8, {8: "evaluate"}))
+    assert not is_readable(here(tmp_path / "other.py", 8))
+    assert ways_past(here(tmp_path / "other.py", 8)) == ""
