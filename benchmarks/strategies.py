@@ -63,10 +63,10 @@ def measure(name: str, size: Size, rounds: int, steps_a_block: int, world: World
             if index:
                 times[side].append(ms)
     ours, native = (statistics.median(found) for found in times)
-    apart = max(abs(a - b) / b for a, b in zip(*losses, strict=True))
+    largest = max(abs(a - b) / b for a, b in zip(*losses, strict=True))
     if world.is_main:
         print(f"  {name:16} ours {ours:8.1f} ms  torch {native:8.1f} ms  {verdict(name, native / ours)}", flush=True)
-        print(f"  {'':16} losses at most {apart:.0e} apart", flush=True)
+        print(f"  {'':16} losses at most {largest:.0e} apart", flush=True)
     world.forget_axes()
 
 

@@ -7,7 +7,7 @@ from ranks import OPTIMIZERS, Model, make_batches
 from torch import Tensor
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 TRAINED = ("first", "second")
 
@@ -93,7 +93,7 @@ def check_gradients(grade: Grade, found: list[dict[str, Any]], expected: list[di
         grade.reject("one-batch-late", text)
     for place, (step, want) in enumerate(zip(found, expected, strict=True)):
         if place and adds_up(found, expected, place):
-            size, right = apart(float(step["first"].norm()), float(want["first"].norm()), 4)
+            size, right = distinct_texts(float(step["first"].norm()), float(want["first"].norm()), 4)
             text = f"At step {place + 1} the gradient's norm was {size}; for this batch's gradient alone it is {right}."
             grade.reject("gradients-add-up", f"{text} .grad held the sum of {place + 1} batches' gradients.")
         for key in TRAINED:
@@ -113,7 +113,7 @@ def adds_up(found: list[dict[str, Any]], expected: list[dict[str, Tensor]], plac
 
 def check_loss_values(grade: Grade, losses: list[float], oracle: dict[str, Any], number: int) -> None:
     if number > 1 and len(losses) == number and close(losses, oracle["after"]):
-        found, right = apart(losses[0], oracle["losses"][0])
+        found, right = distinct_texts(losses[0], oracle["losses"][0])
         text = f"Your first loss is {found}; the forward pass before the step had {right}."
         grade.reject("loss-after-step", f"{text} Yours is the loss of the same batch after the step.")
     grade.compare(losses, oracle["losses"], f"the losses of {count(number, 'batch', 'batches')}", 1e-4, 1e-6)

@@ -70,21 +70,19 @@ def check_last(grade: Grade, inputs: Tensor, labels: Tensor, tokens: Tensor, sha
 
 def check_distances(grade: Grade, pairs: list[tuple[int, int]], tokens: Tensor, shapes: str, curve: str) -> None:
     """Explain wrong labels by the place that each was taken from."""
-    apart = [distance(tokens, token, label) for token, label in pairs]
-    kinds = set(apart)
+    distances = [distance(tokens, token, label) for token, label in pairs]
+    kinds, of_all = set(distances), f"of {count(len(distances), 'label')}"
     if kinds == {-1}:
         grade.reject("shifted-backwards", f"{shapes} Each label is the token before its input.")
     ahead = {steps for steps in kinds if steps is not None and steps > 1}
     if len(ahead) == 1 and kinds <= {None, *ahead, *(steps for steps in kinds if steps is not None and steps <= 0)}:
         steps = ahead.pop()
-        text = (
-            f"{shapes} {apart.count(steps)} of {count(len(apart), 'label')} come {steps} positions after their input."
-        )
+        text = f"{shapes} {distances.count(steps)} {of_all} come {steps} positions after their input."
         grade.reject("shifted-twice", text + curve)
-    wrong = next((place for place, steps in enumerate(apart) if steps != 1), None)
+    wrong = next((place for place, steps in enumerate(distances) if steps != 1), None)
     if wrong is not None:
         token, label = pairs[wrong]
-        text = f"{shapes} {apart.count(1)} of {count(len(apart), 'label')} are the next token of the same window."
+        text = f"{shapes} {distances.count(1)} {of_all} are the next token of the same window."
         grade.reject("unknown", f"{text} Token {token} has the label {label}, {where(tokens, label)}.")
 
 

@@ -83,8 +83,8 @@ def explain(
             grade.reject("overflows", text)
     for belief in beliefs(q, k, v):
         if belief in fitting:
-            apart = float((y - expected).nan_to_num().abs().max())
-            text = f"{about} Your output differs from PyTorch's by up to {apart:.3f}."
+            largest = float((y - expected).nan_to_num().abs().max())
+            text = f"{about} Your output differs from PyTorch's by up to {largest:.3f}."
             id = belief.split(".")[0]
             if id in ("sees-all", "sees-the-next", "mask-turned", "hides-itself"):
                 text = f"{about} Token {REPLACED} of the first text was replaced; your output changed {reach}."

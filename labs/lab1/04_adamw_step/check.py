@@ -7,7 +7,7 @@ from ranks import NUM_STEPS, SHAPES, make_gradients, make_settings, make_weights
 from torch import Tensor
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart
+from frog.learn.grader.words import distinct_texts
 
 Path = list[list[Tensor]]
 """Weights after each step."""
@@ -64,7 +64,7 @@ def explain(
     b1, b2 = settings["betas"]
     given = f"lr {settings['lr']:.3f}, betas ({b1:.3f}, {b2:.3f}), eps {settings['eps']:.2g}, "
     given = f"With {given}weight_decay {settings['weight_decay']:.2f}"
-    yours, torchs = apart(float(a), float(b))
+    yours, torchs = distinct_texts(float(a), float(b))
     kind = f"weight {which} (of shape {tuple(start[which].shape)})"
     text = f"{given}: in step {t} {kind} first differs from torch.optim.AdamW's: yours is {yours}, torch's is {torchs}."
     if not all(torch.isfinite(weight).all() for weight in found[0]):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 
 def check(grade: Grade) -> None:
@@ -47,7 +47,7 @@ def check_loss(grade: Grade, name: str, loss: Any, batches: list[tuple[Tensor, T
     if isinstance(loss, bool) or not isinstance(loss, float | int):
         grade.reject("unknown", f"evaluate should return a number, and returned {type(loss).__name__}.")
     sizes = ", ".join(str(len(labels)) for _, labels in batches)
-    yours, expected = apart(loss, right)
+    yours, expected = distinct_texts(loss, right)
     text = f"Batches of {sizes} texts: you returned {yours}, but the mean over all tokens is {expected}."
     if not close(loss, right):
         for belief, numbers in of_batches(batches, grade.seed).items():

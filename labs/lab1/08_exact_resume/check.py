@@ -7,7 +7,7 @@ from ranks import END, STOP
 from torch import Tensor
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart
+from frog.learn.grader.words import distinct_texts
 
 LOST = {"weights": "weights-lost", "buffers": "buffers-lost", "optimizer": "optimizer-lost"}
 
@@ -26,7 +26,7 @@ def check(grade: Grade) -> None:
     check_stop(grade, never, captured, resumed)
     for place, (found, right) in enumerate(zip(resumed["losses"], never["losses"][STOP:], strict=True)):
         if found != right:
-            yours, expected = apart(found, right)
+            yours, expected = distinct_texts(found, right)
             text = f"Loss of step {STOP + place + 1}: {yours}. A run that never stopped has {expected}."
             grade.reject("unknown", text)
     for name, weight in never["at end"]["weights"].items():
@@ -49,7 +49,7 @@ def check_capture(grade: Grade, never: dict[str, Any], captured: dict[str, Any])
             grade.reject("capture-disturbs", f"capture changed the {named} of the run itself.")
     for place, (found, right) in enumerate(zip(captured["losses"], never["losses"], strict=True)):
         if found != right:
-            yours, expected = apart(found, right)
+            yours, expected = distinct_texts(found, right)
             text = f"The loss of step {place + 1} was {yours}; without your capture it is {expected}."
             grade.reject("capture-disturbs", text)
 
@@ -62,7 +62,7 @@ def check_stop(grade: Grade, never: dict[str, Any], captured: dict[str, Any], re
         pairs = list(zip(resumed["losses"], never["losses"][STOP:], strict=True))
         step = next((n for n, pair in enumerate(pairs) if pair[0] != pair[1]), 0)
         if pairs[step][0] != pairs[step][1]:
-            yours, expected = apart(*pairs[step])
+            yours, expected = distinct_texts(*pairs[step])
             loss = f" Step {STOP + 1 + step} had the loss {yours}; a run that never stopped has {expected}."
     for part, id in LOST.items():
         if same(found[part], stop[part]):

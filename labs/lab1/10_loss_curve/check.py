@@ -6,7 +6,7 @@ from typing import NoReturn
 from ranks import make_logs, make_losses
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 
 def check(grade: Grade) -> None:
@@ -96,7 +96,7 @@ def explain_smoothed(
 ) -> NoReturn:
     places = range(len(found))
     place = next(place for place in places if not close(found[place : place + 1], expected[place : place + 1]))
-    yours, right = apart(found[place], expected[place])
+    yours, right = distinct_texts(found[place], expected[place])
     text = f"Beta {beta:.3f}: value {place + 1} is {yours}, but should be {right}."
     holes = [number for number, loss in enumerate(losses[: place + 1]) if not math.isfinite(loss)]
     bad = holes[-1] if holes else None

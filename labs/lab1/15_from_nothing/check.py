@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 LOST = {
     "weights": "weights-lost",
@@ -204,7 +204,7 @@ def pair(found: Any, expected: list[float], step: int, of: str = "a run that was
         return f"train returned {what} for a run of {NUM_STEPS} steps"
     if step > len(expected):
         return f"train returned {count(len(found), 'loss', 'losses')} for a run of {NUM_STEPS} steps"
-    yours, right = apart(found[step - 1], expected[step - 1], 7)
+    yours, right = distinct_texts(found[step - 1], expected[step - 1], 7)
     return f"the loss of step {step} was {yours}, but {right} in {of}"
 
 

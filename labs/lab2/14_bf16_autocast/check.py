@@ -20,7 +20,7 @@ def check(grade: Grade) -> None:
     plain = run(case, 4, torch.float32, "mean")[0]["loss"]
     gap = abs(plain - own[0]["loss"]) / plain
     grade.measured("loss of the first step, bf16 against float32", f"relative difference {gap:.1e}")
-    off = apart(own[-1]["weights"], other[-1]["weights"])
+    off = largest_difference(own[-1]["weights"], other[-1]["weights"])
     grade.measured("weights after three steps, if gradients were added in bf16", f"off by {off:.1e}")
     grade.predicted("smallest-step", smallest_step())
 
@@ -41,7 +41,7 @@ def smallest_step() -> float:
     return step * 2
 
 
-def apart(weights, other) -> float:
+def largest_difference(weights, other) -> float:
     return max((a - b).abs().max().item() for a, b in zip(weights, other, strict=True))
 
 
@@ -107,7 +107,7 @@ BELIEFS = {
 
 def explain(grade, where, step, rank, weights, expected, case, size):
     own = expected["own"][step]["weights"]
-    gap = apart(weights, own)
+    gap = largest_difference(weights, own)
     says = f"{where}: the weights differ by up to {gap:.2g} from those of one process that has all samples."
     if all(torch.equal(p, p.bfloat16().float()) for p in weights):
         grade.reject("weights-rounded", f"{says} {BELIEFS['weights-rounded']}")
@@ -125,7 +125,7 @@ def explain(grade, where, step, rank, weights, expected, case, size):
 
 def ratio(weights, own, case) -> float:
     start = list(make_model(case["seed"]).parameters())
-    return apart(weights, start) / apart(own, start)
+    return largest_difference(weights, start) / largest_difference(own, start)
 
 
 def close(found, expected) -> bool:

@@ -134,7 +134,8 @@ def check(grade: Grade) -> None:
     check_end(grade, done, ranks)
     check_weights(grade, done, ranks, space, expected)
     check_losses(grade, done, expected)
-    grade.measured("final weights, compared with one process", f"largest difference {apart(done, expected):.1e}")
+    difference = f"largest difference {largest_difference(done, expected):.1e}"
+    grade.measured("final weights, compared with one process", difference)
     grade.measured("samples read in an epoch", f"{space['NUM_SAMPLES']}, each by one rank")
     grade.predicted("steps", 48 // (SIZE * 4))
 
@@ -226,7 +227,7 @@ def check_batches(grade: Grade, done, ranks: list[Rank], space, expected) -> Non
 def has_weights(done, ranks: list[Rank], expected) -> bool:
     """True if one rank saved, and saved the weights of the training in one process."""
     is_whole = done.code == 0 and [len(rank.saved) for rank in ranks].count(0) == SIZE - 1
-    return is_whole and apart(done, expected) < 1e-5
+    return is_whole and largest_difference(done, expected) < 1e-5
 
 
 def check_end(grade: Grade, done, ranks: list[Rank]) -> None:
@@ -276,14 +277,14 @@ WAYS = {
 
 
 def check_weights(grade: Grade, done, ranks: list[Rank], space, expected) -> None:
-    gap = apart(done, expected)
+    gap = largest_difference(done, expected)
     if gap < 1e-5:
         return
     says = f"The saved weights differ by up to {gap:.2g} from those of one process that trained on the same samples."
     saver = next(number for number, rank in enumerate(ranks) if rank.saved)
     for id, words in WAYS.items():
         turned = ranks[saver:] + ranks[:saver] if id == "wrapper-bypassed" else ranks
-        if apart(done, train(space, turned, id)) < 1e-5:
+        if largest_difference(done, train(space, turned, id)) < 1e-5:
             parts = max(map(len, ranks[saver].steps), default=1)
             if id == "step-times-world" and parts > 1:  # the factor may not be the world size
                 grade.reject("unknown", f"{says} {words} The gradients of {parts} batches add up in each step.")
@@ -291,7 +292,7 @@ def check_weights(grade: Grade, done, ranks: list[Rank], space, expected) -> Non
     grade.reject("unknown", says)
 
 
-def apart(done, expected) -> float:
+def largest_difference(done, expected) -> float:
     found = torch.load(done.folder / "model.pt")
     if found.keys() != expected["weights"].keys():
         return math.inf

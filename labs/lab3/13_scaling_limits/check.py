@@ -6,7 +6,7 @@ from math import isclose
 from typing import Any
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 Case = dict[str, Any]
 RING = {"gradient_mib": 1 / 8, "num_ranks": 4, "link": {"rate_gbit_per_s": 0.1, "delay_us": 3000.0}}
@@ -132,7 +132,7 @@ def check_times(grade: Grade, asked: list[tuple[Case, int]], found: list[float])
     if (first := first_wrong(grade, "all_reduce_s", found, right)) is None:
         return
     case, n = asked[first]
-    gave, expected = apart(found[first], right[first])
+    gave, expected = distinct_texts(found[first], right[first])
     link = case["link"]
     observed = (
         f"{case['job']['gradient_mib']:.1f} MiB, {count(n, 'rank')}, {link['rate_gbit_per_s']:.2f} Gbit/s and "
@@ -158,7 +158,7 @@ def check_values(
         return
     case, n, overlap = asked[first]
     job = case["job"]
-    gave, expected = apart(found[first], right[first])
+    gave, expected = distinct_texts(found[first], right[first])
     observed = (
         f"forward {job['forward_s']:.4g} s, backward {job['backward_s']:.4g} s, all-reduce {ring_s(case, n):.4g} s "
         f"({count(n, 'rank')}, overlap={overlap}): {name} returned {gave}, expected {expected}."

@@ -9,7 +9,7 @@ from ranks import COPIES, bounds, gradients, local
 from torch import nn
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart
+from frog.learn.grader.words import distinct_texts
 
 FIXED = {"layer.weight": [3.0, 4.0], "norm.weight": [12.0]}
 """Ranks 0 and 1 own one number each, rank 2 none; each rank has the copy."""
@@ -201,7 +201,7 @@ def explain(grade, cases, found, right, first) -> NoReturn:
         shape = "None" if seen is None else f"of shape {list(seen.shape)}"
         grade.reject("unknown", f"{says}. Afterwards the gradient of {name} on rank {rank} is {shape}.")
     factor, own = (length([g]) / length([one.ranks[rank][name]]) for g in (expected, seen))
-    a, b = apart(own, factor, 4)
+    a, b = distinct_texts(own, factor, 4)
     says += f". You multiplied the gradient of {name} on rank {rank} by {a}, expected {b}."
     ways = [part.ways() for part in parts]
     unchanged = all(fits(ranks, way["result-dropped"]) for ranks, way in zip(found, ways, strict=True))

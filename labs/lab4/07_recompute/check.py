@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from frog.learn.grader.grade import Grade, difference_of
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 PARTS = ("attention", "mlp")
 PREDICTED = {"num_layers": 6, "width": 24, "batch": 3, "length": 29}
@@ -197,7 +197,7 @@ def explain_gradients(grade, numbers, first, cases, found, plain) -> NoReturn:
     wrong = [name for name in right if not is_close(gradients[name], right[name])]
     none = sum(gradients[name] is None for name in wrong)
     worst = max(wrong, key=lambda name: gap(gradients[name], right[name]))
-    norms = apart(*(0.0 if g is None else g.norm().item() for g in (gradients[worst], right[worst])))
+    norms = distinct_texts(*(0.0 if g is None else g.norm().item() for g in (gradients[worst], right[worst])))
     says = f"{named(cases[first])}: {len(wrong)} of {len(right)} gradients differ from those without recomputation"
     says += f", {none} of them None" if none else ""
     says += f". The norm of {worst}'s gradient is {norms[0]}, expected {norms[1]}."

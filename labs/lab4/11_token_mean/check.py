@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from frog.learn.grader.grade import Grade
 from frog.learn.grader.live_bytes import LiveBytes
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 LARGE, NUM_LARGE = (6, 16), 12
 """Sequences and tokens of a micro-batch in the step that measures memory, and the micro-batches of a rank."""
@@ -293,7 +293,7 @@ def explain_loss(grade: Grade, step: Step, rank: int, loss: float, where: str) -
     means = [[ratio(1, num) * loss for (_, loss), num in pair] for pair in pairs]
     own = [ratio(1, total) * one for one, total in zip(sums, totals, strict=True)]
     of_ranks = [sum(one) / len(one) for one in means]
-    shown, right = apart(loss, step.loss)
+    shown, right = distinct_texts(loss, step.loss)
     says = f"{where} returned {shown}; the step's loss is {right}."
     if not math.isfinite(loss):
         explain_nan(grade, step, says)

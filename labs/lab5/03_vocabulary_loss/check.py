@@ -10,7 +10,7 @@ from ranks import IGNORED, MARK, bounds, make_logits
 from torch.nn.functional import cross_entropy
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 
 def check(grade: Grade) -> None:
@@ -205,7 +205,7 @@ WORDS = {
 def explain_loss(grade, where, case, found, right) -> NoReturn:
     size = len(found)
     rank = next(rank for rank, loss in enumerate(found) if not near(loss, right))
-    texts = apart(found[rank], right)
+    texts = distinct_texts(found[rank], right)
     says = f"{where}, rank {rank}: the loss is {texts[0]}; torch's cross_entropy is {texts[1]}."
     if not math.isfinite(found[rank]):
         largest = max(start + 6 for start in case["shifts"])

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NoReturn
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 from frog.train.parallel.schedules.drawing import draw as draw_times
 from frog.train.parallel.schedules.drawing import table
 from frog.train.parallel.schedules.schedule import Action, Schedule, in_order, problems
@@ -215,7 +215,7 @@ def explain_time(grade, simulation, says) -> NoReturn:
     """Reject a schedule that takes longer than it must."""
     schedule = simulation.schedule
     num_ranks, num = len(schedule.ranks), schedule.virtual_stages
-    found, least = apart(simulation.makespan, shortest(num_ranks, schedule.num_micro, num))
+    found, least = distinct_texts(simulation.makespan, shortest(num_ranks, schedule.num_micro, num))
     text = f"{says} takes as long as {found} forward passes; {least} are enough. "
     if is_chunk_by_chunk(schedule):
         text += f"Rank 0 takes all {schedule.num_micro} micro-batches through stage 0 before the first one through "
@@ -273,7 +273,7 @@ def judge_bubbles(grade, found):
 
 def explain_bubble(grade, found, sizes) -> NoReturn:
     """Reject a formula; the first sizes for which it is wrong are given."""
-    seen, expected = apart(found[sizes], part(*sizes), 4)
+    seen, expected = distinct_texts(found[sizes], part(*sizes), 4)
     idle, total = 3 * (sizes[0] - 1) / (*sizes, 1)[2], shortest(*(*sizes, 1)[:3])
     text = f"bubble({', '.join(map(str, sizes))}) is {seen}. The simulated schedule is as long as {total:g} forward "
     text += f"passes, and each rank waits for {idle:g} of them: {expected}."

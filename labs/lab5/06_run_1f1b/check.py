@@ -9,7 +9,7 @@ from ranks import LENGTH, RATE, STEPS, Model, batch_of
 from torch import nn
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 TIED = "embedding.weight"
 SIZES = {2: (11, 4), 3: (13, 2), 4: (5, 3)}
@@ -231,7 +231,7 @@ def judge_loss(grade, case, where, seen, loss, parts):
 def explain_loss(grade, case, where, rank, size, found, expected, parts) -> NoReturn:
     if not isinstance(found, (int, float)):
         grade.reject("unknown", f"{where}: the gradients are right, but rank {rank} returned {found!r}, not a number.")
-    a, b = apart(found, expected)
+    a, b = distinct_texts(found, expected)
     text = f"{where}: the gradients are right, but rank {rank} returned the loss {a}, expected {b}."
     if rank == size - 1:
         for id, factors in mixtures(case, size).items():

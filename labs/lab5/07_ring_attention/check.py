@@ -8,7 +8,7 @@ import torch
 from ranks import BACKWARD, BATCH, FORWARD, KINDS, WIDTH, sequence
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 NAMES = {"gather": "gather_attention", "ring": "ring_attention", "head": "head_attention"}
 MOST_UNEVEN = 1.2
@@ -317,7 +317,7 @@ def explain_result(grade, case, kind, found, right, where) -> NoReturn:
     ]
     gap = (seen[rank] - expected).abs().nan_to_num(torch.inf)
     place = [int(n) for n in torch.unravel_index(gap.argmax(), gap.shape)]
-    numbers = apart(seen[rank][tuple(place)].item(), expected[tuple(place)].item(), 4)
+    numbers = distinct_texts(seen[rank][tuple(place)].item(), expected[tuple(place)].item(), 4)
     text = f"{where}: the results of {sum(map(len, wrong))} of {case['length']} positions are wrong; on rank {rank} "
     text += f"those of {listed(wrong[rank])}. At position {parts[rank][place[2]]} a number is {numbers[0]}, expected "
     text += f"{numbers[1]}."

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, layer_norm, linear
 
 from frog.learn.grader.grade import Grade
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 MESHES = {2: [(1, 2), (2, 1)], 4: [(2, 2)]}
 """Sizes of the data axis and the tensor axis, by world. With both axes, two mistakes can look alike: it comes last."""
@@ -226,7 +226,7 @@ def check_loss(grade: Grade, oracle: Oracle, step: int, where: str, rank: int, f
     if math.isclose(found, right, rel_tol=1e-4):
         return
     case, data = oracle.case, oracle.case["data"]
-    texts = apart(found, right)
+    texts = distinct_texts(found, right)
     says = f"{where}: backward returned {texts[0]}; the mean loss over the batch is {texts[1]}."
     means = [oracle.loss(step, share).item() for share in oracle.shares]
     own, num = means[rank // case["tensor"]], len(oracle.shares[rank // case["tensor"]])
@@ -359,7 +359,7 @@ def explain_norm(
     copies = length({name: g for name, g in right.items() if dim_of(name) is None})
     split = {name: g for name, g in right.items() if dim_of(name) is not None}
     parts = [length({name: g.tensor_split(size, dim_of(name))[k] for name, g in split.items()}) for k in range(size)]
-    texts = apart(found, norm, 4)
+    texts = distinct_texts(found, norm, 4)
     says = f"{where}: clip returned {texts[0]}; the norm of the whole gradient is {texts[1]}."
     tied = right["embedding.weight"].norm().item()
     total = math.hypot(*parts)

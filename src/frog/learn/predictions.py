@@ -8,7 +8,7 @@ from frog.core.errors import UsageError
 from frog.core.units import time_text
 from frog.learn.grader.exercise import Exercise, Prediction
 from frog.learn.progress import Guess, Progress
-from frog.learn.quantity import format_apart, format_quantity, parse_quantity, relative_error
+from frog.learn.quantity import format_distinct, format_quantity, parse_quantity, relative_error
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def is_near_enough(guess: float, number: float, tolerance: float) -> bool:
 def compared(guess: Guess, measured: float, tolerance: float) -> str:
     """Return text such as `predicted 5.3 MB, measured 3.99 MB (33 % off)`."""
     off = _off(guess.value, measured, tolerance)
-    predicted, found = format_apart(guess.value, measured, guess.unit)
+    predicted, found = format_distinct(guess.value, measured, guess.unit)
     return f"predicted {_as_typed(guess, predicted)}, measured {found} ({off})"
 
 

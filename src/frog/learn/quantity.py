@@ -69,7 +69,7 @@ def format_quantity(value: float, unit: str, digits: int = 3) -> str:
     return f"{_digits(value, digits)} {unit}".rstrip()
 
 
-def format_apart(value: float, other: float, unit: str) -> tuple[str, str]:
+def format_distinct(value: float, other: float, unit: str) -> tuple[str, str]:
     """Format two quantities with enough digits to tell them apart, at least three."""
     pair = "", ""
     for digits in range(3, 12):

@@ -28,11 +28,11 @@ def _head(session: Session, style: Style) -> Iterator[str]:
     exercise, standing = session.exercise, session.standing
     bar = style.bar(standing.passed(), len(standing.exercises))
     title = f"lab {exercise.number}  {title_of(exercise)}"
-    yield style.paint(style.apart(style.cut(title, style.columns - len(bar) - 2), bar), "strong")
+    yield style.paint(style.spread(style.cut(title, style.columns - len(bar) - 2), bar), "strong")
     names = ", ".join(exercise.manifest.files)
     where = f"{session.folder.shown(session.folder.place(exercise))}/{names}"
     minutes = f"{exercise.manifest.minutes} min"
-    yield style.paint(style.apart(style.cut(where, style.columns - len(minutes) - 2), minutes), "quiet")
+    yield style.paint(style.spread(style.cut(where, style.columns - len(minutes) - 2), minutes), "quiet")
 
 
 def _list(session: Session, style: Style, room: int) -> Iterator[str]:

@@ -77,7 +77,7 @@ def exercise_at(place: Path, folder: LearnerFolder, exercises: Sequence[Exercise
 def summary_lines(standing: Standing, folder: LearnerFolder, style: Style) -> list[str]:
     """Summarize the learner's progress and name the next command, in five lines."""
     here, (num_passed, num_all) = standing.next, (standing.passed(), len(standing.exercises))
-    first = style.apart(f"{style.bar(num_passed, num_all)} exercises passed", str(folder.path))
+    first = style.spread(f"{style.bar(num_passed, num_all)} exercises passed", str(folder.path))
     if here is None:
         return [first, "You passed every exercise.", *_predicted(standing), "next: frog learn progress"]
     of_lab = next(exercises for lab, exercises in standing.labs() if lab == here.lab)
@@ -137,7 +137,7 @@ def _row(work: Work, exercise: Exercise, is_here: bool, style: Style) -> str:
     mark = HERE if is_here else "✓" if work.passed else " "
     state = f"passed {work.passed.at[:10]}" if work.passed else _done_on(work) if work.checks else ""
     left = f"{mark} {exercise.number:<5} {title_of(exercise)}"
-    row = style.apart(style.cut(left, style.columns - len(state) - 2), state)
+    row = style.spread(style.cut(left, style.columns - len(state) - 2), state)
     return style.paint(row, "good") if work.passed else style.paint(row, "strong") if is_here else row
 
 

@@ -45,7 +45,7 @@ class Style:
         """Return the text, shortened with three dots if it is longer than `room`."""
         return text if len(text) <= room else f"{text[: room - 3]}..."
 
-    def apart(self, left: str, right: str) -> str:
+    def spread(self, left: str, right: str) -> str:
         """Place two texts at the two ends of a line, or only the left one if they do not fit."""
         space = self.columns - len(left) - len(right)
         return left + " " * space + right if right and space >= 2 else left

@@ -32,7 +32,7 @@ def verdict_lines(verdict: Verdict, exercise: Exercise, progress: Progress, styl
 def _head(verdict: Verdict, exercise: Exercise, style: Style) -> str:
     begin, end = f"{_MARKS[verdict.status]} lab {exercise.number}  ", f": {_WORDS[verdict.status]}"
     title = style.cut(exercise.manifest.title, style.columns - len(begin) - len(end))
-    return style.paint(style.apart(begin + title + end, _ran(verdict)), "strong", _COLOURS[verdict.status])
+    return style.paint(style.spread(begin + title + end, _ran(verdict)), "strong", _COLOURS[verdict.status])
 
 
 def _ran(verdict: Verdict) -> str:

@@ -29,7 +29,7 @@ from frog.train.stop import StopRequest
 _FOLLOWS_S = 2.0
 """DeepSpeed's launcher polls its ranks once per second, torchrun (which srun may kill) ten times."""
 
-_APART_S, _MOST_APART = 0.2, 10
+_STAGGER_S, _MOST_STAGGERED = 0.2, 10
 """MPICH's mpiexec lost 56 of 200 exit codes when two ranks ended together, 0 of 60 when they ended 0.02 s apart."""
 
 _LOOK_S = 0.05
@@ -121,7 +121,7 @@ class RankProcess:
             return
         follows = isinstance(cause, CommError) or (isinstance(cause, UsageError) and self.rank != 0)
         if under_mpich():
-            time.sleep(_APART_S * (min(self.rank, _MOST_APART) + (_MOST_APART if follows else 0)))
+            time.sleep(_STAGGER_S * (min(self.rank, _MOST_STAGGERED) + (_MOST_STAGGERED if follows else 0)))
         until = time.monotonic() + (_FOLLOWS_S if follows else 0.0)
         while self.stop.signal_number != signal.SIGTERM and (left_s := until - time.monotonic()) > 0:
             time.sleep(min(left_s, _LOOK_S))

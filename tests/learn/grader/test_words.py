@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from frog.learn.grader.grade import difference_of
-from frog.learn.grader.words import apart, count
+from frog.learn.grader.words import count, distinct_texts
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_noun_agrees_with_its_number(number: int, nouns: tuple[str, ...], text: 
     ],
 )
 def test_different_numbers_get_different_texts(found: float, expected: float, texts: tuple[str, str]) -> None:
-    assert apart(found, expected) == texts
+    assert distinct_texts(found, expected) == texts
 
 
 @pytest.mark.parametrize("wrap", [float, lambda x: torch.tensor([0.0, x], dtype=torch.float64)])

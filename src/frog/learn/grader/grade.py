@@ -20,7 +20,7 @@ from frog.learn.grader.exercise import Exercise
 from frog.learn.grader.outcome import Failure, World
 from frog.learn.grader.program import Ended, run_program
 from frog.learn.grader.verdict import Measured
-from frog.learn.grader.words import apart
+from frog.learn.grader.words import distinct_texts
 from frog.learn.grader.world import Task, run_world
 
 
@@ -235,7 +235,7 @@ def _difference(found: Any, expected: Any, what: str, rtol: float, atol: float) 
             found, is_number = found.item(), True
         near = is_number and (found == expected or math.isclose(found, expected, rel_tol=rtol, abs_tol=atol))
         both_nan = is_number and math.isnan(found) and math.isnan(expected)
-        texts = apart(found, expected) if isinstance(found, float) else (_shown(found), _shown(expected))
+        texts = distinct_texts(found, expected) if isinstance(found, float) else (_shown(found), _shown(expected))
         return None if near or both_nan else f"{what}: found {texts[0]}, expected {texts[1]}."
     same = type(found) is type(expected) and found == expected
     return None if same else f"{what}: found {_shown(found)}, expected {_shown(expected)}."
@@ -255,7 +255,7 @@ def _of_tensors(found: Any, expected: torch.Tensor, what: str, rtol: float, atol
     place = int(gap.reshape(-1).argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), expected.shape)) if expected.dim() else ()
     at = f" at {list(index)}" if index else ""
-    first, second = apart(a.reshape(-1)[place].item(), b.reshape(-1)[place].item())
+    first, second = distinct_texts(a.reshape(-1)[place].item(), b.reshape(-1)[place].item())
     values = f"{first}, expected {second}{_everywhere(b)}"
     return f"{what}: differs by up to {gap.max():.2g}{at}: found {values}.{_factor(a, b, rtol)}"
 

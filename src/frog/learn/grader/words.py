@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from frog.core.units import count
 
-__all__ = ["apart", "count"]
+__all__ = ["apart", "count", "distinct_texts"]
 
 _MOST_DIGITS = 17
 """Number of significant digits that distinguishes any two floating-point numbers."""
 
 
-def apart(found: float, expected: float, digits: int = 6) -> tuple[str, str]:
+def distinct_texts(found: float, expected: float, digits: int = 6) -> tuple[str, str]:
     """Format two numbers with enough significant digits to tell them apart, at least `digits`.
 
     Equal numbers give equal texts.
@@ -20,3 +20,7 @@ def apart(found: float, expected: float, digits: int = 6) -> tuple[str, str]:
         digits += 1
         a, b = f"{found:.{digits}g}", f"{expected:.{digits}g}"
     return a, b
+
+
+apart = distinct_texts
+"""The name in exercises that were written for Frog 0.1."""

@@ -139,10 +139,9 @@ def _largest_difference(one: Tensor, other: Tensor) -> float:
         return math.inf
     if torch.equal(one, other):
         return 0.0
-    apart = (
-        (one.to(torch.float64) - other.to(torch.float64)).abs().nan_to_num(0.0 if _same_nans(one, other) else math.inf)
-    )
-    return float(apart.max())
+    if_nan = 0.0 if _same_nans(one, other) else math.inf
+    differences = (one.to(torch.float64) - other.to(torch.float64)).abs().nan_to_num(if_nan)
+    return float(differences.max())
 
 
 def _same_nans(one: Tensor, other: Tensor) -> bool:
