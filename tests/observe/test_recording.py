@@ -116,9 +116,10 @@ def test_value_of_another_kind_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], message: str
 ) -> None:
     enter_rank(monkeypatch, tmp_path)
-    monkeypatch.setattr("frog.observe.record.RECORDER", Recorder())
+    monkeypatch.setattr("frog.observe.record.RECORDER", recorder := Recorder())
     with pytest.raises(ValueError, match=message):
         frog.record(1, **given)
+    recorder.close()
 
 
 @pytest.mark.parametrize(("words", "status"), [("", "completed"), ("raise KeyError(1)", "failed")])

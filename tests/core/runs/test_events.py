@@ -4,7 +4,8 @@ import errno
 import json
 import os
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ from frog.core.runs.event_schema import CollectiveEvent, EndEvent, SpanEvent
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import ReplaceEvent
 from frog.core.runs.observer import Observer, named_observers, observing
+
+Write = Callable[[Path], EventWriter]
+
+
+@pytest.fixture
+def write() -> Iterator[Write]:
+    """Return a function that opens a writer; all are closed after the test."""
+    with ExitStack() as opened:
+        yield lambda path: opened.enter_context(closing(EventWriter(path)))
 
 
 def test_written_events_are_read_back(tmp_path: Path) -> None:
@@ -42,10 +52,10 @@ def test_written_events_are_read_back(tmp_path: Path) -> None:
     assert collective.end_ns - collective.start_ns == 30
 
 
-def test_collective_belongs_to_the_step_in_which_it_began(tmp_path: Path) -> None:
+def test_collective_belongs_to_the_step_in_which_it_began(write: Write, tmp_path: Path) -> None:
     """Two overlapping collectives: numbered by start, written at the end, with the step of the start."""
     folder = RunFolder(tmp_path)
-    writer = EventWriter(folder.rank_events(0))
+    writer = write(folder.rank_events(0))
     writer.step = 4
     first, second = writer.collective("all_gather", "dp", 8), writer.collective("reduce_scatter", "tp", 16)
     second.done(second.start_ns + 1, wait_ns=1)
@@ -71,8 +81,8 @@ class Seen(Observer):
         self.reports.append((event, fields["status"]))
 
 
-def test_observers_see_phases_and_events_in_order(tmp_path: Path) -> None:
-    writer, seen = EventWriter(tmp_path / "events"), Seen()
+def test_observers_see_phases_and_events_in_order(write: Write, tmp_path: Path) -> None:
+    writer, seen = write(tmp_path / "events"), Seen()
     writer.step = 3
     with observing(seen):
         with writer.span("forward", 1):
@@ -93,53 +103,55 @@ def test_observer_that_cannot_be_loaded_raises_usage_error(name: str, monkeypatc
         named_observers()
 
 
-def test_event_with_unknown_fields_raises_value_error(tmp_path: Path) -> None:
-    writer = EventWriter(tmp_path / "events")
+def test_event_with_unknown_fields_raises_value_error(write: Write, tmp_path: Path) -> None:
+    writer = write(tmp_path / "events")
     with pytest.raises(ValueError, match="status"):
         writer.emit("end", step=1)
 
 
-def test_phase_that_raises_stays_the_current_phase(tmp_path: Path) -> None:
+def test_phase_that_raises_stays_the_current_phase(write: Write, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    writer = EventWriter(folder.rank_events(0))
+    writer = write(folder.rank_events(0))
     with pytest.raises(RuntimeError), writer.span("reduce"):
         raise RuntimeError
     assert writer.phase == "reduce"
     assert read_run(folder).main.events == []
 
 
-def test_torn_line_does_not_corrupt_the_next_event(tmp_path: Path) -> None:
+def test_torn_line_does_not_corrupt_the_next_event(write: Write, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    first = EventWriter(folder.rank_events(0))
+    first = write(folder.rank_events(0))
     first.emit("end", step=1, status="completed", weights_sha256=None)
     with open(folder.rank_events(0), "a") as file:
         file.write('{"event":"end","st')
-    EventWriter(folder.rank_events(0)).emit("end", step=2, status="completed", weights_sha256=None)
+    write(folder.rank_events(0)).emit("end", step=2, status="completed", weights_sha256=None)
     events = read_run(folder).main
     assert [event.step for event in events.events] == [1, 2]
     assert events.num_bad == 1
 
 
-def test_full_disk_is_reported_by_the_first_incomplete_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_by_the_first_incomplete_write(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel writes a part of the data, and fails only at the next write."""
-    room, write = [40], os.write
+    room, write_all = [40], os.write
 
     def write_some(descriptor: int, data: bytes) -> int:
         if room[0] == 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        num = write(descriptor, data[: room[0]])
+        num = write_all(descriptor, data[: room[0]])
         room[0] -= num
         return num
 
-    writer = EventWriter(tmp_path / "rank_0.jsonl")
+    writer = write(tmp_path / "rank_0.jsonl")
     monkeypatch.setattr(os, "write", write_some)
     with pytest.raises(OSError, match="No space left"):
         writer.emit("commit", step=1, payload_bytes=1, write_ns=1)
 
 
-def test_later_event_of_a_repeated_step_counts(tmp_path: Path) -> None:
+def test_later_event_of_a_repeated_step_counts(write: Write, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    writer = EventWriter(folder.rank_events(0))
+    writer = write(folder.rank_events(0))
     for step, status in ((1, "failed"), (2, "failed"), (1, "completed")):
         writer.emit("end", step=step, status=status, weights_sha256=None)
     assert {step: event.status for step, event in read_run(folder).main.by_step(EndEvent).items()} == {

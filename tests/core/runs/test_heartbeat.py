@@ -35,6 +35,7 @@ def test_heartbeat_has_unfinished_operations(tmp_path: Path) -> None:
     assert after is not None
     assert (after.phase, after.status) == (None, "completed")
     assert after.beat_ns > beat.beat_ns
+    writer.close()
 
 
 def test_closed_heartbeat_is_not_written_again(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,6 +79,7 @@ def test_rank_has_only_its_own_faults(tmp_path: Path, monkeypatch: pytest.Monkey
         events.step = 3
         with pytest.raises(RuntimeError), events.span("reduce"):
             pytest.fail("the phase's work was begun")
+    events.close()
     assert [mark.name for mark in marks_folder(path).iterdir()] == ["1.0"]
     assert OBSERVERS == []
 
@@ -307,11 +307,11 @@ def test_port_fault_closes_connections_at_both_ends(tmp_path: Path) -> None:
         theirs, _ = server.accept()
         injector(tmp_path, Fault("port", 0, 2, "reduce")).phase_begins(2, "reduce", 0)
         with theirs:
-            theirs.settimeout(5)
+            theirs.settimeout(LIMIT_S)
             assert theirs.recv(1) == b""
         with pytest.raises(OSError, match=r"Broken pipe|Errno 32"):
             mine.send(b"x")
-        again = socket.create_connection(server.getsockname(), timeout=5)  # listening sockets stay open
+        again = socket.create_connection(server.getsockname(), timeout=LIMIT_S)  # listening sockets stay open
         again.close()
 
 
@@ -377,15 +377,14 @@ def test_healing_cut_makes_two_distinct_requests(tmp_path: Path, monkeypatch: py
     met._run.world.env = SimpleNamespace(node_rank=1)  # type: ignore[misc]
     granted: list[str] = []
 
-    def grant() -> None:
-        while len(granted) < 2:
-            for path in (tmp_path / "requests").glob("*.json"):
-                if not path.with_suffix(".done").exists():
-                    granted.append(json.loads(path.read_text())["act"])
-                    path.with_suffix(".done").touch()
-            time.sleep(0.01)
+    def have_been_granted() -> bool:
+        for path in (tmp_path / "requests").glob("*.json"):
+            if not path.with_suffix(".done").exists():
+                granted.append(json.loads(path.read_text())["act"])
+                path.with_suffix(".done").touch()
+        return len(granted) >= 2
 
-    launcher = threading.Thread(target=grant, daemon=True)
+    launcher = threading.Thread(target=wait_until, args=(have_been_granted, "two requests"), daemon=True)
     launcher.start()
     met.phase_begins(2, "reduce", 0)
     assert granted == ["cut"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -57,6 +58,11 @@ class Rank:
     open: list[dict[str, Any]] = field(default_factory=list)
 
 
+def _close(writers: list[EventWriter]) -> None:
+    for writer in writers:
+        writer.close()
+
+
 class FailedRun:
     """A run of eight steps that evaluates every fourth step and saves every other one."""
 
@@ -78,6 +84,8 @@ class FailedRun:
         """Permanent numbers by rank, once the world has changed."""
         self.known: set[int] = set()
         self.now_ns = 1_000_000 * MS
+        self._writers: list[EventWriter] = []
+        weakref.finalize(self, _close, self._writers)
         train = {"steps": 8, "grad_accum": 1, "global_batch_size": 16}
         default = {"train": train, "eval": {"every": 4}, "checkpoint": {"every": 2}}
         content = run_json(name=path.name, config=default | (config or {}), num_parameters=PARAMETERS)
@@ -137,8 +145,7 @@ class FailedRun:
         per_node = self.num_ranks // self.num_nodes
         for rank in range(self.num_ranks):
             pid = 2**22 + 100 * (self.attempt + 1) + rank  # above Linux's maximum, so of no process here
-            writer = EventWriter(self.folder.rank_events(rank))
-            self.ranks[rank] = Rank(rank, pid, writer, self.now_ns, rank // per_node, step=from_step)
+            self.ranks[rank] = Rank(rank, pid, self.write(rank), self.now_ns, rank // per_node, step=from_step)
         for node in range(self.num_nodes if self.launcher else 0):
             own = [rank for rank in self.ranks.values() if rank.node_rank == node]
             self.tell(
@@ -155,6 +162,11 @@ class FailedRun:
             if from_step == 0:
                 self.do(rank.rank, 0, "evaluate", SCORE)
             self.beat(rank.rank)
+
+    def write(self, rank: int) -> EventWriter:
+        """Return a new writer of a rank's events, closed when nothing refers to this run any more."""
+        self._writers.append(EventWriter(self.folder.rank_events(rank)))
+        return self._writers[-1]
 
     def emit_start(self, rank: Rank, per_node: int, step: int, passed_over: Sequence[Damage] = ()) -> None:
         mesh = {"pp": 1, "dp": self.num_ranks, "cp": 1, "tp": 1} | (self.mesh or {})
@@ -289,10 +301,7 @@ class FailedRun:
         self.num_ranks = len(self.identities)
         began_ns = max(was[rank].now_ns for rank in kept) + 100 * MS
         pids = [*(was[rank].pid for rank in kept), *(2**22 + 5000 + identity for identity in came)]
-        self.ranks = {
-            rank: Rank(rank, pid, EventWriter(self.folder.rank_events(rank)), began_ns, step=step)
-            for rank, pid in enumerate(pids)
-        }
+        self.ranks = {rank: Rank(rank, pid, self.write(rank), began_ns, step=step) for rank, pid in enumerate(pids)}
         for rank in self.ranks.values():
             self.emit_start(rank, self.num_ranks, step)
             rank.now_ns += 200 * MS

@@ -130,7 +130,10 @@ def _settled_bytes_sent() -> int:
 
 
 def _bytes_sent() -> int:
-    """Return the number of bytes sent on all TCP sockets of this process, as Linux counts it; 0 on other systems."""
+    """Return the number of bytes sent on all TCP sockets of this process, as Linux counts it; 0 on other systems.
+
+    Bytes that the kernel sent again count once: on a busy machine, an acknowledgement may be late.
+    """
     total = 0
     folder = Path("/proc/self/fd")
     for entry in os.listdir(folder) if folder.is_dir() else ():
@@ -141,8 +144,9 @@ def _bytes_sent() -> int:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         except OSError:  # closed by now, or not a TCP socket
             continue
-        if len(info) >= _BYTES_SENT_AT + 8:
-            total += struct.unpack_from("Q", info, _BYTES_SENT_AT)[0]
+        if len(info) >= _BYTES_SENT_AT + 16:
+            sent, sent_again = struct.unpack_from("QQ", info, _BYTES_SENT_AT)
+            total += sent - sent_again
     return total
 
 
