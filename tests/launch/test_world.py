@@ -7,12 +7,14 @@ import json
 import os
 import signal
 import subprocess
-import time
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
+from harness import LIMIT_S, wait_until
 from run_files import beat
 
 from frog.core.env import MAY_MEET, SURVIVES
@@ -46,8 +48,21 @@ ended=$(bash -c 'echo $$')
 rank() { setsid sleep "$1" > /dev/null 2>&1 & }
 """
 
-UP = "until test -e $SCRATCH/up; do sleep 0.02; done"
+
+def until(test: str) -> str:
+    """Return shell code that waits until a command succeeds."""
+    return f"until {test}; do sleep 0.02; done"
+
+
+def until_printed(words: str) -> str:
+    """Return shell code that waits until the launcher has printed these words."""
+    return until(f"grep -qs '{words}' $SCRATCH/printed")
+
+
+UP = until("test -e $SCRATCH/up")
 """Shell code that waits until another node is ready for signals."""
+BACK = until("test -e $SCRATCH/back")
+"""Shell code that waits until a lost node has returned."""
 
 RunNodes = Callable[..., int]
 pytestmark = pytest.mark.timeout(400)  # the processes that the launcher must end sleep for ten minutes
@@ -75,8 +90,23 @@ class ScriptedStarter(Starter):
         return Agent(node, self.nodes.host(node), process, reports)
 
 
+class Copied:
+    """The test's stderr, with a copy in a file for the nodes' scripts."""
+
+    def __init__(self, stderr: TextIO, path: Path) -> None:
+        self._stderr, self._path = stderr, path
+
+    def write(self, text: str) -> int:
+        with self._path.open("a") as copy:
+            copy.write(text)
+        return self._stderr.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stderr, name)
+
+
 @pytest.fixture
-def run_nodes(tmp_path: Path) -> RunNodes:
+def run_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunNodes:
     """Run a world with one script per node, or one per start of the node; return its exit code."""
     launches = itertools.count()
 
@@ -86,6 +116,7 @@ def run_nodes(tmp_path: Path) -> RunNodes:
         scratch.mkdir()
         starter = ScriptedStarter(parse_nodes(nodes), [], options, scratch, None)
         starter.scripts = {node: [given] if isinstance(given, str) else given for node, given in enumerate(scripts)}
+        monkeypatch.setattr(sys, "stderr", Copied(sys.stderr, scratch / "printed"))
         launch = _Launch(starter.nodes, options, scratch, starter, replace(QUICK, **limits))
         try:
             return launch.run()
@@ -140,37 +171,37 @@ def test_time_of_an_agent_without_ranks_counts_from_their_end(run_nodes: RunNode
 def test_elastic_world_continues_without_a_node_that_lost_contact(
     run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stays = "trap 'exit 1' TERM; sleep 1.2 & wait"
+    stays = f"trap 'exit 1' TERM; {until_printed('node1 lost contact')}; sleep 0.5 & wait"
     assert run_nodes("1:3x1", stays, f"exit {NOT_MET}", stays) == 0
     assert "node1 lost contact with the other nodes" in capsys.readouterr().err
 
 
 def test_elastic_world_survives_permanent_node_loss(run_nodes: RunNodes) -> None:
-    assert run_nodes("1:2x1", "trap 'exit 1' TERM; sleep 1.2 & wait", "kill -9 $$") == 0
+    assert (
+        run_nodes("1:2x1", f"trap 'exit 1' TERM; {until_printed('node1 was lost')}; sleep 0.5 & wait", "kill -9 $$")
+        == 0
+    )
 
 
 def test_lost_node_returns_after_the_others_have_continued(
     run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shrinks = "until test -e $SCRATCH/gone; do sleep 0.02; done; sleep 0.5; world 1 1 0 $ended"
-    stays = f"world 0 2 0 $ended; {shrinks}; until test -e $SCRATCH/back; do sleep 0.02; done"
-    goes = "world 0 2 1 $ended; until grep -qs pids $SCRATCH/reports-1.jsonl; do sleep 0.02; done; "
-    goes += "sleep 0.2; touch $SCRATCH/gone; kill -9 $$"
+    stays = f"world 0 2 0 $ended; {until_printed('node1 was lost')}; world 1 1 0 $ended; {BACK}"
+    goes = f"world 0 2 1 $ended; {until('grep -qs pids $SCRATCH/reports-1.jsonl')}; kill -9 $$"
     assert run_nodes("1:2x1", stays, [goes, "touch $SCRATCH/back"], restarts=1) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert sorted(lines[:2]) == ["node1 was lost (SIGKILL)", "restarted (attempt 1): world size 1"]
-    assert lines[2:] == ["node1 returns"]
+    assert lines == ["node1 was lost (SIGKILL)", "restarted (attempt 1): world size 1", "node1 returns"]
 
 
 def test_node_that_ends_long_after_the_others_continued_returns(run_nodes: RunNodes) -> None:
     """The node's network was cut: the others have worked without it for a while."""
-    stays = "world 0 2 0 $ended; sleep 0.3; world 1 1 0 $ended; until test -e $SCRATCH/back; do sleep 0.02; done"
-    cut = f"world 0 2 1 $ended; sleep 1; exit {NOT_MET}"
+    stays = f"world 0 2 0 $ended; world 1 1 0 $ended; {BACK}"
+    cut = f"world 0 2 1 $ended; {until_printed('restarted (attempt 1)')}; sleep 0.5; exit {NOT_MET}"
     assert run_nodes("1:2x1", stays, [cut, "touch $SCRATCH/back"], restarts=1) == 0
 
 
 def test_lost_node_returns_if_the_others_do_not_continue_for_long(run_nodes: RunNodes) -> None:
-    stays = "world 0 2 0 $ended; until test -e $SCRATCH/back; do sleep 0.02; done"
+    stays = f"world 0 2 0 $ended; {BACK}"
     assert (
         run_nodes(
             "1:2x1", stays, ["world 0 2 1 $ended; kill -9 $$", "touch $SCRATCH/back"], restarts=1, repair_at_most_s=0.3
@@ -227,9 +258,9 @@ def test_slow_node_may_finish_after_the_others(run_nodes: RunNodes, tmp_path: Pa
 
 def test_world_does_not_wait_for_a_node_whose_ranks_have_ended(run_nodes: RunNodes) -> None:
     """The network is cut: the agent looks for the others, which have finished, and has not noticed its rank's exit."""
-    ended = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(30)"
+    ended = "import signal, subprocess; p = subprocess.Popen(['true']); print(p.pid, flush=True); signal.pause()"
     script = f'exec 3< <(exec python3 -c "{ended}"); read pid <&3; world 0 2 1 $pid; sleep 600 & wait'
-    assert run_nodes("2x1", "sleep 0.5", script) == 0
+    assert run_nodes("2x1", until("grep -qs pids $SCRATCH/reports-2.jsonl"), script) == 0
 
 
 def test_world_does_not_wait_for_a_node_that_never_started_ranks(run_nodes: RunNodes) -> None:
@@ -238,17 +269,14 @@ def test_world_does_not_wait_for_a_node_that_never_started_ranks(run_nodes: RunN
 
 @pytest.mark.parametrize("report", ["world 0 1 0 $!", "world 0 1 0 $ended; replaced 0 $!"], ids=["first", "replaced"])
 def test_ranks_of_a_killed_agent_are_ended(run_nodes: RunNodes, tmp_path: Path, report: str) -> None:
-    gone = f"rank 600; echo $! > $SCRATCH/pid; {report}; sleep 0.3; kill -9 $$"
+    gone = f"rank 3600; echo $! > $SCRATCH/pid; {report}; kill -9 $$"
     assert error_of(run_nodes, "1x1", gone).exit_code == 128 + signal.SIGKILL
     pid = int((tmp_path / "launch_0" / "pid").read_text())
-    deadline = time.monotonic() + 60
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_alive(pid)
+    wait_until(lambda: not is_alive(pid), "the end of the rank")
 
 
 def test_failure_before_a_recovery_is_not_reported_as_the_cause(run_nodes: RunNodes) -> None:
-    script = "world 0 1 0 $ended; failed 0 0 1 DataError 'torn'; world 1 1 0 $ended; sleep 0.2; kill -9 $$"
+    script = "world 0 1 0 $ended; failed 0 0 1 DataError 'torn'; world 1 1 0 $ended; kill -9 $$"
     error = error_of(run_nodes, "1x1", script, restarts=1)
     assert error.what == "node0 was killed by SIGKILL with all its ranks"
 
@@ -261,7 +289,7 @@ def test_ranks_that_continue_after_a_loss_are_watched(survives: bool, tmp_path: 
     launch = _Launch(starter.nodes, options, tmp_path, starter)
     starter.scripts = {0: ["world 0 3 0,1,2 11,12,13; failed 0 1 -9 None ''; replaced 1 14"]}
     agent = starter.start_agent(0)
-    agent.process.wait(60)
+    agent.process.wait(LIMIT_S)
     if survives:
         (tmp_path / SURVIVES).touch()
     launch._handle_reports(agent)
@@ -280,7 +308,7 @@ def test_excluded_rank_is_killed_and_recorded(tmp_path: Path) -> None:
     for pid in (stopped.pid, 2**22 + 1):
         write_typed(tmp_path / "requests" / f"end_rank_{pid}.json", LaunchRequest(act="end_rank", pid=pid))
     launch._serve_requests()
-    assert stopped.wait(60) == -signal.SIGKILL
+    assert stopped.wait(LIMIT_S) == -signal.SIGKILL
     (told,) = map(json.loads, RunFolder(tmp_path).launcher_events.read_text().splitlines())
     assert (told["event"], told["rank"], told["pid"]) == ("left_out", 2, stopped.pid)
     launch.clean_up()
@@ -300,7 +328,7 @@ def test_hang_is_recorded_with_the_agents_attempt_number(tmp_path: Path) -> None
     launch._look_for_hangs()
     (hang,) = map(json.loads, RunFolder(tmp_path).launcher_events.read_text().splitlines())
     assert (hang["event"], hang["attempt"], hang["rank"], agent.watched) == ("hang", 0, 1, {})
-    assert agent.process.wait(60) == -signal.SIGKILL
+    assert agent.process.wait(LIMIT_S) == -signal.SIGKILL
     launch.clean_up()
 
 
@@ -322,14 +350,13 @@ def test_world_has_begun_once_rank_0_belongs_to_it(tmp_path: Path) -> None:
 
 def test_loss_of_a_returned_node_is_not_reported_as_the_cause(run_nodes: RunNodes) -> None:
     fails = "world 2 2 0 $ended; failed 2 0 1 CommError closed; exit 1"
-    error = error_of(
-        run_nodes, "2x1", f"sleep 1; {fails}", ["kill -9 $$", "world 2 2 1 $ended; sleep 1.2; exit 1"], restarts=1
-    )
+    returns = "world 2 2 1 $ended; touch $SCRATCH/back; trap 'exit 1' TERM; sleep 600 & wait"
+    error = error_of(run_nodes, "2x1", f"{BACK}; {fails}", ["kill -9 $$", returns], restarts=1)
     assert error.what.startswith("rank 0 (pid 7) ended with exit code 1")
 
 
 def test_ctrl_c_does_not_hide_an_earlier_failure(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "trap 'trap \"\" TERM; kill -INT $PPID; sleep 0.3; exit 143' TERM; touch $SCRATCH/up; sleep 600 & wait"
+    asked = "trap 'trap \"\" TERM; kill -INT $PPID; exit 143' TERM; touch $SCRATCH/up; sleep 600 & wait"
     assert run_nodes("2x1", f"{UP}; failed 0 0 1 DataError 'torn'; exit 1", asked) == 130
     assert "error: rank 0 (pid 7) ended with exit code 1\ntorn" in capsys.readouterr().err
 
@@ -344,7 +371,7 @@ def test_ctrl_c_sets_the_exit_code_without_an_error_message(
 
 
 def test_signal_after_all_work_does_not_change_the_exit_code(run_nodes: RunNodes) -> None:
-    assert run_nodes("1x1", "trap '' TERM; kill -INT $PPID; sleep 0.3") == 0
+    assert run_nodes("1x1", "trap '' TERM; kill -INT $PPID") == 0
 
 
 def test_restarts_are_rejected_for_a_command_that_cannot_resume() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from harness import LIMIT_S
 from small_course import SOLUTION, FakeGrader, write_course
 from terminal_screen import shown_by
 
@@ -26,8 +27,6 @@ from frog.learn.screen import screen_lines
 from frog.learn.session import Session
 from frog.learn.terminal import Event, draw, keys_in
 from frog.learn.text import Style
-
-LIMIT_S = 60
 
 
 class Shell:

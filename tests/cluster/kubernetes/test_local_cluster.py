@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from harness import wait_until
 from small_manifest import SMALL, read
 
 from frog.cli import main
@@ -23,9 +23,12 @@ def ask(*command: str) -> ProbeState:
     """Run a probe with a timeout of a minute once."""
     state = ProbeState(Probe(command, delay_s=0, period_s=60, timeout_s=60, failures=3), next_at=0)
     state.turn([])
-    while state.question is not None:
+
+    def has_answered() -> bool:
         state.turn([])
-        time.sleep(0.01)
+        return state.question is None
+
+    wait_until(has_answered, "the answer of a probe")
     return state
 
 
@@ -35,7 +38,7 @@ def test_probe_output_may_exceed_a_pipe_buffer() -> None:
 
 
 def test_probe_ends_although_its_child_keeps_running() -> None:
-    state = ask("bash", "-c", "sleep 20 & echo $!; exit 3")
+    state = ask("bash", "-c", "sleep 3600 & echo $!; exit 3")
     assert state.failures == 1
     child = psutil.Process(int(state.words))
     assert child.status() != psutil.STATUS_ZOMBIE, "it ran while the output was read"

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from harness import wait_until
 from rich.console import Console
 from warm_frog import warm_env
 
@@ -240,8 +241,7 @@ def test_ctrl_c_ends_a_demo_step_and_asks_how_to_continue(tmp_path: Path, monkey
     monkeypatch.setattr("frog.learn.demo.play.read_line", lambda _: next(answers))
 
     def interrupt() -> None:
-        while not (tmp_path / "begun").exists():
-            pass
+        wait_until((tmp_path / "begun").exists, "the step")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)

@@ -29,7 +29,7 @@ def test_frog_docs_serves_on_loopback_until_ctrl_c(tmp_path: Path) -> None:
         said = child.stdout.readline()
         found = re.fullmatch(r"(http://127\.0\.0\.1:\d+/)  \(Ctrl-C ends it\)\n", said)
         assert found, said
-        with urllib.request.urlopen(found[1], timeout=30) as answer:
+        with urllib.request.urlopen(found[1], timeout=LIMIT_S) as answer:
             assert answer.read() == b"<title>Frog</title>"
         child.send_signal(signal.SIGINT)
         out, errors = child.communicate(timeout=LIMIT_S)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,12 +100,12 @@ def interrupted(server: ForkServer, folder: Path) -> list[int]:
 
 def without_server(server: ForkServer, folder: Path) -> dict[str, Any]:
     """Kill the server of a running rank, then request another rank."""
-    begun = folder / "begun.txt"
-    (folder / "sleep.py").write_text(f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)")
+    begun = folder / "begun"
+    os.mkfifo(begun)
+    (folder / "sleep.py").write_text(f"import signal; open({str(begun)!r}, 'w').close(); signal.pause()")
     rank = server.fork([*PYTHON, str(folder / "sleep.py")], ENV)
     assert rank is not None
-    while not begun.exists():  # a rank that has not begun when its server is killed ends itself
-        time.sleep(0.01)
+    begun.read_text()  # a rank that has not begun when its server is killed ends itself
     for child in psutil.Process().children():
         if child.pid != rank.pid:
             child.kill()
@@ -128,7 +127,7 @@ def silent(folder: Path) -> dict[str, Any]:
     assert server is not None
     os.kill(server.pid, signal.SIGSTOP)
     ranks = [server.fork([*PYTHON, LOOK, str(folder / "silent.json")], ENV) for _ in range(2)]
-    return {"ranks": ranks, "server": psutil.Process(server.pid).wait(20)}
+    return {"ranks": ranks, "server": psutil.Process(server.pid).wait(60)}
 
 
 def unnamed(folder: Path) -> bool:
@@ -168,15 +167,15 @@ def stay(folder: Path) -> None:
     assert server is not None
     script = folder / "stays.py"
     script.write_text(
-        "import sys, time\nfrom pathlib import Path\nfrom frog.core.processes import leave_with_parent\n"
-        "leave_with_parent()\nPath(sys.argv[1]).touch()\ntime.sleep(600)"
+        "import signal, sys\nfrom frog.core.processes import leave_with_parent\n"
+        "leave_with_parent()\nopen(sys.argv[1], 'w').close()\nsignal.pause()"
     )
+    os.mkfifo(folder / "up")
     rank = server.fork([*PYTHON, str(script), str(folder / "up")], ENV)
     assert isinstance(rank, ForkedRank)
-    while not (folder / "up").exists():
-        time.sleep(0.01)
+    (folder / "up").read_text()
     print(json.dumps([child.pid for child in psutil.Process().children()]), flush=True)
-    time.sleep(600)
+    signal.pause()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from harness import LIMIT_S
 from torch import Tensor
 
 Result = TypeVar("Result")
@@ -39,6 +40,6 @@ class ThreadsAxis:
 
 def on_every_rank(size: int, work: Callable[[Any], Result]) -> list[Result]:
     """Call `work` with the axis of each rank, and return all results."""
-    barrier, sent = threading.Barrier(size, timeout=30), [None] * size
+    barrier, sent = threading.Barrier(size, timeout=LIMIT_S), [None] * size
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(work, [ThreadsAxis(rank, size, barrier, sent) for rank in range(size)]))

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness import LIMIT_S
+
 from frog.train.comm.collectives.cost import Costs
 from frog.train.comm.collectives.group import Group, open_group
 from frog.train.comm.collectives.rendezvous import FolderBook
@@ -23,7 +25,7 @@ def be_all(be: Callable[[int], None], size: int) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LIMIT_S)
         assert not thread.is_alive(), "a rank hangs"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import LIMIT_S
 from mortal import Killed, die
 from numpy.typing import NDArray
 from ranks import DOUBLING, RING, be_all
@@ -241,7 +242,7 @@ def test_survivors_learn_of_a_loss_at_any_byte_and_continue(name: str, way: str,
         assert told is not None
         assert told.lost == (LOST,)
         take(world)
-        ends.wait(20)
+        ends.wait(LIMIT_S)
 
     def be(rank: int) -> None:
         world = meet_survivors(FolderBook(tmp_path, 20), rank, 3, b"secret", node="one", timeout_s=NEVER_S, **WAYS[way])
@@ -249,7 +250,7 @@ def test_survivors_learn_of_a_loss_at_any_byte_and_continue(name: str, way: str,
             seen.bytes, seen.left = 0, None
             take(world)
             seen.left = CUTS[cut](seen.bytes) if rank == LOST else None
-            ready.wait(20)
+            ready.wait(LIMIT_S)
             if rank == LOST:
                 with pytest.raises(Killed):
                     take(world)

@@ -8,11 +8,13 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from harness import LIMIT_S, wait_until
 from mortal import Killed, Mortal, die, limits
 
 from frog.core.config.run_config import MOST_ELASTIC_RANKS
@@ -66,7 +68,7 @@ def test_caller_that_resets_before_accept_is_refused() -> None:
     calling = threading.Thread(target=lambda: call(caller, place.peer, time.monotonic() + 20).close())
     calling.start()
     found = answer(place, {1}, time.monotonic() + 20)
-    calling.join(20)
+    calling.join(LIMIT_S)
     assert set(found) == {1}
     assert len(place.refused) == 1
     found[1].close()
@@ -85,14 +87,11 @@ def test_join_endpoint_survives_a_log_that_takes_no_more_lines() -> None:
     socket.create_connection(("127.0.0.1", endpoint.peer.port)).close()
     outside = Place(MOST_ELASTIC_RANKS, MOST_ELASTIC_RANKS, "door", SECRET, "127.0.0.1", "")
     call(outside, endpoint.peer, time.monotonic() + 20).close()  # it sends no join request
-    assert reported.wait(20)
+    assert reported.wait(LIMIT_S)
     connection = call(outside, endpoint.peer, time.monotonic() + 20)
     connection.send(CONTROL, 0, memoryview(write_note(outside.peer)))
     complete([connection], 20)
-    until_s = time.monotonic() + 20
-    while not endpoint:
-        assert time.monotonic() < until_s, "the endpoint does not listen"
-        time.sleep(0.01)
+    wait_until(lambda: bool(endpoint), "a join request")
     for end in (connection, outside, endpoint):
         end.close()
 
@@ -169,24 +168,25 @@ class Play:
 
     def come(self, name: str, deadly: int | None = None) -> None:
         """Ask to join until admitted."""
-        until_s = time.monotonic() + 20
-        while time.monotonic() < until_s:
-            assert self.is_open.wait(20)
+        assert self.is_open.wait(LIMIT_S)
+
+        def join() -> Survivors | None:
             assert self.where is not None
             limits.left = deadly
-            try:
-                world = join_survivors(self.where, SECRET, node="one", timeout_s=20)
-            except Killed:
-                break
-            except CollectiveError:
-                time.sleep(0.01)  # until the next first member opens its endpoint
-                continue
-            self.num_wanted -= 1
-            if not self.num_wanted:
-                self.wanted.set()
-            self.member(name, world, deadly)
+            with suppress(CollectiveError):  # until the next first member opens its endpoint
+                return join_survivors(self.where, SECRET, node="one", timeout_s=20)
+            return None
+
+        try:
+            world = wait_until(join, "the admission")
+        except Killed:
+            self.wanted.set()
             return
-        self.wanted.set()
+        assert world is not None
+        self.num_wanted -= 1
+        if not self.num_wanted:
+            self.wanted.set()
+        self.member(name, world, deadly)
 
     def play(self, deaths: dict[str, int], num_joining: int = 1) -> dict[str, Any]:
         """Return each survivor's members at its end."""
@@ -198,7 +198,7 @@ class Play:
         for act in acts:
             act.start()
         for act in acts:
-            act.join(60)
+            act.join(LIMIT_S)
             assert not act.is_alive(), "a rank hangs"
         return self.seen
 

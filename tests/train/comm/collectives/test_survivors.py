@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import LIMIT_S
 from mortal import Killed, Mortal, die, limits
 from ranks import DOUBLING, RING, be_all
 
@@ -75,14 +75,14 @@ def live(
         book = FolderBook(folder, 20)
         node = nodes[rank] if nodes else "one"
         world = meet_survivors(book, rank, size, b"secret", node=node, timeout_s=20, **options)
-        ready.wait(20)
+        ready.wait(LIMIT_S)
         limits.left = deaths.get(rank)
         changes: list[tuple[int, ...]] = []
         try:
             sums = steps_of(world, changes)
             if rank not in deaths:
                 seen[rank] = (sums, changes)
-                ends.wait(30)
+                ends.wait(LIMIT_S)
         except Killed:
             die(world)
         except BaseException as error:
@@ -149,7 +149,7 @@ def test_silent_rank_is_excluded_and_notified_when_it_wakes(tmp_path: Path) -> N
         x = np.ones(10)
         try:
             if rank == 1:
-                asleep.wait(20)
+                asleep.wait(LIMIT_S)
             world.all_reduce(x)
         except (WorldChanged, LeftOut) as verdict:
             verdicts[rank] = (type(verdict), world.members)
@@ -174,7 +174,7 @@ def quarrel(folder: Path, way: str, odd: Callable[[Survivors], None]) -> dict[in
     def be(rank: int) -> None:
         world = meet_survivors(FolderBook(folder, 20), rank, 4, b"secret", node=nodes[rank], **options)
         world.group.mesh.timeout_s = 1  # some ranks wait for bytes that never arrive
-        ready.wait(20)
+        ready.wait(LIMIT_S)
         for _ in range(5):
             try:
                 odd(world) if rank == 2 else world.all_reduce(np.ones(ELEMENTS))
@@ -220,7 +220,7 @@ def test_rank_that_is_one_collective_behind_also_fails_on_disagreement(tmp_path:
 
             def wait_long() -> None:
                 barrier()
-                quarrelled.wait(20)
+                quarrelled.wait(LIMIT_S)
                 raise PeerClosed(0)
 
             world.group.barrier = wait_long  # type: ignore[method-assign]
@@ -231,7 +231,7 @@ def test_rank_that_is_one_collective_behind_also_fails_on_disagreement(tmp_path:
             ends[rank] = error
         world.close()
         if rank != 1:
-            quarrelled.wait(20)
+            quarrelled.wait(LIMIT_S)
 
     be_all(be, 3)
     assert {rank: type(error) for rank, error in ends.items()} == dict.fromkeys(range(3), Mismatch), ends
@@ -250,7 +250,7 @@ def test_isolated_half_without_the_lowest_rank_does_not_continue() -> None:
     assert is_quorum({1, 2}, dead=(0,))
 
 
-def test_rank_that_wakes_late_accepts_the_decision_of_the_others() -> None:
+def test_rank_that_wakes_late_accepts_the_decision_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 is silent. When rank 2 wakes, its patience is over, and the others have already excluded rank 0."""
     late = Survivors.__new__(Survivors)
     late.identity, late.members, late.epoch = 2, (0, 1, 2, 3), 0
@@ -261,8 +261,12 @@ def test_rank_that_wakes_late_accepts_the_decision_of_the_others() -> None:
     late._lines = {0: SimpleNamespace(close=lambda: None)}  # type: ignore[dict-item]
     late._tell = lambda proposal, peers: None  # type: ignore[method-assign]
 
+    now_s = 1000.0
+    monkeypatch.setattr(room.time, "monotonic", lambda: now_s)
+
     def receive(until_s: float) -> None:
-        time.sleep(max(0.0, until_s - time.monotonic()) + 0.001)
+        nonlocal now_s
+        now_s = until_s + 0.001
         said = [Proposal(False, 1, frozenset({1, 2, 3}), 5, 5, 70 + peer, (0, 0), "") for peer in (1, 3)]
         late._inbox += zip((1, 3), said, strict=True)
 

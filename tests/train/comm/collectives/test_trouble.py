@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import wait_until
+from harness import LIMIT_S, wait_until
 from ranks import DOUBLING, RING, together
 
 from frog.train.comm.collectives import messages
@@ -49,7 +49,7 @@ def test_collective_times_out_if_a_peer_never_comes(memory: bool, tmp_path: Path
 
     def act(group: Group) -> int | None:
         if group.rank == 1:
-            over.wait(20)
+            over.wait(LIMIT_S)
             return None
         group.mesh.timeout_s = 1
         if group.segment is not None:
@@ -205,7 +205,7 @@ def test_strangers_are_refused_and_reported(tmp_path: Path) -> None:
         guesser.sendall(_HELLO.pack(MAGIC, VERSION, 1, bytes(16), spy.proof(1, 0, nonces, b">")))
         assert guesser.recv(1) == b""
     _, connections = meet(places[1], book, 10)
-    host.join(10)
+    host.join(LIMIT_S)
     assert result
     assert set(connections) == {0}
     refused = places[0].refused
