@@ -262,7 +262,7 @@ class LogReader:
             self._end(traceback)
         findings = [finding for finding in self.findings if self._is_often_enough(finding)]
         failed = bool(self.consequences) or self.cut
-        cause = first_cause([finding for finding in _in_time(findings) if _is_answer(finding, failed)])
+        cause = first_cause([finding for finding in _in_time(findings) if _is_answer(finding, failed)], findings)
         cause = self._behind_the_end(cause, findings) or self._silent_time_out(cause) or cause
         if cause is not None:
             cause = replace(cause, rank=self._rank_of(cause))
@@ -392,15 +392,24 @@ def _in_time(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield finding
 
 
-def first_cause(findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding of the lowest level, or an earlier warning that explains it."""
+def first_cause(findings: Sequence[Finding], shown: Sequence[Finding]) -> Finding | None:
+    """Return the first finding of the lowest level, or a warning that explains it.
+
+    shown: all findings, also those that are no answer by themselves.
+    """
     level = min((finding.level for finding in findings), default=None)
     candidates = [finding for finding in findings if finding.level is level]
     first = _first(candidates)
     if level is Level.CAUSE and first and first.known and first.known.yields:
         first = _first([finding for finding in candidates if _ends_a_rank(finding)]) or first
-    warnings = [finding for finding in findings if first and finding.known and first.id in finding.known.explains]
-    return _first(warnings) or first
+    asides = [finding for finding in shown if finding.level is Level.ASIDE]
+    warnings = [
+        finding for finding in (*findings, *asides) if first and finding.known and first.id in finding.known.explains
+    ]
+    warning = _first(warnings)
+    if first is None or warning is None or warning.level is not Level.ASIDE:
+        return warning or first
+    return replace(warning, level=first.level)
 
 
 def _ends_a_rank(finding: Finding) -> bool:
