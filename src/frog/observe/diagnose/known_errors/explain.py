@@ -10,6 +10,7 @@ from typing import Any
 
 from frog.observe.diagnose.known_errors.lines import LogLine, clean_lines
 from frog.observe.diagnose.known_errors.progress import Progress
+from frog.observe.diagnose.known_errors.questions import MOST_LINES
 from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import KnownError, Level
 from frog.observe.diagnose.known_errors.tracebacks import BEGIN, Frame, Traceback, TracebackReader
@@ -95,6 +96,8 @@ class Explanation:
     """The last step of the program, such as "500 of 500", if the log ends there."""
     first_traceback: Finding | None = None
     """The first traceback that does not count as a cause."""
+    description: str = ""
+    """The whole text, if it is short enough to be a description and shows no failure."""
     suspect: int | None = None
     """The one rank of a hang that is behind, absent or different."""
 
@@ -180,10 +183,14 @@ class LogReader:
         self.by_torchrun = False
         self.moments: dict[str, str] = {}
         self.files: set[str] = set()
+        self.beginning: list[str] = []
+        """The first lines, which may be a description instead of a log."""
 
     def read(self, line: LogLine) -> None:
         self.lines += 1
         self.files.add(line.file)
+        if len(self.beginning) <= MOST_LINES:
+            self.beginning.append(line.text)
         if line.moment is not None:
             self.moments[line.file] = line.moment
         done, belongs = self.tracebacks.read(line)
@@ -284,8 +291,13 @@ class LogReader:
             len(self.files),
             "" if failed or cause or self.unknown else self.progress.last_step,
             self.first_traceback if cause is None else None,
+            "\n".join(self.beginning) if cause is None and not failed and self._is_short_text() else "",
             suspects[0] if len(suspects) == 1 else None,
         )
+
+    def _is_short_text(self) -> bool:
+        """True for a text that may be a description: a log of steps is none."""
+        return self.lines <= MOST_LINES and self.progress.last_line is None
 
     def _is_often_enough(self, finding: Finding) -> bool:
         least = finding.known.least if finding.known else 1

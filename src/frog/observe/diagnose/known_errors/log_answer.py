@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from frog.observe.diagnose.diagnosis import Diagnosis, diagnosis_text
 from frog.observe.diagnose.known_errors.explain import Explanation, Finding
+from frog.observe.diagnose.known_errors.questions import asked, question_answer
 from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import Level
 
@@ -27,8 +28,12 @@ _CERTAINTY = {
 
 def log_answer(name: str, explanation: Explanation) -> Diagnosis:
     """Return the diagnosis of a log from its text alone."""
-    cause = explanation.cause
-    return _of_cause(name, explanation, cause) if cause is not None else _without_cause(explanation)
+    if explanation.cause is not None:
+        return _of_cause(name, explanation, explanation.cause)
+    question = asked(explanation.description) if explanation.description else None
+    if question is not None:
+        return question_answer(question, explanation.description)
+    return _without_cause(explanation)
 
 
 def log_text(name: str, explanation: Explanation) -> str:
