@@ -45,6 +45,9 @@ SLOW = {
     "blocked": Expected("blocked", 1, peer_line=True),
     "leave": Expected("exit", 1, line=False),
     "slow": Expected("slow", 1),
+    "micro_batches": Expected("batches", 0, peer_line=True),
+    "stale_world": Expected("world_size", None),
+    "members": Expected("groups", 1),
     "healthy": Expected("none", None, line=False),
 }
 

@@ -162,6 +162,16 @@ class Transfer(Typed, frozen=True, kw_only=True):
         return self.op.endswith("send")
 
 
+class Joining(Typed, frozen=True, kw_only=True):
+    """What a rank asks for in `init_process_group` or `new_group`, while it is in it. None: not in the call."""
+
+    op: Literal["init_process_group", "new_group"]
+    world_size: Count | None = None
+    rank: Rank | None = None
+    ranks: list[int] | None = None
+    """Members of the new group."""
+
+
 class Message(Transfer, frozen=True, kw_only=True):
     """A message that `isend` or `irecv` began."""
 
@@ -221,6 +231,8 @@ class Stacks(Typed, frozen=True, kw_only=True):
     reason: str = ""
     transfer: Transfer | None = None
     """The message for which the main thread waits in `send` or `recv`."""
+    joining: Joining | None = None
+    """The group that the main thread joins."""
     threads: list[ThreadStack] = msgspec.field(default_factory=list)
 
 
@@ -251,6 +263,8 @@ class ProgramError(Typed, frozen=True, kw_only=True):
     thread: str = "MainThread"
     transfer: Transfer | None = None
     """The message for which it waited in `send` or `recv` until the error."""
+    joining: Joining | None = None
+    """The group that it was joining."""
     earlier: list[EarlierError] = msgspec.field(default_factory=list)
 
 

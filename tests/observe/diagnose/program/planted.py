@@ -201,6 +201,23 @@ def healthy(rank):
     train(STEPS)
 
 
+def micro_batches(rank):
+    for number in range(STEPS):
+        for _ in range(3 + (rank == 1 and number == 4)):
+            dist.all_reduce(torch.ones(5))  # waits: micro_batches
+        dist.all_reduce(torch.ones(5))  # odd: micro_batches
+
+
+def stale_world(rank):
+    """Comes here only if the call of init_process_group below accepts a world that is larger than the launcher's."""
+
+
+def members(rank):
+    step()
+    dist.new_group([0, 1] if rank == 0 else [1])  # odd: members
+    step()
+
+
 def leave(rank):
     step()
     if rank == 1:
@@ -211,6 +228,8 @@ def leave(rank):
 
 if __name__ == "__main__":
     meet()
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[2])))
+    timeout = datetime.timedelta(seconds=float(sys.argv[2]))
+    size = 4 if sys.argv[1] == "stale_world" else -1  # -1: that of the environment
+    dist.init_process_group("gloo", timeout=timeout, world_size=size)  # odd: stale_world
     globals()[sys.argv[1]](dist.get_rank())
     dist.destroy_process_group()

@@ -127,6 +127,35 @@ def test_rounds_that_differ_are_not_certainly_skipped_without_the_source() -> No
     assert not diagnose_program(evidence(*ranks)).certain
 
 
+SAVE = """\
+for step in range(9):
+    dist.all_reduce(grad)
+if is_global_zero:
+    dist.barrier()
+dist.barrier()
+dist.all_reduce(total)
+"""
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_barrier_that_met_another_one_is_where_the_ranks_part(tmp_path: Path, ended: bool) -> None:
+    step, save, last, total = ("all_reduce", 9, 2), ("barrier", 1, 4), ("barrier", 1, 5), ("all_reduce", 1, 6)
+    first = rank(0, step, step, save, last, pending=1)
+    other = rank(1, step, step, last, state="ended") if ended else rank(1, step, step, last, total, pending=1)
+    found = diagnose_program(evidence(*of_script(written(tmp_path, SAVE), first, other)))
+    assert (found.fault, found.rank, found.line, found.peer_line) == ("branch", 0, "train.py:4", "train.py:5")
+    assert "collective 3 of all ranks comes from different lines" in found.finding
+    assert "rank 0 passed `if is_global_zero:` in line 3, rank 1 did not" in found.finding
+
+
+def test_ranks_that_call_from_lines_of_their_own_are_in_step(tmp_path: Path) -> None:
+    text = "if first:\n    dist.broadcast(x, 0)\nelse:\n    dist.broadcast(y, 0)\ndist.barrier()\n"
+    ranks = [rank(n, ("broadcast", 4, 2 + 2 * n), ("barrier", 1, 5), pending=1) for n in (0, 1)]
+    assert diagnose_program(evidence(*of_script(written(tmp_path, text), *ranks))).fault == "network"
+    ranks = [rank(0, ("broadcast", 4, 2), ("barrier", 1, 5), pending=1), rank(1, ("broadcast", 4, 4), state="ended")]
+    assert diagnose_program(evidence(*of_script(written(tmp_path, text), *ranks))).fault == "ended"
+
+
 def test_break_by_which_a_rank_left_its_epochs_is_named(tmp_path: Path) -> None:
     """gloo ends the rank that receives the longer message, so its calls are unknown and its stack is of the crash."""
     functions = dict.fromkeys(range(2, 9), "main")

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
-from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence
+from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, same_line
 
 _UNEVEN = ("all_to_all", "alltoall", "send", "recv")
 """Operations whose sizes may differ between ranks."""
@@ -26,7 +26,7 @@ class Difference:
     group: Group
     seq: int
     kind: str
-    """op, size, dtype or absent."""
+    """op, size, dtype or absent; line: equal calls from different lines, after which the ranks are out of step."""
     calls: dict[int, Call]
     absent: tuple[int, ...] = ()
     """Members that are known not to have called it."""
@@ -74,13 +74,57 @@ def _first_difference(
         here = {number: found[seq] for number, found in at.items() if seq in found}
         kind = _kind_of_difference(here)
         if kind is not None:
-            return Difference(group, seq, kind, here)
+            return _shift(group, at, seq) or Difference(group, seq, kind, here)
         missing = [number for number in members if number not in here]
         absent = tuple(n for n in missing if here and _never_called(evidence.ranks.get(n), group, seq))
         unknown = tuple(n for n in missing if n not in absent and not at[n])
         if (absent or unknown) and here and not any(_is_over(evidence, n, call) for n, call in here.items()):
-            return Difference(group, seq, "absent", here, absent, unknown)
+            return _shift(group, at, seq) or Difference(group, seq, "absent", here, absent, unknown)
     return None
+
+
+# ---- equal calls from different lines, as of a rank that is one call ahead -------------------------------------------
+
+_MOST_SHIFT = 8
+"""Most calls by which a rank that is out of step may be ahead."""
+
+
+def _shift(group: Group, at: dict[int, dict[int, Call]], until: int) -> Difference | None:
+    """Return where ranks first called from different lines, if from there on they are out of step until a difference.
+
+    Calls of equal size meet whatever lines they come from: a barrier ends with any other barrier. Ranks that call from
+    lines of their own and then from the same lines again are in step.
+    """
+    begin = max((min(calls) for calls in at.values() if calls), default=until)
+    for seq in range(begin, until):
+        here = {number: calls[seq] for number, calls in at.items() if seq in calls}
+        first = next(iter(here))
+        for number in list(here)[1:]:
+            if _differ_in_line(here[first], here[number]) and _are_out_of_step(at[first], at[number], seq):
+                return Difference(group, seq, "line", here)
+    return None
+
+
+def _differ_in_line(one: Call, other: Call) -> bool:
+    return one.line is not None and other.line is not None and not same_line(one.line, other.line)
+
+
+def _are_out_of_step(one: dict[int, Call], other: dict[int, Call], seq: int) -> bool:
+    """True if one rank's calls from a number on are the other's from a later number on, and not from the same."""
+    mine, others = ([calls[n] for n in sorted(calls) if n >= seq] for calls in (one, other))
+    if len(mine) == len(others) and not any(map(_differ_in_line, mine[1:], others[1:])):
+        return False
+    return any(
+        len(ahead) > shift and all(map(_is_same_call, ahead[shift:], behind))
+        for ahead, behind in ((mine, others), (others, mine))
+        for shift in range(1, _MOST_SHIFT + 1)
+    )
+
+
+def _is_same_call(one: Call, other: Call) -> bool:
+    return (one.op, one.elements, one.dtypes) == (other.op, other.elements, other.dtypes) and same_line(
+        one.line, other.line
+    )
 
 
 def _is_over(evidence: Evidence, number: int, call: Call) -> bool:

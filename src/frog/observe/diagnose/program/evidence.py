@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from frog.core.runs.observed import CodeLine, Messages, NoSync, Transfer
+from frog.core.runs.observed import CodeLine, Joining, Messages, NoSync, Transfer
 from frog.observe.diagnose.diagnosis import span
 from frog.observe.diagnose.known_errors.explain import Explanation, LogReader
 
@@ -142,6 +142,10 @@ class RankEvidence:
     completed: dict[Group, int] = field(default_factory=dict)
     transfer: Transfer | None = None
     """The message between two ranks for which it waits, or waited until its error."""
+    joining: Joining | None = None
+    """The group that it joins, or was joining until its error."""
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The members of its groups, by torch's name for them."""
     messages: Messages | None = None
     """The messages that it has begun, if recorded."""
     in_message: bool = False

@@ -98,18 +98,25 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
 
 def _sides(evidence: Evidence, found: Difference) -> Sides:
     """Choose the odd rank: of the smaller side; in a tie one that called something new, else the higher rank."""
-    counts = Counter(_form(call) for call in found.calls.values())
-    right = max(counts, key=lambda form: (counts[form], form == _form(found.calls[min(found.calls)])))
+    counts = Counter(_side(found, call) for call in found.calls.values())
+    right = max(counts, key=lambda side: (counts[side], side == _side(found, found.calls[min(found.calls)])))
     tie = counts[right] * 2 <= sum(counts.values())
-    unusual = {_form(call) for number, call in found.calls.items() if _calls_something_new(evidence, number, call)}
+    unusual = {
+        _side(found, call) for number, call in found.calls.items() if _calls_something_new(evidence, number, call)
+    }
     if tie and len(counts) == 2 and unusual == {right}:
-        right = next(form for form in counts if form != right)
-    odd = next(number for number, call in found.calls.items() if _form(call) != right)
-    other = next(number for number, call in found.calls.items() if _form(call) == right)
+        right = next(side for side in counts if side != right)
+    odd = next(number for number, call in found.calls.items() if _side(found, call) != right)
+    other = next(number for number, call in found.calls.items() if _side(found, call) == right)
     of = {number: evidence.ranks[number].by_group()[found.group] for number in (odd, other)}
     after = {number: [call for call in calls if call.seq >= found.seq] for number, calls in of.items()}
     before = {number: [call for call in calls if call.seq < found.seq] for number, calls in of.items()}
     return Sides(odd, other, after[odd], after[other], before[odd], before[other], tie)
+
+
+def _side(found: Difference, call: Call) -> tuple[object, ...]:
+    """Return in what the sides of a difference differ."""
+    return (*_form(call), _at(call)) if found.kind == "line" else _form(call)
 
 
 def _calls_something_new(evidence: Evidence, number: int, call: Call) -> bool:
@@ -151,16 +158,18 @@ def _differ(evidence: Evidence, found: Difference, sides: Sides) -> str:
     """Return the sentence about both sides."""
     at = at_place(sides.odd_call.line)
     there = at_place(sides.other_call.line)
-    others = sorted(number for number, call in found.calls.items() if _form(call) == _form(sides.other_call))
+    side = _side(found, sides.other_call)
+    others = sorted(number for number, call in found.calls.items() if _side(found, call) == side)
+    where = "comes from different lines" if found.kind == "line" else "differs"
     return (
-        f"collective {found.seq} of {found.group.label(evidence.world)} differs: rank {sides.odd} called "
+        f"collective {found.seq} of {found.group.label(evidence.world)} {where}: rank {sides.odd} called "
         f"{sides.odd_call}{at}, {span(others)} called {sides.other_call}{there}"
     )
 
 
 def _order(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
     """Find the same calls in another order."""
-    length = min(len(sides.odd_calls), len(sides.other_calls), _AHEAD)
+    length = min(len(sides.odd_calls), len(sides.other_calls), _AHEAD) if found.kind != "line" else 0
     for number in range(2, length + 1):
         odd = Counter((_form(call), _at(call)) for call in sides.odd_calls[:number])
         if odd == Counter((_form(call), _at(call)) for call in sides.other_calls[:number]):
@@ -380,7 +389,7 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
     """Report other sizes, other types or another operation as such."""
     base = _base(evidence, found, sides)
     differ = _differ(evidence, found, sides)
-    if found.kind == "op":
+    if found.kind in ("op", "line"):
         return base.with_more(
             fault="order",
             certain=False,

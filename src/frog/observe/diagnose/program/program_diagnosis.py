@@ -30,6 +30,7 @@ from frog.observe.diagnose.program.end_rules import (
 )
 from frog.observe.diagnose.program.evidence import Evidence
 from frog.observe.diagnose.program.gather import gather_all
+from frog.observe.diagnose.program.join_rules import awaits_too_many, groups_differ
 from frog.observe.diagnose.program.log_rules import with_log
 from frog.observe.diagnose.program.mismatch_rules import mismatched
 from frog.observe.diagnose.program.peer_errors import in_collective, is_victim
@@ -173,6 +174,8 @@ RULES: tuple[Rule, ...] = (
     killed,
     exited,
     differing_numbers,
+    awaits_too_many,
+    groups_differ,
     transfer,
     waited,
     joined_without,

@@ -52,7 +52,8 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
     folder = str(observed.folder.relative_to(run))
     names = GroupNames(others=known)
     if observed.collectives is not None:
-        names = GroupNames({name: tuple(info.ranks) for name, info in observed.collectives.groups.items()})
+        rank.groups = {name: tuple(info.ranks) for name, info in observed.collectives.groups.items()}
+        names = GroupNames(rank.groups)
         source = f"{folder}/collectives.json"
         rank.calls = [_call(entry, names.find(entry.group), source) for entry in observed.collectives.entries]
         rank.has_calls, rank.dumped_ns = True, observed.collectives.unix_ns
@@ -66,7 +67,7 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
     if observed.error is not None:
         error = _error(observed.error, f"{folder}/error.json")
         if observed.error.thread in ("", "MainThread") or rank.state == "failed":
-            rank.error, rank.transfer = error, observed.error.transfer
+            rank.error, rank.transfer, rank.joining = error, observed.error.transfer, observed.error.joining
         else:
             rank.thread_error = replace(error, fatal=False)
         rank.add_source(f"{folder}/error.json")
@@ -74,6 +75,7 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
         main = next((thread for thread in observed.stacks.threads if thread.is_main), None)
         rank.stack = list(reversed(main.frames)) if main is not None else []
         rank.transfer = rank.transfer or observed.stacks.transfer
+        rank.joining = rank.joining or observed.stacks.joining
         rank.add_source(f"{folder}/stacks.json")
     rank.crash = observed.crash
     if frames := fault_frames(observed.crash):

@@ -23,7 +23,7 @@ from . import frames, rank_files
 from .crashes import Crashes, Errors
 from .place import Owner, Place
 from .recorder import Recorder, torch_version
-from .unrecorded_calls import Messages, NoSync, transfer_of
+from .unrecorded_calls import Messages, NoSync, joining_of, transfer_of
 
 BEAT_S = 0.5
 _PLAIN_S, _FRAMES_S = 2.0, 5.0
@@ -176,9 +176,10 @@ class Beats:
 
     def _write_stacks(self, reason: str, with_code: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns(), "reason": reason}
-        transfer = transfer_of(frames.stack_of(sys._current_frames().get(self._main)))
+        main = frames.stack_of(sys._current_frames().get(self._main))
+        asked = {"transfer": transfer_of(main), "joining": joining_of(main)}
         stacks = frames.all_stacks(self._main, with_code)
-        rank_files.write_json(self.place.folder, "stacks.json", {**head, "transfer": transfer, "threads": stacks})
+        rank_files.write_json(self.place.folder, "stacks.json", {**head, **asked, "threads": stacks})
 
     def _write_collectives(self, with_frames: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns()}
@@ -205,6 +206,7 @@ class Beats:
                 self._state = "ended"
                 if self._owner.may_write(torch_version() is not None):
                     self._dumper.run(lambda: self._write_collectives(with_frames=False), _PLAIN_S)
+                    self._dumper.run(lambda: self._write_collectives(with_frames=True), _PLAIN_S)
             self._beat(last=True)
             self._crashes.stop_timer()
         except Exception:

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import frames, rank_files
 from .place import Place
-from .unrecorded_calls import transfer_of
+from .unrecorded_calls import joining_of, transfer_of
 
 _MOST_MESSAGE, _MOST_TRACEBACK, _MOST_EARLIER = 4096, 16384, 4
 
@@ -74,6 +74,7 @@ class Errors:
             "thread": thread,
         }
         text = "".join(traceback.format_exception(type(error), error, trace))
+        stack = frames.traceback_stack(trace)
         whole = {
             "format": 1,
             "rank": self._place.rank,
@@ -82,7 +83,8 @@ class Errors:
             **short,
             "traceback": text[-_MOST_TRACEBACK:],
             "frames": places,
-            "transfer": transfer_of(frames.traceback_stack(trace)),
+            "transfer": transfer_of(stack),
+            "joining": joining_of(stack),
             "earlier": self._earlier,
         }
         rank_files.write_json(self._place.folder, "error.json", whole)

@@ -156,6 +156,41 @@ def _peer(values: dict[str, Any], side: str) -> int | None:
     return next((rank for rank, number in members.items() if number == values.get(f"group_{side}")), None)
 
 
+# ---- the group that a thread joins -----------------------------------------------------------------------------------
+
+_JOINS = ("init_process_group", "new_group")
+
+
+def joining_of(stack: list[FrameType]) -> dict[str, Any] | None:
+    """Return what a thread asks for in `init_process_group` or `new_group`; None if it is in neither.
+
+    stack: innermost first. Reads the variables of torch's own function, but only when evidence is asked for.
+    """
+    frame = next((each for each in stack if _is_join(each)), None)
+    if frame is None:
+        return None
+    try:
+        values = frame.f_locals
+        ranks = values.get("ranks")
+        return {
+            "op": frame.f_code.co_name,
+            "world_size": _known(values.get("world_size")),
+            "rank": _known(values.get("rank")),
+            "ranks": None if ranks is None else [int(rank) for rank in list(ranks)[:_MOST_CHANNELS]],
+        }
+    except Exception:  # another version of torch
+        return None
+
+
+def _is_join(frame: FrameType) -> bool:
+    return frame.f_code.co_name in _JOINS and frame.f_code.co_filename.endswith("distributed_c10d.py")
+
+
+def _known(number: Any) -> int | None:
+    """Return a number that the call names; None for -1, which stands for that of the environment."""
+    return None if number is None or int(number) < 0 else int(number)
+
+
 # ---- how often DDP's `no_sync` had no effect -------------------------------------------------------------------------
 
 

@@ -1,0 +1,114 @@
+"""Rules about ranks that do not agree on their groups: the size of the world, or the members of a new group."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from frog.core.runs.observed import CodeLine, Joining
+from frog.observe.diagnose.diagnosis import Diagnosis, span
+from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
+from frog.observe.diagnose.program.rank_reports import report_ranks, they_wait
+
+
+def awaits_too_many(evidence: Evidence) -> Diagnosis | None:
+    """Find a world size in the call of `init_process_group` that is not the number of ranks that were started."""
+    joining = {
+        number: rank.joining
+        for number, rank in sorted(evidence.ranks.items())
+        if rank.joining is not None and rank.joining.op == "init_process_group"
+    }
+    started = evidence.world_size or 0
+    wrong = [number for number, join in joining.items() if join.world_size and join.world_size > started > 0]
+    if not wrong or not evidence.has_failed:
+        return None
+    first = evidence.ranks[wrong[0]]
+    size = joining[wrong[0]].world_size or 0
+    lines = [_line(evidence.ranks[number]) for number in wrong]
+    line = next((each for each in lines if each is not None), None)
+    never = list(range(started, size))
+    return Diagnosis(
+        "world_size",
+        f"{they_wait(wrong)} in init_process_group{at_place(line)} with world_size={size}, but WORLD_SIZE is "
+        f"{started}: {started} {'rank was' if started == 1 else 'ranks were'} started, and {span(never)} never "
+        f"{'comes' if len(never) == 1 else 'come'}{_shared_ranks(joining)}",
+        line=place(line) or None,
+        node_rank=first.node_rank if len(evidence.ranks) == 1 else None,
+        certain=len(wrong) == started,
+        evidence=report_ranks(evidence, wrong),
+        advice="pass neither world_size nor rank to init_process_group: it reads WORLD_SIZE and RANK, which the "
+        "launcher sets\na size from a setting, or from GPUs times nodes, is wrong as soon as fewer ranks start",
+    )
+
+
+def _line(rank: RankEvidence) -> CodeLine | None:
+    """Return the line at which a rank waits, or got an error."""
+    return rank.error.line if rank.error is not None and rank.error.line is not None else rank.line
+
+
+def _shared_ranks(joining: dict[int, Joining]) -> str:
+    """Say which ranks joined as the same rank."""
+    numbers = Counter(join.rank for join in joining.values() if join.rank is not None)
+    twice = sorted(number for number, times in numbers.items() if times > 1)
+    return f"; {numbers[twice[0]]} processes join as rank {twice[0]}" if twice else ""
+
+
+def groups_differ(evidence: Evidence) -> Diagnosis | None:
+    """Find a new group that ranks created with different members, or not all of them, and in which one waits."""
+    if not evidence.has_failed:
+        return None
+    tables = {number: _groups(rank) for number, rank in sorted(evidence.ranks.items()) if _groups(rank)}
+    names = sorted({name for table in tables.values() for name in table}, key=int)
+    for name in names:
+        members = {number: table[name] for number, table in tables.items() if name in table}
+        if len(set(members.values())) > 1 and _matters(evidence, name, members):
+            return _of_group(evidence, name, members)
+    return None
+
+
+def _groups(rank: RankEvidence) -> dict[str, tuple[int, ...]]:
+    """Return the members of a rank's groups that torch has numbered, and of the one that it is creating.
+
+    Every rank counts every call of `new_group`, so that one number is one call. Other names say their members.
+    """
+    found = {name: tuple(sorted(ranks)) for name, ranks in rank.groups.items() if name.isdecimal() and ranks}
+    join = rank.joining
+    if join is not None and join.op == "new_group" and join.ranks:
+        number = max([0, *(int(name) for name in found)]) + 1
+        found[str(number)] = tuple(sorted(join.ranks))
+    return found
+
+
+def _matters(evidence: Evidence, name: str, members: dict[int, tuple[int, ...]]) -> bool:
+    """True if a rank waits in the creation of the group, or in a collective of it."""
+    for number, ranks in members.items():
+        rank = evidence.ranks[number]
+        if rank.joining is not None and rank.joining.op == "new_group" and name not in rank.groups:
+            return True
+        if any(call.group.members == ranks for call in rank.pending):
+            return True
+    return False
+
+
+def _of_group(evidence: Evidence, name: str, members: dict[int, tuple[int, ...]]) -> Diagnosis:
+    """Report the ranks that passed other members than the most."""
+    counts = Counter(members.values())
+    right = max(counts, key=lambda ranks: (counts[ranks], ranks == members[min(members)]))
+    odd = [number for number, ranks in members.items() if ranks != right]
+    rest = [number for number in members if number not in odd]
+    inside = [number for number in members if evidence.ranks[number].joining is not None]
+    lines = [_line(evidence.ranks[number]) for number in inside]
+    line = next((each for each in lines if each is not None), None)
+    where = f"; {they_wait(inside)} in new_group{at_place(line)}" if inside else ""
+    return Diagnosis(
+        "groups",
+        f"{span(odd)} called new_group number {name} with ranks {list(members[odd[0]])}, {span(rest)} with "
+        f"{list(right)}{where}",
+        rank=odd[0],
+        node_rank=evidence.ranks[odd[0]].node_rank,
+        line=place(line) or None,
+        certain=bool(inside),
+        evidence=report_ranks(evidence, [*odd, *rest]),
+        advice="all ranks of the world must call new_group, with the same ranks and in the same order, also those "
+        "outside the new group: loop over the lists of all groups on every rank\n"
+        "use_local_synchronization=True lets only the members call it",
+    )

@@ -1,0 +1,82 @@
+"""Ranks that join worlds of another size, or create groups with other members, on hand-written evidence."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import pytest
+from seen import at, evidence, rank
+
+from frog.core.runs.observed import Joining
+from frog.observe.diagnose.program.evidence import RankEvidence
+from frog.observe.diagnose.program.program_diagnosis import diagnose_program
+from frog.observe.hook.frog_observer.unrecorded_calls import joining_of
+
+
+def joins(number: int, size: int | None, own: int | None = None) -> RankEvidence:
+    join = Joining(op="init_process_group", world_size=size, rank=own)
+    return RankEvidence(number, state="running", line=at(6), joining=join, sources=[f"rank_{number}"])
+
+
+def test_world_size_of_the_call_that_is_larger_than_the_environments_is_certain() -> None:
+    found = diagnose_program(evidence(joins(0, 4), joins(1, 4)))
+    assert (found.fault, found.rank, found.line, found.certain) == ("world_size", None, "train.py:6 (main)", True)
+    assert "with world_size=4, but WORLD_SIZE is 2: 2 ranks were started, and ranks 2 and 3 never come" in found.finding
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_world_size_of_the_environment_is_no_fault(size: int | None) -> None:
+    assert diagnose_program(evidence(joins(0, size), joins(1, size))).fault == "unknown"
+
+
+def test_processes_that_join_as_the_same_rank_are_counted() -> None:
+    found = diagnose_program(evidence(joins(0, 4, 0), joins(1, 4, 0)))
+    assert found.finding.endswith("; 2 processes join as rank 0")
+
+
+def created(number: int, groups: dict[str, tuple[int, ...]], joining: list[int] | None = None) -> RankEvidence:
+    one = rank(number, ("all_reduce", 8, 3), world=3, state="running", line=at(9))
+    one.groups = {"0": (0, 1, 2), **groups}
+    one.joining = Joining(op="new_group", ranks=joining) if joining else None
+    return one
+
+
+def test_new_group_with_other_ranks_is_named() -> None:
+    ranks = [created(0, {}, [0, 1]), created(1, {}, [0, 1]), created(2, {"1": (0, 2)})]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.line, found.certain) == ("groups", 2, "train.py:9 (main)", True)
+    assert "rank 2 called new_group number 1 with ranks [0, 2], ranks 0 and 1 with [0, 1]" in found.finding
+
+
+def test_new_group_that_a_rank_did_not_call_shifts_its_numbers() -> None:
+    ranks = [created(0, {"1": (0, 1)}, [0, 1, 2]), created(1, {"1": (0, 1)}, [0, 1, 2]), created(2, {}, [0, 1, 2])]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank) == ("groups", 2)
+
+
+def test_groups_of_which_ranks_know_only_their_own_are_no_fault() -> None:
+    """torch numbers each call of new_group on all ranks, also on those outside the group."""
+    ranks = [created(0, {"1": (0, 1)}), created(1, {"1": (0, 1), "2": (1, 2)}), created(2, {"2": (1, 2)})]
+    assert diagnose_program(evidence(*ranks)).fault != "groups"
+
+
+def distributed(text: str) -> FrameType | None:
+    """Return the frame of a function that looks like torch's, while it runs."""
+    frames: list[FrameType] = []
+    names = {"note": lambda: frames.append(sys._getframe(1))}
+    exec(compile(text, "/x/torch/distributed/distributed_c10d.py", "exec"), names)
+    return frames[0] if frames else None
+
+
+def test_variables_of_the_call_are_read_only_as_far_as_they_are_known() -> None:
+    frame = distributed("def init_process_group(world_size=4, rank=-1): note()\ninit_process_group()")
+    assert frame is not None
+    assert joining_of([frame]) == {"op": "init_process_group", "world_size": 4, "rank": None, "ranks": None}
+    frame = distributed("def new_group(ranks=None): note()\nnew_group(range(2, 4))")
+    assert frame is not None
+    assert joining_of([frame]) == {"op": "new_group", "world_size": None, "rank": None, "ranks": [2, 3]}
+    frame = distributed("def new_group(ranks=None): note()\nnew_group(7)")  # another version of torch
+    assert frame is not None
+    assert joining_of([frame]) is None
+    assert joining_of([sys._getframe()]) is None
