@@ -151,7 +151,9 @@ def exchange(
         if listener is None:
             if name == "waiting":
                 dist.barrier()  # now everything is in this end's buffer
-            return receive_all(learner, sock, len(messages) + 1)
+            received = receive_all(learner, sock, len(messages) + 1)
+            shut(sock)  # a file of the learner's over this socket keeps it open when it is closed
+            return received
         sent = list(send_all(learner, sock, messages))
         shut(sock)
         if name == "waiting":
