@@ -35,17 +35,17 @@ def in_torchrun_words(environ: Mapping[str, str], pid: int) -> dict[str, str]:
     Raises:  UsageError if the launcher does not specify the address of rank 0.
     """
     if environ.get("RANK") or environ.get("WORLD_SIZE"):
-        found = _deepspeed(environ)
+        variables = _deepspeed(environ)
     elif _count(environ, "OMPI_COMM_WORLD_SIZE") > 1:
-        found = _open_mpi(environ)
+        variables = _open_mpi(environ)
     elif is_mpich(environ):
-        found = _mpich(environ)
+        variables = _mpich(environ)
     elif _count(environ, "SLURM_STEP_NUM_TASKS") > 1 and _is_task(environ, pid):
-        found = _srun(environ)
+        variables = _srun(environ)
     else:
-        found = {}
+        variables = {}
         _refuse_lone_accelerate(environ)
-    return {name: value for name, value in found.items() if not environ.get(name)}
+    return {name: value for name, value in variables.items() if not environ.get(name)}
 
 
 def is_mpich(environ: Mapping[str, str]) -> bool:
@@ -74,27 +74,27 @@ def _mpich(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _placed(environ: Mapping[str, str], place: list[str], port: int | None, how_to_set: str) -> dict[str, str]:
     """Build the variables for an MPI launcher; on a single node rank 0 listens on the loopback interface."""
-    found = dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), place, strict=True))
-    if found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"]:
-        found["NODE_RANK"], found["MASTER_ADDR"] = "0", _LOOPBACK
+    variables = dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), place, strict=True))
+    if variables["WORLD_SIZE"] == variables["LOCAL_WORLD_SIZE"]:
+        variables["NODE_RANK"], variables["MASTER_ADDR"] = "0", _LOOPBACK
         if port is not None:
-            found["MASTER_PORT"] = str(port)
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name) and name not in found]
+            variables["MASTER_PORT"] = str(port)
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name) and name not in variables]
     if missing:
         launcher, _, flag = how_to_set.partition(" ")
         raise UsageError(
-            f"{launcher} started rank {found['RANK']} of {found['WORLD_SIZE']} without the address of rank 0: "
+            f"{launcher} started rank {variables['RANK']} of {variables['WORLD_SIZE']} without the address of rank 0: "
             f"{' and '.join(missing)} not set",
             " ".join([launcher, *(flag.format(name, _EXAMPLES[name]) for name in missing), "..."]),
         )
-    return found
+    return variables
 
 
 def _srun(environ: Mapping[str, str]) -> dict[str, str]:
     several = _count(environ, "SLURM_STEP_NUM_NODES") > 1
     node_rank = environ.get("SLURM_NODEID", "0")
     job, step = environ.get("SLURM_JOB_ID", ""), environ["SLURM_STEP_ID"]
-    found = {
+    variables = {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environ.get("SLURM_LOCALID", ""),
@@ -103,7 +103,7 @@ def _srun(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": first_host(environ.get("SLURM_STEP_NODELIST", "")) if several else _LOOPBACK,
         "MASTER_PORT": str(_port_of(f"{job}.{step}")),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in variables.items() if value}
 
 
 def _refuse_lone_accelerate(environ: Mapping[str, str]) -> None:

@@ -50,23 +50,23 @@ def descendants(pid: int) -> list[int]:
         with contextlib.suppress(psutil.NoSuchProcess):
             return [child.pid for child in psutil.Process(pid).children(recursive=True)]
         return []
-    found, parents = [], [pid]
+    family, parents = [], [pid]
     while parents:
         for text in of_threads(parents.pop(), "children"):
             own = list(map(int, text.split()))
-            found += own
+            family += own
             parents += own
-    return found
+    return family
 
 
 def of_threads(pid: int, name: str) -> list[bytes]:
     """Read a file in /proc for each thread of a process, on Linux; skip threads that end meanwhile."""
-    found = []
+    contents = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/{name}", "rb", buffering=0) as file:
-                found.append(file.read())
-    return found
+                contents.append(file.read())
+    return contents
 
 
 def leave(code: int) -> NoReturn:

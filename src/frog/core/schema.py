@@ -100,8 +100,8 @@ def read_bounded(
             size = os.fstat(file.fileno()).st_size
             data = b"" if size > most_bytes else file.read() if size else _read_unsized(file, most_bytes)
         if max(size, len(data)) > most_bytes:
-            found = str(size) if size else f"more than {most_bytes}"
-            raise error(f"{path}: found {found} bytes, expected at most {most_bytes}", hint)
+            actual = str(size) if size else f"more than {most_bytes}"
+            raise error(f"{path}: found {actual} bytes, expected at most {most_bytes}", hint)
         return data
     except FileNotFoundError:
         raise

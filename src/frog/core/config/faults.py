@@ -86,29 +86,33 @@ class Scene:
 
     def problems(self, fault: Fault) -> list[str]:
         """Return the reasons why a fault would never happen there."""
-        found = []
+        problems = []
         if fault.rank >= self.world_size:
-            found.append(f"rank={fault.rank}: this world has ranks 0 to {self.world_size - 1}")
+            problems.append(f"rank={fault.rank}: this world has ranks 0 to {self.world_size - 1}")
         if fault.step > self.steps:
-            found.append(f"step={fault.step}: the run has {self.steps} steps")
+            problems.append(f"step={fault.step}: the run has {self.steps} steps")
         elif fault.phase in ("checkpoint", "evaluate") and not (
             fault.step == self.steps or fault.step in self._regular_steps(fault.phase)
         ):
             first = list(itertools.islice(self.steps_with(fault.phase), 9))
             named = ", ".join(map(str, first[:8])) + (", …" if len(first) > 8 else "")
-            found.append(f"step={fault.step}: phase {fault.phase} runs at steps {named}")
+            problems.append(f"step={fault.step}: phase {fault.phase} runs at steps {named}")
         elif fault.step == 0 and fault.phase != "evaluate":
-            found.append(f"step=0: only phase evaluate runs before step 1, not {fault.phase}")
+            problems.append(f"step=0: only phase evaluate runs before step 1, not {fault.phase}")
         num_micro = self.grad_accum if fault.phase in ("forward", "backward") else 1
         if fault.micro >= num_micro:
             comes = f"{num_micro} times" if num_micro > 1 else "once"
-            found.append(f"micro={fault.micro}: phase {fault.phase} runs {comes} in a step, and the first is micro=0")
+            problems.append(
+                f"micro={fault.micro}: phase {fault.phase} runs {comes} in a step, and the first is micro=0"
+            )
         kind = KINDS[fault.kind]
         if kind.spoils_gradient and fault.phase == "reduce" and self.native:
-            found.append(f"{kind.name} phase=reduce: Frog does not hold this strategy's gradient; use phase=backward")
+            problems.append(
+                f"{kind.name} phase=reduce: Frog does not hold this strategy's gradient; use phase=backward"
+            )
         if missing := kind.missing(self.world_size, self.network, self.own_backend):
-            found.append(f"{kind.name}: {missing}")
-        return found
+            problems.append(f"{kind.name}: {missing}")
+        return problems
 
     def steps_with(self, phase: str) -> Iterator[int]:
         """Yield the steps after which the run evaluates or saves a checkpoint."""
@@ -184,12 +188,12 @@ def _build_all(
     for where, table in tables:
         if len(problems) > _MOST_TOLD:
             break
-        found: list[str] = []
-        fault = _build(table, found)
+        wrong: list[str] = []
+        fault = _build(table, wrong)
         if fault is not None:
             faults.append(fault)
-            found += scene.problems(fault) if scene is not None else []
-        problems += [f"{where}: {problem}" for problem in found]
+            wrong += scene.problems(fault) if scene is not None else []
+        problems += [f"{where}: {problem}" for problem in wrong]
     if problems:
         listing = "\n".join(f"  - {problem}" for problem in problems)
         count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"

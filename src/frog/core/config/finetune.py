@@ -39,14 +39,14 @@ class LoraConfig:
 
     def problems(self) -> list[str]:
         """Return every rule that this breaks regardless of the model; empty if there are none."""
-        found = []
+        problems = []
         if self.rank < 1:
-            found.append(f"rank={self.rank}: must be at least 1")
+            problems.append(f"rank={self.rank}: must be at least 1")
         if not 0 < self.alpha < float("inf"):
-            found.append(f"alpha={self.alpha:g}: must be above 0, and finite")
+            problems.append(f"alpha={self.alpha:g}: must be above 0, and finite")
         if not self.targets:
-            found.append(f"targets: names no projection; {ALL_TARGETS} selects every one")
-        return found
+            problems.append(f"targets: names no projection; {ALL_TARGETS} selects every one")
+        return problems
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         table = read_toml(path, ConfigError, "correct that file, or name another")
     except FileNotFoundError:
-        known = sorted(str(found) for found in path.parent.glob("*.toml"))
+        known = sorted(str(candidate) for candidate in path.parent.glob("*.toml"))
         hint = f"one of {', '.join(known)}" if known else "`frog init DIR` creates a folder with a run file"
         raise ConfigError(f"{path}: no such run file", hint) from None
     problems: list[str] = []
@@ -99,8 +99,8 @@ def load_model_sizes(path: Path) -> tuple[ModelConfig, list[str]]:
     notes: list[str] = []
 
     def translate(table: dict[str, Any]) -> dict[str, Any]:
-        table, found = sizes_of(table)
-        notes.extend(found)
+        table, remarks = sizes_of(table)
+        notes.extend(remarks)
         return table
 
     model = _read_model(path, {}, problems, translate)

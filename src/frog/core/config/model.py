@@ -70,12 +70,12 @@ class ModelConfig:
 
     def problems(self) -> list[str]:
         """Return every rule that these sizes break, with the numbers and the rule; empty if the model can be built."""
-        found = [
+        problems = [
             f"{name}={size}: must be at least 1" if size < 1 else f"{name}={size}: must be at most {most}"
             for name, most in _MOST.items()
             if (size := getattr(self, name)) is not None and not 1 <= size <= most
         ]
-        found += [
+        problems += [
             f"{name}={value}: must be {'at least' if zero else 'above'} 0"
             for name, value, zero in (
                 ("rope_theta", self.rope_theta, False),
@@ -84,43 +84,43 @@ class ModelConfig:
             )
             if value < 0 or (value == 0 and not zero)
         ]
-        if found:
-            return found
+        if problems:
+            return problems
         hidden, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
         if hidden % heads:
-            found.append(
+            problems.append(
                 f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}: "
                 f"each head takes hidden_size / num_attention_heads = {hidden / heads:g} columns, which must be whole"
             )
         elif self.head_dim % 2:
-            found.append(
+            problems.append(
                 f"hidden_size={hidden} / num_attention_heads={heads} = {self.head_dim} columns a head: "
                 "rotary positions turn columns in pairs, so this must be even"
             )
         if heads % kv_heads:
-            found.append(
+            problems.append(
                 f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}: "
                 "each key/value head serves the same number of query heads"
             )
         if self.qk_norm and self.num_local_experts is not None:
-            found.append(
+            problems.append(
                 f"qk_norm=true with num_local_experts={self.num_local_experts}: no Hugging Face model combines both as "
                 "Frog's model does; remove one of them"
             )
-        return found + self._expert_problems()
+        return problems + self._expert_problems()
 
     def _expert_problems(self) -> list[str]:
         if self.num_local_experts is None:
             return []
-        found = []
+        problems = []
         if not 1 <= self.num_experts_per_tok <= self.num_local_experts:
-            found.append(
+            problems.append(
                 f"num_experts_per_tok={self.num_experts_per_tok} of num_local_experts={self.num_local_experts}: "
                 "each token goes through at least one expert, and through each at most once"
             )
         if self.router_aux_loss_coef < 0:
-            found.append(f"router_aux_loss_coef={self.router_aux_loss_coef}: must be at least 0")
-        return found
+            problems.append(f"router_aux_loss_coef={self.router_aux_loss_coef}: must be at least 0")
+        return problems
 
     @property
     def kv_width(self) -> int:
@@ -139,7 +139,7 @@ class ModelConfig:
             for number in range(self.num_hidden_layers)
             for parameter in self.layer_parameters()
         }
-        return {embedding.name: embedding.shape(self), **layers, **{one.name: one.shape(self) for one in last}}
+        return {embedding.name: embedding.shape(self), **layers, **{tensor.name: tensor.shape(self) for tensor in last}}
 
     def num_parameters(self) -> int:
         """Number of weights of the model; a tied embedding counts once."""

@@ -97,21 +97,21 @@ class OptimizerConfig:
 
     def problems(self) -> list[str]:
         """Return every rule that these settings break."""
-        found = []
+        problems = []
         if self.name not in OPTIMIZERS:
-            found.append(f"optimizer.name={shortened(repr(self.name))}: must be {or_list(map(repr, OPTIMIZERS))}")
-        found += [
+            problems.append(f"optimizer.name={shortened(repr(self.name))}: must be {or_list(map(repr, OPTIMIZERS))}")
+        problems += [
             f"optimizer.{name}={value}: must be at least 0"
             for name in ("learning_rate", "min_learning_rate", "muon_rate_factor", "warmup_steps", "weight_decay")
             if (value := getattr(self, name)) < 0
         ]
-        found += [
+        problems += [
             f"optimizer.{name}={value}: must lie in [0, 1)"
             for name in ("beta1", "beta2", "momentum", "muon_momentum")
             if not 0 <= (value := getattr(self, name)) < 1
         ]
         if self.eps <= 0:
-            found.append(f"optimizer.eps={self.eps}: must be above 0")
+            problems.append(f"optimizer.eps={self.eps}: must be above 0")
         if self.grad_clip != "off" and self.grad_clip <= 0:
-            found.append(f'optimizer.grad_clip={self.grad_clip}: must be above 0, or "off"')
-        return found
+            problems.append(f'optimizer.grad_clip={self.grad_clip}: must be above 0, or "off"')
+        return problems

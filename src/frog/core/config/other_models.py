@@ -42,12 +42,12 @@ def sizes_of(table: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _gpt2(table: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Translate GPT-2's names. Its MLP has two matrices; a gated one of 2/3 of the width has as many parameters."""
-    found = {ours: table[theirs] for theirs, ours in _GPT2.items() if theirs in table}
+    translated = {ours: table[theirs] for theirs, ours in _GPT2.items() if theirs in table}
     inner = table.get("n_inner") or (4 * table["n_embd"] if type(table["n_embd"]) is int else None)
     if type(inner) is int:
-        found["intermediate_size"] = 2 * inner // 3
+        translated["intermediate_size"] = 2 * inner // 3
     note = "GPT-2 has learned positions, biases and a plain MLP: sizes are those of a Llama with as many parameters"
-    return {**found, "tie_word_embeddings": True}, [note]
+    return {**translated, "tie_word_embeddings": True}, [note]
 
 
 def _is_ours(key: str, value: Any) -> bool:

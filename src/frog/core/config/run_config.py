@@ -132,10 +132,10 @@ class RunConfig:
 
     def problems(self) -> list[str]:
         """Return every rule that this run breaks in any world; empty if it can start."""
-        found = self.model.problems() + self.strategy.problems() + self.optimizer.problems()
+        problems = self.model.problems() + self.strategy.problems() + self.optimizer.problems()
         if wrong_name := name_problem(self.name):
-            found.append(wrong_name)
-        found += [
+            problems.append(wrong_name)
+        problems += [
             f"{section}.{name}={value}: must be {f'at least {least}' if value < least else f'at most {_most(name)}'}"
             for section, name, value, least in (
                 ("data", "sequence_length", self.data.sequence_length, 2),
@@ -161,19 +161,19 @@ class RunConfig:
             if not least <= value <= _most(name)
         ]
         if not 0 <= self.strategy.outer_momentum < 1:
-            found.append(f"strategy.outer_momentum={self.strategy.outer_momentum}: must lie in [0, 1)")
+            problems.append(f"strategy.outer_momentum={self.strategy.outer_momentum}: must lie in [0, 1)")
         if not 0 < self.strategy.outer_learning_rate < math.inf:
-            found.append(
+            problems.append(
                 f"strategy.outer_learning_rate={self.strategy.outer_learning_rate}: must be above 0, and finite"
             )
         if not 1 <= self.train.initial_loss_scale < math.inf:
-            found.append(f"train.initial_loss_scale={self.train.initial_loss_scale}: must be at least 1, and finite")
+            problems.append(f"train.initial_loss_scale={self.train.initial_loss_scale}: must be at least 1, and finite")
         if self.data.sequence_length > self.model.max_position_embeddings:
-            found.append(
+            problems.append(
                 f"data.sequence_length={self.data.sequence_length} is more than "
                 f"max_position_embeddings={self.model.max_position_embeddings}: every position needs a rotation"
             )
-        return found + self._cut_matrices()
+        return problems + self._cut_matrices()
 
     def _cut_matrices(self) -> list[str]:
         """Return each setting by which the strategy splits matrices that the optimizer needs complete."""
@@ -254,9 +254,9 @@ class RunConfig:
         if self.train.compile:
             wrong.append("train.compile=true")
         return [
-            f"comm.on_loss='shrink' with {one}: the other ranks could not restore the state of a lost rank; use ddp "
-            "or zero1 to zero3 with strategy.implementation='frog' and comm.backend='frog'"
-            for one in wrong
+            f"comm.on_loss='shrink' with {setting}: the other ranks could not restore the state of a lost rank; "
+            "use ddp or zero1 to zero3 with strategy.implementation='frog' and comm.backend='frog'"
+            for setting in wrong
         ]
 
     def check_world(
@@ -277,12 +277,12 @@ class RunConfig:
 
     def world_problems(self, world_size: int) -> list[str]:
         """Return every rule that this run breaks in a world of that size; empty if it can start there."""
-        found = strategy_problems(
+        problems = strategy_problems(
             self.strategy, self.model, self.data.sequence_length, self.train.grad_accum, world_size
         )
         strategy = self.strategy
         if self.train.compile and strategy.file is not None:
-            found.append(
+            problems.append(
                 f"train.compile=true with strategy.file={strategy.file!r}: its hooks would be compiled into the model; "
                 "remove one of the two"
             )
@@ -291,34 +291,34 @@ class RunConfig:
             if "parameters" in strategy.entry.splits or cut:
                 able = or_list(name for name, entry in DATA_STRATEGIES.items() if "parameters" not in entry.splits)
                 named = " and strategy.".join(cut or [f"name={strategy.name!r}"])
-                found.append(
+                problems.append(
                     f"train.compile=true with strategy.{named}: the ranks communicate inside the model, which "
                     f"is compiled as a whole; use {able}"
                 )
         if self.comm.on_loss == "shrink":
-            found += self._shrink_problems()
+            problems += self._shrink_problems()
             if world_size > MOST_ELASTIC_RANKS:
-                found.append(
+                problems.append(
                     f"comm.on_loss='shrink' with {world_size} ranks: at most {MOST_ELASTIC_RANKS} ranks can agree on "
                     "a new membership; use fewer, or remove comm.on_loss"
                 )
         if self.train.precision == "fp16" and strategy.entry.apart:
-            found.append(
+            problems.append(
                 f"train.precision='fp16' with strategy.name={strategy.name!r}: each rank would have its own loss scale "
                 "and skip its own steps; use bf16"
             )
         elif self.train.precision == "fp16" and strategy.compression == "int8":
-            found.append(
+            problems.append(
                 "train.precision='fp16' with strategy.compression='int8': the overflow of a skipped step "
                 "would remain in the error feedback; use bf16"
             )
         if strategy.implementation == "deepspeed" and self.optimizer.name != "adamw":
-            found.append(
+            problems.append(
                 f"optimizer.name={self.optimizer.name!r} with strategy.implementation='deepspeed': Frog supports only "
                 "DeepSpeed's AdamW; use another implementation, or adamw"
             )
-        if found:
-            return found
+        if problems:
+            return problems
         problem = self._batch_problem(world_size)
         return [] if problem is None else [problem]
 

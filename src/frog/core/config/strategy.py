@@ -90,12 +90,12 @@ def strategy_problems(
             f"strategy.pp {strategy.pp} x strategy.cp {strategy.cp} x strategy.tp {strategy.tp} = {ranks} ranks do not "
             f"divide the world of {world_size}: the remaining factor is the data-parallel axis"
         ]
-    found = _size_problems(strategy, model, sequence_length, grad_accum)
-    found += _sharding_problems(strategy, world_size // (strategy.tp * strategy.pp))
-    found += _expert_problems(strategy, model, strategy.dp_size(world_size))
-    found += _apart_problems(strategy, model)
-    found += _replicate_problems(strategy, strategy.dp_size(world_size))
-    return found + implementation_problems(strategy, model, grad_accum)
+    problems = _size_problems(strategy, model, sequence_length, grad_accum)
+    problems += _sharding_problems(strategy, world_size // (strategy.tp * strategy.pp))
+    problems += _expert_problems(strategy, model, strategy.dp_size(world_size))
+    problems += _apart_problems(strategy, model)
+    problems += _replicate_problems(strategy, strategy.dp_size(world_size))
+    return problems + implementation_problems(strategy, model, grad_accum)
 
 
 def _own_problems(strategy: StrategyConfig) -> list[str]:
@@ -120,49 +120,49 @@ def _size_problems(strategy: StrategyConfig, model: ModelConfig, sequence_length
     }
     if strategy.sequence_parallel:
         split["data.sequence_length"] = (sequence_length, "sequence parallelism splits the positions evenly")
-    found = [
+    problems = [
         f"{name}={size} is not a multiple of strategy.tp={tp}: {rule}"
         for name, (size, rule) in split.items()
         if size % tp
     ]
     if cp > 1 and sequence_length % (2 * cp):
-        found.append(
+        problems.append(
             f"data.sequence_length={sequence_length} is not a multiple of 2 x strategy.cp={2 * cp}: each rank takes "
             "one chunk from the sequence's beginning and one from its end"
         )
     stages = pp * (strategy.virtual_stages if strategy.schedule == "interleaved" and pp > 1 else 1)
     if model.num_hidden_layers < stages:
-        found.append(f"num_hidden_layers={model.num_hidden_layers} is less than {stages} stages: each needs a layer")
+        problems.append(f"num_hidden_layers={model.num_hidden_layers} is less than {stages} stages: each needs a layer")
     if pp > 1 and grad_accum < pp:
-        found.append(
+        problems.append(
             f"train.grad_accum={grad_accum} micro-batches are fewer than strategy.pp={pp} stages: "
             "some stages would never work at the same time as others"
         )
     elif pp > 1 and strategy.schedule == "interleaved" and grad_accum % pp:
-        found.append(f"train.grad_accum={grad_accum} is not a multiple of strategy.pp={pp}: interleaving needs that")
-    return found
+        problems.append(f"train.grad_accum={grad_accum} is not a multiple of strategy.pp={pp}: interleaving needs that")
+    return problems
 
 
 def _sharding_problems(strategy: StrategyConfig, data_size: int) -> list[str]:
-    found = []
+    problems = []
     if strategy.shard is not None:
         if not strategy.entry.splits:
             able = or_list(name for name, entry in DATA_STRATEGIES.items() if entry.splits)
-            found.append(
+            problems.append(
                 f"strategy.shard={strategy.shard}: {strategy.name} shards nothing; hybrid sharding needs {able}"
             )
         if data_size % strategy.shard:
-            found.append(
+            problems.append(
                 f"strategy.shard={strategy.shard} does not divide the {data_size} data ranks: "
                 "they must form groups of that size"
             )
     if strategy.pp > 1 and strategy.entry.sends_every_micro_batch:
         able = or_list(name for name, entry in DATA_STRATEGIES.items() if not entry.sends_every_micro_batch)
-        found.append(
+        problems.append(
             f"strategy.name={strategy.name!r} with strategy.pp={strategy.pp}: it would reduce or gather again in every "
             f"micro-batch of every stage; use {able}"
         )
-    return found + _compression_problems(strategy)
+    return problems + _compression_problems(strategy)
 
 
 def _compression_problems(strategy: StrategyConfig) -> list[str]:
@@ -177,54 +177,54 @@ def _compression_problems(strategy: StrategyConfig) -> list[str]:
             f"{by}: {what}; here strategy.name={strategy.name!r} and "
             f"strategy.implementation={strategy.implementation!r}"
         ]
-    found = []
+    problems = []
     if int8 and strategy.name == "ddp" and strategy.reduction != "bucketed":
-        found.append(
+        problems.append(
             f"{by} with strategy.reduction={strategy.reduction!r}: the whole gradient is quantized together, after the "
             'backward pass; leave it at "bucketed"'
         )
-    found += [
+    problems += [
         f"{by} with strategy.{axis}={size}: error feedback is kept only for ranks that hold the whole model"
         for axis in AXES
         if int8 and not strategy.entry.apart and (size := getattr(strategy, axis)) > 1
     ]
-    return found
+    return problems
 
 
 def _apart_problems(strategy: StrategyConfig, model: ModelConfig) -> list[str]:
     if not strategy.entry.apart:
         return []
-    found = [
+    problems = [
         f"strategy.name={strategy.name!r} with strategy.{axis}={size}: each replica must be one rank, with the "
         "whole model and whole sequences"
         for axis in AXES
         if (size := getattr(strategy, axis)) > 1
     ]
     if model.num_local_experts is not None:
-        found.append(
+        problems.append(
             f"strategy.name={strategy.name!r} with num_local_experts={model.num_local_experts}: the routers are "
             "balanced over all data ranks in every micro-batch, but replicas synchronize once per round"
         )
-    return found
+    return problems
 
 
 def _expert_problems(strategy: StrategyConfig, model: ModelConfig, dp_size: int) -> list[str]:
     ep, experts = strategy.ep, model.num_local_experts
     if experts is None:
         return [f"strategy.ep={ep}: this model has no experts to distribute (num_local_experts)"] if ep > 1 else []
-    found = []
+    problems = []
     if dp_size % ep:
-        found.append(f"strategy.ep={ep} does not divide the {dp_size} dp ranks: they must form groups of that size")
+        problems.append(f"strategy.ep={ep} does not divide the {dp_size} dp ranks: they must form groups of that size")
     if experts % ep:
-        found.append(
+        problems.append(
             f"num_local_experts={experts} is not a multiple of strategy.ep={ep}: each rank needs the same number"
         )
     if strategy.tp > 1:
-        found.append(
+        problems.append(
             f"strategy.tp={strategy.tp} with num_local_experts={experts}: tp does not split experts; "
             "distribute them with strategy.ep"
         )
-    return found
+    return problems
 
 
 def implementation_problems(strategy: StrategyConfig, model: ModelConfig, grad_accum: int) -> list[str]:
@@ -232,43 +232,43 @@ def implementation_problems(strategy: StrategyConfig, model: ModelConfig, grad_a
     axes = {name: size for name in AXES if (size := getattr(strategy, name)) > 1}
     parts: dict[str, StrategyEntry] = {f"strategy.name={strategy.name!r}": strategy.entry}
     parts |= {f"strategy.{axis}={size}": AXES[axis] for axis, size in axes.items()}
-    found = [
+    problems = [
         f"{field} with strategy.implementation={strategy.implementation!r}: it does not implement this strategy; "
         f"{or_list(entry.modules)} does"
         for field, entry in parts.items()
         if strategy.implementation not in entry.modules
     ]
     if strategy.implementation == "deepspeed" and strategy.shard is not None:
-        found.append(
+        problems.append(
             f"strategy.shard={strategy.shard} with strategy.implementation='deepspeed': it splits over all data ranks"
         )
-    return found + (_torch_problems(strategy, model, grad_accum, axes) if strategy.implementation == "torch" else [])
+    return problems + (_torch_problems(strategy, model, grad_accum, axes) if strategy.implementation == "torch" else [])
 
 
 def _torch_problems(
     strategy: StrategyConfig, model: ModelConfig, grad_accum: int, axes: Mapping[str, int]
 ) -> list[str]:
     by = "strategy.implementation='torch'"
-    found = []
+    problems = []
     for axis in ("tp", "pp"):
         if strategy.name == "zero1" and axis in axes:
-            found.append(
+            problems.append(
                 f"strategy.name='zero1' with strategy.{axis}={axes[axis]} and {by}: ZeroRedundancyOptimizer does not "
                 "support the DTensors that these need"
             )
         if strategy.compression != "off" and axis in axes:
-            found.append(
+            problems.append(
                 f"strategy.compression={strategy.compression!r} with strategy.{axis}={axes[axis]}: the hooks are "
                 "DistributedDataParallel's, which does not support DTensors"
             )
     if strategy.pp > 1 and model.num_local_experts is not None:
-        found.append(
+        problems.append(
             f"strategy.pp={strategy.pp} with num_local_experts={model.num_local_experts} and {by}: its stages pass "
             "hidden states on, but not the routers' loss"
         )
     if strategy.pp > 1 and strategy.schedule == "zero_bubble":
-        found += _zero_bubble_problems(strategy.pp, grad_accum)
-    return found
+        problems += _zero_bubble_problems(strategy.pp, grad_accum)
+    return problems
 
 
 def _replicate_problems(strategy: StrategyConfig, dp_size: int) -> list[str]:
@@ -287,21 +287,21 @@ def _replicate_problems(strategy: StrategyConfig, dp_size: int) -> list[str]:
 
 def _zero_bubble_problems(pp: int, grad_accum: int) -> list[str]:
     """Return the rules of torch's zero-bubble schedule that this run breaks."""
-    found = []
+    problems = []
     if _torch_version() < ZERO_BUBBLE_TORCH:
         needed = ".".join(map(str, ZERO_BUBBLE_TORCH))
-        found.append(
+        problems.append(
             f"strategy.schedule='zero_bubble' with strategy.implementation='torch': torch {version('torch')} cannot "
             f"split the backward pass of Frog's model in two; use torch {needed} or later, strategy.schedule='1f1b' or "
             "strategy.implementation='frog'"
         )
     rounds = max(1, grad_accum // pp)
     if grad_accum % rounds:
-        found.append(
+        problems.append(
             f"train.grad_accum={grad_accum} is not a multiple of the {rounds} rounds into which torch's zero_bubble "
             f"splits it with strategy.pp={pp}; a multiple of strategy.pp always works"
         )
-    return found
+    return problems
 
 
 def _torch_version() -> tuple[int, ...]:

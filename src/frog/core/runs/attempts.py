@@ -176,13 +176,13 @@ class Attempt:
 
 def last_workers(workers: Iterable[Worker], problems: list[str]) -> list[Worker]:
     """Keep the last workers of each rank; report omitted ones in `problems`. `workers` are ordered by rank."""
-    found: list[Worker] = []
+    last: list[Worker] = []
     for rank, of_rank in itertools.groupby(workers, lambda worker: worker.rank):
         all_of_rank = list(of_rank)
         if len(all_of_rank) > _MOST_STARTS:
             problems.append(f"rank {rank}: showing the last {_MOST_STARTS} of {len(all_of_rank)} starts")
-        found += all_of_rank[-_MOST_STARTS:]
-    return found
+        last += all_of_rank[-_MOST_STARTS:]
+    return last
 
 
 def sort_attempts(

@@ -39,7 +39,7 @@ class Change:
 
 def find_changes(attempts: Sequence[Attempt]) -> list[Change]:
     """Return the changes of a run, in order. Changes without a step between them are merged."""
-    found: list[Change] = []
+    changes: list[Change] = []
     members: list[int] = []
     before = 0
     identities, places = identities_of(attempts), places_of(attempts)
@@ -50,11 +50,11 @@ def find_changes(attempts: Sequence[Attempt]) -> list[Change]:
             joined = [who for who in kept if who not in members]
             took_ns = max((event.took_ns for event in said if event.identity not in joined), default=0)
             replaced = {who: places[pid] for pid, who in identities.items() if who in joined and pid in places}
-            found.append(Change(before, after, said[0].step, lost, joined, replaced, kept, took_ns))
+            changes.append(Change(before, after, said[0].step, lost, joined, replaced, kept, took_ns))
             members, before = kept, after
         elif _is_fresh_start(attempts, after):
             members, before = attempt.ranks, after
-    return found
+    return changes
 
 
 def membership_of(attempt: Attempt) -> list[MembershipEvent]:
@@ -65,16 +65,16 @@ def membership_of(attempt: Attempt) -> list[MembershipEvent]:
 
 def identities_of(attempts: Sequence[Attempt]) -> dict[int, int]:
     """Return the known identities by process id. A process that began the run has its first rank as identity."""
-    found = {}
+    identities = {}
     for number, attempt in enumerate(attempts):
         for rank, worker in attempt.workers.items():
             if worker.start is None:
                 continue
             if (change := worker.last(MembershipEvent)) is not None:
-                found[worker.start.pid] = change.identity
+                identities[worker.start.pid] = change.identity
             elif _is_fresh_start(attempts, number):
-                found[worker.start.pid] = rank
-    return found
+                identities[worker.start.pid] = rank
+    return identities
 
 
 def places_of(attempts: Sequence[Attempt]) -> dict[int, int]:

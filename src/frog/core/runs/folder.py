@@ -192,9 +192,8 @@ def check_output(path: Path) -> None:
 def free_name(name: str, runs: Path = Path("runs")) -> str:
     """Return `name` if no run has it, else `name-2` and so on."""
     taken = {entry.name for entry in runs.iterdir()} if runs.is_dir() else set()
-    return next(
-        found for number in itertools.count(1) if (found := f"{name}-{number}" if number > 1 else name) not in taken
-    )
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(free for free in itertools.chain([name], numbered) if free not in taken)
 
 
 def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:

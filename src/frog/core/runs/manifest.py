@@ -139,8 +139,9 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
         try:
             if not path.is_file():
                 raise _damaged("absent", f"{path}: missing, or not a regular file", name)
-            if (found := path.stat().st_size) != entry.bytes:
-                raise _damaged("torn", f"{path}: {found} bytes, the manifest has {entry.bytes}", name)
+            num_bytes = path.stat().st_size
+            if num_bytes != entry.bytes:
+                raise _damaged("torn", f"{path}: {num_bytes} bytes, the manifest has {entry.bytes}", name)
             digest = sha256_file(path)
         except OSError as error:
             raise _damaged("torn", f"{path}: cannot be read: {error.strerror}", name) from None

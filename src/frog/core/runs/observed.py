@@ -329,24 +329,24 @@ def read_observed(run: Path) -> dict[int, dict[int, Observed]]:
 
 def read_rank_observed(folder: Path, rank: int) -> Observed:
     """Read the files of one rank."""
-    found = Observed(folder, rank)
-    found.status = _read(found, "status.json", Status)
-    found.collectives = _read(found, "collectives.json", Collectives)
-    found.stacks = _read(found, "stacks.json", Stacks)
-    found.error = _read(found, "error.json", ProgramError)
+    observed = Observed(folder, rank)
+    observed.status = _read(observed, "status.json", Status)
+    observed.collectives = _read(observed, "collectives.json", Collectives)
+    observed.stacks = _read(observed, "stacks.json", Stacks)
+    observed.error = _read(observed, "error.json", ProgramError)
     with contextlib.suppress(FileNotFoundError, RunError):
-        found.crash = read_bounded(folder / "crash.txt", most_bytes=_MOST_TEXT_BYTES).decode(errors="replace")
-    return found
+        observed.crash = read_bounded(folder / "crash.txt", most_bytes=_MOST_TEXT_BYTES).decode(errors="replace")
+    return observed
 
 
 def read_statuses(run: Path, attempt: int) -> dict[int, Status]:
     """Read only where the ranks of an attempt are, by rank: for a watchdog, which does so often."""
-    found: dict[int, Status] = {}
+    statuses: dict[int, Status] = {}
     for rank, path in _numbered(observed_folder(run) / f"attempt_{attempt}", "rank"):
         status = _read(Observed(path, rank), "status.json", Status)
         if status is not None:
-            found[rank] = status
-    return found
+            statuses[rank] = status
+    return statuses
 
 
 def write_request(run: Path, reason: str) -> int:
@@ -381,5 +381,5 @@ def _numbered(folder: Path, name: str) -> list[tuple[int, Path]]:
         entries = list(folder.iterdir())
     except OSError:
         return []
-    found = ((re.fullmatch(rf"{name}_(\d{{1,7}})", entry.name), entry) for entry in entries)
-    return sorted((int(match[1]), entry) for match, entry in found if match and entry.is_dir())
+    matches = ((re.fullmatch(rf"{name}_(\d{{1,7}})", entry.name), entry) for entry in entries)
+    return sorted((int(match[1]), entry) for match, entry in matches if match and entry.is_dir())

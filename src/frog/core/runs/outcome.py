@@ -173,8 +173,8 @@ def describe_failure(failure: Failure) -> str:
 
 def _is_frogs(failure: Failure) -> bool:
     """True if a rank failed with an error that Frog explains, so that its traceback is not needed."""
-    found = getattr(errors, (failure["error"] or {}).get("type") or "", None)
-    return isinstance(found, type) and issubclass(found, FrogError)
+    error_type = getattr(errors, (failure["error"] or {}).get("type") or "", None)
+    return isinstance(error_type, type) and issubclass(error_type, FrogError)
 
 
 def _is_victim(failure: Failure) -> int:

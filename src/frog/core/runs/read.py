@@ -40,8 +40,8 @@ class EventList(Generic[T]):
 
     def by_step(self, kind: type[S]) -> dict[int, S]:
         """Return the events of one class by step, in order; the last one for a repeated step."""
-        found = {event.step: event for event in self.of(kind)}
-        return dict(sorted(found.items()))
+        events = {event.step: event for event in self.of(kind)}
+        return dict(sorted(events.items()))
 
 
 @dataclass
@@ -59,17 +59,17 @@ def read_lines(path: Path, kind: Any) -> Lines[Any]:
 
     Decodes a block of lines together, and line by line only if one is invalid.
     """
-    found: Lines[Any] = Lines()
+    lines_read: Lines[Any] = Lines()
     try:
         for block in _blocks(path) if path.is_file() else ():
-            _read_block(block, _decoder(kind), found)
+            _read_block(block, _decoder(kind), lines_read)
     except OSError as error:
         return Lines(problems=[f"{path}: cannot be read: {error.strerror}"])
-    if found.num_bad:
-        lines = f"line{'s' if found.num_bad > 1 else ''}"
-        said = f"{path}: {found.num_bad} damaged or torn {lines} skipped (or from another version of Frog)"
-        found.problems.append(said)
-    return found
+    if lines_read.num_bad:
+        lines = f"line{'s' if lines_read.num_bad > 1 else ''}"
+        said = f"{path}: {lines_read.num_bad} damaged or torn {lines} skipped (or from another version of Frog)"
+        lines_read.problems.append(said)
+    return lines_read
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

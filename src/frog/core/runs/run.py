@@ -112,8 +112,8 @@ def assemble(folder: RunFolder, workers: list[Worker], problems: list[str]) -> R
 
 def _read_beats(folder: RunFolder, problems: list[str]) -> dict[str, Beat]:
     paths = [*sorted(folder.heartbeats.glob("attempt_*/rank_*.json")), *sorted(folder.heartbeats.glob("rank_*.json"))]
-    found = {str(path.relative_to(folder.path)): read_heartbeat(path, problems) for path in paths}
-    return {file: beat for file, beat in found.items() if beat is not None}
+    beats = {str(path.relative_to(folder.path)): read_heartbeat(path, problems) for path in paths}
+    return {file: beat for file, beat in beats.items() if beat is not None}
 
 
 def is_active(folder: RunFolder, problems: list[str] | None = None) -> bool:

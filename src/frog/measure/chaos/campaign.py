@@ -224,9 +224,9 @@ class SurvivalCampaign(Campaign):
         run_loss(self.setting, verdict, name, oracle)
 
     def summary(self) -> str:
-        found = Counter(v.where.partition(",")[0] for v in self.verdicts if isinstance(v, Loss) and v.where)
-        places = ", ".join(f"{where} {number}" for where, number in found.most_common())
-        return super().summary() + (f"\nkilled midway: {places}" if found else "")
+        num_kills = Counter(v.where.partition(",")[0] for v in self.verdicts if isinstance(v, Loss) and v.where)
+        places = ", ".join(f"{where} {number}" for where, number in num_kills.most_common())
+        return super().summary() + (f"\nkilled midway: {places}" if num_kills else "")
 
 
 def draw_restarts(kinds: Sequence[str], seed: int, may_restart: Callable[[str], bool]) -> list[int]:

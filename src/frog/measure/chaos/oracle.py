@@ -169,17 +169,17 @@ def recovery_problems(oracle: Oracle, folder: RunFolder) -> list[str]:
     record = folder.read_record()
     if record is None or record.status != "completed":
         return [f"incomplete: {record.status if record else 'no record'}"]
-    found = []
+    problems = []
     if record.order_sha256 != oracle.record.order_sha256:
-        found.append("used other samples")
+        problems.append("used other samples")
     sizes = {segment.world_size for segment in folder.read_run_json().segments}
     if sizes == {oracle.world_size}:
         if record.weights_sha256 != oracle.record.weights_sha256:
-            found.append("weights differ")
-        return found
+            problems.append("weights differ")
+        return problems
     losses = _losses(read_run(folder))
     far = [step for step, loss in oracle.losses.items() if not _close(losses.get(step), loss)]
-    return [*found, *([f"losses differ at steps {', '.join(map(str, far))}"] if far else [])]
+    return [*problems, *([f"losses differ at steps {', '.join(map(str, far))}"] if far else [])]
 
 
 def _close(loss: float | None, expected: float) -> bool:
@@ -205,15 +205,15 @@ def resume_problems(fault: Fault, folder: RunFolder) -> list[str]:
     main = read_run(folder).attempts[0].workers.get(0)
     committed = main.of(CommitEvent) if main is not None else []
     whole = max((event.step for event in committed if event.step != damaged), default=0)
-    found = []
+    problems = []
     if from_step < whole:
-        found.append(f"started at step {from_step}, although the checkpoint of step {whole} was complete")
+        problems.append(f"started at step {from_step}, although the checkpoint of step {whole} was complete")
     if damaged is not None and from_step >= damaged:
-        found.append(f"resumed from step {from_step}, whose checkpoint was damaged")
-    return found
+        problems.append(f"resumed from step {from_step}, whose checkpoint was damaged")
+    return problems
 
 
-def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:
+def diagnosis_problems(fault: Fault, diagnosis: Diagnosis, oracle: Oracle) -> list[str]:
     """Compare a diagnosis with the fault, as far as the evidence allows.
 
     The two ends of a closed connection look alike in a world of two, and so do the two nodes of a cut; both faults
@@ -224,30 +224,31 @@ def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[s
     """
     kind, node, num_nodes = KINDS[fault.kind], oracle.node_of[fault.rank], len(set(oracle.node_of.values()))
     if not kind.ends and fault.step == oracle.record.step:
-        found = next((other for other in found.also if other.fault == fault.kind), found)
+        diagnosis = next((other for other in diagnosis.also if other.fault == fault.kind), diagnosis)
     on_node = [rank for rank in oracle.node_of if oracle.node_of[rank] == node]
     wanted: dict[str, Any] = {"fault": fault.kind, "rank": fault.rank, "step": fault.step, "phase": fault.phase}
     if kind.severs:
         place = oracle.next_collective(fault)
-        wanted |= {"step": place.step, "phase": place.phase} if place else {"step": found.step, "phase": found.phase}
+        where = place or diagnosis
+        wanted |= {"step": where.step, "phase": where.phase}
     if kind.severs and not kind.of_node and oracle.world_size == 2:
-        wanted["rank"] = found.rank if found.rank is not None else "one of the two"
+        wanted["rank"] = diagnosis.rank if diagnosis.rank is not None else "one of the two"
     if kind.severs and kind.of_node and num_nodes == 2:
-        wanted["rank"] = found.rank
+        wanted["rank"] = diagnosis.rank
     elif kind.of_node:
-        wanted |= {"node_rank": node, "rank": found.rank if found.rank in on_node else f"one of {on_node}"}
+        wanted |= {"node_rank": node, "rank": diagnosis.rank if diagnosis.rank in on_node else f"one of {on_node}"}
     if kind.of_node and not kind.severs and len(on_node) > 1:
-        wanted["phase"] = found.phase
-    if kind.of_node and fault.step == 0 and found.step is None:
+        wanted["phase"] = diagnosis.phase
+    if kind.of_node and fault.step == 0 and diagnosis.step is None:
         wanted |= {"step": None, "phase": None}
     if kind.spoils_gradient:
         wanted["phase"] = "backward"
     problems = [
-        f"diagnosis: {name} {getattr(found, name)}, not {value}"
+        f"diagnosis: {name} {getattr(diagnosis, name)}, not {value}"
         for name, value in wanted.items()
-        if getattr(found, name) != value
+        if getattr(diagnosis, name) != value
     ]
-    return problems + _collective_problems(fault, found, oracle)
+    return problems + _collective_problems(fault, diagnosis, oracle)
 
 
 def _collective_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:

@@ -101,11 +101,11 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
 def _numbers(text: str, words: Sequence[str], kind: ProgramKind) -> dict[str, float]:
     """Return the fields of a fault, each of which is a number."""
     allowed = ("rank", "collective", "after", *kind.own)
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name not in allowed or name in found:
-            hint = "each field once" if name in found else f"the fields are {', '.join(allowed)}"
+        if not equals or name not in allowed or name in numbers:
+            hint = "each field once" if name in numbers else f"the fields are {', '.join(allowed)}"
             raise _mistake(text, f"cannot read {word!r}", hint)
         is_valid, wanted = _LIMITS[name]
         try:
@@ -114,8 +114,8 @@ def _numbers(text: str, words: Sequence[str], kind: ProgramKind) -> dict[str, fl
             number = math.nan
         if not math.isfinite(number) or not is_valid(number):
             raise _mistake(text, f"{name}={value} must be {wanted}", PROGRAM_EXAMPLE)
-        found[name] = number
-    return found
+        numbers[name] = number
+    return numbers
 
 
 def _mistake(text: str, what: str, hint: str) -> ConfigError:

@@ -62,9 +62,9 @@ def resume_test(
         3, f"resumed{f' with {resume_args}' if resume_args else ''}", launch_with_faults(nodes, again, options, []).code
     )
     moved = [aside if file == checkpoints else aside / file.relative_to(checkpoints) for file in files]
-    found = compare(aside, checkpoints, moved)
-    print("\n".join(_verdict(found, aside, checkpoints)))
-    return int(not found.is_equal)
+    comparison = compare(aside, checkpoints, moved)
+    print("\n".join(_verdict(comparison, aside, checkpoints)))
+    return int(not comparison.is_equal)
 
 
 def _step(number: int, what: str, code: int, must_end_well: bool = False) -> None:

@@ -93,7 +93,9 @@ class Loss(Verdict):
     def seen(self) -> str:
         changes = (("lost", [e.lost for e in self.changes]), ("joined", [e.joined for e in self.changes]))
         said = (
-            f"{what} {', '.join(str(one) for ranks in lists for one in ranks)}" for what, lists in changes if any(lists)
+            f"{what} {', '.join(str(rank) for ranks in lists for rank in ranks)}"
+            for what, lists in changes
+            if any(lists)
         )
         return "; ".join(said)
 
@@ -197,7 +199,7 @@ def outcome_problems(run: RecordedRun, oracle: Oracle) -> list[str]:
     record, calm = run.record, oracle.record
     if record is None or record.status != "completed":
         return [f"incomplete: {record.status if record else 'no record'}"]
-    found = [] if record.order_sha256 == calm.order_sha256 else ["used other samples"]
+    problems = [] if record.order_sha256 == calm.order_sha256 else ["used other samples"]
     reported: dict[int, list[float | None]] = {}  # from all ranks: the first may be lost
     for event in (event for said in run.ranks.values() for event in said.of(StepEvent)):
         reported.setdefault(event.step, []).append(event.loss_mean)
@@ -205,10 +207,10 @@ def outcome_problems(run: RecordedRun, oracle: Oracle) -> list[str]:
         step for step, loss in oracle.losses.items() if not all(_close(own, loss) for own in reported.get(step, [None]))
     ]
     if far:
-        found.append(f"losses differ at steps {', '.join(map(str, far))}")
+        problems.append(f"losses differ at steps {', '.join(map(str, far))}")
     if calm.eval is not None and not _close(record.eval.loss if record.eval else None, calm.eval.loss):
-        found.append(f"the held-out loss differs: {record.eval}, not {calm.eval}")
-    return found
+        problems.append(f"the held-out loss differs: {record.eval}, not {calm.eval}")
+    return problems
 
 
 def _close(loss: float | None, expected: float | None) -> bool:
@@ -221,22 +223,22 @@ def member_problems(loss: Loss, run: RecordedRun, oracle: Oracle) -> list[str]:
     by_epoch = {epoch: list(events) for epoch, events in itertools.groupby(reported, key=lambda e: e.epoch)}
     loss.changes = tuple(max(events, key=lambda e: len(e.lost + e.joined)) for events in by_epoch.values())
     loss.left_s = max((e.took_ns / 1e9 for e in reported), default=None)
-    found = [
+    problems = [
         f"the members of epoch {epoch} report different changes"
         for epoch, events in by_epoch.items()
         if len({(e.step, tuple(e.members)) for e in events}) > 1
     ]
     last = loss.changes[-1].members if loss.changes else [*oracle.node_of]
     silent = {*last} - {e.identity for e in by_epoch[max(by_epoch)]} if by_epoch else set()
-    found += [f"rank {identity} of the last world did not report it" for identity in sorted(silent)]
+    problems += [f"rank {identity} of the last world did not report it" for identity in sorted(silent)]
     own, new = {*last} & {*oracle.node_of}, {*last} - {*oracle.node_of}
     if own not in _may_be_left(loss, oracle) or len(new) != (loss.joins and not loss.joining_dies):
-        found.append(f"remaining ranks: {sorted(last)}")
+        problems.append(f"remaining ranks: {sorted(last)}")
     ends = [run.ranks[rank].of(EndEvent) if rank in run.ranks else [] for rank in range(len(last))]
     hashes = {end[-1].weights_sha256 if end else None for end in ends}
     if run.record is not None and hashes != {run.record.weights_sha256}:
-        found.append(f"{len(hashes)} different weights at the end of {len(last)} ranks")
-    return found
+        problems.append(f"{len(hashes)} different weights at the end of {len(last)} ranks")
+    return problems
 
 
 def _may_be_left(loss: Loss, oracle: Oracle) -> list[set[int]]:

@@ -77,10 +77,10 @@ class Verdict:
     @property
     def seen(self) -> str:
         """The diagnosis, for the table."""
-        if (found := self.found) is None:
+        if (diagnosis := self.found) is None:
             return ""
-        fields = {"rank": found.rank, "step": found.step, "phase": found.phase}
-        return " ".join([found.fault, *(f"{name}={value}" for name, value in fields.items() if value is not None)])
+        fields = {"rank": diagnosis.rank, "step": diagnosis.step, "phase": diagnosis.phase}
+        return " ".join([diagnosis.fault, *(f"{name}={value}" for name, value in fields.items() if value is not None)])
 
     @property
     def continuation(self) -> str:

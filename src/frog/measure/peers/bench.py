@@ -29,13 +29,13 @@ def bench(args: argparse.Namespace) -> int:
         raise UsageError("--against mpi measures Open MPI on one node, not on simulated nodes", "--nproc N")
     request = Request(args.operations, args.sizes, ("frog", *args.against), args.rounds)
     with tempfile.TemporaryDirectory(prefix="frog-bench-") as scratch:
-        asked, found = Path(scratch) / "request.json", Path(scratch) / "result.json"
+        asked, answer = Path(scratch) / "request.json", Path(scratch) / "result.json"
         request.write(asked)
         if "mpi" in args.against:
-            _run_under_mpirun(nodes.ranks, [str(asked), str(found)], Path(scratch))
-        elif code := run_world(nodes, ["collectives", str(asked), str(found)], options):
+            _run_under_mpirun(nodes.ranks, [str(asked), str(answer)], Path(scratch))
+        elif code := run_world(nodes, ["collectives", str(asked), str(answer)], options):
             return code
-        result = Result.of(json.loads(found.read_text()))
+        result = Result.of(json.loads(answer.read_text()))
     print(json.dumps(asdict(result), indent=2) if args.json else table(result))
     if args.report is not None:
         print(f"report: {write_report(result, args.report)}", file=sys.stderr)
@@ -73,26 +73,28 @@ def table(result: Result) -> str:
         )
     lines += ["", "GB/s. Limits, measured in the same run with buffers of the same size:"]
     for name, what in LIMITS.items():
-        through = ", ".join(one for one in result.contenders if result.limit_name(one) == name)
-        lines += [f"  {name} ({what}), of {through}:"] if through else []
+        through = ", ".join(contender for contender in result.contenders if result.limit_name(contender) == name)
+        if not through:
+            continue
+        lines.append(f"  {name} ({what}), of {through}:")
         lines += [
-            f"{one.num_bytes:>25}       {one.time_s * 1e6:>9.1f} us{one.bytes_per_s / 1e9:>10.3f}"
-            for one in result.limits
-            if through and one.name == name
+            f"{limit.num_bytes:>25}       {limit.time_s * 1e6:>9.1f} us{limit.bytes_per_s / 1e9:>10.3f}"
+            for limit in result.limits
+            if limit.name == name
         ]
     return "\n".join(lines)
 
 
 def sizes(text: str) -> tuple[int, ...]:
     """Parse sizes such as 4KiB,1MiB to bytes. Raises argparse's error."""
-    found = []
+    sizes_bytes = []
     for word in text.split(","):
         digits = word.rstrip("BKMibkm")
         unit = _UNITS.get(word[len(digits) :].upper())
         if not digits.isdecimal() or unit is None or not 4 <= int(digits) * unit <= 1 << 30:
             raise argparse.ArgumentTypeError(f"{word!r}: expected sizes from 4B to 1024MiB, such as 4KiB,1MiB")
-        found.append(int(digits) * unit)
-    return tuple(found)
+        sizes_bytes.append(int(digits) * unit)
+    return tuple(sizes_bytes)
 
 
 def check_world(num_ranks: int) -> None:

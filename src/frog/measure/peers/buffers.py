@@ -53,16 +53,16 @@ def read_buffer(path: Path, dtype: str, count: int) -> Array | Unreadable:
 def _wrong_head(head: bytes, size: int, dtype: str, count: int) -> Unreadable | None:
     if len(head) < _HEAD.size:
         return Unreadable("half-written", f"the result file has {size} bytes, less than the header's {_HEAD.size}")
-    magic, number, found = _HEAD.unpack(head)
+    magic, number, stated = _HEAD.unpack(head)
     if magic != MAGIC:
         return Unreadable("not-a-buffer", f"the result file starts with {magic!r}, not {MAGIC!r}")
     if number != DTYPES[dtype]:
         return Unreadable("wrong-dtype", f"the result's dtype is {number}, not {DTYPES[dtype]} ({dtype})")
-    if found != count and size < _HEAD.size + found * np.dtype(dtype).itemsize:
+    if stated != count and size < _HEAD.size + stated * np.dtype(dtype).itemsize:
         follow = f"{size - _HEAD.size} bytes follow"
-        return Unreadable("not-a-buffer", f"the result's header names {found} elements of {dtype}, but {follow}")
-    if found != count:
-        return Unreadable("wrong-count", f"the result has {found} elements, not {count}")
+        return Unreadable("not-a-buffer", f"the result's header names {stated} elements of {dtype}, but {follow}")
+    if stated != count:
+        return Unreadable("wrong-count", f"the result has {stated} elements, not {count}")
     whole = _HEAD.size + count * np.dtype(dtype).itemsize
     if size != whole:
         return Unreadable("half-written", f"the result file has {size} bytes; header and {count} elements need {whole}")

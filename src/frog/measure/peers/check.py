@@ -107,7 +107,7 @@ def as_table(peer: str, seed: int, scope: Scope, outcomes: Sequence[Outcome]) ->
 
 def _print(outcome: Outcome) -> None:
     skipped, finding = outcome.status == "skipped", outcome.finding
-    asks = next(one.asks for one in CHECKS if one.name == outcome.check)
+    asks = next(check.asks for check in CHECKS if check.name == outcome.check)
     print(f"{_MARKS[outcome.status]} {outcome.check:<12} {outcome.measured[0] if skipped else asks}", flush=True)
     texts = outcome.measured if finding is None else (finding.observed,)
     for text in () if skipped else texts:

@@ -86,13 +86,13 @@ def examine(
 
 def _made(check: Check, observe: Observe, scope: Scope, start: float) -> Outcome:
     try:
-        found = check.make(observe, scope)
+        result = check.make(observe, scope)
     except Skip as why:
         return Outcome(check.name, "skipped", (str(why),), None, time.monotonic() - start)
     seconds = time.monotonic() - start
-    if isinstance(found, Finding):
-        return Outcome(check.name, "rejected", (), found, seconds)
-    return Outcome(check.name, "passed", found, None, seconds)
+    if isinstance(result, Finding):
+        return Outcome(check.name, "rejected", (), result, seconds)
+    return Outcome(check.name, "passed", result, None, seconds)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------

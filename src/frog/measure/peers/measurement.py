@@ -97,7 +97,7 @@ class Result:
     @staticmethod
     def of(known: Mapping[str, Any]) -> Result:
         """Build a result from the output of `asdict`."""
-        rows, limits = (Row(**row) for row in known["rows"]), (Limit(**one) for one in known["limits"])
+        rows, limits = (Row(**row) for row in known["rows"]), (Limit(**fields) for fields in known["limits"])
         return Result(known["num_ranks"], known["several_nodes"], tuple(rows), tuple(limits))
 
     @property
@@ -116,11 +116,11 @@ class Result:
     def share_of_limit(self, row: Row) -> float:
         """Return a row's bus bandwidth as a fraction of the machine's own for a buffer of this size."""
         name = self.limit_name(row.contender)
-        limit = next(one for one in self.limits if (one.name, one.num_bytes) == (name, row.num_bytes))
+        limit = next(limit for limit in self.limits if (limit.name, limit.num_bytes) == (name, row.num_bytes))
         return row.bus_bytes_per_s(self.num_ranks) / limit.bytes_per_s
 
     def times_gloo(self, row: Row) -> float | None:
         """Return the speed relative to gloo; None if gloo was not measured, or for gloo itself."""
-        same = [one for one in self.rows if (one.operation, one.num_bytes) == (row.operation, row.num_bytes)]
-        gloo = next((one for one in same if one.contender == "gloo"), row)
+        size = row.operation, row.num_bytes
+        gloo = next((r for r in self.rows if (r.operation, r.num_bytes) == size and r.contender == "gloo"), row)
         return None if gloo is row else gloo.time_s / row.time_s

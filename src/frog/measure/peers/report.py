@@ -65,7 +65,7 @@ def write_report(result: Result, path: Path) -> Path:
 def _charts(result: Result, operation: str) -> list[dict[str, Any]]:
     """Plot algorithm bandwidth, and bus bandwidth together with the machine's limits."""
     limits = {
-        name: sorted((one.num_bytes, one.bytes_per_s) for one in result.limits if one.name == name)
+        name: sorted((limit.num_bytes, limit.bytes_per_s) for limit in result.limits if limit.name == name)
         for name in _limits(result)
     }
     return [

@@ -90,8 +90,8 @@ def _result(plan: Plan, folder: Path, number: int, rank: int) -> Array | Unreada
 
 
 def _is_same(path: Path, values: Array) -> bool:
-    found = read_buffer(path, values.dtype.name, values.size)
-    return not isinstance(found, Unreadable) and found.tobytes() == values.tobytes()
+    result = read_buffer(path, values.dtype.name, values.size)
+    return not isinstance(result, Unreadable) and result.tobytes() == values.tobytes()
 
 
 class _Session:

@@ -39,11 +39,11 @@ def tune(args: argparse.Namespace) -> int:
     if nodes.most * nodes.ranks != 2:
         raise UsageError("latency and bandwidth are measured between two ranks", "--nproc 2, or --nodes 2x1")
     with tempfile.TemporaryDirectory(prefix="frog-tune-") as scratch:
-        asked, found = Path(scratch) / "request.json", Path(scratch) / "result.json"
+        asked, answer = Path(scratch) / "request.json", Path(scratch) / "result.json"
         Request(("all_reduce",), _SIZES, ("tcp",), args.rounds, steps=True).write(asked)
-        if code := run_world(nodes, ["collectives", str(asked), str(found)], options):
+        if code := run_world(nodes, ["collectives", str(asked), str(answer)], options):
             return code
-        rows = [Row(**row) for row in json.loads(found.read_text())["rows"]]
+        rows = [Row(**row) for row in json.loads(answer.read_text())["rows"]]
     costs = Costs.fit([row.num_bytes for row in rows], [row.time_s for row in rows], add_s_per_byte())
     print("one step between two ranks over TCP: measured, and according to the fitted line")
     for row in rows:
