@@ -30,8 +30,9 @@ def overflowed(run: Run, batch: Batch, agreed: Agreement, grad_norm: float, scal
         return True
     culprits = _culprits(run, batch, agreed, grad_norm)
     listing = [
-        f"  rank {found.rank}: loss {found.loss}, gradient norm {found.grad_norm}, samples {list(found.sample_ids)}"
-        for found in culprits
+        f"  rank {culprit.rank}: loss {culprit.loss}, gradient norm {culprit.grad_norm}, "
+        f"samples {list(culprit.sample_ids)}"
+        for culprit in culprits
     ]
     raise NonFiniteError(
         f"step {step}: the loss or the gradient is not finite (mean loss {mean_loss:g}, gradient norm {grad_norm:g}); "

@@ -72,7 +72,7 @@ class Pretraining(Workload):
 
     def score(self, strategy: Strategy, state: TrainState) -> dict[str, Any]:
         run, config = self._run, self._run.config
-        found = evaluate(
+        score = evaluate(
             strategy,
             self._heldout,
             self._prepared.token_bytes,
@@ -81,12 +81,12 @@ class Pretraining(Workload):
         )
         if run.world.is_main:
             run.log.say(
-                f"step {state.step}: held-out loss {found.loss:.4f}, perplexity {found.perplexity:.1f}, "
-                f"{found.bits_per_byte:.3f} bits per byte"
+                f"step {state.step}: held-out loss {score.loss:.4f}, perplexity {score.perplexity:.1f}, "
+                f"{score.bits_per_byte:.3f} bits per byte"
             )
         if config.eval.sample_tokens:
             self._sample(strategy, state.step)
-        return {"eval": vars(found)}
+        return {"eval": vars(score)}
 
     def _sample(self, strategy: Strategy, step: int) -> None:
         """Assemble the unsharded model on rank 0 and generate a short text with it."""

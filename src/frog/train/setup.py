@@ -181,10 +181,10 @@ def find_resume(
         good, passed_over = find_good(folder)
         for damage in passed_over:
             log.say(f"skipped checkpoint: {damage}")
-        found: tuple[int | None, list[Damage]] = (good.step if good else None, passed_over)
+        resume_point: tuple[int | None, list[Damage]] = (good.step if good else None, passed_over)
     else:
-        found = (None, [])
-    step, passed_over = world.from_main(found)
+        resume_point = (None, [])
+    step, passed_over = world.from_main(resume_point)
     if step is None and passed_over and may_start_over:
         log.say("no intact checkpoint: the run restarts at step 0")
     elif step is None and passed_over:

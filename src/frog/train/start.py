@@ -98,8 +98,8 @@ def open_run(
     rank.folder = folder
     rank.events = open_events(folder, world)
     with RankLog(folder.rank_log(world.rank), world.rank, show=world.is_main) as log:
-        found = find_resume(folder, world, log, may_start_over=may_start_over) if may_resume else (None, ())
-        resume_from, passed_over = found
+        resume_point = find_resume(folder, world, log, may_start_over=may_start_over) if may_resume else (None, ())
+        resume_from, passed_over = resume_point
         run = Run(config, world, mesh, folder, rank.events, log, rank.stop, resume_from, attempt, passed_over)
         if membership is not None:
             admit_others(run, membership, rank)
@@ -137,7 +137,9 @@ def _closing_line(folder: RunFolder, record: dict[str, Any]) -> str:
         saved = f", saved at step {kept[-1]}" if kept else ""
         return f"stopped at step {record['step']}{saved}; resume with: {folder.resume_command}"
     done = f"done: {record['step']} steps in {record['wall_s']:.1f} s"
-    if found := record.get("classification"):
-        return f"{done}, accuracy {found['accuracy']:.3f}, majority-class baseline {found['baseline']:.3f}"
+    classification = record.get("classification")
+    if classification:
+        accuracy, baseline = classification["accuracy"], classification["baseline"]
+        return f"{done}, accuracy {accuracy:.3f}, majority-class baseline {baseline:.3f}"
     loss = f", loss {record['loss']:.4f}" if record["loss"] is not None else ""
     return done + loss + (f", held-out loss {record['eval']['loss']:.4f}" if record["eval"] else "")

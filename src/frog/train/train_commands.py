@@ -97,7 +97,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def _no_optimizer(tensors: Sequence[UpdatedTensor]) -> torch.optim.Optimizer:
     """Build an optimizer without state: this command does not train."""
-    return EagerSGD([one.tensor for one in tensors], lr=0.0)
+    return EagerSGD([updated.tensor for updated in tensors], lr=0.0)
 
 
 def export(args: argparse.Namespace) -> int:

@@ -120,10 +120,11 @@ def complete_adapter(folder: RunFolder) -> Path:
 def load_base(folder: RunFolder, config: FinetuneConfig) -> TinyTransformer:
     """Load the weights that a run is fine-tuned from. Raises RunError if they are missing or have changed."""
     base, _, _ = load_trained(_base_folder(folder, config), config.base_step)
-    if (found := weights_sha256(base.named_parameters())) != config.base_sha256:
+    actual_sha256 = weights_sha256(base.named_parameters())
+    if actual_sha256 != config.base_sha256:
         raise RunError(
-            f"{config.base}, step {config.base_step}: its weights have the hash {found[:12]}…, but the adapter was "
-            f"trained on {config.base_sha256[:12]}…",
+            f"{config.base}, step {config.base_step}: its weights have the hash {actual_sha256[:12]}…, but the adapter "
+            f"was trained on {config.base_sha256[:12]}…",
             "an adapter only fits the base weights that it was trained with: fine-tune again",
         )
     return base

@@ -48,11 +48,11 @@ def checkpoint_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    found = sorted(one for one in path.rglob("*") if _is_checkpoint(one))
-    if not found:
+    candidates = sorted(file for file in path.rglob("*") if _is_checkpoint(file))
+    if not candidates:
         return []
-    newest = max(found, key=lambda one: one.stat().st_mtime_ns)
-    return [one for one in found if one.parent == newest.parent]
+    newest = max(candidates, key=lambda file: file.stat().st_mtime_ns)
+    return [file for file in candidates if file.parent == newest.parent]
 
 
 def compare(first: Path, second: Path, files: list[Path]) -> Difference:
@@ -60,14 +60,14 @@ def compare(first: Path, second: Path, files: list[Path]) -> Difference:
 
     Raises:  CheckpointError if a file cannot be read.
     """
-    found = Difference()
+    difference = Difference()
     for file in files:
         other = second / file.relative_to(first) if first != file else second
         if not other.exists():
-            found.missing.append(f"{other}: the whole file")
+            difference.missing.append(f"{other}: the whole file")
             continue
-        _compare(read_values(file), read_values(other), found)
-    return found
+        _compare(read_values(file), read_values(other), difference)
+    return difference
 
 
 def read_values(path: Path) -> Values:

@@ -113,9 +113,9 @@ class _Files:
     def piece(self, piece: Piece, dtype: str) -> Tensor:
         """Read a piece and check its type and shape against the manifest."""
         tensor = self.get(piece.file, piece.key)
-        found, expected = (str(tensor.dtype), list(tensor.shape)), (f"torch.{dtype}", piece.shape)
-        if found != expected:
-            what = f"{piece.key} is {found[0]} of shape {found[1]}, the manifest has {expected[0]} of {expected[1]}"
+        actual, expected = (str(tensor.dtype), list(tensor.shape)), (f"torch.{dtype}", piece.shape)
+        if actual != expected:
+            what = f"{piece.key} is {actual[0]} of shape {actual[1]}, the manifest has {expected[0]} of {expected[1]}"
             raise CheckpointError(f"{self._folder / piece.file}: {what}")
         return tensor
 

@@ -29,11 +29,11 @@ def python_docs() -> Iterator[Document]:
 
     Raises:  DataError if this Python has neither.
     """
-    found = False
+    has_documents = False
     for document in chain(_topics(), _docstrings(Path(sysconfig.get_path("stdlib")))):
-        found = True
+        has_documents = True
         yield document
-    if not found:
+    if not has_documents:
         raise DataError(
             f"python-docs: this Python has neither pydoc_data.topics nor sources in {sysconfig.get_path('stdlib')}",
             "use your own text: `frog data prepare --corpus PATH`",

@@ -96,12 +96,12 @@ def run_list(args: argparse.Namespace) -> int:
 
     from frog.train.data.prepared import PreparedData, scan_prepared
 
-    found = scan_prepared()
-    if not found:
+    prepared = scan_prepared()
+    if not prepared:
         print(f"no prepared sets under {DATA_ROOT}/; `frog data prepare` creates {DEFAULT_NAME}")
         return 0
     table = Table(Column("name", no_wrap=True), "vocabulary", "train", "held out", "source", box=SIMPLE)
-    for data in (entry for entry in found.values() if isinstance(entry, PreparedData)):
+    for data in (entry for entry in prepared.values() if isinstance(entry, PreparedData)):
         splits = data.manifest.splits
         table.add_row(
             printable(data.name),
@@ -116,7 +116,7 @@ def run_list(args: argparse.Namespace) -> int:
     screen = console()
     if table.row_count:
         screen.print(table)
-    for name, entry in found.items():
+    for name, entry in prepared.items():
         if not isinstance(entry, PreparedData):
             screen.print(f"{printable(name)} cannot be used: {shortened(str(entry), 1000)}", soft_wrap=True)
     return 0

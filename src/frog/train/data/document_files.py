@@ -60,18 +60,18 @@ def find_corpus_files(path: Path) -> CorpusFiles:
         if _kind(path) is None:
             raise DataError(f"{path}: unsupported suffix {path.suffix!r}", f"use {' '.join(_ENDINGS)}")
         return CorpusFiles([path], Counter())
-    found = CorpusFiles([], Counter())
+    corpus = CorpusFiles([], Counter())
     for folder, subfolders, names in os.walk(path, onerror=_cannot_list):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for file in (Path(folder, name) for name in sorted(names) if not name.startswith(".")):
             if _kind(file) is None or not file.is_file():  # opening a pipe would block
-                found.others[file.suffix] += 1
+                corpus.others[file.suffix] += 1
             else:
-                found.paths.append(file)
-    if not found.paths:
-        others = found.describe_others() or "it is empty"
+                corpus.paths.append(file)
+    if not corpus.paths:
+        others = corpus.describe_others() or "it is empty"
         raise DataError(f"{path}: no readable file in this folder; {others}", f"add text files: {' '.join(_ENDINGS)}")
-    return found
+    return corpus
 
 
 def read_corpus(path: Path, column: str = "text") -> Iterator[Document]:

@@ -101,8 +101,8 @@ class DataManifest(Typed, frozen=True):
             if name not in self.files:
                 return f"$.files: {name} is missing, but a shard names it"
             if self.files[name].size_bytes != size_bytes:
-                found = self.files[name].size_bytes
-                return f"$.files.{name}.size_bytes: found {found}, but its counts require {size_bytes}"
+                actual_bytes = self.files[name].size_bytes
+                return f"$.files.{name}.size_bytes: found {actual_bytes}, but its counts require {size_bytes}"
         return None
 
 

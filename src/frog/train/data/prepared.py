@@ -86,8 +86,8 @@ class PreparedData:
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path}: cannot be read: {error}", prepare_again(self.name)) from None
         if lengths.shape != (self.vocab_size,) or lengths.dtype.kind not in "iu":
-            found = f"{lengths.dtype} of shape {lengths.shape}"
-            raise DataError(f"{path}: found {found}, expected ({self.vocab_size},) integers", prepare_again(self.name))
+            actual = f"{lengths.dtype} of shape {lengths.shape}"
+            raise DataError(f"{path}: found {actual}, expected ({self.vocab_size},) integers", prepare_again(self.name))
         return lengths.astype(np.int64)
 
     def split(self, name: str) -> Split:
@@ -122,16 +122,16 @@ def open_prepared(name: str, root: Path = DATA_ROOT, verify: bool = False) -> Pr
 
 def scan_prepared(root: Path = DATA_ROOT) -> dict[str, PreparedData | FrogError]:
     """Return every set under `root` by name, or the error if it cannot be opened."""
-    found: dict[str, PreparedData | FrogError] = {}
+    prepared: dict[str, PreparedData | FrogError] = {}
     for folder in folders_with(root, "manifest.json"):
         name = folder.name
         if name.startswith("."):
             continue
         try:
-            found[name] = open_prepared(name, root)
+            prepared[name] = open_prepared(name, root)
         except DataError as error:
-            found[name] = error
-    return found
+            prepared[name] = error
+    return prepared
 
 
 def list_prepared(root: Path = DATA_ROOT) -> list[PreparedData]:

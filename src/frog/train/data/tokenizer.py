@@ -71,8 +71,9 @@ def load_given_tokenizer(path: Path) -> Tokenizer:
         raise DataError(f"{file}: not a byte-level BPE", _NEEDS_BYTES)
     if missing := set(pre_tokenizers.ByteLevel.alphabet()) - tokenizer.get_vocab().keys():
         raise DataError(f"{file}: has no token for {len(missing)} of the 256 bytes", _NEEDS_BYTES)
-    if (found := tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False).ids)) != _PROBE:
-        raise DataError(f"{file}: changes the text: {_PROBE!r} becomes {found!r}", _NEEDS_BYTES)
+    decoded = tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
+    if decoded != _PROBE:
+        raise DataError(f"{file}: changes the text: {_PROBE!r} becomes {decoded!r}", _NEEDS_BYTES)
     return tokenizer
 
 

@@ -53,7 +53,7 @@ class Copies:
 
     def _empty(self) -> _Kept:
         rank = self._world.rank
-        own, before = (torch.empty(self._sizes[one], device=self._world.device) for one in (rank, rank - 1))
+        own, before = (torch.empty(self._sizes[owner], device=self._world.device) for owner in (rank, rank - 1))
         return _Kept(own, before, {})
 
     def update(self) -> None:
@@ -87,11 +87,11 @@ class Copies:
         Raises:  CommError if two neighbors are among them.
         """
         rank, size = self._world.rank, self._world.size
-        for one in lost:
-            if (one + 1) % size in lost:
+        for first in lost:
+            second = (first + 1) % size
+            if second in lost:
                 raise CommError(
-                    f"ranks {one} and {(one + 1) % size} were lost together: only the second had a copy of the first's "
-                    "state",
+                    f"ranks {first} and {second} were lost together: only the second had a copy of the first's state",
                     "resume from the last checkpoint: frog train --resume RUN",
                 )
         own = _views(self._layouts[rank], self._kept.own)

@@ -144,19 +144,21 @@ def with_epochs(config: RunConfig, epochs: int, data: LabelledSet) -> RunConfig:
 def spread_problems(config: RunConfig) -> list[str]:
     """Return the settings that pretraining supports and fine-tuning does not."""
     strategy = config.strategy
-    found = [
+    problems = [
         f"strategy.{name}={getattr(strategy, name)}: fine-tuning supports data parallelism (ddp, zero1, zero2, zero3), "
         "and does not split the model's matrices or layers"
         for name in ("tp", "pp", "cp", "ep")
         if getattr(strategy, name) > 1
     ]
     if strategy.entry.apart:
-        found.append(f"strategy.name={strategy.name!r}: fine-tuning needs a strategy that communicates in every step")
+        problems.append(
+            f"strategy.name={strategy.name!r}: fine-tuning needs a strategy that communicates in every step"
+        )
     if strategy.implementation == "deepspeed":
-        found.append("strategy.implementation='deepspeed': fine-tuning supports 'frog' and 'torch'")
+        problems.append("strategy.implementation='deepspeed': fine-tuning supports 'frog' and 'torch'")
     if config.train.precision == "fp16":
-        found.append("train.precision='fp16': fine-tuning supports 'fp32' and 'bf16'")
-    return found
+        problems.append("train.precision='fp16': fine-tuning supports 'fp32' and 'bf16'")
+    return problems
 
 
 def finetune_config(

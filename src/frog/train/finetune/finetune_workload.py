@@ -80,14 +80,14 @@ class Finetuning(Workload):
 
     def score(self, strategy: Strategy, state: TrainState) -> dict[str, Any]:
         take_whole(strategy, self._whole)
-        found = self._last_score = self._heldout.score(self._whole, self._run.world)
+        score = self._last_score = self._heldout.score(self._whole, self._run.world)
         epoch, epochs = state.step // self._batches.steps_per_epoch, self._tuning.epochs
         when = f"epoch {epoch} of {epochs}: loss {state.loss_mean:.3f}, " if state.step else "before training: "
-        self._run.log.say(when + found.summary)
+        self._run.log.say(when + score.summary)
         return {
-            "eval": {name: getattr(found, name) for name in ("loss", "perplexity", "bits_per_byte", "tokens")},
-            "token_accuracy": found.token_accuracy,
-            "classification": found.confusion.as_dict() if found.confusion else None,
+            "eval": {name: getattr(score, name) for name in ("loss", "perplexity", "bits_per_byte", "tokens")},
+            "token_accuracy": score.token_accuracy,
+            "classification": score.confusion.as_dict() if score.confusion else None,
         }
 
     def conclude(self, strategy: Strategy, state: TrainState) -> dict[str, Any]:

@@ -76,9 +76,9 @@ class HeldOut:
     def _summed_up(self, scores: torch.Tensor, is_classifier: bool) -> FinetuneScore:
         nats, num_labels, hits, _ = scores.sum(dim=0).tolist()
         loss = nats / num_labels
-        found = None
+        counts = None
         if self._task.labels:
-            found = confusion(
+            counts = confusion(
                 self._task.labels,
                 self._truth,
                 [int(number) for number in scores[:, 3].tolist()],
@@ -90,5 +90,5 @@ class HeldOut:
             bits_per_byte=None if is_classifier else nats / math.log(2) / max(1, self._answer_bytes),
             tokens=int(num_labels),
             token_accuracy=None if is_classifier else hits / num_labels,
-            confusion=found,
+            confusion=counts,
         )

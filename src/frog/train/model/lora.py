@@ -79,8 +79,10 @@ def target_names(model: TinyTransformer, config: LoraConfig) -> list[str]:
 
     Raises:  ConfigError with the existing names, or with rank and widths.
     """
-    found = [name for name, module in model.named_modules() if name.startswith("layers.") and type(module) is Linear]
-    ends = list(dict.fromkeys(name.rpartition(".")[2] for name in found))
+    projections = [
+        name for name, module in model.named_modules() if name.startswith("layers.") and type(module) is Linear
+    ]
+    ends = list(dict.fromkeys(name.rpartition(".")[2] for name in projections))
 
     def matches(name: str, target: str) -> bool:
         return target == ALL_TARGETS or name == target or name.endswith(f".{target}")
@@ -89,9 +91,9 @@ def target_names(model: TinyTransformer, config: LoraConfig) -> list[str]:
     problems += [
         f"targets={target}: no projection of the layers has that name; available: {', '.join(ends)}"
         for target in config.targets
-        if not any(matches(name, target) for name in found)
+        if not any(matches(name, target) for name in projections)
     ]
-    chosen = [name for name in found if any(matches(name, target) for target in config.targets)]
+    chosen = [name for name in projections if any(matches(name, target) for target in config.targets)]
     most = {name.rpartition(".")[2]: min(_projection(model, name).weight.shape) for name in chosen}
     thinnest = min(most, key=most.__getitem__, default="")
     if most and config.rank > most[thinnest]:

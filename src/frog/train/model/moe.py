@@ -120,12 +120,12 @@ def balance_losses(layers: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
 
     No loss is appended outside it: activation checkpointing runs a layer again in the backward pass.
     """
-    found: list[Tensor] = []
+    losses: list[Tensor] = []
     mixtures = [module for layer in layers for module in layer.modules() if isinstance(module, MixtureOfExperts)]
     for mixture in mixtures:
-        mixture.losses = found
+        mixture.losses = losses
     try:
-        yield found
+        yield losses
     finally:
         for mixture in mixtures:
             mixture.losses = None

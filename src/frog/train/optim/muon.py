@@ -61,7 +61,7 @@ class Muon(EagerOptimizer):
     def __init__(self, config: OptimizerConfig, tensors: Sequence[UpdatedTensor]) -> None:
         super().__init__(decay_groups(tensors, config.weight_decay), {"lr": config.learning_rate})
         self._config = config
-        self._runs = {one.tensor: one.slices for one in tensors}
+        self._runs = {updated.tensor: updated.slices for updated in tensors}
         for run in (run for runs in self._runs.values() for run in runs if is_layer_matrix(run)):
             if run.end - run.start != math.prod(run.shape):
                 raise ConfigError(

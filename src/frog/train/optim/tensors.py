@@ -45,7 +45,7 @@ class UpdatedTensor:
 
 def by_decay(tensors: Sequence[UpdatedTensor]) -> list[list[UpdatedTensor]]:
     """Group the tensors with weight decay, then those without; skip empty groups."""
-    kinds = [[one for one in tensors if one.decayed == decayed] for decayed in (True, False)]
+    kinds = [[updated for updated in tensors if updated.decayed == decayed] for decayed in (True, False)]
     return [kind for kind in kinds if kind]
 
 
@@ -55,6 +55,6 @@ def decay_groups(tensors: Sequence[UpdatedTensor], weight_decay: float) -> list[
     Source:  the published training recipes of GPT-2 and Llama, which decay only matrices.
     """
     return [
-        {"params": [one.tensor for one in kind], "weight_decay": weight_decay if kind[0].decayed else 0.0}
+        {"params": [updated.tensor for updated in kind], "weight_decay": weight_decay if kind[0].decayed else 0.0}
         for kind in by_decay(tensors)
     ]

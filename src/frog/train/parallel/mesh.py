@@ -99,11 +99,11 @@ def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
 
 def groups(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
     """Divide all ranks into groups whose coordinates differ only on the axes `along`."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    ranks_by_place: dict[tuple[int, ...], list[int]] = {}
     for rank, place in enumerate(itertools.product(*(range(size) for size in sizes.values()))):
         others = tuple(at for name, at in zip(sizes, place, strict=True) if name not in along)
-        found.setdefault(others, []).append(rank)
-    return list(found.values())
+        ranks_by_place.setdefault(others, []).append(rank)
+    return list(ranks_by_place.values())
 
 
 def draw(sizes: Mapping[str, int]) -> str:

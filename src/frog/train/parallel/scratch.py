@@ -62,7 +62,7 @@ class FromScratch(Strategy):
         self.groups = build_groups(self.config, mesh, model, self._experts)
         self._run: Callable[..., Any] = torch.compile(model) if config.train.compile else model
         self.optimizer = make_optimizer(
-            [one for group in self.groups for partition in group.data.partitions for one in partition.tensors]
+            [updated for group in self.groups for partition in group.data.partitions for updated in partition.tensors]
         )
 
     # ---- one step ----------------------------------------------------------------------------------------------------
@@ -123,9 +123,9 @@ class FromScratch(Strategy):
         if self.mesh.tp.size > 1 and self.config.sequence_parallel:
             for group in self.groups:
                 for partition in group.data.partitions:
-                    for one in partition.tensors:
-                        if one.tensor.grad is not None and not one.decayed:
-                            self.mesh.tp.all_reduce(one.tensor.grad)
+                    for updated in partition.tensors:
+                        if updated.tensor.grad is not None and not updated.decayed:
+                            self.mesh.tp.all_reduce(updated.tensor.grad)
 
     def norm(self) -> float:
         total = torch.zeros((), dtype=wide_dtype(self.mesh.world.device), device=self.mesh.world.device)
@@ -143,10 +143,10 @@ class FromScratch(Strategy):
         if self.mesh.model.size == 1:
             return square_sum(partition.grad)
         total = torch.zeros((), dtype=wide_dtype(partition.grad.device), device=partition.grad.device)
-        for one in partition.tensors:
-            for run in one.slices:
-                if self._counts(run.name) and one.tensor.grad is not None:
-                    total += square_sum(one.tensor.grad[run.start : run.end])
+        for updated in partition.tensors:
+            for run in updated.slices:
+                if self._counts(run.name) and updated.tensor.grad is not None:
+                    total += square_sum(updated.tensor.grad[run.start : run.end])
         return total
 
     def clip(self, norm: float, max_norm: float) -> None:
@@ -231,13 +231,13 @@ class FromScratch(Strategy):
 
     def own(self) -> dict[str, Tensor]:
         data = self.groups[0].data
-        found = data.own()
+        tensors = data.own()
         if self.config.entry.apart and self.mesh.data.rank > 0:  # the moments of rank 0 are among the shards
             for partition in data.partitions:
-                for one in partition.tensors:
-                    kind, state = "decayed" if one.decayed else "plain", self.optimizer.state[one.tensor]
-                    found |= {f"{moment}/{kind}": state[moment] for moment in self._state_names}
-        return {f"{self.config.name}/{name}": tensor for name, tensor in found.items()}
+                for updated in partition.tensors:
+                    kind, state = "decayed" if updated.decayed else "plain", self.optimizer.state[updated.tensor]
+                    tensors |= {f"{moment}/{kind}": state[moment] for moment in self._state_names}
+        return {f"{self.config.name}/{name}": tensor for name, tensor in tensors.items()}
 
     def further_state(self) -> list[Tensor]:
         return [
@@ -258,15 +258,15 @@ class FromScratch(Strategy):
         """Return the shards of tensors with the layout of those that the optimizer updates."""
         shards: list[LocalShard] = []
         for partition in group.data.partitions:
-            for one in partition.tensors:
-                found = values(one.tensor)
-                assert found is not None
-                for run in one.slices:
+            for updated in partition.tensors:
+                value = values(updated.tensor)
+                assert value is not None
+                for run in updated.slices:
                     corner, whole = self._corner(run.name, run.shape)
                     copies = self._copies(run.name, group.copies)
                     if group.entry.apart and copies is not None:  # replicas that differ: the first one counts
                         copies = (0, 1) if copies[0] == 0 else None
-                    own = found.reshape(-1)[run.start : run.end]
+                    own = value.reshape(-1)[run.start : run.end]
                     shards += slice_shards(run.name, own, run.first, run.shape, corner, whole, copies)
         return shards
 

@@ -129,7 +129,7 @@ class Strategy(ABC):
 
     def held(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Return the parameters' and the gradients' tensors that this rank holds after a backward pass."""
-        return [one.tensor for one in self.parameter_shards()], [one.tensor for one in self.gradient_shards()]
+        return [shard.tensor for shard in self.parameter_shards()], [shard.tensor for shard in self.gradient_shards()]
 
     @abstractmethod
     def moment_shards(self) -> list[LocalShard]:

@@ -123,7 +123,7 @@ def read_profile(folder: RunFolder) -> Profile:
     ranks = []
     for rank, trace in traces.items():
         blocked = _blocked(rank, abouts[rank].axes, collectives) if is_ours else None
-        reported = [one for step in collectives[rank].values() for one in step] if is_ours else []
+        reported = [call for step in collectives[rank].values() for call in step] if is_ours else []
         ranks.append(_measure(abouts[rank], trace, run.ranks[rank], reported, blocked))
     return Profile(folder, ranks, files, traces, run)
 
@@ -160,15 +160,15 @@ def _blocked(
     """
     blocked_ns = late_ns = 0
     for step, own in collectives[rank].items():
-        blocked_ns += sum(one.wait_ns for one in own)
-        late_ns += sum(one.wait_ns for one in own if one.op in MESSAGES)
+        blocked_ns += sum(call.wait_ns for call in own)
+        late_ns += sum(call.wait_ns for call in own if call.op in MESSAGES)
         for axis, ranks in axes.items():
             rows = [
-                [one for one in collectives[other][step] if one.axis == axis and one.op not in MESSAGES]
+                [call for call in collectives[other][step] if call.axis == axis and call.op not in MESSAGES]
                 for other in ranks
             ]
             if len({len(row) for row in rows}) == 1:
-                last_ns = [max(one.start_ns for one in calls) for calls in zip(*rows, strict=True)]
+                last_ns = [max(call.start_ns for call in calls) for calls in zip(*rows, strict=True)]
                 late_ns += sum(map(_late_ns, rows[list(ranks).index(rank)], last_ns))
     return blocked_ns / 1e3, late_ns / 1e3
 
@@ -230,12 +230,12 @@ def _communication(
 ) -> Communication:
     blocked_us = sum(parts.get(name, 0.0) for name in (TRANSFER, WAITING, EXPOSED, ALONE))
     if reported and not trace.kernels:
-        whole = [one for one in reported if one.op not in MESSAGES]
-        num, under_way_us = len(reported), sum(one.end_ns - one.start_ns for one in reported) / 1e3
-        hidden_us = sum(max(0, one.end_ns - one.start_ns - one.wait_ns) for one in whole) / 1e3
-        counted_us = sum(one.end_ns - one.start_ns for one in whole) / 1e3
+        whole = [call for call in reported if call.op not in MESSAGES]
+        num, under_way_us = len(reported), sum(call.end_ns - call.start_ns for call in reported) / 1e3
+        hidden_us = sum(max(0, call.end_ns - call.start_ns - call.wait_ns) for call in whole) / 1e3
+        counted_us = sum(call.end_ns - call.start_ns for call in whole) / 1e3
     else:
-        transfers = [one for one in trace.transfers if common([one], trace.steps.values())]
+        transfers = [span for span in trace.transfers if common([span], trace.steps.values())]
         num, under_way_us = len(transfers), length(transfers)
         hidden_us, counted_us = under_way_us - blocked_us, under_way_us
     overlap = hidden_us / counted_us if counted_us else None

@@ -81,17 +81,19 @@ def _findings(profile: Profile) -> list[str]:
     step_us = statistics.mean(rank.step_us for rank in ranks)
     fractions = {name: statistics.mean(rank.parts[name] for rank in ranks) / step_us for name in ranks[0].parts}
     largest = max(fractions, key=lambda name: fractions[name])
-    found = [f"The largest part of a step is {largest}: {fractions[largest]:.0%}, over all ranks."]
+    findings = [f"The largest part of a step is {largest}: {fractions[largest]:.0%}, over all ranks."]
     if fractions.get(WAITING, 0.0) >= 0.1:
         among = (
             _who_is_late(ranks) if profile.run.setting("strategy", "pp") == 1 else ", including the pipeline's bubble"
         )
-        found.append(f"{fractions[WAITING]:.0%} is waiting for other ranks{among}.")
+        findings.append(f"{fractions[WAITING]:.0%} is waiting for other ranks{among}.")
     if fractions.get(EXPOSED, 0.0) >= 0.2:
-        found.append(f"{fractions[EXPOSED]:.0%} is communication that nothing overlaps.")
+        findings.append(f"{fractions[EXPOSED]:.0%} is communication that nothing overlaps.")
     if fractions.get(PYTHON, 0.0) >= 0.35 or fractions.get(IDLE, 0.0) >= 0.35:
-        found.append("Much of the time is Python that calls operators; larger micro-batches need less of it per token.")
-    return found
+        findings.append(
+            "Much of the time is Python that calls operators; larger micro-batches need less of it per token."
+        )
+    return findings
 
 
 def _who_is_late(ranks: Sequence[RankProfile]) -> str:

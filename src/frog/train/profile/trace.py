@@ -232,8 +232,8 @@ def _calls(events: Sequence[TraceEvent]) -> Iterator[OperatorCall]:
 
 def _call(name: str, event: TraceEvent, own: tuple[Interval, ...], communicates: bool) -> OperatorCall:
     args = event.get("args", {})
-    dims = (one for one in args.get("Input Dims", ()) if isinstance(one, list) and one)
-    shapes = tuple(tuple(one) for one in dims if all(isinstance(size, int) and size >= 0 for size in one))
+    lists = (dims for dims in args.get("Input Dims", ()) if isinstance(dims, list) and dims)
+    shapes = tuple(tuple(dims) for dims in lists if all(isinstance(size, int) and size >= 0 for size in dims))
     dtype = next(iter(args.get("Input type", ())), "")
     return OperatorCall(name, event.get("dur", 0.0), own, shapes, dtype, communicates)
 
@@ -254,17 +254,17 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
     """Return the time that is in both."""
-    found, first, second = [], union(a), union(b)
+    intervals, first, second = [], union(a), union(b)
     i = j = 0
     while i < len(first) and j < len(second):
         start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
         if end > start:
-            found.append((start, end))
+            intervals.append((start, end))
         if first[i][1] < second[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return intervals
 
 
 def length(intervals: Iterable[Interval]) -> float:

@@ -49,17 +49,19 @@ PRODUCTS: dict[str, Fields] = {
 
 def proofs(implementation: str = "frog") -> dict[str, Fields]:
     """Return all strategies of an implementation, by the names that `--strategy` takes."""
-    found: dict[str, Fields] = {}
+    settings: dict[str, Fields] = {}
     for name, entry in DATA_STRATEGIES.items():
         if implementation == "frog":
-            found |= entry.proofs or {name: {"name": name}}
+            settings |= entry.proofs or {name: {"name": name}}
         else:
-            found[name] = {"name": name, "bucket_mb": PROOF_BUCKET_MB}
+            settings[name] = {"name": name, "bucket_mb": PROOF_BUCKET_MB}
     for axis in AXES.values():
-        found |= axis.proofs
-    found |= PRODUCTS
-    found |= {f"hybrid {name}": {"name": name, "shard": 2} for name, entry in DATA_STRATEGIES.items() if entry.splits}
-    return {name: fields for name, fields in found.items() if _has(implementation, fields)}
+        settings |= axis.proofs
+    settings |= PRODUCTS
+    settings |= {
+        f"hybrid {name}": {"name": name, "shard": 2} for name, entry in DATA_STRATEGIES.items() if entry.splits
+    }
+    return {name: fields for name, fields in settings.items() if _has(implementation, fields)}
 
 
 def _has(implementation: str, fields: Fields) -> bool:

@@ -40,8 +40,8 @@ def prove(chosen: Sequence[Cell], backend: str = "auto") -> Iterator[tuple[Cell,
             cases, results = Path(scratch) / "cases.json", Path(scratch) / "results.json"
             write_json(cases, [msgspec.structs.asdict(cell.fields(number)) for number, cell in enumerate(here)])
             run_world(world_size, ["prove", str(cases), str(results), backend], Options(threads=1))
-            found = {int(result.name): result for result in read_results(results)}
-        yield from ((cell, found[number]) for number, cell in enumerate(here))
+            results_by_number = {int(result.name): result for result in read_results(results)}
+        yield from ((cell, results_by_number[number]) for number, cell in enumerate(here))
 
 
 def run_proof(args: argparse.Namespace) -> int:

@@ -295,7 +295,7 @@ def prove(cases: list[Case], world: World, oracles: dict[str, Trace]) -> list[di
     results: list[dict[str, Any]] = []
     for case in cases:
         try:
-            found = spread(case, world)
+            trace = spread(case, world)
             world.forget_axes()
         except FrogError as error:
             if case.config.strategy.file is not None:
@@ -306,7 +306,7 @@ def prove(cases: list[Case], world: World, oracles: dict[str, Trace]) -> list[di
             key = _oracle_key(case, world.size)
             if key not in oracles:
                 oracles[key] = one_process(case, case.config.strategy.dp_size(world.size))
-            results.append({"name": case.name, **compare(found, oracles[key], TOLERANCE[case.config.train.precision])})
+            results.append({"name": case.name, **compare(trace, oracles[key], TOLERANCE[case.config.train.precision])})
     return results
 
 

@@ -204,7 +204,7 @@ def complete(connections: Iterable[Connection], timeout_s: float, alarms: Sequen
     while True:
         if _move(connections):
             continue
-        busy = [one for one in connections if one.outgoing or one.incoming]
+        busy = [connection for connection in connections if connection.outgoing or connection.incoming]
         if not busy:
             return
         for _ in range(_YIELDS):
@@ -226,11 +226,14 @@ def _move(connections: Sequence[Connection]) -> bool:
 def wait_for(busy: list[Connection], timeout_s: float, alarms: Sequence[Connection] = ()) -> None:
     """Sleep until one of these can move. Raises TimedOut, or Alarm if an alarm becomes readable or closes."""
     poll = Poll(alarms)
-    for one in busy:
-        poll.register(one.socket, (select.POLLOUT if one.outgoing else 0) | (select.POLLIN if one.incoming else 0))
+    for connection in busy:
+        events = select.POLLOUT if connection.outgoing else 0
+        if connection.incoming:
+            events |= select.POLLIN
+        poll.register(connection.socket, events)
     began_s = time.monotonic()
     if not poll.wait(timeout_s):
-        raise TimedOut(time.monotonic() - began_s, [one.peer for one in busy])
+        raise TimedOut(time.monotonic() - began_s, [connection.peer for connection in busy])
 
 
 class Poll:
@@ -238,7 +241,7 @@ class Poll:
 
     def __init__(self, alarms: Sequence[EventSource]) -> None:
         self._poll = select.poll()
-        self._alarms = {one.socket.fileno(): one.peer for one in alarms}
+        self._alarms = {alarm.socket.fileno(): alarm.peer for alarm in alarms}
         for descriptor in self._alarms:
             self._poll.register(descriptor, select.POLLIN)
         self.register, self.unregister = self._poll.register, self._poll.unregister

@@ -81,9 +81,9 @@ class Messages:
             self._thread.join()
             os.close(self._awake)
             os.close(self._wake)
-        for one in self._peers.values():
-            one.fail(CollectiveError("the group was closed"))
-            one.connection.close()
+        for peer in self._peers.values():
+            peer.fail(CollectiveError("the group was closed"))
+            peer.connection.close()
         for transfer in self._wanted:
             transfer.finish(CollectiveError("the group was closed"))
 
@@ -96,13 +96,13 @@ class Messages:
             os.write(self._wake, b".")
 
     def _from_backlog(self, transfer: Transfer) -> bool:
-        for number, one in self._peers.items():
+        for number, peer in self._peers.items():
             if transfer.peer not in (None, number):
                 continue
-            for index, (header, data) in enumerate(one.backlog):
+            for index, (header, data) in enumerate(peer.backlog):
                 if header.tag == transfer.tag:
-                    del one.backlog[index]
-                    one.waiting_bytes -= len(data)
+                    del peer.backlog[index]
+                    peer.waiting_bytes -= len(data)
                     self._deliver(transfer, number, header, memoryview(data))
                     return True
         return False
@@ -122,7 +122,7 @@ class Messages:
             with self._lock:
                 if self._closed:
                     return
-                moved = sum(self._move(number, one) for number, one in self._peers.items() if one.error is None)
+                moved = sum(self._move(number, peer) for number, peer in self._peers.items() if peer.error is None)
                 busy = self._busy()
             now_s = time.monotonic()
             if moved or not was_busy:  # idle time does not count as waiting
@@ -133,7 +133,7 @@ class Messages:
             self._sleep(None if not busy else max(0.0, moved_s + self._timeout_s - now_s))
 
     def _busy(self) -> bool:
-        return bool(self._wanted) or any(one.leaving or one.is_reading for one in self._peers.values())
+        return bool(self._wanted) or any(peer.leaving or peer.is_reading for peer in self._peers.values())
 
     def _sleep(self, longest_s: float | None) -> None:
         poll = select.poll()
@@ -141,27 +141,27 @@ class Messages:
         with self._lock:
             anybody = any(transfer.peer is None for transfer in self._wanted)
             sources = {transfer.peer for transfer in self._wanted}
-            for number, one in self._peers.items():
-                events = select.POLLOUT if one.leaving else 0
-                if one.is_reading or ((anybody or number in sources) and one.waiting_bytes < BACKLOG_BYTES):
+            for number, peer in self._peers.items():
+                events = select.POLLOUT if peer.leaving else 0
+                if peer.is_reading or ((anybody or number in sources) and peer.waiting_bytes < BACKLOG_BYTES):
                     events |= select.POLLIN
-                if events and one.error is None:
-                    poll.register(one.connection.socket, events)
+                if events and peer.error is None:
+                    poll.register(peer.connection.socket, events)
         for descriptor, _ in poll.poll(None if longest_s is None else longest_s * 1e3 + 1):
             if descriptor == self._awake:
                 os.read(self._awake, 4096)
 
-    def _move(self, number: int, one: _Peer) -> bool:
+    def _move(self, number: int, peer: _Peer) -> bool:
         try:
-            moved = one.send_some()
-            while self._reads(number, one) and one.read_some(self._claim):
+            moved = peer.send_some()
+            while self._reads(number, peer) and peer.read_some(self._claim):
                 moved = True
-                self._take(one)
+                self._take(peer)
             return moved
         except (CollectiveError, OSError) as error:
             why = error if isinstance(error, CollectiveError) else PeerClosed(number, error.strerror or str(error))
-            one.fail(why)
-            for transfer in [one for one in self._wanted if one.peer == number]:
+            peer.fail(why)
+            for transfer in [wanted for wanted in self._wanted if wanted.peer == number]:
                 self._wanted.remove(transfer)
                 transfer.finish(why)
             return True
@@ -193,9 +193,9 @@ class Messages:
             for transfer in self._wanted:
                 transfer.finish(TimedOut(waited_s, [-1 if transfer.peer is None else transfer.peer]))
             self._wanted.clear()
-            for number, one in self._peers.items():
-                if one.leaving:
-                    one.fail(TimedOut(waited_s, [number]))
+            for number, peer in self._peers.items():
+                if peer.leaving:
+                    peer.fail(TimedOut(waited_s, [number]))
 
 
 class _Peer:

@@ -158,36 +158,38 @@ def answer(
 
     Raises:  TimedOut; Alarm if an alarm becomes readable or closes.
     """
-    found: dict[int, Connection] = {}
+    connected: dict[int, Connection] = {}
     waiting: dict[int, _Caller] = {}
     poll = Poll(alarms)
     poll.register(place.listener, select.POLLIN)
     try:
-        while set(found) != expected:
+        while set(connected) != expected:
             now_s = time.monotonic()
             if now_s > deadline_s:
-                raise TimedOut(now_s - deadline_s, sorted(expected - set(found)))
+                raise TimedOut(now_s - deadline_s, sorted(expected - set(connected)))
             for descriptor in poll.wait(min(1.0, deadline_s - now_s)):
                 if descriptor == place.listener.fileno():
                     caller = _Caller(place)
                     waiting[caller.socket.fileno()] = caller
                     poll.register(caller.socket, select.POLLIN)
-                elif waiting[descriptor].listen(expected - set(found)):
+                elif waiting[descriptor].listen(expected - set(connected)):
                     poll.unregister(descriptor)
                     caller = waiting.pop(descriptor)
                     if caller.rank is not None:
-                        found[caller.rank] = place.connection(caller.socket, caller.rank, caller.nonces, called=True)
-            for descriptor in [one for one, caller in waiting.items() if now_s > caller.until_s]:
+                        connected[caller.rank] = place.connection(
+                            caller.socket, caller.rank, caller.nonces, called=True
+                        )
+            for descriptor in [silent for silent, caller in waiting.items() if now_s > caller.until_s]:
                 poll.unregister(descriptor)
                 waiting.pop(descriptor).refuse("it sent nothing")
     except BaseException:
-        for connection in found.values():
+        for connection in connected.values():
             connection.close()
         raise
     finally:
         for caller in waiting.values():
             caller.socket.close()
-    return found
+    return connected
 
 
 class _Caller:
@@ -238,9 +240,9 @@ class _Caller:
 
 def own_host(towards: str) -> str:
     """Return this machine's address on the route to `towards`."""
-    found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-        probe.connect(found[4])
+    address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(address[0], socket.SOCK_DGRAM) as probe:
+        probe.connect(address[4])
         return str(probe.getsockname()[0])
 
 

@@ -150,9 +150,9 @@ class Segment:
             result[part[self.rank]] = mine
             self._waiter.say(REDUCED, number + 1)
             self._waiter.until(REDUCED, number + 1)
-            for rank, one in enumerate(part):
+            for rank, span in enumerate(part):
                 if rank != self.rank:
-                    piece[one] = result[one]
+                    piece[span] = result[span]
             self._waiter.say(COLLECTED, number + 1)
 
     def reduce_scatter(self, parts: Sequence[Buffer], out: Buffer, reduction: Reduction) -> None:

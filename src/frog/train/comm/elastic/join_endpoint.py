@@ -126,8 +126,8 @@ class JoinEndpoint:
     def _listen(self) -> None:
         while not self._stop.is_set:
             with suppress(CollectiveError, OSError):
-                found = answer(self._place, {_NO_IDENTITY}, time.monotonic() + _LISTENS_S, [self._stop])
-                self._receive(found[_NO_IDENTITY])
+                connections = answer(self._place, {_NO_IDENTITY}, time.monotonic() + _LISTENS_S, [self._stop])
+                self._receive(connections[_NO_IDENTITY])
             for line in self._place.refused:
                 with suppress(OSError, ValueError):  # the log is full or closed
                     self._refused(line)

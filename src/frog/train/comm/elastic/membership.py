@@ -181,10 +181,10 @@ def join_membership(env: WorldEnv, device: torch.device, timeout_s: float, endpo
 
 def behind(error: BaseException, kind: type[E]) -> E | None:
     """Return the error of this kind in the chain of causes, if there is one."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, kind):
-        found = found.__cause__
-    return found
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, kind):
+        cause = cause.__cause__
+    return cause
 
 
 def _store(env: WorldEnv, timeout_s: float) -> Store:

@@ -353,16 +353,16 @@ class Survivors:
             raise PeerClosed(min(gone))
         alarms = [self._lines[peer] for peer in self.members if peer != self.identity]
         deadline_s = time.monotonic() + self._timeout_s
-        found: dict[int, Connection] = {}
+        connections: dict[int, Connection] = {}
         try:
             for peer in self.members:
                 if peer < self.identity:
-                    found[peer] = call(place, replace(self._peers[peer], port=ports[peer]), deadline_s, alarms)
+                    connections[peer] = call(place, replace(self._peers[peer], port=ports[peer]), deadline_s, alarms)
             later = {peer for peer in self.members if peer > self.identity}
-            found |= answer(place, later, deadline_s, alarms)
-            return self._group(found, alarms)
+            connections |= answer(place, later, deadline_s, alarms)
+            return self._group(connections, alarms)
         except BaseException:
-            for connection in found.values():
+            for connection in connections.values():
                 connection.close()
             raise
 

@@ -81,7 +81,7 @@ class FromFile(DataParallel):
         group = process_group(self._axis)
         self._own = self._make(spec.model, group)
         owned = self._agree(group)
-        self._tensors = [OwnTensor(one, self._shapes[one.name]) for one in owned if one.tensor.numel()]
+        self._tensors = [OwnTensor(claim, self._shapes[claim.name]) for claim in owned if claim.tensor.numel()]
         self.partitions = self._tensors or [NoTensor(next(iter(self._parameters.values())))]
 
     def _make(self, model: nn.Module, group: dist.ProcessGroup) -> Any:
@@ -118,7 +118,7 @@ class FromFile(DataParallel):
         owned: list[Owned] = []
         try:
             owned = read_owned(self._own.owned(), self._parameters, self._axis.device, self._unowned)
-            mine: Any = [tuple(one.range) for one in owned]
+            mine: Any = [tuple(tensor.range) for tensor in owned]
         except WrongOwnership as error:
             mine = f"on rank {self._axis.rank}, {error}"
         everyone: list[Any] = [mine] * self._axis.size
@@ -149,11 +149,11 @@ class FromFile(DataParallel):
 
     def finish(self, tail: Tensor | None = None) -> bool:
         self._own.reduce()
-        for one in self._tensors:
-            if one.grad is None:
+        for own in self._tensors:
+            if own.grad is None:
                 raise OwnStrategyError(
                     f"{self._path}:{_line_of(self._own.reduce)}: reduce: rank {self._axis.rank} has no gradient for "
-                    f"the tensor of {one.name} that it owns",
+                    f"the tensor of {own.name} that it owns",
                     "after reduce, each owned tensor's .grad must be the mean over the ranks",
                 )
         return False
@@ -165,7 +165,7 @@ class FromFile(DataParallel):
         if hasattr(self._own, "zero"):
             self._own.zero()
             return
-        for tensor in (*(one.tensor for one in self._tensors), *self._parameters.values()):
+        for tensor in (*(own.tensor for own in self._tensors), *self._parameters.values()):
             tensor.grad = None
 
     def loaded(self) -> None:
@@ -175,11 +175,11 @@ class FromFile(DataParallel):
 
     def check_owned(self) -> None:
         """Raise OwnStrategyError if an owned tensor has lost its elements, as a parameter does that is gathered."""
-        for one in self._tensors:
-            if one.tensor.numel() != one.count or not one.tensor.untyped_storage().nbytes():
+        for own in self._tensors:
+            if own.tensor.numel() != own.count or not own.tensor.untyped_storage().nbytes():
                 raise OwnStrategyError(
-                    f"{self._path}:{_line_of(self._own.owned)}: owned: the tensor of {one.name} had {one.count} "
-                    f"elements and now has {one.tensor.numel()}",
+                    f"{self._path}:{_line_of(self._own.owned)}: owned: the tensor of {own.name} had {own.count} "
+                    f"elements and now has {own.tensor.numel()}",
                     "between two steps, an owned tensor holds exactly the elements that this rank owns",
                 )
 
@@ -198,7 +198,7 @@ class FromFile(DataParallel):
         kept: list[Tensor | None] = [
             *self._parameters.values(),
             *self._frozen.values(),
-            *(one.tensor for one in self._tensors),
+            *(own.tensor for own in self._tensors),
         ]
         return kept, [tensor.grad for tensor in kept if tensor is not None]
 

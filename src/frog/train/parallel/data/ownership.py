@@ -54,13 +54,13 @@ def read_owned(
 def unowned_names(model: nn.Module) -> dict[str, str]:
     """Return the names of frozen parameters and the second names of shared ones, each with the rule for it."""
     first: dict[nn.Parameter, str] = {}
-    found = {}
+    reasons = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
-            found[name] = "is frozen: leave it out"
+            reasons[name] = "is frozen: leave it out"
         elif first.setdefault(parameter, name) != name:
-            found[name] = f"is the same parameter as {first[parameter]}: list it once, by that name"
-    return found
+            reasons[name] = f"is the same parameter as {first[parameter]}: list it once, by that name"
+    return reasons
 
 
 def _read_one(where: str, item: Any, names: Collection[str], device: torch.device, unowned: Mapping[str, str]) -> Owned:
@@ -93,28 +93,28 @@ def find_sharing(shapes: Mapping[str, Sequence[int]], claims: Sequence[Sequence[
     for rank, claim in enumerate(claims):
         if isinstance(claim, str):
             raise WrongOwnership(claim)
-        ranges_by_rank.append([Range(*one) for one in claim])
-        for one in ranges_by_rank[-1]:
-            if one.end > counts[one.name]:
+        ranges_by_rank.append([Range(*span) for span in claim])
+        for span in ranges_by_rank[-1]:
+            if span.end > counts[span.name]:
                 raise WrongOwnership(
-                    f"rank {rank} owns {_elements(one)}, but it has only {counts[one.name]}: leave padding out"
+                    f"rank {rank} owns {_elements(span)}, but it has only {counts[span.name]}: leave padding out"
                 )
     pieces = list(_pieces(counts, ranges_by_rank))
     everyone = list(range(len(ranges_by_rank)))
     if all(owners == everyone for _, owners in pieces):
         return False
-    for one, owners in pieces:
+    for span, owners in pieces:
         if not owners:
-            raise WrongOwnership(f"no rank owns {_elements(one)} of {counts[one.name]}")
-    for one, owners in pieces:
+            raise WrongOwnership(f"no rank owns {_elements(span)} of {counts[span.name]}")
+    for span, owners in pieces:
         if len(owners) > 1 and owners != everyone:
             others = [rank for rank in everyone if rank not in owners]
             but = f", but {_ranks(others)} {'do' if len(others) > 1 else 'does'} not" if others else ""
-            raise WrongOwnership(f"{_ranks(owners)} own{'' if len(set(owners)) > 1 else 's'} {_elements(one)}{but}")
-    for one, owners in pieces:
+            raise WrongOwnership(f"{_ranks(owners)} own{'' if len(set(owners)) > 1 else 's'} {_elements(span)}{but}")
+    for span, owners in pieces:
         if len(owners) > 1:
-            alone, owner = next((one, owners[0]) for one, owners in pieces if len(owners) == 1)
-            raise WrongOwnership(f"every rank owns {_elements(one)}, but only rank {owner} owns {_elements(alone)}")
+            alone, owner = next((span, owners[0]) for span, owners in pieces if len(owners) == 1)
+            raise WrongOwnership(f"every rank owns {_elements(span)}, but only rank {owner} owns {_elements(alone)}")
     return True
 
 
@@ -122,13 +122,13 @@ def _pieces(counts: Mapping[str, int], ranges_by_rank: Sequence[Sequence[Range]]
     """Cut each parameter where an owner changes; yield each piece with its owners, a rank twice if it owns it twice."""
     by_name: dict[str, list[tuple[int, Range]]] = {name: [] for name in counts}
     for rank, ranges in enumerate(ranges_by_rank):
-        for one in ranges:
-            by_name[one.name].append((rank, one))
+        for span in ranges:
+            by_name[span.name].append((rank, span))
     for name, count in counts.items():
         claims = by_name[name]
-        cuts = sorted({0, count, *(cut for _, one in claims for cut in (one.start, one.end))})
+        cuts = sorted({0, count, *(cut for _, span in claims for cut in (span.start, span.end))})
         for start, end in itertools.pairwise(cuts):
-            owners = [rank for rank, one in claims if one.start <= start and end <= one.end]
+            owners = [rank for rank, span in claims if span.start <= start and end <= span.end]
             yield Range(name, start, end), owners
 
 

@@ -89,4 +89,4 @@ def _recorded(function: Callable[..., Any], op: str, place: int, file: str, axis
 def _num_bytes(payload: Tensor | Sequence[Tensor]) -> int:
     if isinstance(payload, Tensor):
         return payload.nbytes
-    return sum(one.nbytes for one in payload) if isinstance(payload, list | tuple) else 0
+    return sum(tensor.nbytes for tensor in payload) if isinstance(payload, list | tuple) else 0

@@ -116,8 +116,8 @@ class Zero2(DataParallel):
         if self.shard.size == 1:
             return
         pending = [self.shard.start_all_gather(unit.flat.data, unit.partition.data.clone()) for unit in self.units]
-        for one in pending:
-            one.wait()
+        for work in pending:
+            work.wait()
 
     def zero(self) -> None:
         for partition in self.partitions:

@@ -68,7 +68,7 @@ def add_weight_gradients(due: Iterable[Due]) -> None:
     Equals:  the gradients of an ordinary backward pass, bit for bit.
     """
     with torch.no_grad():
-        pairs = [(one.weight, _weight_gradient(one)) for one in due]
+        pairs = [(product.weight, _weight_gradient(product)) for product in due]
     if pairs:
         weights, gradients = zip(*pairs, strict=True)
         torch.autograd.backward(weights, gradients)

@@ -48,13 +48,13 @@ class Message:
 def messages(schedule: Schedule) -> list[Message]:
     """Return all messages, in the order in which a simulation with equal times sends them."""
     ends = {action: end for action, (_, end) in simulate(schedule).times.items()}
-    found = []
+    sent = []
     for action in ends:
         needed = schedule.needs(action)
         if needed is not None and schedule.rank_of(needed.stage) != schedule.rank_of(action.stage):
             source, target = schedule.rank_of(needed.stage), schedule.rank_of(action.stage)
-            found.append(Message(needed, action, source, target))
-    return sorted(found, key=lambda message: (ends[message.made_by], message.source))
+            sent.append(Message(needed, action, source, target))
+    return sorted(sent, key=lambda message: (ends[message.made_by], message.source))
 
 
 def program(schedule: Schedule, rank: int) -> list[Instruction]:

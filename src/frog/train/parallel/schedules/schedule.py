@@ -169,19 +169,19 @@ def stage_layers(num_layers: int, num_stages: int) -> list[range]:
 def problems(schedule: Schedule) -> list[str]:
     """Return a schedule's problems; empty if every action exists once, on its stage's rank, in time."""
     kinds: tuple[Kind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
-    micros, found = range(schedule.num_micro), []
+    micros, faults = range(schedule.num_micro), []
     expected = {Action(kind, stage, m) for kind in kinds for stage in range(schedule.num_stages) for m in micros}
     seen: set[Action] = set()
     for rank, actions in enumerate(schedule.ranks):
         for action in actions:
             if action in seen:
-                found.append(f"{action} occurs twice")
+                faults.append(f"{action} occurs twice")
             if schedule.rank_of(action.stage) != rank:
-                found.append(f"{action} is on rank {rank}, but its stage on rank {schedule.rank_of(action.stage)}")
+                faults.append(f"{action} is on rank {rank}, but its stage on rank {schedule.rank_of(action.stage)}")
             seen.add(action)
-    found += [f"{action} is missing" for action in sorted(expected - seen, key=str)]
-    found += [f"{action} belongs to no stage or micro-batch" for action in sorted(seen - expected, key=str)]
-    return found or _deadlock(schedule)
+    faults += [f"{action} is missing" for action in sorted(expected - seen, key=str)]
+    faults += [f"{action} belongs to no stage or micro-batch" for action in sorted(seen - expected, key=str)]
+    return faults or _deadlock(schedule)
 
 
 def _deadlock(schedule: Schedule) -> list[str]:

@@ -104,7 +104,7 @@ class DeepSpeed(Native):
         if "optimizer" not in filled:
             return {"config": filled, "optimizer": make_optimizer(self.updated_tensors())}
         groups = [
-            {"params": [one.tensor for one in kind], "weight_decay": group["weight_decay"]}
+            {"params": [updated.tensor for updated in kind], "weight_decay": group["weight_decay"]}
             for group, kind in zip(pattern, kinds, strict=True)
         ]
         return {"config": filled, "model_parameters": groups}

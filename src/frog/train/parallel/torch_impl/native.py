@@ -164,7 +164,7 @@ class Native(Strategy):
 
 def check_compile(strategy: StrategyConfig) -> None:
     """Raise ConfigError if the implementation of the strategy does not support torch.compile."""
-    found = {
+    causes = {
         "strategy.implementation='deepspeed'": strategy.implementation == "deepspeed"
         and "the engine's hooks break the compiled graph",
         f"strategy.tp={strategy.tp} by torch": strategy.tp > 1
@@ -173,7 +173,7 @@ def check_compile(strategy: StrategyConfig) -> None:
         and strategy.schedule == "zero_bubble"
         and "the backward pass of a compiled layer cannot be split in two",
     }
-    for what, why in found.items():
+    for what, why in causes.items():
         if why:
             raise ConfigError(f"train.compile=true with {what}: {why}", "--set train.compile=false")
 

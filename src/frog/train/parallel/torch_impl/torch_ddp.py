@@ -96,7 +96,7 @@ class TorchDDP(Native):
         # The first optimizer of each kind supplies the class and the settings of the groups.
         pattern = make_optimizer([kind[0] for kind in kinds])
         groups = [
-            {**group, "params": [one.tensor for one in kind]}
+            {**group, "params": [updated.tensor for updated in kind]}
             for group, kind in zip(pattern.param_groups, kinds, strict=True)
         ]
         known = inspect.signature(type(pattern)).parameters
