@@ -108,10 +108,10 @@ def main(words: Sequence[str]) -> int:
     except (OSError, FrogError) as error:
         print(error, file=sys.stderr)
         return 1
-    found = resolve(name)
-    if found != address:
-        print(f"{name} has the address {found} in spite of {_SYSTEM_HOSTS}", file=sys.stderr)
-    return int(found != address)
+    resolved = resolve(name)
+    if resolved != address:
+        print(f"{name} has the address {resolved} in spite of {_SYSTEM_HOSTS}", file=sys.stderr)
+    return int(resolved != address)
 
 
 if __name__ == "__main__":

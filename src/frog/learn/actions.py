@@ -136,16 +136,16 @@ def predict(args: argparse.Namespace) -> int:
     here = exercise_at(Path.cwd(), folder, standing.exercises) or _to_predict(standing)
     if args.id is None:
         asked = asked_by(here)
-        _print_wrapped(line for one in asked for line in one.lines(standing.progress))
+        _print_wrapped(line for guessable in asked for line in guessable.lines(standing.progress))
         if not asked:
             print(f"{here.number} asks for no prediction")
         return 0
-    one = find_prediction(args.id, here, folder.exercises())
+    guessable = find_prediction(args.id, here, folder.exercises())
     progress = standing.progress
     if args.value:
-        guess = one.guess(" ".join(args.value))
+        guess = guessable.guess(" ".join(args.value))
         progress = update_progress(folder.path, lambda progress: with_guess(progress, guess))
-    _print_wrapped(one.lines(progress))
+    _print_wrapped(guessable.lines(progress))
     return 0
 
 

@@ -60,7 +60,7 @@ def show(args: argparse.Namespace) -> int:
 def _files_of(exercise: Exercise, title: str) -> tuple[dict[str, bytes], list[str]]:
     if title == "reference":
         return exercise.reference(), []
-    solutions = {one.title: one for kind in KINDS for one in exercise.solutions(kind)}
+    solutions = {solution.title: solution for kind in KINDS for solution in exercise.solutions(kind)}
     if title not in solutions:
         near = nearest(title, solutions)
         others = f"one of: reference, {', '.join(solutions)}"
@@ -114,12 +114,12 @@ def add_solution(exercise: Exercise, kind: Kind, name: str, files: dict[str, byt
         )
     table = exercise.folder / TABLE
     read_edits(table)  # report a mistake in it first
-    others = [one for each in KINDS for one in exercise.solutions(each)]
+    others = [solution for each in KINDS for solution in exercise.solutions(each)]
     for other in others:
         same, problems = other.applicable_files()
         if other.title != f"{kind}/{name}" and not problems and same == exercise.reference() | changed:
             raise UsageError(f"{', '.join(files)}: is the same as {other.title}", "change it, or use that name")
-    old = next((one for one in others if one.title == f"{kind}/{name}"), None)
+    old = next((solution for solution in others if solution.title == f"{kind}/{name}"), None)
     edits = find_edits(reference, changed)
     if edits is None:
         return _write_files(exercise, kind, name, changed, old)

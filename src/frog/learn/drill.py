@@ -111,13 +111,13 @@ def _answers(num_ranks: int) -> list[str] | None:
         ("in which step", [str(step) for step in range(1, STEPS + 1)]),
         ("in which phase", PHASES),
     )
-    found = []
+    answers = []
     for question, choices in asked:
         answer = _answer(question, choices)
         if answer is None:
             return None
-        found.append(answer)
-    return found
+        answers.append(answer)
+    return answers
 
 
 def _answer(question: str, choices: Sequence[str]) -> str | None:

@@ -54,10 +54,10 @@ def read_edits(table: Path) -> dict[Kind, dict[str, tuple[Edit, ...]]]:
     Raises:  UsageError that names the file and the solution.
     """
     try:
-        found = read_toml(table, UsageError, _HINT)
+        tables = read_toml(table, UsageError, _HINT)
     except FileNotFoundError:
-        found = {}
-    return edits_in(found, str(table))
+        tables = {}
+    return edits_in(tables, str(table))
 
 
 def edits_in(found: Mapping[str, object], origin: str) -> dict[Kind, dict[str, tuple[Edit, ...]]]:
@@ -95,8 +95,8 @@ def apply_edits(files: Mapping[str, bytes], edits: Sequence[Edit]) -> tuple[dict
             problems.append(f"the reference has no file {name}, expected one of {', '.join(files)}")
             continue
         own = [edit for edit in edits if (edit.file or next(iter(files))) == name]
-        edited[name], found = _edit_file(files[name], own, name)
-        problems += found
+        edited[name], wrong = _edit_file(files[name], own, name)
+        problems += wrong
     return edited, problems
 
 
@@ -122,10 +122,10 @@ def _edit_file(text: bytes, edits: Sequence[Edit], name: str) -> tuple[bytes, li
 
 def _occurrences(text: bytes, part: bytes) -> int:
     """Count also occurrences that overlap each other."""
-    found, at = 0, text.find(part)
+    count, at = 0, text.find(part)
     while at >= 0:
-        found, at = found + 1, text.find(part, at + 1)
-    return found
+        count, at = count + 1, text.find(part, at + 1)
+    return count
 
 
 def _quoted(text: str) -> str:

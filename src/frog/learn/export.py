@@ -67,7 +67,7 @@ def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -
     progress = standing.progress
     path = path or Path(f"frog-learn-{re.sub(r'[^a-z0-9]+', '-', progress.name.lower()).strip('-') or 'me'}.json")
     begun = [e for e in standing.exercises if (work := standing.work(e)).checks or work.hints or work.gave_up]
-    found = Export(
+    export = Export(
         learner=progress.learner,
         named=progress.named,
         began=progress.began,
@@ -84,7 +84,7 @@ def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -
     )
     check_output(path)
     try:
-        write_typed(path, found)
+        write_typed(path, export)
     except OSError as problem:
         raise UsageError(f"{path}: cannot write: {problem.strerror}", "name another file") from None
     return path

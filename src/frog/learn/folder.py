@@ -139,7 +139,7 @@ class LearnerFolder:
         return said
 
     def _is_current(self, progress: Progress) -> bool:
-        exercises = ((progress.work(one.id).shipped, shipped_files(one)) for one in self.exercises())
+        exercises = ((progress.work(exercise.id).shipped, shipped_files(exercise)) for exercise in self.exercises())
         return all(known == _digests(files) for known, files in (*exercises, (progress.pages, self._pages())))
 
     def _pages(self) -> dict[str, bytes]:
@@ -150,10 +150,10 @@ class LearnerFolder:
         """Write updated files and yield a line for each; keep files that the learner has changed."""
         for name, data in files.items():
             path = place / name
-            found = _digest(_bytes(path)) if path.exists() else None
-            if _digest(data) in (found, before.get(name)):
+            present = _digest(_bytes(path)) if path.exists() else None
+            if _digest(data) in (present, before.get(name)):
                 continue
-            if found in (None, before.get(name)):
+            if present in (None, before.get(name)):
                 write_atomic(path, data)
                 if name in before:
                     yield f"{self.shown(path)}: updated to the course's newer version"
@@ -189,8 +189,8 @@ def _bytes(path: Path) -> bytes:
 
 def open_folder(start: Path, labs: Path = LABS) -> LearnerFolder | None:
     """Return the course folder that contains `start`, or None."""
-    found = find_folder(start.absolute())
-    return LearnerFolder(found, labs) if found else None
+    path = find_folder(start.absolute())
+    return LearnerFolder(path, labs) if path else None
 
 
 def check_new(path: Path) -> None:

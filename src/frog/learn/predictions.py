@@ -57,14 +57,14 @@ def find_prediction(name: str, here: Exercise, exercises: list[Exercise]) -> Ask
 
     Raises:  UsageError if no exercise, or several other exercises, ask for it.
     """
-    found = [asked for asked in asked_by(here) if asked.prediction.id == name]
-    found = found or [asked for other in exercises for asked in asked_by(other) if asked.prediction.id == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        where = ", ".join(asked.exercise.number for asked in found)
+    matching = [asked for asked in asked_by(here) if asked.prediction.id == name]
+    matching = matching or [asked for other in exercises for asked in asked_by(other) if asked.prediction.id == name]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        where = ", ".join(asked.exercise.number for asked in matching)
         raise UsageError(
-            f"{name}: exercises {where} ask for it", f"cd exercises/{found[0].exercise.id} and run the command there"
+            f"{name}: exercises {where} ask for it", f"cd exercises/{matching[0].exercise.id} and run the command there"
         )
     ids = ", ".join(asked.prediction.id for asked in asked_by(here))
     raise UsageError(
@@ -83,7 +83,9 @@ def explained(guess: Guess, measured: float, asked: Prediction) -> str:
     said = compared(guess, measured, asked.tolerance)
     if is_near_enough(guess.value, measured, asked.tolerance):
         return said
-    near = [one.belief for one in asked.beliefs if is_near_enough(guess.value, one.number(measured), one.tolerance)]
+    near = [
+        wrong.belief for wrong in asked.beliefs if is_near_enough(guess.value, wrong.number(measured), wrong.tolerance)
+    ]
     return ". A possible misconception behind it: ".join([said, *near])
 
 
@@ -96,8 +98,8 @@ def is_near_enough(guess: float, number: float, tolerance: float) -> bool:
 def compared(guess: Guess, measured: float, tolerance: float) -> str:
     """Return text such as `predicted 5.3 MB, measured 3.99 MB (33 % off)`."""
     off = _off(guess.value, measured, tolerance)
-    predicted, found = format_distinct(guess.value, measured, guess.unit)
-    return f"predicted {_as_typed(guess, predicted)}, measured {found} ({off})"
+    predicted, measured_text = format_distinct(guess.value, measured, guess.unit)
+    return f"predicted {_as_typed(guess, predicted)}, measured {measured_text} ({off})"
 
 
 def _as_typed(guess: Guess, formatted: str) -> str:

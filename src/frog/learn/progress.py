@@ -272,10 +272,10 @@ def replay(progress: Progress) -> Progress:
 
     Raises:  LookupError, TypeError or msgspec.ValidationError for an entry that Frog does not write.
     """
-    found = Progress(learner=progress.learner, began=progress.began)
+    replayed = Progress(learner=progress.learner, began=progress.began)
     for entry in progress.journal:
-        found = _done(found, entry.at, entry.what, entry.exercise or "", entry.detail)
-    return found
+        replayed = _done(replayed, entry.at, entry.what, entry.exercise or "", entry.detail)
+    return replayed
 
 
 def _with(progress: Progress, at: str, what: What, exercise: str | None, detail: Detail) -> Progress:

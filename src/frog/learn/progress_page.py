@@ -24,27 +24,27 @@ WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 880, 300, 130, 20, 16, 40
 
 def progress_lines(standing: Standing, style: Style) -> list[str]:
     """Return the passed exercises by lab, then predictions, misconceptions, quizzes and drills."""
-    found = [
+    lines = [
         f"lab {lab}  {style.bar(standing.passed(exercises), len(exercises))}{_help(standing, exercises)}"
         for lab, exercises in standing.labs()
     ]
     if predictions := _prediction_rows(standing):
-        found += ["", style.paint("predictions", "strong")]
-        found += [
+        lines += ["", style.paint("predictions", "strong")]
+        lines += [
             line for row in predictions for line in style.wrap(row["said"], first=f"{row['number']}  {row['id']}: ")
         ]
     if beliefs := _belief_rows(standing):
-        found += ["", style.paint("misconceptions that checks found", "strong")]
-        found += [
+        lines += ["", style.paint("misconceptions that checks found", "strong")]
+        lines += [
             line for row in beliefs for line in style.wrap(row["belief"], first=f"{row['number']}  {row['times']} x ")
         ]
     if standing.progress.quizzes:
-        found += ["", style.paint("quizzes", "strong")]
-        found += [f"  {row['at'][:16]}  {row['lab']}: {row['right']} of {row['asked']}" for row in _quiz_rows(standing)]
+        lines += ["", style.paint("quizzes", "strong")]
+        lines += [f"  {row['at'][:16]}  {row['lab']}: {row['right']} of {row['asked']}" for row in _quiz_rows(standing)]
     if standing.progress.drills:
-        found += ["", style.paint("drills", "strong")]
-        found += [f"  {drill.at[:16]}  {drill.right} of 3: {drill.fault}" for drill in standing.progress.drills]
-    return [*found, ""]
+        lines += ["", style.paint("drills", "strong")]
+        lines += [f"  {drill.at[:16]}  {drill.right} of 3: {drill.fault}" for drill in standing.progress.drills]
+    return [*lines, ""]
 
 
 def _help(standing: Standing, exercises: list[Exercise]) -> str:

@@ -17,28 +17,28 @@ _MARKS = re.compile(r"\*\*(.+?)\*\*|(?<![\w*])\*(\S[^*]*?)\*(?![\w*])|\[([^]]+)\
 
 def readme_lines(text: str, style: Style) -> list[str]:
     """Return the lines of the page below its title: wrapped paragraphs and list items, unchanged code."""
-    found: list[str] = []
+    lines: list[str] = []
     paragraph: list[str] = []
     is_fenced = False
     for line in [*text.splitlines(), ""]:
         is_fence = line.startswith("```")
         is_code = is_fenced or (line.startswith("    ") and not paragraph)
         if is_fence or is_code or not line.strip() or line.startswith(("#", "|")) or _ITEM.match(line):
-            found += _paragraph(paragraph, style)
+            lines += _paragraph(paragraph, style)
             paragraph = []
         if is_fence:
             is_fenced = not is_fenced
         elif is_code:
-            found += wrapped(f"  {printable(line if is_fenced else line[4:])}", style.columns)
+            lines += wrapped(f"  {printable(line if is_fenced else line[4:])}", style.columns)
         elif line.startswith("|"):
-            found += _row(line, style)
+            lines += _row(line, style)
         elif line.startswith("#"):
-            found += [] if line.startswith("# ") else [style.paint(_plain(line.lstrip("# ")), "strong")]
+            lines += [] if line.startswith("# ") else [style.paint(_plain(line.lstrip("# ")), "strong")]
         elif line.strip():
             paragraph.append(line.strip())
-        elif found and found[-1]:
-            found.append("")
-    return found[:-1] if found and not found[-1] else found
+        elif lines and lines[-1]:
+            lines.append("")
+    return lines[:-1] if lines and not lines[-1] else lines
 
 
 def _paragraph(lines: list[str], style: Style) -> Iterator[str]:

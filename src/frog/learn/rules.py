@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from frog.core.errors import UsageError
+from frog.core.units import count
 from frog.learn.edits import KINDS, Kind
 from frog.learn.grader.exercise import Exercise, docs_folder, find_exercises, find_pages
 from frog.learn.grader.general import general
@@ -45,11 +46,11 @@ _MINUTES = re.compile(r" \| (?:(\d+) x )?(\d+) \|$")
 
 def broken_rules(labs: Path, exercises: Sequence[Exercise]) -> list[str]:
     """Return a sentence for each rule that these exercises, or their labs, break."""
-    found = [problem for exercise in exercises for problem in exercise_problems(exercise)]
-    found += [
+    problems = [problem for exercise in exercises for problem in exercise_problems(exercise)]
+    problems += [
         problem for lab in sorted({exercise.lab for exercise in exercises}) for problem in lab_problems(labs, lab)
     ]
-    return [*found, *session_problems(labs)]
+    return [*problems, *session_problems(labs)]
 
 
 def style_problems(exercises: Sequence[Exercise]) -> list[str]:
@@ -106,8 +107,9 @@ def _check_solutions(exercise: Exercise) -> Iterator[str]:
     solutions = {kind: exercise.solutions(kind) for kind in KINDS}
     for kind, least in LEAST_SOLUTIONS.items():
         expected = least[exercise.lab >= _NUM_OLD_LABS]
-        if (found := len(solutions[kind])) < expected:
-            yield f"has {found} {kind} solution{'' if found == 1 else 's'}, expected at least {expected}"
+        num_solutions = len(solutions[kind])
+        if num_solutions < expected:
+            yield f"has {count(num_solutions, f'{kind} solution')}, expected at least {expected}"
     ids = {known.id for known in exercise.manifest.misconceptions}
     shown = {solution.misconception: solution for solution in solutions["wrong"]}
     for name in sorted(shown.keys() - ids - general().keys()):

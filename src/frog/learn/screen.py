@@ -53,11 +53,11 @@ def _exercise(session: Session, style: Style, room: int) -> Iterator[str]:
     else:
         result_rows = min(len(result), room - min(len(text), _LEAST_TEXT, room // 2))
     shown = session.text.show(text, room - result_rows)
-    found = session.result.show(result, result_rows)
+    result_lines = session.result.show(result, result_rows)
     yield _rule(style, _with_key(session, "text"))
     yield from shown
     yield _rule(style, _status(session), _with_key(session, "result"), is_good=session.has_passed)
-    yield from found
+    yield from result_lines
 
 
 def _with_key(session: Session, name: str) -> str:

@@ -117,10 +117,10 @@ class Session:
 
     def _run_check(self, grader: Checks, exercise: Exercise, files: dict[str, bytes]) -> None:
         try:
-            found = Checked(exercise, unsolved_if_empty(grader.check(exercise, files), exercise, files))
+            checked = Checked(exercise, unsolved_if_empty(grader.check(exercise, files), exercise, files))
         except FrogError as problem:
-            found = Checked(exercise, problem=str(problem), is_lost=True)
-        self._events.put(("checked", found))
+            checked = Checked(exercise, problem=str(problem), is_lost=True)
+        self._events.put(("checked", checked))
 
     def _checked(self, found: Checked) -> None:
         self.is_checking = False
@@ -233,9 +233,9 @@ class Session:
     def _type_number(self, key: str) -> None:
         """Select the first exercise whose number begins with the typed digits."""
         for typed in (self.typed + key, key):
-            found = [exercise for exercise in self.standing.exercises if exercise.number.startswith(typed)]
-            if found:
-                self.typed, self.chosen = typed, found[0]
+            matching = [exercise for exercise in self.standing.exercises if exercise.number.startswith(typed)]
+            if matching:
+                self.typed, self.chosen = typed, matching[0]
                 return
 
     def _quit(self) -> None:

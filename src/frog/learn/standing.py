@@ -121,11 +121,11 @@ def _predicted(standing: Standing) -> list[str]:
 
 def list_lines(standing: Standing, here: Exercise | None, style: Style) -> list[str]:
     """List all exercises by lab, with their states and the learner's position."""
-    found = []
+    lines = []
     for lab, exercises in standing.labs():
-        found.append(style.paint(f"lab {lab}  {style.bar(standing.passed(exercises), len(exercises), 10)}", "strong"))
-        found += [_row(standing.work(exercise), exercise, exercise == here, style) for exercise in exercises]
-    return found
+        lines.append(style.paint(f"lab {lab}  {style.bar(standing.passed(exercises), len(exercises), 10)}", "strong"))
+        lines += [_row(standing.work(exercise), exercise, exercise == here, style) for exercise in exercises]
+    return lines
 
 
 def row_of(standing: Standing, exercise: Exercise) -> int:

@@ -122,11 +122,11 @@ def _read_keys(keyboard: int, events: SimpleQueue[Event]) -> None:
 
 def keys_in(data: bytes) -> list[str]:
     """Return the pressed keys: characters, and names of arrow and page keys. Ignores all other keys."""
-    found: list[str] = []
+    keys: list[str] = []
     for part in _SEQUENCE.findall(data):
         text = part.decode(errors="ignore")
         if len(text) > 2 and text[0] == "\x1b":
-            found += [_NAMED[text[2:]]] if text[2:] in _NAMED else []
+            keys += [_NAMED[text[2:]]] if text[2:] in _NAMED else []
         else:
-            found += text
-    return found
+            keys += text
+    return keys

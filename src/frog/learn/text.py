@@ -29,16 +29,16 @@ class Style:
     def wrap(self, text: str, indent: int = 2, first: str = "") -> list[str]:
         """Wrap a text that begins with `first`; indent its other lines to the same column."""
         margin = " " * indent
-        found: list[str] = []
+        lines: list[str] = []
         for paragraph in text.splitlines() or [""]:
-            found += textwrap.wrap(
+            lines += textwrap.wrap(
                 printable(paragraph.expandtabs(4)),
                 self.columns,
-                initial_indent=margin + (" " * len(first) if found else first),
+                initial_indent=margin + (" " * len(first) if lines else first),
                 subsequent_indent=margin + " " * len(first),
                 break_on_hyphens=False,
             )
-        return found
+        return lines
 
     @staticmethod
     def cut(text: str, room: int) -> str:

@@ -74,23 +74,23 @@ def note(program: str, options: Mapping[str, str | None], *, others: frozenset[s
 
 def read_script(script: str) -> dict[str, str | None]:
     """Return the options of a job file's #SBATCH lines."""
-    found: dict[str, str | None] = {}
+    options: dict[str, str | None] = {}
     for directive in read_directives(script.splitlines()):
         if not directive.read:
             continue
         if directive.problem:
             raise SlurmRefusal(f"Invalid directive found in batch script: line {directive.line}: {directive.problem}")
-        found |= _values("sbatch", directive.asked)
-    return found
+        options |= _values("sbatch", directive.asked)
+    return options
 
 
 def _values(program: str, asked: Sequence[GivenOption]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     for item in asked:
         _check(program, item)
-        found[item.name] = item.value
-        found.pop(OPPOSITES.get(item.name, ""), None)
-    return found
+        values[item.name] = item.value
+        values.pop(OPPOSITES.get(item.name, ""), None)
+    return values
 
 
 def _check(program: str, item: GivenOption) -> None:
@@ -131,11 +131,11 @@ def gpus(options: Mapping[str, str | None]) -> tuple[int, int | None]:
     """Return the GPUs per node and the value of --gpus-per-node; --gres overrides it, whatever their order."""
     said = {name: _gpu_count(options, name) for name in ("gpus-per-node", "gres") if name in options}
     per_node = said.get("gpus-per-node")
-    found = said.get("gres", per_node or 0)
+    per_node_gpus = said.get("gres", per_node or 0)
     if "gpus" not in options:
-        return found, per_node
+        return per_node_gpus, per_node
     total, nodes = _gpu_count(options, "gpus"), count(options, "nodes") or 1
-    if total != (found or total // nodes) * nodes:
+    if total != (per_node_gpus or total // nodes) * nodes:
         raise unknown(f"--gpus={options['gpus']} on {nodes} nodes: unequal numbers of GPUs")
     return total // nodes, per_node
 
@@ -220,11 +220,11 @@ def srun_variables(env: Mapping[str, str]) -> dict[str, str | None]:
     refused = [name for name in env if name in _REFUSED_VARIABLES or name.startswith("SRUN_")]
     if others := sorted({*refused} - {*_FROM_VARIABLES, "SRUN_DEBUG"}):
         raise unknown(f"the variable {others[0]} of srun")
-    found: dict[str, str | None] = {name: env[key] or None for key, name in _FROM_VARIABLES.items() if key in env}
-    labels = found.get("label")
+    options: dict[str, str | None] = {name: env[key] or None for key, name in _FROM_VARIABLES.items() if key in env}
+    labels = options.get("label")
     if labels is not None and labels != "yes" and not parse_whole(labels):
-        del found["label"]
-    return found
+        del options["label"]
+    return options
 
 
 def export_changes(text: str | None) -> dict[str, str]:

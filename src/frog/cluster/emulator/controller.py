@@ -108,8 +108,8 @@ class SlurmController:
         with self.changed:
             while not self.stopping:
                 self._drop_impossible()
-                while found := next_to_start(self.jobs, self.nodes):
-                    self._start(*found)
+                while next_start := next_to_start(self.jobs, self.nodes):
+                    self._start(*next_start)
                 self._watch_the_clock(time.time())
                 self.changed.wait(timeout=self._until_next())
 
@@ -381,18 +381,18 @@ class SlurmController:
     def find_one(self, number: str) -> EmulatedJob:
         """Return the job with exactly that number, as in SLURM_JOB_ID."""
         with self.changed:
-            found = [job for job in self.jobs if job.job_id is not None and str(job.job_id) == number]
-        if not found:
+            matching = [job for job in self.jobs if job.job_id is not None and str(job.job_id) == number]
+        if not matching:
             raise SlurmRefusal(f"Invalid job id specified for job {number}")
-        return found[0]
+        return matching[0]
 
     def find(self, text: str) -> list[EmulatedJob]:
         """Return jobs by number, 12_3 or array. Raises SlurmRefusal if there is none."""
         with self.changed:
-            found = find_jobs(self.jobs, text)
-        if not found:
+            matching = find_jobs(self.jobs, text)
+        if not matching:
             raise SlurmRefusal(f"Invalid job id specified for job {text}")
-        return found
+        return matching
 
     def wait_for(self, predicate: Callable[[], Any]) -> None:
         """Wait until the condition is true or the daemon stops."""

@@ -331,7 +331,7 @@ def _file_names(job: EmulatedJob) -> dict[str, str]:
 
 
 def _node_tables(controller: SlurmController) -> list[dict[str, Any]]:
-    found = []
+    tables = []
     for part in free_resources(controller.nodes, controller.jobs):
         busy = [job for job in controller.jobs if job.is_active and part.node.name in job.node_names]
         state = "idle"
@@ -339,7 +339,7 @@ def _node_tables(controller: SlurmController) -> list[dict[str, Any]]:
             state = "allocated" if part.cpus == 0 else "mixed"
             if all(job.state == "COMPLETING" for job in busy):
                 state = "completing"
-        found.append(
+        tables.append(
             {
                 "name": part.node.name,
                 "state": state,
@@ -349,7 +349,7 @@ def _node_tables(controller: SlurmController) -> list[dict[str, Any]]:
                 "gpus_used": part.node.gpus - len(part.gpus),
             }
         )
-    return found
+    return tables
 
 
 def allocation_variables(controller: SlurmController, job: EmulatedJob) -> dict[str, str]:

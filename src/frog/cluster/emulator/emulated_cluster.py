@@ -98,11 +98,11 @@ def _start(folder: Path, shape: dict[str, Any]) -> None:
 
 
 def _make_room(folder: Path) -> None:
-    found = _read(folder)
-    if found is not None and _look(folder) is not None:
+    cluster = _read(folder)
+    if cluster is not None and _look(folder) is not None:
         raise UsageError(f"{folder}/: a Slurm emulator is already running", "frog slurm down")
-    if found is not None:
-        _clear(folder, found)
+    if cluster is not None:
+        _clear(folder, cluster)
     remove_commands(folder / COMMANDS)
     own = {LOCK_FILE, _LOG, _HOSTS, "bin", *(f"bin/{name}" for name in NAMES)}  # remains of a killed `frog slurm up`
     if any(str(entry.relative_to(folder)) not in own for entry in folder.rglob("*")):
@@ -119,11 +119,11 @@ def _write_shim(folder: Path, name: str) -> None:
 def down(folder: Path) -> None:
     """End all jobs and the daemon, and remove their files. Raises UsageError if the folder has none."""
     folder = folder.resolve()
-    found = _read(folder)
-    if found is None:
+    cluster = _read(folder)
+    if cluster is None:
         raise UsageError(f"{folder}: no Slurm emulator found", "frog slurm up --emulator")
     with locked(folder):
-        _clear(folder, found)
+        _clear(folder, cluster)
 
 
 def _clear(folder: Path, own: EmulatorFile) -> None:
@@ -185,17 +185,17 @@ def status_text(folder: Path) -> str:
     if own is None:
         raise UsageError(f"{folder}: no Slurm emulator found", "frog slurm up --emulator")
     place = f"127.0.0.1:{own.port}"
-    found = _look(folder)
-    if found is None:
+    state = _look(folder)
+    if state is None:
         dead = format_table([["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", "-", place, "dead"]])
         return f"{dead}\n\nthe emulator does not answer: `frog slurm down` removes its remains"
     daemon = [["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", str(own.pid), place, "runs"]]
     nodes = [["NODE", "STATE", "GPUS USED", "CPUS USED"]]
-    for node in found["nodes"]:
+    for node in state["nodes"]:
         used = [f"{node[kind + '_used']} of {node[kind]}" for kind in ("gpus", "cpus")]
         nodes.append([node["name"], node["state"], *used])
     jobs = [["JOB", "NAME", "STATE", "NODES", "WHERE OR WHY"]]
-    for job in found["jobs"]:
+    for job in state["jobs"]:
         if job["state"] in ("PENDING", "RUNNING", "COMPLETING"):
             where = f"({job['reason']})" if job["state"] == "PENDING" else job["hosts"]
             jobs.append([job["label"], job["name"], job["state"], str(job["num_nodes"]), where])

@@ -59,10 +59,10 @@ def batch_variables(job: EmulatedJob, cluster: str, array: Sequence[EmulatedJob]
 def submitted_environment(request: JobRequest) -> dict[str, str]:
     """Return the submission environment of a batch script, without another job's variables for GPUs and CPUs."""
     hidden = {*HIDDEN_WITHOUT_GPUS, "SLURM_JOB_GPUS"}
-    found = {name: value for name, value in request.environment.items() if name not in hidden}
-    if "SLURM_CPUS_PER_TASK" in found:
-        found["SLURM_CPUS_PER_TASK"] = str(request.cpus_of_task)
-    return found
+    environment = {name: value for name, value in request.environment.items() if name not in hidden}
+    if "SLURM_CPUS_PER_TASK" in environment:
+        environment["SLURM_CPUS_PER_TASK"] = str(request.cpus_of_task)
+    return environment
 
 
 def job_variables(job: EmulatedJob, cluster: str) -> dict[str, str]:
@@ -202,10 +202,10 @@ def task_gpu_variables(gpus: Sequence[int], per_task: int, local_rank: int, task
 def task_environment(base: Mapping[str, str], *changes: Mapping[str, str], with_gpus: bool) -> dict[str, str]:
     """Return a task's environment: srun's, without the variables of the batch script, and with the changes."""
     hidden = () if with_gpus else HIDDEN_WITHOUT_GPUS
-    found = {name: value for name, value in base.items() if name not in hidden}
+    environment = {name: value for name, value in base.items() if name not in hidden}
     for change in changes:
-        found |= change
-    return found
+        environment |= change
+    return environment
 
 
 # ---- marks and signals -----------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def find_marked(prefix: str) -> list[int]:
 
 def _marks_of_proc() -> list[tuple[int, str]]:
     name = f"{MARK}=".encode()
-    found = []
+    marks = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -240,8 +240,8 @@ def _marks_of_proc() -> list[tuple[int, str]]:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # it has just ended, or belongs to another user
             continue
-        found += [(int(entry.name), item.removeprefix(name).decode()) for item in variables if item.startswith(name)]
-    return found
+        marks += [(int(entry.name), item.removeprefix(name).decode()) for item in variables if item.startswith(name)]
+    return marks
 
 
 def _marks_of_ps() -> list[tuple[int, str]]:
@@ -253,8 +253,8 @@ def _marks_of_ps() -> list[tuple[int, str]]:
 
 def parse_ps(text: str) -> list[tuple[int, str]]:
     """Return pid and mark of each line of ps that has a mark."""
-    found = re.findall(rf"^\s*(\d+)\s.*?\b{MARK}=(\S+)", text, re.MULTILINE)
-    return [(int(pid), mark) for pid, mark in found]
+    marked = re.findall(rf"^\s*(\d+)\s.*?\b{MARK}=(\S+)", text, re.MULTILINE)
+    return [(int(pid), mark) for pid, mark in marked]
 
 
 def enter(folder: Path) -> tuple[Path, str]:

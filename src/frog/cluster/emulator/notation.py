@@ -44,14 +44,14 @@ def expand_hosts(text: str) -> list[str]:
 
 def _numbers(ranges: str) -> list[str]:
     """Expand 01-03,7 to 01, 02, 03, 7."""
-    found: list[str] = []
+    numbers: list[str] = []
     for part in ranges.split(","):
         begin, _, end = part.partition("-")
         first, last = parse_whole(begin), parse_whole(end or begin)
-        if first is None or last is None or not 0 <= last - first < _MOST_HOSTS - len(found):
+        if first is None or last is None or not 0 <= last - first < _MOST_HOSTS - len(numbers):
             raise ValueError(ranges)
-        found += [f"{number:0{len(begin)}d}" for number in range(first, last + 1)]
-    return found
+        numbers += [f"{number:0{len(begin)}d}" for number in range(first, last + 1)]
+    return numbers
 
 
 def compress_hosts(hosts: Sequence[str]) -> str:
@@ -123,8 +123,8 @@ def signal_number(text: str) -> int | None:
     """Parse USR1, SIGUSR1 or 10; None for an unknown signal."""
     if (number := parse_whole(text)) is not None:
         return number if 0 < number < 65 else None
-    found = getattr(signal, f"SIG{text.upper().removeprefix('SIG')}", None)
-    return int(found) if isinstance(found, signal.Signals) else None
+    named = getattr(signal, f"SIG{text.upper().removeprefix('SIG')}", None)
+    return int(named) if isinstance(named, signal.Signals) else None
 
 
 def parse_signal(text: str) -> WarningSignal:

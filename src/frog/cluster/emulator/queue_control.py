@@ -44,7 +44,7 @@ def parse_command_line(program: str, words: Sequence[str], known: Mapping[str, s
     short = "".join(code[0] + (":" if code[1] == "=" else "") for code in known.values() if code[0] != ".")
     long = [name + ("=" if code[1] == "=" else "") for name, code in known.items()]
     try:
-        found, rest = getopt.gnu_getopt(list(words), short, long)
+        given, rest = getopt.gnu_getopt(list(words), short, long)
     except getopt.GetoptError as error:
         dashes = "--" if len(error.opt) > 1 else "-"
         raise SlurmRefusal(
@@ -53,7 +53,7 @@ def parse_command_line(program: str, words: Sequence[str], known: Mapping[str, s
         ) from None
     by_letter = {f"-{code[0]}": name for name, code in known.items()}
     options: dict[str, str | None] = {}
-    for word, value in found:
+    for word, value in given:
         name = by_letter[word] if word in by_letter else word[2:]
         options[name] = value if known[name][1] == "=" else None
     return CommandLine(options, rest)
@@ -158,14 +158,14 @@ def _is_called(job: Row, text: str) -> bool:
 
 def _states(text: str) -> set[str]:
     long = {short: name for name, short in SHORT_STATES.items()}
-    found = set()
+    states = set()
     for part in text.upper().split(","):
         if part == "ALL":
             return set(SHORT_STATES)
         if part not in SHORT_STATES and part not in long:
             raise SlurmRefusal(f"Invalid job state specified: {part}\n{_STATE_HELP}")
-        found.add(long.get(part, part))
-    return found
+        states.add(long.get(part, part))
+    return states
 
 
 def _with_arrays_together(jobs: Iterable[Row]) -> Iterable[Row]:
@@ -230,10 +230,10 @@ def sinfo(client: Client, words: Sequence[str]) -> int:
     given = parse_command_line("sinfo", words, {"noheader": "h-", "Node": "N-", "format": "o="})
     if given.words:
         raise unknown(f"{given.words[0]!r} after sinfo")
-    found = client.ask("look")
+    cluster = client.ask("look")
     form = given.options.get("format") or (_SINFO_NODES if "Node" in given.options else _SINFO)
     groups: dict[tuple[object, ...], Row] = {}
-    for partition, node in itertools.product(found["partitions"], found["nodes"]):
+    for partition, node in itertools.product(cluster["partitions"], cluster["nodes"]):
         state = "" if "format" in given.options and not re.search(r"%[.\d]*[tT]", form) else node["state"]
         one_each = "Node" in given.options or re.search(r"%[.\d]*n", form)
         key = (partition, node["name"] if one_each else state)
@@ -359,8 +359,8 @@ def _show(client: Client, words: Sequence[str], *, one_line: bool) -> None:
     elif what in ("hostlist", "hostlistsorted"):
         print(compress_hosts(rest[0].split(",") if rest else []))
     elif what in ("job", "jobs"):
-        found = _jobs(client, rest)
-        _print_tables([_job_table(job) for job in found], one_line=one_line)
+        selected = _jobs(client, rest)
+        _print_tables([_job_table(job) for job in selected], one_line=one_line)
     elif what in ("node", "nodes"):
         _print_tables(_node_tables(client, rest), one_line=one_line)
     else:
@@ -382,10 +382,10 @@ def _jobs(client: Client, rest: Sequence[str]) -> list[dict[str, Any]]:
     if not rest:
         return [job for job in jobs if job["own_id"] is not None]
     whole = [job for job in jobs if is_called(rest[0], job["label"], job["array_job"])]
-    found = whole or [job for job in jobs if is_called(rest[0], job["label"], job["own_id"])]
-    if not found:
+    selected = whole or [job for job in jobs if is_called(rest[0], job["label"], job["own_id"])]
+    if not selected:
         raise SlurmRefusal("slurm_load_jobs error: Invalid job id specified", plain=True)
-    return found
+    return selected
 
 
 def _job_table(job: Mapping[str, Any]) -> list[list[str]]:

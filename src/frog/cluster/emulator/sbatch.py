@@ -194,15 +194,15 @@ def _yes_no(options: Mapping[str, str | None], name: str) -> bool:
 
 def parse_dependency(text: str) -> list[tuple[str, list[str]]]:
     """Parse afterok:12:13,singleton into [("afterok", ["12", "13"]), ("singleton", [])]. A job must satisfy all."""
-    found: list[tuple[str, list[str]]] = []
+    conditions: list[tuple[str, list[str]]] = []
     for part in text.split(","):
         kind, *jobs = part.split(":")
         if kind == "singleton" and not jobs:
-            found.append((kind, []))
+            conditions.append((kind, []))
         elif kind in _DEPENDENCIES and jobs and all(re.fullmatch(r"\d+(_\d+)?", job) for job in jobs):
-            found.append((kind, jobs))
+            conditions.append((kind, jobs))
         elif kind in (*_DEPENDENCIES, "aftercorr", "afterburstbuffer", "expand") or "?" in part:
             raise unknown(f"--dependency={text}")
         else:
             raise SlurmRefusal("Batch job submission failed: Job dependency problem")
-    return found
+    return conditions

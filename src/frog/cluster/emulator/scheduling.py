@@ -131,13 +131,13 @@ class FreeResources:
 def free_resources(nodes: Sequence[Node], jobs: Sequence[EmulatedJob]) -> list[FreeResources]:
     """Return the free resources of each node, which no active job has allocated."""
     allocations = [allocation for job in jobs if job.is_active for allocation in job.allocations]
-    found = []
+    free = []
     for node in nodes:
         here = [allocation for allocation in allocations if allocation.node == node.name]
         taken = {number for allocation in here for number in allocation.gpus}
         gpus = tuple(number for number in range(node.gpus) if number not in taken)
-        found.append(FreeResources(node, node.cpus - sum(allocation.cpus for allocation in here), gpus))
-    return found
+        free.append(FreeResources(node, node.cpus - sum(allocation.cpus for allocation in here), gpus))
+    return free
 
 
 def check_fits(request: JobRequest, nodes: Sequence[Node]) -> str | None:

@@ -100,7 +100,7 @@ class Conversation:
 def read_client(folder: Path) -> Client:
     """Return the daemon of a folder. Raises SlurmRefusal if there is none."""
     try:
-        found = read_cluster_file(folder, EmulatorFile, SlurmRefusal)
+        settings = read_cluster_file(folder, EmulatorFile, SlurmRefusal)
     except FileNotFoundError:
         raise SlurmRefusal(f"{folder}: no Slurm emulator is running", "frog slurm up --emulator") from None
-    return Client(found.port, found.token, folder)
+    return Client(settings.port, settings.token, folder)

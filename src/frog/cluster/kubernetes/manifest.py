@@ -133,8 +133,8 @@ def _read_config_map(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
             binary[key] = base64.b64decode("".join(text.split()), validate=True)
         except ValueError:
             top.problem("not base64", f"binaryData.{key}")
-    manifest.config_maps[meta.name] = found = ConfigMap(data, binary)
-    for key in found.keys:
+    manifest.config_maps[meta.name] = config_map = ConfigMap(data, binary)
+    for key in config_map.keys:
         if not is_key(key):
             top.problem(f"{key!r}: not a valid key in Kubernetes", "data")
     if both := sorted(set(data) & set(binary)):

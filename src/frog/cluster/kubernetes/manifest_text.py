@@ -50,8 +50,8 @@ def load_documents(text: str) -> list[Any]:
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
                 seen.add(key.value)
-            found: dict[Any, Any] = super().construct_mapping(node, deep)
-            return found
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
 
         def construct_document(self, node: Any) -> Any:
             if _unfolded(node, {}) > _MOST_NODES:

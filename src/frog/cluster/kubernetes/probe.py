@@ -56,10 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     index = int(variable("JOB_COMPLETION_INDEX") or 0)
     ranks = range(index * args.ranks, (index + 1) * args.ranks)
-    found = problem(RunFolder(args.run), host_name(), ranks, args.within, fresh=args.fresh, training=args.training)
-    if found is not None:
-        print(found)
-    return 0 if found is None else 1
+    reason = problem(RunFolder(args.run), host_name(), ranks, args.within, fresh=args.fresh, training=args.training)
+    if reason is not None:
+        print(reason)
+    return 0 if reason is None else 1
 
 
 if __name__ == "__main__":

@@ -113,8 +113,8 @@ def read_job_set(spec: Fields, kind: str, name: str, namespace: str, manifest: M
     in_order = spec.object("startupPolicy")
     ordered = in_order.text("startupPolicyOrder", "AnyOrder", choices=["AnyOrder", "InOrder"]) == "InOrder"
     in_order.done()
-    found = JobSet(kind, name, tuple(_expanded(name, members, subdomain, coordinator, ordered)))
-    manifest.sets.append(_with_policies(found, spec, names))
+    job_set = JobSet(kind, name, tuple(_expanded(name, members, subdomain, coordinator, ordered)))
+    manifest.sets.append(_with_policies(job_set, spec, names))
     if spec.flag("suspend"):
         manifest.notes.append("suspend: ignored, because no queue could start the Jobs later")
     manifest.notes += [f"{key}: ignored" for key in spec.without_effect("managedBy")]
@@ -142,9 +142,9 @@ def _read_member(
 
 
 def _read_dependency(fields: Fields) -> tuple[str, str]:
-    found = fields.text("name"), fields.text("status", choices=["Ready", "Complete"])
+    dependency = fields.text("name"), fields.text("status", choices=["Ready", "Complete"])
     fields.done()
-    return found
+    return dependency
 
 
 def _read_network(fields: Fields, name: str, manifest: Manifest) -> str | None:
@@ -272,9 +272,9 @@ def _read_failure_rule(rule: Fields, names: Sequence[str]) -> FailureRule:
         if reason not in _REASONS:
             rule.problem(f"{reason!r}: must be one of {', '.join(_REASONS)}", "onJobFailureReasons")
     rule.refuse("onJobFailureMessagePatterns", "the messages of Jobs differ from those of a cluster")
-    found = FailureRule(action, tuple(reasons), _targets(rule, names))
+    failure_rule = FailureRule(action, tuple(reasons), _targets(rule, names))
     rule.done()
-    return found
+    return failure_rule
 
 
 def _targets(fields: Fields, names: Sequence[str]) -> tuple[str, ...]:
@@ -439,7 +439,7 @@ def _trainer_of(job_set: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[st
             containers = template["spec"]["template"]["spec"]["containers"]
         except (KeyError, TypeError):
             continue
-        return job, next((found for found in _listed(containers) if _name_of(found) == _NODE), None)
+        return job, next((container for container in _listed(containers) if _name_of(container) == _NODE), None)
     return None, None
 
 
@@ -454,14 +454,14 @@ def _merged(base: Any, patch: Any) -> Any:
 
 def _by_name(base: list[Any], changes: list[Any]) -> list[Any]:
     """Return a list in which a change replaces or amends the object of its name."""
-    found = list(base)
+    merged = list(base)
     for change in changes:
-        names = [_name_of(item) for item in found]
+        names = [_name_of(item) for item in merged]
         if (name := _name_of(change)) is not None and name in names:
-            found[names.index(name)] = _merged(found[names.index(name)], change)
+            merged[names.index(name)] = _merged(merged[names.index(name)], change)
         else:
-            found.append(change)
-    return found
+            merged.append(change)
+    return merged
 
 
 def _name_of(item: Any) -> str | None:

@@ -92,8 +92,8 @@ def environment(folder: Path) -> dict[str, str]:
     """Return the environment variables with which a shell's Slurm commands find the cluster."""
     path = os.pathsep.join(shell_path(folder, *path_without_emulators().split(os.pathsep)))
     # The simulated nodes claim more CPUs than exist: that many threads would only compete.
-    found = {"SLURM_CONF": str(folder.resolve() / "slurm.conf"), "OMP_NUM_THREADS": "1"}
-    return found if path == variable("PATH") else {**found, "PATH": path}
+    variables = {"SLURM_CONF": str(folder.resolve() / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+    return variables if path == variable("PATH") else {**variables, "PATH": path}
 
 
 def up(
@@ -142,21 +142,21 @@ def read_cluster(folder: Path) -> Cluster:
         kind = read_cluster_file(folder, ClusterKind).kind
         if kind != KIND:
             raise UsageError(f"{folder}: contains a cluster of another kind ({kind})", "frog slurm down ends it")
-        found = read_cluster_file(folder, SlurmFile)
-        if len(found.site.ports) != found.shape.nodes + 1:
+        known = read_cluster_file(folder, SlurmFile)
+        if len(known.site.ports) != known.shape.nodes + 1:
             raise UsageError(
-                f"{folder}: $.site.ports: found {len(found.site.ports)}, expected one for slurmctld and each node of "
-                f"$.shape, {found.shape.nodes + 1}",
+                f"{folder}: $.site.ports: found {len(known.site.ports)}, expected one for slurmctld and each node of "
+                f"$.shape, {known.shape.nodes + 1}",
                 "frog slurm down ends it",
             )
-        if found.site.folder != str(folder.resolve()):
+        if known.site.folder != str(folder.resolve()):
             raise UsageError(
-                f"{folder}: $.site.folder: found {shortened(found.site.folder)}, which is another folder",
-                f"name that one, or move this one back: frog slurm down --folder {shortened(found.site.folder)}",
+                f"{folder}: $.site.folder: found {shortened(known.site.folder)}, which is another folder",
+                f"name that one, or move this one back: frog slurm down --folder {shortened(known.site.folder)}",
             )
     except FileNotFoundError:
         raise UsageError(f"{folder}: no cluster found", "frog slurm up, or name its --folder") from None
-    return Cluster(Site.of(found.site), Shape(**msgspec.structs.asdict(found.shape)))
+    return Cluster(Site.of(known.site), Shape(**msgspec.structs.asdict(known.shape)))
 
 
 def daemons(cluster: Cluster) -> dict[str, int | None]:
@@ -258,10 +258,10 @@ def _choose_site(folder: Path, shape: Shape) -> Site:
 
 def _free_ports(address: str, count: int) -> tuple[int, ...]:
     """Return the free ports, all different: above those of runs, below the ephemeral range."""
-    found: set[int] = set()
-    while len(found) < count:
-        found.add(free_port(address, range(30_000, 32_700)))
-    return tuple(found)
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port(address, range(30_000, 32_700)))
+    return tuple(ports)
 
 
 def _commands(site: Site, shape: Shape) -> dict[str, list[str]]:
@@ -269,10 +269,10 @@ def _commands(site: Site, shape: Shape) -> dict[str, list[str]]:
     munged = [find_program("munged"), "--foreground", "--socket", str(site.munge_socket)]
     munged += ["--key-file", str(site.munge_key), "--pid-file", str(site.scratch / "munged.pid")]
     munged += ["--log-file", str(site.folder / "logs" / "munged.log"), "--seed-file", str(site.scratch / "seed")]
-    found = {"munged": munged, "slurmctld": [find_program("slurmctld"), "-D"]}
+    commands = {"munged": munged, "slurmctld": [find_program("slurmctld"), "-D"]}
     for name in shape.node_names:
-        found[f"slurmd-{name}"] = [find_program("slurmd"), "-D", "-N", name]
-    return found
+        commands[f"slurmd-{name}"] = [find_program("slurmd"), "-D", "-N", name]
+    return commands
 
 
 def _wait(site: Site, started: dict[str, subprocess.Popen[bytes]], true: Callable[[], bool], what: str) -> None:
@@ -293,11 +293,11 @@ def _all_idle(cluster: Cluster) -> bool:
 
 def _tails(site: Site, num_lines: int = 4) -> str:
     """Return the end of each daemon's log."""
-    found = []
+    tails = []
     for log in sorted(site.logs.glob("*.out")):
         lines = log.read_text(errors="replace").splitlines()[-num_lines:]
-        found += [f"  {log.name}:", *(f"    {line}" for line in lines)] if lines else []
-    return "\n".join(found)
+        tails += [f"  {log.name}:", *(f"    {line}" for line in lines)] if lines else []
+    return "\n".join(tails)
 
 
 def _clear(site: Site, *, keep_logs: bool) -> None:

@@ -126,7 +126,7 @@ def find_processes(cluster: str) -> list[ClusterProcess]:
     """Return all live processes of a cluster, except this process and its ancestors."""
     wanted = f"{_MARK}={cluster}".encode(), f"SLURM_CLUSTER_NAME={cluster}".encode()
     own = _ancestors()
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) in own:
             continue
@@ -137,8 +137,8 @@ def find_processes(cluster: str) -> list[ClusterProcess]:
             continue
         of_job = wanted[1] in variables and any(variable.startswith(b"SLURM_JOB_ID=") for variable in variables)
         if of_job or wanted[0] in variables:
-            found.append(ClusterProcess(int(entry.name), command, of_job))
-    return sorted(found, key=lambda process: process.pid)
+            processes.append(ClusterProcess(int(entry.name), command, of_job))
+    return sorted(processes, key=lambda process: process.pid)
 
 
 def end_processes(cluster: str, grace_s: float) -> list[ClusterProcess]:

@@ -60,7 +60,7 @@ def class_page(reports: Sequence[Report], num_unread: int, pseudonyms: bool) -> 
 
 
 def _learner_row(name: str, report: Report, exercises: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    works = [report.work(one["id"]) for one in exercises]
+    works = [report.work(exercise["id"]) for exercise in exercises]
     journal = report.export.journal
     return {
         "name": name,

@@ -24,14 +24,14 @@ def read_heads(path: Path) -> list[tuple[int, str, str]]:
         lines = read_bounded(path, UsageError, _HINT).decode(errors="replace").splitlines()
     except FileNotFoundError:
         raise UsageError(f"{path}: is missing", _HINT) from None
-    found = []
+    heads = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         if (match := _LINE.fullmatch(line.strip())) is None:
             raise UsageError(f"{path}:{number}: found {line.strip()[:80]!r}, expected a head and a name", _HINT)
-        found.append((number, match[1], match[2]))
-    return found
+        heads.append((number, match[1], match[2]))
+    return heads
 
 
 def compare_with_heads(

@@ -113,10 +113,10 @@ def _latest(reports: Sequence[Report]) -> Iterator[Report]:
     for same in by_learner.values():
         *earlier, last = sorted(same, key=lambda report: report.export.exported)
         edits = [
-            f"the export of {one.export.exported[:16]} ended at entry {len(one.export.journal)}, "
-            f"head {one.head[:12]}, which this journal does not contain: the journal was rewritten"
-            for one in earlier
-            if one.head not in last.hashes and not one.edits
+            f"the export of {older.export.exported[:16]} ended at entry {len(older.export.journal)}, "
+            f"head {older.head[:12]}, which this journal does not contain: the journal was rewritten"
+            for older in earlier
+            if older.head not in last.hashes and not older.edits
         ]
         yield replace(last, edits=(*last.edits, *edits))
 

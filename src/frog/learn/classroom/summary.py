@@ -23,13 +23,18 @@ def columns(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[
     """Return the exercises of all labs that any learner has started, then those unknown to this version of Frog."""
     begun = {record.id: record for report in reports for record in report.export.exercises}
     labs = {name.partition("/")[0] for name in begun}
-    found = [
-        {"id": one.id, "lab": one.id.partition("/")[0], "number": one.number, "title": one.manifest.title}
-        for one in course
-        if one.id.partition("/")[0] in labs
+    exercise_columns = [
+        {
+            "id": exercise.id,
+            "lab": exercise.id.partition("/")[0],
+            "number": exercise.number,
+            "title": exercise.manifest.title,
+        }
+        for exercise in course
+        if exercise.id.partition("/")[0] in labs
     ]
-    known = {one["id"] for one in found}
-    return found + [
+    known = {exercise["id"] for exercise in exercise_columns}
+    return exercise_columns + [
         {"id": name, "lab": "elsewhere", "number": record.number, "title": record.title}
         for name, record in sorted(begun.items())
         if name not in known
@@ -38,7 +43,7 @@ def columns(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[
 
 def labs_of(exercises: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:
     """Return the grid's headings: each lab and its number of columns."""
-    grouped = groupby(exercises, key=lambda one: str(one["lab"]))
+    grouped = groupby(exercises, key=lambda exercise: str(exercise["lab"]))
     return [(lab.replace("lab", "lab ", 1), len(list(ones))) for lab, ones in grouped]
 
 
@@ -57,12 +62,12 @@ def cell(work: Work) -> dict[str, str]:
 def stops(reports: Sequence[Report], exercises: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the exercises where learners are stuck, took help, or had a solution rejected; worst first."""
     rows = []
-    for one in exercises:
-        works = [work for report in reports if (work := report.work(one["id"])) != Work(shipped=work.shipped)]
+    for exercise in exercises:
+        works = [work for report in reports if (work := report.work(exercise["id"])) != Work(shipped=work.shipped)]
         passed = [work for work in works if work.passed]
         rows.append(
             {
-                **one,
+                **exercise,
                 "begun": len(works),
                 "passed": len(passed),
                 "stuck": len(works) - len(passed),
@@ -78,7 +83,7 @@ def stops(reports: Sequence[Report], exercises: Sequence[dict[str, Any]]) -> lis
 
 def misconceptions(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[str, Any]]:
     """Return the misconceptions that checks found, sorted by number of learners."""
-    by_id, everywhere = {one.id: one for one in course}, general()
+    by_id, everywhere = {known_exercise.id: known_exercise for known_exercise in course}, general()
     met: dict[tuple[str, str], list[tuple[int, bool]]] = {}
     numbers = {}
     for record in (record for report in reports for record in report.export.exercises):
@@ -86,15 +91,15 @@ def misconceptions(reports: Sequence[Report], course: Sequence[Exercise]) -> lis
         for name, rejected in record.work.rejected.items():
             met.setdefault((record.id, name), []).append((rejected.times, record.work.passed is None))
     rows = []
-    for (exercise, name), found in met.items():
+    for (exercise, name), meetings in met.items():
         known = (by_id[exercise].misconception(name) if exercise in by_id else None) or everywhere.get(name)
         rows.append(
             {
                 "number": numbers[exercise],
                 "belief": known.belief if known else name,
-                "learners": len(found),
-                "times": sum(times for times, _ in found),
-                "stuck": sum(still for _, still in found),
+                "learners": len(meetings),
+                "times": sum(times for times, _ in meetings),
+                "stuck": sum(still for _, still in meetings),
             }
         )
     return sorted(rows, key=lambda row: (-row["learners"], -row["stuck"], -row["times"]))
@@ -109,7 +114,7 @@ def predictions(reports: Sequence[Report], course: Sequence[Exercise]) -> list[d
             if (key := (guess.exercise, guess.id)) not in seen:
                 seen.add(key)
                 firsts.setdefault(key, []).append(guess)
-    asked = {(one.id, p.id): (one.number, p) for one in course for p in one.manifest.predict}
+    asked = {(exercise.id, p.id): (exercise.number, p) for exercise in course for p in exercise.manifest.predict}
     rows = [_prediction_row(key, guesses, *asked.get(key, (key[0], None))) for key, guesses in sorted(firsts.items())]
     return [row for row in rows if row["measured"]]
 

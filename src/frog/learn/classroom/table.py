@@ -45,8 +45,8 @@ def table_text(reports: Sequence[Report], pseudonyms: bool) -> str:
 
 def _row(name: str, report: Report, course: Sequence[Exercise]) -> Iterator[tuple[str, Cell]]:
     """Yield one learner's columns, in order."""
-    passed = {one.id for one in course if report.work(one.id).passed}
-    labs = {lab: [one.id for one in course if _lab(one) == lab] for lab in dict.fromkeys(map(_lab, course))}
+    passed = {item.id for item in course if report.work(item.id).passed}
+    labs = {lab: [item.id for item in course if _lab(item) == lab] for lab in dict.fromkeys(map(_lab, course))}
     works = [record.work for record in report.export.exercises]
     yield "name", name
     yield "labs_passed", sum(passed.issuperset(ids) for ids in labs.values())
@@ -55,8 +55,8 @@ def _row(name: str, report: Report, course: Sequence[Exercise]) -> Iterator[tupl
     for lab, ids in labs.items():
         yield f"{lab}_exercises_passed", len(passed.intersection(ids))
     for lab in labs:
-        yield from _quiz(lab, [one for one in report.export.quizzes if f"lab{one.lab}" == lab])
-    yield from _quiz("mixed", [one for one in report.export.quizzes if one.lab is None])
+        yield from _quiz(lab, [item for item in report.export.quizzes if f"lab{item.lab}" == lab])
+    yield from _quiz("mixed", [item for item in report.export.quizzes if item.lab is None])
     yield "drills", len(report.export.drills)
     yield "best_drill_right_of_3", max((drill.right for drill in report.export.drills), default="")
     yield "hints", sum(work.hints for work in works)

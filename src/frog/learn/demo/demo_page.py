@@ -21,7 +21,9 @@ def page_path(folder: Path) -> Path:
 def write_page(folder: Path, session: Session) -> None:
     """Write index.html from the records in the demo folder."""
     reports = sorted(str(path.relative_to(folder)) for path in folder.glob("runs/*/report.html"))
-    steps = [(one, output_path(folder, one.number).name, _output(folder, one.number)) for one in read_records(folder)]
+    steps = [
+        (step, output_path(folder, step.number).name, _output(folder, step.number)) for step in read_records(folder)
+    ]
     page = Environment(loader=PackageLoader("frog.learn.demo", "."), autoescape=True).get_template("page.html.jinja")
     write_atomic(page_path(folder), page.render(session=session, steps=steps, reports=reports))
 

@@ -59,8 +59,8 @@ def _next(name: str) -> Path:
 
 def _numbered(name: str) -> dict[int, Path]:
     """Return the existing demo-a (number 1), demo-a-2, ... in numerical order."""
-    found = ((re.fullmatch(rf"demo-{name}(?:-([1-9]\d{{0,8}}))?", path.name), path) for path in Path().iterdir())
-    return dict(sorted((int(match[1] or 1), path) for match, path in found if match))
+    matches = ((re.fullmatch(rf"demo-{name}(?:-([1-9]\d{{0,8}}))?", path.name), path) for path in Path().iterdir())
+    return dict(sorted((int(match[1] or 1), path) for match, path in matches if match))
 
 
 def _is_demo(folder: Path) -> bool:

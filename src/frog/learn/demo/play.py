@@ -81,7 +81,7 @@ class Player:
 
     def _announce(self, number: int, step: Step, command: str) -> None:
         steps = self.session.steps
-        begins = sum(one.minutes for one in steps[: number - 1])
+        begins = sum(earlier.minutes for earlier in steps[: number - 1])
         self.console.rule(f"{number}/{len(steps)}  {step.title}", align="left")
         self._say("time", f"minutes {begins} to {begins + step.minutes} of {self.session.minutes}")
         self._say("say", step.say)

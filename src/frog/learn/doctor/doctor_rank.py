@@ -188,23 +188,23 @@ def _build() -> str:
 def _computes(device: str) -> str:
     """Check the sum of a product of two matrices of ones."""
     ones = torch.ones(64, 64, device=device)
-    found = float((ones @ ones).sum())
-    if found != 64**3:
-        raise ValueError(f"wrong: a matrix product sums to {found}, expected {64.0**3}")
+    total = float((ones @ ones).sum())
+    if total != 64**3:
+        raise ValueError(f"wrong: a matrix product sums to {total}, expected {64.0**3}")
     return f"works, with {torch.get_num_threads()} threads" if device == "cpu" else "works"
 
 
 def _gpu() -> str:
     """Test each device other than the CPU."""
-    found = []
+    gpus = []
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
-            found.append(f"cuda:{number} ({torch.cuda.get_device_name(number)}) {_computes(f'cuda:{number}')}")
+            gpus.append(f"cuda:{number} ({torch.cuda.get_device_name(number)}) {_computes(f'cuda:{number}')}")
     if torch.backends.mps.is_available():
-        found.append(f"mps {_computes('mps')}")
-    if not found:
+        gpus.append(f"mps {_computes('mps')}")
+    if not gpus:
         raise ValueError("none")
-    return "; ".join(found)
+    return "; ".join(gpus)
 
 
 def _version(package: str) -> str:

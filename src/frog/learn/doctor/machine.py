@@ -59,7 +59,7 @@ def _reachable() -> str:
 
 def _addresses() -> list[str]:
     try:
-        return sorted({str(found[4][0]) for found in socket.getaddrinfo(host_name(), None)})
+        return sorted({str(address[4][0]) for address in socket.getaddrinfo(host_name(), None)})
     except OSError as problem:
         raise ValueError(f"{host_name()} does not resolve: {problem.strerror}") from None
 

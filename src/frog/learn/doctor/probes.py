@@ -65,7 +65,7 @@ def _worst(seen: Sequence[Seen], silent: str, name: str) -> Seen:
     missing = Seen(name=name, ok=False, text=silent)
     if not seen or (name.startswith("gloo ") and len(seen) < 2 and seen[0].ok):
         return missing
-    return next((one for one in seen if not one.ok), seen[0])
+    return next((report for report in seen if not report.ok), seen[0])
 
 
 def _silence(codes: Mapping[str, int | None], outputs: Mapping[str, str], deadline_s: float) -> str:

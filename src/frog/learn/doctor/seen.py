@@ -41,9 +41,9 @@ def attempt(name: str, look: Callable[[], str]) -> None:
 
 def read_reports(output: str) -> list[Seen]:
     """Extract the findings from a program's output."""
-    found = []
+    reports = []
     for line in output.splitlines():
         if line.startswith(_MARK):
             with contextlib.suppress(FrogError):  # the program ended in the middle of the line
-                found.append(decode(line.removeprefix(_MARK), Seen, "a probe"))
-    return found
+                reports.append(decode(line.removeprefix(_MARK), Seen, "a probe"))
+    return reports

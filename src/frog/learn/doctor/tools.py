@@ -74,8 +74,8 @@ def _shell() -> str:
         raise ValueError(f"not found: {', '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder:
         line = "printf 'one\\ntwo\\nthree\\n' > log && chmod u+r log && cat log | grep t | tail -n 2 | head -n 1"
-        if (found := run("bash", "-c", line, folder=folder)) != "two":
-            raise ValueError(f"`{line}` printed {found!r}, expected 'two'")
+        if (printed := run("bash", "-c", line, folder=folder)) != "two":
+            raise ValueError(f"`{line}` printed {printed!r}, expected 'two'")
     return ", ".join(names)
 
 

@@ -43,15 +43,15 @@ def read_nodes(nproc: int | None, nodes: str | None) -> Nodes:
     """Parse the world's size. Raises UsageError if it has one rank only, or too many for a chart."""
     from frog.launch.nodes import Nodes, parse_nodes
 
-    found = parse_nodes(nodes) if nodes else Nodes(1, 1, 4 if nproc is None else nproc)
-    if found.elastic:
+    layout = parse_nodes(nodes) if nodes else Nodes(1, 1, 4 if nproc is None else nproc)
+    if layout.elastic:
         raise UsageError(f"--nodes {nodes}: this world has a fixed size", "--nodes 2x2")
-    world_size = found.most * found.ranks
+    world_size = layout.most * layout.ranks
     if not 2 <= world_size <= _MOST:
         raise UsageError(
             f"a world of {world_size}: must have 2 to {_MOST} ranks, so that ranks can wait for each other", "--nproc 4"
         )
-    return found
+    return layout
 
 
 def run_notes(what: str, nodes: Nodes) -> tuple[int, list[dict[str, Any]]]:

@@ -179,9 +179,9 @@ class Exercise:
 
     @property
     def _parts(self) -> tuple[str, str, str]:
-        if (found := _ID.fullmatch(self.id)) is None:
+        if (match := _ID.fullmatch(self.id)) is None:
             raise UsageError(f"{self.folder}: found the name {self.id}, expected one like lab2/01_average_gradients")
-        return found[1], found[2], found[3]
+        return match[1], match[2], match[3]
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -223,19 +223,19 @@ class Exercise:
         Raises:  UsageError if solutions.toml is invalid, or if a solution exists in both forms.
         """
         paths = (self.folder / kind).iterdir() if (self.folder / kind).is_dir() else ()
-        found = [
+        solutions = [
             Solution(self, kind, path.stem if path.is_file() else path.name, path)
             for path in paths
             if not path.name.startswith((".", "__"))
         ]
         edited = read_edits(self.folder / TABLE)[kind]
-        for solution in found:
+        for solution in solutions:
             if solution.name in edited:
                 raise UsageError(
                     f"{self.id}: {solution.title} is both in {TABLE} and in {solution.path}", "remove one of them"
                 )
-        found += [Solution(self, kind, name, edits=edits) for name, edits in edited.items()]
-        return sorted(found, key=lambda solution: solution.name)
+        solutions += [Solution(self, kind, name, edits=edits) for name, edits in edited.items()]
+        return sorted(solutions, key=lambda solution: solution.name)
 
 
 def find_exercises(labs: Path = LABS) -> list[Exercise]:
@@ -249,11 +249,11 @@ def find_exercise(name: str, labs: Path = LABS) -> Exercise:
     Raises:  UsageError that lists the candidates.
     """
     exercises = find_exercises(labs)
-    found = [exercise for exercise in exercises if name in _names_of(exercise)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UsageError(f"{name}: names several exercises", f"one of: {', '.join(one.id for one in found)}")
+    matching = [exercise for exercise in exercises if name in _names_of(exercise)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UsageError(f"{name}: names several exercises", f"one of: {', '.join(match.id for match in matching)}")
     raise UsageError(f"{name}: no such exercise", _nearest(name, exercises))
 
 
@@ -286,5 +286,5 @@ def docs_folder(labs: Path = LABS) -> Path:
 def find_pages(labs: Path = LABS) -> dict[str, Path]:
     """Return the pages for a course folder, by name: each lab's, and those that they refer to."""
     docs = docs_folder(labs)
-    found = {f"labs/{page.name}": page for page in sorted((docs / "labs").glob("lab*.md"))}
-    return found | {name: docs / name for name in READ if (docs / name).is_file()}
+    lab_pages = {f"labs/{page.name}": page for page in sorted((docs / "labs").glob("lab*.md"))}
+    return lab_pages | {name: docs / name for name in READ if (docs / name).is_file()}

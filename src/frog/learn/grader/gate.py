@@ -163,17 +163,15 @@ class Gate:
         """Match a receiver from any source with the lowest sender, once all other possible senders have stopped."""
         for rank, state in enumerate(self.ranks):
             number = state.waits_for
-            if number is None or number in state.other_ends or not (mine := state.operations[number]).is_from_anyone:
+            if number is None or number in state.other_ends:
                 continue
-            sent = [
-                (other, found)
-                for other in self._others(rank)
-                if (found := self._sent(other, rank, mine.tag)) is not None
-            ]
-            if sent and all(
-                self.ranks[other].is_stopped or any(other == one for one, _ in sent) for other in self._others(rank)
-            ):
-                self._join(rank, number, *sent[0])
+            receive = state.operations[number]
+            if not receive.is_from_anyone:
+                continue
+            messages = [(other, self._sent(other, rank, receive.tag)) for other in self._others(rank)]
+            sent = {other: message for other, message in messages if message is not None}
+            if sent and all(self.ranks[other].is_stopped or other in sent for other in self._others(rank)):
+                self._join(rank, number, *next(iter(sent.items())))
 
     def _sent(self, sender: int, receiver: int, tag: int) -> int | None:
         """Return the sender's first unmatched message to a rank."""

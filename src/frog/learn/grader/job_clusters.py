@@ -143,8 +143,8 @@ def running_slurm() -> str | None:
         version = _ask("sbatch", "--version").stdout.split()
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = nodes.stdout.splitlines()
-    ours = all(any(re.match(rf"{name} +127\.\S+ +idle", line) for line in found) for name in NODES)
+    lines = nodes.stdout.splitlines()
+    ours = all(any(re.match(rf"{name} +127\.\S+ +idle", line) for line in lines) for name in NODES)
     return f"Slurm {version[-1]}" if ours and version else None
 
 

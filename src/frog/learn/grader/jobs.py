@@ -96,8 +96,8 @@ def run_jobs(
         ended = grade.program(words, files=given, env=env, seconds=30.0, writes=[place])
         if ended.code != 0:
             raise LaunchError(f"the cluster of this check did not finish\n{ended.err}")
-        found = json.loads((ended.folder / "jobs.json").read_text())
-        return {name: Job(**table) for name, table in found.items()}
+        tables = json.loads((ended.folder / "jobs.json").read_text())
+        return {name: Job(**table) for name, table in tables.items()}
     finally:  # remove the program's leftovers if it was killed
         end_jobs(place / _RECORD)
         with contextlib.suppress(UsageError):
@@ -145,14 +145,15 @@ def _wait(
     ahead = {numbers[name]: ["when", "until"] for name in near_limit["of"] if name in numbers}
     jobs: dict[int, dict[str, Any]] = {}
     while True:
-        for one in set(on.values()):
-            jobs |= one.look([n for name, n in numbers.items() if on[name] is one and not _has_ended(jobs.get(n))])
+        for slurm in set(on.values()):
+            here = [number for name, number in numbers.items() if on[name] is slurm]
+            jobs |= slurm.look([number for number in here if not _has_ended(jobs.get(number))])
         if all(map(_has_ended, jobs.values())) or time.monotonic() > deadline:
             return jobs
         for name, number in numbers.items():
-            one, left = on[name], ahead.get(number)
-            if isinstance(one, EmulatedSlurm) and left and jobs[number]["state"] == "RUNNING":
-                _move_limit(one, number, left, near_limit)
+            slurm, left = on[name], ahead.get(number)
+            if isinstance(slurm, EmulatedSlurm) and left and jobs[number]["state"] == "RUNNING":
+                _move_limit(slurm, number, left, near_limit)
         time.sleep(_POLL_S)
 
 

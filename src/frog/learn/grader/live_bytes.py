@@ -48,12 +48,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         before = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
-        for tensor in _tensors(found):
+        for tensor in _tensors(result):
             if tensor.untyped_storage()._cdata not in before:
                 self._count(tensor.untyped_storage())
-        return found
+        return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()

@@ -134,12 +134,12 @@ def _too_much(scratch: Path, outputs: Sequence[int]) -> Failure | None:
 
 def _family(keep: Sequence[int]) -> list[psutil.Process]:
     """Return all processes that this one has started, including orphans."""
-    found = []
+    processes = []
     for pid in descendants(os.getpid()):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if pid not in keep:
-                found.append(psutil.Process(pid))
-    return found
+                processes.append(psutil.Process(pid))
+    return processes
 
 
 def _seconds_of(process: psutil.Process) -> float:

@@ -231,12 +231,12 @@ class TurnStore:
 
         done = False
         while not done:
-            done, found = self._turns.do(
+            done, value = self._turns.do(
                 self._rank, does, take, is_ready=is_ready, asks_again=again, timeout_s=timeout_s
             )
             again = False
         self._seen[does] = self._turns.version
-        return found
+        return value
 
     def _look(self, key: str) -> bytes:
         self._read[key] = self._values[key]
