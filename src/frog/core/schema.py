@@ -98,7 +98,11 @@ def read_bounded(
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = b"" if size > most_bytes else file.read() if size else _read_unsized(file, most_bytes)
+            data = b""
+            if size == 0:
+                data = _read_unsized(file, most_bytes)
+            elif size <= most_bytes:
+                data = file.read()
         if max(size, len(data)) > most_bytes:
             actual = str(size) if size else f"more than {most_bytes}"
             raise error(f"{path}: found {actual} bytes, expected at most {most_bytes}", hint)

@@ -130,7 +130,8 @@ def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = N
     if args.nproc is None and args.nodes is None:
         raise UsageError("no world size", "--nproc 4 for four ranks, or --nodes 2x4 for two nodes of four")
     nodes = parse_nodes(args.nodes) if args.nodes is not None else Nodes(1, 1, args.nproc)
-    restarts = args.restarts if args.restarts is not None else 3 if nodes.elastic else 0
+    default_restarts = 3 if nodes.elastic else 0
+    restarts = default_restarts if args.restarts is None else args.restarts
     if args.deadline is not None and not _LEAST_DEADLINE_S <= args.deadline < math.inf:
         raise UsageError(
             f"--deadline {args.deadline:g} is too short: ranks send two heartbeats per second",

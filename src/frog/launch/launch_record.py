@@ -116,7 +116,9 @@ class RecordedProgram:
 
     def write_record(self, error: LaunchError | None, failures: list[Failure], interrupted: bool) -> None:
         """Write record.json at the end."""
-        status = "completed" if error is None else "interrupted" if interrupted else "failed"
+        status = "completed"
+        if error is not None:
+            status = "interrupted" if interrupted else "failed"
         first = first_failure(failures) if failures and not isinstance(error, HangError) else None
         record = {
             "format": FORMAT,

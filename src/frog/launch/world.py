@@ -125,7 +125,9 @@ class _Launch:
         if self.recorded is not None:
             self.recorded.output.settle()
         error = self._error()
-        code = 0 if error is None else signal_code(self.signals[0]) if self.signals else error.exit_code
+        code = 0
+        if error is not None:
+            code = signal_code(self.signals[0]) if self.signals else error.exit_code
         self.journal.record("end", code=code, network=self._network_figures())
         if self.recorded is not None:
             self.recorded.write_record(error, self._final_failures(), bool(self.signals))

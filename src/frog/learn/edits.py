@@ -79,7 +79,7 @@ def edits_in(found: Mapping[str, object], origin: str) -> dict[Kind, dict[str, t
 
 def _hint_for(name: str, edits: object) -> str:
     """Return the hint for an invalid entry. TOML reads the dot of an unquoted name as a table in a table."""
-    tables = [edits] if isinstance(edits, dict) else edits if isinstance(edits, list) else []
+    tables = edits if isinstance(edits, list) else [edits]
     numbers = [key for table in tables if isinstance(table, dict) for key in table if key.isdecimal()]
     return f'quote a name with a dot: "{name}.{numbers[0]}"' if numbers else _HINT
 

@@ -163,15 +163,15 @@ def height_of(times: float) -> float:
 
 
 def _grid() -> list[dict[str, Any]]:
-    times = [(2.0**power, power) for power in range(-4, 5)]
-    return [
-        {
-            "y": height_of(ratio),
-            "label": "right" if not power else f"{2 ** abs(power)} times too {'much' if power > 0 else 'little'}",
-        }
-        for ratio, power in times
-        if power % 2 == 0 or abs(power) == 1
-    ]
+    powers = (power for power in range(-4, 5) if power % 2 == 0 or abs(power) == 1)
+    return [{"y": height_of(2.0**power), "label": _label_of(power)} for power in powers]
+
+
+def _label_of(power: int) -> str:
+    """Return the label of a guess that is 2**power times the measured value."""
+    if power == 0:
+        return "right"
+    return f"{2 ** abs(power)} times too {'much' if power > 0 else 'little'}"
 
 
 def write_page(standing: Standing, path: Path) -> Path:

@@ -47,9 +47,11 @@ def _paragraph(lines: list[str], style: Style) -> Iterator[str]:
         return
     text = " ".join(lines)
     mark = _ITEM.match(text)
-    first, *more = style.wrap(_plain(text[mark.end() :] if mark else text), indent=0, first=mark[0] if mark else "")
+    sign = mark[0] if mark else ""
+    first, *more = style.wrap(_plain(text.removeprefix(sign)), indent=0, first=sign)
     lead = _LEAD.match(text)
-    if lead and first.startswith(shown := _plain(lead[0])):
+    shown = _plain(lead[0]) if lead else ""
+    if shown and first.startswith(shown):
         first = style.paint(shown, "strong") + first[len(shown) :]
     yield from (first, *more)
 

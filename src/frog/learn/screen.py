@@ -63,7 +63,8 @@ def _exercise(session: Session, style: Style, room: int) -> Iterator[str]:
 def _with_key(session: Session, name: str) -> str:
     """Return a pane's visible range and the key that scrolls it."""
     pane = session.text if name == "text" else session.result
-    return f"{pane.place}, {'space' if session.focus == name else 'Tab'}: more" if pane.place else ""
+    key = "space" if session.focus == name else "Tab"
+    return f"{pane.place}, {key}: more" if pane.place else ""
 
 
 def _result(session: Session, style: Style) -> Iterator[str]:

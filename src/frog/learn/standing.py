@@ -134,11 +134,18 @@ def row_of(standing: Standing, exercise: Exercise) -> int:
 
 
 def _row(work: Work, exercise: Exercise, is_here: bool, style: Style) -> str:
-    mark = HERE if is_here else "✓" if work.passed else " "
-    state = f"passed {work.passed.at[:10]}" if work.passed else _done_on(work) if work.checks else ""
+    mark, state = " ", ""
+    if work.passed:
+        mark, state = "✓", f"passed {work.passed.at[:10]}"
+    elif work.checks:
+        state = _done_on(work)
+    if is_here:
+        mark = HERE
     left = f"{mark} {exercise.number:<5} {title_of(exercise)}"
     row = style.spread(style.cut(left, style.columns - len(state) - 2), state)
-    return style.paint(row, "good") if work.passed else style.paint(row, "strong") if is_here else row
+    if work.passed:
+        return style.paint(row, "good")
+    return style.paint(row, "strong") if is_here else row
 
 
 def title_of(exercise: Exercise) -> str:

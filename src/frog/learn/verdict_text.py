@@ -38,7 +38,9 @@ def _head(verdict: Verdict, exercise: Exercise, style: Style) -> str:
 def _ran(verdict: Verdict) -> str:
     """Return text such as `world 2 and 4, 1.4 s`."""
     sizes = [str(size) for size in sorted(set(verdict.worlds))]
-    worlds = f"world {' and '.join([', '.join(sizes[:-1]), sizes[-1]] if len(sizes) > 1 else sizes)}, " if sizes else ""
+    if len(sizes) > 1:
+        sizes = [", ".join(sizes[:-1]), sizes[-1]]
+    worlds = f"world {' and '.join(sizes)}, " if sizes else ""
     return f"{worlds}{verdict.seconds:.1f} s"
 
 

@@ -80,7 +80,11 @@ def choose_folder(world: World, runs: Path, name: str, go_on: bool) -> RunFolder
     """Return the run folder: the one from before a restart of this launch, an existing `runs/<name>`, or a new one."""
     launch = launch_dir()
     begun = launch / "run_folder" if launch else None
-    known = str(runs / name) if go_on else begun.read_text() if begun is not None and begun.exists() else None
+    known = None
+    if go_on:
+        known = str(runs / name)
+    elif begun is not None and begun.exists():
+        known = begun.read_text()
     known = world.from_main(known)
     if known is None:
         return new_folder(world, runs, name)

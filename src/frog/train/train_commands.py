@@ -83,7 +83,11 @@ def evaluate(args: argparse.Namespace) -> int:
     strategy = build_strategy(RunConfig(config.model), Mesh(world), model, _no_optimizer)
     windows = Windows(data.split("heldout"), config.data.sequence_length)
     in_all, in_training = len(windows) * windows.sequence_length, config.eval.tokens
-    most = in_training if args.tokens is None else in_all if args.tokens == "all" else args.tokens
+    most = args.tokens
+    if args.tokens is None:
+        most = in_training
+    elif args.tokens == "all":
+        most = in_all
     score = score_windows(strategy, windows, data.token_bytes, max_tokens=most, batch_size=_BATCH_SIZE)
     print(f"{folder.path}, step {step}, {score.tokens} of {in_all} held-out tokens of {data.name}")
     print(f"loss {score.loss:.4f}  perplexity {score.perplexity:.2f}  bits per byte {score.bits_per_byte:.4f}")

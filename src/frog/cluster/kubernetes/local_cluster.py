@@ -175,7 +175,7 @@ def _gpu_lines(jobs: list[KubernetesJob]) -> list[str]:
     wanted, there = sum(job.template.container.gpus * job.at_once for job in jobs), count_gpus()
     if not wanted:
         return []
-    has = f"{there} GPU{'s' if there != 1 else ''}" if there else "none"
+    has = count(there, "GPU") if there else "none"
     what = "each pod sees its own" if wanted <= there else "the pods see none and run on the CPU"
     return [f"  nvidia.com/gpu: {wanted} for all pods; this machine has {has}: {what}"]
 

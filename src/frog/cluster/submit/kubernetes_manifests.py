@@ -109,11 +109,13 @@ class KubernetesRequest:
 
     @property
     def cpus_per_pod(self) -> int:
-        return self.cpus if self.cpus is not None else self.ranks_per_node * (8 if self.gpus else 1)
+        cpus_per_rank = 8 if self.gpus else 1
+        return self.ranks_per_node * cpus_per_rank if self.cpus is None else self.cpus
 
     @property
     def memory_per_pod(self) -> str:
-        return self.memory if self.memory is not None else f"{self.ranks_per_node * (32 if self.gpus else 2)}Gi"
+        gib_per_rank = 32 if self.gpus else 2
+        return f"{self.ranks_per_node * gib_per_rank}Gi" if self.memory is None else self.memory
 
 
 def render(request: KubernetesRequest, kind: Kind) -> str:

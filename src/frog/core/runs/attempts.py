@@ -68,7 +68,9 @@ class Worker(EventList[RankEvent]):
     def last_step(self) -> int:
         """Last completed step, or the step it started from."""
         taken = self.last(StepEvent)
-        return taken.step if taken else self.start.step if self.start else 0
+        if taken:
+            return taken.step
+        return self.start.step if self.start else 0
 
     @property
     def last_ns(self) -> int | None:

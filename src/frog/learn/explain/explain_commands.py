@@ -43,7 +43,8 @@ def read_nodes(nproc: int | None, nodes: str | None) -> Nodes:
     """Parse the world's size. Raises UsageError if it has one rank only, or too many for a chart."""
     from frog.launch.nodes import Nodes, parse_nodes
 
-    layout = parse_nodes(nodes) if nodes else Nodes(1, 1, 4 if nproc is None else nproc)
+    num_ranks = 4 if nproc is None else nproc
+    layout = parse_nodes(nodes) if nodes else Nodes(1, 1, num_ranks)
     if layout.elastic:
         raise UsageError(f"--nodes {nodes}: this world has a fixed size", "--nodes 2x2")
     world_size = layout.most * layout.ranks

@@ -98,10 +98,11 @@ def _verdict(grade: Grade, failure: Failure | None, is_stub: bool, seconds: floa
     if failure is None:
         about |= {"measured": tuple(grade.lines), "predicted": grade.predictions, "notes": tuple(grade.notes)}
         return Verdict(status="passed", **about)
-    unsolved = failure.is_unsolved or is_stub
-    status: Literal["broken", "unsolved", "rejected"] = (
-        "broken" if failure.id == "broken" else "unsolved" if unsolved else "rejected"
-    )
+    status: Literal["broken", "unsolved", "rejected"] = "rejected"
+    if failure.id == "broken":
+        status = "broken"
+    elif failure.is_unsolved or is_stub:
+        status = "unsolved"
     known = grade.exercise.misconception(failure.id) or general().get(failure.id)
     return Verdict(
         status=status,

@@ -256,7 +256,9 @@ def _collective_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list
     kind = KINDS[fault.kind]
     if kind.collective is not None:
         place = oracle.place_of(fault)
-        op = "all_reduce" if kind.collective == "added" else place.alterable if place else None
+        op = place.alterable if place else None
+        if kind.collective == "added":
+            op = "all_reduce"
         reported = (found.collective or "").partition(" ")[0]
         return [] if reported == op else [f"diagnosis: collective {found.collective}, not {op}"]
     some_are_left = not kind.of_node or len(set(oracle.node_of.values())) > 1

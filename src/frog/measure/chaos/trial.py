@@ -156,7 +156,8 @@ def word_problems(fault: Fault, output: str) -> list[str]:
         return [f"another rank is named first: {words.splitlines()[0]}"]
     missing = kind.words.format(rank=fault.rank) not in words
     traceback = not kind.traceback and "Traceback (most recent call last)" in words
-    return (["the rank's message is missing"] if missing else []) + (["a traceback is shown"] if traceback else [])
+    problems = ["the rank's message is missing"] if missing else []
+    return [*problems, "a traceback is shown"] if traceback else problems
 
 
 class Launch:

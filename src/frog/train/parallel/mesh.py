@@ -36,8 +36,11 @@ class Mesh:
         self.place = coordinates(self.sizes, world.rank)
         """This rank's coordinate on each axis."""
         self.pp, self.dp, self.cp, self.tp = (self._axis(name, (name,)) for name in AXES)
-        self.data = self._axis("dp" if cp == 1 else "data", ("dp", "cp"), self.dp if cp == 1 else None)
-        self.model = self._axis("model", ("pp", "tp"), self.tp if pp == 1 else self.pp if tp == 1 else None)
+        self.data = self._axis("data", ("dp", "cp")) if cp > 1 else self._axis("dp", ("dp", "cp"), self.dp)
+        same_as_model = None
+        if 1 in (pp, tp):
+            same_as_model = self.tp if pp == 1 else self.pp
+        self.model = self._axis("model", ("pp", "tp"), same_as_model)
         self.shard, self.replicate = self._cut(shard or self.data.size)
         self.ep, self.expert_data = self._cut_experts(ep)
 

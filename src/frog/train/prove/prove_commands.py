@@ -100,7 +100,9 @@ def _report(model: ModelConfig, wanted: Sequence[Cell | str], chosen: Sequence[C
         if not as_json:
             differences = (result.loss, result.gradient, result.weight)
             numbers = ["-" if difference is None else f"{difference:.0e}" for difference in differences]
-            verdict = "bitwise" if result.bitwise else "equal" if result.equal else "DIFFERS"
+            verdict = "DIFFERS"
+            if result.bitwise or result.equal:
+                verdict = "bitwise" if result.bitwise else "equal"
             print(
                 _line([str(cell.world_size), cell.strategy, cell.implementation, *numbers, verdict, cell.variant.name])
             )
