@@ -134,8 +134,8 @@ def _write_of_collectives(folder: Path) -> None:
     run = json.loads((folder / "runs/one/run.json").read_text())
     run["config"]["comm"]["on_loss"] = "shrink"
     write_json(folder / "runs/open/run.json", run)
-    door = {"format": 1, "identity": 0, "host": "127.0.0.1", "port": 9, "secret": "ab"}
-    write_json(folder / "runs/open/door.json", door)
+    endpoint = {"format": 1, "identity": 0, "host": "127.0.0.1", "port": 9, "secret": "ab"}
+    write_json(folder / "runs/open/join_endpoint.json", endpoint)
 
 
 def _frog(folder: Path, *words: str, wanted: tuple[int, ...] = (0,)) -> None:

@@ -139,7 +139,7 @@ def _peer_result(path: Path, text: str) -> None:
     read_buffer(path, "int64", 7)
 
 
-def _door(path: Path, text: str) -> None:
+def _join_endpoint(path: Path, text: str) -> None:
     """Try to join at an endpoint where no process listens."""
     import torch
 
@@ -258,7 +258,7 @@ TARGETS = (
     Target("cluster", ("clusters/*/cluster.json",), read=_cluster),
     Target("costs", ("cache/collectives.json",), read=_costs),
     Target("peer result", ("peer.out",), read=_peer_result),
-    Target("door", ("runs/open/door.json",), read=_door),
+    Target("join endpoint", ("runs/open/join_endpoint.json",), read=_join_endpoint),
 )  # fmt: skip
 
 _TRAINS = ("runs/", "data", "logs")

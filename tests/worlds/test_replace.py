@@ -76,7 +76,7 @@ def kill(harness: Harness, name: str, rank: int) -> None:
 
 
 def wait_for_join_request(harness: Harness, name: str, joining: psutil.Process) -> None:
-    port = json.loads(harness.folder(name).door_json.read_text())["port"]
+    port = json.loads(harness.folder(name).join_endpoint_json.read_text())["port"]
     wait_until(lambda: any(link.raddr[1:] == (port,) for link in joining.net_connections()), "a join request")
 
 

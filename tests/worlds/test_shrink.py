@@ -47,7 +47,7 @@ def check(harness: Harness, name: str, undisturbed: dict[str, Any]) -> None:
     assert found.keys() == calm.keys()
     assert max(abs(found[step] - calm[step]) for step in calm) < 1e-5
     assert record["eval"]["loss"] == pytest.approx(undisturbed["eval"]["loss"], abs=1e-5)
-    assert not harness.folder(name).door_json.exists()
+    assert not harness.folder(name).join_endpoint_json.exists()
 
 
 def memberships(harness: Harness, name: str) -> list[MembershipEvent]:
@@ -74,7 +74,7 @@ def join(harness: Harness, name: str, step: int, process: subprocess.Popen[str])
     Meanwhile the first member is stopped, so that the run does not end.
     """
     folder = harness.folder(name)
-    endpoint = folder.door_json
+    endpoint = folder.join_endpoint_json
     wait_until(
         lambda: endpoint.exists() and json.loads(endpoint.read_text())["identity"] == 1, "the loss of 0", process
     )

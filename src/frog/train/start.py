@@ -116,7 +116,7 @@ def admit_others(run: Run, member: Membership, rank: RankProcess) -> None:
         run.log.note(f"join request refused: {line}")
 
     run.membership, run.changed = member, changed
-    member.endpoint_file, member.refused = run.folder.door_json, refused
+    member.endpoint_file, member.refused = run.folder.join_endpoint_json, refused
     member.most_ranks = run.config.train.global_batch_size // run.config.train.grad_accum
 
 

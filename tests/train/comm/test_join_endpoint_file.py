@@ -1,4 +1,4 @@
-"""A run's door.json: its schema is checked before any connection, and each rank deletes only its own file."""
+"""A run's join_endpoint.json: its schema is checked before any connection, and each rank deletes only its own file."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ GOOD = {"format": 1, "identity": 0, "host": "127.0.0.1", "port": 9, "secret": "a
     ],
 )
 def test_endpoint_file_with_an_invalid_address_is_refused(field: str, value: Any, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "door.json"
+    path = tmp_path / "join_endpoint.json"
     path.write_text(json.dumps({**GOOD, field: value}))
     with pytest.raises(RunError, match=said):
         join_membership(world_env(), torch.device("cpu"), 1.0, path)
 
 
 def test_joining_rank_listens_on_the_route_to_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, seen = tmp_path / "door.json", list[Any]()
+    path, seen = tmp_path / "join_endpoint.json", list[Any]()
     path.write_text(json.dumps({**GOOD, "host": "192.0.2.1"}))
     monkeypatch.setattr(membership, "own_host", {"192.0.2.1": "192.0.2.7"}.__getitem__)
     monkeypatch.setattr(membership, "join_survivors", lambda *args, **options: seen.append(args))
@@ -55,7 +55,7 @@ def test_unknown_endpoint_host_counts_as_no_answer(tmp_path: Path, monkeypatch: 
     def own_host(towards: str) -> str:
         raise socket.gaierror(-2, "Name or service not known")
 
-    path = tmp_path / "door.json"
+    path = tmp_path / "join_endpoint.json"
     path.write_text(json.dumps({**GOOD, "host": "elsewhere"}))
     monkeypatch.setattr(membership, "own_host", own_host)
     with pytest.raises(CollectiveError, match="no route to elsewhere"):
@@ -71,14 +71,14 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Membershi
         identity=0, rank=0, size=1, members=(0,), is_full=False, close=lambda: None,
         address=Peer(0, "127.0.0.1", 9, ""),
     )  # fmt: skip
-    member = Membership(survivors, world_env(), torch.device("cpu"), 1.0, "secret", tmp_path / "door.json")
+    member = Membership(survivors, world_env(), torch.device("cpu"), 1.0, "secret", tmp_path / "join_endpoint.json")
     member.open_endpoint()
     yield member
     member.leave()
 
 
 def test_leaving_rank_deletes_only_its_own_endpoint_file(first: Membership, tmp_path: Path) -> None:
-    path = tmp_path / "door.json"
+    path = tmp_path / "join_endpoint.json"
     first.leave()
     assert not path.exists()
     first.open_endpoint()
@@ -88,8 +88,15 @@ def test_leaving_rank_deletes_only_its_own_endpoint_file(first: Membership, tmp_
     assert path.read_text() == others
 
 
+def test_endpoint_file_can_also_be_read_by_its_old_name(first: Membership, tmp_path: Path) -> None:
+    path, old = tmp_path / "join_endpoint.json", tmp_path / "door.json"
+    assert old.read_text() == path.read_text()
+    first.leave()
+    assert not old.is_symlink()
+
+
 def test_world_without_free_identities_rejects_joining_ranks(first: Membership, tmp_path: Path) -> None:
-    path = tmp_path / "door.json"
+    path = tmp_path / "join_endpoint.json"
     first.renew()
     assert first._endpoint is not None
     vars(first.survivors)["is_full"] = True
@@ -104,7 +111,7 @@ def test_world_without_free_identities_rejects_joining_ranks(first: Membership, 
 
 
 def test_full_world_replaces_the_endpoint_file_of_a_lost_rank(first: Membership, tmp_path: Path) -> None:
-    path = tmp_path / "door.json"
+    path = tmp_path / "join_endpoint.json"
     first.leave()
     path.write_text(json.dumps({**GOOD, "identity": 1}))
     vars(first.survivors)["is_full"] = True
@@ -114,7 +121,7 @@ def test_full_world_replaces_the_endpoint_file_of_a_lost_rank(first: Membership,
 
 def test_rank_without_a_sequence_in_the_step_cannot_join(first: Membership, tmp_path: Path) -> None:
     """Each rank takes one sequence in every micro-batch, so the whole world would fail."""
-    path = tmp_path / "door.json"
+    path = tmp_path / "join_endpoint.json"
     first.most_ranks = 1
     for _ in range(2):
         first.renew()

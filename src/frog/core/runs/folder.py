@@ -37,9 +37,9 @@ class RunFolder:
         return self.path / "attempt.json"
 
     @property
-    def door_json(self) -> Path:
-        """Join endpoint of an elastic run."""
-        return self.path / "door.json"
+    def join_endpoint_json(self) -> Path:
+        """Address and secret with which `frog join` adds a rank to an elastic run."""
+        return self.path / "join_endpoint.json"
 
     @property
     def tokenizer_json(self) -> Path:
@@ -176,7 +176,7 @@ def _ranks(folder: Path, pattern: str) -> list[int]:
     return sorted(int(match[1]) for match in names if match)
 
 
-_OWN = {"run.json", "record.json", "attempt.json", "door.json", "tokenizer.json"}
+_OWN = {"run.json", "record.json", "attempt.json", "join_endpoint.json", "door.json", "tokenizer.json"}
 _OWN_FOLDERS = {"events", "heartbeats", "logs", "checkpoints", "adapter"}
 
 

@@ -95,7 +95,7 @@ def _request_to_join(folder: RunFolder, timeout_s: float | None, env: WorldEnv, 
     while True:
         config = _config(folder).train
         try:
-            return join_membership(env, pick_device(config.device, env), config.timeout_s, folder.door_json)
+            return join_membership(env, pick_device(config.device, env), config.timeout_s, folder.join_endpoint_json)
         except FileNotFoundError:
             why = "no join endpoint: the run is not active"
         except CollectiveError as error:

@@ -38,9 +38,12 @@ E = TypeVar("E", bound=BaseException)
 _PATIENCE_S = 5.0
 """How long a rank may be silent while the others agree on the membership."""
 
+_OLD_NAME = "door.json"
+"""The endpoint file's name in Frog 0.1, for scripts that wait for it: a link to the file."""
+
 
 class JoinEndpointFile(Typed, frozen=True):
-    """The file `door.json`: the address of the run's first member, and its secret. Only the owner may read it."""
+    """The file `join_endpoint.json`: address of the run's first member, and its secret. Only the owner may read it."""
 
     KIND: ClassVar[str] = "the join endpoint of a run"
     FORMAT: ClassVar[int] = 1
@@ -113,6 +116,8 @@ class Membership:
             identity=self.identity, host=own.host, port=port, secret=self.secret, full=full
         )
         write_typed(self.endpoint_file, self._published, private=True)
+        with suppress(OSError):
+            self.endpoint_file.with_name(_OLD_NAME).symlink_to(self.endpoint_file.name)
 
     def has_join_request(self) -> bool:
         """True if a join request waits. Only the first member knows."""
@@ -139,6 +144,7 @@ class Membership:
             with suppress(FileNotFoundError, RunError):
                 if read_typed(self.endpoint_file, JoinEndpointFile) == published:
                     self.endpoint_file.unlink()
+                    self.endpoint_file.with_name(_OLD_NAME).unlink(missing_ok=True)
 
 
 def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> Membership:
