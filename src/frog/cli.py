@@ -128,8 +128,8 @@ def _parser(command: str | None = None) -> argparse.ArgumentParser:
     for name in [command] if command in EXAMPLES else EXAMPLES:
         if name not in parser.commands.choices:
             _adder(name)(parser.commands)
-    for name, one in parser.commands.choices.items():
-        one.epilog = f"example: {EXAMPLES[name]}"
+    for name, subparser in parser.commands.choices.items():
+        subparser.epilog = f"example: {EXAMPLES[name]}"
     return parser
 
 

@@ -73,7 +73,8 @@ def add(args: argparse.Namespace) -> int:
     exercise = find_exercise(args.exercise, (args.labs or LABS).resolve())
     kind, name = _kind_and_name(args.solution)
     print(add_solution(exercise, kind, name, _read_files(exercise, args.file)), end="")
-    if kind == "wrong" and not (exercise.misconception(belief := name.split(".")[0]) or belief in general()):
+    belief = name.split(".")[0]
+    if kind == "wrong" and not (exercise.misconception(belief) or belief in general()):
         print(f"next: add a [[misconceptions]] with the id {belief} to {exercise.folder / 'manifest.toml'}")
     print(f"next: frog learn dev check {exercise.id} --only {kind}/{name}")
     return 0

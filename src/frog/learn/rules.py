@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from frog.core.errors import UsageError
@@ -117,7 +117,7 @@ def _check_solutions(exercise: Exercise) -> Iterator[str]:
     for name in sorted(ids - shown.keys()):
         yield f"no wrong solution shows the misconception {name} of manifest.toml"
     first: dict[tuple[bytes, ...], str] = {tuple(exercise.reference().values()): "the reference"}
-    for solution in (one for kind in KINDS for one in solutions[kind]):
+    for solution in chain.from_iterable(solutions[kind] for kind in KINDS):
         files, problems = solution.applicable_files()
         if problems:
             yield from (f"{solution.title}: {problem}" for problem in problems)

@@ -51,7 +51,8 @@ def main(text: str) -> NoReturn:
     task = json.loads(text)
     os.closerange(3, 1 << 16)  # a fork inherits the judge's open files, including the pipe for the verdict
     for number, (path, flags) in enumerate(zip(task["streams"], (os.O_RDONLY, os.O_RDWR, os.O_RDWR), strict=True)):
-        os.dup2(opened := os.open(path, flags), number)
+        opened = os.open(path, flags)
+        os.dup2(opened, number)
         os.close(opened)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115

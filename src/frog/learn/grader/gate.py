@@ -204,9 +204,10 @@ class Gate:
         operation, place = self.ranks[rank].operations[number], self.ranks[rank].places[number]
         for other in operation.group:
             numbers = self._of(other, operation)
-            if len(numbers) > place and _kind(theirs := self.ranks[other].operations[numbers[place]]) != _kind(
-                operation
-            ):
+            if len(numbers) <= place:
+                continue
+            theirs = self.ranks[other].operations[numbers[place]]
+            if _kind(theirs) != _kind(operation):
                 first, second = sorted([(rank, operation), (other, theirs)], key=lambda came: came[0])
                 text = _mismatch_text(self._ordinal(rank, number), first, second)
                 return Problem("different-collectives", text, (first[0], second[0]))

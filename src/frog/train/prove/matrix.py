@@ -142,7 +142,7 @@ def cells(
 
 def _fits(fields: Fields, world_size: int) -> bool:
     """True if a strategy is distinct in this world: products need 4 ranks, and one rank has nothing to split."""
-    sizes = [size for axis in ("tp", "pp", "cp", "ep", "shard", "dp") if isinstance(size := fields.get(axis), int)]
+    sizes = [fields[axis] for axis in ("tp", "pp", "cp", "ep", "shard", "dp") if isinstance(fields.get(axis), int)]
     if WHOLE_WORLD in fields.values():
         return world_size > 1
     if fields.get("schedule") == "interleaved":

@@ -199,11 +199,12 @@ def replicas_in_turn(case: Case, num_replicas: int) -> Trace:
         meets = step % strategy.inner_steps == 0
         if meets:
             for parameter, *copies in zip(trained, *own, strict=True):
-                parameter.grad = torch.stack([parameter.detach() - one.detach() for one in copies]).mean(0)
+                changes = [parameter.detach() - trained_copy.detach() for trained_copy in copies]
+                parameter.grad = torch.stack(changes).mean(0)
             outer_sgd.step()
             for parameters in own:
-                for one, parameter in zip(parameters, trained, strict=True):
-                    one.data.copy_(parameter.detach())
+                for stale, parameter in zip(parameters, trained, strict=True):
+                    stale.data.copy_(parameter.detach())
         trace.losses.append(sum(losses) / num_replicas if meets else losses[0])
         trace.norms.append(norms[0])
         trace.weights.append({name: p.detach().clone() for name, p in outer.named_parameters()})

@@ -96,7 +96,8 @@ class FromFile(DataParallel):
                 kind = "None" if own is None else f"a {type(own).__name__} without the method {name}"
                 raise OwnStrategyError(f"{self._path}:{_line_of(make)}: build returns {kind}", _PAGE)
         for name, arguments in _ARGUMENTS.items():
-            if callable(method := getattr(own, name, None)):
+            method = getattr(own, name, None)
+            if callable(method):
                 self._check_arguments(method, name, arguments)
         return own
 
