@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from harness import LIMIT_S
 
-SOURCE = Path(__file__).parents[1] / "src" / "frog"
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "frog"
 ROOMS = {
     "core": (),
     "launch": ("core",),
@@ -268,5 +269,27 @@ def test_file_names_are_unique_in_their_room() -> None:
 
 def test_names_of_test_files_are_unique() -> None:
     """pytest imports them by name, and two of one name fail when they run together."""
-    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
     assert [name for name, number in names.items() if number > 1] == []
+
+
+SLEEPS = {
+    "harness.py": "wait_until, the one helper that looks until a fact is true",
+    "learn/grader/test_turns.py": "sleeps on the grader's simulated clock",
+    "observe/diagnose/program/planted.py": "a program under test that is slow, blocks or ends late",
+    "observe/test_programs.py": "a thread that starts late",
+    "cluster/slurm/jobs/listen.py": "a job that waits for signals, run by Slurm without the tests' packages",
+}
+"""Files of tests that may sleep, and why. Programs in strings are not looked at."""
+
+
+def test_tests_wait_for_facts_and_not_for_time() -> None:
+    sleeping = set()
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+            calls = isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep"
+            if calls or (isinstance(node, ast.ImportFrom) and node.module == "time" and "sleep" in names):
+                sleeping.add(str(path.relative_to(TESTS)))
+    assert sorted(sleeping - SLEEPS.keys()) == [], "wait for a fact with harness.wait_until"
+    assert sorted(SLEEPS.keys() - sleeping) == [], "no longer an exception"

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import LIMIT_S
+from harness import LIMIT_S, wait_until
 from small_course import SOLUTION, FakeGrader, write_course
 from terminal_screen import shown_by
 
@@ -51,13 +50,14 @@ class Shell:
         self.seen = self.seen.partition(text)[2]
 
     def wait_until(self, is_true: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not is_true():
-            assert time.monotonic() < deadline, f"not seen within {LIMIT_S} s: {what}\n{self.seen}"
-            if select.select([self.keyboard], [], [], 0.2)[0]:
+        def is_seen() -> bool:
+            if select.select([self.keyboard], [], [], 0)[0]:
                 data = os.read(self.keyboard, 65536).decode(errors="replace")
                 self.seen += data
                 self.all += data
+            return is_true()
+
+        wait_until(is_seen, what, seen=lambda: self.seen)
 
     @property
     def rows(self) -> list[str]:

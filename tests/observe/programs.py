@@ -63,6 +63,19 @@ PROGRAMS = {
 }
 
 
+BEATS = """
+import os, time
+from frog_observer.rank_files import read_json
+def beats():
+    path = f"{os.environ['FROG_RUN_DIR']}/observed/attempt_0/rank_{os.environ['RANK']}/status.json"
+    return (read_json(path) or {"samples": {"taken": 0}})["samples"]["taken"]
+before = beats()
+while beats() < before + 2:
+    time.sleep(0.01)
+"""
+"""Part of a program that continues once its observer has beaten twice."""
+
+
 def run_program(code: str, folder: Path | None, tmp: Path, *options: str, **changes: str) -> tuple[str, str, int]:
     """Run a program as rank 1 of 2, observed if it has a folder; return stdout, stderr and the exit code."""
     script = tmp / "program.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness import LIMIT_S, wait_until
-from observe.programs import PROGRAMS, run_command, run_program
+from observe.programs import BEATS, PROGRAMS, run_command, run_program
 
 from frog.core.runs.observed import Observed, observed_folder, read_observed, write_request
 from frog.observe.environment import environment
@@ -174,7 +174,7 @@ def test_damaged_request_is_ignored(tmp_path: Path) -> None:
     path = observed_folder(tmp_path / "run") / "request.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"number": "many"}')
-    found = evidence("import time\ntime.sleep(0.7)", tmp_path)
+    found = evidence(BEATS, tmp_path)
     assert found.status is not None
     assert (found.status.state, found.stacks) == ("ended", None)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from harness import LIMIT_S
+from observe.programs import BEATS
 
 from frog.core.runs.observed import Observed, read_observed
 from frog.observe.environment import environment
@@ -43,16 +44,6 @@ while not counted():
     time.sleep(0.01)
 """
 """torch's recorder counts a collective as completed only after its call may have returned."""
-BEATS = """
-import os
-from frog_observer.rank_files import read_json
-def beats():
-    path = os.environ["FROG_RUN_DIR"] + "/observed/attempt_0/rank_0/status.json"
-    return (read_json(path) or {"samples": {"taken": 0}})["samples"]["taken"]
-before = beats()
-while beats() < before + 2:
-    time.sleep(0.01)
-"""
 ACCUMULATES = """
 ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
 for number in range(4):

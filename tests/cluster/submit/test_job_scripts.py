@@ -77,7 +77,8 @@ class JobScript:
 
     def run(self, srun: str) -> subprocess.CompletedProcess[str]:
         """Run the job file; `srun` is the command of its srun, a child of the script. It runs once the script waits."""
-        self.program("srun", f"sleep 0.2; {srun}")
+        waits = "until [[ $(ps -o state= -p $PPID) = S* ]]; do :; done"  # nothing else lets the script sleep
+        self.program("srun", f"{waits}; {srun}")
         variables = {
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "SLURM_JOB_ID": "7",
@@ -109,8 +110,9 @@ def test_failing_scancel_does_not_end_the_job(job_script: JobScript) -> None:
 
 
 def test_exit_code_survives_a_signal_that_arrives_at_the_end(job_script: JobScript) -> None:
-    job_script.program("scancel", "touch answering; sleep 0.3")
-    done = job_script.run("kill -USR1 $PPID; until [[ -e answering ]]; do sleep 0.01; done; exit 3")
+    ends = "until [[ $(ps -o state= -p $(< number)) != [DRS]* ]]; do :; done"
+    job_script.program("scancel", f"touch answering; {ends}")
+    done = job_script.run("echo $$ > number; kill -USR1 $PPID; until [[ -e answering ]]; do sleep 0.01; done; exit 3")
     assert "cleanup: the workers exited with code 3" in done.stdout
     assert done.returncode == 3
 

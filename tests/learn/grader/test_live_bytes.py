@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 
+import pytest
 import torch
 
+from frog.learn.grader import live_bytes
 from frog.learn.grader.live_bytes import LiveBytes
 
 
@@ -41,18 +42,22 @@ def test_gradients_count_while_backward_computes_them() -> None:
     assert live.now < 3600
 
 
-def test_settled_waits_until_another_thread_lets_go() -> None:
+def test_settled_waits_until_another_thread_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     with LiveBytes() as live:
         held = [torch.zeros(10)]
+    pauses: list[float] = []
 
-    def let_go() -> None:
-        time.sleep(0.05)
-        held.clear()
+    def pause(seconds: float) -> None:
+        """Let the other thread run: it lets go in the third pause."""
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join()
 
-    thread = threading.Thread(target=let_go)
-    thread.start()
+    monkeypatch.setattr(live_bytes.time, "sleep", pause)
     assert live.settled(most=0, num_looks=6000) == []
-    thread.join()
+    assert len(pauses) == 3
     held.append(torch.zeros(1))
     with live:
         kept = torch.zeros(10)

@@ -398,7 +398,7 @@ def test_campaign_finds_files_and_processes_left_behind(tmp_path: Path, monkeypa
     shutil.rmtree(tmp_path / "tmp")
     orphan = (
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'], start_new_session=True)\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))"
     )
     problems = leaves(orphan, tmp_path)
