@@ -171,3 +171,13 @@ def test_torchrun_that_fails_before_a_rank_has_a_label_is_explained_by_its_trace
     told = diagnosed(capsys, str(tmp_path / "job.log"))
     assert (told["fault"], told["rank"]) == (fault, 1)
     assert "without an exception" not in json.dumps(told)
+
+
+def test_launchers_table_alone_does_not_show_that_there_was_no_exception(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.log").write_text(SUMMARY.format(code=1))
+    told = diagnosed(capsys, str(tmp_path / "job.log"))
+    assert (told["fault"], told["rank"], told["certain"]) == ("unknown", 1, False)
+    assert "without an exception" not in json.dumps(told)
+    assert "The launcher names rank 1 as the first that failed." in told["evidence"]

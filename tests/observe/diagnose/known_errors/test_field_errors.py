@@ -178,6 +178,26 @@ def test_first_traceback_is_shown_if_all_of_them_follow_from_another_failure() -
     assert "/home/ada/data.py:7 in fetch" in log_text("log", found)
 
 
+def test_traceback_of_a_spawned_process_that_is_cut_is_not_answered_by_its_launchers() -> None:
+    outer = raised("Exception: ", (f"{LIB}/torch/multiprocessing/spawn.py", "join", "raise Exception(msg)"))
+    inner = "\n-- Process 0 terminated with the following error:\n" + raised("", MAIN).rstrip("\n")
+    found = explain(outer + inner)
+    assert found.cause is None
+    assert found.cut
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ("Now I get this error - ImportError: flash.so: undefined symbol: _ZN3c105Error\n", "library-conflict"),
+        ("I read about undefined symbol and such things\n", None),
+    ],
+)
+def test_exception_that_a_description_quotes_is_answered_but_not_certain(text: str, id: str | None) -> None:
+    assert answer(text) == id
+    assert not explain(text).certain
+
+
 UNRESOLVED = "[W803 10:00:0{}.1 socket.cpp:752] [c10d] The IPv6 network addresses of (n{}, 29500) cannot be retrieved (gai error: -2 - Name or service not known).\n"  # noqa: E501
 STOPPED = "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-08-03T10:20:00 ***\n"
 OOM_AFTER = (

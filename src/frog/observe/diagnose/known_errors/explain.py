@@ -46,6 +46,8 @@ _LAUNCHERS = re.compile(
 )
 """Names of exceptions with which a launcher reports the end of another process."""
 _ROOT_CAUSE = "Root Cause (first observed failure)"
+_QUOTED = re.compile(r"\b\w+(?:Error|Exception): ")
+"""An exception with its message, anywhere in a line."""
 _FAILED_AT = re.compile(r"^\s*time\s*: \d{4}-(\d\d-\d\d)_(\d\d:\d\d:\d\d)$")
 
 
@@ -271,6 +273,7 @@ class LogReader:
         failed = bool(self.consequences) or self.cut
         cause = first_cause([finding for finding in _in_time(findings) if _is_answer(finding, failed)], findings)
         cause = self._behind_the_end(cause, findings) or self._silent_time_out(cause) or cause
+        cause = cause or self._in_prose(findings)
         if cause is not None:
             cause = replace(cause, rank=self._rank_of(cause))
         others: dict[str, Finding] = {}
@@ -315,6 +318,14 @@ class LogReader:
             and self.counts[finding.line.file, finding.id] >= _MANY
         )
         return next(often, None)
+
+    def _in_prose(self, findings: Sequence[Finding]) -> Finding | None:
+        """Return a known exception that a short text quotes within a sentence."""
+        if self.consequences or not self._is_short_text():
+            return None
+        asides = (finding for finding in findings if finding.level is Level.ASIDE and finding.exception is None)
+        quoted = next((finding for finding in asides if _QUOTED.search(finding.text)), None)
+        return replace(quoted, level=Level.SYMPTOM) if quoted is not None else None
 
     def _silent_time_out(self, cause: Finding | None) -> Finding | None:
         """Return the time-out of which the log has only the effect on other ranks, or a long silence before the end."""

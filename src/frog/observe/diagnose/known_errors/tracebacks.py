@@ -125,7 +125,8 @@ class Traceback:
     @property
     def is_bare_wrapper(self) -> bool:
         """True if it says only that another exception follows: a RuntimeError may be anything."""
-        return self.wraps_another and self.message[0].startswith("Caught RuntimeError ")
+        spawned = bool(self.message) and _SPAWNED.match(self.message[0]) is not None
+        return spawned or (self.wraps_another and self.message[0].startswith("Caught RuntimeError "))
 
 
 def _announced(text: str) -> tuple[bool, bool]:

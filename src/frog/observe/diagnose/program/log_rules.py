@@ -90,12 +90,20 @@ def _brief(answer: Diagnosis) -> Diagnosis:
 
 
 def _without_cause(evidence: Evidence, diagnosis: Diagnosis, log: Explanation) -> Diagnosis:
-    if diagnosis.fault != "unknown" or evidence.has_records:
+    if evidence.has_records or not (diagnosis.fault == "unknown" or _is_bare_exit(evidence, diagnosis)):
         return diagnosis
     answer = log_answer(evidence.where, log)
+    if answer.rank is None:
+        answer = replace(answer, rank=diagnosis.rank)
     if evidence.has_failed and answer.outcome != "failed":
         answer = replace(answer, fault="unknown", outcome="failed", finding=diagnosis.finding)
     return answer.with_more(*diagnosis.evidence, *_problems(evidence))
+
+
+def _is_bare_exit(evidence: Evidence, diagnosis: Diagnosis) -> bool:
+    """True if the log has only a launcher's word that a rank ended with code 1, as after any exception."""
+    rank = evidence.ranks.get(diagnosis.rank if diagnosis.rank is not None else -1)
+    return diagnosis.fault == "exit" and rank is not None and rank.exit_code == 1 and rank.error is None
 
 
 def _problems(evidence: Evidence) -> tuple[str, ...]:
