@@ -181,3 +181,18 @@ def test_launchers_table_alone_does_not_show_that_there_was_no_exception(
     assert (told["fault"], told["rank"], told["certain"]) == ("unknown", 1, False)
     assert "without an exception" not in json.dumps(told)
     assert "The launcher names rank 1 as the first that failed." in told["evidence"]
+
+
+def test_rank_that_the_launcher_killed_later_is_not_the_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = "[{0}]:\n  time      : 2026-09-07_13:0{1}:00\n  host      : n1\n  rank      : {0} (local_rank: {0})\n"
+    block += "  exitcode  : {2} (pid: 7)\n"
+    blocks = block.format(1, 3, -9) + "Root Cause (first observed failure):\n" + block.format(0, 2, 1)
+    (tmp_path / "job.log").write_text(f"torch.distributed.elastic: train.py FAILED\nFailures:\n{blocks}")
+    told = diagnosed(capsys, str(tmp_path / "job.log"))
+    assert (told["fault"], told["rank"], told["certain"]) == ("unknown", 0, False)
+    (tmp_path / "job.log").write_text(
+        f"torch.distributed.elastic: FAILED\nFailures:\n{blocks.replace(': 1 (', ': -6 (')}"
+    )
+    assert diagnosed(capsys, str(tmp_path / "job.log"))["rank"] == 0

@@ -230,3 +230,10 @@ def test_state_of_transformer_engine_does_not_get_the_advice_not_to_disable_stri
 def test_harmless_line_is_not_a_cause(line: str) -> None:
     found = explain(line + "\n")
     assert found.cause is None or found.cause.level is not Level.CAUSE
+
+
+@pytest.mark.parametrize("path", ["/home/ada/embed.py", "/home/ada/core/nn/__init__.py"])
+def test_circular_import_names_all_its_usual_causes(path: str) -> None:
+    text = f"ImportError: cannot import name '_C' from partially initialized module 'x' (most likely due to y) ({path})"
+    found = explain(text + "\n")
+    assert (found.cause and found.cause.id, found.certain) == ("circular-import", False)

@@ -97,6 +97,16 @@ def test_time_out_that_another_rank_reports_names_that_rank(tmp_path: Path) -> N
     assert (told.fault, told.rank) == ("collective-timeout", 13)
 
 
+def test_two_spaces_before_the_rank_that_torch_writes_do_not_matter() -> None:
+    found = explain(signal(4, last=22, source=13).replace("from rank", "from  rank"))
+    assert (found.suspect, found.rank) == (13, None)
+
+
+def test_rank_that_reports_its_own_time_out_is_the_first() -> None:
+    own = signal(1, last=22).replace("from rank 0", "from this local rank")
+    assert explain(own + signal(0, last=22, source=1)).suspect == 1
+
+
 BAR = "  1%|▏  | {at}/59913 [{elapsed}<106:21:36,  6.42s/it]\n"
 
 

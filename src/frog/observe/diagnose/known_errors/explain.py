@@ -48,6 +48,7 @@ _LAUNCHERS = re.compile(
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _QUOTED = re.compile(r"\b\w+(?:Error|Exception): ")
 """An exception with its message, anywhere in a line."""
+_OTHER_FAILURES = re.compile(r"^\s*Failures:\s*$")
 _FAILED_AT = re.compile(r"^\s*time\s*: \d{4}-(\d\d-\d\d)_(\d\d:\d\d:\d\d)$")
 
 
@@ -181,6 +182,8 @@ class LogReader:
         """The first line in which a rank reports that another one timed out."""
         self.first_traceback: Finding | None = None
         self.lines, self.cut, self.after_root_cause = 0, False, False
+        self.in_other_failures = False
+        """True below torchrun's heading of the failures that were not the first."""
         self.reported_rank: int | None = None
         self.by_torchrun = False
         self.moments: dict[str, str] = {}
@@ -212,6 +215,8 @@ class LogReader:
             is_remark = _REMARK.search(line.text) is not None
             is_exception = _EXCEPTION.match(line.text) is not None
             level = max(known.level_of(is_exception), Level.HINT if is_remark else Level.CAUSE)
+            if self.in_other_failures:
+                level = max(level, Level.CONSEQUENCE)
             self._add(Finding(line, known, level, line.named_rank, line.text.strip(), is_remark=is_remark))
         elif _LOOKS_LIKE_ERROR.search(line.text):
             self.unknown = [*self.unknown[-4:], line]
@@ -222,8 +227,10 @@ class LogReader:
         if failed_at := _FAILED_AT.match(text):
             self.moments[line.file] = " ".join(failed_at.groups())
         self.by_torchrun = self.by_torchrun or "torchrun" in text or "torch/distributed/elastic" in text
+        if _OTHER_FAILURES.match(text):
+            self.in_other_failures = True
         if _ROOT_CAUSE in text:
-            self.after_root_cause = True
+            self.after_root_cause, self.in_other_failures = True, False
         elif self.after_root_cause and (failed := _FAILED_RANK.match(text)):
             self.reported_rank, self.after_root_cause = int(failed[1]), False
 
@@ -335,7 +342,7 @@ class LogReader:
             return None
         known = next(error for error in self.known_errors.errors if error.id == "collective-timeout")
         if self.signal is not None:
-            return replace(self.signal, known=known, level=Level.SYMPTOM)
+            return replace(self.signal, known=known, level=Level.SYMPTOM, rank=None)
         line = self.progress.last_line
         if line is None:
             return None

@@ -96,7 +96,7 @@ def _without_cause(explanation: Explanation) -> Diagnosis:
     failed = bool(explanation.consequences) or explanation.cut
     if explanation.consequences:
         finding = (
-            "no cause in this log: its errors follow from the failure of another process.\n"
+            "no cause in this log: its errors follow from the failure of another process. "
             "Look for the log of the rank that failed first."
         )
     elif explanation.cut:

@@ -25,8 +25,8 @@ _GROUP = re.compile(
     r"(?=.{0,120}?WorkNCCL\(SeqNum=(?P<seq>\d{1,18})|.{0,200}?at work: (?P<at>\d{1,18}))"
 )
 _SIGNAL = re.compile(
-    r"Rank (?P<rank>\d{1,6})\].{0,120}?[Rr]eceived a dump signal due to a collective timeout from "
-    r"(?:rank (?P<source>\d{1,6})|this local rank)"
+    r"Rank (?P<rank>\d{1,6})\].{0,120}?[Rr]eceived a dump signal due to a collective timeout from\s{1,4}"
+    r"(?:rank (?P<source>\d{1,6})|this local\s{1,4}rank)?"
 )
 _WORLD = re.compile(r"\bnranks (\d{1,6})\b|\bworld_size[=: ]{1,3}(\d{1,6})\b", re.IGNORECASE)
 _MOST_RANKS = 100_000
@@ -80,8 +80,8 @@ class Watchdog:
             self.enqueued.setdefault(int(last["rank"]), int(last["enqueued"]))
         if "dump signal" in text and (signal := _SIGNAL.search(text)):
             self.signalled.add(int(signal["rank"]))
-            if signal["source"] and self.reporter is None:
-                self.reporter = int(signal["source"])
+            if self.reporter is None:
+                self.reporter = int(signal["source"] or signal["rank"])
         if "[PG " in text and (group := _GROUP.search(text)):
             rank, seq = int(group["rank"]), int(group["seq"] or group["at"])
             if rank in self.waiting and self.waiting[rank].seq == seq:

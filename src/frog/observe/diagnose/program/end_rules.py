@@ -220,6 +220,8 @@ def killed(evidence: Evidence) -> Diagnosis | None:
         return None
     alike = Counter(rank.exit_code for rank in dead.values())  # srun kills the other tasks: the odd one came first
     number = min(dead, key=lambda each: (dead[each].exited_ns or _FAR, alike[dead[each].exit_code], each))
+    if _failed_before(evidence, dead[number]):
+        return None
     rank, found = dead[number], _base(evidence, number, [number])
     name = signal_name(-(rank.exit_code or 0))
     at = f"; it was last seen at {place(rank.line)}" if rank.line else ""
@@ -231,6 +233,15 @@ def killed(evidence: Evidence) -> Diagnosis | None:
         finding=f"rank {number} crashed with {name}{at}",
         advice=_OF_COMPILED_CODE,
     )
+
+
+def _failed_before(evidence: Evidence, dead: RankEvidence) -> bool:
+    """True if a rank ended with an exit code of its own before this one was killed: the launcher kills the rest."""
+    ended_ns = dead.exited_ns
+    if dead.exit_code != -9 or ended_ns is None:
+        return False
+    others = evidence.ranks.values()
+    return any((rank.exit_code or 0) > 0 and (rank.exited_ns or ended_ns) < ended_ns for rank in others)
 
 
 def _let_others_wait(evidence: Evidence, dead: Mapping[int, RankEvidence]) -> bool:

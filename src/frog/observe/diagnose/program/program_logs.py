@@ -5,11 +5,12 @@ Torchrun and Slurm write into them too; torchrun's error files and the text of `
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -222,6 +223,24 @@ _FAILED_RANK = re.compile(r"(\d{1,7}) \(local_rank: \d{1,7}\)")
 _EXIT_CODE = re.compile(r"(-?\d{1,10}) \(pid: (\d{1,10})\)")
 
 
+class _Failure(NamedTuple):
+    """A block of the table."""
+
+    code: int
+    pid: int
+    host: str
+    ended_ns: int | None
+
+
+def _unix_ns(text: str) -> int | None:
+    """Return a time of the table, which has no zone: only differences between such times mean something."""
+    try:
+        at = dt.datetime.strptime(text, "%Y-%m-%d_%H:%M:%S").replace(tzinfo=dt.UTC)
+    except ValueError:
+        return None
+    return int(at.timestamp()) * 10**9
+
+
 class FailureTable:
     """The blocks below `ChildFailedError`: one per failed rank, the one that torchrun saw first last."""
 
@@ -229,7 +248,8 @@ class FailureTable:
         self.name, self.found, self._named = name, False, False
         self._rank: int | None = None
         self._host = ""
-        self._codes: dict[int, tuple[int, int, str]] = {}
+        self._ended_ns: int | None = None
+        self._codes: dict[int, _Failure] = {}
 
     def read(self, text: str) -> None:
         """Read a line of a log."""
@@ -238,25 +258,28 @@ class FailureTable:
             self._named = self._named or "torch.distributed." in text or "torchrun" in text
             return
         key, value = found[1], found[2]
-        if key == "host":
+        if key == "time":
+            self._ended_ns = _unix_ns(value.strip())
+        elif key == "host":
             self._host = value.strip()[:255]
         elif key == "rank" and (rank := _FAILED_RANK.match(value)):
             self._rank = int(rank[1])
         elif key == "exitcode" and self._rank is not None and (code := _EXIT_CODE.match(value)):
-            self._codes[self._rank] = int(code[1]), int(code[2]), self._host
+            self._codes[self._rank] = _Failure(int(code[1]), int(code[2]), self._host, self._ended_ns)
             self._rank, self.found = None, True
 
     def add_to(self, evidence: Evidence) -> None:
         """Add the exit codes."""
         evidence.by_torchrun |= self.found or self._named
-        for number, (code, pid, host) in self._codes.items():
+        for number, failure in self._codes.items():
             if number >= 2**20:
                 continue
             rank = evidence.of(number)
             rank.add_source(self.name)
-            rank.host = rank.host or host or None
+            rank.host = rank.host or failure.host or None
             if rank.exit_code is None:
-                rank.exit_code, rank.pid, rank.exit_source = code, rank.pid or pid, self.name
+                rank.exit_code, rank.pid, rank.exit_source = failure.code, rank.pid or failure.pid, self.name
+                rank.exited_ns = rank.exited_ns or failure.ended_ns
 
 
 def decode_error_file(data: bytes) -> dict[str, Any] | None:
