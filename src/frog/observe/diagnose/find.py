@@ -35,11 +35,11 @@ def diagnose_paths(texts: Sequence[str]) -> Answer:
 
     Raises:  RunError if nothing is there that can be read.
     """
-    found = [_find(text) for text in texts]
-    own = [folder for folder in found if isinstance(folder, RunFolder)]
-    others = [path for path in found if isinstance(path, Path)]
+    places = [_find(text) for text in texts]
+    own = [folder for folder in places if isinstance(folder, RunFolder)]
+    others = [path for path in places if isinstance(path, Path)]
     runs = [_of_own_run(folder) for folder in own]
-    name = ", ".join(str(each.path if isinstance(each, RunFolder) else each) for each in found)
+    name = ", ".join(str(each.path if isinstance(each, RunFolder) else each) for each in places)
     if not others:
         return Answer(name, runs[0].with_more(also=(*runs[0].also, *runs[1:])))
     from frog.observe.diagnose.program.program_diagnosis import diagnose_all

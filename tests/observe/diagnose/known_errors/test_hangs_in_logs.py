@@ -97,6 +97,12 @@ def test_time_out_that_another_rank_reports_names_that_rank(tmp_path: Path) -> N
     assert (told.fault, told.rank) == ("collective-timeout", 13)
 
 
+def test_text_of_one_rank_alone_accuses_no_other(tmp_path: Path) -> None:
+    (tmp_path / "job.err").write_text(work(3))
+    told = diagnose_folder(tmp_path / "job.err")
+    assert (told.fault, told.rank) == ("collective-timeout", None)
+
+
 def test_two_spaces_before_the_rank_that_torch_writes_do_not_matter() -> None:
     found = explain(signal(4, last=22, source=13).replace("from rank", "from  rank"))
     assert (found.suspect, found.rank) == (13, None)

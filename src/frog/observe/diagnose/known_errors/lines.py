@@ -82,8 +82,8 @@ class LogLine:
         """The rank of the prefix, else the rank that the text names as its own."""
         if self.rank is not None:
             return self.rank
-        found = _IN_TEXT.search(self.text)
-        return int(next(group for group in found.groups() if group is not None)) if found else None
+        match = _IN_TEXT.search(self.text)
+        return int(next(group for group in match.groups() if group is not None)) if match else None
 
 
 def clean_lines(lines: Iterable[str], file: str = "") -> Iterator[LogLine]:
@@ -106,23 +106,23 @@ def _clean(number: int, text: str, file: str, ranks: tuple[re.Pattern[str], ...]
     for _ in range(4):  # prefixes come in any order
         before = text
         for pattern in _TIMES:
-            if found := pattern.match(text):
-                moment, text = moment or _moment(found), text[found.end() :]
+            if match := pattern.match(text):
+                moment, text = moment or _moment(match), text[match.end() :]
         for pattern in _SOURCES:
-            if found := pattern.match(text):
-                source, text = source or (found.groupdict().get("source") or found[0]).strip(), text[found.end() :]
+            if match := pattern.match(text):
+                source, text = source or (match.groupdict().get("source") or match[0]).strip(), text[match.end() :]
         for pattern in ranks:
-            if (rank is None or pattern is _OWN) and (found := pattern.match(text)):
-                rank, text = int(found["rank"]), text[found.end() :]
+            if (rank is None or pattern is _OWN) and (match := pattern.match(text)):
+                rank, text = int(match["rank"]), text[match.end() :]
         if text == before:
             break
-    if moment is None and (found := _GLOG.match(text)):
-        moment = _moment(found)
+    if moment is None and (match := _GLOG.match(text)):
+        moment = _moment(match)
     return LogLine(number, text.replace("```", ""), rank, file, source, moment)
 
 
-def _moment(found: re.Match[str]) -> str | None:
-    fields = found.groupdict()
+def _moment(match: re.Match[str]) -> str | None:
+    fields = match.groupdict()
     if "month" not in fields:
         return None
     return f"{int(fields['month']):02}-{fields['day']} {fields['time'].replace(',', '.')}"

@@ -137,12 +137,12 @@ def _announced(text: str) -> tuple[bool, bool]:
 def _in_one_line(line: LogLine) -> Traceback | None:
     """Return a traceback that lost its line breaks, as in Markdown without a code block."""
     after = line.text.partition(BEGIN)[2]
-    frames = [Frame(found["file"], int(found["line"]), found["function"]) for found in _INLINE_FRAME.finditer(after)]
-    found = _INLINE_EXCEPTION.search(after)
-    if not frames or found is None:
+    frames = [Frame(match["file"], int(match["line"]), match["function"]) for match in _INLINE_FRAME.finditer(after)]
+    match = _INLINE_EXCEPTION.search(after)
+    if not frames or match is None:
         return None
     return Traceback(
-        line, line.named_rank, frames[:_MOST_FRAMES], type=found["type"], message=[found["message"]], end=line
+        line, line.named_rank, frames[:_MOST_FRAMES], type=match["type"], message=[match["message"]], end=line
     )
 
 
@@ -232,10 +232,10 @@ class _Open:
             opened = cls(Traceback(line, line.named_rank), "", boxed=False)
             opened.takes(line.text, line)
             return opened
-        found = _EXCEPTION.match(line.text.lstrip("\"'`* "))
-        if found is None or not found["message"] or not _NAMES_ITS_ERROR.search(found["type"]):
+        match = _EXCEPTION.match(line.text.lstrip("\"'`* "))
+        if match is None or not match["message"] or not _NAMES_ITS_ERROR.search(match["type"]):
             return None
-        bare = Traceback(line, line.named_rank, type=found["type"], message=[found["message"]], end=line)
+        bare = Traceback(line, line.named_rank, type=match["type"], message=[match["message"]], end=line)
         return cls(bare, "", boxed=False)
 
     def takes(self, text: str, line: LogLine) -> Taken:
@@ -243,13 +243,13 @@ class _Open:
         if self.prefix.strip() and text.startswith(self.prefix):
             text = text[len(self.prefix) :]
         traceback = self.traceback
-        if found := _FRAME.match(text) or (_RICH_FRAME.match(text) if self.boxed else None):
+        if frame := _FRAME.match(text) or (_RICH_FRAME.match(text) if self.boxed else None):
             if traceback.type and not traceback.quotes_frames:
                 return "ended"
             if traceback.type:
                 traceback.type, traceback.message, traceback.frames, traceback.sources = "", [], [], []
             if len(traceback.frames) < _MOST_FRAMES:
-                traceback.frames.append(Frame(found["file"], int(found["line"]), found["function"] or ""))
+                traceback.frames.append(Frame(frame["file"], int(frame["line"]), frame["function"] or ""))
             self.strange = 0
             return "taken"
         if traceback.type:
@@ -260,10 +260,10 @@ class _Open:
         """Add a line between the first line and the exception."""
         outside = text.lstrip(" |").rstrip()
         indent = len(text) - len(text.lstrip())
-        found = _EXCEPTION.match(outside)
-        if found and (indent == 0 or found["type"].endswith(_ENDS)) and self._is_exception(found, indent):
-            self.traceback.type, self.traceback.end = found["type"], line
-            self.traceback.message = [found["message"] or ""]
+        match = _EXCEPTION.match(outside)
+        if match and (indent == 0 or match["type"].endswith(_ENDS)) and self._is_exception(match, indent):
+            self.traceback.type, self.traceback.end = match["type"], line
+            self.traceback.message = [match["message"] or ""]
             return "taken"
         if indent or not outside or self.boxed:
             if outside and len(self.traceback.sources) < _MOST_FRAMES:
@@ -272,14 +272,14 @@ class _Open:
         self.strange += 1
         return "foreign" if self.strange < _MOST_FOREIGN else "ended"
 
-    def _is_exception(self, found: re.Match[str], indent: int) -> bool:
-        known = found["type"].endswith(_ENDS)
-        return known or (bool(self.traceback.frames) and found["message"] is not None and "." in found["type"])
+    def _is_exception(self, match: re.Match[str], indent: int) -> bool:
+        known = match["type"].endswith(_ENDS)
+        return known or (bool(self.traceback.frames) and match["message"] is not None and "." in match["type"])
 
     def _continues(self, text: str) -> bool:
         """Add a line of the message, or one that links two tracebacks."""
-        if found := _SPAWNED.match(text):  # torch.multiprocessing.spawn quotes the traceback of its process
-            self.traceback.message[0], self.chained, self.process = text, True, int(found[1])
+        if match := _SPAWNED.match(text):  # torch.multiprocessing.spawn quotes the traceback of its process
+            self.traceback.message[0], self.chained, self.process = text, True, int(match[1])
             return True
         if any(words in text for words in _CHAINED):
             self.chained, self.traceback.is_cause = True, _CHAINED[1] in text
@@ -290,8 +290,8 @@ class _Open:
         message = self.traceback.message
         if self.chained or self.blank or len(message) >= _MOST_MESSAGE_LINES or _RECORD.match(text):
             return False
-        found = _EXCEPTION.match(text)
-        if found and found["type"].endswith(_ENDS) and not text.startswith("nccl"):
+        match = _EXCEPTION.match(text)
+        if match and match["type"].endswith(_ENDS) and not text.startswith("nccl"):
             return False
         message.append(text)
         return True

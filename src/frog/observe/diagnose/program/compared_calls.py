@@ -46,7 +46,7 @@ class Difference:
 def differences(evidence: Evidence) -> list[Difference]:
     """Return the first difference of each group, in order of time."""
     by_rank = {number: rank.by_group() for number, rank in evidence.ranks.items()}
-    groups = dict.fromkeys(group for found in by_rank.values() for group in found)
+    groups = dict.fromkeys(group for calls in by_rank.values() for group in calls)
     firsts = [_first_difference(evidence, group, by_rank) for group in groups]
     known = [difference for difference in firsts if difference is not None]
     return sorted(known, key=lambda difference: (difference.kind == "absent", difference.began_ns))
@@ -65,13 +65,13 @@ def _first_difference(
 ) -> Difference | None:
     members = members_of(evidence, group)
     calls = {number: by_rank.get(number, {}).get(group, []) for number in members}
-    at = {number: {call.seq: call for call in found} for number, found in calls.items()}
-    firsts = [min(found) for found in at.values() if found]
+    at = {number: {call.seq: call for call in made} for number, made in calls.items()}
+    firsts = [min(by_seq) for by_seq in at.values() if by_seq]
     if len(members) < 2 or not firsts:
         return None
-    last = max(max(found) for found in at.values() if found)
+    last = max(max(by_seq) for by_seq in at.values() if by_seq)
     for seq in range(max(min(firsts), last - 100_000), last + 1):
-        here = {number: found[seq] for number, found in at.items() if seq in found}
+        here = {number: by_seq[seq] for number, by_seq in at.items() if seq in by_seq}
         kind = _kind_of_difference(here)
         if kind is not None:
             return _shift(group, at, seq) or Difference(group, seq, kind, here)

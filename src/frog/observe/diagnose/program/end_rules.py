@@ -53,16 +53,16 @@ def own_exception(evidence: Evidence) -> Diagnosis | None:
         return None
     error = errors[rank]
     same = sorted(number for number, other in errors.items() if (other.type, other.line) == (error.type, error.line))
-    found = _base(evidence, rank, same if len(same) > 1 else [rank]).with_more(
+    diagnosis = _base(evidence, rank, same if len(same) > 1 else [rank]).with_more(
         certain=len(errors) == 1 or len(same) == len(errors) or error.unix_ns is not None,
     )
     for rule in (_loader, _memory, _disk, _not_finite):
-        special = rule(evidence.ranks[rank], error, found)
+        special = rule(evidence.ranks[rank], error, diagnosis)
         if special is not None:
             return _of_several(evidence, special, same) if special.fault == "nan" and len(same) > 1 else special
     who = span(same) if len(same) < max(len(evidence.world), 1) or len(same) == 1 else "all ranks"
     at = at_place(error.line)
-    return found.with_more(
+    return diagnosis.with_more(
         fault="raise",
         finding=f"{who} raised {error.short_type}{at}: {error.first_line}",
         advice=f"correct the error; {_traceback_in(error)}{_victims(evidence, same)}",
@@ -81,8 +81,8 @@ def _first(errors: dict[int, SeenError]) -> int | None:
 
 
 def _own_errors(evidence: Evidence) -> dict[int, SeenError]:
-    found = {number: own_error(rank) for number, rank in evidence.ranks.items()}
-    return {number: error for number, error in found.items() if error is not None}
+    errors = {number: own_error(rank) for number, rank in evidence.ranks.items()}
+    return {number: error for number, error in errors.items() if error is not None}
 
 
 def _base(evidence: Evidence, rank: int, ranks: list[int]) -> Diagnosis:
@@ -104,7 +104,7 @@ def _base(evidence: Evidence, rank: int, ranks: list[int]) -> Diagnosis:
     )
 
 
-def _loader(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis | None:
+def _loader(rank: RankEvidence, error: SeenError, diagnosis: Diagnosis) -> Diagnosis | None:
     if not lost_loader(error):
         return None
     killed = re.search(r"killed by signal: ?(\w+)", error.message)
@@ -112,9 +112,9 @@ def _loader(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis
     anywhere = any(frame.file.endswith("signal_handling.py") for frame in error.frames)  # torch's SIGCHLD handler
     at = at_place(error.line)
     after = f": a signal interrupted it{at}, which need not be where it reads" if anywhere else at
-    return found.with_more(
+    return diagnosis.with_more(
         fault="loader",
-        line=None if anywhere else found.line,
+        line=None if anywhere else diagnosis.line,
         finding=f"a DataLoader worker of rank {rank.rank} ended {how}, so rank {rank.rank} could not continue{after}",
         advice="a killed worker usually means that memory or /dev/shm is full: `dmesg | grep -i oom`, `df -h "
         "/dev/shm`; "
@@ -123,12 +123,12 @@ def _loader(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis
     )
 
 
-def _memory(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis | None:
+def _memory(rank: RankEvidence, error: SeenError, diagnosis: Diagnosis) -> Diagnosis | None:
     device = "OutOfMemoryError" in error.type or _DEVICE_MEMORY.search(error.message)
     if not device and error.short_type != "MemoryError" and not _HOST_MEMORY.search(error.message):
         return None
     what = "GPU memory" if device else "memory"
-    return found.with_more(
+    return diagnosis.with_more(
         fault="memory",
         finding=f"rank {rank.rank} ran out of {what}" + at_place(error.line) + f": {error.first_line}",
         advice="use a smaller batch per rank with more gradient accumulation, activation checkpointing, or shard the "
@@ -138,10 +138,10 @@ def _memory(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis
     )
 
 
-def _disk(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis | None:
+def _disk(rank: RankEvidence, error: SeenError, diagnosis: Diagnosis) -> Diagnosis | None:
     if not _NOT_WRITTEN.search(error.message):
         return None
-    return found.with_more(
+    return diagnosis.with_more(
         fault="disk",
         finding=f"rank {rank.rank} could not write a file"
         + at_place(error.line)
@@ -151,10 +151,10 @@ def _disk(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis |
     )
 
 
-def _not_finite(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagnosis | None:
+def _not_finite(rank: RankEvidence, error: SeenError, diagnosis: Diagnosis) -> Diagnosis | None:
     if not (_NOT_FINITE.search(error.message) or error.short_type in ("FloatingPointError", "NonFiniteError")):
         return None
-    return found.with_more(
+    return diagnosis.with_more(
         fault="nan",
         finding=f"rank {rank.rank} stopped at a value that is not finite"
         + (f", at {place(error.line)}" if error.line else "")
@@ -165,12 +165,12 @@ def _not_finite(rank: RankEvidence, error: SeenError, found: Diagnosis) -> Diagn
     )
 
 
-def _of_several(evidence: Evidence, found: Diagnosis, ranks: list[int]) -> Diagnosis:
+def _of_several(evidence: Evidence, diagnosis: Diagnosis, ranks: list[int]) -> Diagnosis:
     """Return a diagnosis of ranks that stopped at a NaN together: only their logs can tell where it arose."""
     first = first_not_finite(evidence)
-    rest = found.finding.partition(" stopped at ")[2]
+    rest = diagnosis.finding.partition(" stopped at ")[2]
     arose = "the evidence does not show on which it arose" if first is None else f"it arose on rank {first}"
-    return found.with_more(
+    return diagnosis.with_more(
         *not_finite_lines(evidence, ranks),
         finding=f"{span(ranks)} stopped at {rest}; {arose}",
         rank=first,
@@ -222,12 +222,12 @@ def killed(evidence: Evidence) -> Diagnosis | None:
     number = min(dead, key=lambda each: (dead[each].exited_ns or _FAR, alike[dead[each].exit_code], each))
     if _failed_before(evidence, dead[number]):
         return None
-    rank, found = dead[number], _base(evidence, number, [number])
+    rank, diagnosis = dead[number], _base(evidence, number, [number])
     name = signal_name(-(rank.exit_code or 0))
     at = f"; it was last seen at {place(rank.line)}" if rank.line else ""
     if name == "SIGKILL":
-        return _sigkill(evidence, number, at, found)
-    return found.with_more(
+        return _sigkill(evidence, number, at, diagnosis)
+    return diagnosis.with_more(
         *(f"{'':12}  {line}" for line in rank.crash.splitlines()[:6]),
         fault="crash",
         finding=f"rank {number} crashed with {name}{at}",
@@ -257,16 +257,16 @@ def _let_others_wait(evidence: Evidence, dead: Mapping[int, RankEvidence]) -> bo
     return bool(waiting) and not killed_too and not by_launcher
 
 
-def _sigkill(evidence: Evidence, number: int, at: str, found: Diagnosis) -> Diagnosis:
+def _sigkill(evidence: Evidence, number: int, at: str, diagnosis: Diagnosis) -> Diagnosis:
     full = evidence.state("OUT_OF_MEMORY")
     if full is not None:
-        return found.with_more(
+        return diagnosis.with_more(
             note(full.unix_ns, "scheduler", full.text or full.state or "", full.source),
             fault="memory",
             finding=f"the kernel killed rank {number}, whose job was out of memory{at}",
             advice="ask for more memory (--mem), or use fewer DataLoader workers, less prefetching, smaller batches",
         )
-    return found.with_more(
+    return diagnosis.with_more(
         fault="kill",
         finding=f"rank {number} was killed by SIGKILL{at}",
         advice="SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: "

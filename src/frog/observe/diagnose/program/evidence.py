@@ -182,11 +182,11 @@ class RankEvidence:
 
     def by_group(self) -> dict[Group, list[Call]]:
         """Return its collectives by group, in order. Messages between two ranks are left out."""
-        found: dict[Group, list[Call]] = {}
+        by_group: dict[Group, list[Call]] = {}
         for call in self.calls:
             if not call.p2p:
-                found.setdefault(call.group, []).append(call)
-        return {group: sorted(calls, key=lambda call: call.seq) for group, calls in found.items()}
+                by_group.setdefault(call.group, []).append(call)
+        return {group: sorted(calls, key=lambda call: call.seq) for group, calls in by_group.items()}
 
     @property
     def pending(self) -> list[Call]:

@@ -219,9 +219,9 @@ def rank_in_name(path: str) -> int | None:
     """Return the rank in `nccl_trace_rank_3`, `rank_3/train.log`, or torchrun's `attempt_0/3/stderr.log`."""
     parts = PurePath(path).parts[-3:]
     for part in reversed(parts[-2:]):
-        found = _NAMED.search(part)
-        if found and int(found[1]) < _MOST_RANK:
-            return int(found[1])
+        match = _NAMED.search(part)
+        if match and int(match[1]) < _MOST_RANK:
+            return int(match[1])
     if len(parts) == 3 and re.fullmatch(r"attempt_\d{1,7}", parts[0]) and re.fullmatch(r"\d{1,6}", parts[1]):
         return int(parts[1])
     return None
@@ -229,8 +229,8 @@ def rank_in_name(path: str) -> int | None:
 
 def number_at_end(path: str) -> int | None:
     """Return the last number in a file's name, for a kind of file that has one per rank."""
-    found = _LAST.match(PurePath(path).name)
-    return int(found[2]) if found and int(found[2]) < _MOST_RANK else None
+    match = _LAST.match(PurePath(path).name)
+    return int(match[2]) if match and int(match[2]) < _MOST_RANK else None
 
 
 def ranks_by_number(paths: Iterable[str]) -> dict[str, int]:
@@ -241,8 +241,8 @@ def ranks_by_number(paths: Iterable[str]) -> dict[str, int]:
     sets: dict[tuple[str, str, str], dict[str, int]] = {}
     for path in paths:
         pure = PurePath(path)
-        if (found := _LAST.match(pure.name)) and not _OF_A_NODE.search(found[1]):
-            sets.setdefault((str(pure.parent), found[1], found[3]), {})[path] = int(found[2])
+        if (match := _LAST.match(pure.name)) and not _OF_A_NODE.search(match[1]):
+            sets.setdefault((str(pure.parent), match[1], match[3]), {})[path] = int(match[2])
     numbered: dict[str, int] = {}
     for found_ranks in sets.values():
         if len(found_ranks) > 1 and sorted(found_ranks.values()) == list(range(len(found_ranks))):

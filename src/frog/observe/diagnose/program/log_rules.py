@@ -46,7 +46,8 @@ def with_log(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
         return _explained(diagnosis, answer)
     if _comes_first(evidence, diagnosis, log.cause):
         rank = diagnosis.rank if answer.rank is None and diagnosis.fault in _SAYS_LITTLE else answer.rank
-        also = () if diagnosis.fault in _SAYS_LITTLE else (replace(diagnosis, also=()),)
+        repeats = diagnosis.fault in (*_SAYS_LITTLE, "gone")
+        also = () if repeats else (replace(diagnosis, also=()),)
         return replace(
             answer, rank=rank, evidence=(*answer.evidence, *_problems(evidence)), also=(*also, *diagnosis.also)
         )
@@ -80,8 +81,11 @@ def _comes_first(evidence: Evidence, diagnosis: Diagnosis, cause: Finding) -> bo
         return True
     if cause.level > Level.SYMPTOM:
         return False
+    log = evidence.explanation
     if evidence.has_records:
         return cause.level is Level.CAUSE and not diagnosis.certain and diagnosis.fault not in _OF_EXCEPTIONS
+    if diagnosis.fault == "gone" and log is not None and log.details and len(evidence.ranks) * 2 <= len(evidence.world):
+        return True  # most ranks have no line in this text, which says nothing about them
     return cause.level is Level.CAUSE or diagnosis.fault not in (*_OF_WAITS, *_OF_ENDS)
 
 

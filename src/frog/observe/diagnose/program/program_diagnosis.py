@@ -77,17 +77,18 @@ def diagnose_all(paths: Sequence[Path]) -> tuple[Diagnosis, Explanation | None]:
 def describe_hang(path: Path) -> str:
     """Return the finding on a hanging program as a line; empty without one."""
     try:
-        found = diagnose_folder(path)
+        diagnosis = diagnose_folder(path)
     except FrogError:
         return ""
-    if found.fault in _NO_FINDING:
+    if diagnosis.fault in _NO_FINDING:
         return ""
-    return f"{'diagnosis' if found.certain else 'probably'}: {found.finding}"
+    return f"{'diagnosis' if diagnosis.certain else 'probably'}: {diagnosis.finding}"
 
 
 def _of_attempts(paths: Sequence[Path]) -> tuple[Diagnosis, Explanation | None]:
     """Return what went wrong in the last start that failed, and in the earlier ones."""
-    attempts = next((found for path in paths if len(found := attempts_of(path)) > 1), [0])
+    several = (attempts for attempts in map(attempts_of, paths) if len(attempts) > 1)
+    attempts = next(several, [0])
     last = attempts[-1] if len(attempts) > 1 else attempts_of(paths[0])[-1]
     evidence = gather_all(paths, last)
     diagnosis = with_log(evidence, diagnose_program(evidence))
@@ -106,31 +107,33 @@ def _of_attempts(paths: Sequence[Path]) -> tuple[Diagnosis, Explanation | None]:
     return first, evidence.explanation
 
 
-def _with_recorded(found: Diagnosis, path: Path) -> Diagnosis:
+def _with_recorded(diagnosis: Diagnosis, path: Path) -> Diagnosis:
     """Add what the numbers show that the program recorded; in a run that did not fail, they come first."""
     folder = RunFolder(path)
     recorded = recorded_findings(read_history(folder)) if folder.event_ranks() else []
-    completed = found.fault in ("none", "running", "interrupted") or (found.fault == "nan" and not found.certain)
+    completed = diagnosis.fault in ("none", "running", "interrupted") or (
+        diagnosis.fault == "nan" and not diagnosis.certain
+    )
     if not recorded or not completed:
-        return found.with_more(also=(*found.also, *recorded))
+        return diagnosis.with_more(also=(*diagnosis.also, *recorded))
     first, *rest = recorded
-    return replace(first, outcome=found.outcome, also=(*rest, *found.also))
+    return replace(first, outcome=diagnosis.outcome, also=(*rest, *diagnosis.also))
 
 
 def diagnose_program(evidence: Evidence) -> Diagnosis:
     """Return what went wrong in a program, or that nothing did."""
     explained = (rule(evidence) for rule in RULES)
-    found = next((diagnosis for diagnosis in explained if diagnosis is not None), None) or _unknown(evidence)
+    diagnosis = next((each for each in explained if each is not None), None) or _unknown(evidence)
     if evidence.hung and evidence.stopped_by_user:
-        found = _as_stopped(evidence, found)
-    return _with_gaps(evidence, found)
+        diagnosis = _as_stopped(evidence, diagnosis)
+    return _with_gaps(evidence, diagnosis)
 
 
-def _as_stopped(evidence: Evidence, found: Diagnosis) -> Diagnosis:
+def _as_stopped(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
     """Say of a program that waited when a user stopped it that it might have continued."""
     waited = f"a user stopped the program after {evidence.deadline_s or 0:.0f} s without a finished collective"
-    finding = waited if found.fault == "unknown" else f"{found.finding}; {waited}"
-    return found.with_more(finding=finding, outcome="interrupted", certain=False)
+    finding = waited if diagnosis.fault == "unknown" else f"{diagnosis.finding}; {waited}"
+    return diagnosis.with_more(finding=finding, outcome="interrupted", certain=False)
 
 
 def garbled(evidence: Evidence) -> Diagnosis | None:
@@ -210,10 +213,10 @@ def _unknown(evidence: Evidence) -> Diagnosis:
     )
 
 
-def _with_gaps(evidence: Evidence, found: Diagnosis) -> Diagnosis:
+def _with_gaps(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
     """Add the problems of reading, and what is missing."""
     lines = [f"{'':12}  {problem}" for problem in evidence.problems[:20]]
     ranks = [rank for rank in evidence.ranks.values() if rank.sources]
-    if ranks and not any(rank.has_calls for rank in ranks) and found.fault in ("unknown", "gone", "kill"):
+    if ranks and not any(rank.has_calls for rank in ranks) and diagnosis.fault in ("unknown", "gone", "kill"):
         lines.append(f"{'':12}  no record of collectives was found, so the ranks cannot be compared")
-    return found.with_more(*lines)
+    return diagnosis.with_more(*lines)

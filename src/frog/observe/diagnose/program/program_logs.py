@@ -82,8 +82,8 @@ def add_log(evidence: Evidence, text: str, name: str, rank_of_file: int | None) 
 def _lines_by_rank(text: str, name: str) -> Iterator[LogLine]:
     """Yield the lines, each with the rank of its prefix."""
     for line in clean_lines(text.split("\n"), name):
-        found = _FROG_PREFIX.match(line.text)
-        yield replace(line, rank=int(found[1]), text=line.text[found.end() :]) if found else line
+        match = _FROG_PREFIX.match(line.text)
+        yield replace(line, rank=int(match[1]), text=line.text[match.end() :]) if match else line
 
 
 def _stream(streams: dict[int | None, _Stream], rank: int | None) -> _Stream:
@@ -253,11 +253,11 @@ class FailureTable:
 
     def read(self, text: str) -> None:
         """Read a line of a log."""
-        found = _FAILURE_FIELD.match(text)
-        if found is None:
+        field = _FAILURE_FIELD.match(text)
+        if field is None:
             self._named = self._named or "torch.distributed." in text or "torchrun" in text
             return
-        key, value = found[1], found[2]
+        key, value = field[1], field[2]
         if key == "time":
             self._ended_ns = _unix_ns(value.strip())
         elif key == "host":
@@ -307,11 +307,11 @@ def add_error_file(evidence: Evidence, value: dict[str, Any], name: str, rank_of
     """Add a rank's error."""
     message, traceback, seconds = error_text(value)
     kind, _, rest = message.partition(":")
-    found = next(reversed(seen_errors(traceback.split("\n"), name)), None)
-    if found is None:
-        found = SeenError(kind if re.fullmatch(r"[\w.]{1,100}", kind) else "Error", rest.strip() or message)
+    seen = next(reversed(seen_errors(traceback.split("\n"), name)), None)
+    if seen is None:
+        seen = SeenError(kind if re.fullmatch(r"[\w.]{1,100}", kind) else "Error", rest.strip() or message)
     unix_ns = seconds * 10**9 if seconds is not None else None
-    error = SeenError(found.type, found.message, found.line, found.frames, unix_ns, name)
+    error = SeenError(seen.type, seen.message, seen.line, seen.frames, unix_ns, name)
     if rank_of_file is None:
         evidence.loose_errors.append(error)
         return
@@ -367,10 +367,10 @@ class JobLines:
                 self._jobs.append(JobState(state, self.name, text.strip()[:300]))
                 self.found = True
                 break
-        if found := _TASK_ENDS.search(text):
+        if ends := _TASK_ENDS.search(text):
             self.found = True
-            code = _task_code(found[2])
-            for task in _task_numbers(found[1]) if code is not None else ():
+            code = _task_code(ends[2])
+            for task in _task_numbers(ends[1]) if code is not None else ():
                 self._codes.setdefault(task, code or 0)
 
     def add_to(self, evidence: Evidence) -> None:
@@ -382,22 +382,22 @@ class JobLines:
 
 def _task_code(text: str) -> int | None:
     """Return Popen's code for `Exited with exit code 1` or `Killed`."""
-    if found := _TASK_CODE.match(text):
-        code = int(found[1])
+    if match := _TASK_CODE.match(text):
+        code = int(match[1])
         return 128 - code if 128 < code < 160 else code
     return next((code for word, code in _SIGNAL_WORDS.items() if text.startswith(word)), None)
 
 
 def _task_numbers(text: str) -> list[int]:
     """Return the numbers of `0-2,5`."""
-    found: list[int] = []
+    tasks: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and (not last or last.isdecimal()):
             low, high = int(first), int(last or first)
             if high < _MOST_TASKS and 0 <= high - low < 10_000:
-                found += range(low, high + 1)
-    return found
+                tasks += range(low, high + 1)
+    return tasks
 
 
 def add_sacct(evidence: Evidence, text: str, name: str) -> bool:
@@ -407,8 +407,8 @@ def add_sacct(evidence: Evidence, text: str, name: str) -> bool:
         head = [word.strip() for word in (line.split("|") if "|" in line else line.split())]
         if "State" in head and ("JobID" in head or "JobIDRaw" in head or "JobName" in head):
             rows = lines[number + 1 :]
-            found = [_sacct_row(head, row, lines, number) for row in rows if not set(row.strip()) <= {"-", " "}]
-            jobs = [JobState(state, name, row.strip()[:300]) for state, row in found if state is not None]
+            states = [_sacct_row(head, row, lines, number) for row in rows if not set(row.strip()) <= {"-", " "}]
+            jobs = [JobState(state, name, row.strip()[:300]) for state, row in states if state is not None]
             evidence.jobs += jobs[:_MOST_JOBS]
             return bool(jobs)
     return False
@@ -420,7 +420,7 @@ def _sacct_row(head: list[str], row: str, lines: list[str], number: int) -> tupl
         place = head.index("State")
         return _named_state(cells[place]) if place < len(cells) else None, row
     rule = lines[number + 1] if number + 1 < len(lines) else ""
-    spans = [found.span() for found in re.finditer(r"-+", rule)] if set(rule.strip()) <= {"-", " "} else []
+    spans = [match.span() for match in re.finditer(r"-+", rule)] if set(rule.strip()) <= {"-", " "} else []
     if len(spans) == len(head):
         first, last = spans[head.index("State")]
         return _named_state(row[first:last].strip()), row
