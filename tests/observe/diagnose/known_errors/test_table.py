@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,23 @@ def test_expected_answers_of_the_threads_exist() -> None:
     assert len(threads) >= 100
     assert named <= known
     assert len({(thread["repository"], thread["number"]) for thread in threads}) == len(threads)
+
+
+def test_the_page_states_the_verdicts_on_unseen_threads() -> None:
+    here = Path(__file__).parent
+    threads = tomllib.loads((here / "unseen.toml").read_text())["thread"]
+    read = {thread["repository"] for thread in tomllib.loads((here / "wild.toml").read_text())["thread"]}
+    assert not read & {thread["repository"] for thread in threads}
+    verdicts = Counter(thread["first"] for thread in threads)
+    last = Counter(thread["first"] for thread in threads if thread["round"] == 4)
+    page = " ".join((DOCS / "observe" / "your-program.md").read_text().split())
+    assert verdicts.keys() == {"right", "no answer", "wrong"}
+    assert not last["wrong"]
+    for text in (
+        f"Measured on {len(threads)} excerpts",
+        f"{verdicts['right']} answers were right ({verdicts['right'] / len(threads):.0%})".replace("%", " %"),
+        f"{verdicts['no answer']} gave no answer ({verdicts['no answer'] / len(threads):.0%})".replace("%", " %"),
+        f"{verdicts['wrong']} were wrong ({verdicts['wrong'] / len(threads):.0%})".replace("%", " %"),
+        f"of the last {last.total()}, none was wrong",
+    ):
+        assert text in page
