@@ -87,7 +87,7 @@ def _slurm_words(path: Path, text: str) -> None:
     from frog.cluster.emulator import command_options as options
     from frog.cluster.emulator import notation
     from frog.cluster.emulator.sbatch import make_request, parse_dependency
-    from frog.cluster.jobfile.slurm_options import SBATCH
+    from frog.cluster.slurm_options import SBATCH
 
     readers: tuple[Callable[[], Any], ...] = (
         lambda: notation.expand_hosts(text), lambda: notation.parse_array(text), lambda: notation.parse_signal(text),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frog.cluster.jobfile.slurm_options import SBATCH, SRUN, read_directives, read_options
+from frog.cluster.slurm_options import SBATCH, SRUN, read_directives, read_options
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from frog.cluster.jobfile.explain import explain
 from frog.cluster.jobfile.job_file import read_job_file
 from frog.cluster.jobfile.line_meanings import explain_lines, summary
 from frog.cluster.jobfile.shell_script import parse
-from frog.cluster.jobfile.slurm_options import SBATCH, SRUN, read_directives, time_limit_s, write_time
+from frog.cluster.slurm_options import SBATCH, SRUN, read_directives, time_limit_s, write_time
 
 EXAMPLE = Path(__file__).parents[3] / "config" / "slurm_example.sbatch"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from frog.cli import main
 from frog.cluster.jobfile.explain import explain
 
 HEAD = "#!/bin/bash\n#SBATCH --job-name=x\n#SBATCH --time=01:00:00\n"
@@ -72,6 +74,13 @@ WRONG = {
         + "srun --overlap -n2 python train.py a &\nsrun --overlap -n2 python train.py b &\nwait\n",
         "port-shared",
     ),
+    "an array that runs backwards": (HEAD + "#SBATCH --array=5-2\n./x\n", "refused"),
+    "an open mode": (HEAD + "#SBATCH --open-mode=add\n./x\n", "refused"),
+    "a signal that does not exist": (HEAD + "#SBATCH --signal=B:USR3@60\n./x\n", "refused"),
+    "a dependency on a name": (HEAD + "#SBATCH --dependency=after-all\n./x\n", "refused"),
+    "GPUs per task without tasks": (HEAD + "#SBATCH --gpus-per-task=1\n./x\n", "refused"),
+    "a step with GPUs in a job without": (HEAD + "#SBATCH -n 2\nsrun -n1 --gpus=1 ./x\n", "step-beyond-job"),
+    "a step with more tasks than CPUs": (HEAD + "#SBATCH -n 2\nsrun -n8 ./x\n", "step-beyond-job"),
 }  # fmt: skip
 
 RIGHT = {
@@ -102,6 +111,14 @@ RIGHT = {
 }
 
 
+EMULATOR = {
+    "an option": ("#SBATCH --mail-type=END\n#SBATCH --ntasks-per-socket=2\n./x\n", "--ntasks-per-socket in line 5"),
+    "an option of srun": ("srun --mpi=pmix -n2 ./x\n", "srun --mpi=pmix in line 4"),
+    "a range of nodes": ("#SBATCH --nodes=2-4\n./x\n", "--nodes=2-4 in line 4"),
+    "a variable": ("export SLURM_CPU_BIND=cores SLURM_MPI_TYPE=pmix\nsrun -n2 ./x\n", "SLURM_MPI_TYPE in line 4"),
+}
+
+
 def codes(text: str, folder: Path) -> set[str]:
     return {finding.code for finding in explain(text, Path("job.sbatch"), None, (folder,)).findings}
 
@@ -115,3 +132,16 @@ def test_mistake_is_reported(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", RIGHT)
 def test_right_form_is_not_reported(case: str, tmp_path: Path) -> None:
     assert codes(RIGHT[case], tmp_path) - {"port-fixed"} == set()
+
+
+@pytest.mark.parametrize("case", EMULATOR)
+def test_explanation_ends_with_what_the_emulator_refuses(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, limit = EMULATOR[case]
+    (tmp_path / "job.sbatch").write_text(HEAD + text)
+    assert main(["slurm", "explain", str(tmp_path / "job.sbatch"), "--traps"]) == 0
+    last = " ".join(capsys.readouterr().out.partition("job.sbatch: no traps")[2].split())
+    assert last.endswith(f"Frog's emulator of Slurm would refuse it (a real one may not): {limit}")
+    main(["slurm", "explain", str(tmp_path / "job.sbatch"), "--json"])
+    assert json.loads(capsys.readouterr().out)["emulator_refuses"] == [limit]

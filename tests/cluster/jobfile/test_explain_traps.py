@@ -97,6 +97,7 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
         (("tiny-%j.out", "tiny.out"), ("#SBATCH --open-mode=append\n", "")),
     ),
     "no folder": ("no-output-folder", 11, (("tiny-%j.out", "logs/tiny-%j.out"),)),
+    "a signal that does not exist": ("refused", 8, (("USR1@120", "USR7@120"),)),
     "python for torchrun": ("python-twice", 25, (("train.py run", "python train.py run"),)),
     "a shell script for torchrun": ("python-twice", 25, (("train.py run", "./train.sh run"),)),
     "one host": ("head-fixed", 14, (('$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "node01"),)),

@@ -37,7 +37,7 @@ from frog.cluster.emulator.notation import (
     write_elapsed,
 )
 from frog.cluster.emulator.sbatch import _script, parse_dependency
-from frog.cluster.jobfile.slurm_options import SBATCH, SRUN
+from frog.cluster.slurm_options import SBATCH, SRUN
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,11 @@ def test_srun_reads_options_from_variables() -> None:
     for name in ("SRUN_CONTAINER", "SLURM_OVERLAP", "SLURM_EXACT", "SLURM_OPEN_MODE"):
         with pytest.raises(SlurmRefusal, match=f"does not support the variable {name} of srun"):
             srun_variables({**env, name: "1"})
+
+
+@pytest.mark.parametrize("name", ["CPU_BIND", "MEM_BIND", "HINT", "GPU_FREQ", "PROFILE", "PARTITION", "ACCOUNT", "QOS"])
+def test_srun_accepts_variables_of_options_without_effect(name: str) -> None:
+    assert srun_variables({f"SLURM_{name}": "cores"}) == {}
 
 
 def test_variables_of_a_job_are_accepted_by_srun() -> None:

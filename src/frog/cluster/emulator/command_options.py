@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from frog.cluster.emulator import SlurmRefusal, unknown
 from frog.cluster.emulator.notation import expand_hosts, fill_pattern, parse_whole, pattern_values
-from frog.cluster.jobfile.slurm_options import GivenOption, Option, read_directives, read_options
+from frog.cluster.slurm_options import GivenOption, Option, read_directives, read_options
 
 _BOTH = (
     "account", "chdir", "comment", "constraint", "cpus-per-task", "distribution", "error", "exclusive", "export",
@@ -112,6 +112,26 @@ def _check(program: str, item: GivenOption) -> None:
         raise unknown(f"{item.written}={item.value} of {program}")
 
 
+def unsupported(program: str, asked: Sequence[GivenOption]) -> list[str]:
+    """Return what the emulator does not support of valid options, as written."""
+    limits = []
+    for item in asked:
+        expected = _ONLY.get(item.name)
+        if item.option is None or item.problem is not None:
+            continue
+        if item.name not in KNOWN[program] | HARMLESS[program]:
+            limits.append(item.written)
+        elif expected is not None and not expected.fullmatch(item.value or ""):
+            limits.append(f"{item.written}={item.value}")
+    return limits
+
+
+def refused_variables(names: Iterable[str]) -> list[str]:
+    """Return the variables from which the emulator's srun would not read its options."""
+    refused = {name for name in names if name in _REFUSED_VARIABLES or name.startswith("SRUN_")}
+    return sorted(refused - {*_FROM_VARIABLES, "SRUN_DEBUG"})
+
+
 def count(options: Mapping[str, str | None], name: str, least: int = 1) -> int | None:
     """Return an option's value as an integer, or None if the option is missing."""
     text = options.get(name)
@@ -200,26 +220,24 @@ _FROM_VARIABLES = {
 _REFUSED_VARIABLES = frozenset(
     f"SLURM_{name}"
     for name in (
-        "ACCOUNT", "ACCTG_FREQ", "BCAST", "BCAST_EXCLUDE", "BURST_BUFFER", "CLUSTERS", "CLUSTER_CONSTRAINT", "COMPRESS",
-        "CONSTRAINT", "CORE_SPEC", "CPUS_PER_GPU", "CPU_BIND", "CPU_FREQ_REQ", "DELAY_BOOT", "DEPENDENCY",
+        "BCAST", "BCAST_EXCLUDE", "BURST_BUFFER", "CLUSTERS", "CLUSTER_CONSTRAINT", "CPUS_PER_GPU", "DEPENDENCY",
         "DISABLE_STATUS", "DIST_PLANESIZE", "EPILOG", "EXACT", "EXCLUSIVE", "EXIT_ERROR", "EXIT_IMMEDIATE", "GPU_BIND",
-        "GPU_FREQ", "GRES", "GRES_FLAGS", "HINT", "IMMEDIATE", "MEM_BIND",
-        "MPI_TYPE", "NETWORK", "NO_KILL", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_SOCKET",
-        "OPEN_MODE", "OVERCOMMIT", "OVERLAP", "PARTITION", "POWER", "PROFILE", "PROLOG", "QOS", "REMOTE_CWD",
-        "REQ_SWITCH", "RESERVATION", "RESV_PORTS", "SEND_LIBS", "SIGNAL", "SPREAD_JOB", "SRUN_REDUCE_TASK_EXIT_MSG",
+        "GRES", "IMMEDIATE", "MPI_TYPE", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_SOCKET",
+        "OPEN_MODE", "OVERCOMMIT", "OVERLAP", "PROLOG", "REMOTE_CWD",
+        "RESV_PORTS", "SIGNAL", "SRUN_REDUCE_TASK_EXIT_MSG",
         "STDERRMODE", "STDINMODE", "STDOUTMODE", "STEP_KILLED_MSG_NODE_ID", "TASK_EPILOG", "TASK_PROLOG", "TEST_EXEC",
-        "THREADS", "THREADS_PER_CORE", "THREAD_SPEC", "TIMELIMIT", "USE_MIN_NODES", "WAIT", "WAIT4SWITCH", "WCKEY",
-        "WORKING_DIR",
+        "TIMELIMIT", "USE_MIN_NODES", "WAIT", "WORKING_DIR",
     )
 )  # fmt: skip
-"""Variables that srun reads as options, except those that a job sets for its tasks and those that only add output."""
+"""Variables that srun reads as options, and that would change what a step does. It ignores those of options that are
+harmless here, such as SLURM_CPU_BIND, and those of options that only an allocation has, such as SLURM_PARTITION. The
+others a job sets for its tasks, or they only add output."""
 
 
 def srun_variables(env: Mapping[str, str]) -> dict[str, str | None]:
     """Return the options that srun reads from variables; options on its command line override them."""
-    refused = [name for name in env if name in _REFUSED_VARIABLES or name.startswith("SRUN_")]
-    if others := sorted({*refused} - {*_FROM_VARIABLES, "SRUN_DEBUG"}):
-        raise unknown(f"the variable {others[0]} of srun")
+    if refused := refused_variables(env):
+        raise unknown(f"the variable {refused[0]} of srun")
     options: dict[str, str | None] = {name: env[key] or None for key, name in _FROM_VARIABLES.items() if key in env}
     labels = options.get("label")
     if labels is not None and labels != "yes" and not parse_whole(labels):

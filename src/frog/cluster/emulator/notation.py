@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from frog.cluster.emulator import SlurmRefusal, unknown
-from frog.cluster.jobfile.slurm_options import time_limit_s
+from frog.cluster.slurm_options import time_limit_s
 
 _MAX_ARRAY_INDEX = 1000
 _MOST_HOSTS = 10_000

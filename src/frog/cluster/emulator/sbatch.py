@@ -16,7 +16,7 @@ from frog.cluster.emulator.command_options import note
 from frog.cluster.emulator.emulated_job import JobRequest
 from frog.cluster.emulator.notation import parse_array, parse_signal, parse_time_limit
 from frog.cluster.emulator.wire import Client
-from frog.cluster.jobfile.slurm_options import SBATCH
+from frog.cluster.slurm_options import SBATCH
 from frog.core.env import child_env, host_name
 from frog.core.errors import UsageError
 from frog.core.schema import MOST_BYTES, read_bounded

@@ -25,8 +25,8 @@ from frog.cluster.emulator.job_processes import MARK, enter, kill_marked, signal
 from frog.cluster.emulator.notation import compress_numbers, fill_pattern, parse_whole, pattern_values
 from frog.cluster.emulator.sbatch import make_request, usage
 from frog.cluster.emulator.wire import Client, Conversation
-from frog.cluster.jobfile.slurm_options import SRUN
 from frog.cluster.node_names import NodeNames
+from frog.cluster.slurm_options import SRUN
 from frog.core.env import child_env, variable
 from frog.core.errors import shell_code, signal_code
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from frog.cluster.jobfile.slurm_options import SBATCH, read_options, time_limit_s
+from frog.cluster.slurm_options import SBATCH, read_options, time_limit_s
 from frog.core.config.load import build_section, list_problems
 from frog.core.config.project import shipped_file
 from frog.core.errors import ConfigError

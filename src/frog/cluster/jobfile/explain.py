@@ -15,8 +15,8 @@ from frog.cluster.jobfile import traps_across_nodes, traps_ranks, traps_request,
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.findings import Finding, Trap
 from frog.cluster.jobfile.job_file import JobFile, nested_jobs, read_job_file
-from frog.cluster.jobfile.slurm_options import GivenOption
 from frog.cluster.jobfile.variable_values import PLACEHOLDER
+from frog.cluster.slurm_options import GivenOption
 from frog.core.errors import UsageError
 from frog.core.schema import read_bounded
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from frog.cluster.jobfile.launchers import SHELLS, Launch, SrunStep, inner_script, program_at, read_launch
 from frog.cluster.jobfile.shell_script import Command, Shell, parse
 from frog.cluster.jobfile.shell_words import Assignment, Word, live_text
-from frog.cluster.jobfile.slurm_options import (
+from frog.cluster.jobfile.variable_values import PLACEHOLDER, Values
+from frog.cluster.slurm_options import (
     SRUN,
     DirectiveLine,
     GivenOption,
@@ -19,7 +20,6 @@ from frog.cluster.jobfile.slurm_options import (
     read_options,
     time_limit_s,
 )
-from frog.cluster.jobfile.variable_values import PLACEHOLDER, Values
 
 _GPU_GRES = re.compile(r"\bgpu(?::[^:,=]+)??(?:[:=](\d+))?(?:,|$)")
 _GPU_TYPE = re.compile(r"(?=.*\d)[A-Za-z][\w-]*")

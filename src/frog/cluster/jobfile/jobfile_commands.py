@@ -22,7 +22,7 @@ _WIDTH = 112
 _LONGEST_LINE = 400
 _PAGE_BYTES, _FINDINGS_BYTES = 36 << 10, 20 << 10
 """Longest output for a file of thousands of lines, and for its findings."""
-_MOST_ABOUT, _MOST_UNREAD = 40, 1000
+_MOST_ABOUT, _MOST_UNREAD, _MOST_LIMITS = 40, 1000, 5
 _FROGS_OWN = ("help", "usage", "profile", "version", "wrap", "parsable", "quiet", "verbose", "test-only")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -57,7 +57,7 @@ class _Give(argparse.Action):
 
 
 def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
-    from frog.cluster.jobfile.slurm_options import SBATCH
+    from frog.cluster.slurm_options import SBATCH
 
     for option in SBATCH.values():
         if option.name not in _FROGS_OWN:
@@ -72,7 +72,7 @@ def run_explain(args: argparse.Namespace) -> int:
     """Print the explanation; exit code 1 if there is a trap."""
     from frog.cluster.jobfile.cluster_profile import load_profile
     from frog.cluster.jobfile.explain import CheckContext, explain_file
-    from frog.cluster.jobfile.slurm_options import SBATCH, GivenOption
+    from frog.cluster.slurm_options import SBATCH, GivenOption
 
     given = tuple(GivenOption(0, f"--{name}", SBATCH[name], value) for name, value in args.given)
     profile = load_profile(args.profile) if args.profile else None
@@ -99,6 +99,7 @@ def _version(text: str | None) -> tuple[int, int] | None:
 
 def as_json(explanation: Explanation) -> dict[str, object]:
     """Return the findings for a program; severities are "will fail", "may hang or waste" and "advice"."""
+    from frog.cluster.jobfile.emulator_limits import emulator_limits
     from frog.cluster.jobfile.line_meanings import summary
 
     job = explanation.job
@@ -110,6 +111,7 @@ def as_json(explanation: Explanation) -> dict[str, object]:
         "summary": summary(job)[:_MOST_ABOUT],
         "not_understood": sorted(set(job.shell.not_understood))[:_MOST_UNREAD],
         "findings": list(map(_table, sorted(most_severe[:num_fitting], key=lambda finding: finding.line))),
+        "emulator_refuses": [plain(text) for text in emulator_limits(job)[:_MOST_UNREAD]],
         "left_out": len(most_severe) - num_fitting,
     }
 
@@ -174,7 +176,19 @@ def format_findings(explanation: Explanation) -> list[str]:
     left_out = len(explanation.findings) - len(shown)
     more = f"; {left_out} of these are not shown: fix the others first" if left_out else ""
     lines = [line for text in shown for line in text.split("\n")]
-    return [*lines, f"{plain(str(path))}: {_count(explanation)}{more}"]
+    return [*lines, f"{plain(str(path))}: {_count(explanation)}{more}", *_about_emulator(explanation)]
+
+
+def _about_emulator(explanation: Explanation) -> list[str]:
+    """Return a line about the parts of a job file that only a real Slurm can run."""
+    from frog.cluster.jobfile.emulator_limits import emulator_limits
+
+    limits = emulator_limits(explanation.job)
+    if not limits:
+        return []
+    others = f" and {len(limits) - _MOST_LIMITS} more" if len(limits) > _MOST_LIMITS else ""
+    text = f"Frog's emulator of Slurm would refuse it (a real one may not): {', '.join(limits[:_MOST_LIMITS])}{others}"
+    return _indented(text, "  ")
 
 
 def _count(explanation: Explanation) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from frog.cluster.jobfile.shell_script import Command
 from frog.cluster.jobfile.shell_words import Word, live_text
-from frog.cluster.jobfile.slurm_options import GivenOption
+from frog.cluster.slurm_options import GivenOption
 
 _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 SHELLS = ("bash", "sh", "dash", "zsh")

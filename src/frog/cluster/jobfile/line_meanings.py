@@ -9,7 +9,7 @@ from frog.cluster.jobfile.job_file import PER_TASK, JobFile
 from frog.cluster.jobfile.launchers import Launch, SrunStep
 from frog.cluster.jobfile.shell_script import Command
 from frog.cluster.jobfile.shell_words import Assignment, Word
-from frog.cluster.jobfile.slurm_options import GivenOption, time_limit_s
+from frog.cluster.slurm_options import GivenOption, time_limit_s
 from frog.core.units import format_seconds
 
 OTHER_SLURM_VARIABLES = frozenset((

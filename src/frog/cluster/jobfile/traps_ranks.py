@@ -513,6 +513,12 @@ def _step_beyond_job(job: JobFile, step: SrunStep) -> Iterator[Finding]:
     used = job.step_nodes(step)
     if fixed and step.option("nodes") and used and has and used > has:
         yield STEP_BEYOND_JOB.at(step.line, f"srun asks for {used} nodes, but the job has {has}")
+    yield from _more_tasks(job, step)
+    without = job.gpus_per_node == 0 and not any(map(job.option, ("exclusive", "tres-per-task", "gpus-per-socket")))
+    asks_for_gpus = next(filter(None, map(step.option, ("gpus", "gpus-per-node", "gpus-per-task"))), None)
+    if without and asks_for_gpus and asks_for_gpus.value != "0" and not job.in_allocation and not job.run_by_hand:
+        what = f"srun {asks_for_gpus.written} in a job that asks for no GPUs"
+        yield STEP_BEYOND_JOB.at(step.line, what, "may hang or waste")
     gpus, own = job.gpus_per_node, step.option("gpus-per-node") or step.option("gres")
     match = re.fullmatch(r"(?:gpu:)?(?:[A-Za-z]\w*:)?(\d{1,4})", own.value or "") if own else None
     if own and own.name == "gres" and not (own.value or "").startswith("gpu:"):
@@ -520,6 +526,21 @@ def _step_beyond_job(job: JobFile, step: SrunStep) -> Iterator[Finding]:
     if gpus and match and int(match[1]) > gpus and not job.option("exclusive"):
         what = f"srun asks for {match[1]} GPUs per node, but the job has {gpus}"
         yield STEP_BEYOND_JOB.at(step.line, what)
+
+
+_THREADS_PER_CORE = 2
+"""A job gets whole cores, and so up to twice the CPUs that it asks for."""
+
+
+def _more_tasks(job: JobFile, step: SrunStep) -> Iterator[Finding]:
+    """Find a step with more tasks than the job has CPUs."""
+    asked, total = step.option("ntasks"), job.number("ntasks")
+    tasks = job.resolve_int(asked.value) if asked and asked.value else None
+    cpus = job.number("cpus-per-task") or 1
+    whole = any(map(job.option, ("exclusive", "overcommit"))) or job.text("mem") == "0" or step.option("overcommit")
+    if asked and tasks and total and tasks > total * cpus * _THREADS_PER_CORE and not whole:
+        what = f"srun starts {tasks} tasks, but the job has {total} with {cpus} CPU{'s' * (cpus > 1)} each"
+        yield STEP_BEYOND_JOB.at(asked.line, what, "may hang or waste")
 
 
 NO_SHELL = Trap(

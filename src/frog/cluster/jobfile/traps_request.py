@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
+from frog.cluster.jobfile.emulator_limits import refusals
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
 from frog.cluster.jobfile.job_file import JobFile
 from frog.cluster.jobfile.launchers import Launch
-from frog.cluster.jobfile.slurm_options import SBATCH, GivenOption, read_options, time_limit_s, write_time
 from frog.cluster.jobfile.variable_values import PLACEHOLDER
+from frog.cluster.slurm_options import SBATCH, GivenOption, read_options, time_limit_s, write_time
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")
 _ARRAY = re.compile(r"\[?\d+(-\d+(:\d+)?)?(,\s?\d+(-\d+(:\d+)?)?)*\]?(%\d+)?|.*\u2370.*")
@@ -165,11 +166,26 @@ def _options(job: JobFile) -> Iterator[Finding]:
                 yield SAID_TWICE.at(asked.line, what)
             seen[asked.name] = asked
     yield from _options_without_value(job)
+    yield from _refused_values(job)
     memories = [seen[name] for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in seen]
     if len(memories) > 1:
         what = " and ".join(f"--{item.name}" for item in memories)
         yield TWO_MEMORIES.at(max(item.line for item in memories), what)
     yield from _variables_in_directives(job)
+
+
+REFUSED = Trap("refused", FAILS, "sbatch refuses the job: {message}")
+
+
+def _refused_values(job: JobFile) -> Iterator[Finding]:
+    """Report values that sbatch refuses and that no other trap describes."""
+    for asked, message in refusals(job):
+        if asked.line and not any(_option(asked)):
+            yield REFUSED.at(asked.line, f"{asked.written} {asked.value}", message=message)
+    alone = job.option("gpus-per-task")
+    if alone and alone.line and not any(map(job.option, ("gpus", "ntasks", "ntasks-per-node", "nodes"))):
+        message = "--gpus-per-task used without either --gpus or -n/--ntasks is not allowed"
+        yield REFUSED.at(alone.line, f"{alone.written} {alone.value}, but no number of tasks", message=message)
 
 
 def _options_without_value(job: JobFile) -> Iterator[Finding]:

@@ -11,8 +11,8 @@ from frog.cluster.jobfile.job_file import JobFile, language
 from frog.cluster.jobfile.launchers import SHELLS
 from frog.cluster.jobfile.line_meanings import OTHER_SLURM_VARIABLES, SLURM_VARIABLES
 from frog.cluster.jobfile.shell_words import Word, live_text
-from frog.cluster.jobfile.slurm_options import one_letter_apart
 from frog.cluster.jobfile.traps_request import NO_SHEBANG
+from frog.cluster.slurm_options import one_letter_apart
 
 _NO_WORDS = {"else:": "else", "elif:": "elif", "elseif": "elif", "elsif": "elif", "then:": "then", "do:": "do",
              "fi:": "fi", "done:": "done", "endif": "fi", "endfor": "done"}  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frog.cluster.jobfile.cluster_profile import ClusterProfile, is_slurm_name
-from frog.cluster.jobfile.slurm_options import time_limit_s, write_time
+from frog.cluster.slurm_options import time_limit_s, write_time
 from frog.cluster.submit.submitted_work import ProgramWork, Work
 from frog.core.errors import ConfigError
 from frog.core.units import count
