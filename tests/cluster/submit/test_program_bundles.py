@@ -90,6 +90,47 @@ def test_later_bundle_does_not_contain_the_earlier_one(here: Path) -> None:
     assert not any("out/" in name for name in names(here / "out" / "program"))
 
 
+def test_later_bundle_does_not_contain_other_ones(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bundle", "--to", "first", "--", "my.py"]) == 0
+    capsys.readouterr()
+    assert bundle("--", "my.py") == 0
+    assert not any("first" in name for name in names(here / "out" / "program"))
+    assert "left out: .venv/, env/, first/, runs/, .secret\n" in capsys.readouterr().out
+
+
+SECRETS = (".env", ".env.local", ".netrc", ".ssh/id_rsa", ".aws/credentials", "keys/deploy.key", "cert.pem")
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("git", [True, False])
+def test_bundle_with_a_secret_is_refused_by_name(
+    here: Path, name: str, git: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / name).parent.mkdir(exist_ok=True)
+    (here / name).write_text("-----BEGIN RSA PRIVATE KEY-----\nx\n" if name == "cert.pem" else "TOKEN=x\n")
+    (here / ".env.example").write_text("TOKEN=\n")
+    if git:
+        subprocess.run(["git", "init", "-q"], check=True, timeout=60)
+        subprocess.run(["git", "add", name, "my.py"], check=True, timeout=60)
+    if git or "/." not in f"/{name}":
+        assert bundle("--", "my.py") == 2
+        assert f"these files look like passwords or keys: {name}" in capsys.readouterr().err
+        assert not (here / "out").exists()
+        assert bundle("--exclude", name, "--", "my.py") == 0
+    else:
+        assert bundle("--", "my.py") == 0
+    assert name.partition("/")[0] in capsys.readouterr().out.partition("left out: ")[2]
+    assert name not in names(here / "out" / "program")
+    assert bundle("--force", "--secret", name, "--", "my.py", name) == 0
+    assert name in names(here / "out" / "program")
+
+
+def test_certificate_without_a_private_key_is_no_secret(here: Path) -> None:
+    (here / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    assert bundle("--", "my.py") == 0
+    assert "ca.pem" in names(here / "out" / "program")
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

@@ -59,6 +59,13 @@ def add_bundle_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--exclude", action="append", default=[], metavar="PATTERN", help="files or folders to leave out; repeatable"
     )
     program.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="take along a file that looks like a password or a key; repeatable",
+    )
+    program.add_argument(
         "--requeue", action="store_true", help="start the job again at its time limit: the program resumes by itself"
     )
     program.add_argument("--no-observe", action="store_true", help="do not record what each rank does")
@@ -74,7 +81,9 @@ def run_bundle(args: argparse.Namespace) -> int:
         return _check(args.check)
     if args.run_file is None or args.to is None:
         raise UsageError("the run file or the folder to create is missing", "frog bundle config/demo.toml --to DIR")
-    separate_work(args, of_program=("name", "requirements", "exclude", "requeue", "no_observe"), of_run_file=("set",))
+    separate_work(
+        args, of_program=("name", "requirements", "exclude", "secret", "requeue", "no_observe"), of_run_file=("set",)
+    )
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         _make(args)

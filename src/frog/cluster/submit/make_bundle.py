@@ -16,6 +16,7 @@ from frog import __version__
 from frog.cluster.jobfile.cluster_profile import CLUSTERS, ClusterProfile, load_profile, profile_path
 from frog.cluster.submit.bundle_folder import BUNDLE_JSON, SUMS, BundleFacts, BundleRequest, staged, write_sums
 from frog.cluster.submit.bundle_wheels import check_platform, collect_wheels, download_requirements, python_version
+from frog.cluster.submit.left_out import left_out, left_out_line, refuse_secrets, without_bundles
 from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request
 from frog.cluster.submit.submit_slurm import command_line, render_checked
 from frog.cluster.submit.submitted_work import (
@@ -32,6 +33,7 @@ from frog.core.config.deepspeed import read_deepspeed
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
 from frog.core.schema import write_typed
+from frog.core.terminal import printable_lines
 from frog.core.units import format_bytes, format_seconds
 from frog.observe.environment import HOOK
 from frog.train.data.prepared import open_prepared
@@ -171,7 +173,9 @@ def make_program_bundle(args: argparse.Namespace) -> None:
     """
     start_s, here = time.monotonic(), Path()
     work = program_work(args.program, to="slurm", requeue=args.requeue, observer=None, name=args.name)
-    names = project_files(here, _needed(work, here), args.exclude, args.to)
+    names = without_bundles(here, project_files(here, _needed(work, here), args.exclude, args.to))
+    refuse_secrets(here, names, args.secret)
+    left = left_out(here, set(names), args.to)
     requirements = _requirements_file(args, names)
     work = replace(
         work,
@@ -193,7 +197,7 @@ def make_program_bundle(args: argparse.Namespace) -> None:
         write_atomic(folder / request.job_file, render_checked(request, folder))
         write_atomic(folder / "README.md", _program_readme(request, work, names, requirements, args))
         num_files = write_sums(folder)
-    _print_summary(args.to, num_files, time.monotonic() - start_s)
+    _print_summary(args.to, num_files, time.monotonic() - start_s, left=left)
 
 
 def _program_request(args: argparse.Namespace, work: ProgramWork) -> SlurmRequest:
@@ -288,10 +292,12 @@ def _checks(profile: ClusterProfile, warnings: Sequence[str] = ()) -> str:
     return checks or "- nothing: the profile lists no checks\n"
 
 
-def _print_summary(bundle: Path, num_files: int, took_s: float, warnings: Sequence[str] = ()) -> None:
+def _print_summary(
+    bundle: Path, num_files: int, took_s: float, warnings: Sequence[str] = (), left: Sequence[str] = ()
+) -> None:
     size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     print(f"{bundle}: {num_files} files, {format_bytes(size)}, in {format_seconds(took_s)}; {SUMS} lists them")
-    print("".join(f"note: {text}\n" for text in warnings), end="")
+    print("".join(f"note: {text}\n" for text in warnings) + printable_lines(left_out_line(left)), end="")
     print(f"next: read {bundle}/README.md")
 
 
