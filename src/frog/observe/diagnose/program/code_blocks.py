@@ -47,6 +47,8 @@ class Block:
     last: int
     tests_rank: bool = False
     """True if it is a branch whose test names a rank."""
+    over: str = ""
+    """Of a loop: the name that it goes through, as in `for name in pending:`; "{}" if that is a set itself."""
 
     def __str__(self) -> str:
         return f"`{self.text}` in line {self.line}"
@@ -179,6 +181,16 @@ def blocks_around(line: CodeLine) -> list[Block]:
     return [block for block in source.blocks if block.holds(line) and block.line >= start]
 
 
+def loop_over_a_set(line: CodeLine) -> Block | None:
+    """Return the innermost loop around a line if it goes through a set."""
+    loops = [block for block in blocks_around(line) if block.kind == "loop"] if is_readable(line) else []
+    if not loops:
+        return None
+    sets, others = _source(line.file).sets, _source(line.file).others
+    over = loops[-1].over
+    return loops[-1] if over == "{}" or (over in sets and over not in others) else None
+
+
 def in_one_loop(one: CodeLine, other: CodeLine) -> bool:
     """True if a loop of a program encloses both lines. False if its source cannot be read."""
     if one.file != other.file:
@@ -263,6 +275,9 @@ class _Source:
     jumps: list[_Jump] = field(default_factory=list)
     plain: set[tuple[int, int]] = field(default_factory=set)
     """Lines of loops, each with a line of its own body that every round runs."""
+    sets: set[str] = field(default_factory=set)
+    """Names that are given a set, and names that are given something else."""
+    others: set[str] = field(default_factory=set)
 
 
 @lru_cache(maxsize=64)
@@ -301,7 +316,8 @@ class _Reader:
         if isinstance(node, ast.If):
             self._read_if(node, loops)
         elif isinstance(node, _Loop):
-            self._add("loop", self._head(node), node.lineno, node.lineno, last)
+            over = "" if isinstance(node, ast.While) else _name_of(node.iter)
+            self._add("loop", self._head(node), node.lineno, node.lineno, last, over=over)
             for statement in node.body:
                 if _has_no_condition(statement):
                     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
@@ -319,6 +335,9 @@ class _Reader:
         elif isinstance(node, ast.Match):
             for case in node.cases:
                 self.read(case.body, loops, _NO_TEST)
+        elif isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            (self._found.sets if _is_set(node.value) else self._found.others).update(names)
         elif isinstance(node, (ast.Break, ast.Continue)) and loops:
             word = "break" if isinstance(node, ast.Break) else "continue"
             self._found.jumps.append(_Jump(word, node.lineno, test[0], loops[-1], test[1] or node.lineno))
@@ -357,8 +376,20 @@ class _Reader:
         line = self._lines[test.lineno - 1].encode()
         return line[test.col_offset : test.end_col_offset].decode(errors="replace")
 
-    def _add(self, kind: str, text: str, line: int, first: int, last: int, tests_rank: bool = False) -> None:
-        self._found.blocks.append(Block(kind, text, line, self._file, first, last, tests_rank))
+    def _add(
+        self, kind: str, text: str, line: int, first: int, last: int, tests_rank: bool = False, over: str = ""
+    ) -> None:
+        self._found.blocks.append(Block(kind, text, line, self._file, first, last, tests_rank, over))
+
+
+def _is_set(node: ast.expr) -> bool:
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("set", "frozenset")
+    return is_call or isinstance(node, (ast.Set, ast.SetComp))
+
+
+def _name_of(node: ast.expr) -> str:
+    """Return the name that a loop goes through; "{}" if that is a set, empty if it is something else."""
+    return "{}" if _is_set(node) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _has_no_condition(node: ast.stmt) -> bool:

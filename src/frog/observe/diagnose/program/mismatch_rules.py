@@ -84,6 +84,28 @@ def mismatched(evidence: Evidence) -> Diagnosis | None:
     return mismatch(evidence, found)
 
 
+_COMPARED = ("all_reduce", "allreduce", "broadcast", "reduce_scatter", "_reduce_scatter_base")
+"""Operations whose sizes agree on all ranks in any program that is right."""
+
+
+def passed(evidence: Evidence) -> Diagnosis | None:
+    """Report calls that differ between ranks although the program continued: the numbers are wrong.
+
+    gloo and NCCL do not compare types and operations. Equal numbers of bytes meet, whatever they mean.
+    """
+    for found in differences(evidence):
+        ops = {call.op for call in found.calls.values()}
+        is_fault = found.kind in ("op", "dtype") or (found.kind == "size" and ops <= {*_COMPARED})
+        if is_fault and all(call.done for call in found.calls.values()):
+            explained = mismatch(evidence, found)
+            return explained.with_more(
+                finding=f"{explained.finding}. It passed, since the backend does not compare the calls, but "
+                "the numbers are wrong from there on",
+                outcome="running" if evidence.active else "failed" if evidence.has_failed else "completed",
+            )
+    return None
+
+
 def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     """Explain the first collective at which the members of a group do not match."""
     sides = _sides(evidence, found)

@@ -32,7 +32,7 @@ from frog.observe.diagnose.program.evidence import Evidence
 from frog.observe.diagnose.program.gather import gather_all
 from frog.observe.diagnose.program.join_rules import awaits_too_many, groups_differ
 from frog.observe.diagnose.program.log_rules import with_log
-from frog.observe.diagnose.program.mismatch_rules import mismatched
+from frog.observe.diagnose.program.mismatch_rules import mismatched, passed
 from frog.observe.diagnose.program.peer_errors import in_collective, is_victim
 from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, report_ranks
 from frog.observe.diagnose.program.reported_rules import differing_numbers, reported
@@ -126,7 +126,17 @@ def diagnose_program(evidence: Evidence) -> Diagnosis:
     diagnosis = next((each for each in explained if each is not None), None) or _unknown(evidence)
     if evidence.hung and evidence.stopped_by_user:
         diagnosis = _as_stopped(evidence, diagnosis)
-    return _with_gaps(evidence, diagnosis)
+    return _with_gaps(evidence, _with_passed(evidence, diagnosis))
+
+
+_OF_CALLS = ("order", "dtype", "shape", "branch", "skipped", "batches")
+"""Faults that differing calls have."""
+
+
+def _with_passed(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
+    """Add calls that differed and passed, before the program failed for another reason."""
+    earlier = passed(evidence) if evidence.has_failed and diagnosis.fault not in _OF_CALLS else None
+    return diagnosis if earlier is None else diagnosis.with_more(also=(*diagnosis.also, earlier))
 
 
 def _as_stopped(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:

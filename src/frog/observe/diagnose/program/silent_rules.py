@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import comb
+from pathlib import PurePath
 
 from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.program.code_blocks import loop_over_a_set
 from frog.observe.diagnose.program.compared_calls import members_of
 from frog.observe.diagnose.program.evidence import Evidence, Group, at_place, place
+from frog.observe.diagnose.program.mismatch_rules import passed
 from frog.observe.diagnose.program.rank_reports import report_ranks
 
 _LEAST_CALLS = 8
@@ -175,7 +178,7 @@ def not_finite_in_log(evidence: Evidence) -> Diagnosis | None:
         f"the log of {span(ranks)} shows a {what}{others}, and the program continued",
         rank=first,
         certain=False,
-        outcome="completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed",
+        outcome=_outcome(evidence),
         evidence=not_finite_lines(evidence, ranks),
         advice=_NAN_ADVICE,
     )
@@ -218,15 +221,47 @@ def no_sync_without_effect(evidence: Evidence) -> Diagnosis | None:
         rank=rank,
         line=place(seen.line) or None,
         certain=False,
-        outcome="completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed",
+        outcome=_outcome(evidence),
         evidence=tuple(lines),
         advice="put the forward into the context too: `with model.no_sync(): loss = model(x); loss.backward()`",
     )
 
 
+# ---- collectives in the order of a set -------------------------------------------------------------------------------
+
+
+def order_of_a_set(evidence: Evidence) -> Diagnosis | None:
+    """Report a loop over a set that calls collectives: text in a set has another order in each process."""
+    lines = dict.fromkeys(call.line for rank in evidence.ranks.values() for call in rank.calls if call.line is not None)
+    for line in lines:
+        loop = loop_over_a_set(line)
+        if loop is not None and len(evidence.ranks) > 1:
+            return Diagnosis(
+                "order",
+                f"the loop {loop} calls a collective at {place(line)} in the order of a set, which differs between "
+                "processes for text (PYTHONHASHSEED): calls of equal size meet, but belong to other tensors",
+                line=place(line),
+                certain=False,
+                outcome=_outcome(evidence),
+                evidence=(note(None, PurePath(loop.file).name, f"line {loop.line}: {loop.text}", ""),),
+                advice="sort the set, or use a dict or a list, which have the same order on every rank",
+            )
+    return None
+
+
+def _outcome(evidence: Evidence) -> str:
+    return "completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed"
+
+
 # ---- a program that does not fail ------------------------------------------------------------------------------------
 
-_OF_HEALTHY: tuple[Callable[[Evidence], Diagnosis | None], ...] = (not_finite_in_log, no_sync_without_effect, slow_rank)
+_OF_HEALTHY: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
+    passed,
+    not_finite_in_log,
+    order_of_a_set,
+    no_sync_without_effect,
+    slow_rank,
+)
 """What may be wrong with a program that does not fail."""
 
 
