@@ -30,7 +30,9 @@ STATUS: dict[str, Any] = {
     "in": LINE,
     "in_message": False,
     "no_sync": {"entered": 4, "without_effect": 4, "line": LINE},
-    "samples": {"taken": 2, "in_collective": 1, "waiting": 0, "lines": [["a.py:1", 2]]},
+    "samples": {"taken": 2, "in_collective": 1, "waiting": 0, "lines": [["a.py:1", 2]], "causes": {"gc": 1}},
+    "memory": [[0, 300], [9, 310]],
+    "thread": "",
     "torch": "2.13.0",
     "backend": "gloo",
 }

@@ -23,6 +23,7 @@ from frog.core.schema import Typed, read_bounded, read_typed
 
 _MOST_BYTES = 16 << 20
 _MOST_TEXT_BYTES = 1 << 20
+_MOST_WORKERS = 64
 _FRESH_NS = 5_000_000_000
 
 
@@ -63,6 +64,8 @@ class Samples(Typed, frozen=True, kw_only=True):
     """Beats since whose predecessor the process used less than a tenth of a core."""
     lines: list[tuple[str, int]] = msgspec.field(default_factory=list)
     """The most frequent lines, as `train.py:298`."""
+    causes: dict[str, Count] = msgspec.field(default_factory=dict)
+    """Beats at which something took the time: compile, loader, checkpoint, gc, thread or gil."""
 
 
 class NoSync(Typed, frozen=True, kw_only=True):
@@ -108,6 +111,10 @@ class Status(Typed, frozen=True, kw_only=True, rename={"inside": "in"}):
     """True if the main thread waits for a message between two ranks that the program has begun."""
     no_sync: NoSync | None = None
     samples: Samples = msgspec.field(default_factory=Samples)
+    memory: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
+    """Moments of its life: collectives so far, and MiB of host memory."""
+    thread: str = ""
+    """A thread of the program that took processor time from the main thread, when last seen so."""
     answered: Count = 0
     """Number of the last request that the rank has answered."""
     torch: str | None = None
@@ -236,6 +243,20 @@ class Stacks(Typed, frozen=True, kw_only=True):
     threads: list[ThreadStack] = msgspec.field(default_factory=list)
 
 
+class WorkerStack(Typed, frozen=True, kw_only=True):
+    """worker_N.json: where a worker of the rank's DataLoader is."""
+
+    KIND: ClassVar[str] = "a worker's stack"
+    FORMAT: ClassVar[int | None] = 1
+
+    rank: Rank
+    pid: Count
+    unix_ns: Count
+    worker: Count
+    frames: list[CodeLine] = msgspec.field(default_factory=list)
+    """Innermost last."""
+
+
 class EarlierError(Typed, frozen=True, kw_only=True):
     """An exception that ended a thread before the program failed."""
 
@@ -286,6 +307,7 @@ class Observed:
     collectives: Collectives | None = None
     stacks: Stacks | None = None
     error: ProgramError | None = None
+    workers: list[WorkerStack] = field(default_factory=list)
     crash: str = ""
     """Output of faulthandler: a fatal signal, or Python code that could not run for 30 s."""
     problems: list[str] = field(default_factory=list)
@@ -334,6 +356,8 @@ def read_rank_observed(folder: Path, rank: int) -> Observed:
     observed.collectives = _read(observed, "collectives.json", Collectives)
     observed.stacks = _read(observed, "stacks.json", Stacks)
     observed.error = _read(observed, "error.json", ProgramError)
+    names = sorted(path.name for path in folder.glob("worker_*.json"))[:_MOST_WORKERS]
+    observed.workers = [worker for name in names if (worker := _read(observed, name, WorkerStack)) is not None]
     with contextlib.suppress(FileNotFoundError, RunError):
         observed.crash = read_bounded(folder / "crash.txt", most_bytes=_MOST_TEXT_BYTES).decode(errors="replace")
     return observed

@@ -34,7 +34,7 @@ def meet():
 
 def step(size=64):
     x = torch.ones(size)
-    dist.all_reduce(x)
+    dist.all_reduce(x)  # waits: worker
     return x
 
 
@@ -199,6 +199,35 @@ def blocked(rank):
 
 def healthy(rank):
     train(STEPS)
+
+
+class Stuck(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 3 and os.environ["RANK"] == "1":
+            time.sleep(60)  # waits in worker
+        return torch.ones(1) * index
+
+
+def worker(rank):
+    for batch in DataLoader(Stuck(), num_workers=1):  # odd: worker
+        step(len(batch))
+
+
+def grows(rank):
+    kept = []
+    for _ in range(100):
+        kept.append(torch.ones(1 << 20))
+        step()
+        time.sleep(0.12)
+
+
+def dtype(rank):
+    for number in range(STEPS):
+        wrong = rank == 1 and number == 3
+        dist.all_reduce(torch.ones(5, dtype=torch.int32 if wrong else torch.float32))  # odd: dtype
 
 
 def micro_batches(rank):

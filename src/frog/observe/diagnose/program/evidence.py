@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from frog.core.runs.observed import CodeLine, Joining, Messages, NoSync, Transfer
+from frog.core.runs.observed import CodeLine, Joining, Messages, NoSync, Transfer, WorkerStack
 from frog.observe.diagnose.diagnosis import span
 from frog.observe.diagnose.known_errors.explain import Explanation, LogReader
 
 _MOST_GAPS = 4
 """Largest factor by which more ranks may be missing than known."""
+_MOST_LINE = 300
 MOST_LAST_LINES = 40
 """Lines to keep of the end of a rank's log."""
 
@@ -99,7 +100,14 @@ class SeenError:
 
     @property
     def first_line(self) -> str:
-        return self.message.strip().partition("\n")[0][:300]
+        line = self.message.strip().partition("\n")[0]
+        return line if len(line) <= _MOST_LINE else f"{line[: _MOST_LINE // 2]} … {line[-_MOST_LINE // 2 :]}"
+
+    @property
+    def parameters(self) -> str:
+        """The lines of a message that name parameters, as at the end of DDP's about unused ones."""
+        lines = [line.strip() for line in self.message.split("\n")[1:] if "did not receive grad" in line]
+        return "; ".join(line[:_MOST_LINE] for line in lines[:2])
 
     @property
     def short_type(self) -> str:
@@ -160,6 +168,16 @@ class RankEvidence:
     """The line of the user's code at which it was seen most often, such as `train.py:14`."""
     stack: list[CodeLine] = field(default_factory=list)
     """Frames of the main thread, innermost first."""
+    causes: dict[str, int] = field(default_factory=dict)
+    """Beats at which something took the main thread's time (hook/frog_observer/causes.py)."""
+    num_beats: int = 0
+    """Beats since it joined, at most those at its most frequent lines."""
+    thread: str = ""
+    """A thread that took processor time."""
+    memory: list[tuple[int, int]] = field(default_factory=list)
+    """Collectives so far, and MiB of host memory, over its life."""
+    workers: list[WorkerStack] = field(default_factory=list)
+    """Where the workers of its DataLoader were."""
     crash: str = ""
     """What faulthandler wrote about a fatal signal."""
     last_lines: list[str] = field(default_factory=list)

@@ -49,7 +49,8 @@ def report_error(rank: RankEvidence) -> str | None:
     if rank.error is None:
         return None
     at = f", at {place(rank.error.line)}" if rank.error.line else ""
-    what = f"{rank.error.short_type}: {_CPP_PLACE.sub('', rank.error.first_line)}{at}"
+    parameters = f" … {rank.error.parameters}" if rank.error.parameters else ""
+    what = f"{rank.error.short_type}: {_CPP_PLACE.sub('', rank.error.first_line)}{parameters}{at}"
     return note(rank.error.unix_ns, f"rank {rank.rank}", what, rank.error.source)
 
 

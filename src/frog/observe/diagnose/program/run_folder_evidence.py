@@ -77,6 +77,7 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
         rank.transfer = rank.transfer or observed.stacks.transfer
         rank.joining = rank.joining or observed.stacks.joining
         rank.add_source(f"{folder}/stacks.json")
+    rank.workers = observed.workers
     rank.crash = observed.crash
     if frames := fault_frames(observed.crash):
         rank.stack, rank.line = frames, user_line(frames)
@@ -88,6 +89,8 @@ def _add_status(rank: RankEvidence, status: Status, names: GroupNames) -> None:
     rank.seen_ns, rank.line = status.unix_ns, status.line
     rank.cpu_busy, rank.no_sync = _is_busy(status), status.no_sync
     rank.in_message = status.in_message
+    rank.causes, rank.thread, rank.memory = status.samples.causes, status.thread, list(status.memory)
+    rank.num_beats = sum(number for _, number in status.samples.lines)
     rank.often = next((text for text, _ in status.samples.lines if not text.startswith("<")), "")
     for counts in status.groups:
         group = names.find(counts.group)

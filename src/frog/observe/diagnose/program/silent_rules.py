@@ -6,6 +6,7 @@ NaN comes after fewer losses than that of the other ranks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import comb
@@ -118,24 +119,129 @@ def _slow_diagnosis(evidence: Evidence, late: _Late) -> Diagnosis:
     rank = evidence.ranks[late.rank]
     line = next((call.line for call in reversed(rank.calls) if call.group == late.group), None)
     skewed = late.hosts > 1
+    cause, times = slow_cause(evidence, late.rank)
     return Diagnosis(
         "slow",
         f"the others waited for rank {late.rank} during {100 * late.lost:.0f} % of the time: it came late to "
         f"{late.times} of {late.calls} collectives of {late.group.label(evidence.world)}, by "
         f"{late.waited_ns / 1e9 / late.times:.2f} s"
-        + (f". It was most often seen at {rank.often}" if rank.often else ""),
+        + (f". It was most often seen at {rank.often}" if rank.often else "")
+        + (f"; {cause.words.format(thread=rank.thread)} at {times} of {rank.num_beats} looks" if cause else ""),
         rank=late.rank,
         node_rank=rank.node_rank,
         line=rank.often or place(line) or None,
         certain=not skewed and late.lost >= _SURELY_LOST and late.chance < _CHANCE,
         outcome="completed" if rank.state == "ended" else "running" if evidence.active else "failed",
         evidence=report_ranks(evidence, [late.rank]),
-        advice="compare its host with the others: other processes, clocks of its CPU or GPU, a slow disk, more data, "
+        advice=(f"{cause.advice}\n" if cause else "")
+        + "compare its host with the others: other processes, clocks of its CPU or GPU, a slow disk, more data, "
         "or work that only this rank does, such as saving\n"
         + (
             "the hosts' clocks may differ, which looks the same" if skewed else "`py-spy top --pid PID` shows its lines"
         ),
     )
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What takes a rank's time, as its observer saw."""
+
+    words: str
+    advice: str
+
+
+CAUSES = {
+    "compile": Cause(
+        "torch.compile was compiling",
+        "torch.compile compiles again for each new shape, dtype or number: TORCH_LOGS=recompiles shows why; pad to few "
+        "shapes or mark them dynamic, and compile on all ranks before the first step",
+    ),
+    "loader": Cause(
+        "it waited for its DataLoader",
+        "the data come too slowly on this rank: more workers (num_workers), persistent_workers=True, a closer disk",
+    ),
+    "checkpoint": Cause(
+        "it was saving a checkpoint",
+        "save less often, or asynchronously (torch.distributed.checkpoint.async_save), or let each rank save its part",
+    ),
+    "gc": Cause(
+        "Python's garbage collection took the time",
+        "gc.disable() after the model is built, and gc.collect() on all ranks in the same step; gc.freeze() before it",
+    ),
+    "thread": Cause(
+        "its thread {thread} computed, which can hold Python's lock (GIL),",
+        "move the work of that thread to another process: threads of Python code take turns with the training loop",
+    ),
+    "gil": Cause(
+        "none of its Python threads could run: a call kept Python's lock (GIL)",
+        "look for a C extension that computes or waits without releasing the GIL",
+    ),
+}
+_LEAST_BEATS, _LEAST_PART = 3, 0.2
+"""Fewest beats, and least part of them, at which a cause was seen."""
+
+
+def slow_cause(evidence: Evidence, number: int) -> tuple[Cause | None, int]:
+    """Return what took a slow rank's time, and at how many beats; None if the other ranks have it as often."""
+    rank = evidence.ranks[number]
+    others = [other for other in evidence.ranks.values() if other.rank != number]
+    for name, times in sorted(rank.causes.items(), key=lambda item: -item[1]):
+        most = max((other.causes.get(name, 0) for other in others), default=0)
+        if name in CAUSES and times >= max(_LEAST_BEATS, _LEAST_PART * rank.num_beats, 2 * most):
+            return CAUSES[name], times
+    return None, 0
+
+
+# ---- memory that grows -----------------------------------------------------------------------------------------------
+
+_LEAST_MOMENTS = 8
+_NEAR_THE_END = 0.8
+_LEAST_GROWTH_MIB, _LEAST_GROWTH = 64, 0.15
+
+
+def growing_memory(evidence: Evidence) -> Diagnosis | None:
+    """Report ranks whose host memory grows steadily from step to step."""
+    found = {number: moments for number, rank in evidence.ranks.items() if (moments := _growth(rank.memory))}
+    if not found:
+        return None
+    number, moments = max(found.items(), key=lambda item: item[1][-1][1] - item[1][0][1])
+    (first_call, first_mib), (last_call, last_mib) = moments[0], moments[-1]
+    each = (last_mib - first_mib) / max(1, last_call - first_call)
+    rank = evidence.ranks[number]
+    return Diagnosis(
+        "growth",
+        f"the host memory of {span(sorted(found))} grows steadily: on rank {number} from {first_mib} to {last_mib} MiB "
+        f"between collectives {first_call} and {last_call}, {each:.2g} MiB each",
+        rank=number if len(found) == 1 else None,
+        node_rank=rank.node_rank,
+        certain=False,
+        outcome=_outcome(evidence),
+        evidence=tuple(
+            note(None, f"rank {number}", f"{mib} MiB after {calls} collectives", "status.json")
+            for calls, mib in moments[:: max(1, len(moments) // 5)]
+        ),
+        advice="look for what each step keeps: a list of losses (`loss.item()` or `loss.detach()` instead of `loss`), "
+        "outputs for metrics, a cache without a limit, workers of a DataLoader that copy what they read\n"
+        "tracemalloc shows the lines that allocate",
+    )
+
+
+def _growth(memory: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the moments after the start if the memory grows in each quarter of them, by a good part."""
+    moments = [moment for moment in memory if moment[0]]
+    moments = moments[len(moments) // 4 :]
+    peak = max((mib for _, mib in moments), default=0)
+    last = max((number for number, (_, mib) in enumerate(moments) if mib == peak), default=0)
+    if last < _NEAR_THE_END * (len(moments) - 1):
+        return []
+    moments = moments[: last + 1]  # a program may free everything before it ends
+    if len(moments) < _LEAST_MOMENTS:
+        return []
+    mib = [each for _, each in moments]
+    total = mib[-1] - mib[0]
+    marks = [mib[round(part * (len(mib) - 1) / 4)] for part in range(5)]
+    steady = all(after - before >= total / 10 for before, after in itertools.pairwise(marks))
+    return moments if total >= max(_LEAST_GROWTH_MIB, _LEAST_GROWTH * mib[0]) and steady else []
 
 
 def _late_ns(rows: list[dict[int, int]], number: int) -> list[int]:
@@ -261,6 +367,7 @@ _OF_HEALTHY: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     order_of_a_set,
     no_sync_without_effect,
     slow_rank,
+    growing_memory,
 )
 """What may be wrong with a program that does not fail."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from frog.core.runs.observed import CodeLine
+from frog.core.runs.observed import CodeLine, WorkerStack
 from frog.observe.diagnose.diagnosis import Diagnosis, span
 from frog.observe.diagnose.program.code_blocks import (
     Block,
@@ -15,7 +15,7 @@ from frog.observe.diagnose.program.code_blocks import (
     stack_of,
     ways_past,
 )
-from frog.observe.diagnose.program.code_lines import is_user_file
+from frog.observe.diagnose.program.code_lines import is_user_file, user_line
 from frog.observe.diagnose.program.compared_calls import Difference, is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.mismatch_rules import EVEN_BATCHES
@@ -43,6 +43,8 @@ def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
     """Explain why some ranks never called a collective in which others wait."""
     if (stopped := _stopped(evidence, found)) is not None:
         return stopped
+    if (holds := _holds_lock(evidence, found)) is not None:
+        return holds
     if not found.absent:
         return _elsewhere(evidence, found) or _no_record(evidence, found)
     for rule in (_guarded, _finished, _other_group, _undelivered, _died, _busy, _blocked):
@@ -277,6 +279,27 @@ def _stopped(evidence: Evidence, found: Difference) -> Diagnosis | None:
     )
 
 
+_NO_PYTHON = "Timeout (0:00:30)!"
+"""Python's fault handler writes this when the observer could not run for 30 s."""
+
+
+def _holds_lock(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank in which no Python code could run: a call keeps the interpreter's lock."""
+    for number in (*found.absent, *found.unknown):
+        rank = evidence.ranks.get(number)
+        if rank is None or _NO_PYTHON not in rank.crash or rank.state != "running" or rank.line is None:
+            continue
+        return _base(evidence, found, number).with_more(
+            fault="blocked",
+            certain=False,
+            finding=f"{_waits(evidence, found)}; rank {number} was at {place(rank.line)}, and no Python code of it "
+            "could run for 30 s: the call in that line keeps Python's lock (GIL)",
+            advice="a C extension must release the GIL before it computes for long or waits for another thread or "
+            "process (Py_BEGIN_ALLOW_THREADS, pybind11's gil_scoped_release, ctypes.CDLL instead of PyDLL)",
+        )
+    return None
+
+
 def _undelivered(evidence: Evidence, found: Difference) -> Diagnosis | None:
     """Find a rank that still waits in an earlier collective, which the others have completed."""
     for number in found.absent:
@@ -335,7 +358,7 @@ def _busy(evidence: Evidence, found: Difference) -> Diagnosis | None:
     return _base(evidence, found, busy[0]).with_more(
         fault="busy",
         certain=rank.line is not None,
-        finding=f"{_waits(evidence, found)}; {span(busy)} was still computing{at}{why}",
+        finding=f"{_waits(evidence, found)}; {span(busy)} was still computing{at}{why}{describe_workers(rank)}",
         advice="an endless loop, or work that takes longer than the time-out, such as an evaluation on one rank: raise "
         "the timeout of init_process_group, or give all ranks a share of it",
     )
@@ -352,11 +375,30 @@ def _blocked(evidence: Evidence, found: Difference) -> Diagnosis | None:
     return _base(evidence, found, still[0]).with_more(
         fault="blocked",
         finding=f"{_waits(evidence, found)}; {span(still)} was at {place(rank.line)}{describe_inside(rank)}{why}, "
-        f"and did not compute{_thread(rank)}",
+        f"and did not compute{_thread(rank)}{describe_workers(rank)}",
         certain=False,
         advice="look for a lock, a queue, a file system or a data loader that does not answer, or a sleep, at "
         "that line",
     )
+
+
+_LOADER, _WORKER = "torch/utils/data/dataloader.py", "torch/utils/data/_utils/worker.py"
+
+
+def describe_workers(rank: RankEvidence) -> str:
+    """Say where the workers of a DataLoader are for which a rank waits."""
+    if not any(frame.file.replace("\\", "/").endswith(_LOADER) for frame in rank.stack):
+        return ""
+    places = [(worker.worker, user_line(reversed(_inside_worker(worker)))) for worker in rank.workers]
+    inside = [f"worker {number} was at {place(line)}" for number, line in places if line is not None]
+    return "; it waits for its DataLoader" + (f", whose {', '.join(inside[:4])}" if inside else "")
+
+
+def _inside_worker(worker: WorkerStack) -> list[CodeLine]:
+    """Return the frames of a worker's own work: below them are those of the rank that forked it."""
+    files = [frame.file.replace("\\", "/") for frame in worker.frames]
+    begin = max((number for number, file in enumerate(files) if file.endswith(_WORKER)), default=len(files))
+    return worker.frames[begin:]
 
 
 def _thread(rank: RankEvidence) -> str:

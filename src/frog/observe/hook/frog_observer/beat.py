@@ -17,13 +17,16 @@ import time
 import warnings
 from _queue import SimpleQueue
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from . import frames, rank_files
+from .causes import Causes, Memory
 from .crashes import Crashes, Errors
 from .place import Owner, Place
 from .recorder import Recorder, torch_version
 from .unrecorded_calls import Messages, NoSync, joining_of, transfer_of
+from .workers import Workers
 
 BEAT_S = 0.5
 _PLAIN_S, _FRAMES_S = 2.0, 5.0
@@ -41,7 +44,8 @@ class Beats:
         self.place, self.pid = place, os.getpid()
         self._main = threading.main_thread().ident or 0
         self._recorder, self._owner, self._no_sync = Recorder(), Owner(place, self.pid), NoSync()
-        self._messages = Messages()
+        self._messages, self._workers = Messages(), Workers(place, _start_thread)
+        self._causes, self._memory = Causes(self._main), Memory()
         self._beating, self._over = _thread.allocate_lock(), False
         self._state, self._started_unix_ns = "running", time.time_ns()
         self._answered = self._requested()[0]
@@ -98,8 +102,11 @@ class Beats:
         self._recorder.look_at_groups()
         self._no_sync.watch()
         self._messages.watch()
+        self._workers.watch()
         groups, cpu_s = self._recorder.counts(), time.process_time()
-        self._take_sample(groups, line, cpu_s)
+        resident = _resident_bytes()
+        self._take_sample(groups, line, cpu_s, stack)
+        self._memory.look(sum(group["enqueued"] for group in groups), resident)
         frequent = sorted(self._lines.items(), key=lambda item: -item[1])[:_MOST_LINES]
         place = self.place
         return {
@@ -117,27 +124,33 @@ class Beats:
             "mono_ns": time.monotonic_ns(),
             "state": self._state,
             "cpu_s": cpu_s,
-            "rss_bytes": _resident_bytes(),
+            "rss_bytes": resident,
+            "memory": self._memory.moments,
             "groups": groups,
             "line": line,
             "in": frames.place_of(stack[0]) if stack else None,
             "in_message": self._messages.are_awaited(stack),
             "no_sync": self._no_sync.seen(),
-            "samples": {**self._samples, "lines": frequent},
+            "samples": {**self._samples, "lines": frequent, "causes": self._causes.counts},
+            "thread": self._causes.thread,
             "answered": self._answered,
             "torch": torch_version(),
             "backend": self._recorder.backend,
         }
 
-    def _take_sample(self, groups: list[dict[str, Any]], line: dict[str, Any] | None, cpu_s: float) -> None:
-        """Count where the main thread is at this beat."""
+    def _take_sample(
+        self, groups: list[dict[str, Any]], line: dict[str, Any] | None, cpu_s: float, stack: list[FrameType]
+    ) -> None:
+        """Count where the main thread is at this beat. stack: innermost first."""
         now_s, queued_s = time.monotonic(), _queued_s()
         passed_s, used_s = now_s - self._last_s, cpu_s - self._last_cpu_s
         waits = used_s < 0.1 * passed_s and used_s + queued_s - self._last_queued_s < 0.5 * passed_s
+        self._causes.look(stack, passed_s - BEAT_S, passed_s, queued_s - self._last_queued_s)
         self._last_cpu_s, self._last_s, self._last_queued_s = cpu_s, now_s, queued_s
         if not self._joined and any(group["enqueued"] for group in groups):
             self._joined = True
             self._lines.clear()  # importing and joining take long, but are not what the program does
+            self._causes.clear()
         self._samples["taken"] += 1
         self._samples["waiting"] += waits
         self._samples["in_collective"] += any(group["enqueued"] > group["completed"] for group in groups)

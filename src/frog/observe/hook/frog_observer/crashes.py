@@ -69,7 +69,7 @@ class Errors:
         lines = [place for place in places if frames.is_user_file(place["file"])]
         short = {
             "type": _class_name(type(error)),
-            "message": str(error)[:_MOST_MESSAGE],
+            "message": _shortened(str(error)),
             "line": lines[-1] if lines else None,
             "thread": thread,
         }
@@ -89,6 +89,14 @@ class Errors:
         }
         rank_files.write_json(self._place.folder, "error.json", whole)
         return short
+
+
+def _shortened(text: str) -> str:
+    """Return a message without its middle: torch's ends with the parameters that it is about."""
+    if len(text) <= _MOST_MESSAGE:
+        return text
+    half = _MOST_MESSAGE // 2
+    return f"{text[: half - 2]} … {text[1 - half :]}"
 
 
 def _class_name(kind: type[BaseException]) -> str:
