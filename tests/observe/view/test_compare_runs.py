@@ -63,6 +63,37 @@ def test_numbers_that_neither_run_recorded_are_not_called_equal(tmp_path: Path) 
     assert (found.outcome, found.detail) == ("not compared", "neither run has a number")
 
 
+def test_learning_rates_and_tokens_are_compared(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, Synthetic(segments=[(1, 0, 6)])) for name in ("a", "b")]
+    change_step(runs[1], 0, 4, learning_rate=1.0, tokens=1024)
+    found = findings(compare_runs(*runs, 1e-5))
+    assert found["learning rate"].outcome == found["tokens"].outcome == "different"
+    assert "diverges at step 4" in found["learning rate"].detail
+    assert "2048 and 1024" in found["tokens"].detail
+    for run in runs:
+        for step in range(1, 7):
+            change_step(run, 0, step, learning_rate=None, tokens=0)
+    assert not {"learning rate", "tokens"} & findings(compare_runs(*runs, 1e-5)).keys()
+
+
+@pytest.mark.parametrize(
+    ("factor", "world", "words"),
+    [
+        (4.0, 4, "that of B is exactly 4.0 times the other, as many as ranks: one run sums what the other averages"),
+        (0.5, 4, "that of A is exactly 2.0 times the other"),
+        (3.0, 1, "that of B is exactly 3.0 times the other"),
+        (2.01, 2, None),
+    ],
+)
+def test_exact_factor_between_the_runs_is_named(tmp_path: Path, factor: float, world: int, words: str | None) -> None:
+    runs = [make_run(tmp_path / name, Synthetic(segments=[(world, 0, 6)])) for name in ("a", "b")]
+    norm = 0.4 + 2 * float(np.exp(-1 / 15))
+    for step in range(1, 7):
+        change_step(runs[1], 0, step, grad_norm=norm * factor * (1.0 if step == 1 else 1.1))
+    detail = findings(compare_runs(*runs, 1e-5))["gradient norm"].detail
+    assert (words in detail) if words else ("exactly" not in detail)
+
+
 def test_diverging_rank_is_named_with_its_step(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     change_step(b, rank=0, step=40, loss=9.0)

@@ -25,6 +25,8 @@ class Finding:
     what: str
     outcome: Outcome
     detail: str
+    factor: int | None = None
+    """An exact factor between the first numbers; negative if that of A is the larger."""
 
 
 def compare_programs(a: RunFolder, b: RunFolder) -> tuple[tuple[str, str], list[Finding]] | None:

@@ -85,11 +85,14 @@ def compare_runs(a: RunFolder, b: RunFolder, rtol: float) -> Comparison:
         _sample_order(*sides),
         _losses(*sides, rtol),
         _numbers("gradient norm", _of_main(sides[0], "grad_norm"), _of_main(sides[1], "grad_norm"), rtol),
+        *_recorded("learning rate", _of_main(sides[0], "learning_rate"), _of_main(sides[1], "learning_rate"), rtol),
+        *_recorded("tokens", _tokens(sides[0]), _tokens(sides[1]), rtol),
         _numbers("held-out loss", _held_out(sides[0]), _held_out(sides[1]), rtol),
         _checkpoints(a, b, rtol, comparison.notes),
     ]
     if all(finding.outcome == "not compared" for finding in comparison.findings):
         raise RunError(f"{a.path} and {b.path} have no step and no checkpoint in common", "compare runs that trained")
+    _name_factors(comparison.findings, *sides)
     comparison.findings.append(_final_weights(*sides, comparison.findings))
     return comparison
 
@@ -201,6 +204,24 @@ def _of_main(side: _Side, name: str) -> dict[_Key, float]:
     return {(step, None): v for step, v in zip(main.steps.tolist(), main.scalars[name].tolist(), strict=True)}
 
 
+def _tokens(side: _Side) -> dict[_Key, float]:
+    """Return the tokens of all ranks: of Frog's own runs so far, of a program's in the step."""
+    if side.run.program is None:
+        found = _of_main(side, "tokens")
+    else:
+        found = {}
+        for rank in side.history.ranks.values():
+            for step, tokens in zip(rank.steps.tolist(), rank.scalars["tokens"].tolist(), strict=True):
+                found[step, None] = found.get((step, None), 0.0) + tokens
+    return found if any(value > 0 for value in found.values()) else {}
+
+
+def _recorded(what: str, a: dict[_Key, float], b: dict[_Key, float], rtol: float) -> list[Finding]:
+    """Compare numbers that a run may lack without a word about them."""
+    found = _numbers(what, a, b, rtol)
+    return [found] if found.outcome != "not compared" else []
+
+
 def _held_out(side: _Side) -> dict[_Key, float]:
     main = side.history.main
     return {(step, None): event.loss for step, event in main.evals.items() if event.loss is not None} if main else {}
@@ -223,11 +244,50 @@ def _numbers(what: str, a: dict[_Key, float], b: dict[_Key, float], rtol: float)
     worst, largest = max(differing, key=lambda item: item[1])
     parts = "diverges" if beyond else "first differs"
     detail = f"{parts} at {_place(first)}: {a[first]:.9g} and {b[first]:.9g}, relative {relative:.1e}"
+    factor = _exact_factor(a[first], b[first]) if beyond and first == common[0] else None
     if beyond and differing[0][0] != first:
         detail += f"; bits differ from {_place(differing[0][0])}"
     if worst != first:
         detail += f"; largest difference at {_place(worst)}, {largest:.1e}"
-    return Finding(what, "different" if beyond else "close", detail)
+    return Finding(what, "different" if beyond else "close", detail, factor)
+
+
+_EXACT, _MOST_FACTOR = 2e-5, 4096
+"""Relative difference from a whole number, and the largest number."""
+
+
+def _exact_factor(a: float, b: float) -> int | None:
+    """Return n if one number is n times the other, up to rounding; negative if the first one is the larger."""
+    if not (a and b and math.isfinite(a) and math.isfinite(b)):
+        return None
+    larger = max(abs(b / a), abs(a / b))
+    whole = round(larger)
+    if not 2 <= whole <= _MOST_FACTOR or abs(larger / whole - 1) > _EXACT or a * b < 0:
+        return None
+    return whole if abs(b) > abs(a) else -whole
+
+
+def _name_factors(findings: list[Finding], a: _Side, b: _Side) -> None:
+    """Say what an exact factor between the runs is: the number of ranks, of accumulation steps, or unknown."""
+    for finding in findings:
+        if finding.factor is not None:
+            larger, number = ("B", finding.factor) if finding.factor > 0 else ("A", -finding.factor)
+            meaning = _meaning(number, a, b)
+            finding.detail += f"; that of {larger} is exactly {number:.1f} times the other"
+            finding.detail += f", as many as {meaning}: one run sums what the other averages" if meaning else ""
+
+
+def _meaning(number: int, *sides: _Side) -> str:
+    """Return what has this number in either run, or between them."""
+    worlds = [side.history.segments[0].world_size if side.history.segments else 0 for side in sides]
+    steps = [int(dict(leaves(side.run.config)).get("train.grad_accum") or 0) for side in sides]
+    names = [("ranks", worlds), ("gradient accumulation steps", steps)]
+    found = [name for name, values in names if number in values or _quotient(values) == number]
+    return " or ".join(found)
+
+
+def _quotient(values: list[int]) -> float:
+    return max(values) / min(values) if min(values) else 0.0
 
 
 def _place(key: _Key) -> str:
