@@ -81,7 +81,7 @@ STACKS: dict[int, tuple[int, ...]] = {}
 """The lines that led to a call, by its line; set by the tests that need them."""
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def stacks() -> dict[int, tuple[int, ...]]:
     STACKS.clear()
     return STACKS
@@ -146,6 +146,20 @@ def test_barrier_that_met_another_one_is_where_the_ranks_part(tmp_path: Path, en
     assert (found.fault, found.rank, found.line, found.peer_line) == ("branch", 0, "train.py:4", "train.py:5")
     assert "collective 3 of all ranks comes from different lines" in found.finding
     assert "rank 0 passed `if is_global_zero:` in line 3, rank 1 did not" in found.finding
+
+
+def test_call_from_the_same_line_before_is_not_from_the_branch(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    """Both saved half-way, in line 4; at the end only one does, under a test."""
+    text = "def save():\n    dist.barrier()\nstep()\nsave()\nif is_zero:\n    save()\ndist.barrier()\nstep()\n"
+    script = written(tmp_path, text)
+    step, half, last, end = ("all_reduce", 9, 3), ("barrier", 1, 4), ("barrier", 1, 6), ("barrier", 1, 7)
+    stacks.update({4: (2, 4), 6: (2, 6)})
+    ranks = [rank(0, step, half, last, end, pending=1), rank(1, step, half, end, ("all_reduce", 1, 8), pending=1)]
+    found = diagnose_program(evidence(*of_script(script, *ranks, functions={2: "save"})))
+    assert (found.fault, found.rank, found.line) == ("branch", 0, "train.py:2 (save)")
+    assert found.finding.endswith("rank 0 passed `if is_zero:` in line 5, rank 1 did not")
 
 
 def test_ranks_that_call_from_lines_of_their_own_are_in_step(tmp_path: Path) -> None:

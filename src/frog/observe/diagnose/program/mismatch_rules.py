@@ -268,7 +268,7 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
             finding=f"{differ}: {leaves_loop(parting, sides.odd, sides.other, inside.line)}",
             advice=EVEN_ROUNDS,
         )
-    never = not any(same_line(call.line, inside.line) for call in sides.odd_before)
+    never = not has_passed(block, sides.odd_before)
     return base.with_more(
         fault="branch" if never else "skipped",
         certain=False,
@@ -295,6 +295,11 @@ def leaves_loop(parting: Parting, left: int, stayed: int, inside: CodeLine | Non
         f"rank {left} has left the loop {loop}, in which rank {stayed} begins one more round: the number of rounds "
         "differs between the ranks" + (f"; a rank can leave it by {ways}" if ways else "")
     )
+
+
+def has_passed(block: Block, calls: list[Call]) -> bool:
+    """True if one of a rank's calls came from a block."""
+    return any(block.holds(frame) for call in calls for frame in stack_of(call))
 
 
 def passes_alone(block: Block, inside: int, outside: int, never: bool) -> str:

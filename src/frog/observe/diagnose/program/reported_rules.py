@@ -18,6 +18,7 @@ from frog.observe.diagnose.program.mismatch_rules import (
     AGREE_FIRST,
     EVEN_ROUNDS,
     SKIP_TOGETHER,
+    has_passed,
     leaves_loop,
     passes_alone,
 )
@@ -116,7 +117,7 @@ def _parted(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
         words = leaves_loop(parting, outside, inside, stacks[inside][0])
         fault, rank, advice = "batches", outside, EVEN_ROUNDS
     else:
-        never = not any(same_line(call.line, stacks[inside][0]) for call in before)
+        never = not has_passed(parting.block, before)
         words = passes_alone(parting.block, inside, outside, never)
         fault, rank, advice = ("branch", inside, AGREE_FIRST) if never else ("skipped", outside, AGREE_FIRST)
     return base.with_more(
