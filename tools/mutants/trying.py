@@ -1,0 +1,264 @@
+"""Try mutants: change a file in a copy of the project, and run the room's fast tests that reach it, nearest first.
+
+A process that has imported torch and pytest, and nothing of Frog, forks one child per mutant; else each would import
+torch for four seconds. What a child leaves behind, and its temporary files, are removed before the next one starts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tools.affected.project import Project
+from tools.mutants.drawing import Mutant, mutated
+
+FAST = "not slow and not alone"
+TEST_S = 60
+"""A test that takes longer has noticed the mutant."""
+LONG_S = 2
+"""A test that takes longer runs after all others."""
+_SET_CHILD_SUBREAPER = 36
+_NO_TESTS, _BROKEN = 5, 70
+
+
+@dataclass
+class Trial:
+    """What the tests say about a mutant."""
+
+    outcome: str
+    """`noticed`, `survived`, or `unreached` if no fast test of the room uses the changed code."""
+    by: str = ""
+    """The test that failed, or the file that could not be imported."""
+    hung: bool = False
+    """True if a test was ended after its time; that counts as noticed."""
+    passed: int = 0
+    unfinished: bool = False
+    """True if there was no time for all tests that reach the mutant."""
+    seconds: float = 0.0
+    durations: dict[str, float] = field(default_factory=dict)
+    """Seconds of each test, over all its cases."""
+
+
+class Copy:
+    """A copy of the project's files in a temporary folder, in which one file at a time is changed."""
+
+    def __init__(self, root: Path) -> None:
+        self._temporary = Path(tempfile.mkdtemp(prefix="m-"))
+        self.root = self._temporary / "frog"
+        words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(words, cwd=root, capture_output=True, text=True, check=True).stdout.split("\0"):
+            if name and (root / name).is_file():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, self.root / name)
+        self._changes = 0
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # else orphans of a child would be nobody's
+
+    def remove(self) -> None:
+        """Remove the copy, and what still runs in it."""
+        _end_descendants()
+        shutil.rmtree(self._temporary)
+
+    def try_mutant(self, mutant: Mutant, tests: Sequence[str], budget_s: float) -> Trial:
+        """Return what tests say about a mutant."""
+        if not tests:
+            return Trial("unreached")
+        path = self.root / mutant.path
+        source, times = path.read_text(), path.stat()
+        path.write_text(mutated(source, mutant.operator, mutant.occurrence))
+        self._changes += 1
+        os.utime(path, (self._changes, self._changes))  # byte code is stored for a time in seconds and a size
+        try:
+            return self.run(tests, budget_s)
+        finally:
+            path.write_text(source)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def failing(self, tests: Sequence[str]) -> set[str]:
+        """Return the tests that fail on the unchanged code."""
+        failed: set[str] = set()
+        while tests:
+            trial = self.run(tests, 3600)
+            if trial.outcome != "noticed":
+                break
+            failed.add(trial.by)
+            tests = tests[tests.index(trial.by) + 1 :] if trial.by in tests else []
+        return failed
+
+    def run(self, tests: Sequence[str], budget_s: float) -> Trial:
+        """Run tests in a forked process until one fails; after so many seconds no other test starts."""
+        temporary = self._temporary / "t"
+        temporary.mkdir()
+        report = temporary / "report.json"
+        start = time.monotonic()
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            self._run_here(temporary, report, tests, budget_s)
+        status = _wait(child, start + budget_s + TEST_S + 15)
+        _end_descendants()
+        trial = Trial("noticed", hung=True) if status is None else self._read(report, os.waitstatus_to_exitcode(status))
+        if trial.outcome == "noticed" and not trial.by:
+            trial.by = _running(report)
+        trial.seconds = round(time.monotonic() - start, 1)
+        shutil.rmtree(temporary, ignore_errors=True)
+        return trial
+
+    def _run_here(self, temporary: Path, report: Path, tests: Sequence[str], budget_s: float) -> None:
+        """Run pytest in this process, a child, and leave it."""
+        code = _BROKEN
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.setsid()
+            log = os.open(temporary / "log.txt", os.O_WRONLY | os.O_CREAT)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.chdir(self.root)
+            sys.path.insert(0, str(self.root / "src"))
+            os.environ |= {"PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+            tempfile.tempdir = None
+            words = ["-x", "-q", "-p", "no:cacheprovider", "-m", FAST, f"--timeout={TEST_S}"]
+            words += [f"--basetemp={temporary / 'p'}", "--rootdir", str(self.root), *tests]
+            code = pytest.main(words, plugins=[_Reporter(report, budget_s)])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _read(self, report: Path, code: int) -> Trial:
+        """Return what a child found."""
+        lines = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+        log = (report.parent / "log.txt").read_text(errors="replace")
+        trial = Trial("noticed")
+        for line in lines:
+            if "passed" in line:
+                trial.passed += 1
+                trial.durations[line["passed"]] = trial.durations.get(line["passed"], 0.0) + line["seconds"]
+            if "failed" in line and not trial.by:
+                trial.by, trial.hung = line["failed"], "Timeout" in line["text"]
+            trial.unfinished |= "unfinished" in line
+        if trial.by:
+            return trial
+        if code == _BROKEN or "ERROR: not found" in log or (code == 4 and "conftest" not in log):
+            raise RuntimeError(log)
+        if code == _NO_TESTS:
+            trial.outcome = "unreached"
+        elif code == 0 or trial.unfinished:
+            trial.outcome = "survived"
+        else:
+            trial.by = _running(report) or log.strip().splitlines()[-1][:200]
+        return trial
+
+
+class _Reporter:
+    """Plugin of pytest: writes each test that starts, passes or fails, and stops when the time is over."""
+
+    def __init__(self, path: Path, budget_s: float) -> None:
+        self._file = path.open("a", buffering=1)
+        self._end = time.monotonic() + budget_s
+
+    def _write(self, **facts: object) -> None:
+        self._file.write(json.dumps(facts) + "\n")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write(started=nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if time.monotonic() > self._end and self._session is not None:
+            self._session.shouldstop = "the time is over"
+            self._write(unfinished=True)
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._session = session
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._write(failed=report.nodeid, text=str(report.longrepr)[-2000:])
+        elif report.when == "call" and report.passed:
+            self._write(passed=report.nodeid.partition("[")[0], seconds=report.duration)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write(failed=report.nodeid, text="")
+
+
+def fast_tests(project: Project, room: str, mutant: Mutant, seconds: Mapping[str, float]) -> list[str]:
+    """Return the tests of a room that use what a mutant changes, the nearest in the graph first, long ones last.
+
+    seconds: what is known of the tests' times.
+    """
+    module = project.module_of[mutant.path]
+    part = mutant.part if mutant.part in project.graph.facts[module].parts else ""
+    users = project.graph.users_of([f"{module}:{part}"])
+    depths: dict[str, int] = {}
+    for node, before in users.items():
+        depths[node] = depths[before] + 1 if before else 0
+    found = [
+        (seconds.get(test, 0.0) > LONG_S, depth, file, test)
+        for node, depth in depths.items()
+        for file, _, name in [node.partition(":")]
+        for test in [f"{file}::{name}"]
+        if file.startswith(f"tests/{room}/") and name.startswith("test_")
+    ]
+    return [test for *_, test in sorted(found)]
+
+
+def prepare() -> None:
+    """Import what every child needs and what is not Frog's."""
+    import torch.distributed  # noqa: F401
+
+    assert "frog" not in sys.modules
+    gc.freeze()
+
+
+def _running(report: Path) -> str:
+    """Return the test that was running when a child ended."""
+    lines: Iterable[str] = report.read_text().splitlines() if report.exists() else []
+    started = [json.loads(line).get("started") for line in lines]
+    return next(filter(None, reversed(started)), "")
+
+
+def _wait(child: int, deadline: float) -> int | None:
+    """Return the status of a child, or None if it had to be killed."""
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _end_descendants() -> None:
+    """Kill and reap all processes that a child has left."""
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        for process in psutil.Process().children():
+            try:
+                os.waitpid(process.pid, 0)
+            except ChildProcessError:
+                continue
