@@ -50,3 +50,23 @@ if take_orphans():
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
     reap_orphans()  # without any
+
+
+def test_all_ended_orphans_are_reaped_at_once_and_running_ones_are_left() -> None:
+    program = """
+import os, signal
+from frog.core.processes import reap_orphans
+running = os.fork()
+if running == 0:
+    signal.pause()
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and is not reaped yet
+reap_orphans()
+assert os.waitpid(-1, os.WNOHANG) == (0, 0), "a child that had ended was left, or the running one was not"
+os.kill(running, signal.SIGKILL)
+os.waitpid(running, 0)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -110,3 +110,13 @@ def test_requests_are_numbered_and_a_damaged_one_is_replaced(tmp_path: Path) -> 
 def test_status_encodes_to_the_documented_names() -> None:
     status = msgspec.convert({key: value for key, value in STATUS.items() if key != "format"}, Status)
     assert set(msgspec.to_builtins(status)) | {"format"} == set(STATUS)
+
+
+def test_status_is_fresh_for_a_few_beats_and_only_of_a_running_rank(tmp_path: Path) -> None:
+    """Ranks write twice a second; a rank without a status for 8 s is gone."""
+    write(tmp_path, "status.json", STATUS)
+    status = read_statuses(tmp_path, 0)[0]
+    written = STATUS["unix_ns"]
+    assert [status.is_fresh(written + seconds * 10**9) for seconds in (0, 2, 8, 60)] == [True, True, False, False]
+    write(tmp_path, "status.json", {**STATUS, "state": "failed"})
+    assert not read_statuses(tmp_path, 0)[0].is_fresh(written)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from frog.core.errors import CommError, ConfigError, DataError, NonFiniteError, report_error
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.outcome import Failure, explain, final_failures, first_failure, world_error
+from frog.core.runs.outcome import Blame, Failure, explain, final_failures, first_failure, world_error
 
 LEFT = CommError("all_reduce of 8 bytes failed: connection closed by peer")
 
@@ -89,3 +89,18 @@ def test_agent_failure_without_rank_failures_is_reported() -> None:
     assert (error.exit_code, "exit code 3, but no rank failed" in error.what) == (3, True)
     assert world_error([], {}, [-11]).exit_code == 139
     assert world_error([], {}, []).exit_code == 1
+
+
+def test_rank_that_waited_names_the_ranks_that_had_left_and_a_cause_does_not() -> None:
+    """Only a failure that is no cause itself may come from ranks that ended without an error."""
+    seen = {"left": [2, 3], "ended": False, "traceback": "RuntimeError: timed out"}
+    said = {blame: explain([failure(1, blame=blame, **seen)]).what for blame in Blame}
+    named = {blame for blame, text in said.items() if "had ended without an error" in text}
+    assert named == {Blame.WAITED, Blame.LOST_PEER, Blame.STOPPED}
+    assert "had ended" not in explain([failure(1, blame=Blame.WAITED, **{**seen, "left": []})]).what
+
+
+def test_kinds_of_blame_are_all_different_and_a_stopped_rank_is_the_least_likely_cause() -> None:
+    order = [Blame.CAUSE, Blame.TEARDOWN, Blame.WAITED, Blame.LOST_PEER, Blame.STOPPED]
+    assert sorted(set(order)) == order
+    assert [Blame(int(blame)).name for blame in order] == ["CAUSE", "TEARDOWN", "WAITED", "LOST_PEER", "STOPPED"]
