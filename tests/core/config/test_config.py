@@ -135,6 +135,21 @@ def test_elastic_run_allows_uneven_global_batch(run_file: Path) -> None:
     assert "global_batch_size=12 is less than world size 7 x train.grad_accum 2 = 14" in problem
 
 
+def test_fp16_is_refused_only_where_ranks_could_disagree_about_a_skipped_step(run_file: Path) -> None:
+    """Each precision with each strategy and compression: fp16 alone, diloco alone and int8 alone are all allowed."""
+    refused = {
+        (precision, name, compression)
+        for precision in ("fp32", "bf16", "fp16")
+        for name in ("ddp", "zero1", "diloco")
+        for compression in (("off", "int8") if name != "zero1" else ("off",))
+        if load_run_config(
+            run_file,
+            [f"train.precision={precision}", f"strategy.name={name}", f"strategy.compression={compression}"],
+        ).world_problems(2)
+    }
+    assert refused == {("fp16", "ddp", "int8"), ("fp16", "diloco", "off"), ("fp16", "diloco", "int8")}
+
+
 def test_elastic_run_is_limited_to_64_ranks(run_file: Path) -> None:
     config = load_run_config(run_file, ["train.global_batch_size=8320", "comm.on_loss=shrink"])
     assert config.world_problems(64) == []

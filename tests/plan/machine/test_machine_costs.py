@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +116,16 @@ def test_wrong_profile_names_each_mistake(tmp_path: Path, old: str, new: str, sa
     with pytest.raises(ConfigError) as caught:
         find_cluster(str(tmp_path / "machine.toml"))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("cores", "ranks", "rate"), [(1, 1, "50 GFLOP/s"), (2, 2, "50 GFLOP/s"), (4, 4, "25 GFLOP/s")])
+def test_node_of_the_cluster_file_is_the_largest_measured_world_with_a_core_per_rank(
+    cores: int, ranks: int, rate: str
+) -> None:
+    """A rank of the world of four takes twice the time of 2e-11 s per operation, so it has half the rate."""
+    keys = tomllib.loads(calibration(cores).text)
+    assert keys["gpus_per_node"] == keys["nvlink_domain"] == ranks
+    assert keys["gpu"]["peak_bf16"]["value"] == rate
 
 
 @pytest.mark.parametrize("hostile", ["0", "-1", "nan", '"1"', '"1e99 s"', "[]", "{}", "true", "9" * 20])

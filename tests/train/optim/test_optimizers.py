@@ -20,7 +20,7 @@ from frog.core.config import OptimizerConfig
 from frog.core.config.optimizers import OPTIMIZERS
 from frog.train.optim.build_optimizer import build_optimizer
 from frog.train.optim.eager import EagerSGD
-from frog.train.optim.tensors import UpdatedTensor
+from frog.train.optim.tensors import UpdatedTensor, by_decay, decay_groups
 from frog.train.parallel.data.flat import FlatParameters, Partition
 
 STEP = """
@@ -171,3 +171,16 @@ def test_nesterov_momentum_equals_torchs() -> None:
 def test_unknown_optimizer_error_lists_the_known_names() -> None:
     (problem,) = OptimizerConfig("adam").problems()
     assert problem == "optimizer.name='adam': must be 'adamw', 'sgd' or 'muon'"
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    """Group the parameters of torch's own modules by hand: weights of embeddings and linear layers decay."""
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+    tensors = [UpdatedTensor.of(name, parameter) for name, parameter in model.named_parameters()]
+    decayed, others = decay_groups(tensors, 0.1)
+    assert [id(one) for one in decayed["params"]] == [id(model[0].weight), id(model[2].weight)]
+    assert [id(one) for one in others["params"]] == [id(model[1].weight), id(model[1].bias), id(model[2].bias)]
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    (only,) = by_decay([one for one in tensors if one.tensor.dim() == 1])
+    assert len(only) == 3
+    assert [group["weight_decay"] for group in decay_groups(only, 0.1)] == [0.0]
