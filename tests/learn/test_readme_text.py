@@ -52,3 +52,8 @@ def test_readme_loses_markdown_marks_and_keeps_code() -> None:
 
 def test_bold_beginning_of_a_paragraph_is_highlighted() -> None:
     assert readme_lines("**Do.** Fill in `f`.", Style(40, colour=True)) == ["\x1b[1mDo.\x1b[0m Fill in `f`."]
+
+
+def test_code_right_below_a_paragraph_follows_it_and_is_not_wrapped_into_it() -> None:
+    text = "# Title\n\nRun this:\n```console\n$ frog run\n```\nThen look.\n"
+    assert readme_lines(text, Style(80, False)) == ["Run this:", "  $ frog run", "Then look."]

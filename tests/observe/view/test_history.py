@@ -10,7 +10,7 @@ import pytest
 from synthetic_run import START_MONO_NS, START_UNIX_NS, Synthetic, make_run
 
 from frog.core.runs.history import read_history
-from frog.observe.view.timeline import phase_fractions, windows
+from frog.observe.view.timeline import RankFractions, phase_fractions, windows
 
 
 def test_repeated_steps_of_dead_world_are_dropped_on_every_rank(tmp_path: Path) -> None:
@@ -92,6 +92,11 @@ def test_phase_fractions_cover_each_ranks_total_time(tmp_path: Path) -> None:
     # Each step begins 40 ms after the one before, and evaluation ends the last of a segment.
     assert fractions[0].wall_ns == pytest.approx(60 * 40e6, rel=0.02)
     assert fractions[3].wall_ns == pytest.approx(30 * 40e6, rel=0.02)
+
+
+def test_fractions_of_a_rank_without_any_time_are_zero() -> None:
+    rank = RankFractions(0, wall_ns=0, phase_ns={"reduce": 0}, collective_ns=0, collective_bytes=0, num_steps=0)
+    assert (rank.fraction("reduce"), rank.collective_fraction) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from frog.core.config import ModelConfig
 from frog.core.errors import ConfigError, RunError
 from frog.core.processes import is_alive
 from frog.plan.estimate.hardware import find_cluster
 from frog.plan.machine.calibration import Calibration, summary_lines
 from frog.plan.machine.costs import Cost, Curve, Work, fit_cost
 from frog.plan.machine.request import quick
+from frog.plan.machine.work import head_work
 from frog.plan.machine.world import fit_machine, measure_worlds, worlds_of
 
 COST = Cost(fixed_s=2e-4, products_s=2e-11, attention_s=5e-11, byte_s=1e-10)
@@ -185,3 +187,19 @@ def test_calibration_of_a_busy_machine_says_so() -> None:
     busy = replace(idle, cores=2, load=5.1)
     assert not [line for line in summary_lines(replace(idle, cores=2, load=0.9)) if line.startswith("note")]
     assert any("load 5.1 on 2" in line for line in summary_lines(busy))
+
+
+def test_ranks_share_the_work_of_the_output_matrix() -> None:
+    """Operations divide by the ranks; of the bytes, only those of the stream of hidden states do not."""
+    small, large = (
+        ModelConfig(
+            vocab_size=size, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=32,
+        )
+        for size in (1000, 3000)
+    )  # fmt: skip
+    for model in (small, large):
+        assert head_work(model, 512, tp=4).products == head_work(model, 512).products / 4
+    kept = [4 * head_work(model, 512, tp=4).num_bytes - head_work(model, 512).num_bytes for model in (small, large)]
+    assert kept[0] == pytest.approx(kept[1])
+    assert kept[0] > 0
