@@ -53,9 +53,9 @@ if take_orphans():
 
 
 def test_all_ended_orphans_are_reaped_at_once_and_running_ones_are_left() -> None:
-    program = """
-import os, signal
-from frog.core.processes import reap_orphans
+    program = (
+        f"import os, signal\nfrom {reap_orphans.__module__} import reap_orphans\n"
+        + """
 running = os.fork()
 if running == 0:
     signal.pause()
@@ -69,4 +69,5 @@ assert os.waitpid(-1, os.WNOHANG) == (0, 0), "a child that had ended was left, o
 os.kill(running, signal.SIGKILL)
 os.waitpid(running, 0)
 """
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.affected.project import read_project
-from tools.mutants.drawing import Mutant, draw_mutants
+from tools.mutants.drawing import Mutant, draw_mutants, make_mutant
 from tools.mutants.trying import Copy, fast_tests, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -116,13 +116,13 @@ def read_records(path: Path) -> dict[tuple[str, str, int], Record]:
 
 
 def survivors(records: dict[tuple[str, str, int], Record]) -> list[Mutant]:
-    """Return the mutants that no test noticed."""
-    names = Mutant.__dataclass_fields__
-    return [
-        Mutant(**{name: record[name] for name in names})
-        for record in records.values()
-        if record["outcome"] != "noticed"
-    ]
+    """Return the mutants that no test noticed, unless their line has changed since."""
+    left = []
+    for record in records.values():
+        place = [record[name] for name in ("path", "operator", "occurrence", "line")]
+        if record["outcome"] != "noticed" and (mutant := make_mutant(ROOT, *place)).before == record["before"]:
+            left.append(mutant)
+    return left
 
 
 def key(mutant: Mutant) -> tuple[str, str, int]:

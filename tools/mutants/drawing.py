@@ -44,11 +44,11 @@ class Mutant:
 
 
 class ChangedNumber(number_replacer.NumberReplacer):  # type: ignore[misc]  # cosmic-ray has no types
-    """A small integer plus or minus one; any other number, of which one more is no real change, doubled or halved."""
+    """Changes zero and small integers by one, and other numbers, of which one more is no real change, by a factor."""
 
     def mutate(self, node: Any, index: int) -> Any:
         value = ast.literal_eval(node.value)
-        if isinstance(value, int) and value < 100:
+        if value == 0 or (isinstance(value, int) and value < 100):
             return super().mutate(node, index)
         changed = value * 2 if index == 0 else value // 2 if isinstance(value, int) else value / 2
         return parso.python.tree.Number(str(changed), node.start_pos, node.prefix)

@@ -31,7 +31,8 @@ FAST = "not slow and not alone"
 TEST_S = 60
 """A test that takes longer has noticed the mutant."""
 LONG_S = 2
-"""A test that takes longer runs after all others."""
+HARNESS = "tests/conftest.py:harness"
+"""A test that takes longer, or has this fixture, which prepares a data set, runs after all others."""
 _SET_CHILD_SUBREAPER = 36
 _NO_TESTS, _BROKEN = 5, 70
 
@@ -173,6 +174,7 @@ class _Reporter:
     def __init__(self, path: Path, budget_s: float) -> None:
         self._file = path.open("a", buffering=1)
         self._end = time.monotonic() + budget_s
+        self._setup_s = 0.0
 
     def _write(self, **facts: object) -> None:
         self._file.write(json.dumps(facts) + "\n")
@@ -193,8 +195,10 @@ class _Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._write(failed=report.nodeid, text=str(report.longrepr)[-2000:])
+        elif report.when == "setup":
+            self._setup_s = report.duration
         elif report.when == "call" and report.passed:
-            self._write(passed=report.nodeid.partition("[")[0], seconds=report.duration)
+            self._write(passed=report.nodeid.partition("[")[0], seconds=self._setup_s + report.duration)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -213,7 +217,7 @@ def fast_tests(project: Project, room: str, mutant: Mutant, seconds: Mapping[str
     for node, before in users.items():
         depths[node] = depths[before] + 1 if before else 0
     found = [
-        (seconds.get(test, 0.0) > LONG_S, depth, file, test)
+        (seconds.get(test, 0.0) > LONG_S or HARNESS in project.graph.uses[node], depth, file, test)
         for node, depth in depths.items()
         for file, _, name in [node.partition(":")]
         for test in [f"{file}::{name}"]

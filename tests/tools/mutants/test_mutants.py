@@ -59,6 +59,7 @@ def test_operators_and_constants_are_mutated_but_no_texts_and_types():
 def test_small_integers_change_by_one_and_other_numbers_by_a_factor():
     assert changes("a = 3")["1:3"] == {"a = 4", "a = 2"}
     assert changes("a = 1e18")["1:1e1"] == {"a = 2e+18", "a = 5e+17"}
+    assert changes("a = 0.0")["1:0.0"] == {"a = 1.0", "a = -1.0"}
     assert changes("a = 1024")["1:102"] == {"a = 2048", "a = 512"}
 
 
