@@ -65,6 +65,7 @@ def test_bits_are_refused_as_bytes() -> None:
         (0.25, "", "0.25"),
         (0, "B", "0 B"),
         (123456.7, "", "123457"),
+        (12345678.4, "", "1.23e+07"),
     ],
 )
 def test_quantities_are_formatted(value: float, unit: str, text: str) -> None:

@@ -26,3 +26,10 @@ from frog.learn.grader.grade import difference_of
 )
 def test_difference_of_two_tensors_is_described(found: Any, expected: Any, said: str | None) -> None:
     assert difference_of(torch.tensor(found), torch.tensor(expected), "x", 1e-5, 1e-7) == said
+
+
+def test_tensor_of_one_element_is_a_number_and_a_longer_one_is_not() -> None:
+    assert difference_of(torch.tensor(2.0), 2.0, "x", 1e-5, 1e-7) is None
+    assert difference_of(torch.tensor([[2.0]]), 2.0, "x", 1e-5, 1e-7) is None
+    assert difference_of(torch.tensor([3.0]), 2.0, "x", 1e-5, 1e-7) == "x: found 3, expected 2."
+    assert str(difference_of(torch.tensor([2.0, 2.0]), 2.0, "x", 1e-5, 1e-7)).startswith("x: found ")
