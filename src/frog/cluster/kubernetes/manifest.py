@@ -13,6 +13,7 @@ from typing import Any
 
 from frog.cluster.kubernetes.manifest_text import Fields, ManifestError, is_key, load_documents
 from frog.cluster.kubernetes.objects import Claim, ConfigMap, JobSet, KubernetesJob, Manifest, ReplicatedJob, Service
+from frog.cluster.kubernetes.published_schemas import refused_by_kubernetes
 from frog.cluster.kubernetes.workloads import RUNTIME_KINDS, read_job, read_job_set, read_runtime, read_train_job
 from frog.core.schema import read_bounded, shortened
 
@@ -36,6 +37,8 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
     manifest = parse_manifest(documents, problems, extra)
     if not problems:
         _check_together(manifest, problems)
+    if not problems:
+        problems += [problem for document in documents for problem in refused_by_kubernetes(document)]
     if problems:
         count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
         lines = [f"  - {shortened(problem, 500)}" for problem in problems[:_MOST_SHOWN]]
@@ -61,7 +64,7 @@ def parse_manifest(documents: Sequence[Any], problems: list[str], extra: Sequenc
             top.problem(f"this kind is not supported on one machine; supported kinds: {', '.join(_READERS)}")
             continue
         expected, read = _READERS[kind]
-        if version != expected:
+        if version != expected and version not in _SAME_FIELDS.get(kind, ()):
             top.problem(f"{version!r}: expected {expected} for a {kind}", "apiVersion")
         meta = _read_metadata(top)
         if kind not in RUNTIME_KINDS:
@@ -148,6 +151,8 @@ def _read_claim(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
     manifest.claims[meta.name] = Claim(meta.name, folder)
 
 
+_SAME_FIELDS = {"JobSet": ("jobset.x-k8s.io/v1", "jobset.x-k8s.io/v1beta1")}
+"""Versions of a kind that have the same fields as the one that Frog was compared with."""
 _READERS: Mapping[str, tuple[str, Callable[[Fields, _Metadata, Manifest], None]]] = {
     "Job": ("batch/v1", _read_job),
     "JobSet": ("jobset.x-k8s.io/v1alpha2", _read_job_set),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from frog.core.errors import UsageError
+from frog.core.schema import shortened
 from frog.core.user_input import nearest
 
 # ---- YAML ------------------------------------------------------------------------------------------------------------
@@ -53,18 +54,48 @@ def load_documents(text: str) -> list[Any]:
             mapping: dict[Any, Any] = super().construct_mapping(node, deep)
             return mapping
 
+        def construct_yaml_bool(self, node: Any) -> bool:
+            if str(node.value).lower() not in self.bool_values:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{node.value!r}: not true or false", node.start_mark
+                )
+            return bool(super().construct_yaml_bool(node))
+
         def construct_document(self, node: Any) -> Any:
             if _unfolded(node, {}) > _MOST_NODES:
                 what = f"its aliases expand to more than {_MOST_NODES} values, or refer to themselves"
                 raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
             return super().construct_document(node)
 
+    StrictLoader.add_constructor("tag:yaml.org,2002:bool", StrictLoader.construct_yaml_bool)
+    for tag in ("timestamp", "binary"):
+        StrictLoader.add_constructor(f"tag:yaml.org,2002:{tag}", StrictLoader.construct_yaml_str)
+    StrictLoader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in StrictLoader.yaml_implicit_resolvers.items()
+    }
+    for kind in ("int", "float"):
+        StrictLoader.add_constructor(f"tag:yaml.org,2002:{kind}", _number_reader(yaml, kind))
     try:
         return [document for document in yaml.load_all(text, Loader=StrictLoader) if document is not None]
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _number_reader(yaml: ModuleType, kind: str) -> Callable[[Any, Any], Any]:
+    """Return a constructor for numbers; 12:30:00 is a text, as Kubernetes reads it, not a number of seconds."""
+
+    def construct(loader: Any, node: Any) -> Any:
+        if ":" in str(node.value):
+            return loader.construct_yaml_str(node)
+        try:
+            return getattr(loader, f"construct_yaml_{kind}")(node)
+        except (ValueError, OverflowError) as error:
+            raise yaml.constructor.ConstructorError(None, None, shortened(str(error), 200), node.start_mark) from None
+
+    return construct
 
 
 def _unfolded(node: Any, known: dict[int, int]) -> int:
@@ -117,6 +148,11 @@ _UNITS = {"": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P
 
 _MOST_UNKNOWN = 1000
 """Number of an object's unknown keys to report; each needs a search for a similar key."""
+
+
+_SAME_WORD = 0.8
+"""Similarity of a key to a known one, from 0 to 1, above which it is taken for a slip of the keyboard. Frog does not
+read all of Kubernetes' fields, and dnsPolicy is not restartPolicy."""
 
 
 class ManifestError(UsageError):
@@ -227,7 +263,7 @@ class Fields:
     def done(self) -> None:
         """Report every key that was not read."""
         for key in list(self._left)[:_MOST_UNKNOWN]:
-            near = nearest(str(key), self._known)
+            near = nearest(str(key), self._known, _SAME_WORD)
             what = f"unknown; did you mean {near}?" if near else "unknown, or not supported on one machine"
             self.problem(what, str(key))
 
