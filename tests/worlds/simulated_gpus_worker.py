@@ -29,7 +29,8 @@ def model() -> nn.Module:
 
 def train(net: nn.Module, name: str, *, graph: bool = False) -> None:
     """Train; with `graph`, capture the second step as a CUDA graph, and replay it from then on."""
-    torch.manual_seed(100 + dist.get_rank())
+    torch.manual_seed(100 + dist.get_rank())  # of both devices: the model's device draws the dropout
+    data = torch.Generator().manual_seed(200 + dist.get_rank())
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     x = torch.empty(8, 16, device=device)
 
@@ -40,7 +41,7 @@ def train(net: nn.Module, name: str, *, graph: bool = False) -> None:
         return loss
 
     for step in range(5):
-        x.copy_(torch.randn(8, 16), non_blocking=True)
+        x.copy_(torch.randn(8, 16, generator=data), non_blocking=True)
         if not graph or step == 0:
             loss = compute()
         elif step == 1:

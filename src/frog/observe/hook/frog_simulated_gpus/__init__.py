@@ -68,9 +68,9 @@ def _simulate(count: int) -> None:
 
 
 def _patch_torch(count: int) -> None:
-    from . import cuda, distributed, kernels, streams, tensors
+    from . import cuda, distributed, kernels, placement, streams, tensors
 
-    tensors.Gpus.count = count
+    placement.Gpus.count = count
     tensors.patch_tensors()
     streams.patch_streams()
     streams.patch_graphs()

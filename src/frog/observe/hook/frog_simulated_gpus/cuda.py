@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from . import generators
+from .placement import Gpus
 from .replace import called_by_compiler, called_by_torch, refused, refused_class, replace, without_effect, wrap
-from .tensors import DeviceContext, Gpus, exchange_device, index_of, set_device
+from .tensors import DeviceContext, exchange_device, index_of, set_device
 
 NAME = "simulated GPU (CPU)"
 CAPABILITY = (8, 0)
@@ -63,30 +65,6 @@ def _name(device: Any = None) -> str:
     return NAME
 
 
-def _manual_seed(seed: int) -> None:
-    """Seed the CPU's generator, which draws all random numbers of a simulated GPU."""
-    torch.default_generator.manual_seed(int(seed))
-
-
-def _random_seed() -> None:
-    torch.default_generator.seed()
-
-
-def _get_rng_state(device: Any = "cuda") -> torch.Tensor:
-    index_of(device)
-    return torch.default_generator.get_state()
-
-
-def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
-    index_of(device)
-    torch.default_generator.set_state(new_state)
-
-
-def _set_rng_state_all(new_states: list[torch.Tensor]) -> None:
-    if new_states:
-        torch.default_generator.set_state(new_states[Gpus.current % len(new_states)])
-
-
 @contextlib.contextmanager
 def _device_of(tensor: Any) -> Iterator[None]:
     yield
@@ -128,19 +106,6 @@ _DEVICES: dict[str, Any] = {
 }
 """Functions about devices."""
 
-_RANDOM: dict[str, Any] = {
-    "manual_seed": _manual_seed,
-    "manual_seed_all": _manual_seed,
-    "seed": _random_seed,
-    "seed_all": _random_seed,
-    "initial_seed": lambda: torch.default_generator.initial_seed(),
-    "get_rng_state": _get_rng_state,
-    "get_rng_state_all": lambda: [_get_rng_state() for _ in range(Gpus.count)],
-    "set_rng_state": _set_rng_state,
-    "set_rng_state_all": _set_rng_state_all,
-}
-"""Functions about random numbers."""
-
 _REFUSED = (
     *(
         "CUDAPluggableAllocator",
@@ -159,16 +124,17 @@ _REFUSED = (
 
 def patch_cuda() -> None:
     """Replace the functions of torch.cuda."""
-    for name, new in (*_DEVICES.items(), *_RANDOM.items()):
+    for name, new in (*_DEVICES.items(), *generators.FUNCTIONS.items()):
         replace(torch.cuda, name, new)
-    for name, new in _RANDOM.items():
+    for name, new in generators.FUNCTIONS.items():
         replace(torch.cuda.random, name, new)
     for name in _REFUSED:
         kind = refused_class if isinstance(getattr(torch.cuda, name, None), type) else refused
         replace(torch.cuda, name, kind(f"torch.cuda.{name}"))
-    replace(torch.cuda, "default_generators", tuple([torch.default_generator] * Gpus.count))
+    replace(torch.cuda, "default_generators", tuple(generators.of_gpus))
     if torch.version.cuda is None:
         replace(torch.version, "cuda", CUDA_VERSION)
+    replace(torch.cuda, "_initialized", True)  # torch.utils.checkpoint asks before it keeps the random state
     _patch_nvtx_and_nccl()
 
 

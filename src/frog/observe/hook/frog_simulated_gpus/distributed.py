@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .placement import CPU
 from .replace import called_by_torch, count_ignored, note_rank, remark, wrap, wrap_everywhere
-from .tensors import CPU, is_gpu, real
+from .tensors import is_gpu, real
 
 Function = Callable[..., Any]
 

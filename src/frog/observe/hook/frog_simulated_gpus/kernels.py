@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import shutil
@@ -13,6 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from . import streams
+from .placement import first_place, paused, place_all
 from .replace import remark, replace, wrap, wrap_everywhere
 
 Function = Callable[..., Any]
@@ -161,7 +163,7 @@ def patch_flex_attention(module: ModuleType) -> None:
         repeats = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
         scores = query.float() @ key.float().transpose(-2, -1) * scale
-        indices = [torch.arange(size) for size in scores.shape]
+        indices = [torch.arange(size, device=query.device) for size in scores.shape]
         with TransformGetItemToIndex():
             changed = module._vmap_for_bhqkv(score_mod, prefix=(0,))(scores, *indices)
             kept = module._vmap_for_bhqkv(block_mask[-1], prefix=())(*indices)
@@ -198,8 +200,31 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     return compile_
 
 
+def _pause(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile and run a function without the mode that tags tensors; its results are where its arguments are."""
+
+    def __call__(self: Any, fn: Any) -> Any:
+        compiled = function(self, fn)
+        if not isinstance(compiled, FunctionType):
+            return compiled
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return compiled(*args, **kwargs)
+            with paused():
+                result = compiled(*args, **kwargs)
+            place_all(result, first_place((args, kwargs)))
+            return result
+
+        return call
+
+    return __call__
+
+
 def skip_frames(module: ModuleType) -> None:
-    """Keep torch's compiler out of the methods of streams and events."""
+    """Keep torch's compiler out of the methods of streams and events, and the mode out of compiled functions."""
+    wrap(module._TorchDynamoContext, "__call__", _pause)
     if not hasattr(module, "skip_code"):
         return
     for kind in (streams.Stream, streams.Event, streams.StreamContext):

@@ -134,7 +134,7 @@ def wrap_everywhere(owner: Any, makers: dict[str, Callable[[Callable[..., Any]],
                 setattr(module, name, new_of[id(value)])
 
 
-def called_by_torch(depth: int = 2, but: str = "-") -> bool:
+def called_by_torch(depth: int = 2, but: str | tuple[str, ...] = "-") -> bool:
     """Return True if the caller of the function that asks belongs to torch itself, which must see real devices."""
     module: str = sys._getframe(depth).f_globals.get("__name__", "")
     return module == "torch" or (module.startswith("torch.") and not module.startswith(but))

@@ -17,8 +17,10 @@ from torch.optim import optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from . import generators
+from .placement import Gpus, on_host
 from .replace import replace, wrap, wrap_everywhere
-from .tensors import Gpus, index_of, on_host
+from .tensors import index_of
 
 
 class Stream:
@@ -210,7 +212,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Callable[[], Any]] = []
-        self._random = torch.default_generator.get_state()
+        self._random = [(each, each.get_state()) for each in (torch.default_generator, *generators.of_gpus)]
         self._own: set[int] = set()
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
@@ -248,7 +250,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage.nbytes() == values.nbytes():
                 storage.copy_(values)
         self._before.clear()
-        torch.default_generator.set_state(self._random)
+        for generator, state in self._random:
+            generator.set_state(state)
 
 
 class CUDAGraph:
@@ -276,7 +279,7 @@ class CUDAGraph:
 
     def replay(self) -> None:
         """Compute the operations again."""
-        with torch.inference_mode(), torch._C._DisableAutocast():
+        with torch.inference_mode(), torch._C._DisableAutocast(), generators.drawing(Gpus.current):
             for call in self.recorder.calls:
                 call()
 

@@ -1,7 +1,8 @@
-"""Devices and tensors: every name of a simulated GPU means the CPU.
+"""Names of devices, and the functions that make and move tensors: each tensor gets its place (placement.py).
 
-A tensor that was made on the CPU on purpose carries a mark, `_on_host`; a tensor without it counts as one on the
-current GPU. So a copy between the two is a real copy, as with CUDA, and `tensor.cpu()` does not follow later updates.
+torch itself sees tensors of the CPU. A move between two places is a copy, as with CUDA, so `tensor.cpu()` does not
+follow later updates. In torch's own code the name of the CPU says nothing, because torch reads it from tensors of GPUs
+too; a tensor made there with this name has no place.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ from typing import Any
 import torch
 import torch.utils._device
 
+from . import generators
+from .generators import drawing
+from .placement import (
+    CPU,
+    HOST,
+    PINNED,
+    TAG,
+    Gpus,
+    Place,
+    called_by_mode,
+    device_at,
+    patch_placement,
+    place,
+    place_all,
+    place_of,
+)
 from .replace import called_by_torch, replace, wrap
-
-CPU = torch.device("cpu")
-
-
-class Gpus:
-    """The GPUs that this process sees, and its current one."""
-
-    count = 0
-    current = 0
 
 
 def invalid_ordinal() -> Exception:
@@ -103,7 +111,18 @@ _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "ran
 _NEW = ("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "new_tensor")
 _LEGACY = ("Float", "Double", "Half", "BFloat16", "Int", "Long", "Short", "Byte", "Char", "Bool")
 
-_device_of = torch.Tensor.device.__get__
+_raw_device_of = torch.Tensor.device.__get__
+
+
+def _device_of(tensor: Any) -> torch.device:
+    """Return a tensor's real device."""
+    with torch._C.DisableTorchFunction():
+        found: torch.device = _raw_device_of(tensor)
+    return found
+
+
+_DEVICE = torch.device
+_raw_to = torch.Tensor.to
 
 
 def patch_tensors() -> None:
@@ -113,20 +132,11 @@ def patch_tensors() -> None:
     _patch_attributes()
     _patch_contexts()
     _patch_legacy_types()
-    wrap(torch, "load", _load)
     wrap(torch._C._nn, "_parse_to", _parse_to)
+    _patch_files()
     _patch_classes()
-
-
-def on_host(tensor: Any) -> bool:
-    """Return True for a tensor that the program made on the CPU."""
-    return getattr(tensor, "_on_host", False) is True
-
-
-def _mark_host(result: Any) -> Any:
-    if type(result) is torch.Tensor:
-        result._on_host = True  # type: ignore[attr-defined]
-    return result
+    generators.patch_generators()
+    patch_placement()
 
 
 def _patch_constructors() -> None:
@@ -134,43 +144,112 @@ def _patch_constructors() -> None:
     for owner in (torch, torch.fft):
         for name in dir(owner):
             if id(getattr(owner, name)) in constructors:
-                wrap(owner, name, _constructor)
-    for name in (*_LIKE, "from_numpy"):
-        wrap(torch, name, _constructor if name == "from_numpy" else _with_device)
+                wrap(owner, name, _data_constructor if name in ("as_tensor", "asarray") else _constructor)
+    wrap(torch, "from_numpy", _constructor)
+    for name in _LIKE:
+        wrap(torch, name, _with_device)
     for name in _NEW:
         wrap(torch.Tensor, name, _with_device)
 
 
-def _translate(kwargs: dict[str, Any]) -> None:
+_CPU_IS_MEANT = (
+    *("torch.nn.modules.module", "torch.utils.data", "torch.utils.checkpoint", "torch.optim"),
+    *("torch.distributed._state_dict_utils", "torch.distributed.checkpoint.staging", "torch.amp.grad_scaler"),
+)
+"""Modules of torch in which the CPU's name comes from the program, or that read a tensor's place as a program does."""
+
+
+def _asked_place(device: Any, depth: int) -> Place:
+    """Return the place that an argument asks for: None where torch itself names the CPU."""
+    if is_gpu(device):
+        return index_of(device)
+    return None if called_by_torch(depth + 1, but=_CPU_IS_MEANT) else HOST
+
+
+def _is_cpu(device: Any) -> bool:
+    return device == "cpu" or (isinstance(device, _DEVICE) and device.type == "cpu")
+
+
+def _translate(kwargs: dict[str, Any]) -> bool:
+    """Replace the arguments that a CPU does not have; return True if the memory shall be pinned."""
     if kwargs.get("device") is not None:
         kwargs["device"] = real(kwargs["device"])
-    if kwargs.get("pin_memory"):
+    pinned = bool(kwargs.get("pin_memory"))
+    if pinned:
         kwargs["pin_memory"] = False
+    return pinned
 
 
 def _with_device(function: Function) -> Function:
-    """Make a function that takes `device` ignore which one it is."""
+    """Make a function that takes `device` put its result there, or with the tensor of its first argument."""
+    is_random = function.__name__.startswith("rand")
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        _translate(kwargs)
-        return function(*args, **kwargs)
+        if called_by_mode():
+            return function(*args, **kwargs)
+        device = kwargs.get("device")
+        pinned = _translate(kwargs)
+        if torch.compiler.is_compiling() or (device is None and not pinned):
+            return function(*args, **kwargs)
+        where = place_of(args[0]) if device is None else _asked_place(device, 2)
+        with drawing(where if is_random else None):
+            result = function(*args, **kwargs)
+        return _mark_pinned(place(result, where), pinned) if result.device.type in ("cpu", "cuda") else result
 
     return call
 
 
 def _constructor(function: Function) -> Function:
-    """Make a constructor mark its tensor if it is on the CPU by the program's will."""
+    """Make a constructor put its tensor on the device that is asked for, or on the default device."""
+    is_random = function.__name__.startswith("rand")
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if called_by_mode():
+            return function(*args, **kwargs)
         device = kwargs.get("device")
-        _translate(kwargs)
-        result = function(*args, **kwargs)
-        if torch.compiler.is_compiling() or called_by_torch():
-            return result
-        on_gpu = is_gpu(device) or (device is None and _gpu_by_default())
-        return result if on_gpu else _mark_host(result)
+        pinned = _translate(kwargs)
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        where = _asked_place(device, 2) if device is not None else _default_place()
+        if is_random and where is not None and where != HOST:
+            with drawing(where, kwargs.get("generator")):
+                result = function(*args, **kwargs)
+        else:
+            result = function(*args, **kwargs)
+        if device is None:
+            place_all(result, where)  # a tensor made from another one is already where that is
+        else:
+            place(result, where)
+        return _mark_pinned(result, True) if pinned else result
 
     return call
+
+
+def _data_constructor(function: Function) -> Function:
+    """Make `as_tensor` copy what changes its device, and share memory only on the CPU."""
+
+    def call(data: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+        if called_by_mode():
+            return function(data, dtype=dtype, device=device, **kwargs)
+        if torch.compiler.is_compiling():
+            return function(data, dtype=dtype, device=real(device), **kwargs)
+        where = _asked_place(device, 2) if device is not None else None
+        if isinstance(data, torch.Tensor):
+            result = function(data, dtype=dtype, **kwargs)
+            if device is None or where is None or where == place_of(result):
+                return result
+            return place(result.detach().clone() if result is data else result, where)
+        where = _default_place() if device is None else where
+        result = function(data, dtype=dtype, device=real(device), **kwargs)
+        return place(result if where in (HOST, None) else result.clone(), where)
+
+    return call
+
+
+def _mark_pinned(tensor: Any, pinned: bool) -> Any:
+    if pinned:
+        setattr(tensor.untyped_storage(), PINNED, True)
+    return tensor
 
 
 def _patch_methods() -> None:
@@ -178,112 +257,315 @@ def _patch_methods() -> None:
     wrap(torch.Tensor, "cuda", _cuda)
     wrap(torch.Tensor, "cpu", _cpu)
     wrap(torch.Tensor, "type", _type)
-    wrap(torch.Tensor, "pin_memory", lambda function: lambda self, *args: self)
+    wrap(torch.Tensor, "type_as", lambda function: lambda self, other: self.to(other.device, other.dtype))
+    wrap(torch.Tensor, "pin_memory", _pin_memory)
+    wrap(torch.Tensor, "is_pinned", _is_pinned)
     wrap(torch.Tensor, "record_stream", lambda function: lambda self, stream: None)
     wrap(torch.Tensor, "get_device", _get_device)
-    for storage in (torch.UntypedStorage, torch.TypedStorage):
-        wrap(storage, "cuda", lambda function: lambda self, *args, **kwargs: self)
-        wrap(storage, "pin_memory", lambda function: lambda self, *args: self)
+    _patch_storages()
 
 
 def _to(function: Function) -> Function:
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if called_by_mode():
+            return function(self, *args, **kwargs)
+        if args and isinstance(args[0], torch.Tensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
+        elif "other" in kwargs:
+            other = kwargs.pop("other")
+            kwargs["device"], kwargs["dtype"] = other.device, other.dtype
         device = kwargs["device"] if "device" in kwargs else args[0] if args else None
-        if not (is_gpu(device) or device == "cpu" or (isinstance(device, torch.device) and device.type == "cpu")):
+        if not (is_gpu(device) or _is_cpu(device)):
             return function(self, *args, **kwargs)
         if "device" in kwargs:
             kwargs["device"] = real(device)
         else:
             args = (real(device), *args[1:])
-        return _move(function, self, is_gpu(device), args, kwargs)
+        if torch.compiler.is_compiling() or _device_of(self).type != "cpu":
+            return function(self, *args, **kwargs)
+        return _move(function, self, _asked_place(device, 2), args, kwargs)
 
     return to
 
 
-def _move(function: Function, tensor: Any, to_gpu: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copy a tensor that changes sides between the CPU and the GPU, unless it is moved for torch's own use."""
-    if torch.compiler.is_compiling() or _device_of(tensor).type != "cpu" or called_by_torch(3):
+def _move(function: Function, tensor: Any, where: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Copy a tensor that changes its place; None is no place, as torch itself means it."""
+    if where is None or place_of(tensor) == where:
         return function(tensor, *args, **kwargs)
-    crosses = on_host(tensor) == to_gpu
-    result = function(tensor, *args, **kwargs, **({"copy": True} if crosses and "copy" not in kwargs else {}))
-    return result if to_gpu or result is tensor else _mark_host(result)
+    names = ("device", "dtype", "non_blocking", "copy")
+    kwargs.update(zip(names, args, strict=False))
+    kwargs["copy"] = True
+    return place(function(tensor, **kwargs), where)
 
 
 def _cuda(function: Function) -> Function:
     def cuda(
         self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
     ) -> Any:
-        index_of(device)
-        return self.to(torch.device("cuda"), non_blocking=non_blocking, memory_format=memory_format)
+        where = torch.device("cuda", index_of(device))
+        return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
 
     return cuda
 
 
 def _cpu(function: Function) -> Function:
     def cpu(self: Any, memory_format: Any = torch.preserve_format) -> Any:
-        return self.to("cpu", memory_format=memory_format)
+        if called_by_mode() or torch.compiler.is_compiling() or _device_of(self).type != "cpu":
+            return function(self, memory_format=memory_format)
+        where = _asked_place("cpu", 2)
+        return _move(_raw_to, self, where, (CPU,), {"memory_format": memory_format})
 
     return cpu
 
 
 def _type(function: Function) -> Function:
     def type_(self: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        if called_by_mode():
+            return function(self) if dtype is None else function(self, dtype, non_blocking, **kwargs)
         if dtype is None:
-            return function(self)
-        name = dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype
-        return function(self, name, non_blocking, **kwargs)
+            name: str = function(self)
+            return name if called_by_torch() or not self.is_cuda else name.replace("torch.", "torch.cuda.", 1)
+        if isinstance(dtype, LegacyType):
+            dtype = f"torch.{'cuda.' if dtype.of_gpu else ''}{dtype.__name__}"
+        if not isinstance(dtype, str):
+            return function(self, dtype, non_blocking, **kwargs)
+        moved = self.to("cuda" if dtype.startswith("torch.cuda.") else "cpu", non_blocking=non_blocking)
+        return function(moved, dtype.replace("torch.cuda.", "torch."), non_blocking, **kwargs)
 
     return type_
+
+
+def _pin_memory(function: Function) -> Function:
+    def pin_memory(self: Any, *args: Any) -> Any:
+        if called_by_mode():
+            return self
+        where = place_of(self)
+        if where is not None and where != HOST and not called_by_torch(but="torch.utils.data"):
+            raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+        if called_by_torch(but="torch.utils.data") or getattr(self.untyped_storage(), PINNED, False):
+            return self
+        return _mark_pinned(place(self.detach().clone(), HOST), True)
+
+    return pin_memory
+
+
+def _is_pinned(function: Function) -> Function:
+    def is_pinned(self: Any, *args: Any) -> bool:
+        return bool(getattr(self.untyped_storage(), PINNED, False))
+
+    return is_pinned
 
 
 def _get_device(function: Function) -> Function:
     def get_device(self: Any) -> int:
         index: int = function(self)
-        return index if called_by_torch() or on_host(self) or index >= 0 else Gpus.current
+        if index >= 0 or called_by_mode() or called_by_torch(but=_CPU_IS_MEANT):
+            return index
+        where = place_of(self)
+        return Gpus.current if where is None else where
 
     return get_device
 
 
+# ---- storages --------------------------------------------------------------------------------------------------------
+
+_storage_device_of = torch.UntypedStorage.device.__get__
+
+
+def _untyped(storage: Any) -> Any:
+    return getattr(storage, "_untyped_storage", storage)
+
+
+def _storage_place(storage: Any) -> Place:
+    return getattr(_untyped(storage), TAG, None)
+
+
+def _patch_storages() -> None:
+    """Give storages their places too: a move is a copy, and files keep the names of devices."""
+    kind = torch.UntypedStorage
+
+    def moved(self: Any, where: Place) -> Any:
+        if _storage_place(self) == where:
+            return self
+        new = kind(self.nbytes()).copy_(self)  # type: ignore[no-untyped-call]
+        setattr(new, TAG, where)
+        return new
+
+    def clone(self: Any) -> Any:
+        new = kind(self.nbytes()).copy_(self)  # type: ignore[no-untyped-call]
+        if _storage_place(self) is not None:
+            setattr(new, TAG, _storage_place(self))
+        return new
+
+    def pin_memory(self: Any, *args: Any) -> Any:
+        new = clone(self)
+        setattr(new, PINNED, True)
+        return new
+
+    def device(self: Any) -> torch.device:
+        found: torch.device = _storage_device_of(self)
+        return found if found.type != "cpu" or called_by_torch() else device_at(_storage_place(self))
+
+    replace(kind, "device", property(device))
+    replace(kind, "clone", clone)
+    replace(kind, "is_pinned", lambda self, *args: bool(getattr(self, PINNED, False)))
+    replace(kind, "pin_memory", pin_memory)
+    replace(kind, "cuda", lambda self, device=None, non_blocking=False: moved(self, index_of(device)))
+    wrap(
+        kind,
+        "cpu",
+        lambda function: lambda self: function(self) if called_by_torch(but=_CPU_IS_MEANT) else moved(self, HOST),
+    )
+    typed = torch.TypedStorage
+    replace(typed, "cuda", lambda self, device=None, non_blocking=False: self._new_wrapped_storage(
+        self._untyped_storage.cuda(device)))  # fmt: skip
+    replace(typed, "pin_memory", lambda self, *args: self._new_wrapped_storage(self._untyped_storage.pin_memory()))
+
+
+def _patch_files() -> None:
+    """Write the name of a tensor's device to files and to other processes, and read it."""
+    serialization = torch.serialization
+
+    def location_tag(function: Function) -> Function:
+        def call(storage: Any) -> Any:
+            where = _storage_place(storage)
+            return function(storage) if where is None or where == HOST else f"cuda:{where}"
+
+        return call
+
+    def default_restore_location(function: Function) -> Function:
+        def call(storage: Any, location: Any) -> Any:
+            if not str(location).startswith(("cuda", "cpu")):
+                return function(storage, location)
+            setattr(_untyped(storage), TAG, HOST if str(location) == "cpu" else index_of(str(location)))
+            return storage
+
+        return call
+
+    wrap(serialization, "location_tag", location_tag)
+    wrap(serialization, "default_restore_location", default_restore_location)
+    wrap(torch, "load", _load)
+    serialization.load = torch.load
+
+    from multiprocessing.reduction import ForkingPickler
+
+    import torch.multiprocessing.reductions as reductions
+
+    def reduce_tensor(tensor: Any) -> Any:
+        rebuild, args = reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+        return rebuild_at, (place_of(tensor), rebuild, args)
+
+    for tensor_type in (torch.Tensor, torch.nn.parameter.Parameter):
+        ForkingPickler.register(tensor_type, reduce_tensor)
+
+
+def rebuild_at(where: Place, rebuild: Function, args: tuple[Any, ...]) -> Any:
+    """Make a tensor that another process sent, at its place."""
+    return place(rebuild(*args), where)
+
+
+def _load(function: Function) -> Function:
+    """Check that the GPU exists; a storage that a program's own function returns without a move is on the CPU."""
+
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if callable(map_location) and not isinstance(map_location, dict):
+            chosen = map_location
+
+            def location(storage: Any, tag: str) -> Any:
+                setattr(_untyped(storage), TAG, HOST)
+                return chosen(storage, tag)
+
+            return function(f, location, *args, **kwargs)
+        for target in map_location.values() if isinstance(map_location, dict) else (map_location,):
+            real(target)
+        if type(map_location) is int:
+            map_location = torch.device("cuda", map_location)
+        return function(f, map_location, *args, **kwargs)
+
+    return load
+
+
+# ---- attributes ------------------------------------------------------------------------------------------------------
+
+
 def _patch_attributes() -> None:
-    """Let a program, but not torch itself, read `device` and `is_cuda` as on a GPU."""
-    is_cuda_of = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+    """Let a program, but not torch itself, read a tensor's place as its device."""
 
     def device(self: Any) -> torch.device:
         found: torch.device = _device_of(self)
-        if found.type != "cpu" or called_by_torch() or on_host(self):
+        if found.type != "cpu" or called_by_mode() or called_by_torch(but=_SEES_PLACES):
             return found
-        return torch.device("cuda", Gpus.current)
+        return device_at(place_of(self))
 
     def is_cuda(self: Any) -> bool:
-        if called_by_torch():
-            return bool(is_cuda_of(self))
-        return _device_of(self).type == "cpu" and not on_host(self)
+        if called_by_mode() or called_by_torch(but=_SEES_PLACES):
+            return _device_of(self).type == "cuda"
+        return _device_of(self).type == "cpu" and place_of(self) != HOST
+
+    def is_cpu(self: Any) -> bool:
+        if called_by_mode() or called_by_torch(but=_SEES_PLACES):
+            return _device_of(self).type == "cpu"
+        return _device_of(self).type == "cpu" and place_of(self) == HOST
 
     replace(torch.Tensor, "device", property(device))
     replace(torch.Tensor, "is_cuda", property(is_cuda))
+    replace(torch.Tensor, "is_cpu", property(is_cpu))
 
 
-def _gpu_by_default() -> bool:
-    """Return True inside `torch.set_default_device("cuda")` or `with torch.device("cuda")`."""
+_SEES_PLACES = ("torch.utils.checkpoint", "torch.optim", "torch._tensor_str", "torch.amp.grad_scaler")
+"""Modules of torch that see a tensor's place, as a program does."""
+
+
+def _default_place() -> Place:
+    """Return the place of a new tensor: the CPU, or a GPU inside `set_default_device("cuda")` or `with device`."""
     overrides: Any = torch.overrides
-    modes = overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else []
-    return next((mode.of_gpu for mode in reversed(modes) if hasattr(mode, "of_gpu")), False)
+    if torch._C._len_torch_function_stack() > 1:
+        for mode in reversed(overrides._get_current_function_mode_stack()):
+            if hasattr(mode, "of_device"):
+                return index_of(mode.of_device) if is_gpu(mode.of_device) else HOST
+    return HOST
 
 
 def _patch_contexts() -> None:
     def init(function: Function) -> Function:
         def __init__(self: Any, device: Any) -> None:
-            self.of_gpu = is_gpu(device)
+            self.of_device = device
             function(self, real(device))
 
         return __init__
 
+    def default_device(function: Function) -> Function:
+        def get_default_device() -> torch.device:
+            found: torch.device = function()
+            return device_at(_default_place()) if found.type == "cpu" else found
+
+        return get_default_device
+
     wrap(torch.utils._device.DeviceContext, "__init__", init)
+    wrap(torch, "get_default_device", default_device)
+
+
+class LegacyType(type):
+    """The type of `torch.FloatTensor` and `torch.cuda.FloatTensor`: names of a data type on a device."""
+
+    of_gpu: bool
+    original: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return place(cls.original(*args, **kwargs), Gpus.current if cls.of_gpu else HOST)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if not isinstance(instance, torch.Tensor) or instance.dtype != cls.original.dtype:
+            return False
+        return instance.is_cuda == cls.of_gpu
 
 
 def _patch_legacy_types() -> None:
     for kind in _LEGACY:
-        replace(torch.cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))
+        name = f"{kind}Tensor"
+        for owner, of_gpu in ((torch.cuda, True), (torch, False)):
+            names = {"of_gpu": of_gpu, "original": getattr(torch, name), "__module__": owner.__name__}
+            replace(owner, name, LegacyType(name, (), {**names, "dtype": getattr(torch, name).dtype}))
     wrap(
         torch,
         "set_default_tensor_type",
@@ -291,27 +573,6 @@ def _patch_legacy_types() -> None:
             lambda kind: function(kind.replace("torch.cuda.", "torch.") if isinstance(kind, str) else kind)
         ),
     )
-
-
-def _load(function: Function) -> Function:
-    """Make `torch.load` put every storage on the CPU."""
-
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if callable(map_location):
-            chosen = map_location
-
-            def location(storage: Any, tag: str) -> Any:
-                return chosen(storage, tag) or storage
-
-            return function(f, location, *args, **kwargs)
-        if isinstance(map_location, dict):
-            for target in map_location.values():
-                real(target)
-            return function(f, CPU, *args, **kwargs)
-        place = real(map_location) if map_location is not None else CPU
-        return function(f, place, *args, **kwargs)
-
-    return load
 
 
 def _parse_to(function: Function) -> Function:
@@ -352,4 +613,4 @@ def _patch_classes() -> None:
         return device("cuda", *args) if len(args) == 1 and type(args[0]) is int else device(*args, **kwargs)
 
     replace(torch, "device", _stand_in(device, make_device))
-    replace(torch, "Generator", _stand_in(generator, lambda device="cpu": generator(real(device))))
+    replace(torch, "Generator", _stand_in(generator, generators.make_generator))

@@ -1,0 +1,491 @@
+"""The device of each tensor: a tag on its storage, which views share, and a mode that gives results their tags.
+
+All memory is the CPU's. The tag is the index of a GPU, or HOST; the storage of a tensor that no intercepted call made
+has none (a gradient inside autograd, the output of a compiled function). Such a tensor may meet any other, and counts
+as one on the current GPU when a program asks. `Placement` sees every call of torch's functions that Python makes: it
+compares the tags of the arguments, raises CUDA's error where they differ, and tags the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.parameter import Parameter
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+HOST = -1
+TAG = "_frog_place"
+"""Attribute of a storage, or of a tensor without one: HOST or the index of a GPU."""
+PINNED = "_frog_pinned"
+
+Function = Callable[..., Any]
+Place = int | None
+_storage_of = torch.Tensor.untyped_storage
+_EXACT = (torch.Tensor, Parameter)
+
+
+class Gpus:
+    """The GPUs that this process sees, and its current one."""
+
+    count = 0
+    current = 0
+
+
+# ---- tags ------------------------------------------------------------------------------------------------------------
+
+
+def _tags(tensor: Any) -> dict[str, Any]:
+    """Return the attributes that hold a tensor's tag; must run where torch functions are not intercepted."""
+    try:
+        return _storage_of(tensor).__dict__
+    except Exception:  # sparse tensors and wrappers have no storage; the kinds of errors differ
+        functorch = torch._C._functorch
+        if functorch.is_functorch_wrapped_tensor(tensor):
+            return _tags(functorch.get_unwrapped(tensor))
+        found: dict[str, Any] = getattr(tensor, "__dict__", {})
+        return found
+
+
+def place_of(tensor: Any) -> Place:
+    """Return HOST, the index of a GPU, or None if the tensor has no tag."""
+    with torch._C.DisableTorchFunction():
+        return _tags(tensor).get(TAG)
+
+
+def place(tensor: Any, where: Place) -> Any:
+    """Tag a new tensor, and return it."""
+    if isinstance(tensor, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            if where is None:
+                _tags(tensor).pop(TAG, None)
+            else:
+                _tags(tensor)[TAG] = where
+    return tensor
+
+
+def place_all(results: Any, where: Place) -> None:
+    """Tag all tensors without a tag in tuples, lists and dictionaries."""
+    if where is None:
+        return
+    if isinstance(results, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            _tags(results).setdefault(TAG, where)
+    elif isinstance(results, (list, tuple)):
+        for result in results:
+            place_all(result, where)
+    elif isinstance(results, dict):
+        for result in results.values():
+            place_all(result, where)
+
+
+def first_place(values: Any) -> Place:
+    """Return the place of the first tensor with a tag in arguments, preferring GPUs."""
+    found = {where for _, where in _placed(values)}
+    return max(found) if found else None
+
+
+def on_host(tensor: Any) -> bool:
+    """Return True for a tensor on the CPU."""
+    return place_of(tensor) == HOST
+
+
+def device_at(where: Place) -> torch.device:
+    """Return the device that a program reads."""
+    return CPU if where == HOST else torch.device("cuda", Gpus.current if where is None else where)
+
+
+def name_of(where: int) -> str:
+    """Return the name of a device in an error."""
+    return "cpu" if where == HOST else f"cuda:{where}"
+
+
+# ---- tensors on different devices ------------------------------------------------------------------------------------
+
+
+def _placed(values: Any) -> Iterator[tuple[Any, int]]:
+    """Yield the tensors with a tag in nested arguments, each with its place."""
+    if isinstance(values, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            where = _tags(values).get(TAG)
+        if where is not None:
+            yield values, where
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _placed(value)
+    elif isinstance(values, dict):
+        yield from _placed(list(values.values()))
+
+
+_CHECKED = ("torch.nn.modules.", "torch.nn.functional", "torch.nn.init", "torch.functional")
+"""Modules of torch whose arguments are the program's; the rest of torch handles several devices itself."""
+
+
+_TRANSPARENT = (
+    __name__,
+    f"{__package__}.generators",
+    f"{__package__}.tensors",
+    f"{__package__}.kernels",
+    "torch.overrides",
+)
+
+
+def _caller_is_checked() -> bool:
+    """Return True if the program, or a module of a network, calls the function that the mode handles."""
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__") in _TRANSPARENT and frame.f_back is not None:
+        frame = frame.f_back
+    module: str = frame.f_globals.get("__name__", "")
+    if not (module == "torch" or module.startswith("torch.")) or module == "torch._tensor":
+        return True
+    return module.startswith(_CHECKED) and module != "torch.nn.modules.module"
+
+
+def _common_place(func: Any, args: Any, kwargs: Any) -> Place:
+    """Return the place of arguments on several devices, or raise CUDA's error if they may not meet."""
+    found = list(_placed((args, kwargs)))
+    allowed = func not in _STRICT
+    full = [where for tensor, where in found if not (allowed and where == HOST and tensor.dim() == 0)]
+    places = list(dict.fromkeys(full)) or [HOST]
+    if len(places) > 1 and func not in _MAY_MIX and _caller_is_checked():
+        places.sort(key=lambda where: where == HOST)
+        text = ", ".join(f"{name_of(where)} {tuple(tensor.shape)}" for tensor, where in found)
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{name_of(places[0])} and {name_of(places[1])}!\n"
+            f"(simulated GPUs: arguments of {getattr(func, '__name__', func)}: {text})"
+        )
+    return places[0]
+
+
+_STRICT: set[Any] = {
+    torch.cat,
+    torch.stack,
+    torch.index_select,
+    torch.Tensor.index_select,
+    torch.nn.functional.embedding,
+}
+"""Functions in which a tensor without dimensions on the CPU is not a number."""
+
+_MAY_MIX: set[Any] = set()
+"""Functions whose tensors may be on several devices."""
+
+
+def _fill_may_mix() -> None:
+    tensor = torch.Tensor
+    for name in ("copy_", "set_", "to", "type", "cuda", "cpu", "type_as", "__deepcopy__", "backward", "tensor_split"):
+        _MAY_MIX.add(getattr(tensor, name))
+    for name in ("register_hook", "is_set_to", "is_same_size", "_backward_hooks", "share_memory_", "map_", "map2_"):
+        _MAY_MIX.add(getattr(tensor, name, None))
+    for name in ("result_type", "can_cast", "tensor_split", "tensor", "as_tensor", "is_same_size", "ctc_loss"):
+        _MAY_MIX.add(getattr(torch, name, None))
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "_has_compatible_shallow_copy_type", "swap_tensors"):
+        _MAY_MIX.add(getattr(torch, name, None))
+    for name in dir(torch):
+        if name.startswith(("_foreach_", "_fused_", "_amp_")):
+            _MAY_MIX.add(getattr(torch, name))
+    _MAY_MIX.update((torch.nn.functional.ctc_loss, torch.autograd.backward, torch.autograd.grad))
+    _MAY_MIX.discard(None)
+
+
+# ---- the mode --------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+special: dict[Any, Handler] = {}
+"""Functions with rules of their own."""
+
+
+class Placement(TorchFunctionMode):
+    """Compares the places of arguments, and gives results theirs."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in special:
+            return special[func](func, args, kwargs)
+        return call(func, args, kwargs)
+
+
+def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a function whose arguments must be on one device, and tag what it returns."""
+    where: Place = None
+    for group in (args, kwargs.values()) if kwargs else (args,):
+        for arg in group:
+            kind = type(arg)
+            if kind in _EXACT:
+                try:
+                    found = _storage_of(arg).__dict__.get(TAG)
+                except Exception:
+                    found = _tags(arg).get(TAG)
+                if found != where and found is not None:
+                    if where is None:
+                        where = found
+                    else:
+                        where = _common_place(func, args, kwargs)
+                        return _tagged(func(*args, **kwargs), where)
+            elif kind is list or kind is tuple:
+                for item in arg:
+                    if type(item) in _EXACT:
+                        found = _tags(item).get(TAG)
+                        if found != where and found is not None:
+                            if where is None:
+                                where = found
+                            else:
+                                where = _common_place(func, args, kwargs)
+                                return _tagged(func(*args, **kwargs), where)
+    result = func(*args, **kwargs)
+    return result if where is None else _tagged(result, where)
+
+
+def _tagged(result: Any, where: Place) -> Any:
+    kind = type(result)
+    if kind in _EXACT:
+        try:
+            _storage_of(result).__dict__.setdefault(TAG, where)
+        except Exception:
+            _tags(result).setdefault(TAG, where)
+    elif kind is list or isinstance(result, tuple):
+        for item in result:
+            _tagged(item, where)
+    return result
+
+
+_MODES = (__name__, f"{__package__}.generators", "torch.utils._device")
+
+
+def called_by_mode() -> bool:
+    """Return True if the function that asks, a replacement, was called by a mode, which has found it by its name."""
+    return sys._getframe(2).f_globals.get("__name__") in _MODES
+
+
+class _Modes(threading.local):
+    """The mode of each thread."""
+
+    mode: Placement | None = None
+
+
+_modes = _Modes()
+
+
+def enter() -> None:
+    """Intercept this thread's calls from now on."""
+    if _modes.mode is None:
+        _modes.mode = Placement()
+        torch._C._push_on_torch_function_stack(_modes.mode)
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Leave this thread's calls alone inside a block, where torch compiles what it sees."""
+    stack: list[Any] = []
+    while torch._C._len_torch_function_stack():
+        stack.append(torch._C._pop_torch_function_stack())
+    for mode in reversed(stack):
+        if not isinstance(mode, Placement):
+            torch._C._push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        while torch._C._len_torch_function_stack():
+            torch._C._pop_torch_function_stack()
+        for mode in reversed(stack):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def _patch_threads() -> None:
+    begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def _bootstrap_inner(self: threading.Thread) -> None:
+        enter()
+        begin(self)
+
+    threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
+
+
+# ---- functions with rules of their own -------------------------------------------------------------------------------
+
+
+def _plain(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return _tagged_if_known(func(*args, **kwargs), _tags(args[0]).get(TAG))
+
+
+def _tagged_if_known(result: Any, where: Place) -> Any:
+    return result if where is None else _tagged(result, where)
+
+
+def _check_indices(tensor: Any, index: Any) -> None:
+    own = _tags(tensor).get(TAG)
+    if own is None or not _caller_is_checked():
+        return
+    for _, where in _placed(index if isinstance(index, (tuple, list)) else (index,)):
+        if where not in (HOST, own):
+            raise RuntimeError(
+                f"indices should be either on cpu or on the same device as the indexed tensor ({name_of(own)})"
+            )
+
+
+def _get_item(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    index = args[1]
+    if not isinstance(index, (int, slice, type(None))):
+        _check_indices(args[0], index)
+    return _view(func, args, kwargs)
+
+
+def _has_tensor(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) or (isinstance(index, (tuple, list)) and any(map(_has_tensor, index)))
+
+
+def _set_item(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Copy from any device for plain indices; with tensors as indices the values must be on the same device."""
+    tensor, index, value = args
+    if _has_tensor(index):
+        _check_indices(tensor, index)
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            _common_place(func, (tensor, value), {})
+    return func(*args, **kwargs)
+
+
+def _index_put(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    _check_indices(args[0], args[1] if len(args) > 1 else kwargs.get("indices"))
+    return _view(func, args, kwargs)
+
+
+def _set_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Refuse a gradient on another device, in CUDA's words."""
+    tensor, grad = args
+    if isinstance(grad, torch.Tensor):
+        own, other = _tags(tensor).get(TAG), _tags(grad).get(TAG)
+        if own is not None and other is not None and own != other and _caller_is_checked():
+            kinds = ["cpu" if where == HOST else "cuda" for where in (other, own)]
+            raise RuntimeError(
+                f"attempting to assign a gradient with device type '{kinds[0]}' to a tensor with device type "
+                f"'{kinds[1]}'. Please ensure that the gradient and the tensor are on the same device"
+            )
+    return func(*args)
+
+
+def _grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    result = func(*args, **kwargs)
+    inputs: Any = args[1] if len(args) > 1 else kwargs["inputs"]
+    inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    for value, given in zip(result, inputs, strict=True):
+        if type(given) in _EXACT:
+            place_all(value, _tags(given).get(TAG))
+    return result
+
+
+def _register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Tag the gradient that a hook receives."""
+    tensor, hook = args[0], args[1] if len(args) > 1 else kwargs["hook"]
+    where = _tags(tensor).get(TAG)
+
+    def placed(grad: Any) -> Any:
+        place_all(grad, where)
+        return hook(grad)
+
+    return func(tensor, placed)
+
+
+def _to_numpy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    where = _tags(args[0]).get(TAG)
+    if where is not None and where != HOST:
+        raise TypeError(
+            f"can't convert {name_of(where)} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+    return func(*args, **kwargs)
+
+
+def _from_data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Make a tensor from numbers: those of a list of tensors go to the CPU, a tensor's stay where they are."""
+    result = func(*args, **kwargs)
+    return _tagged_if_known(result, _tags(args[0]).get(TAG) if args and isinstance(args[0], torch.Tensor) else None)
+
+
+_PLAIN = (
+    *("shape", "dtype", "requires_grad", "is_leaf", "grad_fn", "ndim", "layout", "is_sparse", "is_meta", "device"),
+    *("is_cuda", "is_cpu", "is_quantized", "is_complex", "is_floating_point", "is_contiguous", "is_inference"),
+    *("dim", "size", "numel", "nelement", "stride", "storage_offset", "element_size", "data_ptr", "untyped_storage"),
+    *("type", "item", "tolist", "is_pinned", "_version", "output_nr", "itemsize", "nbytes", "retain_grad"),
+)
+"""Attributes and methods that return no tensor."""
+
+
+def _fill_special() -> None:
+    tensor: Any = torch.Tensor
+    for name in _PLAIN:
+        attribute = getattr(tensor, name, None)
+        if attribute is not None:
+            is_attribute = type(attribute).__name__ in ("getset_descriptor", "property")
+            special[attribute.__get__ if is_attribute else attribute] = _plain
+    for name in ("grad", "data"):
+        special[getattr(tensor, name).__get__] = lambda func, args, kwargs: _tagged_if_known(
+            func(*args), _tags(args[0]).get(TAG)
+        )
+    special.update(
+        {
+            tensor.grad.__set__: _set_grad,
+            tensor.data.__set__: _plain,
+            tensor.__getitem__: _get_item,
+            tensor.__setitem__: _set_item,
+            tensor.index_put_: _index_put,
+            tensor.index_put: _index_put,
+            tensor.register_hook: _register_hook,
+            tensor.numpy: _to_numpy,
+            tensor.__array__: _to_numpy,
+            torch.autograd.grad: _grad,
+            torch.device: _plain,
+            torch.tensor: _from_data,
+            torch.as_tensor: _from_data,
+        }
+    )
+    for name in ("tensor_split",):
+        special[getattr(tensor, name)] = special[getattr(torch, name)] = _view
+
+
+def _patch_engine() -> None:
+    """Run autograd with the mode, so that hooks, recomputed layers and functions of the program's own have it too."""
+    run = torch.autograd.graph._engine_run_backward
+
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._len_torch_function_stack():
+            return run(*args, **kwargs)
+        with Placement():
+            return run(*args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]
+
+
+def _patch_functions() -> None:
+    """Tag the gradients that a function of the program's own receives, if the inputs were parameters."""
+    kind = torch.autograd.function.BackwardCFunction
+    apply = kind.apply
+
+    def placed(self: Any, *args: Any) -> Any:
+        for node, _ in self.next_functions:
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                place_all(args, place_of(leaf))
+                break
+        return apply(self, *args)  # type: ignore[no-untyped-call]
+
+    kind.apply = placed  # type: ignore[method-assign]
+
+
+def patch_placement() -> None:
+    """Intercept the calls of this thread and of those that it starts."""
+    _fill_may_mix()
+    _fill_special()
+    _patch_threads()
+    _patch_engine()
+    _patch_functions()
+    enter()

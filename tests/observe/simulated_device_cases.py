@@ -1,0 +1,725 @@
+"""Small cases of tensors and devices with what CUDA gives, and operations to compare with torch's fake tensors.
+
+Each case is a few statements; the value of the last one, an expression, is compared as text. An error counts as its
+type and the first line of its message. In `OPERATIONS`, `g` and `h` are on the GPUs 0 and 1, `c` is on the CPU, `i` and
+`j` are indices on the CPU and on GPU 0, `z` has no dimensions and is on the CPU, `s` has none and is on GPU 0.
+"""
+
+MIXED = "RuntimeError: Expected all tensors to be on the same device, but "
+TWO = "found at least two devices, cuda:0 and cpu!"
+
+CASES = {
+    "constructor": (
+        "torch.ones(2).device, torch.ones(2, device='cuda').device",
+        "(device(type='cpu'), device(type='cuda', index=0))",
+    ),
+    "results on the CPU": (
+        "x = torch.ones(2)\nstr((x * 2).sum().device)",
+        "cpu",
+    ),
+    "results on a GPU": (
+        "x = torch.ones(2, device='cuda:1')\nstr((x * 2).sum().device)",
+        "cuda:1",
+    ),
+    "chain on the CPU": (
+        "g = torch.ones(3, device='cuda')\nstr(g.cpu().float().mul(2).device)",
+        "cpu",
+    ),
+    "new module": (
+        "str(next(nn.Linear(2, 2).parameters()).device)",
+        "cpu",
+    ),
+    "module moved back": (
+        "m = nn.Linear(2, 2)\nm.cuda(); m.cpu()\nstr(m.weight.device)",
+        "cpu",
+    ),
+    "module on a GPU": (
+        "m = nn.Linear(2, 2).to('cuda:1')\nstr([str(p.device) for p in m.parameters()])",
+        "['cuda:1', 'cuda:1']",
+    ),
+    "module made on a GPU": (
+        "str(nn.Linear(2, 2, device='cuda:1').weight.device)",
+        "cuda:1",
+    ),
+    "buffers move": (
+        "str(nn.BatchNorm1d(2).cuda().running_mean.device)",
+        "cuda:0",
+    ),
+    "deep copy": (
+        "import copy\nm = copy.deepcopy(nn.Linear(2, 2).to('cuda:1'))\nstr(m.weight.device)",
+        "cuda:1",
+    ),
+    "clone and detach": (
+        "x = torch.ones(2, device='cuda:1')\n"
+        "str([str(y.device) for y in (x.clone(), x.detach(), x[:1], x.view(2, 1))])",
+        "['cuda:1', 'cuda:1', 'cuda:1', 'cuda:1']",
+    ),
+    "empty_like": (
+        "x = torch.ones(2, device='cuda:1')\n"
+        "str([str(y.device) for y in (torch.empty_like(x), x.new_zeros(2), torch.zeros_like(torch"
+        ".ones(2)))])",
+        "['cuda:1', 'cuda:1', 'cpu']",
+    ),
+    "empty_like elsewhere": (
+        "str(torch.empty_like(torch.ones(2), device='cuda:1').device)",
+        "cuda:1",
+    ),
+    "current device": (
+        "torch.cuda.set_device(1)\nx = torch.ones(2, device='cuda')\ntorch.cuda.set_device(0)\nstr(x.device)",
+        "cuda:1",
+    ),
+    "inside torch.cuda.device": (
+        "with torch.cuda.device(1): x = torch.ones(2).cuda()\nstr(x.device)",
+        "cuda:1",
+    ),
+    "default device": (
+        "torch.set_default_device('cuda')\n"
+        "x = torch.ones(2)\n"
+        "d = torch.get_default_device()\n"
+        "torch.set_default_device(None)\n"
+        "str((str(x.device), str(d), str(torch.ones(2).device)))",
+        "('cuda:0', 'cuda:0', 'cpu')",
+    ),
+    "device context": (
+        "with torch.device('cuda:1'): m = nn.Linear(2, 2)\nstr(m.weight.device)",
+        "cuda:1",
+    ),
+    "gradient": (
+        "m = nn.Linear(2, 2).to('cuda:1')\n"
+        "m(torch.ones(1, 2, device='cuda:1')).sum().backward()\n"
+        "str(m.weight.grad.device)",
+        "cuda:1",
+    ),
+    "gradient on the CPU": (
+        "m = nn.Linear(2, 2)\nm(torch.ones(1, 2)).sum().backward()\nstr(m.weight.grad.device)",
+        "cpu",
+    ),
+    "autograd.grad": (
+        "x = torch.ones(2, device='cuda:1', requires_grad=True)\nstr(torch.autograd.grad(x.sum(), x)[0].device)",
+        "cuda:1",
+    ),
+    "gradient in a hook": (
+        "x = torch.ones(2, device='cuda:1', requires_grad=True)\n"
+        "seen = []\n"
+        "y = x * 2\n"
+        "y.register_hook(lambda grad: seen.append(str(grad.device)))\n"
+        "y.sum().backward()\n"
+        "str(seen)",
+        "['cuda:1']",
+    ),
+    "gradient in a hook on the CPU": (
+        "x = torch.ones(2, requires_grad=True)\n"
+        "seen = []\n"
+        "y = x * 2\n"
+        "y.register_hook(lambda grad: seen.append(str(grad.device)))\n"
+        "y.sum().backward()\n"
+        "str(seen)",
+        "['cpu']",
+    ),
+    "own function": (
+        "class Double(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x): ctx.save_for_backward(x); return x * 2\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, grad): seen.append((str(grad.device), str(ctx.saved_tensors[0].dev"
+        "ice))); return grad * 2\n"
+        "seen = []\n"
+        "x = torch.ones(2, requires_grad=True)\n"
+        "Double.apply(x).sum().backward()\n"
+        "str(seen)",
+        "[('cpu', 'cpu')]",
+    ),
+    "optimizer's state": (
+        "m = nn.Linear(2, 2).cuda()\n"
+        "o = torch.optim.Adam(m.parameters())\n"
+        "m(torch.ones(1, 2).cuda()).sum().backward(); o.step()\n"
+        "s = o.state[m.weight]\n"
+        "str((str(s['exp_avg'].device), str(s['step'].device)))",
+        "('cuda:0', 'cpu')",
+    ),
+    "optimizer's state on the CPU": (
+        "m = nn.Linear(2, 2)\n"
+        "o = torch.optim.Adam(m.parameters())\n"
+        "m(torch.ones(1, 2)).sum().backward(); o.step()\n"
+        "str(o.state[m.weight]['exp_avg'].device)",
+        "cpu",
+    ),
+    "optimizer's state loaded": (
+        "m = nn.Linear(2, 2)\n"
+        "o = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)\n"
+        "m(torch.ones(1, 2)).sum().backward(); o.step()\n"
+        "state = o.state_dict()\n"
+        "m = nn.Linear(2, 2).cuda()\n"
+        "o = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)\n"
+        "o.load_state_dict(state)\n"
+        "str(o.state[m.weight]['momentum_buffer'].device)",
+        "cuda:0",
+    ),
+    "load_state_dict keeps the device": (
+        "m = nn.Linear(2, 2).cuda()\nm.load_state_dict(nn.Linear(2, 2).state_dict())\nstr(m.weight.device)",
+        "cuda:0",
+    ),
+    "load_state_dict assign": (
+        "m = nn.Linear(2, 2).cuda()\n"
+        "m.load_state_dict(nn.Linear(2, 2).state_dict(), assign=True)\n"
+        "str(m.weight.device)",
+        "cpu",
+    ),
+    "data loader": (
+        "loader = torch.utils.data.DataLoader([torch.ones(2)] * 2, batch_size=2)\nstr(next(iter(loader)).device)",
+        "cpu",
+    ),
+    "data loader with workers": (
+        "loader = torch.utils.data.DataLoader([torch.ones(2)] * 2, batch_size=2, num_workers=1)\n"
+        "str(next(iter(loader)).device)",
+        "cpu",
+    ),
+    "data loader, pinned": (
+        "loader = torch.utils.data.DataLoader([torch.ones(2)] * 2, batch_size=2, pin_memory=True)"
+        "\n"
+        "x = next(iter(loader))\n"
+        "str((str(x.device), x.is_pinned()))",
+        "('cpu', True)",
+    ),
+    "from_numpy": (
+        "import numpy\nstr(torch.from_numpy(numpy.ones(2)).device)",
+        "cpu",
+    ),
+    "as_tensor": (
+        "str((str(torch.as_tensor([1]).device), str(torch.as_tensor([1], device='cuda').device), "
+        "str(torch.as_tensor(torch.ones(1, device='cuda:1')).device)))",
+        "('cpu', 'cuda:0', 'cuda:1')",
+    ),
+    "module to a GPU by number": (
+        "str(nn.Linear(2, 2).to(1).weight.device)",
+        "cuda:1",
+    ),
+    "to like another": (
+        "str(torch.ones(2).to(torch.ones(1, device='cuda:1')).device)",
+        "cuda:1",
+    ),
+    "type_as": (
+        "str(torch.ones(2).type_as(torch.ones(1, device='cuda:1')).device)",
+        "cuda:1",
+    ),
+    "type": (
+        "str((torch.ones(1).type(), torch.ones(1, device='cuda').type(), torch.ones(1, device='cuda').half().type()))",
+        "('torch.FloatTensor', 'torch.cuda.FloatTensor', 'torch.cuda.HalfTensor')",
+    ),
+    "get_device": (
+        "str((torch.ones(1).get_device(), torch.ones(1, device='cuda:1').get_device()))",
+        "(-1, 1)",
+    ),
+    "is_cuda": (
+        "str((torch.ones(1).is_cuda, torch.ones(1, device='cuda:1').is_cuda, torch.ones(1).is_cpu"
+        ", torch.ones(1, device='cuda').is_cpu))",
+        "(False, True, True, False)",
+    ),
+    "text of a tensor": (
+        "str((torch.ones(1), torch.ones(1, device='cuda:1')))",
+        "(tensor([1.]), tensor([1.], device='cuda:1'))",
+    ),
+    "parameter's data": (
+        "p = nn.Parameter(torch.ones(2))\np.data = p.data.to('cuda:1')\nstr(p.device)",
+        "cuda:1",
+    ),
+    "pipe of two GPUs": (
+        "a, b = nn.Linear(2, 2).to('cuda:0'), nn.Linear(2, 2).to('cuda:1')\n"
+        "y = b(a(torch.ones(1, 2, device='cuda:0')).to('cuda:1'))\n"
+        "y.sum().backward()\n"
+        "str((str(y.device), str(a.weight.grad.device), str(b.weight.grad.device)))",
+        "('cuda:1', 'cuda:0', 'cuda:1')",
+    ),
+    "thread": (
+        "import threading\n"
+        "seen = []\n"
+        "def work(): seen.append(str((torch.ones(1) + 1).device)); seen.append(str((torch.ones(1,"
+        " device='cuda:1') + 1).device))\n"
+        "t = threading.Thread(target=work); t.start(); t.join()\n"
+        "str(seen)",
+        "['cpu', 'cuda:1']",
+    ),
+    "compiled function": (
+        "f = torch.compile(lambda x: x * 2, backend='eager')\n"
+        "str((str(f(torch.ones(2, device='cuda:1')).device), str(f(torch.ones(2)).device)))",
+        "('cuda:1', 'cpu')",
+    ),
+    "checkpoint recomputes": (
+        "from torch.utils.checkpoint import checkpoint\n"
+        "x = torch.ones(200, device='cuda', requires_grad=True)\n"
+        "y = checkpoint(lambda x: nn.functional.dropout(x, 0.5) * x, x, use_reentrant=False)\n"
+        "kept = y.detach() != 0\n"
+        "y.sum().backward()\n"
+        "bool(((x.grad != 0) == kept).all())",
+        "True",
+    ),
+    "storage's device": (
+        "str((str(torch.ones(1).untyped_storage().device), str(torch.ones(1, device='cuda:1').unt"
+        "yped_storage().device)))",
+        "('cpu', 'cuda:1')",
+    ),
+    "tensor made from a GPU's number": (
+        "str(torch.tensor([1.0], device=1).device)",
+        "cuda:1",
+    ),
+    "functional transform": (
+        "str(torch.func.grad(lambda x: (x * x).sum())(torch.ones(2, device='cuda:1')).device)",
+        "cuda:1",
+    ),
+    "loop of a recurrent module": (
+        "y, (h, c) = nn.LSTM(2, 3).to('cuda:1')(torch.ones(4, 1, 2, device='cuda:1'))\n"
+        "str((str(y.device), str(h.device)))",
+        "('cuda:1', 'cuda:1')",
+    ),
+    "pickled": (
+        "import pickle\nstr(pickle.loads(pickle.dumps(torch.ones(2, device='cuda:1'))).device)",
+        "cuda:1",
+    ),
+    "saved and loaded": (
+        "import io\n"
+        "f = io.BytesIO()\n"
+        "torch.save({'g': torch.ones(2, device='cuda:1'), 'c': torch.ones(2)}, f)\n"
+        "def where(**options): f.seek(0); x = torch.load(f, **options); return str(x['g'].device)"
+        ", str(x['c'].device)\n"
+        "str([where(), where(map_location='cpu'), where(map_location='cuda:0'), where(map_locatio"
+        "n={'cuda:1': 'cuda:0'})])",
+        "[('cuda:1', 'cpu'), ('cpu', 'cpu'), ('cuda:0', 'cuda:0'), ('cuda:0', 'cpu')]",
+    ),
+    "loaded with a function": (
+        "import io\n"
+        "f = io.BytesIO()\n"
+        "torch.save([torch.ones(2, device='cuda:1'), torch.ones(2)], f); f.seek(0)\n"
+        "seen = []\n"
+        "x = torch.load(f, map_location=lambda storage, place: seen.append(place) or storage)\n"
+        "str((sorted(seen), str(x[0].device)))",
+        "(['cpu', 'cuda:1'], 'cpu')",
+    ),
+    "parameter list": (
+        "m = nn.ParameterList([torch.ones(2)]).cuda()\nstr(m[0].device)",
+        "cuda:0",
+    ),
+    "in place of another device": (
+        "g = torch.zeros(2, device='cuda:1')\ng.copy_(torch.ones(2))\nstr((str(g.device), g.tolist()))",
+        "('cuda:1', [1.0, 1.0])",
+    ),
+    "sent to a process": (
+        "import torch.multiprocessing as mp\n"
+        "q = mp.get_context('fork').SimpleQueue()\n"
+        "q.put(torch.ones(2)); q.put(torch.ones(2, device='cuda:1'))\n"
+        "str((str(q.get().device), str(q.get().device)))",
+        "('cpu', 'cuda:1')",
+    ),
+    "pinned buffer": (
+        "s = torch.empty(4, 8, pin_memory=True)\n"
+        "b = []\n"
+        "for step in range(4):\n"
+        "    s.fill_(step)\n"
+        "    b.append(s[:2].cuda(non_blocking=True))\n"
+        "str([int(x[0, 0]) for x in b])",
+        "[0, 1, 2, 3]",
+    ),
+    "slice moved": (
+        "x = torch.zeros(4)\ny = x[:2].cuda()\nx += 1\ny.tolist()",
+        "[0.0, 0.0]",
+    ),
+    "view moved": (
+        "x = torch.zeros(4)\ny = x.view(2, 2).to('cuda')\nx += 1\ny.tolist()",
+        "[[0.0, 0.0], [0.0, 0.0]]",
+    ),
+    "array moved": (
+        "import numpy\na = numpy.zeros(2)\ny = torch.from_numpy(a).cuda()\na += 1\ny.tolist()",
+        "[0.0, 0.0]",
+    ),
+    "array moved by as_tensor": (
+        "import numpy\na = numpy.zeros(2)\ny = torch.as_tensor(a, device='cuda')\na += 1\ny.tolist()",
+        "[0.0, 0.0]",
+    ),
+    "tensor moved by as_tensor": (
+        "x = torch.zeros(2)\ny = torch.as_tensor(x, device='cuda')\nx += 1\ny.tolist()",
+        "[0.0, 0.0]",
+    ),
+    "GPU to GPU": (
+        "w = torch.zeros(1, device='cuda:0')\ne = w.to('cuda:1')\ne += 1\nstr((w.item(), e.item()))",
+        "(0.0, 1.0)",
+    ),
+    "GPU to the same GPU": (
+        "w = torch.zeros(1, device='cuda:0')\nw.to('cuda:0') is w and w.cuda() is w and w.to('cuda') is w",
+        "True",
+    ),
+    "to the CPU": (
+        "w = torch.zeros(1, device='cuda:0')\nc = w.cpu()\nw += 1\nstr((c.item(), c.cpu() is c))",
+        "(0.0, True)",
+    ),
+    "cuda moves to the current GPU": (
+        "w = torch.zeros(1, device='cuda:1')\nstr(w.cuda().device)",
+        "cuda:0",
+    ),
+    "EMA of the weights": (
+        "w = torch.zeros(1, device='cuda:0')\n"
+        "ema = w.to('cuda:1'); w += 1; ema.mul_(0.5).add_(w.to('cuda:1'), alpha=0.5)\n"
+        "ema.item()",
+        "0.5",
+    ),
+    "parameter moved as data": (
+        "p = nn.Parameter(torch.zeros(2))\nq = p.detach().cuda()\nwith torch.no_grad(): p += 1\nq.tolist()",
+        "[0.0, 0.0]",
+    ),
+    "data loader's batch moved": (
+        "x = torch.zeros(2, 2)\n"
+        "b = next(iter(torch.utils.data.DataLoader(x, batch_size=None)))\n"
+        "y = b.cuda()\n"
+        "x += 1\n"
+        "y.tolist()",
+        "[0.0, 0.0]",
+    ),
+    "pin_memory is a copy": (
+        "x = torch.zeros(2)\n"
+        "p = x.pin_memory()\n"
+        "x += 1\n"
+        "str((p.tolist(), p.is_pinned(), x.is_pinned(), p.pin_memory() is p))",
+        "([0.0, 0.0], True, False, True)",
+    ),
+    "numpy of a host copy": (
+        "g = torch.zeros(2, device='cuda')\na = g.cpu().numpy()\ng += 1\na.tolist()",
+        "[0.0, 0.0]",
+    ),
+    "contiguous copy with a dtype": (
+        "x = torch.zeros(2)\ny = x.to('cuda', torch.float64)\nstr((y.dtype, str(y.device)))",
+        "(torch.float64, 'cuda:0')",
+    ),
+    "module copies its weights": (
+        "w = torch.zeros(2, 2)\n"
+        "m = nn.Linear(2, 2)\n"
+        "m.weight = nn.Parameter(w)\n"
+        "m.cuda()\n"
+        "w += 1\n"
+        "m.weight.sum().item()",
+        "0.0",
+    ),
+    "storage moved": (
+        "x = torch.zeros(2)\n"
+        "s = x.untyped_storage().cuda()\n"
+        "x += 1\n"
+        "str((str(s.device), torch.tensor([], device='cuda').set_(s).tolist()))",
+        "('cuda:0', [0.0, 0.0])",
+    ),
+    "model not moved": (
+        "m = nn.Linear(2, 2)\nm(torch.ones(1, 2, device='cuda'))",
+        MIXED + "…",
+    ),
+    "batch not moved": (
+        "m = nn.Linear(2, 2).cuda()\nm(torch.ones(1, 2))",
+        MIXED + "…",
+    ),
+    "target not moved": (
+        "x = torch.ones(2, 3, device='cuda')\nnn.functional.cross_entropy(x, torch.zeros(2, dtype=torch.long))",
+        MIXED + "…",
+    ),
+    "sum of two devices": (
+        "torch.ones(2, device='cuda') + torch.ones(2)",
+        MIXED + TWO,
+    ),
+    "sum of two GPUs": (
+        "torch.ones(2, device='cuda') + torch.ones(2, device='cuda:1')",
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devi"
+        "ces, cuda:0 and cuda:1!",
+    ),
+    "in place with another device": (
+        "x = torch.ones(2, device='cuda')\nx += torch.ones(2)",
+        MIXED + TWO,
+    ),
+    "buffer forgotten": (
+        "class M(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.scale = torch.ones(2)\n"
+        "        self.l = nn.Linear(2, 2)\n"
+        "    def forward(self, x): return self.l(x) * self.scale\n"
+        "M().cuda()(torch.ones(1, 2, device='cuda'))",
+        MIXED + TWO,
+    ),
+    "numpy of a GPU": (
+        "torch.ones(2, device='cuda').numpy()",
+        "TypeError: can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy th"
+        "e tensor to host memory first.",
+    ),
+    "numpy of a GPU, implicit": (
+        "import numpy\nnumpy.asarray(torch.ones(2, device='cuda:1'))",
+        "TypeError: can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu() to copy th"
+        "e tensor to host memory first.",
+    ),
+    "numpy of the CPU": (
+        "torch.ones(2).numpy().tolist()",
+        "[1.0, 1.0]",
+    ),
+    "index of a GPU for the CPU": (
+        "torch.ones(2)[torch.tensor([0], device='cuda')]",
+        "RuntimeError: indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+    ),
+    "index of the CPU for a GPU": (
+        "str(torch.ones(2, device='cuda:1')[torch.tensor([0])].device)",
+        "cuda:1",
+    ),
+    "mask of the CPU for a GPU": (
+        "str(torch.ones(2, device='cuda:1')[torch.tensor([True, False])].device)",
+        "cuda:1",
+    ),
+    "number of the CPU": (
+        "str((torch.ones(2, device='cuda:1') * torch.tensor(2.0)).device)",
+        "cuda:1",
+    ),
+    "number of a GPU on the CPU": (
+        "torch.ones(2) * torch.tensor(2.0, device='cuda')",
+        MIXED + TWO,
+    ),
+    "item of a GPU": (
+        "torch.ones(1, device='cuda:1').sum().item()",
+        "1.0",
+    ),
+    "assignment of a CPU tensor": (
+        "x = torch.zeros(2, device='cuda')\n"
+        "x[0] = torch.tensor(1.0)\n"
+        "x[:1] = torch.ones(1)\n"
+        "str((x.tolist(), str(x.device)))",
+        "([1.0, 0.0], 'cuda:0')",
+    ),
+    "cat of two devices": (
+        "torch.cat([torch.ones(2, device='cuda'), torch.ones(2)])",
+        MIXED + "…",
+    ),
+    "stack of two devices": (
+        "torch.stack([torch.ones(2, device='cuda'), torch.ones(2)])",
+        MIXED + "…",
+    ),
+    "embedding's index": (
+        "nn.Embedding(3, 2).cuda()(torch.tensor([0]))",
+        MIXED + "…",
+    ),
+    "position not on the device": (
+        "class M(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.e = nn.Embedding(4, 2)\n"
+        "    def forward(self, x): return self.e(torch.arange(x.shape[1]))\n"
+        "M().cuda()(torch.zeros(1, 3, dtype=torch.long, device='cuda'))",
+        MIXED + "…",
+    ),
+    "out on another device": (
+        "torch.add(torch.ones(2, device='cuda'), 1, out=torch.ones(2))",
+        MIXED + "…",
+    ),
+    "gradient of another device": (
+        "x = torch.ones(2, device='cuda')\nx.grad = torch.ones(2)",
+        "RuntimeError: attempting to assign a gradient with device type 'cpu' to a tensor with de"
+        "vice type 'cuda'. Please ensure that the gradient and the tensor are on the same device",
+    ),
+    "no GPU of this number": (
+        "torch.ones(2, device='cuda:2')",
+        "AcceleratorError: CUDA error: invalid device ordinal",
+    ),
+    "generator of the CPU for a GPU": (
+        "torch.rand(2, device='cuda', generator=torch.Generator())",
+        "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
+    ),
+    "pinning a GPU's tensor": (
+        "torch.ones(2, device='cuda').pin_memory()",
+        "RuntimeError: cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+    ),
+    "each device has its generator": (
+        "torch.manual_seed(0)\n"
+        "a = torch.rand(2)\n"
+        "torch.manual_seed(0)\n"
+        "torch.rand(9, device='cuda'); nn.functional.dropout(torch.ones(9, device='cuda:1'))\n"
+        "b = torch.rand(2)\n"
+        "torch.equal(a, b)",
+        "True",
+    ),
+    "GPUs have their generators": (
+        "torch.cuda.manual_seed_all(3)\n"
+        "a = torch.rand(2, device='cuda:1')\n"
+        "torch.cuda.manual_seed_all(3)\n"
+        "torch.rand(9, device='cuda:0')\n"
+        "b = torch.rand(2, device='cuda:1')\n"
+        "torch.equal(a, b)",
+        "True",
+    ),
+    "seed of the current GPU only": (
+        "torch.cuda.manual_seed_all(1)\n"
+        "a = torch.rand(2, device='cuda:1').cpu()\n"
+        "torch.cuda.manual_seed_all(1)\n"
+        "torch.cuda.manual_seed(5)\n"
+        "b = torch.rand(2, device='cuda:1').cpu()\n"
+        "torch.equal(a, b)",
+        "True",
+    ),
+    "seed does not touch the CPU": (
+        "torch.manual_seed(0)\n"
+        "a = torch.rand(2)\n"
+        "torch.manual_seed(0)\n"
+        "torch.cuda.manual_seed_all(7)\n"
+        "torch.equal(a, torch.rand(2))",
+        "True",
+    ),
+    "seed of all": (
+        "torch.manual_seed(0)\n"
+        "a = torch.rand(2, device='cuda')\n"
+        "torch.manual_seed(0)\n"
+        "torch.equal(a, torch.rand(2, device='cuda'))",
+        "True",
+    ),
+    "random state": (
+        "s = torch.cuda.get_rng_state(1)\n"
+        "a = torch.rand(2, device='cuda:1')\n"
+        "torch.cuda.set_rng_state(s, 1)\n"
+        "torch.equal(a, torch.rand(2, device='cuda:1'))",
+        "True",
+    ),
+    "random in place": (
+        "torch.manual_seed(1)\n"
+        "a = torch.empty(3, device='cuda').normal_()\n"
+        "b = torch.rand(2)\n"
+        "torch.manual_seed(1)\n"
+        "torch.equal(b, torch.rand(2))",
+        "True",
+    ),
+    "generator's device": (
+        "str((str(torch.Generator('cuda').device), str(torch.Generator(device='cuda:1').device), "
+        "str(torch.Generator().device)))",
+        "('cuda:0', 'cuda:1', 'cpu')",
+    ),
+    "fork_rng": (
+        "torch.manual_seed(0)\n"
+        "a = torch.rand(2, device='cuda')\n"
+        "torch.manual_seed(0)\n"
+        "with torch.random.fork_rng(): torch.rand(5, device='cuda')\n"
+        "torch.equal(a, torch.rand(2, device='cuda'))",
+        "True",
+    ),
+}
+"""By name: the statements and the text that CUDA gives; … stands for the rest of a line."""
+
+OPERATIONS = (
+    "g + g",
+    "g + c",
+    "c + g",
+    "g + h",
+    "g + z",
+    "z + g",
+    "c + s",
+    "s + c",
+    "z + s",
+    "g * 2",
+    "g.mul_(c)",
+    "g.add_(z)",
+    "c.add_(s)",
+    "torch.where(g > 0, g, z)",
+    "torch.where(g > 0, g, c)",
+    "torch.where(c > 0, g, g)",
+    "torch.maximum(g, c)",
+    "torch.lerp(g, c, 0.5)",
+    "torch.clamp(g, z)",
+    "torch.clamp(g, c)",
+    "g.masked_fill(c > 0, 1.0)",
+    "g.masked_fill(g > 0, z)",
+    "torch.addcmul(g, g, c)",
+    "g == c",
+    "torch.logical_and(g > 0, c > 0)",
+    "torch.pow(g, z)",
+    "torch.pow(z, g)",
+    "torch.atan2(g, h)",
+    "torch.isclose(g, c)",
+    "g @ g",
+    "g @ c",
+    "c @ g",
+    "torch.mm(g, h)",
+    "F.linear(g, g, c[0])",
+    "F.linear(g, c)",
+    "torch.einsum('ij,jk->ik', g, c)",
+    "torch.addmm(g, g, c)",
+    "torch.bmm(g[None], c[None])",
+    "torch.dot(g[0], c[0])",
+    "torch.outer(g[0], c[0])",
+    "torch.baddbmm(g[None], g[None], g[None])",
+    "torch.cat([g, g])",
+    "torch.cat([g, c])",
+    "torch.stack([g, c])",
+    "torch.hstack([c, g])",
+    "torch.index_select(g, 0, i)",
+    "torch.index_select(g, 0, j)",
+    "torch.index_select(c, 0, j)",
+    "torch.gather(g, 0, i[:, None])",
+    "torch.take_along_dim(g, i[:, None], 0)",
+    "g.scatter(0, i[:, None], 1.0)",
+    "g.scatter_add(0, j[:, None], c)",
+    "g.index_add(0, j, c[:2])",
+    "F.embedding(i, g)",
+    "F.embedding(j, g)",
+    "F.embedding(j, c)",
+    "g.index_copy(0, i, g[:2])",
+    "torch.take(g, i)",
+    "torch.isin(j, i)",
+    "g.sum()",
+    "g.max(0)[1]",
+    "torch.topk(g, 2)[1]",
+    "torch.argmax(c)",
+    "torch.sort(g)[0]",
+    "g.nonzero()",
+    "torch.arange(3)",
+    "g > 0",
+    "torch.arange(3, device='cuda:1')",
+    "g.unbind(0)[1]",
+    "torch.split(g, 2)[0]",
+    "torch.chunk(c, 2)[0]",
+    "g.T",
+    "g.expand(2, 4, 4)",
+    "torch.zeros_like(g)",
+    "g.new_ones(2)",
+    "c.new_ones(2, device='cuda:1')",
+    "torch.empty_like(c)",
+    "torch.full((2,), 1.0, device='cuda')",
+    "torch.broadcast_to(g, (2, 4, 4))",
+    "torch.tril(g)",
+    "torch.linspace(0, 1, 3)",
+    "g.half()",
+    "g.to(c)",
+    "c.to(h)",
+    "g.type_as(c)",
+    "g.to('cpu')",
+    "g.to('cuda:1')",
+    "g.cpu().to(torch.float64)",
+    "c.to(torch.float64)",
+    "torch.eye(2, device='cuda')",
+    "g.copy_(c)",
+    "torch.bernoulli(g)",
+    "torch.multinomial(g, 1)",
+    "torch.randn_like(h)",
+    "torch.cumsum(g, 0)",
+    "torch.tensor([1.0, 2.0])",
+    "F.softmax(g, -1)",
+    "F.layer_norm(g, (4,), g[0], c[0])",
+    "F.layer_norm(g, (4,), g[0], g[0])",
+    "F.cross_entropy(g, j4)",
+    "F.cross_entropy(g, i4)",
+    "F.mse_loss(g, c)",
+    "F.mse_loss(g, g)",
+    "F.nll_loss(g, i4)",
+    "F.binary_cross_entropy_with_logits(g, c)",
+    "F.dropout(g)",
+    "F.gelu(c)",
+    "F.conv1d(g[None], g[:, :, None], c[0])",
+    "F.conv1d(g[None], c[:, :, None])",
+    "F.conv1d(g[None], g[:, :, None], g[0])",
+    "F.pad(g, (1, 1))",
+    "F.scaled_dot_product_attention(g[None], g[None], c[None])",
+    "F.scaled_dot_product_attention(g[None], g[None], g[None])",
+    "F.batch_norm(g, c[0], c[1], training=True)",
+    "F.batch_norm(g, g[0], g[1], training=True)",
+    "F.kl_div(g, c)",
+    "F.cosine_similarity(g, c)",
+    "F.prelu(g, c[0, :1])",
+    "F.rms_norm(g, (4,), c[0])",
+    "F.group_norm(g, 2, g[0])",
+    "F.one_hot(j)",
+    "F.interpolate(g[None], 2)",
+)
+"""Expressions to compare with torch's fake tensors."""
