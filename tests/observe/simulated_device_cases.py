@@ -595,6 +595,22 @@ CASES = {
         "torch.equal(a, torch.rand(2, device='cuda'))",
         "True",
     ),
+    "statistics of memory": (
+        "m = torch.cuda.memory_stats()\n"
+        "str([m[name] >= 0 for name in ('active.all.peak', 'segment.all.current', 'allocation.all.current')])",
+        "[True, True, True]",
+    ),
+    "versions of libraries": (
+        "cudnn = torch.backends.cudnn\n"
+        "str((cudnn.version() > 0, cudnn.is_available(), torch.backends.cuda.is_built()))",
+        "(True, True, True)",
+    ),
+    "ranges of profilers": (
+        "torch.cuda.profiler.start(); torch.cuda.profiler.stop()\n"
+        "with torch.autograd.profiler.emit_nvtx(): x = torch.ones(1, device='cuda') * 2\n"
+        "x.item()",
+        "2.0",
+    ),
 }
 """By name: the statements and the text that CUDA gives; … stands for the rest of a line."""
 

@@ -68,6 +68,18 @@ if kind == "cuda":
     gathered = torch.empty(dist.get_world_size() * 6, device=device)
     dist.all_gather_into_tensor(gathered, torch.full((2, 3), float(dist.get_rank()), device=device))
     assert gathered.tolist() == [0.0] * 6 + [1.0] * 6
+    gather, scatter = (
+        getattr(dist, name, old)  # torch 2.13 has new names
+        for name, old in (
+            ("all_gather_single", dist.all_gather_into_tensor),
+            ("reduce_scatter_single", dist.reduce_scatter_tensor),
+        )
+    )
+    gather(gathered, torch.full((3, 2), float(dist.get_rank()), device=device))
+    assert gathered.tolist() == [0.0] * 6 + [1.0] * 6
+    reduced = torch.empty(2, 1, device=device)
+    scatter(reduced, torch.ones(4, device=device), op=dist.ReduceOp.AVG, async_op=True).get_future().wait()
+    assert reduced.flatten().tolist() == [1.0, 1.0]
     wrapped = FullyShardedDataParallel(model(), sync_module_states=True, device_id=local_rank)
     wrapped(torch.ones(2, 16, device=device)).sum().backward()
     on_rank_0 = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)

@@ -27,6 +27,7 @@ CAPABILITY = (8, 0)
 """As an A100: bfloat16 and TF32, no fp8, so that programs choose neither fp8 nor kernels of newer GPUs."""
 NCCL_VERSION = (2, 27, 5)
 CUDA_VERSION = "12.8"
+CUDNN_VERSION = 91002
 
 
 def properties(device: Any = None) -> types.SimpleNamespace:
@@ -138,10 +139,21 @@ def patch_cuda() -> None:
     _patch_nvtx_and_nccl()
 
 
+def _emit_nvtx(*args: Any, **kwargs: Any) -> contextlib.nullcontext[None]:
+    without_effect("torch.autograd.profiler.emit_nvtx")()
+    return contextlib.nullcontext()
+
+
 def _patch_nvtx_and_nccl() -> None:
     nvtx, nccl = torch.cuda.nvtx, torch.cuda.nccl
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         replace(nvtx, name, without_effect(f"torch.cuda.nvtx.{name}", 0))
+    for name in ("start", "stop"):
+        replace(torch.cuda.profiler, name, without_effect(f"torch.cuda.profiler.{name}"))
+    replace(torch.autograd.profiler, "emit_nvtx", _emit_nvtx)
+    wrap(torch.backends.cudnn, "version", _unless_torch(lambda: CUDNN_VERSION))
+    wrap(torch.backends.cudnn, "is_available", _unless_torch(lambda: True))
+    wrap(torch.backends.cuda, "is_built", _unless_torch(lambda: True))
     replace(nccl, "version", lambda: NCCL_VERSION)
     replace(nccl, "is_available", lambda tensors: False)
 
@@ -254,6 +266,10 @@ def memory_stats(device: Any = None) -> OrderedDict[str, int]:
         for pool in ("all", "small_pool", "large_pool"):
             found[f"{kind}.{pool}.current"] = 0 if unused or pool == "small_pool" else now
             found[f"{kind}.{pool}.peak"] = 0 if unused or pool == "small_pool" else peak
+    for kind in ("active", "allocation", "segment", "inactive_split"):  # counts, which the process does not have
+        for pool in ("all", "small_pool", "large_pool"):
+            for figure in ("current", "peak", "allocated", "freed"):
+                found[f"{kind}.{pool}.{figure}"] = 0
     for event in ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free", "num_sync_all_streams"):
         found[event] = 0
     return found

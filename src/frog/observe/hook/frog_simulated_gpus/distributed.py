@@ -126,18 +126,30 @@ def _get_backend(function: Function) -> Function:
 def _flat(function: Function) -> Function:
     """Pass tensors without their shapes, which NCCL ignores and gloo compares."""
 
-    def call(output: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-        if output.is_contiguous() and input.is_contiguous():
-            output, input = output.view(-1), input.view(-1)
-        return function(output, input, *args, **kwargs)
+    names = list(inspect.signature(function).parameters)[:2]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [*args[:2], *(kwargs.pop(name) for name in names[len(args) :] if name in kwargs)]
+        if len(given) == 2 and all(tensor.is_contiguous() for tensor in given):
+            given = [tensor.view(-1) for tensor in given]
+        return function(*given, *args[2:], **kwargs)
 
     return call
 
 
-def _flat_unless_named(function: Function) -> Function:
-    """Make the same change if the tensors are positional arguments, as in most programs."""
-    flat = _flat(function)
-    return lambda *args, **kwargs: (flat if len(args) > 1 else function)(*args, **kwargs)
+def _get_future(function: Function) -> Function:
+    """Return a future that has finished where gloo has none."""
+
+    def get_future(self: Any) -> Any:
+        try:
+            return function(self)
+        except RuntimeError:
+            self.wait()
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            future.set_result([])
+            return future
+
+    return get_future
 
 
 def _mesh(function: Function) -> Function:
@@ -185,6 +197,10 @@ def _data_parallel(function: Function) -> Function:
     return __init__
 
 
+_FLAT = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single")
+"""Collectives of one tensor; the last two are the names since torch 2.13."""
+
+
 def patch_distributed() -> None:
     """Replace what torch.distributed knows about NCCL and GPUs."""
     if not dist.is_available():
@@ -199,14 +215,14 @@ def patch_distributed() -> None:
             "split_group": _split_group,
             "barrier": _barrier,
             "get_backend": _get_backend,
-            "all_gather_into_tensor": _flat_unless_named,
-            "reduce_scatter_tensor": _flat_unless_named,
+            **{name: _flat for name in _FLAT if hasattr(dist, name)},
             "is_nccl_available": lambda function: lambda: True,
         },
     )
     if not hasattr(dist, "ProcessGroupNCCL"):
         for module in (dist, dist.distributed_c10d):
             setattr(module, "ProcessGroupNCCL", ProcessGroupNCCL)  # noqa: B010
+    wrap(dist.Work, "get_future", _get_future)
     wrap_everywhere(dist.device_mesh, {"init_device_mesh": _mesh})
     wrap(dist.device_mesh.DeviceMesh, "__init__", _mesh_method)
     wrap(torch.nn.parallel.DistributedDataParallel, "__init__", _ddp)
