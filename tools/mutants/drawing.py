@@ -108,9 +108,10 @@ def find_places(source: str) -> dict[Position, list[tuple[str, int, int]]]:
     for node in ast_nodes(get_ast(source)):
         if node.type not in _TYPES and (node.type != "operator" or node.value not in _BINARY):
             continue
+        is_marker = node.parent.type in ("parameters", "lambdef")  # the star of `def f(*, x)`
         for name, operator in OPERATORS.items():
             for start, _ in operator.mutation_positions(node):
-                if not any(first <= start < last for first, last in excluded):
+                if not is_marker and not any(first <= start < last for first, last in excluded):
                     places.setdefault(start, []).append((name, counts[name], start[0]))
                 counts[name] += 1
     return places

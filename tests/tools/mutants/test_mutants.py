@@ -69,6 +69,10 @@ def test_an_operator_becomes_another_of_its_kind():
     assert changes("not a")["1:not"] == {"a"}
 
 
+def test_the_star_before_named_arguments_is_no_product():
+    assert changes("def scaled(x, *, by): return x * by").keys() == {"1:* b"}
+
+
 def test_a_seed_draws_the_same_mutants_and_each_place_once(tmp_path):
     room = tmp_path / "src/frog/pond"
     room.mkdir(parents=True)
