@@ -86,6 +86,20 @@ if kind == "cuda":
     with FullyShardedDataParallel.state_dict_type(wrapped, StateDictType.FULL_STATE_DICT, on_rank_0):
         saved = wrapped.state_dict()
     assert all(torch.equal(saved[name], value) for name, value in model().state_dict().items() if saved)
+    torch.manual_seed(3)
+    whole = torch.randn(4, 3, 5, device=device)
+    plain, normed = (nn.BatchNorm1d(3).to(device) for _ in range(2))
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(normed)
+    parallel = DistributedDataParallel(synced, device_ids=[local_rank])
+    own = whole[2 * local_rank : 2 * local_rank + 2].clone().requires_grad_()
+    whole.requires_grad_()
+    for net, x in ((plain, whole), (parallel, own)):
+        out = net(x)
+        (out * torch.arange(5, device=device)).square().sum().backward()
+    expected = whole.grad[2 * local_rank : 2 * local_rank + 2]
+    assert torch.allclose(own.grad, expected, atol=1e-4)
+    assert torch.allclose(synced.weight.grad * 2, plain.weight.grad, rtol=1e-4)
+    assert torch.allclose(synced.running_var, plain.running_var)
     torch.cuda.empty_cache()
     dist.barrier(device_ids=[local_rank])
 dist.destroy_process_group()

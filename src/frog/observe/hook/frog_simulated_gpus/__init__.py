@@ -68,7 +68,7 @@ def _simulate(count: int) -> None:
 
 
 def _patch_torch(count: int) -> None:
-    from . import cuda, distributed, kernels, placement, streams, tensors
+    from . import cuda, distributed, kernels, placement, streams, sync_batch_norm, tensors
 
     placement.Gpus.count = count
     tensors.patch_tensors()
@@ -80,6 +80,7 @@ def _patch_torch(count: int) -> None:
     kernels.patch_amp()
     distributed.patch_distributed()
     kernels.patch_attention()
+    sync_batch_norm.patch_sync_batch_norm()
     kernels.patch_compile()
 
 

@@ -226,6 +226,8 @@ def patch_distributed() -> None:
     wrap_everywhere(dist.device_mesh, {"init_device_mesh": _mesh})
     wrap(dist.device_mesh.DeviceMesh, "__init__", _mesh_method)
     wrap(torch.nn.parallel.DistributedDataParallel, "__init__", _ddp)
+    refused_on_cpu = "_passing_sync_batchnorm_handle"
+    wrap(torch.nn.parallel.DistributedDataParallel, refused_on_cpu, lambda function: lambda self, module: None)
     wrap(torch.nn.DataParallel, "__init__", _data_parallel)
 
 

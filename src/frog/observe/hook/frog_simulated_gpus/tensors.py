@@ -512,7 +512,13 @@ def _patch_attributes() -> None:
     replace(torch.Tensor, "is_cpu", property(is_cpu))
 
 
-_SEES_PLACES = ("torch.utils.checkpoint", "torch.optim", "torch._tensor_str", "torch.amp.grad_scaler")
+_SEES_PLACES = (
+    "torch.utils.checkpoint",
+    "torch.optim",
+    "torch._tensor_str",
+    "torch.amp.grad_scaler",
+    "torch.nn.modules.batchnorm",
+)
 """Modules of torch that see a tensor's place, as a program does."""
 
 
