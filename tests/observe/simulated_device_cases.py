@@ -611,6 +611,11 @@ CASES = {
         "x.item()",
         "2.0",
     ),
+    "package of GPU kernels": (
+        "import bitsandbytes",
+        "ModuleNotFoundError: No module named 'bitsandbytes' (simulated GPUs: its kernels need a real GPU; …",
+    ),
+    "package asked for": ("import importlib.util\nimportlib.util.find_spec('bitsandbytes')", "None"),
 }
 """By name: the statements and the text that CUDA gives; … stands for the rest of a line."""
 

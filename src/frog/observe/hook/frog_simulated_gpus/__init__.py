@@ -51,10 +51,12 @@ def _num_visible(visible: str, count: int | None = None) -> int:
 def _simulate(count: int) -> None:
     """Replace torch's functions for `count` simulated GPUs, now or when the program imports torch."""
     from .flash_attention import provide_flash_attention
+    from .gpu_packages import explain_gpu_packages
     from .replace import after_import, print_at_exit
 
     print_at_exit()
     provide_flash_attention()
+    explain_gpu_packages()
     after_import(
         {
             "torch": lambda module: _patch_torch(count),
