@@ -113,6 +113,9 @@ def explain(grade: Grade, documents: list[Any], said: list[str]) -> NoReturn:
         grade.reject("service-with-an-address", f"The Service's clusterIP is {found}: one address for {PODS} pods.")
     if part(container_of(documents), "resources", GPU) is not None:
         grade.reject("gpu-not-a-limit", f"{GPU} is next to requests and limits, not inside. {mistakes}")
+    request = part(container_of(documents), "resources", "requests", GPU)
+    if request is not None and str(request) != gpus_in_limits(documents):
+        grade.reject("gpu-not-a-limit", f"The container requests {request} of {GPU} without that limit. {mistakes}")
     kinds = [part(each, "kind") for each in documents]
     other_kinds = kinds.count("Job") != 1 or not KINDS.issuperset(kinds)
     grade.reject("unknown" if other_kinds else "not-a-manifest", f"{said[0]} {mistakes}")
