@@ -196,7 +196,7 @@ def choose_backend(requested: str, device: torch.device) -> Backend:
         if first not in (None, *BACKENDS):
             raise UsageError(f"FROG_BACKEND={first}: choose from {', '.join(BACKENDS)}", "unset FROG_BACKEND")
         by_preference = sorted(BACKENDS.values(), key=lambda backend: backend.name != first)
-        return next((candidate for candidate in by_preference if device.type in candidate.devices), BACKENDS["gloo"])
+        return next((found for found in by_preference if device.type in found.devices), BACKENDS["gloo"])
     backend = BACKENDS[requested]
     if device.type not in backend.devices:
         raise UsageError(
