@@ -31,8 +31,8 @@ from frog.core.config import ModelConfig, RunConfig, TrainConfig
 from frog.core.env import world_env
 from frog.core.errors import ConfigError
 from frog.plan.estimate.hardware import similar_gpu
-from frog.plan.estimate.model import PlannedModel, from_model_config
 from frog.plan.estimate.rows import planned_run
+from frog.plan.model import PlannedModel, from_model_config
 from frog.train.comm import World
 from frog.train.data import Batch
 from frog.train.hardware import peak_flops, peak_memory_bytes

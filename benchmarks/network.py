@@ -6,7 +6,7 @@
    throughput of the switch between 2 and 4 nodes that all send at the same time, without a rate limit.
 2. Collectives of gloo, as torch calls them, over links of several rates and delays. A time is measured from the last
    rank's start to the last rank's result (one machine has one clock). The formula is given for gloo's ring
-   (frog.plan.network: two delays per step) and for the textbook ring (one).
+   (frog.plan.links: two delays per step) and for the textbook ring (one).
 
 The constants are not fitted: alpha is the configured delay, beta is the rate minus the headers. The remaining time at
 4 KiB without delay is that of the programs themselves.
@@ -25,7 +25,7 @@ import sys
 import time
 
 from frog.launch.network import Link, Network, parse_network
-from frog.plan.network import collective_cost, payload_rate
+from frog.plan.links import collective_cost, payload_rate
 
 SIZES = (4096, 65536, 1 << 20, 4 << 20, 16 << 20)
 WORLDS = (([0, 1], "2 nodes"), ([0, 1, 2], "3 nodes"), ([0, 0, 1, 1], "2 nodes x 2 ranks"))

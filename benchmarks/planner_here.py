@@ -45,14 +45,13 @@ from frog.core.machine import keep_freed_memory, usable_cores
 from frog.core.processes import leave
 from frog.launch.network import Network, parse_network
 from frog.plan.estimate.hardware import find_cluster
+from frog.plan.links import SlowNetwork, payload_rate
 from frog.plan.machine.calibration import calibrate
 from frog.plan.machine.costs import Machine
-from frog.plan.machine.links import SlowNetwork
 from frog.plan.machine.machine_rank import Stage, measure_reference
 from frog.plan.machine.request import Request, quick
 from frog.plan.machine.step import PHASES, PhaseTime, predict_step, step_time
 from frog.plan.machine.world import worlds_of
-from frog.plan.network import payload_rate
 from frog.train.comm import Axis, World, join_world
 from frog.train.comm.axis import Silent
 from frog.train.data import Batch

@@ -48,8 +48,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.hardware import clusters
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.rows import planned_run
+from frog.plan.model import PlannedModel
 
 GIB = 2**30
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import clusters
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.requests import base_layout
 from frog.plan.estimate.sources import read_named_model
+from frog.plan.model import PlannedModel
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.grid import Grid, joined, layout_grid
 

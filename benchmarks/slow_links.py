@@ -4,7 +4,7 @@
 
 Two nodes of one rank each train the same model on the same number of samples in every run. For each run it prints:
 tokens/s, from the end of step 10 to the end of the last; per step, on average, the time in which rank 0 waited for
-collectives, their time according to the alpha-beta formula (frog.plan.network), and the bytes that the rank sent; and
+collectives, their time according to the alpha-beta formula (frog.plan.links), and the bytes that the rank sent; and
 the held-out loss at the end. Formula, bytes and losses are reproducible, even on a busy machine.
 
 "plain" is DiLoCo with an outer learning rate of 0.7, or 1, and no momentum; "frog" uses Frog's own collectives.
@@ -27,8 +27,7 @@ from frog.core.runs import RankEvents, read_run
 from frog.core.runs.event_schema import CollectiveEvent, EvalEvent, StepEvent
 from frog.core.runs.folder import RunFolder
 from frog.launch.network import Link, parse_network
-from frog.plan.flow import wire_bytes
-from frog.plan.network import collective_cost, payload_rate
+from frog.plan.links import collective_cost, payload_rate, wire_bytes
 
 ROOT = Path(__file__).parents[1]
 NETWORK = "rate=100mbit delay=50ms"

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from frog.plan.network import Cost, collective_cost, payload_rate
+from frog.plan.links import Cost, collective_cost, payload_rate
 
 MIB = 1 << 20
 

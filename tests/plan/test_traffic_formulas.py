@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
-from frog.plan.data_traffic import num_buckets, partition_vectors
-from frog.plan.flow import Flow, merge, wire_bytes
 from frog.plan.layout import Layout, UnitSizes, layer_unit
-from frog.plan.traffic import step_traffic
+from frog.plan.links import wire_bytes
+from frog.plan.traffic import Flow, merge, num_buckets, partition_vectors, step_traffic
 
 MODEL = ModelConfig(20, 8, 16, 3, 4, 2, 16)
 """A layer: q and o 64 each, k and v 32 each, three of 128; norms 8 each: 592. Embedding 160, last norm 8."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from frog.core.config import RunConfig
     from frog.launch.nodes import Nodes
     from frog.plan.estimate.hardware import Cluster
-    from frog.plan.machine.links import SlowNetwork
+    from frog.plan.links import SlowNetwork
     from frog.plan.machine.step import PhaseTime
 
 
@@ -21,8 +21,7 @@ def read_network(text: str, nodes: Nodes | int | None) -> SlowNetwork:
     from frog.core.errors import UsageError
     from frog.launch.network import parse_network
     from frog.launch.nodes import Nodes
-    from frog.plan.machine.links import SlowNetwork
-    from frog.plan.network import payload_rate
+    from frog.plan.links import SlowNetwork, payload_rate
 
     link = parse_network(text)
     if not isinstance(nodes, Nodes) or not nodes.several:

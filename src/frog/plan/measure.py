@@ -9,9 +9,9 @@ from frog.core.config import RunConfig
 from frog.core.runs import RankEvents
 from frog.core.runs.event_schema import CollectiveEvent
 from frog.core.runs.read import step_collectives
-from frog.plan.flow import Flow, wire_bytes
 from frog.plan.layout import FLOAT_BYTES, Layout
-from frog.plan.traffic import step_traffic
+from frog.plan.links import wire_bytes
+from frog.plan.traffic import Flow, step_traffic
 
 TOLERANCE = 0.01
 

@@ -15,9 +15,9 @@ from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
 from frog.observe.view.report import render_report
 from frog.plan.estimate.hardware import find_cluster
+from frog.plan.links import payload_rate
 from frog.plan.machine.measured import Row, comparison_lines, measured_phases, network_of
 from frog.plan.machine_command import compare_with_run
-from frog.plan.network import payload_rate
 
 PROFILE = """\
 source = "measured on a test's machine"

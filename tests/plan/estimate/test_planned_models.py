@@ -12,8 +12,8 @@ import torch
 from frog.core.config import load_run_config
 from frog.core.errors import ConfigError
 from frog.plan.estimate.architectures import _LLAMAS, model_of, read_model
-from frog.plan.estimate.model import PlannedModel, from_model_config
 from frog.plan.estimate.sources import read_named_model
+from frog.plan.model import PlannedModel, from_model_config
 
 ROOT = Path(__file__).parents[3]
 LLAMA_8B = {

@@ -9,8 +9,8 @@ import pytest
 from frog.plan.estimate.gpu_layout import PlannedLayout, Precision, Recompute, Traits
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.layer_time import Times
-from frog.plan.estimate.model import LatentAttention, PlannedModel
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.model import LatentAttention, PlannedModel
 
 MIXTURE = PlannedModel(
     16, 4096, 32, 8, 128, 14336, 128256, experts=64, experts_per_token=8, expert_ffn=2048, gated=True

@@ -14,10 +14,10 @@ import pytest
 from frog.plan.estimate.gpu_layout import PlannedLayout, Traits
 from frog.plan.estimate.gpu_memory import USABLE, layer_activations, loss_bytes, stage_activations, step_memory
 from frog.plan.estimate.hardware import clusters
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.predict import predict_row
 from frog.plan.estimate.rows import planned_run
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.model import PlannedModel
 
 LLAMA_8B = {
     "row_id": "llama3-8b",

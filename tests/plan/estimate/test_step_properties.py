@@ -13,8 +13,8 @@ from frog.plan.estimate.gpu_layout import PlannedLayout, Traits
 from frog.plan.estimate.gpu_memory import layer_activations, stage_activations, step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import Times
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.model import PlannedModel
 
 POWERS = st.sampled_from([1, 2, 4, 8])
 FLASH = Traits()

@@ -12,9 +12,8 @@ from test_machine_costs import calibration
 from frog.cli import main
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_run_config
 from frog.core.errors import ConfigError
-from frog.plan.machine.links import SlowNetwork
+from frog.plan.links import SlowNetwork, payload_rate
 from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, predict_step, step_time
-from frog.plan.network import payload_rate
 
 ROOT = Path(__file__).parents[3]
 CONFIG = RunConfig(

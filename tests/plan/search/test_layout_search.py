@@ -21,8 +21,8 @@ from frog.plan.estimate.gpu_layout import PlannedLayout, Traits
 from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import LayerModel, Passes
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.model import PlannedModel
 from frog.plan.search.best import Found, search, what_binds
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.files import time_limit

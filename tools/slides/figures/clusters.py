@@ -9,7 +9,7 @@ from pathlib import Path
 from draw import Figure, Plot, load
 
 from frog.launch.network import parse_network
-from frog.plan.network import collective_cost, payload_rate
+from frog.plan.links import collective_cost, payload_rate
 
 _RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 

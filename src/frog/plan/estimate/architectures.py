@@ -9,7 +9,7 @@ from typing import Any
 
 from frog.core.errors import ConfigError
 from frog.core.schema import decode, read_bounded
-from frog.plan.estimate.model import LatentAttention, PlannedModel
+from frog.plan.model import LatentAttention, PlannedModel
 
 _MOST = 10**8
 """Largest size: above it, a typing mistake."""

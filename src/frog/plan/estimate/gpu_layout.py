@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from frog.plan.estimate.model import PlannedModel
+from frog.plan.model import PlannedModel
 
 Recompute = Literal["none", "selective", "alternate", "full"]
 """Activation recomputation: only attention (selective), every second product (alternate), or the whole layer (full)."""

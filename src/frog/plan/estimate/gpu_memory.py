@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from frog.plan.estimate.gpu_layout import PlannedLayout
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.model import PlannedModel
 
 LOGIT_BYTES = 12
 """A logit in 16 bits, in float32, its softmax or gradient in float32, and that in 16 bits."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.gpu_links import Group, Links
 from frog.plan.estimate.kernels import Kernels
-from frog.plan.estimate.model import PlannedModel
+from frog.plan.model import PlannedModel
 
 _DENSE_KERNELS, _MOE_KERNELS = 22, 60
 """Kernels of a layer's forward pass in an eager implementation; about twice as many in the backward pass, which C++

@@ -9,10 +9,10 @@ from frog.core.errors import ConfigError, UsageError
 from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.gpu_memory import USABLE, step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.rows import PlannedRun, no_overlap, planned_run, precision_problem
 from frog.plan.estimate.sources import NamedModel
+from frog.plan.model import PlannedModel
 
 _BATCH_TOKENS = 4 * 2**20
 """Tokens of a step if nothing states them: the batch of Llama 3 and of other models of that size."""

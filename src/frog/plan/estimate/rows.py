@@ -16,9 +16,9 @@ from frog.plan.estimate.cells import Row, read_choice, read_number, read_real, r
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.gpu_layout import PlannedLayout, Precision, Recompute, Schedule, Traits
 from frog.plan.estimate.hardware import FAT_TREE, Cluster, default_cluster, fat_tree, similar_gpu
-from frog.plan.estimate.model import LatentAttention, PlannedModel
 from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.model import LatentAttention, PlannedModel
 
 
 @dataclass(frozen=True)

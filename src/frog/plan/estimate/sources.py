@@ -15,7 +15,7 @@ from frog.core.errors import ConfigError, UsageError
 from frog.core.schema import decode, read_bounded, shortened
 from frog.core.units import format_count
 from frog.plan.estimate.architectures import model_of, text_of
-from frog.plan.estimate.model import PlannedModel, from_model_config
+from frog.plan.model import PlannedModel, from_model_config
 
 _HINT = "name a run file (.toml), a config.json of Hugging Face transformers, or module:function"
 _BUILD_S = 300

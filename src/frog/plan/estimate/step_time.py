@@ -15,7 +15,7 @@ from frog.plan.estimate.gpu_links import Group, Links
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layer_time import LayerModel, Passes, Times
-from frog.plan.estimate.model import PlannedModel
+from frog.plan.model import PlannedModel
 
 OPTIMIZER_BYTES = 36
 """Adam's traffic per parameter: reads of gradient (twice, with its norm), weight and two moments in float32, writes of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from frog.plan.flow import wire_bytes
+from frog.plan.links import wire_bytes
 
 
 @dataclass(frozen=True)

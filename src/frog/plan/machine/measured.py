@@ -12,10 +12,9 @@ from frog.core.runs.history import History, Ints, RankHistory
 from frog.core.runs.launcher_schema import LaunchEvent
 from frog.core.runs.vocabulary import PHASES as SPANS
 from frog.core.runs.vocabulary import STEP_PHASES
+from frog.plan.links import SlowNetwork, payload_rate
 from frog.plan.machine.costs import Machine
-from frog.plan.machine.links import SlowNetwork
 from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, PhaseTime, predict_step, step_time
-from frog.plan.network import payload_rate
 
 OTHER = "data, events"
 _PHASE_OF = {"forward": PASSES, "backward": PASSES, "reduce": REDUCE, "optimize": OPTIMIZE, "zero": OPTIMIZE}

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 
 from frog.core.config import RunConfig
 from frog.core.errors import ConfigError
-from frog.plan.flow import Flow
 from frog.plan.layout import Layout
+from frog.plan.links import SlowNetwork
 from frog.plan.machine.costs import Machine
-from frog.plan.machine.links import SlowNetwork
 from frog.plan.machine.work import head_work, layer_work, optimizer_work
 from frog.plan.strategies import expected_bubble
-from frog.plan.traffic import step_traffic
+from frog.plan.traffic import Flow, step_traffic
 
 PASSES, REDUCE, OPTIMIZE = "forward, backward", "reduce", "optimize"
 PHASES = (PASSES, REDUCE, OPTIMIZE)

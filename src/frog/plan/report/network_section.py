@@ -12,7 +12,7 @@ import numpy as np
 from frog.core.runs import RecordedRun
 from frog.core.runs.history import History, RankHistory
 from frog.core.runs.launcher_schema import LauncherEndEvent, LaunchEvent, LinkFigures, LinkSettings
-from frog.plan.network import Cost, collective_cost, payload_rate
+from frog.plan.links import Cost, collective_cost, payload_rate
 
 _WHOLE = {"world": ("pp", "dp", "cp", "tp"), "data": ("dp", "cp"), "model": ("pp", "tp")}
 """Axes composed of others."""

@@ -12,9 +12,9 @@ from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.gpu_memory import USABLE, step_memory
 from frog.plan.estimate.hardware import Cluster, Gpu
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
+from frog.plan.model import PlannedModel
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.grid import ALL_ZEROS, Grid, joined, layout_grid
 

@@ -25,8 +25,8 @@ from frog.plan.estimate.gpu_memory import (
 )
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.layer_time import Passes
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.model import PlannedModel
 from frog.plan.search.grid import Column, Grid
 from frog.plan.search.sharing import Rows, Shared, shared_columns
 

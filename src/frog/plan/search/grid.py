@@ -10,7 +10,7 @@ import numpy as np
 
 from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import Cluster
-from frog.plan.estimate.model import PlannedModel
+from frog.plan.model import PlannedModel
 
 Column = Any
 """A numpy array with one number for each layout."""

@@ -16,8 +16,8 @@ from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.gpu_links import message_adapters, outside_share, ring_adapters
 from frog.plan.estimate.gpu_memory import state_bytes
 from frog.plan.estimate.hardware import Cluster
-from frog.plan.estimate.model import PlannedModel
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES
+from frog.plan.model import PlannedModel
 from frog.plan.search.grid import Column, Grid
 
 

@@ -12,8 +12,37 @@ a rank announces that it is about to receive, and only then does its neighbor se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from frog.core.units import count
+from frog.plan.layout import Layout
+
+_RING_SHARE: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1,
+    "reduce": lambda n: 1,
+    "send": lambda n: 1,
+    "send_recv": lambda n: 1,
+    "recv": lambda n: 0,
+    "barrier": lambda n: 0,
+}
+
+
+def wire_bytes(op: str, payload_bytes: float, axis_size: int) -> float:
+    """Return the bytes that leave one rank for a collective over `axis_size` ranks.
+
+    Units:   bytes. The payload is the full tensor, before or after, as in the events.
+    Assumes: ring algorithms, which send the minimum. All-reduce is reduce-scatter, then all-gather. In a broadcast
+             or a reduction to one rank, each rank forwards the whole tensor. An all-to-all keeps a rank's own slice.
+    Source:  Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+    """
+    return payload_bytes * _RING_SHARE[op](axis_size) if axis_size > 1 else 0.0
+
 
 _HEADER_BYTES = 52
 """Headers in a packet: IP, TCP, and TCP's time stamps."""
@@ -106,3 +135,51 @@ def _ring_delays(nodes: Sequence[int], num_steps: int, asks: bool) -> int:
         sent = [max(done[(place + 1) % n], asked[place]) for place in range(n)]
         done = [max(sent[place] + hop[place], sent[place - 1]) for place in range(n)]
     return max(done)
+
+
+_ALONG = {"data": ("dp", "cp"), "world": ("pp", "dp", "cp", "tp"), "tied": ("pp",)}
+"""Axes composed of others, or of a part of another one."""
+
+
+@dataclass(frozen=True)
+class SlowNetwork:
+    """The links between nodes, all alike, and the node of each rank."""
+
+    nodes: tuple[int, ...]
+    delay_s: float
+    """One way."""
+    bytes_per_s: float
+    """Payload."""
+
+    def __str__(self) -> str:
+        return (
+            f"{count(len(set(self.nodes)), 'node')}, a network of {self.bytes_per_s / 1e6:.3g} MB/s of payload, "
+            f"{1e3 * self.delay_s:g} ms one way"
+        )
+
+    def seconds(
+        self, op: str, num_bytes: float, axis: str, layout: Layout, num_messages: int = 1, in_flight: int = 1
+    ) -> float:
+        """Return the seconds of collectives on an axis, whose groups all communicate at once.
+
+        Those in flight at a time share the delays, but not the rate.
+        """
+        groups = self._groups(axis, layout)
+        if op == "send_recv":
+            crosses = any(len(set(nodes)) > 1 for nodes in groups)
+            cost: Cost | None = Cost(2, num_bytes) if crosses else None
+        else:
+            cost = collective_cost(op, num_bytes, groups)
+        if cost is None:
+            return 0.0
+        all_of_them = Cost(math.ceil(num_messages / in_flight) * cost.num_delays, num_messages * cost.link_bytes)
+        return all_of_them.seconds(self.delay_s, self.bytes_per_s)
+
+    def _groups(self, axis: str, layout: Layout) -> list[list[int]]:
+        """Return the nodes of the ranks in each group of an axis."""
+        along = _ALONG.get(axis, (axis,))
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank, node in enumerate(self.nodes):
+            place = Layout(layout.config, layout.world_size, rank).place
+            found.setdefault(tuple(at for name, at in place.items() if name not in along), []).append(node)
+        return list(found.values())
