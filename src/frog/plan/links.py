@@ -1,4 +1,4 @@
-"""The time of a collective over slow links between nodes: the alpha-beta formula.
+"""The time of a collective over links: the alpha-beta formula, for simulated nodes and for clusters.
 
 A message takes alpha (the delay of the link) and its bytes over beta (bytes that the link carries per second). Messages
 that wait for each other add their alphas; all bytes that go over one link share its beta:
@@ -8,6 +8,9 @@ that wait for each other add their alphas; all bytes that go over one link share
 In textbooks the ring all-reduce of B bytes by n nodes takes 2(n-1) steps, each of which sends B/n bytes:
 T = 2(n-1) alpha + 2(n-1)/n B / beta. For gloo's ring, which runs on CPUs, the formula has one difference:
 a rank announces that it is about to receive, and only then does its neighbor send. So each step costs two delays.
+
+`collective_cost` counts the messages of gloo's algorithms between nodes, whichever ranks these have. `SlowNetwork` is
+the network that `frog run` simulates, `Links` has the two kinds of links of a GPU cluster.
 """
 
 from __future__ import annotations
@@ -17,13 +20,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from frog.core.units import count
+from frog.plan.columns import Column, always, choose, least, log2, most
 from frog.plan.layout import Layout
 
-_RING_SHARE: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
+
+def ring_share(n: Column) -> Column:
+    """Return the part of a payload that each of n ranks passes on once around a ring: (n - 1) / n."""
+    return (n - 1) / n
+
+
+_SENT_SHARE: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * ring_share(n),
+    "all_gather": ring_share,
+    "reduce_scatter": ring_share,
+    "all_to_all": ring_share,
     "broadcast": lambda n: 1,
     "reduce": lambda n: 1,
     "send": lambda n: 1,
@@ -41,7 +51,7 @@ def wire_bytes(op: str, payload_bytes: float, axis_size: int) -> float:
              or a reduction to one rank, each rank forwards the whole tensor. An all-to-all keeps a rank's own slice.
     Source:  Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
-    return payload_bytes * _RING_SHARE[op](axis_size) if axis_size > 1 else 0.0
+    return payload_bytes * _SENT_SHARE[op](axis_size) if axis_size > 1 else 0.0
 
 
 _HEADER_BYTES = 52
@@ -113,7 +123,7 @@ def _messages(op: str, nodes: Sequence[int]) -> Iterable[tuple[int, int, float]]
     n = len(nodes)
     if op in ("all_reduce", "all_gather"):
         for place, node in enumerate(nodes):
-            yield nodes[(place + 1) % n], node, (n - 1) / n
+            yield nodes[(place + 1) % n], node, ring_share(n)
     else:
         for source in range(n):
             for target in range(n):
@@ -183,3 +193,154 @@ class SlowNetwork:
             place = Layout(layout.config, layout.world_size, rank).place
             found.setdefault(tuple(at for name, at in place.items() if name not in along), []).append(node)
         return list(found.values())
+
+
+# ---- a cluster's links -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that communicate: `size` of them, `stride` apart; both may be columns."""
+
+    size: Column
+    stride: Column
+
+    def inside(self, domain: int) -> Column:
+        """Return how many of its ranks share an NVLink domain."""
+        return most(1, least(self.size, domain // self.stride))
+
+
+@dataclass(frozen=True)
+class Links:
+    """The two kinds of links of a cluster: inside an NVLink domain, and between domains over a network.
+
+    A ring of n ranks passes (n - 1) / n of the data over its slowest link, and waits for n - 1 hops (Thakur et al.
+    2005; Hockney 1994). A group of ranks in one domain uses the links inside. A group over several domains is bounded
+    by the network: all groups with the same stride run at once, so each has the adapters of its own members.
+
+    A fat tree may be oversubscribed: the links above a leaf switch carry less than the nodes below it send. Nodes are
+    placed leaf by leaf, and a ring enters and leaves each leaf once, so the groups of a leaf share its links.
+
+    Groups and bytes may be columns.
+    """
+
+    link: float
+    """Bytes per second that a rank sends inside a domain."""
+    adapter: float
+    """Bytes per second that one rank's share of its node's adapters sends."""
+    link_latency_s: float
+    network_latency_s: float
+    domain: int
+    """Ranks of a domain."""
+    leaf: int | None = None
+    """Ranks below a leaf switch; None: the network has full bandwidth."""
+    oversubscription: float = 1.0
+
+    # ---- bandwidth and latency ---------------------------------------------------------------------------------------
+
+    def ring_network(self, group: Group) -> Column:
+        """Return the bytes per second between domains at the narrowest place of a ring.
+
+        A ring that leaves a domain has an adapter for each of its ranks inside. Above a leaf switch, each of its ranks
+        below the leaf brings the bandwidth of an adapter, divided by the oversubscription.
+        """
+        inside = group.inside(self.domain)
+        if self.leaf is None:
+            return inside * self.adapter
+        below = self.ranks_below_leaf(group)
+        adapters = choose(below >= group.size, inside, least(inside, below / self.oversubscription))
+        return adapters * self.adapter
+
+    def ranks_below_leaf(self, group: Group) -> Column:
+        """Return how many ranks of a group share a leaf switch; those of a domain count as such."""
+        if self.leaf is None:
+            return group.size
+        return most(group.inside(self.domain), least(group.size, self.leaf // group.stride))
+
+    def bandwidth(self, group: Group) -> Column:
+        """Return the bytes per second that a ring through the group moves past each rank."""
+        inside = group.inside(self.domain)
+        return choose(inside >= group.size, self.link, least(self.link, self.ring_network(group)))
+
+    def latency(self, group: Group) -> Column:
+        """Return the latency of a ring: one hop per rank inside a domain, and one per domain."""
+        inside = group.inside(self.domain)
+        domains = -(-group.size // inside)
+        return (inside - 1) * self.link_latency_s + (domains - 1) * self.network_latency_s
+
+    # ---- collectives -------------------------------------------------------------------------------------------------
+
+    def gather(self, num_bytes: Column, group: Group) -> Column:
+        """Return the seconds of an all-gather to, or a reduce-scatter of, `num_bytes` in total."""
+        if always(group.size < 2):
+            return 0.0 * group.size
+        return ring_share(group.size) * num_bytes / self.bandwidth(group) + self.latency(group)
+
+    def all_reduce(self, num_bytes: Column, group: Group) -> Column:
+        """Return the seconds of an all-reduce: a reduce-scatter, then an all-gather. The network's part is a tree.
+
+        The ranks of a node add up first, so that only one sum of each node enters the network, as in NCCL's trees.
+        """
+        if always(group.size < 2):
+            return 0.0 * group.size
+        inside = group.inside(self.domain)
+        domains = -(-group.size // inside)
+        hops = (inside - 1) * self.link_latency_s + log2(domains) * self.network_latency_s
+        slowest = most(ring_share(inside) / self.link, ring_share(domains) / self.ring_network(group))
+        return 2 * num_bytes * slowest + 2 * hops
+
+    def all_to_all(self, num_bytes: float, group: Group, copies: int = 1, most_domains: int = 0) -> float:
+        """Return the seconds in which each rank sends `num_bytes` in equal parts to all others.
+
+        They contain `copies` of each row, for random ranks: a domain gets a row once, and passes it on inside. At most
+        `most_domains` domains get it.
+        """
+        if group.size < 2:
+            return 0.0
+        inside = group.inside(self.domain)
+        part = num_bytes / group.size
+        domains = -(-group.size // inside)
+        distinct = domains * (1 - (1 - 1 / domains) ** copies)
+        distinct = (min(distinct, most_domains) if most_domains and copies > 1 else distinct) / copies
+        across = part * (group.size - inside) * distinct / self.adapter
+        above = part * (group.size - self.ranks_below_leaf(group)) * distinct / (self.adapter / self.oversubscription)
+        seconds = max(num_bytes * ring_share(inside) / self.link, across, above)
+        return float(seconds + self.link_latency_s + (group.size > inside) * self.network_latency_s)
+
+    # ---- messages between the stages of a pipeline -------------------------------------------------------------------
+
+    def send(self, num_bytes: Column, group: Group) -> Column:
+        """Return the mean seconds of a message to the next stage of a pipeline, while all ranks send one.
+
+        The mean, not the slowest: a pass crosses each boundary once when it fills or drains the pipeline, and then
+        stages at the edge of a domain wait for their messages while others compute longer.
+        """
+        outside = self.outside_share(group)
+        return (1 - outside) * self.send_inside(num_bytes) + outside * self.send_outside(num_bytes, group)
+
+    def send_inside(self, num_bytes: Column) -> Column:
+        """Return the seconds of a message inside a domain."""
+        return num_bytes / self.link + self.link_latency_s
+
+    def send_outside(self, num_bytes: Column, group: Group) -> Column:
+        """Return the seconds of a message to the next rank of the group, in another domain."""
+        return num_bytes / self.message_network(group) + self.network_latency_s
+
+    def message_network(self, group: Group) -> Column:
+        """Return the bytes per second that a message to the next rank of a group has between domains.
+
+        All ranks below a leaf send at once, `stride` of them to another leaf: these share the links above it.
+        """
+        if self.leaf is None:
+            return self.adapter
+        above = self.leaf / (least(group.stride, self.leaf) * self.oversubscription)
+        return choose(group.size * group.stride <= self.leaf, 1, least(1, above)) * self.adapter
+
+    def outside_share(self, group: Group) -> Column:
+        """Return the fraction of the messages between pipeline stages that leave a domain.
+
+        Each domain holds neighboring stages, and its last one sends to the next domain; with chunks, the last stage of
+        all sends to the first.
+        """
+        domains = -(-group.size // most(1, self.domain // group.stride))
+        return (domains > 1) * domains / group.size

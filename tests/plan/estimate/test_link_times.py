@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from frog.plan.estimate.constants import Constants
-from frog.plan.estimate.gpu_links import Group, Links
 from frog.plan.estimate.hardware import clusters
+from frog.plan.links import Group
 
 NO_LATENCY = replace(Constants(), link=1.0, network=1.0, link_latency_s=0.0, network_latency_s=0.0)
 H100 = clusters()["h100x8"]
-LINKS = Links(H100, NO_LATENCY)
+LINKS = H100.links(NO_LATENCY)
 GIGA = 1e9
 
 
@@ -50,7 +50,7 @@ def test_all_reduce_between_nodes_sends_only_the_sum_of_each(group: Group, secon
 
 
 def test_latency_counts_hops_inside_and_between_nodes() -> None:
-    links = Links(H100, replace(NO_LATENCY, link_latency_s=1.0, network_latency_s=100.0))
+    links = H100.links(replace(NO_LATENCY, link_latency_s=1.0, network_latency_s=100.0))
     assert links.latency(Group(8, 1)) == 7
     assert links.latency(Group(32, 1)) == 7 + 3 * 100
     assert links.all_reduce(0, Group(32, 1)) == 2 * (7 + 2 * 100), "a tree between nodes"
@@ -79,13 +79,13 @@ def test_rows_sent_once_to_a_node_take_less_time() -> None:
     ],
 )
 def test_groups_share_the_links_above_a_leaf_switch(group: Group, bytes_per_s: float) -> None:
-    links = Links(replace(H100, nodes_per_leaf=4, oversubscription=4.0), NO_LATENCY)
+    links = replace(H100, nodes_per_leaf=4, oversubscription=4.0).links(NO_LATENCY)
     assert links.bandwidth(group) == pytest.approx(bytes_per_s)
     assert links.gather(8e9, group) == pytest.approx((group.size - 1) / group.size * 8e9 / bytes_per_s)
 
 
 def test_messages_and_rows_share_the_links_above_a_leaf_switch() -> None:
-    links = Links(replace(H100, nodes_per_leaf=4, oversubscription=4.0), NO_LATENCY)
+    links = replace(H100, nodes_per_leaf=4, oversubscription=4.0).links(NO_LATENCY)
     assert links.send(1e9, Group(2, 4)) == LINKS.send(1e9, Group(2, 4))
     assert links.send(1e9, Group(4, 8)) == pytest.approx(1 / 50), "all four stages below one leaf switch"
     assert links.send(1e9, Group(2, 16)) == pytest.approx(1 / 50), "both stages below one leaf switch"
@@ -98,7 +98,7 @@ def test_messages_and_rows_share_the_links_above_a_leaf_switch() -> None:
 
 def test_leaf_smaller_than_an_nvlink_domain_limits_only_what_leaves_the_domain() -> None:
     gb200 = replace(clusters()["gb200-nvl72"], nodes_per_leaf=1, oversubscription=2.0)
-    links = Links(gb200, NO_LATENCY)
+    links = gb200.links(NO_LATENCY)
     assert links.bandwidth(Group(72, 1)) == gb200.gpu.link_bandwidth
     assert links.bandwidth(Group(4, 36)) == pytest.approx(2 * 50 * GIGA / 2)
 

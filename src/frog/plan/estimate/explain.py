@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frog.plan.estimate.budget import CHECKPOINT_BYTES, Budget, num_nodes
-from frog.plan.estimate.gpu_links import Group, message_adapters, ranks_below_leaf
 from frog.plan.estimate.gpu_memory import (
     ALLOCATOR_SHARE,
     CONTEXT_BYTES,
@@ -21,6 +20,7 @@ from frog.plan.estimate.gpu_memory import (
 from frog.plan.estimate.kernels import BLOCK
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel, idle_share
 from frog.plan.estimate.utilization import peak_flops, utilization
+from frog.plan.links import Group
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
         group = Group(layout.tp, 1)
         num_bytes = step.layers.stream_bytes
         seconds, latency = step.links.all_reduce(num_bytes, group), step.links.all_reduce(0, group)
-        inside, link = group.inside(step.cluster.nvlink_domain), step.links.link
+        inside, link = group.inside(step.links.domain), step.links.link
         moved, formula = f"({inside} - 1) / {inside} / {_n(link)}", "(n - 1)/n / link"
         if inside < group.size:
             domains, network = -(-group.size // inside), step.links.ring_network(group)
@@ -167,43 +167,40 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
 
 def _explain_fat_tree(step: StepModel) -> Iterator[Term]:
     """Yield the bandwidth of each group that leaves its NVLink domain, if the profile describes leaf switches."""
-    cluster, layout = step.cluster, step.layout
-    leaf, factor = cluster.gpus_per_leaf, cluster.oversubscription
+    links, layout = step.links, step.layout
+    leaf, factor = links.leaf, links.oversubscription
     if leaf is None:
         return
-    link = _n(cluster.gpu.link_bandwidth * step.constants.link / 1e9)
-    rate = cluster.network_bandwidth_per_gpu * step.constants.network / 1e9
-    adapter = _n(rate)
+    link, adapter = _n(links.link / 1e9), _n(links.adapter / 1e9)
     for what, group in step.rings.items():
-        inside = group.inside(cluster.nvlink_domain)
+        inside = group.inside(links.domain)
         if inside < group.size:
-            below = ranks_below_leaf(cluster, group.size, group.stride, inside)
+            below = links.ranks_below_leaf(group)
             leaves = below < group.size
             yield Term(
                 f"bandwidth of a {_RINGS[what]} ring",
                 "min(NVLink, ranks in a domain x adapter"
                 + (", ranks below a leaf x adapter / oversubscription)" if leaves else "); it stays below a leaf"),
                 f"min({link}, {inside} * {adapter}" + (f", {below} * {adapter} / {factor})" if leaves else ")"),
-                step.links.bandwidth(group) / 1e9,
+                links.bandwidth(group) / 1e9,
                 "GB/s",
             )
     stride = layout.tp * layout.cp * layout.dp
-    if layout.pp > 1 and layout.pp * stride > cluster.nvlink_domain:
+    if layout.pp > 1 and layout.pp * stride > links.domain:
         leaves = layout.pp * stride > leaf
         yield Term(
-            "bandwidth of a message between stages" + " on different nodes" * (stride < cluster.nvlink_domain),
+            "bandwidth of a message between stages" + " on different nodes" * (stride < links.domain),
             "adapter" + (" x min(1, GPUs below a leaf / (senders x oversubscription))" if leaves else ""),
             adapter + (f" * min(1, {leaf} / ({min(stride, leaf)} * {factor}))" if leaves else ""),
-            rate * float(message_adapters(cluster, layout.pp, stride)),
+            links.message_network(Group(layout.pp, stride)) / 1e9,
             "GB/s",
         )
-    inside = Group(layout.ep, 1).inside(cluster.nvlink_domain)
-    if ranks_below_leaf(cluster, layout.ep, 1, inside) < layout.ep:
+    if links.ranks_below_leaf(Group(layout.ep, 1)) < layout.ep:
         yield Term(
             "bandwidth of an all-to-all above a leaf",
             "adapter / oversubscription",
             f"{adapter} / {factor}",
-            rate / factor,
+            links.adapter / factor / 1e9,
             "GB/s",
         )
 

@@ -14,6 +14,8 @@ from frog.core.config.load import list_problems, unknown_keys
 from frog.core.errors import ConfigError
 from frog.core.schema import parse_toml, read_toml, shortened
 from frog.core.user_input import did_you_mean
+from frog.plan.estimate.constants import Constants
+from frog.plan.links import Links
 from frog.plan.machine.costs import Machine
 from frog.plan.machine.profile import read_machine
 from frog.plan.quantities import Price, parse_price, read_quantity
@@ -75,6 +77,18 @@ class Cluster:
     def gpus_per_leaf(self) -> int | None:
         """GPUs below one leaf switch."""
         return None if self.nodes_per_leaf is None else self.nodes_per_leaf * self.gpus_per_node
+
+    def links(self, constants: Constants) -> Links:
+        """Return the links as collectives use them, at the fitted parts of their data sheets' bandwidth."""
+        return Links(
+            self.gpu.link_bandwidth * constants.link,
+            self.network_bandwidth_per_gpu * constants.network,
+            constants.link_latency_s,
+            constants.network_latency_s,
+            self.nvlink_domain,
+            self.gpus_per_leaf,
+            self.oversubscription,
+        )
 
 
 @functools.cache

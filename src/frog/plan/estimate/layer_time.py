@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from frog.plan.estimate.gpu_layout import PlannedLayout
-from frog.plan.estimate.gpu_links import Group, Links
 from frog.plan.estimate.kernels import Kernels
+from frog.plan.links import Group, Links
 from frog.plan.model import PlannedModel
 
 _DENSE_KERNELS, _MOE_KERNELS = 22, 60
@@ -82,7 +82,7 @@ class LayerModel:
     def overlaps_experts(self) -> bool:
         """True if the experts' all-to-all runs next to another micro-batch."""
         traits, ep = self.layout.traits, self.layout.ep
-        far = Group(ep, 1).inside(self.links.cluster.nvlink_domain) < ep
+        far = Group(ep, 1).inside(self.links.domain) < ep
         return traits.overlaps_experts or (traits.overlaps_far_experts and far)
 
     @property
@@ -220,7 +220,7 @@ class LayerModel:
         model, layout, links = self.model, self.layout, self.links
         tensor = 2 * links.all_reduce(self.stream_bytes, Group(layout.tp, 1))
         if layout.traits.overlaps_tensor:
-            tensor -= min(links.constants.hidden_tensor * tensor, products) * (1 - self.overlap_cost)
+            tensor -= min(self.kernels.constants.hidden_tensor * tensor, products) * (1 - self.overlap_cost)
         keys_values = 2.0 * layout.tokens * 2 * model.kv_heads * model.head_dim / layout.tp
         ring = links.gather(keys_values * layout.cp, Group(layout.cp, layout.tp))
         context = max(ring / layout.cp, ring - attention)

@@ -11,10 +11,10 @@ from functools import cached_property
 
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.gpu_layout import PlannedLayout
-from frog.plan.estimate.gpu_links import Group, Links
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layer_time import LayerModel, Passes, Times
+from frog.plan.links import Group, Links
 from frog.plan.model import PlannedModel
 
 OPTIMIZER_BYTES = 36
@@ -61,7 +61,7 @@ class StepModel:
 
     @cached_property
     def links(self) -> Links:
-        return Links(self.cluster, self.constants)
+        return self.cluster.links(self.constants)
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -164,7 +164,7 @@ class StepModel:
         if layout.pp == 1:
             return 0.0
         num_bytes = 2.0 * layout.tokens * self.model.hidden / layout.tp
-        return 2 * layout.virtual_stages * self.links.send(num_bytes, self._groups["pp"])
+        return float(2 * layout.virtual_stages * self.links.send(num_bytes, self._groups["pp"]))
 
     # ---- data parallelism --------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from frog.plan.estimate.constants import Constants
 from frog.plan.estimate.gpu_layout import PlannedLayout
-from frog.plan.estimate.gpu_links import message_adapters, outside_share, ring_adapters
 from frog.plan.estimate.gpu_memory import state_bytes
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES
+from frog.plan.links import Group, Links
 from frog.plan.model import PlannedModel
 from frog.plan.search.grid import Column, Grid
 
@@ -87,7 +87,7 @@ class _Sharing:
             np.where(layers % grid.pp == 0, layers // grid.pp, 0),
             self.data_ranks,
             np.log2(num_nodes),
-            *self.links.send(grid.pp, grid.tp * grid.cp * grid.dp),
+            *self._messages(),
             *self._step_transfers(),
             *self._layer_transfers(),
             self._optimizer(),
@@ -97,8 +97,16 @@ class _Sharing:
         )
 
     @cached_property
-    def links(self) -> _Links:
-        return _Links(self.cluster, self.constants)
+    def links(self) -> Links:
+        return self.cluster.links(self.constants)
+
+    def _messages(self) -> tuple[Column, Column]:
+        """Return the mean seconds per byte and latency of a message between stages."""
+        grid, links = self.grid, self.links
+        group = Group(grid.pp, grid.tp * grid.cp * grid.dp)
+        outside = links.outside_share(group)
+        byte_s = (1 - outside) / links.link + outside / links.message_network(group)
+        return byte_s, (1 - outside) * links.link_latency_s + outside * links.network_latency_s
 
     @cached_property
     def data_ranks(self) -> Column:
@@ -133,22 +141,25 @@ class _Sharing:
         size, shard = self.data_ranks, self.shard
         split = (grid.zero > 0) & (shard == size)
         reduce = np.zeros(len(grid))
-        for numel, ranks, stride in ((shared, size, grid.tp), (experts, self.expert_ranks, grid.ep)):
+        for numel, group in ((shared, Group(size, grid.tp)), (experts, Group(self.expert_ranks, grid.ep))):
             num_bytes = traits.gradient_bytes * numel
-            once, twice = links.gather(num_bytes, ranks, stride), links.all_reduce(num_bytes, ranks, stride)
+            once, twice = (
+                links.gather(num_bytes, group),
+                links.all_reduce(num_bytes, group),
+            )
             reduce += np.where(numel > 0, np.where(split, once, twice), 0.0)
-        gathered = links.gather(self.base.gathered_bytes * shared, shard, grid.tp)
+        gathered = links.gather(self.base.gathered_bytes * shared, Group(shard, grid.tp))
         experts_bytes = self.base.gathered_bytes * experts
-        gathered += np.where(experts > 0, links.gather(experts_bytes, self.expert_ranks, grid.ep), 0.0)
+        gathered += np.where(experts > 0, links.gather(experts_bytes, Group(self.expert_ranks, grid.ep)), 0.0)
         return reduce, np.where(grid.zero > 0, gathered, 0.0)
 
     def _layer_transfers(self) -> tuple[Column, Column]:
         grid, links, size, shard = self.grid, self.links, self.data_ranks, self.shard
         gradient = self.base.traits.gradient_bytes
         each = sum(self.parameters) / self.heaviest_layers
-        gather = links.gather(self.base.gathered_bytes * each, shard, grid.tp)
-        reduce = links.gather(gradient * each, shard, grid.tp)
-        replicas = links.all_reduce(gradient * each / shard, size // shard, shard * grid.tp)
+        gather = links.gather(self.base.gathered_bytes * each, Group(shard, grid.tp))
+        reduce = links.gather(gradient * each, Group(shard, grid.tp))
+        replicas = links.all_reduce(gradient * each / shard, Group(size // shard, shard * grid.tp))
         return gather, reduce + np.where(shard < size, replicas, 0.0)
 
     def _optimizer(self) -> Column:
@@ -181,47 +192,3 @@ class _Sharing:
         moments = (2 * ends, 2 * ends + 2 * head + layer * (4 + each))
         at_loss, in_backward = (np.where(none, 0.0, np.where(keeps, stage, moment)) for moment in moments)
         return at_loss, in_backward
-
-
-@dataclass(frozen=True)
-class _Links:
-    """The formulas of `estimate/gpu_links.py`, on columns."""
-
-    cluster: Cluster
-    constants: Constants
-
-    def inside(self, size: Column, stride: Column) -> Column:
-        return np.maximum(1, np.minimum(size, self.cluster.nvlink_domain // stride))
-
-    def bandwidth(self, size: Column, stride: Column) -> Column:
-        inside = self.inside(size, stride)
-        link = self.cluster.gpu.link_bandwidth * self.constants.link
-        adapters = ring_adapters(self.cluster, size, stride, inside)
-        network = adapters * (self.cluster.network_bandwidth_per_gpu * self.constants.network)
-        return np.where(inside >= size, link, np.minimum(link, network))
-
-    def gather(self, num_bytes: Column, size: Column, stride: Column) -> Column:
-        inside = self.inside(size, stride)
-        domains = np.ceil(size / inside)
-        latency = (inside - 1) * self.constants.link_latency_s + (domains - 1) * self.constants.network_latency_s
-        seconds = (size - 1) / size * num_bytes / self.bandwidth(size, stride) + latency
-        return np.where(size < 2, 0.0, seconds)
-
-    def all_reduce(self, num_bytes: Column, size: Column, stride: Column) -> Column:
-        inside = self.inside(size, stride)
-        domains = np.ceil(size / inside)
-        hops = (inside - 1) * self.constants.link_latency_s + np.log2(domains) * self.constants.network_latency_s
-        link = self.cluster.gpu.link_bandwidth * self.constants.link
-        adapters = ring_adapters(self.cluster, size, stride, inside)
-        network = adapters * (self.cluster.network_bandwidth_per_gpu * self.constants.network)
-        moved = np.maximum((inside - 1) / inside / link, (domains - 1) / domains / network)
-        seconds = 2 * num_bytes * moved + 2 * hops
-        return np.where(size < 2, 0.0, seconds)
-
-    def send(self, size: Column, stride: Column) -> tuple[Column, Column]:
-        """Return the mean seconds per byte and latency of a message between stages."""
-        gpu, constants = self.cluster.gpu, self.constants
-        network = message_adapters(self.cluster, size, stride) * self.cluster.network_bandwidth_per_gpu
-        share = outside_share(self.cluster, size, stride)
-        byte_s = (1 - share) / (gpu.link_bandwidth * constants.link) + share / (network * constants.network)
-        return byte_s, (1 - share) * constants.link_latency_s + share * constants.network_latency_s

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from frog.core.errors import ConfigError
 from frog.core.runs.vocabulary import Phase
 from frog.plan.estimate.gpu_layout import PlannedLayout
-from frog.plan.estimate.gpu_links import Group
 from frog.plan.estimate.layer_time import Passes, Times
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel
+from frog.plan.links import Group
 from frog.train.parallel.schedules.schedule import Action, Kind, Schedule, make_schedule
 
 
