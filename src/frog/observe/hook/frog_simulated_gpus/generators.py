@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .placement import HOST, Gpus, Place, _common_place, _placed, _tagged, first_place, place, place_of, special
+from .placement import HOST, Gpus, Place, common_place, first_place, place, place_of, special, tagged_if_known
 
 _Generator = torch._C.Generator
 
@@ -75,20 +75,21 @@ _NN = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "featu
 
 
 def _random(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    where = first_place((args, kwargs))
-    if len({found for _, found in _placed((args, kwargs))}) > 1:
-        where = _common_place(func, args, kwargs)
+    where = _place_of_arguments(func, args, kwargs)
     with drawing(where, kwargs.get("generator")):
         result = func(*args, **kwargs)
-    return result if where is None else _tagged(result, where)
+    return tagged_if_known(result, where)
 
 
 def _attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("dropout_p") or len(args) > 4:
         return _random(func, args, kwargs)
-    where = _common_place(func, args, kwargs) if first_place((args, kwargs)) is not None else None
-    result = func(*args, **kwargs)
-    return result if where is None else _tagged(result, where)
+    where = _place_of_arguments(func, args, kwargs)
+    return tagged_if_known(func(*args, **kwargs), where)
+
+
+def _place_of_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> Place:
+    return common_place(func, args, kwargs) if first_place((args, kwargs)) is not None else None
 
 
 def _state(generator: Any) -> torch.Tensor:

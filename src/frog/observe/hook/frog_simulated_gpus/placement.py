@@ -146,7 +146,7 @@ def _caller_is_checked() -> bool:
     return module.startswith(_CHECKED) and module != "torch.nn.modules.module"
 
 
-def _common_place(func: Any, args: Any, kwargs: Any) -> Place:
+def common_place(func: Any, args: Any, kwargs: Any) -> Place:
     """Return the place of arguments on several devices, or raise CUDA's error if they may not meet."""
     found = list(_placed((args, kwargs)))
     allowed = func not in _STRICT
@@ -212,46 +212,50 @@ class Placement(TorchFunctionMode):
 
 def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a function whose arguments must be on one device, and tag what it returns."""
+    where = _only_place(args, kwargs)
+    if where == SEVERAL:
+        where = common_place(func, args, kwargs)
+    return tagged_if_known(func(*args, **kwargs), where)
+
+
+SEVERAL = -2
+"""Stands for more than one place."""
+
+
+def _only_place(args: Any, kwargs: dict[str, Any]) -> Place:
+    """Return the place of all arguments that have one, SEVERAL if these differ."""
     where: Place = None
     for group in (args, kwargs.values()) if kwargs else (args,):
         for arg in group:
             kind = type(arg)
             if kind in _EXACT:
-                try:
-                    found = _storage_of(arg).__dict__.get(TAG)
-                except Exception:
-                    found = _tags(arg).get(TAG)
-                if found != where and found is not None:
-                    if where is None:
-                        where = found
-                    else:
-                        where = _common_place(func, args, kwargs)
-                        return _tagged(func(*args, **kwargs), where)
+                tensors = (arg,)
             elif kind is list or kind is tuple:
-                for item in arg:
-                    if type(item) in _EXACT:
-                        found = _tags(item).get(TAG)
-                        if found != where and found is not None:
-                            if where is None:
-                                where = found
-                            else:
-                                where = _common_place(func, args, kwargs)
-                                return _tagged(func(*args, **kwargs), where)
-    result = func(*args, **kwargs)
-    return result if where is None else _tagged(result, where)
+                tensors = tuple(item for item in arg if type(item) in _EXACT)
+            else:
+                continue
+            for tensor in tensors:
+                found = _tags(tensor).get(TAG)
+                if found is not None and found != where:
+                    if where is not None:
+                        return SEVERAL
+                    where = found
+    return where
 
 
 def _tagged(result: Any, where: Place) -> Any:
     kind = type(result)
     if kind in _EXACT:
-        try:
-            _storage_of(result).__dict__.setdefault(TAG, where)
-        except Exception:
-            _tags(result).setdefault(TAG, where)
+        _tags(result).setdefault(TAG, where)
     elif kind is list or isinstance(result, tuple):
         for item in result:
             _tagged(item, where)
     return result
+
+
+def tagged_if_known(result: Any, where: Place) -> Any:
+    """Give tensors without a tag a place, if it is known; return them."""
+    return result if where is None else _tagged(result, where)
 
 
 _MODES = (__name__, f"{__package__}.generators", "torch.utils._device")
@@ -314,11 +318,7 @@ def _plain(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    return _tagged_if_known(func(*args, **kwargs), _tags(args[0]).get(TAG))
-
-
-def _tagged_if_known(result: Any, where: Place) -> Any:
-    return result if where is None else _tagged(result, where)
+    return tagged_if_known(func(*args, **kwargs), _tags(args[0]).get(TAG))
 
 
 def _check_indices(tensor: Any, index: Any) -> None:
@@ -349,7 +349,7 @@ def _set_item(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if _has_tensor(index):
         _check_indices(tensor, index)
         if isinstance(value, torch.Tensor) and value.dim() > 0:
-            _common_place(func, (tensor, value), {})
+            common_place(func, (tensor, value), {})
     return func(*args, **kwargs)
 
 
@@ -407,7 +407,7 @@ def _to_numpy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _from_data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Make a tensor from numbers: those of a list of tensors go to the CPU, a tensor's stay where they are."""
     result = func(*args, **kwargs)
-    return _tagged_if_known(result, _tags(args[0]).get(TAG) if args and isinstance(args[0], torch.Tensor) else None)
+    return tagged_if_known(result, _tags(args[0]).get(TAG) if args and isinstance(args[0], torch.Tensor) else None)
 
 
 _PLAIN = (
@@ -427,7 +427,7 @@ def _fill_special() -> None:
             is_attribute = type(attribute).__name__ in ("getset_descriptor", "property")
             special[attribute.__get__ if is_attribute else attribute] = _plain
     for name in ("grad", "data"):
-        special[getattr(tensor, name).__get__] = lambda func, args, kwargs: _tagged_if_known(
+        special[getattr(tensor, name).__get__] = lambda func, args, kwargs: tagged_if_known(
             func(*args), _tags(args[0]).get(TAG)
         )
     special.update(
@@ -447,8 +447,7 @@ def _fill_special() -> None:
             torch.as_tensor: _from_data,
         }
     )
-    for name in ("tensor_split",):
-        special[getattr(tensor, name)] = special[getattr(torch, name)] = _view
+    special[tensor.tensor_split] = special[torch.tensor_split] = _view
 
 
 def _patch_engine() -> None:
