@@ -43,7 +43,7 @@ def profile_program(program: Sequence[str], nproc: int, threads: int | None, aft
     before = _runs()
     try:
         code = run_world(nproc, program, options)
-    except FrogError as error:  # of the program: steps that it took before are still worth a page
+    except FrogError as error:  # the program failed: the steps before are still worth a page
         code, failed = error.exit_code, error
     new = _runs() - before
     page = write_page(RunFolder(max(new, key=lambda path: path.stat().st_mtime))) if new else ""

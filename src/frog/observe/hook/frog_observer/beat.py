@@ -48,7 +48,7 @@ class Beats:
         self._causes, self._memory = Causes(self._main), Memory()
         self._beating, self._over = _thread.allocate_lock(), False
         self._state, self._started_unix_ns = "running", time.time_ns()
-        self._answered = self._requested()[0]
+        self._answered = rank_files.read_request(place.requests)[0]
         self._samples = {"taken": 0, "in_collective": 0, "waiting": 0}
         self._lines: dict[str, int] = {}
         self._joined = False
@@ -162,16 +162,9 @@ class Beats:
 
     # ---- evidence on request -----------------------------------------------------------------------------------------
 
-    def _requested(self) -> tuple[int, str]:
-        """Return the number and the reason of the last request to all ranks."""
-        request = rank_files.read_json(self.place.requests)
-        if not isinstance(request, dict) or not isinstance(request.get("number"), int):
-            return 0, ""
-        return request["number"], str(request.get("reason", ""))[:200]
-
     def _answer(self) -> None:
         """Answer a new request, with as much as torch returns in time."""
-        number, reason = self._requested()
+        number, reason = rank_files.read_request(self.place.requests)
         if number == self._answered or number == 0:
             return
         self._write_evidence(reason)
@@ -184,8 +177,12 @@ class Beats:
             return
         self._write_stacks(reason, with_code=False)
         self._dumper.run(lambda: self._write_stacks(reason, with_code=True), _PLAIN_S)
+        self._ask_for_collectives(_FRAMES_S)
+
+    def _ask_for_collectives(self, frames_s: float) -> None:
+        """Write collectives.json, and again with the calling lines, for which torch may need longer."""
         if self._dumper.run(lambda: self._write_collectives(with_frames=False), _PLAIN_S):
-            self._dumper.run(lambda: self._write_collectives(with_frames=True), _FRAMES_S)
+            self._dumper.run(lambda: self._write_collectives(with_frames=True), frames_s)
 
     def _write_stacks(self, reason: str, with_code: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns(), "reason": reason}
@@ -218,8 +215,7 @@ class Beats:
             if self._state == "running":
                 self._state = "ended"
                 if self._owner.may_write(torch_version() is not None):
-                    self._dumper.run(lambda: self._write_collectives(with_frames=False), _PLAIN_S)
-                    self._dumper.run(lambda: self._write_collectives(with_frames=True), _PLAIN_S)
+                    self._ask_for_collectives(_PLAIN_S)
             self._beat(last=True)
             self._crashes.stop_timer()
         except Exception:

@@ -8,7 +8,6 @@ run's folder `profile`, and ends the program there, unless it is to continue. St
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -96,16 +95,16 @@ class _Profiler:
 
     def _write(self) -> None:
         """Write the trace, the table and what they are about; each appears whole or not at all."""
-        found, self._profile = self._profile, None
-        found.stop()
+        profile, self._profile = self._profile, None
+        profile.stop()
         self._remove_hook()
         os.makedirs(self._folder, exist_ok=True)
         name = f"rank_{self._place.rank}"
         trace = os.path.join(self._folder, f".{name}.trace.json")  # torch compresses nothing under this name
-        found.export_chrome_trace(trace)
+        profile.export_chrome_trace(trace)
         os.replace(trace, os.path.join(self._folder, f"{name}.trace.json"))
-        sort = "self_device_time_total" if len(found.activities) > 1 else "self_cpu_time_total"
-        table = found.key_averages().table(sort_by=sort, row_limit=_ROWS, max_name_column_width=50)
+        sort = "self_device_time_total" if len(profile.activities) > 1 else "self_cpu_time_total"
+        table = profile.key_averages().table(sort_by=sort, row_limit=_ROWS, max_name_column_width=50)
         rank_files.write_bytes(self._folder, f"{name}.txt", table.encode())
         about = {
             "format": 1,
@@ -114,7 +113,7 @@ class _Profiler:
             "steps": [self._first, self._last],
             "took_ms": self._took_ms,
         }
-        rank_files.write_bytes(self._folder, f"{name}.json", json.dumps(about).encode())
+        rank_files.write_json(self._folder, f"{name}.json", about)
 
     def _stop(self, why: str) -> None:
         """Leave the program as it is without the profiler."""

@@ -68,6 +68,14 @@ def _write(path: str, data: bytes) -> None:
         os.close(descriptor)
 
 
+def read_request(path: str) -> tuple[int, str]:
+    """Return the number and the reason of the last request to all ranks; 0 if there is none."""
+    request = read_json(path)
+    if not isinstance(request, dict) or not isinstance(request.get("number"), int):
+        return 0, ""
+    return request["number"], str(request.get("reason", ""))[:200]
+
+
 def read_json(path: str) -> object:
     """Read a small JSON file; None if it is missing or damaged."""
     for _ in range(_MOST_READS):

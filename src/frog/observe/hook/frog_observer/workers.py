@@ -54,19 +54,14 @@ class Workers:
         self._start_thread(functools.partial(self._run, int(number), main))
 
     def _run(self, number: int, main: int) -> None:
-        answered = self._requested()
+        answered, _ = rank_files.read_request(self._place.requests)
         while True:
             time.sleep(_POLL_S)
-            requested = self._requested()
+            requested, _ = rank_files.read_request(self._place.requests)
             if requested == answered:
                 continue
             answered = requested
             stack = [frames.place_of(frame) for frame in frames.stack_of(sys._current_frames().get(main))]
             head = {"format": 1, "rank": self._place.rank, "pid": os.getpid(), "unix_ns": time.time_ns()}
-            found = {**head, "worker": number, "frames": stack[::-1][-64:]}
-            rank_files.write_json(self._place.folder, f"worker_{number}.json", found)
-
-    def _requested(self) -> int:
-        request = rank_files.read_json(self._place.requests)
-        number = request.get("number") if isinstance(request, dict) else None
-        return number if isinstance(number, int) else 0
+            stack_file = {**head, "worker": number, "frames": stack[::-1][-64:]}
+            rank_files.write_json(self._place.folder, f"worker_{number}.json", stack_file)
