@@ -115,6 +115,7 @@ EMULATOR = {
     "an option": ("#SBATCH --mail-type=END\n#SBATCH --ntasks-per-socket=2\n./x\n", "--ntasks-per-socket in line 5"),
     "an option of srun": ("srun --mpi=pmix -n2 ./x\n", "srun --mpi=pmix in line 4"),
     "a range of nodes": ("#SBATCH --nodes=2-4\n./x\n", "--nodes=2-4 in line 4"),
+    "a file name": ("#SBATCH --output=%q.out\n./x\n", "--output=%q.out in line 4"),
     "a variable": ("export SLURM_CPU_BIND=cores SLURM_MPI_TYPE=pmix\nsrun -n2 ./x\n", "SLURM_MPI_TYPE in line 4"),
 }
 

@@ -23,8 +23,12 @@ class SlurmRefusal(FrogError):
         """True if Slurm prints the message without `sbatch: error:` before it."""
 
 
-def unknown(what: str) -> SlurmRefusal:
+class UnsupportedError(SlurmRefusal):
+    """An error of the emulator alone: real Slurm may have the feature."""
+
+
+def unknown(what: str) -> UnsupportedError:
     """Return an error for a feature that only real Slurm has; running without it would give another result."""
-    return SlurmRefusal(
+    return UnsupportedError(
         f"the Slurm emulator does not support {what}", exit_code=255, hint="omit it, or use a real Slurm"
     )

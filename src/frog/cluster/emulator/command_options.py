@@ -192,7 +192,7 @@ def check_patterns(options: Mapping[str, str | None]) -> None:
         try:
             fill_pattern(options.get(name) or "", pattern_values(0, "", "", ""))
         except SlurmRefusal as error:
-            raise SlurmRefusal(f"--{name}: {error.what}", exit_code=error.exit_code, hint=error.hint) from None
+            raise type(error)(f"--{name}: {error.what}", exit_code=error.exit_code, hint=error.hint) from None
 
 
 def total_gpus(options: Mapping[str, str | None]) -> int | None:

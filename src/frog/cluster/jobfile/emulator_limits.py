@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from frog.cluster.emulator import SlurmRefusal
+from frog.cluster.emulator import SlurmRefusal, UnsupportedError
 from frog.cluster.emulator import command_options as emulated
 from frog.cluster.emulator.notation import parse_array, parse_signal
 from frog.cluster.emulator.sbatch import parse_dependency
@@ -39,14 +39,14 @@ _CHECKS: Mapping[str, Callable[[_Options], object]] = {
 def refusals(job: JobFile) -> Iterator[tuple[GivenOption, str]]:
     """Yield each option that sbatch refuses because of its value, with sbatch's message."""
     for asked, refusal in _checked(job):
-        if not _only_the_emulators(refusal):
+        if not isinstance(refusal, UnsupportedError):
             yield asked, refusal.what.splitlines()[0]
 
 
 def emulator_limits(job: JobFile) -> list[str]:
     """Return what the emulator does not support in a job file, with the line of each."""
     limits = [f"{asked.written}={asked.value} in line {asked.line}"
-              for asked, refusal in _checked(job) if _only_the_emulators(refusal)]  # fmt: skip
+              for asked, refusal in _checked(job) if isinstance(refusal, UnsupportedError)]  # fmt: skip
     for asked in job.options:
         limits += [f"{text} in line {asked.line}" for text in emulated.unsupported("sbatch", (asked,))]
     for step in job.steps:
@@ -66,7 +66,3 @@ def _checked(job: JobFile) -> Iterator[tuple[GivenOption, SlurmRefusal]]:
             check({asked.name: value})
         except SlurmRefusal as refusal:
             yield asked, refusal
-
-
-def _only_the_emulators(refusal: SlurmRefusal) -> bool:
-    return "emulator does not support" in refusal.what

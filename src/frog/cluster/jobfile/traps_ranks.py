@@ -72,7 +72,7 @@ def _python_of_launcher(job: JobFile) -> Iterator[Finding]:
             continue
         if re.fullmatch(r"python[\d.]*", name.base) or name.base in SHELLS or name.base.endswith((".sh", ".bash")):
             script = next((word.text for word in run.program[1:] if word.text.endswith(".py")), "train.py")
-            what = f"{run.kind} is told to run {name.text}"
+            what = f"{run.kind} starts {name.text}"
             yield PYTHON_TWICE.at(name.line, what, launcher=run.kind, script=script)
 
 
