@@ -36,18 +36,17 @@ def diagnose_paths(texts: Sequence[str]) -> Answer:
     Raises:  RunError if nothing is there that can be read.
     """
     places = [_find(text) for text in texts]
-    own = [folder for folder in places if isinstance(folder, RunFolder)]
     others = [path for path in places if isinstance(path, Path)]
-    runs = [_of_own_run(folder) for folder in own]
-    name = ", ".join(str(each.path if isinstance(each, RunFolder) else each) for each in places)
-    if not others:
-        return Answer(name, runs[0].with_more(also=(*runs[0].also, *runs[1:])))
-    from frog.observe.diagnose.program.program_diagnosis import diagnose_all
+    found = [_of_own_run(folder) for folder in places if isinstance(folder, RunFolder)]
+    explanation = None
+    if others:
+        from frog.observe.diagnose.program.program_diagnosis import diagnose_all
 
-    diagnosis, explanation = diagnose_all(others)
-    if not runs:
-        return Answer(name, diagnosis, explanation)
-    return Answer(name, runs[0].with_more(also=(*runs[0].also, *runs[1:], diagnosis)), explanation)
+        diagnosis, explanation = diagnose_all(others)
+        found.append(diagnosis)
+    first, *rest = found
+    name = ", ".join(str(each.path if isinstance(each, RunFolder) else each) for each in places)
+    return Answer(name, first.with_more(also=(*first.also, *rest)), explanation)
 
 
 def diagnose_path(text: str) -> tuple[Path, Diagnosis]:

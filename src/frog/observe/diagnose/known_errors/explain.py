@@ -36,9 +36,9 @@ _ENDS = ("slurm-time-limit", "slurm-preempted", "hang-up")
 """Ids of ends from outside, which also befall a job that hangs."""
 _BY_HAND = "cancelled"
 _AFTER_CANCEL = ("host-out-of-memory", "killed", "out-of-memory")
-"""Ids of ends that Slurm also reports of the processes of a job that somebody stopped."""
+"""Ids of ends that Slurm also reports of the processes of a job that a user stopped."""
 _MANY = 10
-"""Number of equal warnings after which they explain why somebody stopped the job."""
+"""Number of equal warnings after which they explain why a user stopped the job."""
 _SUMMARY = "launcher-summary"
 _LAUNCHERS = re.compile(
     r"ChildFailed|CalledProcess|Process(?:Exited|Raised)|RayTask|Tune|TrainingFailed|SignalException|SystemExit|Checkpoint"
@@ -314,7 +314,7 @@ class LogReader:
         return self.counts[finding.line.file, finding.id] >= least
 
     def _behind_the_end(self, cause: Finding | None, findings: Sequence[Finding]) -> Finding | None:
-        """Return the warning that a log repeats until somebody stopped the job."""
+        """Return the warning that a log repeats until a user stopped the job."""
         if cause is None or cause.id not in (_BY_HAND, "slurm-time-limit"):
             return None
         often = (
@@ -336,9 +336,9 @@ class LogReader:
 
     def _silent_time_out(self, cause: Finding | None) -> Finding | None:
         """Return the time-out of which the log has only the effect on other ranks, or a long silence before the end."""
-        if cause is not None and (cause.level < Level.HINT or not (self.signal or self.progress.silence_s)):
-            return None
         if self.signal is None and not self.progress.silence_s:
+            return None
+        if cause is not None and cause.level < Level.HINT:
             return None
         known = next(error for error in self.known_errors.errors if error.id == "collective-timeout")
         if self.signal is not None:
@@ -401,7 +401,7 @@ def _level_of_unknown(traceback: Traceback) -> Level:
 
 
 def _in_time(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Turn into symptoms what cannot be why the ranks of an earlier hang waited, or why somebody stopped the job.
+    """Turn into symptoms what cannot be why the ranks of an earlier hang waited, or why a user stopped the job.
 
     These are ends that follow from a hang, and exceptions that the table does not know; but an exception of a rank
     that did not time out itself keeps its level, because its lines may have been written late.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from frog.observe.diagnose.diagnosis import Diagnosis, diagnosis_text
 from frog.observe.diagnose.known_errors.explain import Explanation, Finding
-from frog.observe.diagnose.known_errors.questions import asked, question_answer
+from frog.observe.diagnose.known_errors.questions import PAGE, asked, question_answer
 from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import Level
 
-PAGE = "docs/troubleshooting.md"
 _MOST_TEXT, _MOST_QUOTED = 600, 6
 MORE_HELPS = (
     "more evidence helps: the logs of all ranks (torchrun --log-dir=logs --tee 3, srun --label), their exit codes, "
@@ -108,7 +107,7 @@ def _without_cause(explanation: Explanation) -> Diagnosis:
             certain=False,
             outcome="completed",
             evidence=(_was_read(explanation), *_events(explanation)),
-            advice="nothing; an exit code of 0 would prove it",
+            advice="look for the exit code: 0 would prove it",
             confidence="A log can end before a failure does: an exit code, or Slurm's state COMPLETED, is proof.",
         )
     else:

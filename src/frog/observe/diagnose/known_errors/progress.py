@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from dataclasses import dataclass
 
 from frog.observe.diagnose.known_errors.lines import LogLine
 
@@ -21,12 +20,6 @@ _LEAST_SILENCE_S = 590.0
 _STAMP = re.compile(r"(?P<month>\d\d)-(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)")
 
 
-@dataclass
-class _Bar:
-    began_s: float | None
-    """The time of day at which a bar began, if the log tells."""
-
-
 class Progress:
     """Steps that a log shows, line by line."""
 
@@ -36,7 +29,8 @@ class Progress:
         self.last_line: LogLine | None = None
         self.silence_s = 0.0
         """Time between the last progress and an abort, if it is as long as a time-out."""
-        self._bars: dict[str, _Bar] = {}
+        self._began_s: dict[str, float | None] = {}
+        """The time at which each file's bar began, if the log tells."""
         self._last_s: dict[str, float] = {}
 
     def read(self, line: LogLine, moment: str | None) -> None:
@@ -51,10 +45,10 @@ class Progress:
         now_s = _seconds(line.moment)
         if bar is not None:
             elapsed_s = _elapsed_s(bar["elapsed"])
-            if line.file not in self._bars or at <= 1:
-                began_s = _seconds(moment)
-                self._bars[line.file] = _Bar(began_s - elapsed_s if began_s is not None else None)
-            began_s = self._bars[line.file].began_s
+            if line.file not in self._began_s or at <= 1:
+                seen_s = _seconds(moment)
+                self._began_s[line.file] = seen_s - elapsed_s if seen_s is not None else None
+            began_s = self._began_s[line.file]
             if now_s is None and began_s is not None:
                 now_s = began_s + elapsed_s
         if now_s is not None:

@@ -22,9 +22,7 @@ def awaits_too_many(evidence: Evidence) -> Diagnosis | None:
     if not wrong or not evidence.has_failed:
         return None
     first = evidence.ranks[wrong[0]]
-    size = joining[wrong[0]].world_size or 0
-    lines = [_line(evidence.ranks[number]) for number in wrong]
-    line = next((each for each in lines if each is not None), None)
+    size, line = joining[wrong[0]].world_size or 0, _first_line(evidence, wrong)
     never = list(range(started, size))
     return Diagnosis(
         "world_size",
@@ -40,8 +38,13 @@ def awaits_too_many(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def _first_line(evidence: Evidence, ranks: list[int]) -> CodeLine | None:
+    """Return the line at which the first of these ranks waits or got an error, of those whose line is known."""
+    lines = (_line(evidence.ranks[number]) for number in ranks)
+    return next((line for line in lines if line is not None), None)
+
+
 def _line(rank: RankEvidence) -> CodeLine | None:
-    """Return the line at which a rank waits, or got an error."""
     return rank.error.line if rank.error is not None and rank.error.line is not None else rank.line
 
 
@@ -96,8 +99,7 @@ def _of_group(evidence: Evidence, name: str, members: dict[int, tuple[int, ...]]
     odd = [number for number, ranks in members.items() if ranks != right]
     rest = [number for number in members if number not in odd]
     inside = [number for number in members if evidence.ranks[number].joining is not None]
-    lines = [_line(evidence.ranks[number]) for number in inside]
-    line = next((each for each in lines if each is not None), None)
+    line = _first_line(evidence, inside)
     where = f"; {they_wait(inside)} in new_group{at_place(line)}" if inside else ""
     return Diagnosis(
         "groups",

@@ -30,8 +30,9 @@ _SAME_END = {
     "cancelled": "interrupted",
     "killed": "kill",
 }
-_MISMATCHES = ("collective-mismatch", "collective-size-mismatch")
 """Ids of known errors, and the faults with which the rules name the same end."""
+_MISMATCHES = ("collective-mismatch", "collective-size-mismatch")
+"""Ids of known errors that the rules name with one of the faults of waiting ranks."""
 
 
 def with_log(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:

@@ -87,10 +87,9 @@ def describe_hang(path: Path) -> str:
 
 def _of_attempts(paths: Sequence[Path]) -> tuple[Diagnosis, Explanation | None]:
     """Return what went wrong in the last start that failed, and in the earlier ones."""
-    several = (attempts for attempts in map(attempts_of, paths) if len(attempts) > 1)
-    attempts = next(several, [0])
-    last = attempts[-1] if len(attempts) > 1 else attempts_of(paths[0])[-1]
-    evidence = gather_all(paths, last)
+    of_paths = [attempts_of(path) for path in paths]
+    attempts = next((attempts for attempts in of_paths if len(attempts) > 1), of_paths[0])
+    evidence = gather_all(paths, attempts[-1])
     diagnosis = with_log(evidence, diagnose_program(evidence))
     if len(attempts) == 1:
         return diagnosis, evidence.explanation
