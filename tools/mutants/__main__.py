@@ -47,11 +47,11 @@ def main() -> int:
     if not args.table:
         wanted = survivors(records) if args.again else drawn(rooms, args.count, args.seed)
         known = () if args.again else records.keys()
-        mutants = [mutant for mutant in wanted if room_of(mutant) in rooms]
+        mutants = [mutant for mutant in wanted if room_of(mutant.path) in rooms]
         if args.half is not None:
             mutants = mutants[args.half :: 2]
         try_all([mutant for mutant in mutants if key(mutant) not in known], path, args.budget)
-    chosen = [record for record in read_records(path).values() if record["path"].split("/")[2] in rooms]
+    chosen = [record for record in read_records(path).values() if room_of(record["path"]) in rooms]
     print("\n".join(table(chosen)))
     return 0
 
@@ -83,7 +83,7 @@ def try_all(mutants: list[Mutant], path: Path, budget_s: float) -> None:
     copy = Copy(ROOT)
     try:
         for i, mutant in enumerate(mutants, 1):
-            tests = fast_tests(project, room_of(mutant), mutant, seconds)
+            tests = fast_tests(project, room_of(mutant.path), mutant, seconds)
             trial = copy.try_mutant(mutant, tests, budget_s)
             seconds |= trial.durations
             SECONDS.write_text(json.dumps(seconds))
@@ -129,8 +129,9 @@ def key(mutant: Mutant) -> tuple[str, str, int]:
     return mutant.path, mutant.operator, mutant.occurrence
 
 
-def room_of(mutant: Mutant) -> str:
-    return mutant.path.split("/")[2]
+def room_of(path: str) -> str:
+    """Return the room of a file such as `src/frog/plan/memory.py`."""
+    return path.split("/")[2]
 
 
 def described(record: Record) -> str:
@@ -140,15 +141,15 @@ def described(record: Record) -> str:
 def table(records: list[Record]) -> list[str]:
     """Return a Markdown table by room, and the survivors."""
     lines = ["| room | mutants | noticed | in time-outs | not reached |", "|---|---|---|---|---|"]
-    rooms = sorted({record["path"].split("/")[2] for record in records})
+    rooms = sorted({room_of(record["path"]) for record in records})
     for room in [*rooms, "all"]:
-        of_room = [record for record in records if room in ("all", record["path"].split("/")[2])]
+        of_room = [record for record in records if room in ("all", room_of(record["path"]))]
         noticed = [record for record in of_room if record["outcome"] == "noticed"]
         hung = sum(record["hung"] for record in noticed)
         unreached = sum(record["outcome"] == "unreached" for record in of_room)
         lines.append(f"| {room} | {len(of_room)} | {len(noticed)} | {hung} | {unreached} |")
     left = [record for record in records if record["outcome"] != "noticed"]
-    for record in sorted(left, key=lambda one: (one["path"], one["line"])):
+    for record in sorted(left, key=lambda record: (record["path"], record["line"])):
         unfinished = ", not all tests" if record["unfinished"] else ""
         lines.append(f"{record['outcome']} ({record['passed']} tests passed{unfinished}): {described(record)}")
     return lines

@@ -44,7 +44,7 @@ class Mutant:
 
 
 class ChangedNumber(number_replacer.NumberReplacer):  # type: ignore[misc]  # cosmic-ray has no types
-    """Changes zero and small integers by one, and other numbers, of which one more is no real change, by a factor."""
+    """Changes zero and small integers by one, and other numbers, for which that is too little, by a factor."""
 
     def mutate(self, node: Any, index: int) -> Any:
         value = ast.literal_eval(node.value)

@@ -71,7 +71,7 @@ class Copy:
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, self.root / name)
         self._changes = 0
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # else orphans of a child would be nobody's
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that orphans of a child become this process's
 
     def remove(self) -> None:
         """Remove the copy, and what still runs in it."""

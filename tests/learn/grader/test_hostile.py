@@ -271,7 +271,7 @@ def test_code_reaches_nothing_outside_its_folder(
     assert "DONE" not in verdict.output, verdict
     assert [path.name for path in tmp_path.iterdir()] == ["victim"]
     assert (tmp_path / "victim").read_text() == "untouched"
-    with pytest.raises(BlockingIOError):  # nobody has connected
+    with pytest.raises(BlockingIOError):  # no rank has connected
         machine.accept()
     if ids != ("passed",):
         refused(verdict, ids)

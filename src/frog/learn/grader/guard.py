@@ -240,7 +240,7 @@ class _Bounds:
             )
 
     def _resolve(self, event: str, args: tuple[Any, ...]) -> None:
-        if not (_is_this_machine(args[0]) or _is_address(args[0])):
+        if not _is_this_machine(args[0]) and _address(args[0]) is None:
             self.refuse("outside", f"It looked up the address of {args[0]}.")
 
     def _fork(self, event: str, args: tuple[Any, ...]) -> None:
@@ -358,21 +358,16 @@ def _place(path: Any, folder: int | None = None) -> str:
 
 def _is_this_machine(host: Any) -> bool:
     """Return True for loopback addresses, and for the names that mean this machine."""
-    if host in (None, "", b"", "localhost", socket.gethostname()):
-        return True
-    try:
-        return ipaddress.ip_address(str(host).removeprefix("::ffff:")).is_loopback
-    except ValueError:  # a name, such as 127.example.org
-        return False
+    address = _address(host)
+    return host in (None, "", b"", "localhost", socket.gethostname()) or (address is not None and address.is_loopback)
 
 
-def _is_address(host: Any) -> bool:
-    """Return True for an address in numbers: nobody has to be asked for it."""
+def _address(host: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an address in numbers, which needs no lookup; None for a name, such as 127.example.org."""
     try:
-        ipaddress.ip_address(str(host))
+        return ipaddress.ip_address(str(host).removeprefix("::ffff:"))
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _is_in(path: str, folder: str) -> bool:

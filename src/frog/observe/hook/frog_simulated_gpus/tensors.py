@@ -289,7 +289,7 @@ def _to(function: Function) -> Function:
 
 
 def _move(function: Function, tensor: Any, where: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copy a tensor that changes its place; None is no place, as torch itself means it."""
+    """Copy a tensor that changes its place; None means no place, as in torch's own code."""
     if where is None or place_of(tensor) == where:
         return function(tensor, *args, **kwargs)
     names = ("device", "dtype", "non_blocking", "copy")
