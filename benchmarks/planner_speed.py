@@ -21,10 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.requests import base_layout
 from frog.plan.estimate.sources import read_named_model
+from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.grid import Grid, joined, layout_grid
@@ -67,7 +67,7 @@ def median_time(work: Callable[[], object], rounds: int, who: int = resource.RUS
     return Spent(statistics.median(cpu), statistics.median(wall))
 
 
-def many_layouts(model: PlannedModel, base: PlannedLayout, least: int) -> Grid:
+def many_layouts(model: PlannedModel, base: Layout, least: int) -> Grid:
     """Return the layouts on 8, 16, ... nodes of H100, at least so many of them."""
     grids: list[Grid] = []
     num_gpus = 0
@@ -107,7 +107,7 @@ def sixteen(num_gpus: int) -> str:
     return str(16 * num_gpus // (8 * 16))
 
 
-def print_rate(name: str, model: PlannedModel, base: PlannedLayout, least: int, rounds: int) -> None:
+def print_rate(name: str, model: PlannedModel, base: Layout, least: int, rounds: int) -> None:
     grid = many_layouts(model, base, least)
     spent = median_time(lambda: evaluate(model, clusters()["h100x8"], base, grid), rounds)
     print(f"{name:<44} {len(grid):>9,} {spent.cpu_s:>7.2f} {spent.wall_s:>7.2f} {len(grid) / spent.cpu_s:>10,.0f}")

@@ -6,7 +6,7 @@ from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig,
 from frog.core.runs import RankEvents
 from frog.core.runs.event_schema import CollectiveEvent, SpanEvent
 from frog.core.runs.vocabulary import Phase
-from frog.plan.layout import Layout
+from frog.plan.layout import RankShare
 from frog.plan.measure import axis_sizes, compare_step, step_collectives, traffic_problems
 
 CONFIG = RunConfig(
@@ -81,7 +81,7 @@ def test_deviations_from_plan_are_reported_with_both_numbers() -> None:
 
 def test_every_axis_has_its_size() -> None:
     config = RunConfig(model=CONFIG.model, strategy=StrategyConfig(name="zero1", tp=2, pp=2, cp=2, shard=2))
-    sizes = axis_sizes(Layout(config, 32))
+    sizes = axis_sizes(RankShare(config, 32))
     assert sizes == {
         "pp": 2, "dp": 4, "cp": 2, "tp": 2, "data": 8, "shard": 2, "replicate": 4, "model": 4, "tied": 2, "ep": 1,
         "expert_data": 8, "world": 32,

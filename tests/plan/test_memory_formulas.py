@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
-from frog.plan.layout import Layout
+from frog.plan.layout import RankShare
 from frog.plan.memory import activation_bytes, recomputed_bytes, step_memory
 
 MODEL = ModelConfig(20, 8, 16, 3, 4, 2, 16)
@@ -54,11 +54,11 @@ def test_hybrid_sharding_shards_over_fewer_ranks() -> None:
 
 
 def test_activations_match_hand_computed_values() -> None:
-    assert activation_bytes(Layout(run(), 4)) == 4 * (3 * ONE_LAYER + HEAD)
-    checkpointed = Layout(run(checkpointing=True), 4)
+    assert activation_bytes(RankShare(run(), 4)) == 4 * (3 * ONE_LAYER + HEAD)
+    checkpointed = RankShare(run(checkpointing=True), 4)
     assert activation_bytes(checkpointed) == 4 * (3 * N * 8 + HEAD)
     assert recomputed_bytes(checkpointed) == 4 * (ONE_LAYER - N * 8) == step_memory(run(checkpointing=True), 4).passing
-    assert recomputed_bytes(Layout(run(), 4)) == 0
+    assert recomputed_bytes(RankShare(run(), 4)) == 0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_activations_match_hand_computed_values() -> None:
 def test_schedule_determines_number_of_held_micro_batches(schedule: str, held: tuple[int, int]) -> None:
     """Two stages of two layers and one, four micro-batches of two sequences."""
     config = run(accum=4, pp=2, schedule=schedule)
-    first, last = (activation_bytes(Layout(config, 2, rank)) for rank in (0, 1))
+    first, last = (activation_bytes(RankShare(config, 2, rank)) for rank in (0, 1))
     assert first == 4 * held[0] * 2 * ONE_LAYER
     assert last == 4 * held[1] * (ONE_LAYER + HEAD)
 
@@ -84,14 +84,14 @@ def test_deferred_weight_gradients_take_memory() -> None:
 def test_interleaved_stages_hold_more_thin_micro_batches() -> None:
     config = replace(run(accum=4, pp=2, schedule="interleaved"), model=replace(MODEL, num_hidden_layers=4))
     # Rank 0 warms up with four forward passes, two of each of its stages, and then runs one more.
-    assert activation_bytes(Layout(config, 2, 0)) == 4 * 5 * ONE_LAYER
+    assert activation_bytes(RankShare(config, 2, 0)) == 4 * 5 * ONE_LAYER
 
 
 def test_tensor_and_context_parallelism_split_activations() -> None:
-    whole, by_tp = (Layout(run(batch=2, **axes), world) for axes, world in (({}, 1), ({"tp": 2}, 2)))
+    whole, by_tp = (RankShare(run(batch=2, **axes), world) for axes, world in (({}, 1), ({"tp": 2}, 2)))
     split = run(batch=2, tp=2, sequence_parallel=False)
-    assert activation_bytes(by_tp) < activation_bytes(Layout(split, 2)) < activation_bytes(whole)
+    assert activation_bytes(by_tp) < activation_bytes(RankShare(split, 2)) < activation_bytes(whole)
     # A ring keeps the attention's output twice, and rotary tables of its positions (2 T C); the rest is half as long,
     # except the head's gradient of the weight.
-    by_cp = activation_bytes(Layout(run(batch=2, cp=2), 2))
+    by_cp = activation_bytes(RankShare(run(batch=2, cp=2), 2))
     assert by_cp == (activation_bytes(whole) + 4 * (3 * N * 8 + 20 * 8)) / 2 + 4 * 2 * 4 * 2

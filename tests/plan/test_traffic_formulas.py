@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
-from frog.plan.layout import Layout, UnitSizes, layer_unit
+from frog.plan.layout import RankShare, UnitSizes, layer_unit
 from frog.plan.links import wire_bytes
 from frog.plan.traffic import Flow, merge, num_buckets, partition_vectors, step_traffic
 
@@ -34,7 +34,7 @@ def flows(config: RunConfig, world: int = 4, rank: int = 0) -> dict[tuple[str, s
 
 def test_parameter_counts_match_model() -> None:
     for model in (MODEL, replace(MODEL, tie_word_embeddings=False), replace(MODEL, num_local_experts=4)):
-        assert Layout(run(model=model), 1).parameter_bytes == 4 * model.num_parameters()
+        assert RankShare(run(model=model), 1).parameter_bytes == 4 * model.num_parameters()
     assert layer_unit(MODEL).numel == 592
 
 
@@ -166,5 +166,5 @@ def test_flows_of_same_axis_and_operation_are_merged() -> None:
 
 def test_vectors_of_all_partitions_sum_to_all_vectors() -> None:
     for name in ("zero1", "zero2", "zero3"):
-        shares = [partition_vectors(Layout(run(name=name), 4, rank)) for rank in range(4)]
+        shares = [partition_vectors(RankShare(run(name=name), 4, rank)) for rank in range(4)]
         assert sum(map(sum, shares)) == 7 * 8

@@ -1,21 +1,250 @@
-"""The layout of a run: its model and batch, divided by its strategy, as one rank of the world sees them.
+"""The layout of a run: how its model and batch are divided among ranks, and which program runs it.
 
-A run's memory and traffic, its measured phases and its predicted step derive from it. `estimate/gpu_layout.py` has the
-layout of a model on a cluster. Sizes are numbers of elements unless their name says bytes.
+`Layout` is that of any program, from a row of a table, options or a run file; its memory, traffic and time derive from
+it. `RankShare` is what one rank of a run of Frog's holds of it, tensor by tensor. Sizes are numbers of elements unless
+their name says bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from frog.core.config import ModelConfig, RunConfig
 from frog.core.config.model import ROOT, Parameter
+from frog.plan.columns import choose, least, most
+from frog.plan.model import PlannedModel
 from frog.train.parallel.schedules.schedule import stage_layers
 
 FLOAT_BYTES = 4
-"""Parameters, gradients and moments are float32, whatever the precision of the products."""
+"""Parameters, gradients and moments of Frog's program are float32, whatever the precision of the products."""
+
+Recompute = Literal["none", "selective", "alternate", "full"]
+"""Activation recomputation: only attention (selective), every second product (alternate), or the whole layer (full)."""
+
+Attention = Literal["scores", "flash1", "triton", "flash", "fused"]
+"""Attention that writes its scores to memory, FlashAttention 1, its version in Triton, FlashAttention 2, or the fastest
+fused kernel of the GPU."""
+
+
+Schedule = Literal["gpipe", "1f1b", "zero_bubble"]
+"""Order of a pipeline's passes. With virtual stages, 1f1b is interleaved."""
+
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8_rowwise"]
+"""Number format of the large products; float8 has one scale per tensor, or one per row."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an implementation does that changes the time of a step. None of it is fitted."""
+
+    attention: Attention = "flash"
+    overlaps_gradients: bool = True
+    """The reduction of gradients runs during the backward pass."""
+    overlaps_parameters: bool = False
+    """ZeRO 1 gathers parameters during the next forward pass."""
+    overlaps_tensor: bool = False
+    """Tensor parallelism computes on one part of a product while it sends another."""
+    overlaps_stages: bool = False
+    """An interleaved pipeline sends to the next stage while it computes the next micro-batch."""
+    light_collectives: bool = False
+    """Collectives read registered buffers, so they occupy few multiprocessors (NCCL 2.24: 6 instead of 24 or so)."""
+    dropout: bool = False
+    fuses_gate: bool = True
+    """A fused or compiled kernel computes a gated FFN's activation and product, and keeps only its two inputs."""
+    keeps_whole_copy: bool = True
+    """Parameters and gradients in 16 and 32 bits next to the optimizer's float32 copy, as in Megatron; FSDP shards
+    float32 parameters, and casts them when it gathers them."""
+    gradient_bytes: int = 4
+    """Size of a number in the reduction of gradients."""
+    loss_bytes: tuple[int, int] = (8, 12)
+    """What the loss reads and writes for each logit, forward and backward; by default once in 16 and in 32 bits."""
+    parallel_loss: bool = False
+    """The loss is computed on parts of the vocabulary by torch's loss parallelism."""
+    fuses_loss: bool = False
+    """A compiled or fused kernel computes the loss, so that logits are never stored in float32."""
+    step_bytes: int = 0
+    """Bytes that the optimizer allocates for each parameter that the rank updates, next to its states."""
+    norm_bytes: int = 0
+    """Bytes for each of these parameters that the gradients' norm allocates and frees, in blocks into which none of the
+    optimizer's tensors fits."""
+    keeps_gathered: bool = False
+    """FSDP in a pipeline gathers parameters and reduces gradients once a step, not for every micro-batch."""
+    sends_once_per_node: bool = False
+    """Expert parallelism sends a token once to each node that has one of its experts (DeepEP)."""
+    sends_groups_once: bool = False
+    """The same, for models that send a token to few nodes (DeepSeek)."""
+    overlaps_experts: bool = False
+    """The all-to-all of one micro-batch runs next to the other pass of another (DualPipe, Megatron-Core's combined
+    1F1B)."""
+    overlaps_far_experts: bool = False
+    """The same, where a rank's experts are in several NVLink domains."""
+    dispatches_fp8: bool = False
+    """With float8, tokens travel to their experts in one byte per number, and back in two (DeepSeek-V3)."""
+    scales_tiles: bool = False
+    """Float8 has a scale for each tile of 128 numbers, so that another kernel casts (DeepSeek-V3, section 3.5.2)."""
+    launches_ahead: bool = False
+    """CUDA graphs or compilation remove the cost of launching kernels one by one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism and batch. Ranks vary fastest along tp, then cp, dp, pp; ep lies inside tp, cp and dp."""
+
+    seq_len: int
+    global_batch: int
+    micro_batch: int = 1
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    virtual_stages: int = 1
+    schedule: Schedule = "1f1b"
+    zero: int = 0
+    """0 to 3: what data-parallel ranks split (nothing, optimizer state, gradients too, parameters too)."""
+    zero_group: int = 0
+    """Ranks that split it; 0: all data-parallel ranks."""
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    precision: Precision = "bf16"
+    traits: Traits = field(default_factory=Traits)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each axis, from the slowest to the fastest."""
+        return {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp}
+
+    @property
+    def num_gpus(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def data(self) -> int:
+        """Number of ranks that average one gradient: those of dp and cp together."""
+        return self.dp * self.cp
+
+    @property
+    def num_micro(self) -> int:
+        """Micro-batches of each data-parallel rank in a step."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def shard(self) -> int:
+        """Ranks that split the states."""
+        return choose(self.zero_group > 0, least(self.zero_group, self.data), self.data)  # type: ignore[no-any-return]
+
+    @property
+    def num_expert_copies(self) -> int:
+        """Number of ranks that hold the same experts."""
+        return most(1, self.data * self.tp // self.ep)  # type: ignore[no-any-return]
+
+    @property
+    def stream_split(self) -> int:
+        """Number of ranks over which sequence parallelism splits the residual stream."""
+        return self.tp if self.sequence_parallel else 1
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Size of a number that ranks gather: a parameter, or an input of products with sequence parallelism.
+
+        Float8 with one scale per tensor is cast before it is sent (Transformer Engine, torchao); a scale for each row
+        is known only to the rank that has the whole row.
+        """
+        return 1 if self.precision == "fp8" else 2
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one rank."""
+        return self.micro_batch * self.seq_len // self.cp
+
+    def problems(self, model: PlannedModel) -> list[str]:
+        """Return why a model cannot run with this layout, with both numbers; empty if it can."""
+        degrees = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
+        degrees |= {"micro_batch": self.micro_batch, "virtual_stages": self.virtual_stages, "seq_len": self.seq_len}
+        found = [f"{name}={value}: must be at least 1" for name, value in degrees.items() if value < 1]
+        if found:
+            return found
+        if self.global_batch < 1 or self.global_batch % (self.dp * self.micro_batch):
+            found.append(
+                f"global_batch={self.global_batch} does not divide by dp={self.dp} x micro_batch={self.micro_batch}"
+            )
+        if model.heads % self.tp:
+            found.append(f"heads={model.heads} do not divide by tp={self.tp}")
+        if self.pp * self.virtual_stages > model.layers:
+            found.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={model.layers}")
+        if self.virtual_stages > 1 and self.pp == 1:
+            found.append(f"virtual_stages={self.virtual_stages}: needs a pipeline, pp of at least 2")
+        if self.seq_len % self.cp:
+            found.append(f"seq_len={self.seq_len} does not divide by cp={self.cp}")
+        if self.ep > 1 and not model.experts:
+            found.append(f"ep={self.ep}: the model has no experts")
+        elif self.ep > 1 and model.experts % self.ep:
+            found.append(f"experts={model.experts} do not divide by ep={self.ep}")
+        elif (ranks := self.dp * self.tp * self.cp) % self.ep:
+            found.append(f"ep={self.ep} does not divide dp x tp x cp = {ranks}")
+        if 0 < self.zero_group < self.data and self.data % self.zero_group:
+            found.append(f"zero_group={self.zero_group} does not divide dp x cp = {self.data}")
+        if self.zero not in (0, 1, 2, 3):
+            found.append(f"zero={self.zero}: must be 0 to 3")
+        return found
+
+    # ---- parameters --------------------------------------------------------------------------------------------------
+
+    def heaviest_layers(self, layers: int) -> int:
+        """Return the number of layers on the stage that has most."""
+        return -(-layers // self.pp)
+
+    def stage_parameters(self, model: PlannedModel) -> tuple[float, float]:
+        """Return the numbers of parameters of the heaviest rank, before data-parallel ranks split them: of those that
+        all of them share, and of the experts, which expert parallelism splits.
+        """
+        layers = self.heaviest_layers(model.layers)
+        mixture = least(layers, model.moe_layers)
+        dense = (layers - mixture) * model.dense_layer_parameters() + mixture * (
+            model.moe_layer_shared_parameters() if model.experts else 0
+        )
+        ends = model.embedding_parameters() + choose(self.pp == 1, model.head_parameters(), 0)
+        split = choose(self.ep > 1, self.ep, self.tp)
+        experts = mixture * model.experts * (model.expert_parameters() if model.experts else 0) / split
+        return (dense + ends) / self.tp, experts
+
+    def split(self, shared: float, experts: float) -> float:
+        """Return what one rank keeps of parameters, or of their bytes, if data-parallel ranks split them."""
+        return shared / self.shard + experts / least(self.shard, self.num_expert_copies)  # type: ignore[no-any-return]
+
+
+FROG = Traits(fuses_gate=False, keeps_whole_copy=False)
+"""Frog's own program."""
+
+
+def run_layout(config: RunConfig, world_size: int) -> Layout:
+    """Return the layout of a run in a world, for which it is valid."""
+    strategy, train = config.strategy, config.train
+    dp, is_pipeline = strategy.dp_size(world_size), strategy.pp > 1
+    return Layout(
+        seq_len=config.data.sequence_length,
+        global_batch=train.global_batch_size,
+        micro_batch=config.micro_batch_size(max(1, dp)),
+        dp=dp,
+        tp=strategy.tp,
+        pp=strategy.pp,
+        cp=strategy.cp,
+        ep=strategy.ep,
+        virtual_stages=strategy.virtual_stages if is_pipeline and strategy.schedule == "interleaved" else 1,
+        schedule="1f1b" if strategy.schedule == "interleaved" else strategy.schedule,
+        zero=strategy.entry.zero_stage,
+        zero_group=strategy.shard or 0,
+        sequence_parallel=strategy.sequence_parallel,
+        recompute="full" if train.activation_checkpointing else "none",
+        precision=train.precision,
+        traits=FROG,
+    )
+
+
+# ---- one rank of a run -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -65,8 +294,11 @@ def root_unit(model: ModelConfig, tp: int = 1, *, first: bool = True, last: bool
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A run in a world, seen from one rank. Assumes that the run is valid; `plan/strategies.py` reports why not."""
+class RankShare:
+    """One rank of a run: its place in the mesh, its stages, and the exact sizes of its tensors.
+
+    Assumes that the run is valid; `plan/strategies.py` reports why not.
+    """
 
     config: RunConfig
     world_size: int
@@ -77,10 +309,12 @@ class Layout:
         return self.config.model
 
     @cached_property
+    def layout(self) -> Layout:
+        return run_layout(self.config, self.world_size)
+
+    @property
     def sizes(self) -> dict[str, int]:
-        """Size of each axis, from the slowest to the fastest."""
-        strategy = self.config.strategy
-        return {"pp": strategy.pp, "dp": strategy.dp_size(self.world_size), "cp": strategy.cp, "tp": strategy.tp}
+        return self.layout.sizes
 
     @cached_property
     def place(self) -> dict[str, int]:
@@ -91,11 +325,6 @@ class Layout:
         return found
 
     @property
-    def data(self) -> int:
-        """Number of ranks that average one gradient: those of dp and cp together."""
-        return self.sizes["dp"] * self.sizes["cp"]
-
-    @property
     def data_axis(self) -> str:
         return "dp" if self.sizes["cp"] == 1 else "data"
 
@@ -104,48 +333,24 @@ class Layout:
         return self.place["dp"] * self.sizes["cp"] + self.place["cp"]
 
     @property
-    def shard(self) -> int:
-        """Number of ranks over which zero shards."""
-        return self.config.strategy.shard or self.data
-
-    @property
     def shard_axis(self) -> str:
-        return self.data_axis if self.shard == self.data else "shard"
+        return self.data_axis if self.layout.shard == self.layout.data else "shard"
 
     @property
     def replicate(self) -> int:
-        return self.data // self.shard
+        return self.layout.data // self.layout.shard
 
     # ---- the batch ---------------------------------------------------------------------------------------------------
 
     @property
     def num_micro(self) -> int:
+        """Micro-batches of a step; a batch that is distributed unevenly makes a rank's last ones smaller."""
         return self.config.train.grad_accum
-
-    @property
-    def micro_batch(self) -> int:
-        """B: sequences of one forward pass."""
-        return self.config.micro_batch_size(self.sizes["dp"])
-
-    @property
-    def length(self) -> int:
-        """T: this rank's tokens of a sequence, after context parallelism."""
-        return self.config.data.sequence_length // self.sizes["cp"]
-
-    @property
-    def num_tokens(self) -> int:
-        """N: tokens of one forward pass."""
-        return self.micro_batch * self.length
 
     @property
     def stream_bytes(self) -> int:
         """x: the full residual stream between two layers: B*T*D numbers."""
-        return FLOAT_BYTES * self.num_tokens * self.model.hidden_size
-
-    @property
-    def stream_split(self) -> int:
-        """Number of ranks over which sequence parallelism splits the residual stream."""
-        return self.sizes["tp"] if self.config.strategy.sequence_parallel else 1
+        return FLOAT_BYTES * self.layout.tokens * self.model.hidden_size
 
     # ---- the model ---------------------------------------------------------------------------------------------------
 
@@ -158,14 +363,8 @@ class Layout:
         return self.place["pp"] == self.sizes["pp"] - 1
 
     @property
-    def virtual_stages(self) -> int:
-        """Stages on each rank."""
-        strategy = self.config.strategy
-        return strategy.virtual_stages if strategy.pp > 1 and strategy.schedule == "interleaved" else 1
-
-    @property
     def num_stages(self) -> int:
-        return self.sizes["pp"] * self.virtual_stages
+        return self.sizes["pp"] * self.layout.virtual_stages
 
     @cached_property
     def stages(self) -> dict[int, int]:
@@ -204,10 +403,8 @@ class Layout:
     @property
     def partition_bytes(self) -> float:
         """The bytes of P that a rank keeps if zero shards it; experts split by `ep` are sharded over fewer ranks."""
-        if self.config.strategy.ep == 1:
-            return self.parameter_bytes / self.shard
-        experts = FLOAT_BYTES * join(self.layers_of(experts=True)).numel
-        return (self.parameter_bytes - experts) / self.shard + experts / self.num_expert_copies
+        experts = FLOAT_BYTES * join(self.layers_of(experts=True)).numel if self.layout.ep > 1 else 0
+        return self.layout.split(self.parameter_bytes - experts, experts)
 
     @property
     def kept_bytes(self) -> float:
@@ -217,10 +414,5 @@ class Layout:
         errors, P and P/n.
         """
         strategy, whole = self.config.strategy, self.parameter_bytes
-        rounded = strategy.compression == "int8" and self.data > 1
-        return 2 * whole * strategy.entry.apart + (whole + whole / self.data) * rounded
-
-    @property
-    def num_expert_copies(self) -> int:
-        """Number of ranks that hold the same experts."""
-        return self.data // self.config.strategy.ep
+        rounded = strategy.compression == "int8" and self.layout.data > 1
+        return 2 * whole * strategy.entry.apart + (whole + whole / self.layout.data) * rounded

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from frog.core.units import count
 from frog.plan.columns import Column, always, choose, least, log2, most
-from frog.plan.layout import Layout
+from frog.plan.layout import RankShare
 
 
 def ring_share(n: Column) -> Column:
@@ -168,13 +168,13 @@ class SlowNetwork:
         )
 
     def seconds(
-        self, op: str, num_bytes: float, axis: str, layout: Layout, num_messages: int = 1, in_flight: int = 1
+        self, op: str, num_bytes: float, axis: str, share: RankShare, num_messages: int = 1, in_flight: int = 1
     ) -> float:
         """Return the seconds of collectives on an axis, whose groups all communicate at once.
 
         Those in flight at a time share the delays, but not the rate.
         """
-        groups = self._groups(axis, layout)
+        groups = self._groups(axis, share)
         if op == "send_recv":
             crosses = any(len(set(nodes)) > 1 for nodes in groups)
             cost: Cost | None = Cost(2, num_bytes) if crosses else None
@@ -185,12 +185,12 @@ class SlowNetwork:
         all_of_them = Cost(math.ceil(num_messages / in_flight) * cost.num_delays, num_messages * cost.link_bytes)
         return all_of_them.seconds(self.delay_s, self.bytes_per_s)
 
-    def _groups(self, axis: str, layout: Layout) -> list[list[int]]:
+    def _groups(self, axis: str, share: RankShare) -> list[list[int]]:
         """Return the nodes of the ranks in each group of an axis."""
         along = _ALONG.get(axis, (axis,))
         found: dict[tuple[int, ...], list[int]] = {}
         for rank, node in enumerate(self.nodes):
-            place = Layout(layout.config, layout.world_size, rank).place
+            place = RankShare(share.config, share.world_size, rank).place
             found.setdefault(tuple(at for name, at in place.items() if name not in along), []).append(node)
         return list(found.values())
 

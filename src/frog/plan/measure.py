@@ -9,7 +9,7 @@ from frog.core.config import RunConfig
 from frog.core.runs import RankEvents
 from frog.core.runs.event_schema import CollectiveEvent
 from frog.core.runs.read import step_collectives
-from frog.plan.layout import FLOAT_BYTES, Layout
+from frog.plan.layout import FLOAT_BYTES, RankShare
 from frog.plan.links import wire_bytes
 from frog.plan.traffic import Flow, step_traffic
 
@@ -61,7 +61,7 @@ def compare_step(
     meets = step is None or config.meets(step)
     plan = step_traffic(config, world_size, rank) if has_formula(config) and meets else []
     expected = {(flow.axis, flow.op): flow for flow in plan}
-    sizes = axis_sizes(Layout(config, world_size, rank))
+    sizes = axis_sizes(RankShare(config, world_size, rank))
     found = []
     for axis, op in [*expected, *sorted(sent.keys() - expected.keys())]:
         payloads = sent.get((axis, op), [])
@@ -80,19 +80,19 @@ def has_formula(config: RunConfig) -> bool:
     return strategy.compression in ("off", "int8") and (strategy.tp == 1 or config.train.precision == "fp32")
 
 
-def axis_sizes(layout: Layout) -> dict[str, int]:
+def axis_sizes(share: RankShare) -> dict[str, int]:
     """Return every axis that a collective may name, with its number of ranks."""
-    sizes = layout.sizes
+    sizes = share.sizes
     return {
         **sizes,
-        "data": layout.data,
-        "shard": layout.shard,
-        "replicate": layout.replicate,
+        "data": share.layout.data,
+        "shard": share.layout.shard,
+        "replicate": share.replicate,
         "model": sizes["pp"] * sizes["tp"],
         "tied": 2,
-        "ep": layout.config.strategy.ep,
-        "expert_data": layout.num_expert_copies,
-        "world": layout.world_size,
+        "ep": share.config.strategy.ep,
+        "expert_data": share.layout.data // share.layout.ep,
+        "world": share.world_size,
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from frog.core.config import RunConfig, StrategyConfig
 from frog.core.config.strategies import AXES, DATA_STRATEGIES, HYBRID, find_strategy
-from frog.plan.layout import Layout
+from frog.plan.layout import RankShare
 from frog.plan.memory import Memory, step_memory
 from frog.plan.traffic import step_traffic
 from frog.train.parallel.schedules.schedule import NAMES as SCHEDULES
@@ -102,8 +102,8 @@ def _with_strategy(config: RunConfig, changes: dict[str, Any], world: int) -> Ru
 
 def _row(name: str, kind: str, config: RunConfig, world: int) -> Row:
     problems = config.world_problems(world)
-    strategy, layout = config.strategy, Layout(config, world)
-    row = Row(name, kind, layout.sizes, layout.num_micro, problems)
+    strategy, share = config.strategy, RankShare(config, world)
+    row = Row(name, kind, share.sizes, share.num_micro, problems)
     if problems:
         return row
     # Ranks differ by their stage; other differences are only in the norms' gradients.

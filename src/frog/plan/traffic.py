@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from frog.core.config import RunConfig, StrategyConfig
-from frog.plan.layout import FLOAT_BYTES, Layout, UnitSizes, join, root_unit
+from frog.plan.layout import FLOAT_BYTES, RankShare, UnitSizes, join, root_unit
 from frog.plan.links import wire_bytes
 
 
@@ -44,9 +44,9 @@ def step_traffic(config: RunConfig, world_size: int, rank: int = 0) -> list[Flow
     Assumes: float32 (at lower precision tensor and context parallelism send less); every expert gets the same number of
              tokens.
     """
-    layout = Layout(config, world_size, rank)
+    share = RankShare(config, world_size, rank)
     parts = (data, tensor, context, pipeline, experts)
-    return merge(flow for part in parts for flow in part(layout))
+    return merge(flow for part in parts for flow in part(share))
 
 
 def merge(flows: Iterable[Flow]) -> list[Flow]:
@@ -104,34 +104,34 @@ class PlannedGroup:
         return Flow("replicate", "all_reduce", self.replicate, share, num_messages, "gradients of the share")
 
 
-def planned_groups(layout: Layout) -> list[PlannedGroup]:
+def planned_groups(share: RankShare) -> list[PlannedGroup]:
     """Return the parameter groups of a rank's data parallelism."""
-    splits = bool(layout.config.strategy.entry.splits)
-    axis, size = (layout.shard_axis, layout.shard) if splits else (layout.data_axis, layout.data)
-    replicate = layout.replicate if splits else 1
-    if layout.config.strategy.ep == 1:
-        return [PlannedGroup(axis, size, replicate, layout.root, layout.layers)]
-    dense, experts = layout.layers_of(experts=False), layout.layers_of(experts=True)
+    splits = bool(share.config.strategy.entry.splits)
+    axis, size = (share.shard_axis, share.layout.shard) if splits else (share.data_axis, share.layout.data)
+    replicate = share.replicate if splits else 1
+    if share.config.strategy.ep == 1:
+        return [PlannedGroup(axis, size, replicate, share.root, share.layers)]
+    dense, experts = share.layers_of(experts=False), share.layers_of(experts=True)
     return [
-        PlannedGroup(axis, size, replicate, layout.root, dense),
-        PlannedGroup("expert_data", layout.num_expert_copies, 1, UnitSizes((), ()), experts, "experts' "),
+        PlannedGroup(axis, size, replicate, share.root, dense),
+        PlannedGroup("expert_data", share.layout.num_expert_copies, 1, UnitSizes((), ()), experts, "experts' "),
     ]
 
 
-def data(layout: Layout) -> list[Flow]:
+def data(share: RankShare) -> list[Flow]:
     """Return all flows of a rank's data parallelism."""
-    return [flow for group in planned_groups(layout) for flow in _flows(group, layout)]
+    return [flow for group in planned_groups(share) for flow in _flows(group, share)]
 
 
-def _flows(group: PlannedGroup, layout: Layout) -> Iterator[Flow]:
-    strategy = layout.config.strategy
+def _flows(group: PlannedGroup, share: RankShare) -> Iterator[Flow]:
+    strategy = share.config.strategy
     for transfer in strategy.entry.transfers:
         if strategy.compression == "int8":
             num_bytes = _int8_bytes(join(group.units).numel, group.size)
             yield group.flow("all_to_all", num_bytes, 1, transfer.what)
             yield group.flow("all_gather", num_bytes, 1, transfer.what)
             continue
-        times = layout.num_micro if transfer.every == "micro-batch" else 1
+        times = share.num_micro if transfer.every == "micro-batch" else 1
         elements, messages = _pieces(transfer.pieces, group, strategy)
         yield group.flow(transfer.op, times * FLOAT_BYTES * elements, times * messages, transfer.what)
         if transfer.op == "reduce_scatter":
@@ -175,14 +175,14 @@ def num_buckets(unit: UnitSizes, bucket_bytes: float) -> int:
     return num
 
 
-def partition_vectors(layout: Layout) -> list[int]:
+def partition_vectors(share: RankShare) -> list[int]:
     """Return how many elements of vectors this rank updates, per buffer. In a buffer they follow the matrices."""
-    splits, n = layout.config.strategy.entry.splits, layout.shard
-    at = layout.data_rank % n
+    splits, n = share.config.strategy.entry.splits, share.layout.shard
+    at = share.data_rank % n
     if not splits:
-        return [sum(layout.whole.vectors)]
+        return [sum(share.whole.vectors)]
     found = []
-    for unit in [layout.root, *layout.layers] if "gradients" in splits else [layout.whole]:
+    for unit in [share.root, *share.layers] if "gradients" in splits else [share.whole]:
         length = -(-unit.numel // n)
         start, end = at * length, min((at + 1) * length, unit.numel)
         found.append(max(0, end - max(start, sum(unit.matrices))))
@@ -195,7 +195,7 @@ _COUNT_BYTES = 8
 """Counts of tokens are 64-bit integers."""
 
 
-def tensor(layout: Layout) -> list[Flow]:
+def tensor(share: RankShare) -> list[Flow]:
     """Return the flows of tensor parallelism.
 
     Two exchanges of the stream x per block and pass: all-gather and reduce-scatter with sequence parallelism, else one
@@ -203,61 +203,61 @@ def tensor(layout: Layout) -> list[Flow]:
 
     Source:  Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2.
     """
-    n, micros, x = layout.sizes["tp"], layout.num_micro, layout.stream_bytes
+    n, micros, x = share.sizes["tp"], share.num_micro, share.stream_bytes
 
     def flow(op: str, times: int, what: str, payload_bytes: int = x) -> Flow:
         return Flow("tp", op, n, micros * times * payload_bytes, micros * times, what)
 
-    first, last, blocks = int(layout.is_first_stage), int(layout.is_last_stage), 2 * layout.num_layers
-    again = layout.num_layers if layout.config.train.activation_checkpointing else 0
+    first, last, blocks = int(share.is_first_stage), int(share.is_last_stage), 2 * share.num_layers
+    again = share.num_layers if share.config.train.activation_checkpointing else 0
     loss = [
-        flow("all_reduce", last, "loss", 1 * FLOAT_BYTES * layout.num_tokens),
-        flow("all_reduce", last, "loss", 2 * FLOAT_BYTES * layout.num_tokens),
+        flow("all_reduce", last, "loss", 1 * FLOAT_BYTES * share.layout.tokens),
+        flow("all_reduce", last, "loss", 2 * FLOAT_BYTES * share.layout.tokens),
     ]
-    if not layout.config.strategy.sequence_parallel:
+    if not share.config.strategy.sequence_parallel:
         # Forward after each block, backward before it; a recomputed layer stops before its last sum.
-        heads = [row.numel(layout.model) for row in layout.model.layer_parameters() if row.kind == "head norm"]
+        heads = [row.numel(share.model) for row in share.model.layer_parameters() if row.kind == "head norm"]
         return [
             flow("all_reduce", 2 * blocks + again + first + last, "activations"),
-            *(flow("all_reduce", layout.num_layers, "head norms' gradients", FLOAT_BYTES * size) for size in heads),
+            *(flow("all_reduce", share.num_layers, "head norms' gradients", FLOAT_BYTES * size) for size in heads),
             *loss,
         ]
     return [
         flow("all_gather", 2 * blocks + 2 * again + first + last, "activations"),
         flow("reduce_scatter", 2 * blocks + again + first + last, "activations"),
         *loss,
-        *_norms(layout),
+        *_norms(share),
     ]
 
 
-def _norms(layout: Layout) -> list[Flow]:
+def _norms(share: RankShare) -> list[Flow]:
     """Return this rank's share of the norms' gradients: each tp rank has them only from its own positions."""
     return [
-        Flow("tp", "all_reduce", layout.sizes["tp"], FLOAT_BYTES * size, 1, "norms' gradients")
-        for size in partition_vectors(layout)
+        Flow("tp", "all_reduce", share.sizes["tp"], FLOAT_BYTES * size, 1, "norms' gradients")
+        for size in partition_vectors(share)
         if size
     ]
 
 
-def context(layout: Layout) -> list[Flow]:
+def context(share: RankShare) -> list[Flow]:
     """Return the flows of ring attention: keys and values travel forward and again backward, then their gradients.
 
     Units:   k and v are 2*B*T*K*C numbers, at the precision of the products; their gradients are float32.
     Source:  Liu et al. 2023, section 3.
     """
-    model, n, micros = layout.model, layout.sizes["cp"], layout.num_micro
-    width = model.kv_width // layout.sizes["tp"]
-    numbers = 2 * layout.num_tokens * width
-    element_bytes = FLOAT_BYTES if layout.config.train.precision == "fp32" else 2
-    rounds = 3 if layout.config.train.activation_checkpointing else 2
-    shifts = micros * layout.num_layers * (n - 1)
+    model, n, micros = share.model, share.sizes["cp"], share.num_micro
+    width = model.kv_width // share.sizes["tp"]
+    numbers = 2 * share.layout.tokens * width
+    element_bytes = FLOAT_BYTES if share.config.train.precision == "fp32" else 2
+    rounds = 3 if share.config.train.activation_checkpointing else 2
+    shifts = micros * share.num_layers * (n - 1)
     return [
         Flow("cp", "send_recv", n, shifts * rounds * numbers * element_bytes, shifts * rounds, "keys and values"),
         Flow("cp", "send_recv", n, shifts * numbers * FLOAT_BYTES, shifts, "gradients of keys and values"),
     ]
 
 
-def pipeline(layout: Layout) -> list[Flow]:
+def pipeline(share: RankShare) -> list[Flow]:
     """Return the flows of a pipeline.
 
     In every micro-batch a stage sends its output to the next and its input's gradient to the one before: x each, or
@@ -265,12 +265,12 @@ def pipeline(layout: Layout) -> list[Flow]:
 
     Source:  Huang et al. 2019, section 2.3; Narayanan et al. 2021, section 2.2: v virtual stages send v times as much.
     """
-    n, micros, x = layout.sizes["pp"], layout.num_micro, layout.stream_bytes // layout.stream_split
-    forward = micros * sum(stage < layout.num_stages - 1 for stage in layout.stages)
-    backward = micros * sum(stage > 0 for stage in layout.stages)
-    at_an_end = layout.is_first_stage or layout.is_last_stage
-    tied = layout.model.tie_word_embeddings and at_an_end and n > 1
-    embedding = FLOAT_BYTES * root_unit(layout.model, layout.sizes["tp"]).matrices[0]
+    n, micros, x = share.sizes["pp"], share.num_micro, share.stream_bytes // share.layout.stream_split
+    forward = micros * sum(stage < share.num_stages - 1 for stage in share.stages)
+    backward = micros * sum(stage > 0 for stage in share.stages)
+    at_an_end = share.is_first_stage or share.is_last_stage
+    tied = share.model.tie_word_embeddings and at_an_end and n > 1
+    embedding = FLOAT_BYTES * root_unit(share.model, share.sizes["tp"]).matrices[0]
     return [
         Flow("pp", "send", n, forward * x, forward, "activations"),
         Flow("pp", "send", n, backward * x, backward, "gradients of activations"),
@@ -280,7 +280,7 @@ def pipeline(layout: Layout) -> list[Flow]:
     ]
 
 
-def experts(layout: Layout) -> list[Flow]:
+def experts(share: RankShare) -> list[Flow]:
     """Return the flows of expert parallelism.
 
     A layer's tokens go to the ranks of their experts and back, forward and backward: 4 R*D numbers, where R counts a
@@ -290,20 +290,20 @@ def experts(layout: Layout) -> list[Flow]:
     Assumes: experts are chosen evenly.
     Source:  Lepikhin et al. 2020, section 3.
     """
-    model, strategy, micros = layout.model, layout.config.strategy, layout.num_micro
+    model, strategy, micros = share.model, share.config.strategy, share.num_micro
     if model.num_local_experts is None:
         return []
-    again = 1 if layout.config.train.activation_checkpointing else 0
-    times = micros * layout.num_layers
-    rows = FLOAT_BYTES * layout.num_tokens * model.num_experts_per_tok * model.hidden_size
+    again = 1 if share.config.train.activation_checkpointing else 0
+    times = micros * share.num_layers
+    rows = FLOAT_BYTES * share.layout.tokens * model.num_experts_per_tok * model.hidden_size
     counts = _COUNT_BYTES * model.num_local_experts * (1 + again)
     return [
         Flow("ep", "all_to_all", strategy.ep, times * counts, times * (1 + again), "counts"),
         Flow("ep", "all_to_all", strategy.ep, times * (4 + 2 * again) * rows, times * (4 + 2 * again), "tokens"),
         Flow(
-            layout.data_axis,
+            share.data_axis,
             "all_reduce",
-            layout.data,
+            share.layout.data,
             times * (1 + again) * _COUNT_BYTES * (model.num_local_experts + 1),
             times * (1 + again),
             "counts",

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from frog.plan.estimate.gpu_layout import PlannedLayout, Precision, Recompute, Traits
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.layer_time import Times
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.layout import Layout, Precision, Recompute, Traits
 from frog.plan.model import LatentAttention, PlannedModel
 
 MIXTURE = PlannedModel(
@@ -21,7 +21,7 @@ def test_far_experts_overlap_only_where_they_leave_the_nvlink_domain() -> None:
     cluster = clusters()["h100x8"]
 
     def expert_s(ep: int, **traits: bool) -> float:
-        layout = PlannedLayout(seq_len=4096, global_batch=64, dp=32, ep=ep, traits=Traits(**traits))
+        layout = Layout(seq_len=4096, global_batch=64, dp=32, ep=ep, traits=Traits(**traits))
         return StepModel(MIXTURE, layout, cluster).layers.layer(mixture=True).total.expert
 
     assert expert_s(16, overlaps_far_experts=True) == expert_s(16, overlaps_experts=True) < expert_s(16)
@@ -29,7 +29,7 @@ def test_far_experts_overlap_only_where_they_leave_the_nvlink_domain() -> None:
 
 
 def test_a_token_travels_once_to_a_node_if_its_experts_are_in_groups() -> None:
-    layout = PlannedLayout(seq_len=4096, global_batch=64, dp=32, ep=32, traits=Traits(sends_groups_once=True))
+    layout = Layout(seq_len=4096, global_batch=64, dp=32, ep=32, traits=Traits(sends_groups_once=True))
 
     def expert_s(model: PlannedModel) -> float:
         return StepModel(model, layout, clusters()["h100x8"]).layers.layer(mixture=True).total.expert
@@ -41,7 +41,7 @@ def test_loss_takes_the_traffic_of_its_program() -> None:
     model, cluster = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256), clusters()["h100x8"]
 
     def head(loss_bytes: tuple[int, int]) -> tuple[float, float]:
-        step = StepModel(model, PlannedLayout(4096, 8, tp=2, traits=Traits(loss_bytes=loss_bytes)), cluster)
+        step = StepModel(model, Layout(4096, 8, tp=2, traits=Traits(loss_bytes=loss_bytes)), cluster)
         return step.head.forward.memory * step.kernels.memory_rate, step.head.backward.memory * step.kernels.memory_rate
 
     less, more = head((2, 4)), head((38, 14))
@@ -53,7 +53,7 @@ def test_float8_with_one_scale_per_tensor_is_gathered_in_one_byte() -> None:
     model, cluster = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256), clusters()["h100x8"]
 
     def tensor_s(precision: Precision, *, parallel: bool) -> float:
-        layout = PlannedLayout(65536, 8, tp=8, sequence_parallel=parallel, precision=precision)
+        layout = Layout(65536, 8, tp=8, sequence_parallel=parallel, precision=precision)
         return StepModel(model, layout, cluster).layers.layer(mixture=False).forward.tensor
 
     usual = tensor_s("bf16", parallel=True)
@@ -61,7 +61,7 @@ def test_float8_with_one_scale_per_tensor_is_gathered_in_one_byte() -> None:
     assert tensor_s("fp8_rowwise", parallel=True) == tensor_s("fp8", parallel=False) == usual
 
     def gather_s(precision: Precision) -> float:
-        layout = PlannedLayout(8192, 64, dp=64, zero=3, precision=precision)
+        layout = Layout(8192, 64, dp=64, zero=3, precision=precision)
         return StepModel(model, layout, cluster).layer_transfers[0]
 
     assert gather_s("fp8") == pytest.approx(gather_s("bf16") / 2, rel=0.1)
@@ -71,7 +71,7 @@ def test_ring_attention_adds_up_the_blocks_of_its_ranks() -> None:
     model, cluster = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256), clusters()["h100x8"]
 
     def merged_bytes(cp: int) -> float:
-        layers = StepModel(model, PlannedLayout(65536, 8, cp=cp), cluster).layers
+        layers = StepModel(model, Layout(65536, 8, cp=cp), cluster).layers
         whole = layers.kernels.attention(32, 65536 / cp, 65536, (128, 128))
         return (layers.layer(mixture=False).forward.attention - whole[0]) * layers.kernels.memory_rate
 
@@ -83,13 +83,9 @@ def test_small_layers_wait_longer_for_more_tensor_parallel_processes() -> None:
     model = PlannedModel(8, 1024, 16, 16, 64, 4096, 50304, gated=False)
 
     def forward_s(tp: int) -> float:
-        return (
-            StepModel(model, PlannedLayout(512, 8, tp=tp), clusters()["a100x8"])
-            .layers.layer(mixture=False)
-            .forward.total
-        )
+        return StepModel(model, Layout(512, 8, tp=tp), clusters()["a100x8"]).layers.layer(mixture=False).forward.total
 
-    launch_s = StepModel(model, PlannedLayout(512, 8), clusters()["a100x8"]).constants.launch_s
+    launch_s = StepModel(model, Layout(512, 8), clusters()["a100x8"]).constants.launch_s
     assert [forward_s(2 * tp) - forward_s(tp) for tp in (1, 2, 4)] == pytest.approx([2 * launch_s] * 3)
 
 
@@ -97,7 +93,7 @@ def test_selective_recomputation_widens_latent_queries_and_keys_again() -> None:
     latent = replace(MIXTURE, latent=LatentAttention(1536, 512, 64), head_dim=192, value_dim=128, kv_heads=32)
 
     def recomputed(model: PlannedModel, recompute: Recompute) -> Times:
-        layout = PlannedLayout(4096, 8, recompute=recompute)
+        layout = Layout(4096, 8, recompute=recompute)
         return StepModel(model, layout, clusters()["h100x8"]).layers.layer(mixture=True).recomputed
 
     assert latent.latent_products() == [(1536, 32 * 192), (512, 32 * (128 + 128))]
@@ -108,7 +104,7 @@ def test_selective_recomputation_widens_latent_queries_and_keys_again() -> None:
 
 def test_tiles_of_float8_take_a_cast_of_their_own() -> None:
     def casts(precision: Precision, **traits: bool) -> float:
-        layout = PlannedLayout(4096, 8, precision=precision, traits=Traits(**traits))
+        layout = Layout(4096, 8, precision=precision, traits=Traits(**traits))
         kernels = StepModel(MIXTURE, layout, clusters()["h100x8"]).kernels
         return kernels.linear(4096, 4096, 4096)[0] - kernels.product(4096, 4096, 4096)
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from frog.plan.estimate.gpu_layout import PlannedLayout, Traits
 from frog.plan.estimate.gpu_memory import USABLE, layer_activations, loss_bytes, stage_activations, step_memory
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.predict import predict_row
 from frog.plan.estimate.rows import planned_run
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.layout import Layout, Traits
 from frog.plan.model import PlannedModel
 
 LLAMA_8B = {
@@ -133,14 +133,14 @@ def test_single_fsdp_rank_holds_cast_copies_as_torch_s_tracker_counts(tp: int, t
 def test_selective_recomputation_keeps_every_second_product() -> None:
     """Llama 3 8B, for each token in 16 bits: the layer's input, q, v, attention's output, gate and down."""
     model = PlannedModel(32, 4096, 32, 8, 128, 14336, 128256)
-    layout = PlannedLayout(seq_len=8192, global_batch=1, recompute="alternate")
+    layout = Layout(seq_len=8192, global_batch=1, recompute="alternate")
     assert stage_activations(model, layout) == 8192 * 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096)
     assert stage_activations(model, layout) < 0.6 * layer_activations(model, layout)
 
 
 def test_loss_of_each_program_keeps_other_tensors() -> None:
     model = PlannedModel(32, 4096, 32, 8, 128, 14336, 128256)
-    layout = PlannedLayout(seq_len=8192, global_batch=1)
+    layout = Layout(seq_len=8192, global_batch=1)
     logits = 8192 * 128256
     assert loss_bytes(model, layout) == 12 * logits
     assert loss_bytes(model, replace(layout, traits=Traits(parallel_loss=True))) == 12 * logits
@@ -153,7 +153,7 @@ def test_optimizer_s_own_tensors_count_where_they_exceed_the_activations() -> No
     model = PlannedModel(2, 4096, 32, 8, 128, 14336, 1000)
 
     def temporary(seq_len: int, step_bytes: int) -> float:
-        layout = PlannedLayout(seq_len=seq_len, global_batch=1, traits=Traits(step_bytes=step_bytes))
+        layout = Layout(seq_len=seq_len, global_batch=1, traits=Traits(step_bytes=step_bytes))
         memory = step_memory(StepModel(model, layout, clusters()["a100x8"]))
         return memory.activations + memory.temporary
 
@@ -166,7 +166,7 @@ def test_freed_blocks_of_the_norm_stay_while_the_gpu_has_room() -> None:
     model, cluster = PlannedModel(32, 2048, 16, 16, 128, 8192, 32000), clusters()["a100x8"]
 
     def total(gpu_bytes: float, norm_bytes: int) -> float:
-        layout = PlannedLayout(1024, 1, traits=Traits(step_bytes=14, norm_bytes=norm_bytes))
+        layout = Layout(1024, 1, traits=Traits(step_bytes=14, norm_bytes=norm_bytes))
         own = replace(cluster, gpu=replace(cluster.gpu, memory=gpu_bytes))
         return step_memory(StepModel(model, layout, own)).total
 

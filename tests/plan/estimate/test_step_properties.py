@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frog.plan.estimate.gpu_layout import PlannedLayout, Traits
 from frog.plan.estimate.gpu_memory import layer_activations, stage_activations, step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import Times
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.layout import Layout, Traits
 from frog.plan.model import PlannedModel
 
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -44,9 +44,9 @@ def models(draw: st.DrawFn) -> PlannedModel:
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> PlannedLayout:
+def layouts(draw: st.DrawFn) -> Layout:
     dp, micro = draw(POWERS), draw(st.sampled_from([1, 2, 4]))
-    return PlannedLayout(
+    return Layout(
         seq_len=draw(st.sampled_from([1024, 4096, 8192])),
         global_batch=dp * micro * draw(st.sampled_from([1, 3, 16])),
         micro_batch=micro,
@@ -69,9 +69,7 @@ CLUSTERS = st.sampled_from(["a100x8", "h100x8", "gb200-nvl72", "l40sx8"]).map(la
 
 @settings(max_examples=150, deadline=None)
 @given(models(), layouts(), CLUSTERS)
-def test_step_is_never_faster_than_the_arithmetic_allows(
-    model: PlannedModel, layout: PlannedLayout, cluster: Cluster
-) -> None:
+def test_step_is_never_faster_than_the_arithmetic_allows(model: PlannedModel, layout: Layout, cluster: Cluster) -> None:
     step = StepModel(model, layout, cluster).step
     peak = max(cluster.gpu.peak_bf16, cluster.gpu.peak_fp8 if layout.precision == "fp8" else 0)
     tokens = layout.global_batch * layout.seq_len
@@ -82,7 +80,7 @@ def test_step_is_never_faster_than_the_arithmetic_allows(
 @settings(max_examples=100, deadline=None)
 @given(models(), layouts(), CLUSTERS, st.sampled_from(["network", "link", "memory"]))
 def test_more_bandwidth_never_makes_a_step_slower(
-    model: PlannedModel, layout: PlannedLayout, cluster: Cluster, which: str
+    model: PlannedModel, layout: Layout, cluster: Cluster, which: str
 ) -> None:
     if which == "network":
         faster = replace(cluster, node_bandwidth=2 * cluster.node_bandwidth)
@@ -95,7 +93,7 @@ def test_more_bandwidth_never_makes_a_step_slower(
 @settings(max_examples=150, deadline=None)
 @given(models(), layouts(), CLUSTERS, st.sampled_from([1, 2, 3, 16]))
 def test_more_oversubscription_never_makes_a_step_faster(
-    model: PlannedModel, layout: PlannedLayout, cluster: Cluster, nodes_per_leaf: int
+    model: PlannedModel, layout: Layout, cluster: Cluster, nodes_per_leaf: int
 ) -> None:
     trees = [
         replace(cluster, nodes_per_leaf=nodes_per_leaf, oversubscription=factor) for factor in (1.0, 1.5, 4.0, 64.0)
@@ -110,7 +108,7 @@ def test_more_oversubscription_never_makes_a_step_faster(
 @settings(max_examples=100, deadline=None)
 @given(models(), layouts(), CLUSTERS)
 def test_more_sharding_never_needs_more_memory_for_states(
-    model: PlannedModel, layout: PlannedLayout, cluster: Cluster
+    model: PlannedModel, layout: Layout, cluster: Cluster
 ) -> None:
     sizes = [step_memory(StepModel(model, replace(layout, zero=zero), cluster)).states for zero in range(4)]
     assert sizes == sorted(sizes, reverse=True)
@@ -119,7 +117,7 @@ def test_more_sharding_never_needs_more_memory_for_states(
 @settings(max_examples=100, deadline=None)
 @given(models(), layouts(), CLUSTERS, st.sampled_from(["dp", "tp", "pp", "cp"]))
 def test_larger_degree_never_needs_more_memory_for_states(
-    model: PlannedModel, layout: PlannedLayout, cluster: Cluster, axis: str
+    model: PlannedModel, layout: Layout, cluster: Cluster, axis: str
 ) -> None:
     larger = replace(layout, **{axis: 2 * getattr(layout, axis)})
     once = step_memory(StepModel(model, layout, cluster)).states
@@ -128,9 +126,7 @@ def test_larger_degree_never_needs_more_memory_for_states(
 
 @settings(max_examples=100, deadline=None)
 @given(models(), layouts(), CLUSTERS)
-def test_recomputation_trades_time_for_activations(
-    model: PlannedModel, layout: PlannedLayout, cluster: Cluster
-) -> None:
+def test_recomputation_trades_time_for_activations(model: PlannedModel, layout: Layout, cluster: Cluster) -> None:
     without, full = replace(layout, recompute="none"), replace(layout, recompute="full")
     assert stage_activations(model, full) <= stage_activations(model, without)
     assert StepModel(model, full, cluster).step.total >= StepModel(model, without, cluster).step.total
@@ -138,9 +134,7 @@ def test_recomputation_trades_time_for_activations(
 
 @settings(max_examples=100, deadline=None)
 @given(models(), layouts(), CLUSTERS)
-def test_twice_the_batch_takes_longer_but_at_most_twice(
-    model: PlannedModel, layout: PlannedLayout, cluster: Cluster
-) -> None:
+def test_twice_the_batch_takes_longer_but_at_most_twice(model: PlannedModel, layout: Layout, cluster: Cluster) -> None:
     once = StepModel(model, layout, cluster).step.total
     twice = StepModel(model, replace(layout, global_batch=2 * layout.global_batch), cluster).step.total
     assert once < twice <= 2.000001 * once
@@ -149,17 +143,15 @@ def test_twice_the_batch_takes_longer_but_at_most_twice(
 @pytest.mark.parametrize(
     ("shape", "layout", "published_gib"),
     [
-        ((48, 6144, 64), PlannedLayout(2048, 4, 4, tp=8), 59.25),
-        ((48, 6144, 64), PlannedLayout(2048, 4, 4, tp=8, sequence_parallel=True, recompute="selective"), 9.5625),
-        ((96, 12288, 96), PlannedLayout(2048, 64, 1, tp=8, pp=8, virtual_stages=3), 66.84375),
-        ((105, 20480, 128), PlannedLayout(2048, 280, 1, tp=8, pp=35, virtual_stages=3), 114.0234375),
-        ((128, 25600, 160), PlannedLayout(2048, 512, 1, tp=8, pp=64), 131.25),
+        ((48, 6144, 64), Layout(2048, 4, 4, tp=8), 59.25),
+        ((48, 6144, 64), Layout(2048, 4, 4, tp=8, sequence_parallel=True, recompute="selective"), 9.5625),
+        ((96, 12288, 96), Layout(2048, 64, 1, tp=8, pp=8, virtual_stages=3), 66.84375),
+        ((105, 20480, 128), Layout(2048, 280, 1, tp=8, pp=35, virtual_stages=3), 114.0234375),
+        ((128, 25600, 160), Layout(2048, 512, 1, tp=8, pp=64), 131.25),
     ],
     ids=["22B", "22B-selective", "175B", "530B", "1T"],
 )
-def test_activations_agree_with_korthikanti(
-    shape: tuple[int, int, int], layout: PlannedLayout, published_gib: float
-) -> None:
+def test_activations_agree_with_korthikanti(shape: tuple[int, int, int], layout: Layout, published_gib: float) -> None:
     layers, hidden, heads = shape
     model = PlannedModel(
         layers, hidden, heads, heads, hidden // heads, 4 * hidden, 51200, gated=False, tied=True, biases=True
@@ -185,13 +177,13 @@ def test_overlap_cannot_hide_more_than_the_network_carries(degrees: dict[str, in
     one_gpu_nodes = {"gpus_per_node": 1, "nvlink_domain": 1} if "pp" in degrees else {}
     slow = replace(clusters()["h100x8"], node_bandwidth=1e8 * (1 if one_gpu_nodes else 8), **one_gpu_nodes)
     traits = Traits("fused", overlaps_stages=True, overlaps_tensor=True, overlaps_parameters=True)
-    layout = PlannedLayout(seq_len=4096, global_batch=64, traits=traits, **degrees)  # type: ignore[arg-type]
+    layout = Layout(seq_len=4096, global_batch=64, traits=traits, **degrees)  # type: ignore[arg-type]
     assert StepModel(model, layout, slow).step.total > 0.9 * num_bytes / 1e8
 
 
 def test_schedules_trade_bubble_and_memory() -> None:
     model = PlannedModel(32, 4096, 32, 8, 128, 14336, 128256)
-    layout = PlannedLayout(seq_len=4096, global_batch=32, pp=8)
+    layout = Layout(seq_len=4096, global_batch=32, pp=8)
 
     def bubble_and_activations(**changes: object) -> tuple[float, float]:
         step = StepModel(model, replace(layout, **changes), clusters()["h100x8"])  # type: ignore[arg-type]
@@ -207,7 +199,7 @@ def test_schedules_trade_bubble_and_memory() -> None:
 
 def test_gated_layer_keeps_three_tensors_of_the_ffn() -> None:
     plain = PlannedModel(2, 512, 4, 4, 128, 1024, 1000, gated=False)
-    layout = PlannedLayout(seq_len=128, global_batch=1)
+    layout = Layout(seq_len=128, global_batch=1)
     gated = replace(plain, gated=True)
     assert layer_activations(gated, layout) - layer_activations(plain, layout) == 2 * 1024 * 128
 
@@ -228,7 +220,7 @@ def test_gated_layer_keeps_three_tensors_of_the_ffn() -> None:
 )
 def test_impossible_layout_is_explained(changes: dict[str, int], problem: str) -> None:
     model = PlannedModel(32, 512, 4, 4, 128, 1024, 1000)
-    layout = replace(PlannedLayout(seq_len=4096, global_batch=16), **changes)  # type: ignore[arg-type]
+    layout = replace(Layout(seq_len=4096, global_batch=16), **changes)  # type: ignore[arg-type]
     assert problem in layout.problems(model)
 
 
@@ -242,13 +234,13 @@ def test_impossible_layout_is_explained(changes: dict[str, int], problem: str) -
 )
 def test_expert_parallelism_needs_experts_and_ranks(changes: dict[str, int], problem: str | None) -> None:
     model = PlannedModel(32, 512, 4, 4, 128, 1024, 1000, experts=8, experts_per_token=2, expert_ffn=1024)
-    layout = replace(PlannedLayout(seq_len=4096, global_batch=16), **changes)  # type: ignore[arg-type]
+    layout = replace(Layout(seq_len=4096, global_batch=16), **changes)  # type: ignore[arg-type]
     assert layout.problems(model) == ([] if problem is None else [problem])
 
 
 def test_other_stages_fill_the_pipeline_without_the_output_matrix_of_the_last() -> None:
     model = PlannedModel(8, 4096, 32, 8, 128, 14336, 512000)
-    step = StepModel(model, PlannedLayout(seq_len=4096, global_batch=8, pp=4), clusters()["h100x8"])
+    step = StepModel(model, Layout(seq_len=4096, global_batch=8, pp=4), clusters()["h100x8"])
     layers = step.layers.layer(mixture=False).total.total * 6
     assert step.other_stages == pytest.approx(layers)
     assert step.step.bubble == pytest.approx(layers + 3 * step.sends)
@@ -256,7 +248,7 @@ def test_other_stages_fill_the_pipeline_without_the_output_matrix_of_the_last() 
 
 def test_chunks_hide_the_reduction_of_those_that_finish_first() -> None:
     def exposed_s(seconds: float, **layout: int) -> float:
-        planned = PlannedLayout(seq_len=4096, global_batch=64, **layout)  # type: ignore[arg-type]
+        planned = Layout(seq_len=4096, global_batch=64, **layout)  # type: ignore[arg-type]
         step = StepModel(PlannedModel(32, 4096, 32, 8, 128, 14336, 128256), planned, clusters()["h100x8"])
         return seconds - step.hidden_transfer(seconds, 1.0)
 
@@ -278,7 +270,7 @@ MIXTURE = PlannedModel(
 @pytest.mark.parametrize("gbit_s", [200, 3200, 100_000])
 def test_overlapped_experts_take_the_longer_of_both_and_a_slowdown(gbit_s: float) -> None:
     cluster = replace(clusters()["h100x8"], node_bandwidth=gbit_s * 1e9 / 8)
-    layout = PlannedLayout(seq_len=4096, global_batch=64, dp=16, ep=16)
+    layout = Layout(seq_len=4096, global_batch=64, dp=16, ep=16)
     usual = StepModel(MIXTURE, layout, cluster)
     beside = StepModel(MIXTURE, replace(layout, traits=Traits(overlaps_experts=True)), cluster)
     before, after = usual.layers.layer(mixture=True), beside.layers.layer(mixture=True)
@@ -294,7 +286,7 @@ def test_overlapped_experts_take_the_longer_of_both_and_a_slowdown(gbit_s: float
 @pytest.mark.parametrize(("layers", "window"), [(16, 1024), (32, 1024), (16, 8192), (16, 100_000)])
 def test_layers_with_a_window_take_the_time_of_the_tokens_that_they_see(layers: int, window: int) -> None:
     model = PlannedModel(32, 4096, 32, 8, 128, 14336, 128256)
-    layout, cluster = PlannedLayout(8192, 8, dp=8), clusters()["h100x8"]
+    layout, cluster = Layout(8192, 8, dp=8), clusters()["h100x8"]
     windowed = StepModel(replace(model, window=window, windowed_layers=layers), layout, cluster)
     keys = (
         8192 if window >= 8192 else 2 * 1024 - 1024**2 / 8192
@@ -311,7 +303,7 @@ def test_layers_with_a_window_take_the_time_of_the_tokens_that_they_see(layers: 
 
 def test_dispatch_in_float8_sends_three_quarters_of_the_bytes() -> None:
     cluster = clusters()["h100x8"]
-    layout = PlannedLayout(seq_len=65536, global_batch=64, dp=16, ep=16, precision="fp8")
+    layout = Layout(seq_len=65536, global_batch=64, dp=16, ep=16, precision="fp8")
     short = replace(layout, traits=Traits(dispatches_fp8=True))
     expert = [
         StepModel(MIXTURE, one, cluster).layers.layer(mixture=True).forward.expert
@@ -322,7 +314,7 @@ def test_dispatch_in_float8_sends_three_quarters_of_the_bytes() -> None:
 
 
 def test_zero_group_larger_than_the_data_parallel_ranks_means_all_of_them() -> None:
-    layout = PlannedLayout(seq_len=4096, global_batch=16, dp=4, zero_group=8)
+    layout = Layout(seq_len=4096, global_batch=16, dp=4, zero_group=8)
     assert layout.problems(PlannedModel(32, 512, 4, 4, 128, 1024, 1000)) == []
     assert layout.shard == 4
 

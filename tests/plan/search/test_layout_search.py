@@ -17,11 +17,11 @@ from harness import LIMIT_S
 
 from frog.cli import main
 from frog.core.config import load_run_config
-from frog.plan.estimate.gpu_layout import PlannedLayout, Traits
 from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import LayerModel, Passes
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.layout import Layout, Traits
 from frog.plan.model import PlannedModel
 from frog.plan.search.best import Found, search, what_binds
 from frog.plan.search.coarse import evaluate
@@ -52,7 +52,7 @@ FLOAT8 = replace(MEGATRON, overlaps_far_experts=True, loss_bytes=(2, 4))
     ids=["megatron", "torchtitan", "older", "internevo", "float8"],
 )
 def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits, cluster: Cluster) -> None:
-    base = PlannedLayout(4096, 96, traits=traits, precision="fp8" if traits is FLOAT8 else "bf16")
+    base = Layout(4096, 96, traits=traits, precision="fp8" if traits is FLOAT8 else "bf16")
     grid = layout_grid(model, cluster, 48, base)
     alone = np.flatnonzero((grid.zero == 3) & (grid.dp * grid.cp == 1))
     chosen = grid[np.array([*random.Random(1).sample(range(len(grid)), 60), *alone[:3]])]
@@ -67,7 +67,7 @@ def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits, 
 
 def test_numbers_of_a_layout_do_not_depend_on_the_layouts_next_to_it() -> None:
     """Several blocks, the last one not full, whose layouts are shuffled or computed one by one."""
-    base = PlannedLayout(4096, 96, traits=MEGATRON)
+    base = Layout(4096, 96, traits=MEGATRON)
     grid = layout_grid(MIXTURE, H100, 48, base)
     order = np.random.default_rng(1).permutation(len(grid))
     ordered, shuffled = evaluate(MIXTURE, H100, base, grid), evaluate(MIXTURE, H100, base, grid[order])
@@ -89,7 +89,7 @@ def test_search_computes_each_kind_of_layer_once(monkeypatch: pytest.MonkeyPatch
         kinds.append((mixture, layout.tp, layout.cp, layout.micro_batch, layout.ep if mixture else 0))
         return compute(self, mixture=mixture)
 
-    base = PlannedLayout(4096, 96, traits=MEGATRON)
+    base = Layout(4096, 96, traits=MEGATRON)
     grids = [layout_grid(MIXTURE, H100, num_gpus, base) for num_gpus in (48, 24)]
     with monkeypatch.context() as patch:
         patch.setattr(LayerModel, "layer", layer)
@@ -101,13 +101,13 @@ def test_search_computes_each_kind_of_layer_once(monkeypatch: pytest.MonkeyPatch
 
 
 def found_for(num_gpus: int, **changes: object) -> Found:
-    base = replace(PlannedLayout(4096, 96, traits=MEGATRON), **changes)  # type: ignore[arg-type]
+    base = replace(Layout(4096, 96, traits=MEGATRON), **changes)  # type: ignore[arg-type]
     return search(DENSE, clusters()["h100x8"], [num_gpus, num_gpus // 2], base, (0, 1))
 
 
 def test_best_layout_is_the_fastest_that_fits() -> None:
     found = found_for(16)
-    base, cluster = PlannedLayout(4096, 96, traits=MEGATRON), clusters()["h100x8"]
+    base, cluster = Layout(4096, 96, traits=MEGATRON), clusters()["h100x8"]
     grid = layout_grid(DENSE, cluster, 16, base, (0, 1))
     exact = [StepModel(DENSE, grid.layout(place, base), cluster) for place in range(0, len(grid), 7)]
     fitting = [step.step.total for step in exact if step_memory(step).total <= 0.95 * cluster.gpu.memory]
@@ -137,7 +137,7 @@ def test_more_of_a_resource_never_makes_the_best_layout_slower() -> None:
 
 
 def test_search_names_the_links_above_oversubscribed_leaf_switches() -> None:
-    tree, base = replace(H100, nodes_per_leaf=1, oversubscription=32.0), PlannedLayout(4096, 64, traits=OLDER)
+    tree, base = replace(H100, nodes_per_leaf=1, oversubscription=32.0), Layout(4096, 64, traits=OLDER)
     gains = what_binds(search(replace(DENSE, layers=1), tree, [64], base, (0,)), (0,))
     assert gains["the network above leaf switches"] == pytest.approx(gains["the network"])
     assert gains["the network"] > 0.4
@@ -147,13 +147,13 @@ def test_search_names_the_links_above_oversubscribed_leaf_switches() -> None:
 
 def test_model_that_fits_nowhere_has_no_layout() -> None:
     huge = replace(DENSE, layers=60, hidden=65536, ffn=4 * 65536)
-    found = search(huge, clusters()["h100x8"], [8], PlannedLayout(4096, 96))
+    found = search(huge, clusters()["h100x8"], [8], Layout(4096, 96))
     assert (found.best, found.front, found.num_fitting) == ([], [], 0)
     assert list(found.others()) == []
 
 
 def test_batch_that_no_rank_can_share_has_no_layout() -> None:
-    assert len(layout_grid(DENSE, clusters()["h100x8"], 7 * 11 * 13, PlannedLayout(4096, 3))) == 0
+    assert len(layout_grid(DENSE, clusters()["h100x8"], 7 * 11 * 13, Layout(4096, 3))) == 0
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
@@ -249,7 +249,7 @@ def test_search_takes_the_overlap_of_experts(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_experts_overlap_only_with_another_micro_batch() -> None:
-    grid = layout_grid(MIXTURE, H100, 16, PlannedLayout(4096, 16, traits=replace(MEGATRON, overlaps_experts=True)))
+    grid = layout_grid(MIXTURE, H100, 16, Layout(4096, 16, traits=replace(MEGATRON, overlaps_experts=True)))
     num_micro = 16 // (grid.dp * grid.micro_batch)
     assert set(num_micro[grid.ep > 1]) == {2, 4, 8, 16}
     assert 1 in num_micro[grid.ep == 1]

@@ -12,9 +12,9 @@ import pytest
 from frog.core.errors import ConfigError
 from frog.plan.estimate.architectures import model_of
 from frog.plan.estimate.constants import FITTED
-from frog.plan.estimate.gpu_layout import PlannedLayout, Schedule, Traits
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.layout import Layout, Schedule, Traits
 from frog.plan.simulate.disturbances import Disturbances
 from frog.plan.simulate.schedule_costs import Costs, schedule_of
 from frog.plan.simulate.simulation import simulate_steps
@@ -27,7 +27,7 @@ QUICK = replace(FITTED, link_latency_s=1e-15, network_latency_s=1e-15)
 
 def step_of(gpus: int, vocab: int = 128256, **degrees: int | str | bool | Traits) -> StepModel:
     """Return a step of Llama 3 8B on H100s."""
-    layout = PlannedLayout(8192, **{"global_batch": gpus, **degrees})  # type: ignore[arg-type]
+    layout = Layout(8192, **{"global_batch": gpus, **degrees})  # type: ignore[arg-type]
     layout = replace(layout, dp=gpus // (layout.tp * layout.pp * layout.cp))
     model = model_of({**LLAMA_8B, "vocab_size": vocab})
     assert not layout.problems(model)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.layout import Layout
 
 CHECKPOINT_BYTES = 12
 """Size of the weight and two moments in float32 of one parameter."""
@@ -83,7 +83,7 @@ def training_budget(step: StepModel, tokens: float) -> Budget:
     )
 
 
-def num_steps(layout: PlannedLayout, tokens: float) -> int:
+def num_steps(layout: Layout, tokens: float) -> int:
     return math.ceil(tokens / (layout.global_batch * layout.seq_len))
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
 
 LOGIT_BYTES = 12
@@ -105,7 +105,7 @@ def _states(step: StepModel) -> tuple[float, float, float]:
     return parameters, gradients, optimizer
 
 
-def state_bytes(layout: PlannedLayout) -> dict[str, int]:
+def state_bytes(layout: Layout) -> dict[str, int]:
     """Return the bytes of one parameter by kind of state."""
     traits = layout.traits
     sizes = (2, traits.gradient_bytes, 12) if traits.keeps_whole_copy else (4, 4, 8)
@@ -114,13 +114,11 @@ def state_bytes(layout: PlannedLayout) -> dict[str, int]:
 
 def _held(step: StepModel, is_split: bool) -> float:
     """Return the number of parameters of the heaviest rank, whole or split over data-parallel ranks."""
-    layout = step.layout
     shared, experts = step.stage_parameter_parts
-    expert_ranks = max(1, layout.dp * layout.cp * layout.tp // layout.ep)
-    return shared / layout.shard + experts / min(layout.shard, expert_ranks) if is_split else shared + experts
+    return step.layout.split(shared, experts) if is_split else shared + experts
 
 
-def loss_bytes(model: PlannedModel, layout: PlannedLayout) -> float:
+def loss_bytes(model: PlannedModel, layout: Layout) -> float:
     """Return the bytes of the logits and their loss. Loss parallelism also keeps the gathered input of the logits."""
     if layout.traits.parallel_loss and layout.tp > 1:
         return layout.tokens * (PARALLEL_LOGIT_BYTES * model.vocab / layout.tp + 2 * model.hidden)
@@ -148,18 +146,18 @@ def _gathered(step: StepModel) -> tuple[float, float]:
     return 2 * ends, 2 * ends + 2 * head + layer * (4 + each)
 
 
-def ends_parameters(model: PlannedModel, layout: PlannedLayout) -> float:
+def ends_parameters(model: PlannedModel, layout: Layout) -> float:
     """Return the number of parameters of the first stage that are outside of the layers."""
     head = model.head_parameters() if layout.pp == 1 else 0
     return (model.embedding_parameters() + head) / layout.tp
 
 
-def output_parameters(model: PlannedModel, layout: PlannedLayout) -> float:
+def output_parameters(model: PlannedModel, layout: Layout) -> float:
     """Return the number of parameters of the output matrix, if the first stage is the last one."""
     return model.vocab * model.hidden / layout.tp if layout.pp == 1 else 0.0
 
 
-def activations_in_flight(layout: PlannedLayout) -> float:
+def activations_in_flight(layout: Layout) -> float:
     """Return how many micro-batches' activations the first stage keeps.
 
     Source:  GPipe all, 1F1B p, interleaved p (1 + (p - 1) / (p v)): Korthikanti et al. 2022, section 4.2.3.
@@ -171,28 +169,28 @@ def activations_in_flight(layout: PlannedLayout) -> float:
     return min(most, layout.num_micro)
 
 
-def stage_activations(model: PlannedModel, layout: PlannedLayout) -> float:
+def stage_activations(model: PlannedModel, layout: Layout) -> float:
     """Return the bytes that one layer keeps of a micro-batch for its backward pass."""
     if layout.recompute == "full":
-        return 2.0 * layout.tokens * model.hidden / (layout.tp if layout.sequence_parallel else 1)
+        return 2.0 * layout.tokens * model.hidden / layout.stream_split
     if layout.recompute == "alternate" and not model.moe_layers:
         return _alternate_outputs(model, layout)
     return layer_activations(model, layout) * (0.5 if layout.recompute == "alternate" else 1.0)
 
 
-def _alternate_outputs(model: PlannedModel, layout: PlannedLayout) -> float:
+def _alternate_outputs(model: PlannedModel, layout: Layout) -> float:
     """Return the bytes of a layer's input and of the outputs that torchtitan's selective recomputation keeps.
 
     It keeps each second one of the products q, k, v, o, gate, up, down, from the first, and attention's output. With tp
     the last product is a partial sum, in full width, and both reduce-scattered sums are kept.
     """
-    tp, split = layout.tp, layout.tp if layout.sequence_parallel else 1
+    tp, split = layout.tp, layout.stream_split
     inside = model.heads * model.head_dim + model.kv_heads * model.head_dim + model.value_width + model.ffn
     outside = model.hidden * ((2 if tp > 1 else 0) / split + 1 / split + (1 if model.gated else 0))
     return 2.0 * layout.tokens * (inside / tp + outside)
 
 
-def layer_activations(model: PlannedModel, layout: PlannedLayout) -> float:
+def layer_activations(model: PlannedModel, layout: Layout) -> float:
     """Return the bytes that one layer needs without recomputation. For each token, in 16 bits (products' inputs in
     float8 with that precision):
 
@@ -204,7 +202,7 @@ def layer_activations(model: PlannedModel, layout: PlannedLayout) -> float:
     """
     tp, tokens, traits = layout.tp, layout.tokens, layout.traits
     saved = 1 if layout.precision == "fp8" else 2
-    split = tp if layout.sequence_parallel else 1
+    split = layout.stream_split
     stream = (2 * model.layer_norms + 2 * traits.dropout) * model.hidden / split
     # Megatron gathers the norms' outputs again in the backward pass; torch's tensor parallelism keeps them gathered.
     stream += 2 * saved * model.hidden / (split if traits.keeps_whole_copy else 1)

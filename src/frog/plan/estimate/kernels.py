@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 from frog.plan.estimate.constants import Constants
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import Gpu
+from frog.plan.layout import Layout
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 BLOCK = 128
@@ -30,7 +30,7 @@ class Kernels:
     """The operations of one GPU with one precision."""
 
     gpu: Gpu
-    layout: PlannedLayout
+    layout: Layout
     constants: Constants
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.kernels import Kernels
+from frog.plan.layout import Layout
 from frog.plan.links import Group, Links
 from frog.plan.model import PlannedModel
 
@@ -68,7 +68,7 @@ class LayerModel:
     """The layers of one model under one layout on one cluster."""
 
     model: PlannedModel
-    layout: PlannedLayout
+    layout: Layout
     kernels: Kernels
     links: Links
 

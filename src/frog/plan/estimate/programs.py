@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frog.plan.estimate.cells import Row, read_choice, read_year, read_yes
-from frog.plan.estimate.gpu_layout import Attention, Traits
+from frog.plan.layout import Attention, Traits
 
 
 def traits_of(row: Row) -> Traits:

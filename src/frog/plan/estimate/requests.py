@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from frog.core.errors import ConfigError, UsageError
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.gpu_memory import USABLE, step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.rows import PlannedRun, no_overlap, planned_run, precision_problem
 from frog.plan.estimate.sources import NamedModel
+from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
 
 _BATCH_TOKENS = 4 * 2**20
@@ -63,7 +63,7 @@ def zeros_of(software: str) -> tuple[int, ...]:
     return (0, 1) if "megatron" in name and "deepspeed" not in name else (0, 1, 2, 3)
 
 
-def base_layout(named: NamedModel, options: Mapping[str, str]) -> tuple[PlannedLayout, str]:
+def base_layout(named: NamedModel, options: Mapping[str, str]) -> tuple[Layout, str]:
     """Return the batch, sequence, precision and program of a search, on one GPU, and the program's name."""
     cells = _stated(named, options)
     _choose_program_and_sequence(cells, named, "megatron")

@@ -14,10 +14,10 @@ from frog.core.errors import ConfigError
 from frog.core.schema import shortened
 from frog.plan.estimate.cells import Row, read_choice, read_number, read_real, read_year, read_yes
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.gpu_layout import PlannedLayout, Precision, Recompute, Schedule, Traits
 from frog.plan.estimate.hardware import FAT_TREE, Cluster, default_cluster, fat_tree, similar_gpu
 from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.layout import Layout, Precision, Recompute, Schedule, Traits
 from frog.plan.model import LatentAttention, PlannedModel
 
 
@@ -26,7 +26,7 @@ class PlannedRun:
     """A row that can be predicted, and what had to be assumed for it."""
 
     model: PlannedModel
-    layout: PlannedLayout
+    layout: Layout
     cluster: Cluster
     assumed: tuple[str, ...] = ()
     constants: Constants = FITTED
@@ -65,7 +65,7 @@ def read_row(row: Row) -> PlannedRun:
     return run
 
 
-def precision_problem(layout: PlannedLayout, cluster: Cluster) -> str | None:
+def precision_problem(layout: Layout, cluster: Cluster) -> str | None:
     """Return why the GPU cannot compute with the layout's precision; None if it can."""
     if not layout.precision.startswith("fp8") or cluster.gpu.peak_fp8:
         return None
@@ -138,7 +138,7 @@ def _with_latent_attention(model: PlannedModel, notes: str) -> PlannedModel:
     )
 
 
-def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
+def _layout(row: Row, assumed: list[str]) -> Layout:
     degrees = {name: read_number(row, name, 1) for name in ("tp", "pp", "cp", "ep", "virtual_stages")}
     others = degrees["tp"] * degrees["pp"] * degrees["cp"]
     dp = read_number(row, "dp") or read_number(row, "n_gpus") // max(1, others)
@@ -169,7 +169,7 @@ def _layout(row: Row, assumed: list[str]) -> PlannedLayout:
     recompute = _recompute(row, assumed)
     if read_yes(row, "overlap_moe") and (why := no_overlap(traits, degrees["ep"], batch // max(1, dp * micro))):
         raise ConfigError(f"overlap_moe=yes: {why}")
-    return PlannedLayout(
+    return Layout(
         seq_len=read_number(row, "seq_len"),
         global_batch=batch,
         micro_batch=micro,

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layer_time import LayerModel, Passes, Times
+from frog.plan.layout import Layout
 from frog.plan.links import Group, Links
 from frog.plan.model import PlannedModel
 
@@ -55,7 +55,7 @@ class StepModel:
     """One run on one cluster."""
 
     model: PlannedModel
-    layout: PlannedLayout
+    layout: Layout
     cluster: Cluster
     constants: Constants = FITTED
 
@@ -75,7 +75,7 @@ class StepModel:
     def _groups(self) -> dict[str, Group]:
         layout = self.layout
         inner = layout.tp * layout.cp
-        return {"dp": Group(layout.dp * layout.cp, layout.tp), "pp": Group(layout.pp, inner * layout.dp)}
+        return {"dp": Group(layout.data, layout.tp), "pp": Group(layout.pp, inner * layout.dp)}
 
     @cached_property
     def rings(self) -> dict[str, Group]:
@@ -176,16 +176,7 @@ class StepModel:
     @cached_property
     def stage_parameter_parts(self) -> tuple[float, float]:
         """The same, of all that data-parallel ranks share, and of the experts, which expert parallelism splits."""
-        model, layout = self.model, self.layout
-        layers = layout.heaviest_layers(model.layers)
-        mixture = min(layers, model.moe_layers)
-        dense = (layers - mixture) * model.dense_layer_parameters() + mixture * (
-            model.moe_layer_shared_parameters() if model.experts else 0
-        )
-        ends = model.embedding_parameters() + (model.head_parameters() if layout.pp == 1 else 0)
-        split = layout.ep if layout.ep > 1 else layout.tp
-        experts = mixture * model.experts * (model.expert_parameters() if model.experts else 0) / split
-        return (dense + ends) / layout.tp, experts
+        return self.layout.stage_parameters(self.model)
 
     @cached_property
     def data(self) -> tuple[float, float]:
@@ -231,7 +222,7 @@ class StepModel:
         layout, links, traits = self.layout, self.links, self.layout.traits
         shared, experts = self.stage_parameter_parts
         group = self._groups["dp"]
-        expert_group = Group(max(1, group.size * layout.tp // layout.ep), layout.ep)
+        expert_group = Group(layout.num_expert_copies, layout.ep)
         grads = [(traits.gradient_bytes * shared, group), (traits.gradient_bytes * experts, expert_group)]
         split = layout.zero > 0 and layout.shard == group.size
         reduce = sum(links.gather(size, g) if split else links.all_reduce(size, g) for size, g in grads if size)
@@ -276,15 +267,15 @@ class StepModel:
         layout = self.layout
         if layout.zero:
             shared = shared / layout.shard
-            experts = experts / max(1, min(layout.shard, self._groups["dp"].size * layout.tp // layout.ep))
+            experts = experts / min(layout.shard, layout.num_expert_copies)
         return shared, experts
 
 
-def idle_share(layout: PlannedLayout) -> float:
+def idle_share(layout: Layout) -> float:
     """Return the idle time of a layout's schedule, of 1F1B's."""
     return _IDLE.get(layout.schedule, 1.0)
 
 
-def _without_fp8(layout: PlannedLayout) -> PlannedLayout:
+def _without_fp8(layout: Layout) -> Layout:
     """Return the layout with the precision of the output matrix, which stays in bfloat16."""
     return replace(layout, precision="bf16") if layout.precision.startswith("fp8") else layout

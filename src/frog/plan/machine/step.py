@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from frog.core.config import RunConfig
 from frog.core.errors import ConfigError
-from frog.plan.layout import Layout
+from frog.plan.layout import RankShare
 from frog.plan.links import SlowNetwork
 from frog.plan.machine.costs import Machine
 from frog.plan.machine.work import head_work, layer_work, optimizer_work
@@ -62,7 +62,7 @@ def predict_step(
     if problems := [*config.world_problems(world_size), *uncovered(config, machine, network)]:
         raise ConfigError("\n".join(problems), "frog plan predicts other runs on this machine")
     stages = range(0, world_size, world_size // config.strategy.pp)
-    ranks = [StepOnMachine(Layout(config, world_size, rank), machine, network).phases for rank in stages]
+    ranks = [StepOnMachine(RankShare(config, world_size, rank), machine, network).phases for rank in stages]
     return max(ranks, key=step_time)
 
 
@@ -85,7 +85,7 @@ def uncovered(config: RunConfig, machine: Machine, network: SlowNetwork | None =
 class StepOnMachine:
     """One rank of a run on a machine."""
 
-    layout: Layout
+    share: RankShare
     machine: Machine
     network: SlowNetwork | None = None
 
@@ -93,13 +93,13 @@ class StepOnMachine:
     def phases(self) -> dict[str, PhaseTime]:
         """Return the time of each phase."""
         passes, communicating = self._passes(), dict.fromkeys(PHASES, 0.0)
-        for flow in step_traffic(self.layout.config, self.layout.world_size, self.layout.rank):
+        for flow in step_traffic(self.share.config, self.share.world_size, self.share.rank):
             for phase, share, hides in self._phases_of(flow):
                 here_s, between_s = (share * seconds for seconds in self._flow_s(flow))
                 hidden_s = min(self._spare * here_s + between_s, passes * 2 / 3) if hides else 0.0
                 communicating[phase] += here_s + between_s - hidden_s
         agreed_s = self._all_reduce_s(_SMALL_BYTES)
-        rides = self.layout.sizes["tp"] * self.layout.sizes["pp"] == 1 and not self._splits
+        rides = self.share.sizes["tp"] * self.share.sizes["pp"] == 1 and not self._splits
         communicating[REDUCE] += 0.0 if rides else agreed_s + self._between_s("all_reduce", _SMALL_BYTES, "world")
         # One number: half of the ring's steps send nothing.
         communicating[OPTIMIZE] += 0.0 if rides else agreed_s + self._between_s("all_gather", _SMALL_BYTES, "world")
@@ -108,7 +108,7 @@ class StepOnMachine:
 
     @property
     def _world(self) -> int:
-        return self.layout.world_size
+        return self.share.world_size
 
     @property
     def _slowdown(self) -> float:
@@ -116,7 +116,7 @@ class StepOnMachine:
 
     @property
     def _splits(self) -> frozenset[str]:
-        return self.layout.config.strategy.entry.splits if self.layout.data > 1 else frozenset()
+        return self.share.config.strategy.entry.splits if self.share.layout.data > 1 else frozenset()
 
     @property
     def _spare(self) -> float:
@@ -126,15 +126,15 @@ class StepOnMachine:
 
     def _passes(self) -> float:
         """Return the seconds of all micro-batches' passes, with a pipeline's bubble."""
-        layout, costs = self.layout, self.machine.nearest(self._world)
-        train, model, tp = layout.config.train, layout.model, layout.sizes["tp"]
-        work = layer_work(model, layout.num_tokens, layout.config.data.sequence_length, tp, layout.stream_split)
+        share, costs = self.share, self.machine.nearest(self._world)
+        train, model, tp = share.config.train, share.model, share.sizes["tp"]
+        work = layer_work(model, share.layout.tokens, share.config.data.sequence_length, tp, share.layout.stream_split)
         again = 4 / 3 if train.activation_checkpointing else 1.0
-        seconds = layout.num_layers * again * costs.layer[train.precision].seconds(work)
-        if layout.is_last_stage:
-            seconds += costs.head[train.precision].seconds(head_work(model, layout.num_tokens, tp))
-        seconds = layout.num_micro * (seconds * self._slowdown + self._moved_s(self._collected_bytes))
-        bubble = expected_bubble(layout.config)
+        seconds = share.num_layers * again * costs.layer[train.precision].seconds(work)
+        if share.is_last_stage:
+            seconds += costs.head[train.precision].seconds(head_work(model, share.layout.tokens, tp))
+        seconds = share.num_micro * (seconds * self._slowdown + self._moved_s(self._collected_bytes))
+        bubble = expected_bubble(share.config)
         if bubble is None:
             return seconds
         busy = max(1.0, self._world * costs.threads / self.machine.cores)
@@ -143,35 +143,35 @@ class StepOnMachine:
     @property
     def _collected_bytes(self) -> float:
         """Bytes that zero2 and zero3 move for each micro-batch: a buffer's zeros, the gradients into it, their sum."""
-        return 4.0 * self.layout.parameter_bytes if "gradients" in self._splits else 0.0
+        return 4.0 * self.share.parameter_bytes if "gradients" in self._splits else 0.0
 
     @property
     def _averaged_bytes(self) -> float:
         """Bytes that the mean of the gradient reads and writes, and that its norm reads before."""
-        if self.layout.data == 1:
+        if self.share.layout.data == 1:
             return 0.0
-        held = self.layout.partition_bytes if "gradients" in self._splits else self.layout.parameter_bytes
+        held = self.share.partition_bytes if "gradients" in self._splits else self.share.parameter_bytes
         return held * (2.0 if self._overlaps or self._splits else 3.0)
 
     @property
     def _overlaps(self) -> bool:
-        return self.layout.config.strategy.reduction == "overlapped"
+        return self.share.config.strategy.reduction == "overlapped"
 
     def _moved_s(self, num_bytes: float) -> float:
         return num_bytes * self.machine.nearest(self._world).memory_s * self._slowdown
 
     def _optimizer_s(self) -> float:
-        layout = self.layout
-        held = layout.partition_bytes if "optimizer" in self._splits else layout.parameter_bytes
-        work = optimizer_work(held / 4, len(layout.config.optimizer.state))
+        share = self.share
+        held = share.partition_bytes if "optimizer" in self._splits else share.parameter_bytes
+        work = optimizer_work(held / 4, len(share.config.optimizer.state))
         return self.machine.nearest(self._world).optimizer.seconds(work.num_bytes) * self._slowdown
 
     # ---- communication -----------------------------------------------------------------------------------------------
 
     def _phases_of(self, flow: Flow) -> Iterator[tuple[str, float, bool]]:
         """Yield the phases in which a flow runs, with its share in each, and whether it runs next to computation."""
-        layout, entry = self.layout, self.layout.config.strategy.entry
-        if flow.axis not in ("replicate", layout.data_axis, layout.shard_axis):
+        share, entry = self.share, self.share.config.strategy.entry
+        if flow.axis not in ("replicate", share.data_axis, share.shard_axis):
             yield REDUCE if flow.axis == "tied" else PASSES, 1.0, False
         elif any(one.op == flow.op and one.every == "micro-batch" for one in entry.transfers):
             yield PASSES, 1.0, True
@@ -191,11 +191,11 @@ class StepOnMachine:
         op = {"send": "send_recv", "recv": "", "broadcast": "all_reduce"}.get(flow.op, flow.op)
         if not op:
             return 0.0, 0.0
-        strategy, num_bytes = self.layout.config.strategy, flow.payload_bytes / flow.num_messages
-        rounds = strategy.inner_steps if strategy.entry.apart and flow.axis == self.layout.data_axis else 1
+        strategy, num_bytes = self.share.config.strategy, flow.payload_bytes / flow.num_messages
+        rounds = strategy.inner_steps if strategy.entry.apart and flow.axis == self.share.data_axis else 1
         size = 2 if op == "send_recv" and flow.op == "send" else flow.size
         between_s = self._between_s(op, num_bytes, flow.axis, flow.num_messages)
-        if flow.axis == "tp" and (op != "all_reduce" or self.layout.stream_split == 1):
+        if flow.axis == "tp" and (op != "all_reduce" or self.share.layout.stream_split == 1):
             op = "tensor" if op == "all_reduce" else "sequence"
         here_s = self.machine.link_s(op, num_bytes, size, self._world)
         return flow.num_messages * here_s / rounds, between_s / rounds
@@ -204,8 +204,8 @@ class StepOnMachine:
         """Return the seconds of messages between nodes. Of zero2's units, two are on their way at a time."""
         if self.network is None:
             return 0.0
-        in_flight = 2 if self._splits == _ZERO2 and axis == self.layout.shard_axis else 1
-        return self.network.seconds(op, num_bytes, axis, self.layout, num_messages, in_flight)
+        in_flight = 2 if self._splits == _ZERO2 and axis == self.share.shard_axis else 1
+        return self.network.seconds(op, num_bytes, axis, self.share, num_messages, in_flight)
 
     def _all_reduce_s(self, num_bytes: float) -> float:
         return self.machine.link_s("all_reduce", num_bytes, self._world, self._world) if self._world > 1 else 0.0

@@ -13,7 +13,7 @@ from frog.core.runs.event_schema import CollectiveEvent, MemoryEvent
 from frog.core.runs.history import Collectives, History, RankHistory, Spans
 from frog.core.runs.record import RunFile
 from frog.core.runs.vocabulary import ASIDE, BETWEEN_TWO, PHASES
-from frog.plan.layout import Layout
+from frog.plan.layout import RankShare
 from frog.plan.measure import compare_step
 from frog.plan.memory import PARTS, step_memory
 from frog.plan.strategies import describe, expected_bubble
@@ -98,7 +98,7 @@ def _look(run: RunFile, history: History) -> Seen | None:
     world_size = history.segments[segment].world_size
     has_formula = config.strategy.entry.has_formulas and not config.world_problems(world_size)
     ranks = [
-        _recent(history.ranks[rank], segment, Layout(config, world_size, rank).place if has_formula else {})
+        _recent(history.ranks[rank], segment, RankShare(config, world_size, rank).place if has_formula else {})
         for rank in history.ranks_to_draw()
         if rank < world_size and segment in history.ranks[rank].starts
     ]

@@ -9,11 +9,11 @@ from itertools import islice
 import numpy as np
 
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.gpu_memory import USABLE, step_memory
 from frog.plan.estimate.hardware import Cluster, Gpu
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
+from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.grid import ALL_ZEROS, Grid, joined, layout_grid
@@ -64,7 +64,7 @@ class _Ranked:
 
     model: PlannedModel
     cluster: Cluster
-    base: PlannedLayout
+    base: Layout
     constants: Constants
     grid: Grid
     step_s: np.ndarray
@@ -103,7 +103,7 @@ def search(
     model: PlannedModel,
     cluster: Cluster,
     nums_gpus: Sequence[int],
-    base: PlannedLayout,
+    base: Layout,
     zeros: Sequence[int] = ALL_ZEROS,
     constants: Constants = FITTED,
 ) -> Found:
@@ -141,9 +141,9 @@ def _undominated(points: Sequence[Candidate]) -> list[Candidate]:
     return sorted(kept, key=lambda one: one.step_s)
 
 
-def base_of(layout: PlannedLayout) -> PlannedLayout:
+def base_of(layout: Layout) -> Layout:
     """Return the batch, sequence, precision and traits of a layout, for a search."""
-    return PlannedLayout(layout.seq_len, layout.global_batch, precision=layout.precision, traits=layout.traits)
+    return Layout(layout.seq_len, layout.global_batch, precision=layout.precision, traits=layout.traits)
 
 
 def what_binds(found: Found, zeros: Sequence[int] = ALL_ZEROS) -> dict[str, float]:

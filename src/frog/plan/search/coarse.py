@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.gpu_memory import (
     ALLOCATOR_SHARE,
     CONTEXT_BYTES,
@@ -26,6 +25,7 @@ from frog.plan.estimate.gpu_memory import (
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.layer_time import Passes
 from frog.plan.estimate.step_time import StepModel
+from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
 from frog.plan.search.grid import Column, Grid
 from frog.plan.search.sharing import Rows, Shared, shared_columns
@@ -60,9 +60,7 @@ class _Layers(Rows):
     """Bytes of a micro-batch between two stages."""
 
 
-def evaluate(
-    model: PlannedModel, cluster: Cluster, base: PlannedLayout, grid: Grid, constants: Constants = FITTED
-) -> Coarse:
+def evaluate(model: PlannedModel, cluster: Cluster, base: Layout, grid: Grid, constants: Constants = FITTED) -> Coarse:
     """Return the step time and memory of every layout of a grid."""
     kinds, place = _layer_kinds(model, cluster, base, grid, constants)
     step_s, memory = np.empty(len(grid)), np.empty(len(grid))
@@ -75,7 +73,7 @@ def evaluate(
 
 
 def _layer_kinds(
-    model: PlannedModel, cluster: Cluster, base: PlannedLayout, grid: Grid, constants: Constants
+    model: PlannedModel, cluster: Cluster, base: Layout, grid: Grid, constants: Constants
 ) -> tuple[_Layers, Column]:
     """Return what each kind of layer needs, and the place of each layout's kind among them."""
     key = grid.tp
@@ -113,7 +111,7 @@ class _LayerSeconds:
         self._layers: dict[tuple[int, ...], dict[str, float]] = {}
         self._heads: dict[tuple[int, ...], float] = {}
 
-    def of(self, layout: PlannedLayout) -> tuple[float, float, float]:
+    def of(self, layout: Layout) -> tuple[float, float, float]:
         model, shape = self._model, (layout.tp, layout.cp, layout.micro_batch)
         dense = self._layer(layout, (*shape, 0)) if model.layers > model.moe_layers else 0.0
         mixture = self._layer(layout, (*shape, layout.ep)) if model.moe_layers else 0.0
@@ -121,7 +119,7 @@ class _LayerSeconds:
             self._heads[shape] = self._step(layout).head.total.total
         return dense, mixture, self._heads[shape]
 
-    def _layer(self, layout: PlannedLayout, key: tuple[int, ...]) -> float:
+    def _layer(self, layout: Layout, key: tuple[int, ...]) -> float:
         """Return the seconds of a layer with a mixture if the last number of the key, ep, is positive."""
         if layout.recompute not in ("none", "full"):
             return self._step(layout).layers.layer(mixture=key[-1] > 0).total.total
@@ -131,7 +129,7 @@ class _LayerSeconds:
             self._layers[key] = {"full": passes.total.total, "none": kept.total.total}
         return self._layers[key][layout.recompute]
 
-    def _step(self, layout: PlannedLayout) -> StepModel:
+    def _step(self, layout: Layout) -> StepModel:
         return StepModel(self._model, layout, self._cluster, self._constants)
 
 
@@ -141,7 +139,7 @@ class _Columns:
 
     model: PlannedModel
     cluster: Cluster
-    base: PlannedLayout
+    base: Layout
     grid: Grid
     constants: Constants
     layers: _Layers

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import Cluster
+from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
 
 Column = Any
@@ -44,7 +44,7 @@ class Grid:
     def __getitem__(self, chosen: Column) -> Grid:
         return Grid(*(column[chosen] for column in vars(self).values()))
 
-    def layout(self, place: int, base: PlannedLayout) -> PlannedLayout:
+    def layout(self, place: int, base: Layout) -> Layout:
         """Return one layout, with the batch, sequence, precision and traits of `base`."""
         values = {field.name: int(getattr(self, field.name)[place]) for field in fields(self)}
         recompute = RECOMPUTE[values.pop("recompute")]
@@ -58,7 +58,7 @@ def joined(grids: Sequence[Grid]) -> Grid:
 
 
 def layout_grid(
-    model: PlannedModel, cluster: Cluster, num_gpus: int, base: PlannedLayout, zeros: Sequence[int] = ALL_ZEROS
+    model: PlannedModel, cluster: Cluster, num_gpus: int, base: Layout, zeros: Sequence[int] = ALL_ZEROS
 ) -> Grid:
     """Return all layouts that a model can have on so many GPUs, with the batch and sequence of `base`.
 
@@ -89,7 +89,7 @@ def _splits_heads(model: PlannedModel, tp: int) -> bool:
 
 
 def _choices(
-    model: PlannedModel, cluster: Cluster, base: PlannedLayout, zeros: Sequence[int], sizes: tuple[int, int, int, int]
+    model: PlannedModel, cluster: Cluster, base: Layout, zeros: Sequence[int], sizes: tuple[int, int, int, int]
 ) -> list[Column]:
     """Return the columns of all layouts of one mesh."""
     dp, tp, pp, cp = sizes

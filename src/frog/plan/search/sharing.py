@@ -12,10 +12,10 @@ from typing import Self
 import numpy as np
 
 from frog.plan.estimate.constants import Constants
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.gpu_memory import state_bytes
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES
+from frog.plan.layout import Layout
 from frog.plan.links import Group, Links
 from frog.plan.model import PlannedModel
 from frog.plan.search.grid import Column, Grid
@@ -56,7 +56,7 @@ class Shared(Rows):
 
 
 def shared_columns(
-    model: PlannedModel, cluster: Cluster, base: PlannedLayout, grid: Grid, constants: Constants
+    model: PlannedModel, cluster: Cluster, base: Layout, grid: Grid, constants: Constants
 ) -> tuple[Shared, Column]:
     """Return what groups of layouts share, and the place of each layout's group."""
     mesh = (grid.dp, grid.tp, grid.pp, grid.cp, grid.ep)
@@ -74,7 +74,7 @@ class _Sharing:
 
     model: PlannedModel
     cluster: Cluster
-    base: PlannedLayout
+    base: Layout
     grid: Grid
     constants: Constants
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.hardware import Cluster
+from frog.plan.layout import Layout
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -65,7 +65,7 @@ class Places:
     every layer, so they run at the speed of the slowest. Shapes: P stages, D replicas, I ranks of a cell.
     """
 
-    def __init__(self, layout: PlannedLayout, cluster: Cluster, disturbed: Disturbances) -> None:
+    def __init__(self, layout: Layout, cluster: Cluster, disturbed: Disturbances) -> None:
         self.disturbed = disturbed
         self.ranks_PDI = np.arange(layout.num_gpus).reshape(layout.pp, layout.dp, layout.tp * layout.cp)
         self.nodes_PDI = self.ranks_PDI // cluster.gpus_per_node

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from frog.core.errors import ConfigError
 from frog.core.runs.vocabulary import Phase
-from frog.plan.estimate.gpu_layout import PlannedLayout
 from frog.plan.estimate.layer_time import Passes, Times
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel
+from frog.plan.layout import Layout
 from frog.plan.links import Group
 from frog.train.parallel.schedules.schedule import Action, Kind, Schedule, make_schedule
 
 
-def schedule_of(layout: PlannedLayout) -> Schedule:
+def schedule_of(layout: Layout) -> Schedule:
     """Return the pipeline schedule; a single stage takes a micro-batch forward and backward before the next.
 
     Raises:  ConfigError if Frog has no such schedule, as with fewer micro-batches than stages.
@@ -63,7 +63,7 @@ class Costs:
         self.overlaps_messages = layout.traits.overlaps_stages and chunks > 1
         self.exchange_bytes = 2 * layout.tokens * step.model.hidden
         self.optimizer = step.kernels.moves(OPTIMIZER_BYTES * sum(step.optimizer_parameters))
-        self.shares_data = layout.dp * layout.cp > 1
+        self.shares_data = layout.data > 1
         """True if there is data-parallel communication."""
         self.gathers_layers = self.shares_data and step.gathers_layers
         self.num_sharing = _cells_of_a_shard(layout)
@@ -103,7 +103,7 @@ class Costs:
         return self.makes_gradients(action) and action.micro == self._last_micro
 
 
-def _cells_of_a_shard(layout: PlannedLayout) -> int:
+def _cells_of_a_shard(layout: Layout) -> int:
     cells = max(1, layout.shard // layout.cp)
     return cells if layout.dp % cells == 0 else layout.dp
 

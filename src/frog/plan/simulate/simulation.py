@@ -207,7 +207,7 @@ class _Simulation:
     @property
     def _gather_axis(self) -> str:
         """The axis of gathered parameters: with hybrid sharding they come from some of the data-parallel ranks."""
-        return "shard" if self.layout.shard < self.layout.dp * self.layout.cp else "dp"
+        return "shard" if self.layout.shard < self.layout.data else "dp"
 
     @property
     def _reduction(self) -> str:
