@@ -46,7 +46,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.rows import planned_run
 from frog.plan.model import PlannedModel
@@ -338,7 +337,7 @@ def planned(case: Case) -> dict[str, float]:
         "zero": "3",
         "seq_parallel": "yes" if case.sequence_parallel else "no",
     }
-    return dict(vars(step_memory(planned_run(model, cells, clusters()["h100x8"]).step)))
+    return dict(vars(planned_run(model, cells, clusters()["h100x8"]).step.memory))
 
 
 def compare(only: list[str]) -> Iterator[dict[str, str | float]]:

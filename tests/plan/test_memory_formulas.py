@@ -9,7 +9,7 @@ import pytest
 
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.plan.layout import RankShare
-from frog.plan.memory import activation_bytes, recomputed_bytes, step_memory
+from frog.plan.memory import activation_bytes, rank_memory, recomputed_bytes
 
 MODEL = ModelConfig(20, 8, 16, 3, 4, 2, 16)
 P, LAYER, ROOT = 4 * 1944, 4 * 592, 4 * 168
@@ -38,26 +38,26 @@ def run(*, accum: int = 1, batch: int = 8, checkpointing: bool = False, **strate
 def test_zero_shards_parameters_gradients_and_optimizer_by_stage(
     name: str, parameters: float, gradients: float, optimizer: float, passing: float
 ) -> None:
-    memory = step_memory(run(name=name), 4)
+    memory = rank_memory(run(name=name), 4)
     assert (memory.parameters, memory.gradients, memory.optimizer) == (parameters, gradients, optimizer)
     assert memory.passing == passing
     assert memory.total == parameters + gradients + optimizer + passing + memory.activations
 
 
 def test_single_rank_shards_nothing() -> None:
-    memories = [step_memory(run(name=name), 1) for name in ("ddp", "zero1", "zero2", "zero3")]
+    memories = [rank_memory(run(name=name), 1) for name in ("ddp", "zero1", "zero2", "zero3")]
     assert memories == [memories[0]] * 4
 
 
 def test_hybrid_sharding_shards_over_fewer_ranks() -> None:
-    assert step_memory(run(name="zero3", shard=2), 4).parameters == P / 2
+    assert rank_memory(run(name="zero3", shard=2), 4).parameters == P / 2
 
 
 def test_activations_match_hand_computed_values() -> None:
     assert activation_bytes(RankShare(run(), 4)) == 4 * (3 * ONE_LAYER + HEAD)
     checkpointed = RankShare(run(checkpointing=True), 4)
     assert activation_bytes(checkpointed) == 4 * (3 * N * 8 + HEAD)
-    assert recomputed_bytes(checkpointed) == 4 * (ONE_LAYER - N * 8) == step_memory(run(checkpointing=True), 4).passing
+    assert recomputed_bytes(checkpointed) == 4 * (ONE_LAYER - N * 8) == rank_memory(run(checkpointing=True), 4).passing
     assert recomputed_bytes(RankShare(run(), 4)) == 0
 
 
@@ -76,7 +76,7 @@ def test_schedule_determines_number_of_held_micro_batches(schedule: str, held: t
 def test_deferred_weight_gradients_take_memory() -> None:
     """The last stage of two defers its weight gradients by one micro-batch; the first defers none."""
     config = run(accum=4, pp=2, schedule="zero_bubble")
-    first, last = (step_memory(config, 2, rank) for rank in (0, 1))
+    first, last = (rank_memory(config, 2, rank) for rank in (0, 1))
     assert first.passing == 0
     assert last.passing == 4 * (ONE_LAYER - 3 * N * 8)
 

@@ -11,7 +11,7 @@ from simulated_world import take_step
 from frog.core.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.config.strategies import DATA_STRATEGIES
 from frog.plan.measure import compare_step, problems
-from frog.plan.memory import PARTS, step_memory
+from frog.plan.memory import PARTS, rank_memory
 
 MODEL = ModelConfig(512, 64, 176, 5, 4, 2, 64)
 
@@ -71,7 +71,7 @@ def test_sgd_optimizer_state_matches_formulas(case: str, momentum: float) -> Non
     world, strategy = CASES[case]
     run = replace(config(False, MODEL, **strategy), optimizer=OptimizerConfig("sgd", momentum=momentum))
     _, held = take_step(run, world, 0)
-    assert held["optimizer"] == step_memory(run, world, 0).optimizer
+    assert held["optimizer"] == rank_memory(run, world, 0).optimizer
     assert (held["optimizer"] > 0) == (momentum > 0)
 
 
@@ -89,7 +89,7 @@ def hold_against_formulas(run: RunConfig, world: int) -> None:
         for one in found:
             if one.expected and one.op != "all_reduce":  # all-reduces also carry numbers that ranks agree on
                 assert one.num_messages == one.expected.num_messages, one
-        memory = step_memory(run, world, rank)
+        memory = rank_memory(run, world, rank)
         assert {part: held[part] / getattr(memory, part) for part in PARTS} == pytest.approx(
             dict.fromkeys(PARTS, 1.0), rel=0.01
         )
@@ -116,7 +116,7 @@ def test_qk_norm_matches_formulas(case: str, checkpointing: bool) -> None:
 def test_memory_of_one_process_matches_formulas(model: ModelConfig, checkpointing: bool) -> None:
     run = config(checkpointing, model)
     _, held = take_step(run, 1, 0)
-    memory = step_memory(run, 1)
+    memory = rank_memory(run, 1)
     for part in PARTS:
         assert held[part] == pytest.approx(getattr(memory, part), rel=0.01), part
 

@@ -16,7 +16,7 @@ from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig,
 from frog.core.errors import ConfigError
 from frog.core.files import write_json
 from frog.measure.chaos.sandbox import TINY_MODEL
-from frog.plan.memory import step_memory
+from frog.plan.memory import rank_memory
 from frog.train import main
 from frog.train import train_commands as commands
 from frog.train.model import TinyTransformer
@@ -105,7 +105,7 @@ def test_minimum_memory_is_not_above_measured_memory(strategy: StrategyConfig) -
     train, data = TrainConfig(grad_accum=2), DataConfig(sequence_length=16)
     config = RunConfig(ModelConfig(**TINY_MODEL), data=data, train=train, strategy=strategy)
     assert config.problems() == config.world_problems(4) == []
-    takes = max(step_memory(config, 4, rank).total for rank in range(4))
+    takes = max(rank_memory(config, 4, rank).total for rank in range(4))
     assert config.model.built_bytes() < config.least_bytes(4) <= config.model.built_bytes() + takes
 
 

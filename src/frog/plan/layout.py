@@ -59,6 +59,12 @@ class Traits:
     float32 parameters, and casts them when it gathers them."""
     gradient_bytes: int = 4
     """Size of a number in the reduction of gradients."""
+    number_bytes: int = 2
+    """Size of an activation that is kept."""
+    keeps_statistics: bool = False
+    """Eager norms, attention and routers keep normalized inputs, inverse roots, sums and probabilities, too."""
+    loss_keeps_gradients: bool = False
+    """The loss computes its gradients in the forward pass, and keeps these instead of the logits."""
     loss_bytes: tuple[int, int] = (8, 12)
     """What the loss reads and writes for each logit, forward and backward; by default once in 16 and in 32 bits."""
     parallel_loss: bool = False
@@ -121,22 +127,22 @@ class Layout:
     def num_gpus(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
 
-    @property
+    @cached_property
     def data(self) -> int:
         """Number of ranks that average one gradient: those of dp and cp together."""
         return self.dp * self.cp
 
-    @property
+    @cached_property
     def num_micro(self) -> int:
         """Micro-batches of each data-parallel rank in a step."""
         return self.global_batch // (self.dp * self.micro_batch)
 
-    @property
+    @cached_property
     def shard(self) -> int:
         """Ranks that split the states."""
         return choose(self.zero_group > 0, least(self.zero_group, self.data), self.data)  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def num_expert_copies(self) -> int:
         """Number of ranks that hold the same experts."""
         return most(1, self.data * self.tp // self.ep)  # type: ignore[no-any-return]
@@ -216,8 +222,14 @@ class Layout:
         return shared / self.shard + experts / least(self.shard, self.num_expert_copies)  # type: ignore[no-any-return]
 
 
-FROG = Traits(fuses_gate=False, keeps_whole_copy=False)
-"""Frog's own program."""
+FROG = Traits(
+    fuses_gate=False,
+    keeps_whole_copy=False,
+    number_bytes=FLOAT_BYTES,
+    keeps_statistics=True,
+    loss_keeps_gradients=True,
+)
+"""Frog's own program on CPUs; `estimate/programs.py` has the programs on GPUs."""
 
 
 def run_layout(config: RunConfig, world_size: int) -> Layout:

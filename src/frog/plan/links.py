@@ -211,6 +211,16 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Route:
+    """The way of messages between the stages of a pipeline."""
+
+    outside: Column
+    """Fraction of them that leave an NVLink domain."""
+    network: Column
+    """Bytes per second of those."""
+
+
+@dataclass(frozen=True)
 class Links:
     """The two kinds of links of a cluster: inside an NVLink domain, and between domains over a network.
 
@@ -286,7 +296,8 @@ class Links:
         inside = group.inside(self.domain)
         domains = -(-group.size // inside)
         hops = (inside - 1) * self.link_latency_s + log2(domains) * self.network_latency_s
-        slowest = most(ring_share(inside) / self.link, ring_share(domains) / self.ring_network(group))
+        across = 0.0 if always(domains < 2) else ring_share(domains) / self.ring_network(group)
+        slowest = most(ring_share(inside) / self.link, across)
         return 2 * num_bytes * slowest + 2 * hops
 
     def all_to_all(self, num_bytes: float, group: Group, copies: int = 1, most_domains: int = 0) -> float:
@@ -309,38 +320,33 @@ class Links:
 
     # ---- messages between the stages of a pipeline -------------------------------------------------------------------
 
-    def send(self, num_bytes: Column, group: Group) -> Column:
+    def send(self, num_bytes: Column, route: Route) -> Column:
         """Return the mean seconds of a message to the next stage of a pipeline, while all ranks send one.
 
         The mean, not the slowest: a pass crosses each boundary once when it fills or drains the pipeline, and then
         stages at the edge of a domain wait for their messages while others compute longer.
         """
-        outside = self.outside_share(group)
-        return (1 - outside) * self.send_inside(num_bytes) + outside * self.send_outside(num_bytes, group)
+        inside_s, outside_s = self.send_inside(num_bytes), self.send_outside(num_bytes, route)
+        return (1 - route.outside) * inside_s + route.outside * outside_s
 
     def send_inside(self, num_bytes: Column) -> Column:
         """Return the seconds of a message inside a domain."""
         return num_bytes / self.link + self.link_latency_s
 
-    def send_outside(self, num_bytes: Column, group: Group) -> Column:
-        """Return the seconds of a message to the next rank of the group, in another domain."""
-        return num_bytes / self.message_network(group) + self.network_latency_s
+    def send_outside(self, num_bytes: Column, route: Route) -> Column:
+        """Return the seconds of a message to the next stage, in another domain."""
+        return num_bytes / route.network + self.network_latency_s
 
-    def message_network(self, group: Group) -> Column:
-        """Return the bytes per second that a message to the next rank of a group has between domains.
+    def route(self, group: Group) -> Route:
+        """Return the route of messages between the ranks of a group, each to the next.
 
-        All ranks below a leaf send at once, `stride` of them to another leaf: these share the links above it.
-        """
-        if self.leaf is None:
-            return self.adapter
-        above = self.leaf / (least(group.stride, self.leaf) * self.oversubscription)
-        return choose(group.size * group.stride <= self.leaf, 1, least(1, above)) * self.adapter
-
-    def outside_share(self, group: Group) -> Column:
-        """Return the fraction of the messages between pipeline stages that leave a domain.
-
-        Each domain holds neighboring stages, and its last one sends to the next domain; with chunks, the last stage of
-        all sends to the first.
+        Each domain holds neighboring ones, and its last one sends to the next domain; with chunks, the last of all
+        sends to the first. All ranks below a leaf send at once, `stride` of them to another leaf: these share the links
+        above it.
         """
         domains = -(-group.size // most(1, self.domain // group.stride))
-        return (domains > 1) * domains / group.size
+        outside = (domains > 1) * domains / group.size
+        if self.leaf is None:
+            return Route(outside, self.adapter + 0.0 * group.size)
+        above = self.leaf / (least(group.stride, self.leaf) * self.oversubscription)
+        return Route(outside, choose(group.size * group.stride <= self.leaf, 1, least(1, above)) * self.adapter)

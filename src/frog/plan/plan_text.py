@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from frog.core.units import format_count, format_seconds
 from frog.plan.estimate.budget import RESTART_S, Budget, num_nodes, training_budget
 from frog.plan.estimate.explain import Term, explain_budget, explain_memory, explain_step
-from frog.plan.estimate.gpu_memory import USABLE, StepMemory, step_memory
 from frog.plan.estimate.nearest import nearest_runs
 from frog.plan.estimate.predict import spread_of
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.estimate.utilization import losses, utilization
+from frog.plan.memory import USABLE, Memory
 
 _GIB = 2**30
 _LEAST_SHARE = 0.0005
@@ -25,7 +25,7 @@ def plan_lines(
 ) -> list[str]:
     """Return the lines of a plan: the run, memory, time, utilization, and the training of `tokens`."""
     step = run.step
-    memory = step_memory(step)
+    memory = step.memory
     budget = None if tokens is None else training_budget(step, tokens)
     lines = [*run_lines(run, cluster_name), "", *_memory_lines(run, memory), "", *_time_lines(run, step)]
     lines += ["", *_utilization_lines(step)]
@@ -73,7 +73,7 @@ def run_lines(run: PlannedRun, cluster_name: str) -> Iterator[str]:
         yield f"chosen: {', '.join(run.assumed)}"
 
 
-def _memory_lines(run: PlannedRun, memory: StepMemory) -> Iterator[str]:
+def _memory_lines(run: PlannedRun, memory: Memory) -> Iterator[str]:
     available = run.cluster.gpu.memory
     yield "memory of the rank that holds most           GiB"
     for kind, num_bytes in vars(memory).items():
@@ -179,7 +179,7 @@ def _explained(terms: Iterable[Term]) -> Iterator[str]:
 def plan_json(run: PlannedRun, tokens: float | None) -> str:
     """Return the plan as JSON, in bytes and seconds."""
     step = run.step
-    memory, spread = step_memory(step), spread_of(run)
+    memory, spread = step.memory, spread_of(run)
     content = {
         "num_parameters": run.model.num_parameters(),
         "num_gpus": run.layout.num_gpus,

@@ -37,9 +37,9 @@ def _search(args: argparse.Namespace) -> int:
     from frog.core.errors import ConfigError, UsageError
     from frog.core.units import format_count
     from frog.plan.estimate.budget import num_steps
-    from frog.plan.estimate.gpu_memory import USABLE
     from frog.plan.estimate.requests import base_layout, zeros_of
     from frog.plan.estimate.rows import precision_problem
+    from frog.plan.memory import USABLE
     from frog.plan.search.best import search
     from frog.plan.search.files import check_folder, write_files
 

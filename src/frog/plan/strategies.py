@@ -8,7 +8,7 @@ from typing import Any
 from frog.core.config import RunConfig, StrategyConfig
 from frog.core.config.strategies import AXES, DATA_STRATEGIES, HYBRID, find_strategy
 from frog.plan.layout import RankShare
-from frog.plan.memory import Memory, step_memory
+from frog.plan.memory import PARTS, Memory, rank_memory
 from frog.plan.traffic import step_traffic
 from frog.train.parallel.schedules.schedule import NAMES as SCHEDULES
 from frog.train.parallel.schedules.simulation import bubble_formula
@@ -48,7 +48,8 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values; memory and traffic in bytes."""
-        memory = None if self.memory is None else {**vars(self.memory), "total": self.memory.total}
+        names = (*PARTS, "passing", "total")
+        memory = None if self.memory is None else {name: getattr(self.memory, name) for name in names}
         return {**vars(self), "memory": memory, "use": self.use}
 
 
@@ -111,7 +112,7 @@ def _row(name: str, kind: str, config: RunConfig, world: int) -> Row:
     traffic = [step_traffic(config, world, rank) for rank in ranks]
     return replace(
         row,
-        memory=max((step_memory(config, world, rank) for rank in ranks), key=lambda memory: memory.total),
+        memory=max((rank_memory(config, world, rank) for rank in ranks), key=lambda memory: memory.total),
         sent_bytes=max(sum(flow.wire_bytes for flow in flows) for flows in traffic) / _round_steps(strategy),
         num_messages=max(sum(flow.num_messages for flow in flows if flow.op != "recv") for flows in traffic),
         bubble=expected_bubble(config),

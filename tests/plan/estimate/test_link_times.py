@@ -86,12 +86,14 @@ def test_groups_share_the_links_above_a_leaf_switch(group: Group, bytes_per_s: f
 
 def test_messages_and_rows_share_the_links_above_a_leaf_switch() -> None:
     links = replace(H100, nodes_per_leaf=4, oversubscription=4.0).links(NO_LATENCY)
-    assert links.send(1e9, Group(2, 4)) == LINKS.send(1e9, Group(2, 4))
-    assert links.send(1e9, Group(4, 8)) == pytest.approx(1 / 50), "all four stages below one leaf switch"
-    assert links.send(1e9, Group(2, 16)) == pytest.approx(1 / 50), "both stages below one leaf switch"
-    assert links.send(1e9, Group(8, 8)) == pytest.approx(1 / 50), "8 of 32 GPUs send above the leaf, as many as it can"
-    assert links.send(1e9, Group(8, 16)) == pytest.approx(2 / 50)
-    assert links.send(1e9, Group(8, 64)) == pytest.approx(4 / 50)
+    assert links.send(1e9, links.route(Group(2, 4))) == LINKS.send(1e9, LINKS.route(Group(2, 4)))
+    assert links.send(1e9, links.route(Group(4, 8))) == pytest.approx(1 / 50), "all four stages below one leaf switch"
+    assert links.send(1e9, links.route(Group(2, 16))) == pytest.approx(1 / 50), "both stages below one leaf switch"
+    assert links.send(1e9, links.route(Group(8, 8))) == pytest.approx(1 / 50), (
+        "8 of 32 GPUs send above the leaf, as many as it can"
+    )
+    assert links.send(1e9, links.route(Group(8, 16))) == pytest.approx(2 / 50)
+    assert links.send(1e9, links.route(Group(8, 64))) == pytest.approx(4 / 50)
     assert links.all_to_all(1e9, Group(32, 1)) == LINKS.all_to_all(1e9, Group(32, 1))
     assert links.all_to_all(1e9, Group(64, 1)) == pytest.approx(4 * 32 / 64 / 50), "half of the rows go to another leaf"
 
@@ -114,9 +116,9 @@ def test_leaf_smaller_than_an_nvlink_domain_limits_only_what_leaves_the_domain()
     ],
 )
 def test_stages_at_the_edge_of_a_node_send_over_the_network(group: Group, outside: float) -> None:
-    assert LINKS.send(1e9, group) == pytest.approx(outside / 50 + (1 - outside) / 450)
+    assert LINKS.send(1e9, LINKS.route(group)) == pytest.approx(outside / 50 + (1 - outside) / 450)
 
 
 def test_message_to_another_node_takes_the_network() -> None:
-    assert LINKS.send(1e9, Group(2, 1)) == pytest.approx(1 / 450)
-    assert LINKS.send(1e9, Group(2, 8)) == pytest.approx(1 / 50)
+    assert LINKS.send(1e9, LINKS.route(Group(2, 1))) == pytest.approx(1 / 450)
+    assert LINKS.send(1e9, LINKS.route(Group(2, 8))) == pytest.approx(1 / 50)

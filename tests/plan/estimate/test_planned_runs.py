@@ -17,7 +17,6 @@ from frog.plan.estimate.architectures import model_of
 from frog.plan.estimate.budget import daly_interval, training_budget, young_interval
 from frog.plan.estimate.explain import explain_budget, explain_memory, explain_step
 from frog.plan.estimate.fit import read_measured
-from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.nearest import beyond_measured, spread_of_nearest
 from frog.plan.estimate.predict import predict_run
@@ -184,7 +183,7 @@ RUNS = [
 @pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100", "tensor over nodes"])
 def test_explained_sums_give_the_numbers_of_the_plan(run: PlannedRun) -> None:
     step = StepModel(run.model, run.layout, run.cluster)
-    memory, budget = step_memory(step), training_budget(step, 300e9)
+    memory, budget = step.memory, training_budget(step, 300e9)
     terms = [*explain_memory(step, memory), *explain_step(step), *explain_budget(step, budget)]
     for term in terms:
         assert eval(term.sum) == pytest.approx(term.value, rel=1e-4), term
@@ -393,7 +392,7 @@ def with_memory(num_bytes: float) -> Cluster:
 @pytest.mark.parametrize(("share", "verdict"), [(1.01, ": DOES NOT FIT"), (0.99, ": MAY NOT FIT"), (0.94, "")])
 def test_plan_that_needs_nearly_all_memory_may_not_fit(share: float, verdict: str) -> None:
     run = llama_run()
-    run = replace(run, cluster=with_memory(step_memory(run.step).total / share))
+    run = replace(run, cluster=with_memory(run.step.memory.total / share))
     lines = plan_lines(run, "own", None, [], explain=False)
     (total,) = (line for line in lines if line.startswith("  total ") and " of " in line)
     assert total.endswith(f" of {run.cluster.gpu.memory / 2**30:.1f}{verdict}")
@@ -401,7 +400,7 @@ def test_plan_that_needs_nearly_all_memory_may_not_fit(share: float, verdict: st
 
 @pytest.mark.parametrize(("share", "micro_batch"), [(0.96, 1), (0.94, 2)])
 def test_chosen_micro_batch_leaves_a_twentieth_of_the_memory(share: float, micro_batch: int) -> None:
-    needed = step_memory(llama_run(micro_batch=2).step).total
+    needed = llama_run(micro_batch=2).step.memory.total
     run = request_run(read_named_model(str(LLAMA_8B)), {}, with_memory(needed / share), 64)
     assert run.layout.micro_batch == micro_batch
 

@@ -11,7 +11,6 @@ import pytest
 from benchmarks.planner import spearman
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.fit import Measured, fit, mape, read_measured
-from frog.plan.estimate.gpu_memory import step_memory
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,7 +41,7 @@ def test_error_on_published_runs_stays_small(source: str, most_percent: float) -
 
 def test_published_runs_fit_in_the_memory_of_their_gpus() -> None:
     """The other one is DeepSeek-V3 with Megatron-Bridge, whose table does not state what it recomputes."""
-    too_large = [row.row_id for row in measured() if step_memory(row.run.step).total > row.run.cluster.gpu.memory]
+    too_large = [row.row_id for row in measured() if row.run.step.memory.total > row.run.cluster.gpu.memory]
     assert too_large == ["megatron_bridge-0013"]
 
 

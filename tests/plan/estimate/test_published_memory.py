@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from frog.plan.estimate.gpu_memory import USABLE, layer_activations, loss_bytes, stage_activations, step_memory
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.predict import predict_row
 from frog.plan.estimate.rows import planned_run
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.layout import Layout, Traits
+from frog.plan.memory import USABLE, kept_activations, layer_activations, loss_bytes
 from frog.plan.model import PlannedModel
 
 LLAMA_8B = {
@@ -115,7 +115,7 @@ def fsdp_gib(num_gpus: int, tp: int, recompute: str) -> float:
     """Return the planned memory of Llama 3.2 1B with FSDP2 and sequence parallelism, without the allocator's share."""
     cells = {"software": "FSDP2", "seq_len": "8192", "zero": "3", "seq_parallel": "yes", "recompute": recompute}
     batch = {"n_gpus": str(num_gpus), "tp": str(tp), "micro_batch": "1", "global_batch": str(2 * num_gpus // tp)}
-    memory = step_memory(planned_run(LLAMA_1B, {**cells, **batch}, clusters()["h100x8"]).step)
+    memory = planned_run(LLAMA_1B, {**cells, **batch}, clusters()["h100x8"]).step.memory
     return (memory.total - memory.allocator) / 2**30
 
 
@@ -134,8 +134,8 @@ def test_selective_recomputation_keeps_every_second_product() -> None:
     """Llama 3 8B, for each token in 16 bits: the layer's input, q, v, attention's output, gate and down."""
     model = PlannedModel(32, 4096, 32, 8, 128, 14336, 128256)
     layout = Layout(seq_len=8192, global_batch=1, recompute="alternate")
-    assert stage_activations(model, layout) == 8192 * 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096)
-    assert stage_activations(model, layout) < 0.6 * layer_activations(model, layout)
+    assert kept_activations(model, layout) == 8192 * 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096)
+    assert kept_activations(model, layout) < 0.6 * layer_activations(model, layout)
 
 
 def test_loss_of_each_program_keeps_other_tensors() -> None:
@@ -154,7 +154,7 @@ def test_optimizer_s_own_tensors_count_where_they_exceed_the_activations() -> No
 
     def temporary(seq_len: int, step_bytes: int) -> float:
         layout = Layout(seq_len=seq_len, global_batch=1, traits=Traits(step_bytes=step_bytes))
-        memory = step_memory(StepModel(model, layout, clusters()["a100x8"]))
+        memory = StepModel(model, layout, clusters()["a100x8"]).memory
         return memory.activations + memory.temporary
 
     assert temporary(16, 14) == 14 * model.num_parameters()
@@ -168,7 +168,7 @@ def test_freed_blocks_of_the_norm_stay_while_the_gpu_has_room() -> None:
     def total(gpu_bytes: float, norm_bytes: int) -> float:
         layout = Layout(1024, 1, traits=Traits(step_bytes=14, norm_bytes=norm_bytes))
         own = replace(cluster, gpu=replace(cluster.gpu, memory=gpu_bytes))
-        return step_memory(StepModel(model, layout, own)).total
+        return StepModel(model, layout, own).memory.total
 
     needed, copies = total(80e9, 0), 4 * model.num_parameters()
     assert total(2 * needed, 4) == pytest.approx(needed + copies)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frog.plan.estimate.gpu_memory import layer_activations, stage_activations, step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import Times
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.layout import Layout, Traits
+from frog.plan.memory import kept_activations, layer_activations
 from frog.plan.model import PlannedModel
 
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -110,7 +110,7 @@ def test_more_oversubscription_never_makes_a_step_faster(
 def test_more_sharding_never_needs_more_memory_for_states(
     model: PlannedModel, layout: Layout, cluster: Cluster
 ) -> None:
-    sizes = [step_memory(StepModel(model, replace(layout, zero=zero), cluster)).states for zero in range(4)]
+    sizes = [StepModel(model, replace(layout, zero=zero), cluster).memory.states for zero in range(4)]
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -120,15 +120,15 @@ def test_larger_degree_never_needs_more_memory_for_states(
     model: PlannedModel, layout: Layout, cluster: Cluster, axis: str
 ) -> None:
     larger = replace(layout, **{axis: 2 * getattr(layout, axis)})
-    once = step_memory(StepModel(model, layout, cluster)).states
-    assert step_memory(StepModel(model, larger, cluster)).states <= once * 1.000001
+    once = StepModel(model, layout, cluster).memory.states
+    assert StepModel(model, larger, cluster).memory.states <= once * 1.000001
 
 
 @settings(max_examples=100, deadline=None)
 @given(models(), layouts(), CLUSTERS)
 def test_recomputation_trades_time_for_activations(model: PlannedModel, layout: Layout, cluster: Cluster) -> None:
     without, full = replace(layout, recompute="none"), replace(layout, recompute="full")
-    assert stage_activations(model, full) <= stage_activations(model, without)
+    assert kept_activations(model, full) <= kept_activations(model, without)
     assert StepModel(model, full, cluster).step.total >= StepModel(model, without, cluster).step.total
 
 
@@ -157,7 +157,7 @@ def test_activations_agree_with_korthikanti(shape: tuple[int, int, int], layout:
         layers, hidden, heads, heads, hidden // heads, 4 * hidden, 51200, gated=False, tied=True, biases=True
     )
     layout = replace(layout, traits=Traits("scores", dropout=True))
-    memory = step_memory(StepModel(model, layout, clusters()["a100x8"]))
+    memory = StepModel(model, layout, clusters()["a100x8"]).memory
     assert memory.activations / 2**30 == pytest.approx(published_gib, rel=1e-3)
 
 
@@ -187,7 +187,7 @@ def test_schedules_trade_bubble_and_memory() -> None:
 
     def bubble_and_activations(**changes: object) -> tuple[float, float]:
         step = StepModel(model, replace(layout, **changes), clusters()["h100x8"])  # type: ignore[arg-type]
-        return step.step.bubble, step_memory(step).activations
+        return step.step.bubble, step.memory.activations
 
     plain, kept = bubble_and_activations()
     assert bubble_and_activations(schedule="zero_bubble")[0] == pytest.approx(plain / 3)

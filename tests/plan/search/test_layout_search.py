@@ -17,7 +17,6 @@ from harness import LIMIT_S
 
 from frog.cli import main
 from frog.core.config import load_run_config
-from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import LayerModel, Passes
 from frog.plan.estimate.step_time import StepModel
@@ -62,7 +61,7 @@ def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits, 
         step = StepModel(model, layout, cluster)
         assert layout.problems(model) == []
         assert coarse.step_s[place] == pytest.approx(step.step.total, rel=1e-9), layout
-        assert coarse.memory[place] == pytest.approx(step_memory(step).total, rel=1e-9), layout
+        assert coarse.memory[place] == pytest.approx(step.memory.total, rel=1e-9), layout
 
 
 def test_numbers_of_a_layout_do_not_depend_on_the_layouts_next_to_it() -> None:
@@ -110,7 +109,7 @@ def test_best_layout_is_the_fastest_that_fits() -> None:
     base, cluster = Layout(4096, 96, traits=MEGATRON), clusters()["h100x8"]
     grid = layout_grid(DENSE, cluster, 16, base, (0, 1))
     exact = [StepModel(DENSE, grid.layout(place, base), cluster) for place in range(0, len(grid), 7)]
-    fitting = [step.step.total for step in exact if step_memory(step).total <= 0.95 * cluster.gpu.memory]
+    fitting = [step.step.total for step in exact if step.memory.total <= 0.95 * cluster.gpu.memory]
     best = found.best[0]
     assert best.step_s <= min(fitting) * 1.001
     assert best.memory <= 0.95 * cluster.gpu.memory

@@ -18,7 +18,7 @@ from two_halves import ENTRY, TwoHalves
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.config.strategies import AXES, DATA_STRATEGIES, DataStrategyEntry, StrategyEntry, find_strategy
 from frog.core.env import world_env
-from frog.plan.memory import step_memory
+from frog.plan.memory import rank_memory
 from frog.plan.strategies import compare_strategies, describe
 from frog.plan.traffic import step_traffic
 from frog.train.comm import join_world
@@ -122,7 +122,7 @@ def test_new_strategy_is_in_the_comparison(added: RunConfig) -> None:
     sent, same = (sum(flow.wire_bytes for flow in step_traffic(run, 4)) for run in (added, plain))
     assert sent == same
     assert {flow.op for flow in step_traffic(added, 4)} == {"reduce_scatter", "all_gather"}
-    assert step_memory(added, 4) == step_memory(plain, 4)
+    assert rank_memory(added, 4) == rank_memory(plain, 4)
     assert ENTRY.title in [row.name for row in compare_strategies(added, 4)]
     assert describe(added.strategy, 4) == [ENTRY.summary]
 

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frog.plan.estimate.budget import CHECKPOINT_BYTES, Budget, num_nodes
-from frog.plan.estimate.gpu_memory import (
-    ALLOCATOR_SHARE,
-    CONTEXT_BYTES,
-    StepMemory,
-    activations_in_flight,
-    stage_activations,
-    state_bytes,
-)
 from frog.plan.estimate.kernels import BLOCK
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel, idle_share
 from frog.plan.estimate.utilization import peak_flops, utilization
 from frog.plan.links import Group
+from frog.plan.memory import (
+    ALLOCATOR_SHARE,
+    CONTEXT_BYTES,
+    Memory,
+    activations_in_flight,
+    kept_activations,
+    state_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _explain_fat_tree(step: StepModel) -> Iterator[Term]:
             "bandwidth of a message between stages" + " on different nodes" * (stride < links.domain),
             "adapter" + (" x min(1, GPUs below a leaf / (senders x oversubscription))" if leaves else ""),
             adapter + (f" * min(1, {leaf} / ({min(stride, leaf)} * {factor}))" if leaves else ""),
-            links.message_network(Group(layout.pp, stride)) / 1e9,
+            step.route.network / 1e9,
             "GB/s",
         )
     if links.ranks_below_leaf(Group(layout.ep, 1)) < layout.ep:
@@ -236,7 +236,7 @@ def _explain_data(step: StepModel) -> Term:
     return Term("data parallelism", formula, total, step.step.data, "s", "Rajbhandari et al. 2020; Zhao et al. 2023")
 
 
-def explain_memory(step: StepModel, memory: StepMemory) -> Iterator[Term]:
+def explain_memory(step: StepModel, memory: Memory) -> Iterator[Term]:
     """Yield the terms of the memory on the rank that holds most, in GiB."""
     layout = step.layout
     shared, experts = step.stage_parameter_parts
@@ -247,7 +247,7 @@ def explain_memory(step: StepModel, memory: StepMemory) -> Iterator[Term]:
         step.stage_parameters,
         "",
     )
-    each = stage_activations(step.model, layout)
+    each = kept_activations(step.model, layout)
     flight, layers = activations_in_flight(layout), layout.heaviest_layers(step.model.layers)
     yield Term(
         "activations of the first stage",

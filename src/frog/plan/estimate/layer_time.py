@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, replace
 
 from frog.plan.estimate.kernels import Kernels
@@ -38,10 +39,10 @@ class Times:
         return float(sum(vars(self).values()))
 
     def __add__(self, other: Times) -> Times:
-        return Times(*(ours + theirs for ours, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Times(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __mul__(self, factor: float) -> Times:
-        return Times(*(seconds * factor for seconds in vars(self).values()))
+        return Times(*[seconds * factor for seconds in vars(self).values()])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from frog.core.errors import ConfigError, UsageError
 from frog.core.schema import read_bounded, shortened
 from frog.plan.estimate.cells import Row
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.nearest import spread_of_nearest
 from frog.plan.estimate.rows import PlannedRun, read_row
 
@@ -91,7 +90,7 @@ def predict_row(row: Row, constants: Constants = FITTED) -> Prediction:
 def predict_run(run: PlannedRun, row_id: str, *, only_layer: bool = False) -> Prediction:
     """Predict a step of a run, or the passes through one layer."""
     step = run.step
-    memory = step_memory(step)
+    memory = step.memory
     one_layer = step.layers.layer(mixture=bool(run.model.moe_layers)) if only_layer else None
     seconds = one_layer.total.total if one_layer else step.step.total
     return Prediction(row_id, _why(run, memory.total), seconds, memory.total / 2**30, spread_of(run))

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from frog.core.errors import ConfigError, UsageError
-from frog.plan.estimate.gpu_memory import USABLE, step_memory
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.rows import PlannedRun, no_overlap, planned_run, precision_problem
 from frog.plan.estimate.sources import NamedModel
 from frog.plan.layout import Layout
+from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
 
 _BATCH_TOKENS = 4 * 2**20
@@ -88,7 +88,7 @@ def _fitting(model: PlannedModel, cells: dict[str, str], run: PlannedRun) -> Pla
     most = run.layout.micro_batch
     for size in (one for one in (4, 2, 1) if one <= most):
         smaller = planned_run(model, {**cells, "micro_batch": str(size)}, run.cluster)
-        if step_memory(smaller.step).total <= USABLE * run.cluster.gpu.memory:
+        if smaller.step.memory.total <= USABLE * run.cluster.gpu.memory:
             break
     return PlannedRun(model, smaller.layout, run.cluster, (f"micro_batch={size}", *smaller.assumed))
 

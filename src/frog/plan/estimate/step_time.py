@@ -5,16 +5,17 @@ Source: pipeline bubble, Narayanan et al. 2021, section 2.2; sharded states, Raj
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
+from frog.plan.columns import Column, always, choose, least, log2, most, never
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layer_time import LayerModel, Passes, Times
 from frog.plan.layout import Layout
-from frog.plan.links import Group, Links
+from frog.plan.links import Group, Links, Route
+from frog.plan.memory import Memory, step_memory
 from frog.plan.model import PlannedModel
 
 OPTIMIZER_BYTES = 36
@@ -94,31 +95,48 @@ class StepModel:
         Source:  m micro-batches on the heaviest of p stages, and 1 / v of a pass of each other stage to fill and drain
                  the pipeline, where v is the number of virtual stages; less with a zero-bubble schedule.
         """
-        layout = self.layout
-        stage = self.stages[0].total
-        sends = self.sends
+        busy = self.stages[0].total * self.layout.num_micro
         data, slowed = self.data
-        busy = stage * layout.num_micro
-        bubble = (self.other_stages + (layout.pp - 1) * sends) / layout.virtual_stages * idle_share(layout)
-        overlaps = layout.traits.overlaps_stages and layout.virtual_stages > 1
-        pipeline = layout.num_micro * (max(0.0, sends - stage.total) if overlaps else sends)
-        optimizer = self.kernels.moves(OPTIMIZER_BYTES * sum(self.optimizer_parameters))
-        parts = busy.total + slowed + bubble + pipeline + data + optimizer
+        parts = busy.total + slowed + self.bubble + self.pipeline + data + self.optimizer
         waits = parts * self.constants.jitter * self.doublings
         named = {field.name: getattr(busy, field.name) for field in fields(Times)}
         return StepTime(
             **named,
-            pipeline=pipeline,
+            pipeline=self.pipeline,
             data=data + slowed,
-            bubble=bubble,
-            optimizer=optimizer,
+            bubble=self.bubble,
+            optimizer=self.optimizer,
             other=self.constants.step_s + waits,
         )
 
-    @property
-    def doublings(self) -> float:
+    @cached_property
+    def memory(self) -> Memory:
+        """The memory of the rank that holds most."""
+        return step_memory(self.model, self.layout, self.cluster.gpu.memory)
+
+    @cached_property
+    def doublings(self) -> Column:
         """Doublings of the number of nodes."""
-        return math.log2(max(1.0, self.layout.num_gpus / self.cluster.gpus_per_node))
+        return log2(most(1.0, self.layout.num_gpus / self.cluster.gpus_per_node))
+
+    @property
+    def bubble(self) -> Column:
+        """Seconds in which the heaviest stage waits while others fill and drain the pipeline."""
+        layout = self.layout
+        return (self.other_stages + (layout.pp - 1) * self.sends) / layout.virtual_stages * idle_share(layout)
+
+    @property
+    def pipeline(self) -> Column:
+        """Seconds of messages between stages, as far as they do not hide behind the next micro-batch."""
+        layout, sends = self.layout, self.sends
+        if layout.traits.overlaps_stages:
+            sends = choose(layout.virtual_stages > 1, most(0.0, sends - self.stage_seconds[0]), sends)
+        return layout.num_micro * sends
+
+    @property
+    def optimizer(self) -> Column:
+        """Seconds of the update."""
+        return self.kernels.moves(OPTIMIZER_BYTES * sum(self.optimizer_parameters))
 
     # ---- one micro-batch on a stage ----------------------------------------------------------------------------------
 
@@ -140,10 +158,16 @@ class StepModel:
         heaviest = usual * layout.heaviest_layers(model.layers)
         return max((heaviest, mean), key=lambda passes: passes.total.total), mean
 
-    @property
-    def other_stages(self) -> float:
-        """Seconds of a micro-batch on all stages but the heaviest."""
+    @cached_property
+    def stage_seconds(self) -> tuple[Column, Column]:
+        """The seconds of both passes through the heaviest stage, and through a mean one."""
         heaviest, mean = (passes.total.total for passes in self.stages)
+        return heaviest, mean
+
+    @property
+    def other_stages(self) -> Column:
+        """Seconds of a micro-batch on all stages but the heaviest."""
+        heaviest, mean = self.stage_seconds
         return mean * self.layout.pp - heaviest
 
     @cached_property
@@ -158,50 +182,66 @@ class StepModel:
         return Passes(Times(forward, memory=memory[0]), Times(backward, memory=memory[1]))
 
     @cached_property
-    def sends(self) -> float:
-        """Seconds of a micro-batch's messages to the next stage and back; tp ranks send a part each."""
-        layout = self.layout
-        if layout.pp == 1:
-            return 0.0
-        num_bytes = 2.0 * layout.tokens * self.model.hidden / layout.tp
-        return float(2 * layout.virtual_stages * self.links.send(num_bytes, self._groups["pp"]))
+    def message_bytes(self) -> Column:
+        """Bytes of a micro-batch's message to the next stage; tp ranks send a part each."""
+        return 2.0 * self.layout.tokens * self.model.hidden / self.layout.tp
+
+    @cached_property
+    def route(self) -> Route:
+        """The way of these messages."""
+        return self.links.route(self._groups["pp"])
+
+    @cached_property
+    def sends(self) -> Column:
+        """Seconds of a micro-batch's messages to the next stage and back."""
+        each = 2 * self.layout.virtual_stages * self.links.send(self.message_bytes, self.route)
+        return choose(self.layout.pp == 1, 0.0, each)
 
     # ---- data parallelism --------------------------------------------------------------------------------------------
 
     @cached_property
-    def stage_parameters(self) -> float:
+    def heaviest_layers(self) -> Column:
+        """Number of layers on the stage that has most."""
+        return self.layout.heaviest_layers(self.model.layers)
+
+    @cached_property
+    def stage_parameters(self) -> Column:
         """Number of parameters on the heaviest rank, before data parallelism splits them."""
         return sum(self.stage_parameter_parts)
 
     @cached_property
-    def stage_parameter_parts(self) -> tuple[float, float]:
+    def stage_parameter_parts(self) -> tuple[Column, Column]:
         """The same, of all that data-parallel ranks share, and of the experts, which expert parallelism splits."""
         return self.layout.stage_parameters(self.model)
 
     @cached_property
-    def data(self) -> tuple[float, float]:
+    def data(self) -> tuple[Column, Column]:
         """The exposed seconds of data-parallel communication, and how much it slows the computation down."""
-        stage = self.stages[0].total
-        if self._groups["dp"].size < 2:
+        alone, gathers = self._groups["dp"].size < 2, self.gathers_layers
+        if always(alone):
             return 0.0, 0.0
-        return self._data_sharded(stage) if self.gathers_layers else self._data_replicated(stage)
+        exposed, slowed = self._data_replicated() if never(gathers) else self._data_sharded()
+        if not (always(gathers) or never(gathers)):
+            whole = self._data_replicated()
+            exposed, slowed = choose(gathers, exposed, whole[0]), choose(gathers, slowed, whole[1])
+        return choose(alone, 0.0, exposed), choose(alone, 0.0, slowed)
 
     @property
-    def gathers_layers(self) -> bool:
+    def gathers_layers(self) -> Column:
         """True if parameters are sharded, and gathered for each layer of each micro-batch."""
         layout = self.layout
-        return layout.zero == 3 and not (layout.traits.keeps_gathered and layout.pp > 1)
+        return (layout.zero == 3) & ((not layout.traits.keeps_gathered) | (layout.pp == 1))
 
-    def _data_replicated(self, stage: Times) -> tuple[float, float]:
+    def _data_replicated(self) -> tuple[Column, Column]:
         """Return the same with whole parameters: gradients are reduced during or after the last backward pass."""
         traits = self.layout.traits
         reduce, gathered = self.step_transfers
-        backward = stage.total * 2 / 3 * self.constants.hidden
+        backward = self.stage_seconds[0] * 2 / 3 * self.constants.hidden
         hidden = self.hidden_transfer(reduce, backward) if traits.overlaps_gradients else 0.0
         hidden_gather = self.hidden_transfer(gathered, backward / 2) if traits.overlaps_parameters else 0.0
         return reduce + gathered - hidden - hidden_gather, (hidden + hidden_gather) * self.layers.overlap_cost
 
-    def hidden_transfer(self, seconds: float, one_pass: float) -> float:
+    def hidden_transfer(self, seconds: Column, one_pass: Column) -> Column:
         """Return how much of a step's transfer of gradients or parameters hides behind passes of `one_pass` seconds.
 
         With one chunk for each rank, all gradients are complete only in the last pass. Interleaved, the last p passes
@@ -209,66 +249,66 @@ class StepModel:
         one; the transfer of the last chunk hides behind its own last pass. Gathered parameters are the mirror image.
         """
         chunks = self.layout.virtual_stages
-        passes = min(self.layout.pp, self.layout.num_micro)
+        passes = least(self.layout.pp, self.layout.num_micro)
         window = one_pass * (passes * (chunks - 1) + 1) / chunks
-        return seconds - max(0.0, seconds - window, (seconds - one_pass) / chunks)
+        return seconds - most(0.0, most(seconds - window, (seconds - one_pass) / chunks))
 
     @cached_property
-    def step_transfers(self) -> tuple[float, float]:
+    def step_transfers(self) -> tuple[Column, Column]:
         """Seconds to reduce all gradients once, and to gather the updated parameters.
 
         ZeRO 1 and 2 reduce-scatter gradients and gather parameters, as many bytes as an all-reduce.
         """
-        layout, links, traits = self.layout, self.links, self.layout.traits
-        shared, experts = self.stage_parameter_parts
-        group = self._groups["dp"]
-        expert_group = Group(layout.num_expert_copies, layout.ep)
-        grads = [(traits.gradient_bytes * shared, group), (traits.gradient_bytes * experts, expert_group)]
-        split = layout.zero > 0 and layout.shard == group.size
-        reduce = sum(links.gather(size, g) if split else links.all_reduce(size, g) for size, g in grads if size)
-        if not layout.zero:
-            return reduce, 0.0
-        held, size_of = Group(layout.shard, layout.tp), layout.gathered_bytes
-        gathered = links.gather(size_of * shared, held)
-        return reduce, gathered + (links.gather(size_of * experts, expert_group) if experts else 0)
+        layout, links = self.layout, self.links
+        parts = self.stage_parameter_parts
+        groups = self._groups["dp"], Group(layout.num_expert_copies, layout.ep)
+        splits = (layout.zero > 0) & (layout.shard == groups[0].size)
+        reduce = 0.0
+        for numel, group in zip(parts, groups, strict=True):
+            num_bytes = layout.traits.gradient_bytes * numel
+            seconds = choose(splits, links.gather(num_bytes, group), links.all_reduce(num_bytes, group))
+            reduce = reduce + choose(numel > 0, seconds, 0.0)
+        shared, experts = (layout.gathered_bytes * numel for numel in parts)
+        gathered = links.gather(shared, Group(layout.shard, layout.tp))
+        gathered = gathered + choose(experts > 0, links.gather(experts, groups[1]), 0)
+        return reduce, choose(layout.zero > 0, gathered, 0.0)
 
-    def _data_sharded(self, stage: Times) -> tuple[float, float]:
+    def _data_sharded(self) -> tuple[Column, Column]:
         """Return the same with sharded parameters (FSDP): each layer's are gathered before its forward and backward
         pass, and its gradients reduce-scattered after, next to the computation of its neighbors.
         """
         gather, *reductions = self.layer_transfers
         reduce = sum(reductions)
         num_micro = self.layout.num_micro
-        communication = self.layout.heaviest_layers(self.model.layers) * (2 * gather + reduce) * num_micro
-        computation = stage.total * num_micro
-        first = (gather + reduce) * num_micro
-        slowed = min(communication, computation) * self.layers.overlap_cost
-        return first + max(0.0, communication - computation), slowed
+        communication = self.heaviest_layers * (2 * gather + reduce) * num_micro
+        computation = self.stage_seconds[0] * num_micro
+        slowed = least(communication, computation) * self.layers.overlap_cost
+        return (gather + reduce) * num_micro + most(0.0, communication - computation), slowed
 
     @cached_property
-    def layer_transfers(self) -> tuple[float, float, float]:
+    def layer_transfers(self) -> tuple[Column, Column, Column]:
         """Seconds to gather one layer's sharded parameters, to reduce its gradients among the ranks that share it, and,
         with hybrid sharding, then among its replicas.
         """
-        layout, links = self.layout, self.links
+        layout, links, data = self.layout, self.links, self._groups["dp"]
         held = Group(layout.shard, layout.tp)
-        each = self.stage_parameters / layout.heaviest_layers(self.model.layers)
+        each = self.stage_parameters / self.heaviest_layers
         gather = links.gather(layout.gathered_bytes * each, held)
         reduce = links.gather(layout.traits.gradient_bytes * each, held)
-        if held.size == self._groups["dp"].size:
-            return gather, reduce, 0.0
-        others = Group(self._groups["dp"].size // held.size, held.size * layout.tp)
-        return gather, reduce, links.all_reduce(layout.traits.gradient_bytes * each / held.size, others)
+        others = Group(data.size // held.size, held.size * layout.tp)
+        again = links.all_reduce(layout.traits.gradient_bytes * each / held.size, others)
+        return gather, reduce, choose(held.size == data.size, 0.0, again)
 
-    @property
-    def optimizer_parameters(self) -> tuple[float, float]:
+    @cached_property
+    def optimizer_parameters(self) -> tuple[Column, Column]:
         """Numbers of parameters that this rank updates: of those that data-parallel ranks share, and of experts."""
         shared, experts = self.stage_parameter_parts
         layout = self.layout
-        if layout.zero:
-            shared = shared / layout.shard
-            experts = experts / min(layout.shard, layout.num_expert_copies)
-        return shared, experts
+        copies = least(layout.shard, layout.num_expert_copies)
+        return (
+            choose(layout.zero > 0, shared / layout.shard, shared),
+            choose(layout.zero > 0, experts / copies, experts),
+        )
 
 
 def idle_share(layout: Layout) -> float:

@@ -15,7 +15,7 @@ from frog.core.runs.record import RunFile
 from frog.core.runs.vocabulary import ASIDE, BETWEEN_TWO, PHASES
 from frog.plan.layout import RankShare
 from frog.plan.measure import compare_step
-from frog.plan.memory import PARTS, step_memory
+from frog.plan.memory import PARTS, rank_memory
 from frog.plan.strategies import describe, expected_bubble
 
 _NUM_STEPS = 50
@@ -191,7 +191,7 @@ def _memory(seen: Seen) -> dict[str, Any] | None:
 
 def _part(seen: Seen, recent: Recent, part: str, event: MemoryEvent) -> dict[str, Any]:
     known = seen.has_formula and seen.trains_all and (part != "activations" or _activations_have_formula(seen))
-    expected = getattr(step_memory(seen.config, seen.world_size, recent.rank), part) if known else None
+    expected = getattr(rank_memory(seen.config, seen.world_size, recent.rank), part) if known else None
     measured = getattr(event, part)
     return {
         "measured": measured,

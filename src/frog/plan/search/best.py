@@ -9,11 +9,11 @@ from itertools import islice
 import numpy as np
 
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.gpu_memory import USABLE, step_memory
 from frog.plan.estimate.hardware import Cluster, Gpu
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
 from frog.plan.layout import Layout
+from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.grid import ALL_ZEROS, Grid, joined, layout_grid
@@ -76,7 +76,7 @@ class _Ranked:
 
     def candidate(self, place: int) -> Candidate:
         run = PlannedRun(self.model, self.grid.layout(place, self.base), self.cluster, constants=self.constants)
-        return Candidate(run, run.step.step.total, step_memory(run.step).total, utilization(run.step))
+        return Candidate(run, run.step.step.total, run.step.memory.total, utilization(run.step))
 
     def of_each_mesh(self) -> Iterator[int]:
         """Yield the place of the fastest layout of each mesh."""

@@ -1,34 +1,38 @@
-"""Step time and memory of many layouts at once: the formulas of `estimate` on columns of numbers.
+"""Step time and memory of many layouts at once: the formulas of `StepModel` and of `plan/memory.py` on columns.
 
-Layers depend on few numbers (tp, cp, ep, micro-batch, recomputation), so each combination is computed once, by
-`estimate` itself. The rest is repeated here for columns; a test compares both on random layouts. Layouts that share a
-mesh and its sharding share their data-parallel communication and states, which are computed once for all of them.
-Columns are cut into blocks that stay in the processor's cache.
+Layers depend on few numbers (tp, cp, ep, micro-batch, recomputation), so each combination is computed once, alone.
+Layouts that share a mesh and its sharding share their data-parallel communication and states, which are computed once
+for all of them. Columns are cut into blocks that stay in the processor's cache.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from frog.plan.columns import Column
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.gpu_memory import (
-    ALLOCATOR_SHARE,
-    CONTEXT_BYTES,
-    kept_room,
-    layer_activations,
-    loss_bytes,
-    stage_activations,
-)
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.layer_time import Passes
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.layout import Layout
+from frog.plan.links import Route
+from frog.plan.memory import (
+    LayerMemory,
+    allocator_bytes,
+    cluster_states,
+    gathered_bytes,
+    layer_memory,
+    moments,
+    updated_parameters,
+)
 from frog.plan.model import PlannedModel
-from frog.plan.search.grid import Column, Grid
-from frog.plan.search.sharing import Rows, Shared, shared_columns
+from frog.plan.search.grid import Grid
 
 _BLOCK = 1 << 14
 """Layouts that are computed at once: a column of them takes 128 KiB."""
@@ -43,7 +47,7 @@ class Coarse:
 
 
 @dataclass(frozen=True)
-class _Layers(Rows):
+class _Kinds:
     """Columns of what the layers and the output matrix need: seconds of both passes, bytes of activations and loss."""
 
     usual: Column
@@ -53,11 +57,13 @@ class _Layers(Rows):
     everything: Column
     """All layers of the model, without these."""
     kept: Column
-    whole: Column
-    """Activations of a layer that is recomputed."""
+    freed: Column
+    recomputed: Column
     logits: Column
-    message: Column
-    """Bytes of a micro-batch between two stages."""
+    """Bytes, as in `LayerMemory`."""
+
+    def __getitem__(self, chosen: Column) -> _Kinds:
+        return _Kinds(*(column[chosen] for column in vars(self).values()))
 
 
 def evaluate(model: PlannedModel, cluster: Cluster, base: Layout, grid: Grid, constants: Constants = FITTED) -> Coarse:
@@ -66,52 +72,77 @@ def evaluate(model: PlannedModel, cluster: Cluster, base: Layout, grid: Grid, co
     step_s, memory = np.empty(len(grid)), np.empty(len(grid))
     for start in range(0, len(grid), _BLOCK):
         block = slice(start, start + _BLOCK)
-        shared, group = shared_columns(model, cluster, base, grid[block], constants)
-        run = _Columns(model, cluster, base, grid[block], constants, kinds[place[block]], shared[group])
-        step_s[block], memory[block] = run.step_s(), run.memory()
+        first, group = _mesh_groups(grid[block])
+        of_group = StepModel(model, grid[block][first].columns(base), cluster, constants)
+        run = _Columns(
+            model,
+            grid[block].columns(base),
+            cluster,
+            constants,
+            layers_of_kind=kinds[place[block]],
+            of_group=of_group,
+            group=group,
+        )
+        step_s[block], memory[block] = run.seconds, run.bytes
     return Coarse(step_s, memory)
 
 
 def _layer_kinds(
     model: PlannedModel, cluster: Cluster, base: Layout, grid: Grid, constants: Constants
-) -> tuple[_Layers, Column]:
+) -> tuple[_Kinds, Column]:
     """Return what each kind of layer needs, and the place of each layout's kind among them."""
     key = grid.tp
     for column in (grid.cp, grid.ep, grid.micro_batch, grid.recompute):
         key = (key << 12) + column
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
-    seconds = _LayerSeconds(model, cluster, constants)
+    kinds = _OneLayer(model, cluster, constants)
     found = []
     for one in first:
         layout = grid.layout(one, base)
-        dense, mixture, head = seconds.of(layout)
+        dense, mixture, head = kinds.seconds(layout)
         usual = mixture if model.moe_layers else dense
         found.append(
             (
                 usual,
                 head + (usual + head) * model.prediction_layers,
                 dense * (model.layers - model.moe_layers) + mixture * model.moe_layers,
-                stage_activations(model, layout),
-                layer_activations(model, layout),
-                loss_bytes(model, layout),
-                2.0 * layout.tokens * model.hidden / layout.tp,
+                *kinds.memory(layout),
             )
         )
-    return _Layers(*np.array(found, dtype=float).reshape(-1, len(fields(_Layers))).T), place
+    return _Kinds(*np.array(found, dtype=float).reshape(-1, len(fields(_Kinds))).T), place
 
 
-class _LayerSeconds:
-    """Seconds of both passes through a dense layer, one with a mixture, and the output matrix.
+def _mesh_groups(grid: Grid) -> tuple[Column, Column]:
+    """Return the places of layouts with different meshes or sharding, and each layout's place among them."""
+    changes = np.zeros(len(grid), dtype=bool)
+    for column in (grid.dp, grid.tp, grid.pp, grid.cp, grid.ep):
+        changes[1:] |= column[1:] != column[:-1]
+    key = (np.cumsum(changes) * (1 + grid.zero.max()) + grid.zero) * (1 + grid.zero_group.max()) + grid.zero_group
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    return first, place
 
-    Only a mixture depends on ep, and recomputation leaves the two passes as they are: those are computed once.
+
+class _OneLayer:
+    """Seconds of both passes through a dense layer, one with a mixture, and the output matrix; bytes of a layer.
+
+    Only the seconds of a mixture depend on ep, and recomputation leaves the two passes as they are: what does not
+    differ is computed once.
     """
 
     def __init__(self, model: PlannedModel, cluster: Cluster, constants: Constants) -> None:
         self._model, self._cluster, self._constants = model, cluster, constants
         self._layers: dict[tuple[int, ...], dict[str, float]] = {}
         self._heads: dict[tuple[int, ...], float] = {}
+        self._memory: dict[tuple[int | str, ...], list[float]] = {}
 
-    def of(self, layout: Layout) -> tuple[float, float, float]:
+    def memory(self, layout: Layout) -> list[float]:
+        """Return the numbers of `LayerMemory`."""
+        key = layout.tp, layout.cp, layout.micro_batch, layout.recompute
+        if key not in self._memory:
+            self._memory[key] = list(vars(layer_memory(self._model, layout)).values())
+        return self._memory[key]
+
+    def seconds(self, layout: Layout) -> tuple[float, float, float]:
         model, shape = self._model, (layout.tp, layout.cp, layout.micro_batch)
         dense = self._layer(layout, (*shape, 0)) if model.layers > model.moe_layers else 0.0
         mixture = self._layer(layout, (*shape, layout.ep)) if model.moe_layers else 0.0
@@ -134,95 +165,75 @@ class _LayerSeconds:
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """One block of layouts; methods are named as in `estimate`."""
+class _Columns(StepModel):
+    """One block of layouts, as columns. What depends on layers comes from their kinds, what depends on the mesh and its
+    sharding from one layout of each group.
+    """
 
-    model: PlannedModel
-    cluster: Cluster
-    base: Layout
-    grid: Grid
-    constants: Constants
-    layers: _Layers
-    shared: Shared
-
-    @cached_property
-    def num_micro(self) -> Column:
-        return self.base.global_batch // (self.grid.dp * self.grid.micro_batch)
-
-    def stages(self) -> tuple[Column, Column]:
-        """Return the seconds of a micro-batch on the heaviest stage and on a mean one."""
-        layers, shared = self.layers, self.shared
-        mean = (layers.everything + layers.extra) / shared.pp
-        even = layers.usual * shared.even_layers + layers.extra
-        uneven = np.maximum(layers.usual * shared.heaviest_layers, mean)
-        return np.where(shared.pp == 1, mean, np.where(shared.even_layers > 0, even, uneven)), mean
-
-    # ---- time --------------------------------------------------------------------------------------------------------
-
-    def step_s(self) -> Column:
-        grid, shared, constants = self.grid, self.shared, self.constants
-        stage, mean = self.stages()
-        each = 2 * grid.virtual_stages * (self.layers.message * shared.send_byte_s + shared.send_latency)
-        sends = np.where(shared.pp == 1, 0.0, each)
-        bubble = (mean * shared.pp - stage + (shared.pp - 1) * sends) / grid.virtual_stages
-        exposed = np.maximum(0.0, sends - stage) if self.base.traits.overlaps_stages else sends
-        pipeline = self.num_micro * np.where(grid.virtual_stages > 1, exposed, sends)
-        parts = stage * self.num_micro + bubble + pipeline + self._data(stage) + shared.optimizer
-        return constants.step_s + parts * (1 + constants.jitter * shared.doublings)
+    layers_of_kind: _Kinds = field(kw_only=True)
+    of_group: StepModel = field(kw_only=True)
+    group: Column = field(kw_only=True)
+    """Place of each layout's group."""
 
     @cached_property
-    def _overlap_cost(self) -> float:
-        return StepModel(self.model, self.base, self.cluster, self.constants).layers.overlap_cost
+    def seconds(self) -> Column:
+        """Seconds of a step: those of `StepModel.step`, added up."""
+        data, slowed = self.data
+        busy = self.stage_seconds[0] * self.layout.num_micro
+        parts = busy + slowed + self.bubble + self.pipeline + data + self.optimizer
+        return self.constants.step_s + parts * (1 + self.constants.jitter * self.doublings)
 
-    def _data(self, stage: Column) -> Column:
-        """Return the exposed data-parallel communication, with what it slows down."""
-        keeps = self.base.traits.keeps_gathered & (self.shared.pp > 1)
-        sharded = (self.grid.zero == 3) & ~keeps
-        seconds = self._data_sharded(stage) if sharded.any() else 0.0
-        if not sharded.all():
-            seconds = np.where(sharded, seconds, self._data_replicated(stage))
-        return np.where(self.shared.data_ranks < 2, 0.0, seconds)
+    @cached_property
+    def bytes(self) -> Column:
+        """Bytes of the first stage or the last, whichever needs more at the moment that needs most."""
+        kinds, of_group, layout = self.layers_of_kind, self.of_group, self.layout
+        layer = LayerMemory(kinds.kept, kinds.freed, kinds.recomputed, kinds.logits)
+        parts = of_group.stage_parameter_parts
+        held = sum(self._of_group(cluster_states(of_group.layout, parts)))
+        (updated,) = self._of_group([updated_parameters(of_group.layout, parts)])
+        gathered = self._of_group(gathered_bytes(self.model, of_group.layout))
+        sums = [
+            activations + temporary + communication
+            for first in (True, False)
+            for activations, temporary, communication in moments(
+                layout, self.heaviest_layers, layer, gathered, updated, first=first
+            )
+        ]
+        varying = functools.reduce(np.maximum, sums)
+        return held + varying + allocator_bytes(layout, self.cluster.gpu.memory, held, varying, updated)
 
-    def _data_replicated(self, stage: Column) -> Column:
-        traits, reduce, gathered = self.base.traits, self.shared.reduce, self.shared.gathered
-        most = stage * 2 / 3 * self.constants.hidden
-        hidden = self._hidden_transfer(reduce, most) if traits.overlaps_gradients else 0.0
-        if traits.overlaps_parameters:
-            hidden = hidden + self._hidden_transfer(gathered, most / 2)
-        return reduce + gathered - hidden + hidden * self._overlap_cost
+    @cached_property
+    def stage_seconds(self) -> tuple[Column, Column]:
+        kinds, layout, layers = self.layers_of_kind, self.layout, self.model.layers
+        mean = (kinds.everything + kinds.extra) / layout.pp
+        most = kinds.usual * self.heaviest_layers
+        stage = np.where(self.heaviest_layers * layout.pp == layers, most + kinds.extra, np.maximum(most, mean))
+        return np.where(layout.pp == 1, mean, stage), mean
 
-    def _hidden_transfer(self, seconds: Column, one_pass: Column) -> Column:
-        chunks, passes = self.grid.virtual_stages, np.minimum(self.shared.pp, self.num_micro)
-        window = one_pass * (passes * (chunks - 1) + 1) / chunks
-        return seconds - np.maximum(0.0, np.maximum(seconds - window, (seconds - one_pass) / chunks))
+    @cached_property
+    def heaviest_layers(self) -> Column:
+        return self.of_group.heaviest_layers[self.group]
 
-    def _data_sharded(self, stage: Column) -> Column:
-        gather, reduce = self.shared.layer_gather, self.shared.layer_reduce
-        communication = self.shared.heaviest_layers * (2 * gather + reduce) * self.num_micro
-        computation = stage * self.num_micro
-        slowed = np.minimum(communication, computation) * self._overlap_cost
-        return (gather + reduce) * self.num_micro + np.maximum(0.0, communication - computation) + slowed
+    @cached_property
+    def route(self) -> Route:
+        return Route(*self._of_group(vars(self.of_group.route).values()))
 
-    # ---- memory ------------------------------------------------------------------------------------------------------
+    @cached_property
+    def doublings(self) -> Column:
+        return self.of_group.doublings[self.group]
 
-    def memory(self) -> Column:
-        """Return the bytes on the first or the last stage, whichever needs more."""
-        layers, shared = self.layers, self.shared
-        kept = layers.kept * shared.heaviest_layers
-        recomputes = self.grid.recompute == 2
-        recomputed = np.where(recomputes, layers.whole, 0.0)
-        logits, at_loss = layers.logits, shared.at_loss
-        reducing = shared.in_backward + recomputed - np.where(recomputes, 0.0, layers.kept)
-        first = kept * self._in_flight() + np.maximum(logits * (shared.pp == 1) + at_loss, reducing)
-        last = kept + np.maximum(logits + at_loss, reducing)
-        varying = np.where(shared.pp == 1, first, np.maximum(first, last))
-        traits = self.base.traits
-        varying = np.maximum(varying, traits.step_bytes * shared.updated)
-        needed = shared.states + (1 + ALLOCATOR_SHARE) * varying + CONTEXT_BYTES
-        kept = np.minimum(traits.norm_bytes * shared.updated, kept_room(self.cluster.gpu.memory, needed))
-        return needed + np.maximum(0.0, kept)
+    @cached_property
+    def step_transfers(self) -> tuple[Column, Column]:
+        return self._of_group(self.of_group.step_transfers)  # type: ignore[no-any-return]
 
-    def _in_flight(self) -> Column:
-        pp, chunks = self.shared.pp, self.grid.virtual_stages
-        most = np.where(chunks > 1, pp * (1 + (pp - 1) / (pp * chunks)), pp)
-        return np.minimum(most, self.num_micro)
+    @cached_property
+    def layer_transfers(self) -> tuple[Column, Column, Column]:
+        return self._of_group(self.of_group.layer_transfers)  # type: ignore[no-any-return]
+
+    @property
+    def optimizer(self) -> Column:
+        return self.of_group.optimizer[self.group]
+
+    def _of_group(self, columns: Iterable[Column]) -> Any:
+        """Return columns of groups as columns of layouts."""
+        return tuple(column[self.group] for column in columns)

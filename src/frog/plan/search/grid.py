@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 
+from frog.plan.columns import Column
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
-
-Column = Any
-"""A numpy array with one number for each layout."""
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 _MOST_CHUNKS = 12
@@ -43,6 +40,11 @@ class Grid:
 
     def __getitem__(self, chosen: Column) -> Grid:
         return Grid(*(column[chosen] for column in vars(self).values()))
+
+    def columns(self, base: Layout) -> Layout:
+        """Return all layouts as one, whose sizes are columns; its recomputation is that of `base`."""
+        sizes = {name: column for name, column in vars(self).items() if name != "recompute"}
+        return replace(base, **sizes, sequence_parallel=self.tp > 1)
 
     def layout(self, place: int, base: Layout) -> Layout:
         """Return one layout, with the batch, sequence, precision and traits of `base`."""

@@ -20,7 +20,6 @@ from frog.core.files import write_atomic, write_json
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import LAUNCHER_FIELDS
 from frog.core.runs.record import FORMAT
-from frog.plan.estimate.gpu_memory import step_memory
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
 from frog.plan.simulate.disturbances import Disturbances, Places
@@ -110,7 +109,7 @@ class _Writer:
                     "event": "step", "step": number, "loss": None, "loss_mean": None, "grad_norm_local": None,
                     "grad_norm": None, "learning_rate": None, "tokens": tokens // self.layout.num_gpus,
                     "tokens_per_s": tokens / seconds, "mfu": utilization(step) * step.step.total / seconds,
-                    "memory_bytes": int(step_memory(step).total), "loss_scale": None, "skipped": False,
+                    "memory_bytes": int(step.memory.total), "loss_scale": None, "skipped": False,
                     "sample_ids": [], "end_ns": _ns(end),
                 }  # fmt: skip
 

@@ -9,7 +9,6 @@ from frog.core.runs.vocabulary import Phase
 from frog.plan.estimate.layer_time import Passes, Times
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel
 from frog.plan.layout import Layout
-from frog.plan.links import Group
 from frog.train.parallel.schedules.schedule import Action, Kind, Schedule, make_schedule
 
 
@@ -56,9 +55,8 @@ class Costs:
         self.num_layers = max(1, layout.heaviest_layers(step.model.layers) // chunks)
         """Layers of one stage."""
         self.message_bytes = 2 * layout.tokens * step.model.hidden // layout.tp
-        stages = Group(layout.pp, layout.tp * layout.cp * layout.dp)
         self.near_message = step.links.send_inside(self.message_bytes)
-        self.far_message = step.links.send_outside(self.message_bytes, stages)
+        self.far_message = step.links.send_outside(self.message_bytes, step.route)
         """Seconds of a message between stages, inside an NVLink domain and between two."""
         self.overlaps_messages = layout.traits.overlaps_stages and chunks > 1
         self.exchange_bytes = 2 * layout.tokens * step.model.hidden
