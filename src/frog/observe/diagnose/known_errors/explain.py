@@ -22,9 +22,19 @@ _LOOKS_LIKE_ERROR = re.compile(
 )
 _REMARK = re.compile(
     r"\b(?:User|Future|Runtime|Deprecation|Resource|Import)Warning\b|\bNCCL INFO\b|\[(?:INFO|DEBUG)\]|^I\d{4} "
-    r"|^size mismatch for "
+    r"|^size mismatch for |^\[NeMo [IWD] |^(?:INFO|DEBUG)[: ]| - (?:INFO|DEBUG) - |\| (?:INFO|DEBUG) +\|"
+    r"|\blevel=(?:info|debug)\b|\"level(?:name)?\": ?\"(?:info|INFO|debug|DEBUG)\""
 )
 """Marks a line that its program does not take for an error; without its indent, a size mismatch is mmcv's warning."""
+_WARNING = re.compile(r"\bWARNING\b|\blevel=warn|(?<!CCL )(?<!\d )\bWARN\b|^\[?W\d{3,4} \d\d:|^\[W \S+\.cpp:")
+"""Marks a line that its program takes for a warning: what it names can be a cause, but did not end it there."""
+_QUOTED_CODE = re.compile(
+    r"^\s*(?:"
+    r"(?:[+$] )?(?:(?:export|setenv|declare -x) )?[A-Z][A-Z0-9_]{2,80}=\S|#(?:SBATCH|PBS|!)|(?:[+$] )?export \w"
+    r"|raise \w|assert [^,]|except\b.{0,200}:\s*$|(?:el)?if .{1,200}:\s*$|def \w"
+    r"|(?:logger|logging|log|warnings)\.\w+\(|print\()"
+)
+"""A line of a script, of its settings or of source code: it quotes a message, but nothing printed it."""
 _FAILED_RANK = re.compile(r"^\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
 _EXCEPTION = re.compile(r"(?:[a-z_]\w{0,40}\.){1,8}[A-Z]\w{2,80}: ")
 """The full name of a class at the beginning of a line, as where a traceback ends."""
@@ -103,6 +113,8 @@ class Explanation:
     """The whole text, if it is short enough to be a description and shows no failure."""
     suspect: int | None = None
     """The one rank of a hang that is behind, absent or different."""
+    rival: Finding | None = None
+    """A known cause of another kind in the same log, which may be the first one as well."""
 
     @property
     def rank(self) -> int | None:
@@ -115,7 +127,9 @@ class Explanation:
     def certain(self) -> bool:
         """True if the log shows the cause itself."""
         cause = self.cause
-        return cause is not None and cause.level is Level.CAUSE and (cause.known is None or cause.known.sure)
+        if cause is None or cause.level is not Level.CAUSE or self.rival is not None:
+            return False
+        return cause.known is None or cause.known.sure
 
     @property
     def only_a_warning(self) -> bool:
@@ -215,8 +229,12 @@ class LogReader:
             is_remark = _REMARK.search(line.text) is not None
             is_exception = _EXCEPTION.match(line.text) is not None
             level = max(known.level_of(is_exception), Level.HINT if is_remark else Level.CAUSE)
+            if _WARNING.search(line.text) and level is Level.CAUSE:
+                level, is_remark = Level.HINT, True
             if self.in_other_failures:
                 level = max(level, Level.CONSEQUENCE)
+            if _QUOTED_CODE.match(line.text) and level is not Level.CONSEQUENCE:
+                level = Level.ASIDE
             self._add(Finding(line, known, level, line.named_rank, line.text.strip(), is_remark=is_remark))
         elif _LOOKS_LIKE_ERROR.search(line.text):
             self.unknown = [*self.unknown[-4:], line]
@@ -262,7 +280,7 @@ class LogReader:
         )  # fmt: skip
 
     def _add(self, finding: Finding) -> None:
-        finding = replace(finding, moment=self.moments.get(finding.line.file))
+        finding = replace(finding, moment=finding.line.moment or self.moments.get(finding.line.file))
         self.counts[finding.line.file, finding.id] += 1
         if finding.level is Level.CONSEQUENCE:
             self.consequences[finding.id] += 1
@@ -303,6 +321,7 @@ class LogReader:
             self.first_traceback if cause is None else None,
             "\n".join(self.beginning) if cause is None and not failed and self._is_short_text() else "",
             suspects[0] if len(suspects) == 1 else None,
+            _rival(cause, findings),
         )
 
     def _is_short_text(self) -> bool:
@@ -440,6 +459,21 @@ def first_cause(findings: Sequence[Finding], shown: Sequence[Finding]) -> Findin
     if first is None or warning is None or warning.level is not Level.ASIDE:
         return warning or first
     return replace(warning, level=first.level)
+
+
+def _rival(cause: Finding | None, findings: Sequence[Finding]) -> Finding | None:
+    """Return a known cause of another kind, of another rank or process, that does not follow from the first one."""
+    if cause is None or cause.known is None or cause.level is not Level.CAUSE:
+        return None
+    others = (each for each in findings if each.level is Level.CAUSE and each.id != cause.id and _ends_a_rank(each))
+    return next((each for each in others if each.known is not None and _may_be_first(cause, each)), None)
+
+
+def _may_be_first(cause: Finding, other: Finding) -> bool:
+    """True for the errors of two streams whose order in the text says little about their order in time."""
+    if cause.moment is not None and other.moment is not None and cause.moment != other.moment:
+        return False
+    return cause.rank != other.rank or cause.line.file != other.line.file
 
 
 def _ends_a_rank(finding: Finding) -> bool:

@@ -83,7 +83,13 @@ def _meaning(explanation: Explanation, cause: Finding) -> tuple[str, str, str]:
             if cause.level is Level.CAUSE
             else "It may not be what ended the job: it is a time-out, or the log does not show where it was raised.",
         )
-    if cause.level is Level.HINT and not explanation.only_a_warning:
+    if explanation.rival is not None:
+        rival = explanation.rival
+        confidence = (
+            f"Two causes are possible: this one, and {rival.id} in line {rival.line.number}. "
+            "The log does not show which came first."
+        )
+    elif cause.level is Level.HINT and not explanation.only_a_warning:
         confidence = "The log shows that the job failed, but of its lines only this warning can explain it."
     else:
         confidence = _CERTAINTY[cause.level, known.sure]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,14 @@ _HINT = "correct the question"
 MOST_LINES = 40
 """Most lines of a text that is a description; a longer one is a log."""
 _MOST_QUOTED = 160
+_OUTPUT = re.compile(
+    r"^\s*(?:[\[{}|│$#+<]|\d{4}-\d\d|\d\d:\d\d|(?:INFO|WARN|DEBUG|ERROR|NAME)\b|[\w.-]{1,60}(?::\d+)?[:=](?:\s|$))"
+    r"|\d\d:\d\d:\d\d|\S {3,}\S+ {3,}"
+)
+"""A line that a program printed, or a setting: its words ask no question."""
+_LEAST_WORDS, _LEAST_SHARE = 4, 0.75
+_SHORT = 5
+"""Length of a word up to which only its usual endings may follow: "stand" is not in "standard"."""
 
 
 class Question(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +42,7 @@ class Question(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
     def num_words(self, text: str) -> int:
         """Return the number of its words in a text in lower case; 0 unless each group has one."""
-        counts = [sum(word in text for word in group) for group in self.words]
+        counts = [sum(_pattern(word).search(text) is not None for word in group) for group in self.words]
         return sum(counts) if all(counts) else 0
 
 
@@ -47,11 +56,36 @@ def questions() -> tuple[Question, ...]:
     return convert(read_toml(_FILE, hint=_HINT), _Questions, str(_FILE), _HINT).question
 
 
+@cache
+def _pattern(word: str) -> re.Pattern[str]:
+    word = word.strip()
+    ending = r"(?:s|es|d|ed|er|n|ing)?\b" if len(word) <= _SHORT else ""
+    return re.compile(rf"\b{re.escape(word)}{ending}")
+
+
 def asked(text: str) -> Question | None:
-    """Return the question that a description asks, the one with the most of its words."""
-    lowered = f" {' '.join(text.lower().split())} "
-    best = max(questions(), key=lambda question: question.num_words(lowered))
-    return best if best.num_words(lowered) else None
+    """Return the question that a paragraph of a description asks, the one with the most of its words."""
+    found = [(question.num_words(each), question) for each in _paragraphs(text) for question in questions()]
+    num_words, best = max(found, key=lambda pair: pair[0], default=(0, None))
+    return best if num_words else None
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Return the paragraphs of sentences in lower case, without lines that a program printed."""
+    paragraphs: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if _is_sentence(line):
+            paragraphs[-1].append(line.strip())
+        elif paragraphs[-1]:
+            paragraphs.append([])
+    return [" ".join(paragraph).lower() for paragraph in paragraphs if paragraph]
+
+
+def _is_sentence(line: str) -> bool:
+    if _OUTPUT.search(line):
+        return False
+    letters = sum(character.isalpha() or character == " " for character in line)
+    return len(re.findall(r"[^\W\d_]{2,}", line)) >= _LEAST_WORDS and letters >= _LEAST_SHARE * len(line)
 
 
 def question_answer(question: Question, text: str) -> Diagnosis:

@@ -361,7 +361,7 @@ def vanished(evidence: Evidence) -> Diagnosis | None:
         if (rank := evidence.ranks.get(number)) is None
         or (rank.error is None and rank.exit_code is None and rank.state in (None, "running"))
     ]
-    if not victims or not gone or evidence.active:
+    if not victims or not gone or evidence.active or _only_terminated(evidence, victims):
         return None
     times = {number: rank.seen_ns for number in gone if (rank := evidence.ranks.get(number)) and rank.seen_ns}
     first = min(times, key=lambda number: times[number] or 0, default=gone[0])
@@ -381,6 +381,13 @@ def vanished(evidence: Evidence) -> Diagnosis | None:
         certain=False,
         evidence=report_ranks(evidence, [first, *victims]),
         advice="`dmesg | grep -i oom` on its host or the scheduler's log (`sacct -j JOB`) can tell how it ended",
+    )
+
+
+def _only_terminated(evidence: Evidence, victims: list[int]) -> bool:
+    """True if a text has only srun's word that the others were terminated: not that they lost a rank."""
+    return not evidence.has_records and all(
+        evidence.ranks[number].error is None and evidence.ranks[number].exit_code == -15 for number in victims
     )
 
 

@@ -106,9 +106,15 @@ def _without_cause(evidence: Evidence, diagnosis: Diagnosis, log: Explanation) -
 
 
 def _is_bare_exit(evidence: Evidence, diagnosis: Diagnosis) -> bool:
-    """True if the log has only a launcher's word that a rank ended with code 1, as after any exception."""
+    """True if the log has only a launcher's word that a rank ended with code 1, or aborted, as after any exception.
+
+    srun's word of one task that aborted is more: it kills the others.
+    """
     rank = evidence.ranks.get(diagnosis.rank if diagnosis.rank is not None else -1)
-    return diagnosis.fault == "exit" and rank is not None and rank.exit_code == 1 and rank.error is None
+    if rank is None or rank.error is not None or rank.crash:
+        return False
+    aborted = evidence.by_torchrun and (diagnosis.fault, rank.exit_code) == ("crash", -6)
+    return aborted or (diagnosis.fault, rank.exit_code) == ("exit", 1)
 
 
 def _problems(evidence: Evidence) -> tuple[str, ...]:
