@@ -169,19 +169,30 @@ def test_expected_answers_of_the_threads_exist() -> None:
 
 def test_the_page_states_the_verdicts_on_unseen_threads() -> None:
     here = Path(__file__).parent
-    threads = tomllib.loads((here / "unseen.toml").read_text())["thread"]
-    read = {thread["repository"] for thread in tomllib.loads((here / "wild.toml").read_text())["thread"]}
-    assert not read & {thread["repository"] for thread in threads}
-    verdicts = Counter(thread["first"] for thread in threads)
-    last = Counter(thread["first"] for thread in threads if thread["round"] == 4)
+    unseen = tomllib.loads((here / "unseen.toml").read_text())
+    threads = unseen["thread"]
+    seen = {thread["repository"] for thread in tomllib.loads((here / "wild.toml").read_text())["thread"]}
+    assert not seen & {thread["repository"] for thread in threads}
+    measured = [thread for thread in threads if thread["round"] == 5]
+    repositories = {thread["repository"] for thread in measured}
+    assert len(repositories) == len(measured)
+    earlier = {thread["repository"] for thread in threads if thread["round"] < 5}
+    assert not repositories & (earlier | set(unseen["read"]))
+    verdicts = Counter(thread["first"] for thread in measured)
+    shown = [thread["first"] for thread in measured if thread["expected"] != ["none"]]
     page = " ".join((DOCS / "observe" / "your-program.md").read_text().split())
-    assert verdicts.keys() == {"right", "no answer", "wrong"}
-    assert not last["wrong"]
+    assert {thread["first"] for thread in threads} == {"right", "no answer", "wrong"}
     for text in (
-        f"Measured on {len(threads)} excerpts",
-        f"{verdicts['right']} answers were right ({verdicts['right'] / len(threads):.0%})".replace("%", " %"),
-        f"{verdicts['no answer']} gave no answer ({verdicts['no answer'] / len(threads):.0%})".replace("%", " %"),
-        f"{verdicts['wrong']} were wrong ({verdicts['wrong'] / len(threads):.0%})".replace("%", " %"),
-        f"of the last {last.total()}, none was wrong",
+        f"Measured on {len(measured)} excerpts",
+        f"{verdicts['right']} answers were right ({_percent(verdicts['right'], len(measured))})",
+        f"{verdicts['no answer']} gave no answer ({_percent(verdicts['no answer'], len(measured))})",
+        f"{verdicts['wrong']} was wrong ({_percent(verdicts['wrong'], len(measured))})",
+        f"{len(measured) - len(shown)} excerpts end before the cause",
+        f"Of the other {len(shown)}, {shown.count('right')} were right ({_percent(shown.count('right'), len(shown))})",
+        f"{len(threads) - len(measured)} excerpts of four earlier rounds",
     ):
         assert text in page
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %"
