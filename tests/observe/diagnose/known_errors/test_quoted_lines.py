@@ -180,3 +180,61 @@ def test_question_is_found_among_settings() -> None:
     question = asked("num_workers: 8\n\nThe CPU memory of the node grows with each epoch.\n\n[trainer] step 3 done")
     assert question is not None
     assert question.id == "host-memory-grows"
+
+
+def test_unknown_exception_that_a_sentence_quotes_is_named_but_not_certain() -> None:
+    found = explain("Since the update I get `ValueError: 'tpu9' is not a valid kind`, on each of my machines\n")
+    assert found.cause is not None
+    assert (found.cause.id, found.cause.exception, found.certain) == ("exception", "ValueError", False)
+    assert found.cause.text == "ValueError: 'tpu9' is not a valid kind"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the following error occurs, `RuntimeError: Caught RuntimeError in replica 0 on device 0.`\n",
+        "it says `ProcessRaisedException: process 3 failed`\n",
+        'raise ValueError("TypeError: the name is wrong")\n',
+        "the error `ValueError: a name` was\nSending process 7 closing signal SIGTERM\n",
+    ],
+)
+def test_quoted_wrapper_of_another_error_is_no_answer(text: str) -> None:
+    assert answer(text) is None
+
+
+RAISED = (
+    'Traceback (most recent call last):\n  File "/opt/env/lib/python3.11/site-packages/{}", line 9, in {}\n    {}\n{}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        (RAISED.format("torch/utils/data/_utils/signal_handling.py", "handler", "_error_if_any_worker_fails()",
+            "RuntimeError: DataLoader wor"), "dataloader-worker-lost"),
+        (RAISED.format("torch/utils/data/_utils/signal_handling.py", "handler", "_error_if_any_worker_fails()",
+            "RuntimeError: DataLoader worker (pid 7) exited unexpectedly"), "dataloader-worker-died"),
+        (RAISED.format("sagemaker/session.py", "wait", "raise error",
+            "sagemaker.exceptions.UnexpectedStatusException: Failed. Reason: ExecuteUserScriptError:"), None),
+        ("sbatch: error: --gpus-per-task or --tres-per-task used without either --gpus or -n/--ntasks is not allowed.\n"
+            "sbatch: error: Invalid generic resource (gres) specification\n", "slurm-tasks-missing"),
+        ("sbatch: error: Batch job submission failed: Invalid Trackable RESource (TRES) specification\n", "slurm-gres"),
+        ("=>> PBS: job killed: walltime 3607 exceeded limit 3600\n", "slurm-time-limit"),
+        ("=>> PBS: job killed: mem 9000kb exceeded limit 8000kb\n", "host-out-of-memory"),
+        ("TERM_RUNLIMIT: job killed after reaching LSF run time limit.\n", "slurm-time-limit"),
+        ("job preempted (node failure)\n", "slurm-node-failed"),
+        ("Warning  FailedScheduling  Insufficient alpha.kubernetes.io/nvidia-gpu (3).\n", "kubernetes-no-gpu"),
+        ("n1:7:8 [0] init.cc:255 NCCL WARN Cuda failure 'CUDA driver is a stub library'\n", "nccl-cuda-error"),
+        ("n1:7:8 [0] init.cc:255 NCCL WARN Cuda failure 'out of memory'\n", "gpu-out-of-memory"),
+        ("step 3\n已杀死\n", "killed"),
+        ("step 3\n段错误 (核心已转储)\n", "segmentation-fault"),
+    ],
+)  # fmt: skip
+def test_message_leads_to_its_entry(text: str, id: str | None) -> None:
+    assert answer(text) == id
+
+
+def test_exception_without_message_may_end_with_another_sign() -> None:
+    found = explain(RAISED.format("a.py", "main", "assert n < 3", "AssertionError\uff0c"))
+    assert found.cause is not None
+    assert found.cause.exception == "AssertionError"

@@ -189,7 +189,7 @@ def test_the_page_states_the_verdicts_on_unseen_threads() -> None:
         f"{verdicts['wrong']} was wrong ({_percent(verdicts['wrong'], len(measured))})",
         f"{len(measured) - len(shown)} excerpts end before the cause",
         f"Of the other {len(shown)}, {shown.count('right')} were right ({_percent(shown.count('right'), len(shown))})",
-        f"{len(threads) - len(measured)} excerpts of four earlier rounds",
+        f"those of {len(threads) - len(measured)} excerpts of four earlier rounds",
     ):
         assert text in page
 

@@ -52,12 +52,16 @@ _MANY = 10
 _SUMMARY = "launcher-summary"
 _LAUNCHERS = re.compile(
     r"ChildFailed|CalledProcess|Process(?:Exited|Raised)|RayTask|Tune|TrainingFailed|SignalException|SystemExit|Checkpoint"
-    r"|ExecuteUserScript|BackoffLimit"
+    r"|ExecuteUserScript|UnexpectedStatus|BackoffLimit"
 )
 """Names of exceptions with which a launcher reports the end of another process."""
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _QUOTED = re.compile(r"\b\w+(?:Error|Exception): ")
 """An exception with its message, anywhere in a line."""
+_IN_QUOTES = re.compile(
+    r"[`'\"](?P<type>(?:[a-z_]\w*\.)*[A-Z]\w{2,80}(?:Error|Exception)): (?!Caught \w+ in )(?P<message>[^`\n]{3,300})"
+)
+"""An exception in quotation marks, as a sentence names it."""
 _OTHER_FAILURES = re.compile(r"^\s*Failures:\s*$")
 _FAILED_AT = re.compile(r"^\s*time\s*: \d{4}-(\d\d-\d\d)_(\d\d:\d\d:\d\d)$")
 
@@ -195,6 +199,8 @@ class LogReader:
         self.signal: Finding | None = None
         """The first line in which a rank reports that another one timed out."""
         self.first_traceback: Finding | None = None
+        self.quoted: Finding | None = None
+        """The first exception that a sentence quotes and that the table does not know."""
         self.lines, self.cut, self.after_root_cause = 0, False, False
         self.in_other_failures = False
         """True below torchrun's heading of the failures that were not the first."""
@@ -236,8 +242,10 @@ class LogReader:
             if _QUOTED_CODE.match(line.text) and level is not Level.CONSEQUENCE:
                 level = Level.ASIDE
             self._add(Finding(line, known, level, line.named_rank, line.text.strip(), is_remark=is_remark))
-        elif _LOOKS_LIKE_ERROR.search(line.text):
-            self.unknown = [*self.unknown[-4:], line]
+        else:
+            self.quoted = self.quoted or _quoted_exception(line)
+            if _LOOKS_LIKE_ERROR.search(line.text):
+                self.unknown = [*self.unknown[-4:], line]
 
     def _read_launcher(self, line: LogLine) -> None:
         """Read the rank that torchrun names as the first that failed, and when."""
@@ -346,12 +354,12 @@ class LogReader:
         return next(often, None)
 
     def _in_prose(self, findings: Sequence[Finding]) -> Finding | None:
-        """Return a known exception that a short text quotes within a sentence."""
+        """Return an exception that a short text quotes within a sentence, first one that the table knows."""
         if self.consequences or not self._is_short_text():
             return None
         asides = (finding for finding in findings if finding.level is Level.ASIDE and finding.exception is None)
         quoted = next((finding for finding in asides if _QUOTED.search(finding.text)), None)
-        return replace(quoted, level=Level.SYMPTOM) if quoted is not None else None
+        return replace(quoted, level=Level.SYMPTOM) if quoted is not None else self.quoted
 
     def _silent_time_out(self, cause: Finding | None) -> Finding | None:
         """Return the time-out of which the log has only the effect on other ranks, or a long silence before the end."""
@@ -391,6 +399,14 @@ class LogReader:
         same = [other for other in self.findings if other.id == cause.id and other.line.file == cause.line.file]
         tasks = {other.rank for other in same if _names_task(other) and other.rank is not None}
         return tasks.pop() if len(tasks) == 1 else None
+
+
+def _quoted_exception(line: LogLine) -> Finding | None:
+    match = None if _QUOTED_CODE.match(line.text) else _IN_QUOTES.search(line.text)
+    if match is None or _LAUNCHERS.match(match["type"].rpartition(".")[2]):
+        return None
+    text = f"{match['type']}: {match['message'].strip()}"
+    return Finding(line, None, Level.SYMPTOM, line.named_rank, text, match["type"].rpartition(".")[2])
 
 
 def _is_launchers(traceback: Traceback) -> bool:

@@ -15,7 +15,7 @@ from frog.observe.diagnose.known_errors.lines import LogLine
 BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\W*File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?')
 _RICH_FRAME = re.compile(r"^[│|] (?P<file>\S{1,300}):(?P<line>\d{1,9}) in (?P<function>[^│|]{1,200}?) *[│|]?$")
-_EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
+_EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*)|[\uff0c\u3002`])?$")
 _INLINE_FRAME = re.compile(r'File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9}), in (?P<function>\S{1,200})')
 _INLINE_EXCEPTION = re.compile(r"(?:^|[ >)])(?P<type>(?:\w+\.){0,9}\w+(?:Error|Exception)): (?P<message>.*)")
 _NAMES_ITS_ERROR = re.compile(r"\w(?:Error|Exception)$")
