@@ -27,6 +27,8 @@ from tools.affected.facts import IMPORTING, Facts, Part
 
 ALL = "*"
 HOOKS, PRODUCTS, OLD_NAMES = "frog.hooks", "frog.products", "frog.core.old_names"
+HOOK_FOLDER = "frog.observe.hook"
+"""Modules in it are named as on the path of a program: `frog_observer.faults`."""
 _STARTED = re.compile(r"\bfrog(?:\.cli)? (\w+)")
 
 
@@ -198,6 +200,7 @@ def _add_named_modules(graph: Graph) -> None:
         for name, part in facts.parts.items():
             named = {one for one in named_modules(graph, part, facts.whole) if (module, one) not in in_tables}
             named -= {module, CLI}
+            graph.uses[f"{module}:{name}"] |= {f"{hook}:{ALL}" for hook in _named_hooks(graph, part)}
             if not named or module in (CLI, OLD_NAMES):
                 continue
             in_table = named if name in facts.assigned else named & set(part.table.values())
@@ -209,6 +212,11 @@ def _add_named_modules(graph: Graph) -> None:
             graph.uses[f"{module}:{name}"] |= {f"{one}:{ALL}" for one in named - in_table}
     for command, holders in tables.items():
         graph.uses[f"command:{command}"] |= {f"{target}:{ALL}" for target in holders}
+
+
+def _named_hooks(graph: Graph, part: Part) -> set[str]:
+    """Return the modules that every Python below a launcher imports because FROG_HOOKS names them."""
+    return {f"{HOOK_FOLDER}.{text}" for text in part.strings} & graph.files.keys()
 
 
 def _imports(graph: Graph) -> dict[str, set[str]]:

@@ -64,6 +64,11 @@ FILES = {
     "src/frog/train/ddp.py": "def build(): pass",
     "src/frog/train/rank.py": "def rank(): pass",
     "src/frog/train/unused.py": "def nothing(): pass",
+    "src/frog/observe/__init__.py": "",
+    "src/frog/observe/hook/__init__.py": "",
+    "src/frog/observe/hook/frog_pond/__init__.py": "def install():\n    from . import depth\n    depth.start()",
+    "src/frog/observe/hook/frog_pond/depth.py": "def start(): pass",
+    "src/frog/observe/environment.py": 'POND = "frog_pond"\ndef environment(): return {"FROG_HOOKS": POND}',
     "tests/conftest.py": """
         import pytest
         from harness import Harness
@@ -87,6 +92,7 @@ FILES = {
     "tests/test_page.py": 'from pathlib import Path\ndef test_a(): (Path() / "docs" / "plan.md").read_text()',
     "tests/test_wild.py": 'from pathlib import Path\ndef test_a(): Path(__file__).with_name("wild.toml").read_text()',
     "tests/wild.toml": "",
+    "tests/test_hooks.py": "from frog.observe.environment import environment\ndef test_a(): environment()",
     "tests/e2e/test_pages.py": """
         import pytest
         PAGES = []
@@ -132,6 +138,7 @@ TRAIN = {"test_train_command", "docs/train.md", "test_words"}
         ("src/frog/train/ddp.py", {"test_loop", *TRAIN}),
         ("src/frog/train/rank.py", {"test_start"}),
         ("src/frog/docs.py", {"test_docs_command"}),
+        ("src/frog/observe/hook/frog_pond/depth.py", {"test_hooks"}),
         ("docs/plan.md", {"test_page", "docs/plan.md", "test_docs_command"}),  # "docs" could also be the folder
         ("src/frog/plan/example.py", {"test_page"}),
         ("tests/wild.toml", {"test_wild"}),
