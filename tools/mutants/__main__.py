@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from tools.affected.project import read_project
+from tools.mutants.calls import read_calls
 from tools.mutants.drawing import Mutant, draw_mutants, make_mutant
 from tools.mutants.trying import Copy, fast_tests, prepare
 
 ROOT = Path(__file__).parents[2]
 SECONDS = ROOT / "build/mutants/seconds.json"
 """Times of tests, from all earlier calls."""
+CALLS = ROOT / "build/mutants/calls"
+"""Which functions the tests of each room call."""
 FEWEST = 25
 """Mutants of the smallest rooms."""
 
@@ -32,20 +35,27 @@ def main() -> int:
     """Draw, try, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
     parser.add_argument("--room", action="append", help="a folder of src/frog; default: all, in proportion to lines")
+    parser.add_argument("--under", default="", metavar="PATH", help="draw from this file or folder only")
     parser.add_argument("--count", type=int, default=300, help="number of mutants over all these rooms")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--file", type=Path, help="lines of JSON; default: build/mutants/seed-SEED.jsonl")
     parser.add_argument("--again", action="store_true", help="try the file's survivors again")
     parser.add_argument("--budget", type=float, default=120, help="seconds of tests for a mutant")
     parser.add_argument("--half", type=int, choices=(0, 1), help="every second mutant, for two processes at a time")
+    parser.add_argument("--record", action="store_true", help="only run all fast tests, and note what each calls")
     parser.add_argument("--table", action="store_true", help="only print the table of the file")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     path = args.file or ROOT / f"build/mutants/seed-{args.seed}.jsonl"
+    if args.under:
+        args.room = [room_of(args.under)]
     rooms = args.room or sorted(each.name for each in (ROOT / "src/frog").iterdir() if (each / "README.md").exists())
     records = read_records(path)
+    if args.record:
+        record_all(rooms)
+        return 0
     if not args.table:
-        wanted = survivors(records) if args.again else drawn(rooms, args.count, args.seed)
+        wanted = survivors(records) if args.again else drawn(rooms, args.count, args.seed, args.under)
         known = () if args.again else records.keys()
         mutants = [mutant for mutant in wanted if room_of(mutant.path) in rooms]
         if args.half is not None:
@@ -56,12 +66,12 @@ def main() -> int:
     return 0
 
 
-def drawn(rooms: list[str], count: int, seed: int) -> list[Mutant]:
+def drawn(rooms: list[str], count: int, seed: int, under: str = "") -> list[Mutant]:
     """Return mutants of rooms in turn, so that the first ones are of all rooms."""
     files = {room: (ROOT / "src/frog" / room).rglob("*.py") for room in rooms}
     lines = {room: sum(len(path.read_text().splitlines()) for path in paths) for room, paths in files.items()}
     counts = share(lines, count)
-    by_room = [draw_mutants(ROOT, room, counts[room], seed) for room in rooms]
+    by_room = [draw_mutants(ROOT, room, counts[room], seed, under) for room in rooms]
     return [mutants[i] for i in range(max(counts.values())) for mutants in by_room if i < len(mutants)]
 
 
@@ -77,17 +87,17 @@ def share(lines: dict[str, int], count: int) -> dict[str, int]:
 def try_all(mutants: list[Mutant], path: Path, budget_s: float) -> None:
     """Try mutants and append what was found to the file; a survivor is printed at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    seconds, calls = read_seconds(), read_calls(CALLS)
     project = read_project(ROOT, ROOT / "build/affected/facts.pickle")
     prepare()
     copy = Copy(ROOT)
     try:
         for i, mutant in enumerate(mutants, 1):
-            tests = fast_tests(project, room_of(mutant.path), mutant, seconds)
-            trial = copy.try_mutant(mutant, tests, budget_s)
+            calling, others = fast_tests(project, room_of(mutant.path), mutant, seconds, calls)
+            trial = copy.try_mutant(mutant, calling, others, budget_s)
             seconds |= trial.durations
             SECONDS.write_text(json.dumps(seconds))
-            record = {**asdict(mutant), **asdict(trial), "tests": len(tests)}
+            record = {**asdict(mutant), **asdict(trial), "calling": len(calling), "tests": len(calling + others)}
             del record["durations"]
             with path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
@@ -95,6 +105,28 @@ def try_all(mutants: list[Mutant], path: Path, budget_s: float) -> None:
         check_witnesses(copy, path)
     finally:
         copy.remove()
+
+
+def record_all(rooms: list[str]) -> None:
+    """Run the fast tests of rooms, and write what they call and how long they take."""
+    CALLS.mkdir(parents=True, exist_ok=True)
+    prepare()
+    copy = Copy(ROOT)
+    try:
+        for room in rooms:
+            trial = copy.record([f"tests/{room}"], CALLS / f"{room}.tsv")
+            SECONDS.write_text(json.dumps(read_seconds() | trial.durations))
+            print(
+                f"{room}: {trial.passed} fast tests passed in {trial.seconds} s; first failure: {trial.by}", flush=True
+            )
+    finally:
+        copy.remove()
+
+
+def read_seconds() -> dict[str, float]:
+    """Return the known times of tests."""
+    seconds: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    return seconds
 
 
 def check_witnesses(copy: Copy, path: Path) -> None:

@@ -85,11 +85,15 @@ _BINARY = {one.value for one in binary_operator_replacement.BinaryOperators}
 _TYPES = {"number", "keyword", "comparison", "factor", "not_test"}
 
 
-def draw_mutants(root: Path, room: str, count: int, seed: int) -> list[Mutant]:
-    """Draw places of a room uniformly, each at most once, and for each place one of its changes."""
+def draw_mutants(root: Path, room: str, count: int, seed: int, under: str = "") -> list[Mutant]:
+    """Draw places of a room uniformly, each at most once, and for each place one of its changes.
+
+    under: the beginning of the paths to draw from.
+    """
     places = [
         (path, choices)
         for path in sorted((root / "src/frog" / room).rglob("*.py"))
+        if path.relative_to(root).as_posix().startswith(under)
         for _, choices in sorted(find_places(path.read_text()).items())
     ]
     chance = random.Random(f"{seed} {room}")

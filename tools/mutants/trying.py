@@ -1,4 +1,4 @@
-"""Try mutants: change a file in a copy of the project, and run the room's fast tests that reach it, nearest first.
+"""Try mutants: change a file in a copy of the project, and run the room's fast tests that call it or may reach it.
 
 A process that has imported torch and pytest, and nothing of Frog, forks one child per mutant; else each would import
 torch for four seconds. What a child leaves behind, and its temporary files, are removed before the next one starts.
@@ -25,7 +25,9 @@ import psutil
 import pytest
 
 from tools.affected.project import Project
+from tools.mutants.calls import Calls, callers_of
 from tools.mutants.drawing import Mutant, mutated
+from tools.mutants.tracing import sitecustomize as tracing
 
 FAST = "not slow and not alone"
 IMPORTS_S = 120
@@ -54,9 +56,20 @@ class Trial:
     passed: int = 0
     unfinished: bool = False
     """True if there was no time for all tests that reach the mutant."""
+    called: bool = False
+    """True if the last tests that ran were still those that call the mutant."""
     seconds: float = 0.0
     durations: dict[str, float] = field(default_factory=dict)
     """Seconds of each test, over all its cases."""
+
+    def after(self, before: Trial) -> Trial:
+        """Return this trial with what other tests said before it."""
+        self.passed += before.passed
+        self.seconds = round(self.seconds + before.seconds, 1)
+        self.durations |= before.durations
+        if self.outcome == "unreached":  # all of these were slow
+            self.outcome = before.outcome
+        return self
 
 
 class Copy:
@@ -78,24 +91,25 @@ class Copy:
         _end_descendants()
         shutil.rmtree(self._temporary)
 
-    def try_mutant(self, mutant: Mutant, tests: Sequence[str], budget_s: float) -> Trial:
-        """Return what tests say about a mutant."""
-        if not tests:
+    def try_mutant(self, mutant: Mutant, calling: Sequence[str], others: Sequence[str], budget_s: float) -> Trial:
+        """Return what tests say about a mutant: those that call it, and in the time that is left others."""
+        if not calling and not others:
             return Trial("unreached")
         path = self.root / mutant.path
         source, times = path.read_text(), path.stat()
         path.write_text(mutated(source, mutant.operator, mutant.occurrence))
         self._changes += 1
         os.utime(path, (self._changes, self._changes))  # byte code is stored for a time in seconds and a size
-        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))[:NEAREST_FILES]
-        near = [test for test in tests if test.startswith(tuple(f"{file}::" for file in files))]
+        trial = Trial("unreached")
         try:
-            first = self.run(near, budget_s)
-            if first.outcome == "noticed" or len(near) == len(tests):
-                return first
-            trial = self.run([test for test in tests if test not in near], max(0.0, budget_s - first.seconds))
-            trial.passed, trial.seconds = trial.passed + first.passed, round(trial.seconds + first.seconds, 1)
-            trial.durations |= first.durations
+            for tests in (*_nearest_first(calling), *_nearest_first(others)):
+                if trial.seconds >= budget_s:
+                    trial.unfinished = True
+                    break
+                trial = self.run(tests, budget_s - trial.seconds).after(trial)
+                trial.called = tests[0] in calling
+                if trial.outcome == "noticed":
+                    break
             return trial
         finally:
             path.write_text(source)
@@ -112,7 +126,12 @@ class Copy:
             tests = tests[tests.index(trial.by) + 1 :] if trial.by in tests else []
         return failed
 
-    def run(self, tests: Sequence[str], budget_s: float) -> Trial:
+    def record(self, folders: Sequence[str], calls: Path) -> Trial:
+        """Run all fast tests of folders, and write which functions they call."""
+        calls.write_text("")
+        return self.run(folders, 3600, calls)
+
+    def run(self, tests: Sequence[str], budget_s: float, calls: Path | None = None) -> Trial:
         """Run tests in a forked process until one fails; after so many seconds no other test starts."""
         temporary = self._temporary / "t"
         temporary.mkdir()
@@ -121,7 +140,7 @@ class Copy:
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            self._run_here(temporary, report, tests, budget_s)
+            self._run_here(temporary, report, tests, budget_s, calls)
         status = _wait(child, start + IMPORTS_S + budget_s + TEST_S)
         _end_descendants()
         trial = Trial("noticed", hung=True) if status is None else self._read(report, os.waitstatus_to_exitcode(status))
@@ -131,8 +150,10 @@ class Copy:
         shutil.rmtree(temporary, ignore_errors=True)
         return trial
 
-    def _run_here(self, temporary: Path, report: Path, tests: Sequence[str], budget_s: float) -> None:
-        """Run pytest in this process, a child, and leave it."""
+    def _run_here(
+        self, temporary: Path, report: Path, tests: Sequence[str], budget_s: float, calls: Path | None
+    ) -> None:
+        """Run pytest in this process, a child, and leave it. calls: where to write what the tests call."""
         code = _BROKEN
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -145,8 +166,15 @@ class Copy:
             sys.path.insert(0, str(self.root / "src"))
             os.environ |= {"PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
             tempfile.tempdir = None
-            words = ["-x", "-q", "-p", "no:cacheprovider", "-m", FAST, f"--timeout={TEST_S}"]
+            words = ["-q", "-p", "no:cacheprovider", "-m", FAST, f"--timeout={TEST_S}"]
             words += [f"--basetemp={temporary / 'p'}", "--rootdir", str(self.root), *tests]
+            if calls is None:
+                words.append("-x")
+            else:
+                os.environ |= {tracing.FOLDER: str(self.root), tracing.FILE: str(calls)}
+                folders = (self.root / "src", Path(tracing.__file__).parent, self.root / "tests/quick_imports")
+                os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))  # of two sitecustomize the first one runs
+                tracing.trace_calls(str(self.root), str(calls))
             code = pytest.main(words, plugins=[_Reporter(report, budget_s)])
         except BaseException:
             traceback.print_exc()
@@ -218,8 +246,12 @@ class _Reporter:
             self._write(failed=report.nodeid, text="")
 
 
-def fast_tests(project: Project, room: str, mutant: Mutant, seconds: Mapping[str, float]) -> list[str]:
-    """Return the tests of a room that use what a mutant changes, the nearest in the graph first, long ones last.
+def fast_tests(
+    project: Project, room: str, mutant: Mutant, seconds: Mapping[str, float], calls: Calls
+) -> tuple[list[str], list[str]]:
+    """Return the tests of a room that call what a mutant changes, and others that may use it by the graph of uses.
+
+    The quick ones are first among those that call it, the nearest in the graph first among the others.
 
     seconds: what is known of the tests' times.
     """
@@ -229,14 +261,25 @@ def fast_tests(project: Project, room: str, mutant: Mutant, seconds: Mapping[str
     depths: dict[str, int] = {}
     for node, before in users.items():
         depths[node] = depths[before] + 1 if before else 0
-    found = [
-        (seconds.get(test, 0.0) > LONG_S or HARNESS in project.graph.uses[node], depth, file, test)
-        for node, depth in depths.items()
-        for file, _, name in [node.partition(":")]
-        for test in [f"{file}::{name}"]
-        if file.startswith(f"tests/{room}/") and name.startswith("test_")
-    ]
-    return [test for *_, test in sorted(found)]
+    callers = callers_of(project, (project.root / mutant.path).read_text(), mutant, calls)
+    calling, others = [], []
+    for node, depth in depths.items():
+        file, _, name = node.partition(":")
+        if file.startswith(f"tests/{room}/") and name.startswith("test_"):
+            test = f"{file}::{name}"
+            is_long = seconds.get(test, 0.0) > LONG_S or HARNESS in project.graph.uses[node]
+            if test in callers or file in callers:
+                calling.append((is_long, test not in callers, depth, file, test))
+            else:
+                others.append((is_long, depth, file, test))
+    return [test for *_, test in sorted(calling)], [test for *_, test in sorted(others)]
+
+
+def _nearest_first(tests: Sequence[str]) -> list[list[str]]:
+    """Split tests into those of the first files and the others, whose imports take most of the time."""
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))[:NEAREST_FILES]
+    near = [test for test in tests if test.partition("::")[0] in files]
+    return [each for each in (near, [test for test in tests if test not in near]) if each]
 
 
 def prepare() -> None:

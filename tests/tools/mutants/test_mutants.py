@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools.mutants.__main__ import share, table
+from tools.mutants.calls import function_at, read_calls
 
 drawing = pytest.importorskip("tools.mutants.drawing", reason="cosmic-ray is not installed", exc_type=ImportError)
 
@@ -89,6 +90,29 @@ def test_rooms_get_mutants_by_their_lines_but_not_fewer_than_the_smallest_number
     assert share({"pond": 500, "lake": 500}, 10) == {"pond": 5, "lake": 5}
 
 
+def test_function_of_a_line_is_the_outermost_one_with_its_classes():
+    source = """\
+LIMIT = 3
+class Pond:
+    depth = 4
+    class Frog:
+        def jump(self, far=5):
+            def inner():
+                return 1
+            return inner
+@decorated(6)
+def swim(
+    far=7
+):
+    return [far for _ in range(8)]
+"""
+    names = {number: function_at(source, number) for number in range(1, 14)}
+    assert {number: name for number, name in names.items() if name} == {
+        **dict.fromkeys((6, 7, 8), "Pond.Frog.jump"),
+        13: "swim",
+    }
+
+
 PROGRAM = """
 import json, sys
 from dataclasses import asdict
@@ -99,8 +123,9 @@ from tools.mutants.trying import Copy
 root = Path(sys.argv[1])
 copy = Copy(root)
 tests = ["tests/pond/test_pond.py"]
+assert copy.record(["tests/pond"], root / "calls.tsv").outcome == "survived"
 for mutant in draw_mutants(root, "pond", 100, seed=1):
-    print(json.dumps({**asdict(mutant), **asdict(copy.try_mutant(mutant, tests, 60))}))
+    print(json.dumps({**asdict(mutant), **asdict(copy.try_mutant(mutant, [f"{tests[0]}::test_deep"], tests, 60))}))
 print(json.dumps(sorted(copy.failing([f"{tests[0]}::test_wrong", f"{tests[0]}::test_deep"]))))
 print(json.dumps((copy.root / "src/frog/pond/pond.py").read_text() == (root / "src/frog/pond/pond.py").read_text()))
 copy.remove()
@@ -112,7 +137,7 @@ def test_mutants_are_noticed_in_a_copy_of_the_project(tmp_path):
         "src/frog/__init__.py": "",
         "src/frog/pond/pond.py": "def is_deep(depth, unused=7):\n    return depth > 3\n",
         "tests/pond/test_pond.py": (
-            "import pytest, subprocess\n"
+            "import pytest, subprocess, sys\n"
             "from frog.pond.pond import is_deep\n"
             "def test_deep():\n"
             "    subprocess.Popen(['sleep', '300'])\n"
@@ -137,6 +162,8 @@ def test_mutants_are_noticed_in_a_copy_of_the_project(tmp_path):
         "def is_deep(depth, unused=7):": {("survived", "")},
         "return depth > 3": {("noticed", "tests/pond/test_pond.py::test_deep")},
     }
+    assert {record["called"] for record in records if record["outcome"] == "noticed"} == {True}
+    assert read_calls(tmp_path) == {"src/frog/pond/pond.py:is_deep": {"tests/pond/test_pond.py::test_deep"}}
     assert failing == []
     assert is_restored
     assert "| pond | 3 | 2 | 0 | 0 |" in table([{**record, "tests": 1} for record in records])
