@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from harness import Harness
 
+from frog.cli import main
 from frog.core.errors import UsageError
+from frog.core.units import format_bytes
+from frog.measure.peers import bench, tune
 from frog.measure.peers.bench import sizes, table
-from frog.measure.peers.measurement import OPERATIONS, Limit, Result, Row
+from frog.measure.peers.measurement import OPERATIONS, Limit, Request, Result, Row, read_request
 from frog.measure.peers.open_mpi import mpirun
 from frog.measure.peers.report import Scale, write_report
 from frog.train.comm.collectives.cost import Costs, saved_costs
@@ -106,3 +110,72 @@ def test_tune_saves_the_costs_of_a_machine(harness: Harness, monkeypatch: pytest
     assert "the ring from" in done.stdout
     assert saved_costs() != Costs()
     assert "--nproc 2" in harness.run("frog", "collectives", "tune", "--nproc", "3", code=2).stderr
+
+
+# ---- the commands, with a world that only writes its result ---------------------------------------------------------
+
+
+def test_bench_asks_for_what_the_user_named_and_prints_the_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Request] = []
+
+    def run_world(nodes: object, words: list[str], options: object) -> int:
+        asked.append(read_request(Path(words[1])))
+        Path(words[2]).write_text(json.dumps(asdict(RESULT)))
+        return 0
+
+    monkeypatch.setattr(bench, "run_world", run_world)
+    assert main(["collectives", "bench", "--nproc", "4", "--sizes", "4KiB,8B", "--rounds", "3"]) == 0
+    assert capsys.readouterr().out == bench.table(RESULT) + "\n"
+    path = tmp_path / "bench.html"
+    assert main(["collectives", "bench", "--nproc", "4", "--json", "--report", str(path)]) == 0
+    told = capsys.readouterr()
+    assert Result.of(json.loads(told.out)) == RESULT
+    assert (told.err, path.exists()) == (f"report: {path}\n", True)
+    assert (asked[0].sizes, asked[0].rounds, asked[0].contenders[0], asked[0].steps) == ((4096, 8), 3, "frog", False)
+    assert (asked[1].operations[0], asked[1].rounds) == ("all_reduce", None)
+
+
+def test_failed_world_gives_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (bench, tune):
+        monkeypatch.setattr(module, "run_world", lambda *_: 7)
+    assert main(["collectives", "bench", "--nproc", "2"]) == 7
+    assert main(["collectives", "tune", "--nproc", "2"]) == 7
+    assert main(["collectives", "bench", "--nproc", "1"]) == 2
+    assert main(["collectives", "tune", "--nproc", "3"]) == 2
+
+
+def test_tune_fits_a_line_to_the_times_and_shows_from_where_a_ring_is_faster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alpha_s, beta_s, gamma_s = 5e-5, 1e-9, 2e-10
+
+    def run_world(nodes: object, words: list[str], options: object) -> int:
+        request = read_request(Path(words[1]))
+        assert (request.operations, request.contenders, request.steps) == (("all_reduce",), ("tcp",), True)
+        assert request.sizes == tuple(64 * 4**power for power in range(8))
+        rows = [Row("all_reduce", size, "tcp", alpha_s + size * (beta_s + gamma_s), 5) for size in request.sizes]
+        Path(words[2]).write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
+        return 0
+
+    saved: list[Costs] = []
+    monkeypatch.setattr(tune, "run_world", run_world)
+    monkeypatch.setattr(tune, "add_s_per_byte", lambda: gamma_s)
+    monkeypatch.setattr(tune, "save_costs", lambda costs: saved.append(costs) or "there")
+    assert main(["collectives", "tune", "--nproc", "2"]) == 0
+    (costs,) = saved
+    assert (costs.alpha_s, costs.beta_s_per_byte, costs.gamma_s_per_byte) == pytest.approx((alpha_s, beta_s, gamma_s))
+    said = capsys.readouterr().out.splitlines()
+    measured = [line.split() for line in said if line.endswith(" us")]
+    assert len(measured) == 8
+    assert all(line[-4] == line[-2] for line in measured)
+    assert "alpha 50.0 us, beta for 1.00 GB/s, gamma for 5.00 GB/s" in said
+    for num_ranks in (2, 4, 8):
+        least = next(size for size in range(1024, 1 << 26, 1024) if costs.takes_ring(size, num_ranks))
+        assert f"  {num_ranks} ranks: the ring from {format_bytes(least)} on" in said
+    assert said[-1] == "saved in there"
+
+
+def test_time_of_an_addition_is_per_byte() -> None:
+    assert 1e-12 < tune.add_s_per_byte(1 << 16) < 1e-6
