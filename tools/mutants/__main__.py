@@ -42,7 +42,9 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="try the file's survivors again")
     parser.add_argument("--budget", type=float, default=120, help="seconds of tests for a mutant")
     parser.add_argument("--half", type=int, choices=(0, 1), help="every second mutant, for two processes at a time")
-    parser.add_argument("--record", action="store_true", help="only run all fast tests, and note what each calls")
+    parser.add_argument(
+        "--record", nargs="*", metavar="TEST.py", help="only run all fast tests, or new files, and note what each calls"
+    )
     parser.add_argument("--table", action="store_true", help="only print the table of the file")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -51,8 +53,8 @@ def main() -> int:
         args.room = [room_of(args.under)]
     rooms = args.room or sorted(each.name for each in (ROOT / "src/frog").iterdir() if (each / "README.md").exists())
     records = read_records(path)
-    if args.record:
-        record_all(rooms)
+    if args.record is not None:
+        record_calls(rooms, args.record)
         return 0
     if not args.table:
         wanted = survivors(records) if args.again else drawn(rooms, args.count, args.seed, args.under)
@@ -107,18 +109,19 @@ def try_all(mutants: list[Mutant], path: Path, budget_s: float) -> None:
         copy.remove()
 
 
-def record_all(rooms: list[str]) -> None:
-    """Run the fast tests of rooms, and write what they call and how long they take."""
+def record_calls(rooms: list[str], files: list[str]) -> None:
+    """Run the fast tests of rooms, or of files, and write what they call and how long they take."""
     CALLS.mkdir(parents=True, exist_ok=True)
     prepare()
     copy = Copy(ROOT)
     try:
-        for room in rooms:
-            trial = copy.record([f"tests/{room}"], CALLS / f"{room}.tsv")
+        for room in sorted({file.split("/")[1] for file in files}) or rooms:
+            path, new = CALLS / f"{room}.tsv", [file for file in files if file.split("/")[1] == room]
+            if not new:
+                path.write_text("")
+            trial = copy.record(new or [f"tests/{room}"], path)
             SECONDS.write_text(json.dumps(read_seconds() | trial.durations))
-            print(
-                f"{room}: {trial.passed} fast tests passed in {trial.seconds} s; first failure: {trial.by}", flush=True
-            )
+            print(f"{room}: {trial.passed} tests passed in {trial.seconds} s; first failure: {trial.by}", flush=True)
     finally:
         copy.remove()
 

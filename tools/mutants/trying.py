@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -126,10 +126,10 @@ class Copy:
             tests = tests[tests.index(trial.by) + 1 :] if trial.by in tests else []
         return failed
 
-    def record(self, folders: Sequence[str], calls: Path) -> Trial:
-        """Run all fast tests of folders, and write which functions they call."""
-        calls.write_text("")
-        return self.run(folders, 3600, calls)
+    def record(self, tests: Sequence[str], calls: Path) -> Trial:
+        """Run all fast tests of folders or files, and add to a file which functions they call."""
+        calls.touch()
+        return self.run(tests, 3600, calls)
 
     def run(self, tests: Sequence[str], budget_s: float, calls: Path | None = None) -> Trial:
         """Run tests in a forked process until one fails; after so many seconds no other test starts."""
@@ -168,14 +168,15 @@ class Copy:
             tempfile.tempdir = None
             words = ["-q", "-p", "no:cacheprovider", "-m", FAST, f"--timeout={TEST_S}"]
             words += [f"--basetemp={temporary / 'p'}", "--rootdir", str(self.root), *tests]
+            plugin = _Reporter(report, budget_s)
             if calls is None:
                 words.append("-x")
             else:
                 os.environ |= {tracing.FOLDER: str(self.root), tracing.FILE: str(calls)}
                 folders = (self.root / "src", Path(tracing.__file__).parent, self.root / "tests/quick_imports")
                 os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))  # of two sitecustomize the first one runs
-                tracing.trace_calls(str(self.root), str(calls))
-            code = pytest.main(words, plugins=[_Reporter(report, budget_s)])
+                plugin.before_test = tracing.trace_calls(str(self.root), str(calls))
+            code = pytest.main(words, plugins=[plugin])
         except BaseException:
             traceback.print_exc()
         finally:
@@ -215,6 +216,7 @@ class _Reporter:
         self._file = path.open("a", buffering=1)
         self._budget_s, self._end = budget_s, 0.0
         self._setup_s = 0.0
+        self.before_test: Callable[[], None] = lambda: None
 
     def _write(self, **facts: object) -> None:
         self._file.write(json.dumps(facts) + "\n")
@@ -222,6 +224,7 @@ class _Reporter:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._end = self._end or time.monotonic() + self._budget_s  # without the time of imports
+        self.before_test()
         self._write(started=nodeid)
 
     @pytest.hookimpl(trylast=True)

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import CodeType, FrameType
 
 FOLDER, FILE = "FROG_TEST_CALLS_OF", "FROG_TEST_CALLS_FILE"
@@ -18,8 +19,11 @@ FOLDER, FILE = "FROG_TEST_CALLS_OF", "FROG_TEST_CALLS_FILE"
 _seen: set[tuple[str, CodeType]] = set()
 
 
-def trace_calls(root: str, path: str) -> None:
-    """Write calls of functions of files below `root/src/frog` from now on, in this and in new threads."""
+def trace_calls(root: str, path: str) -> Callable[[], None]:
+    """Write calls of functions of files below `root/src/frog` from now on, in this and in new threads.
+
+    Return a function that begins again, since a test may have ended it.
+    """
     source = os.path.join(root, "src/frog/")
 
     def on_call(frame: FrameType, event: str, argument: object) -> None:
@@ -40,8 +44,12 @@ def trace_calls(root: str, path: str) -> None:
         except OSError:  # a program that may open no files
             return
 
-    threading.settrace(on_call)
-    sys.settrace(on_call)
+    def begin() -> None:
+        threading.settrace(on_call)
+        sys.settrace(on_call)
+
+    begin()
+    return begin
 
 
 def _run_next() -> None:
