@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from frog.cluster.emulator.notation import (
     expand_hosts,
     fill_pattern,
     parse_array,
+    parse_moment,
     parse_signal,
     parse_time_limit,
     pattern_values,
@@ -74,6 +76,25 @@ def test_task_counts_are_compressed() -> None:
 )
 def test_time_limits_are_minutes_rounded_up(text: str, minutes: int | None) -> None:
     assert parse_time_limit(text) == minutes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *[("now", 0), ("now+5", 5), ("now+5seconds", 5), ("now+1second", 1), ("now+2minutes", 120)],
+        *[("now+1minute", 60), ("now+3hours", 10_800), ("now+2days", 172_800)],
+    ],
+)
+def test_moment_counts_from_now(text: str, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert parse_moment(text) == 1000 + seconds
+
+
+def test_moment_may_be_a_date() -> None:
+    assert time.localtime(parse_moment("2026-01-31T12:34:56"))[:6] == (2026, 1, 31, 12, 34, 56)
+    for text in ("tomorrow", "now+5weeks", "2026-01-31", "now-5", "99999-01-31T12:34:56"):
+        with pytest.raises(ValueError, match=r".+"):
+            parse_moment(text)
 
 
 def test_signal_option_is_parsed() -> None:

@@ -129,6 +129,33 @@ def test_command_suggests_diagnosis_only_if_the_fault_occurred(
     assert ("never occurred" in told) != met
 
 
+@pytest.mark.parametrize(
+    ("code", "met", "expected"), [(0, (0, 1), 0), (0, (0,), 1), (0, (), 1), (7, (0, 1), 7), (7, (), 7)]
+)
+def test_exit_code_is_the_worlds_or_1_if_a_fault_never_occurred(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, met: tuple[int, ...], expected: int
+) -> None:
+    def run_world(nodes: object, program: object, options: Any) -> int:
+        marks = marks_folder(Path(options.extra_env["FROG_OBSERVER"].partition(":")[2]))
+        marks.mkdir()
+        for number in met:
+            (marks / f"{number}.0").touch()
+        return code
+
+    monkeypatch.setattr("frog.launch.world.run_world", run_world)
+    monkeypatch.chdir(tmp_path)
+    faults = ["--fault", "kill rank=1 step=1", "--fault", "kill rank=0 step=2"]
+    assert main(["chaos", *faults, "--nproc", "2", "--", "train", str(DEMO)]) == expected
+
+
+def test_campaign_has_seed_1_and_short_deadlines_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("frog.measure.chaos.campaign.run_campaign", lambda args, program: seen.append(args) or 0)
+    assert main(["chaos", "--campaign", "2"]) == 0
+    assert main(["chaos", "--campaign", "2", "--seed", "5", "--deadline", "9"]) == 0
+    assert [(args.seed, args.deadline) for args in seen] == [(1, 15.0), (5, 9.0)]
+
+
 def test_campaign_draws_only_kinds_possible_in_the_world() -> None:
     assert "cut" not in choose_kinds(None, Nodes(1, 1, 2), network=False)
     assert "port" not in choose_kinds(None, Nodes(1, 1, 1), network=False)

@@ -74,6 +74,30 @@ def test_missing_open_mpi_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path:
         mpirun(2, ["true"])
 
 
+@pytest.mark.parametrize(
+    ("says", "is_open_mpi"), [("mpirun (Open MPI) 4.1.4", True), ("prterun (OpenRTE) 5", True), ("HYDRA build", False)]
+)
+def test_mpirun_must_belong_to_open_mpi(
+    says: str, is_open_mpi: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\necho '{says}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(shutil, "which", lambda name: str(program) if name == "mpirun" else None)
+    monkeypatch.setattr("frog.measure.peers.open_mpi.ctypes.CDLL", lambda name: None)
+    for uid in (0, 1000):
+        monkeypatch.setattr("os.getuid", lambda uid=uid: uid)
+        if is_open_mpi:
+            as_root = ["--allow-run-as-root"] if uid == 0 else []
+            assert mpirun(3, ["x", "y"]) == [
+                str(program), *as_root, "--oversubscribe", "--bind-to", "none", "-n", "3", "x", "y"
+            ]  # fmt: skip
+        else:
+            with pytest.raises(UsageError, match="does not belong to Open MPI"):
+                mpirun(3, ["x", "y"])
+
+
 def test_open_mpi_rejects_simulated_nodes(harness: Harness) -> None:
     done = harness.run("frog", "collectives", "bench", "--nodes", "2x1", "--against", "mpi", code=2)
     assert "on one node" in done.stderr

@@ -18,6 +18,7 @@ from frog.measure.peers.ends import judge_ends
 from frog.measure.peers.findings import _MEANINGS, Finding
 from frog.measure.peers.losses import judge_loss
 from frog.measure.peers.observed import Breach, Fault, Observed, Pair, Plan, RankEnd
+from frog.measure.peers.session import is_late
 from frog.measure.peers.shape import judge_connections, judge_shape, ring_bytes, shape_of
 from frog.measure.peers.values import judge_values
 
@@ -236,3 +237,28 @@ def test_every_finding_has_a_judge() -> None:
 def test_documentation_shows_the_python_example_verbatim() -> None:
     page = (Path(__file__).parents[3] / "docs" / "measure" / "collectives.md").read_text()
     assert (EXAMPLES / "ring.py").read_text() in page
+
+
+@pytest.mark.parametrize(
+    ("ended", "fault_at_s", "end_s"),
+    [
+        ([], None, None),
+        ([(0, 1.0), (0, 2.0)], None, None),
+        ([(0, 1.0), (1, 5.0), (-9, 4.0)], None, 7.0),  # 3 s after the first failure
+        ([(1, 0.5)], 2.0, 15.0),  # the timeout of 10 s and 3 s after a fault, whoever fails
+    ],
+)
+def test_others_have_a_little_time_after_a_failure_and_their_timeout_after_a_fault(
+    ended: list[tuple[int, float]], fault_at_s: float | None, end_s: float | None
+) -> None:
+    late = [seconds for seconds in range(100) if is_late(seconds + 0.01, ended, fault_at_s, 10.0)]
+    assert late == ([] if end_s is None else list(range(int(end_s), 100)))
+    assert not is_late(end_s or 99.0, ended, fault_at_s, 10.0)
+
+
+def test_traffic_may_be_a_twentieth_more_than_a_rings_and_some_greetings() -> None:
+    plan = Plan("ring", 4, (Call("all_reduce", "float32", MEBI // 4),))
+    allowed = int(1.05 * 1.5 * MEBI) + 4096
+    for num_bytes, finding in ((allowed, None), (allowed + 2, "whole-buffers")):
+        session = replace(seen(4), plan=plan, sent=_links(*RING, num_bytes=num_bytes))
+        assert id_of(judge_shape(session)) == finding

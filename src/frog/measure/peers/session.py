@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -64,6 +64,17 @@ def run_session(plan: Plan, command: Sequence[str], folder: Path, seed: int) -> 
         session.breach,
         session.fault_at_s,
     )
+
+
+def is_late(now_s: float, ended: Iterable[tuple[int, float]], fault_at_s: float | None, timeout_s: float) -> bool:
+    """True if a session has used up the time after a fault, or after a copy that failed by itself.
+
+    ended: exit codes and times of the copies that have ended.
+    """
+    if fault_at_s is not None:
+        return now_s > fault_at_s + timeout_s + AFTER_FAULT_S
+    failed = [at_s for code, at_s in ended if code != 0]
+    return bool(failed) and now_s > min(failed) + _AFTER_FIRST_S
 
 
 def _path(folder: Path, rank: int, call: int, suffix: str) -> Path:
@@ -174,10 +185,7 @@ class _Session:
 
     def _is_late(self) -> bool:
         """True if the remaining copies have used up the time that they get after a failure."""
-        if self.fault_at_s is not None:
-            return self._now_s() > self.fault_at_s + self._plan.timeout_s + AFTER_FAULT_S
-        failed = [at for code, at in self._ended.values() if code != 0]
-        return bool(failed) and self._now_s() > min(failed) + _AFTER_FIRST_S
+        return is_late(self._now_s(), self._ended.values(), self.fault_at_s, self._plan.timeout_s)
 
     def _on_fault(self) -> None:
         fault = self._plan.fault
