@@ -49,12 +49,26 @@ def test_world_table_shows_what_the_agents_reported() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "own"),
-    [("0,1,2,3", ["0,1", "2,3"]), ("4,5,6", ["", ""]), ("", [None, None])],
+    [("0,1,2,3,4,5", ["0,1,2", "3,4,5"]), ("3,4,5,6,7", ["", ""]), ("", [None, None])],
 )
 def test_simulated_nodes_share_no_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: str, own: list[str | None]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    starter = Starter(parse_nodes("2x2"), [], Options(), tmp_path, None)
+    starter = Starter(parse_nodes("2x3"), [], Options(), tmp_path, None)
     found = [starter.environment(node)["CUDA_VISIBLE_DEVICES"] for node in (0, 1)]
     assert found == [gpus if expected is None else expected for expected in own]
+
+
+def test_agent_finds_its_launch_in_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("frog.core.machine.usable_cores", lambda: 13)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.delenv("FROG_NODE_NAME", raising=False)
+    options = Options(replace=3, extra_env={"OWN": "1"})
+    starter = Starter(parse_nodes("1:2x3"), [], options, tmp_path, None)
+    env = starter.environment(1)
+    assert (env["OMP_NUM_THREADS"], env["FROG_REPLACE"], env["OWN"]) == ("2", "3", "1")  # 13 cores, 6 ranks
+    assert (env["FROG_LAUNCH_DIR"], env["FROG_NODE_NAME"]) == (str(tmp_path), "node1")
+    assert "PYTHONUNBUFFERED" not in env
+    alone = Starter(parse_nodes("1x3"), [], Options(threads=7), tmp_path, None).environment(0)
+    assert (alone["OMP_NUM_THREADS"], "FROG_NODE_NAME" in alone) == ("7", False)

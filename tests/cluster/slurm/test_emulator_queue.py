@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from frog.cluster.emulator import SlurmRefusal
-from frog.cluster.emulator.controller import SlurmController
+from frog.cluster.emulator.controller import SlurmController, end_state
 from frog.cluster.emulator.daemon import snapshot
 from frog.cluster.emulator.emulated_job import (
     CANCELLED,
@@ -318,3 +318,17 @@ def test_job_has_its_scripts_name_whatever_its_options(
     (tmp_path / "train.sbatch").write_text("#!/bin/sh\n")
     assert sbatch(client, ["--parsable", "--requeue", str(tmp_path / "train.sbatch")]) == 0
     assert (client.asked, capsys.readouterr().out) == (["submit train.sbatch"], "13\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "end", "expected"),
+    [
+        (0, None, ("COMPLETED", "None")),
+        (1, None, ("FAILED", "NonZeroExitCode")),
+        (-9, None, ("FAILED", "JobLaunchFailure")),
+        (0, "CANCELLED", ("CANCELLED", "None")),
+        (-15, "TIMEOUT", ("TIMEOUT", "TimeLimit")),
+    ],
+)
+def test_end_of_a_job_has_a_state_and_a_reason(code: int, end: str | None, expected: tuple[str, str]) -> None:
+    assert end_state(code, end) == expected

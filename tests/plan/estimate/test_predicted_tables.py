@@ -16,6 +16,7 @@ from frog.core.errors import ConfigError
 from frog.plan.estimate.predict import COLUMNS, predict_row, predict_rows
 from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.rows import read_row
+from frog.plan.model import PlannedModel
 
 ROW = {
     "row_id": "one",
@@ -250,6 +251,54 @@ def test_latent_attention_of_the_notes_is_modelled() -> None:
     mixture = {"experts": "256", "experts_per_token": "8", "shared_experts": "1", "expert_ffn": "2048"}
     run = read_row({**ROW, **shape, **mixture, "arch_notes": notes, "pp": "8", "virtual_stages": "1"})
     assert run.model.num_parameters() == 671_026_404_352
+
+
+def test_columns_of_a_mixture_are_its_model_and_layout() -> None:
+    notes = "first 2 layers dense, multi-token-prediction"
+    shape = {"head_dim": "128", "tied_embeddings": "yes", "experts": "16", "experts_per_token": "3", "ep": "4"}
+    more = {"shared_experts": "2", "expert_ffn": "1000", "arch_notes": notes, "zero": "2", "zero_group": "8", "cp": "2"}
+    run = read_row({**ROW, **shape, **more, "pp": "4", "virtual_stages": "", "model": "DeepSeek-V9"})
+    assert run.model == PlannedModel(
+        layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=128256, gated=True, tied=True,
+        biases=False, positions=0, experts=16, experts_per_token=3, shared_experts=2, expert_ffn=1000, expert_groups=4,
+        dense_layers=2, prediction_layers=1,
+    )  # fmt: skip
+    layout = run.layout
+    assert (layout.seq_len, layout.global_batch, layout.micro_batch, layout.precision) == (8192, 256, 1, "fp8")
+    assert (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.virtual_stages) == (2, 4, 4, 2, 4, 2)
+    assert (layout.zero, layout.zero_group, layout.sequence_parallel) == (2, 8, True)
+    assert run.assumed == ("virtual_stages=2",)
+
+
+def test_plain_model_needs_few_columns() -> None:
+    known = ("row_id", "gpu", "n_gpus", "layers", "hidden", "heads", "seq_len", "global_batch", "inter_node_gbit_s")
+    run = read_row({**{name: ROW[name] for name in known}, "year": "2021", "dp": "64", "tp": "1", "pp": "1"})
+    assert run.model == PlannedModel(
+        layers=80, hidden=8192, heads=64, kv_heads=64, head_dim=128, ffn=32768, vocab=50304, gated=False, tied=False,
+        biases=True, positions=8192, experts=0, experts_per_token=0, shared_experts=0, expert_ffn=0, expert_groups=0,
+        dense_layers=0, prediction_layers=0,
+    )  # fmt: skip
+    layout = run.layout
+    assert (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.virtual_stages) == (64, 1, 1, 1, 1, 1)
+    assert (layout.micro_batch, layout.zero, layout.zero_group, layout.sequence_parallel) == (4, 1, 0, False)
+    words = " ".join(run.assumed)
+    for word in ("vocab=50304", "micro_batch=4", "zero=1", "software=DeepSpeed", "seq_parallel=no"):
+        assert word in words
+
+
+@pytest.mark.parametrize(
+    ("changes", "micro_batch"),
+    [
+        ({"pp": "1", "dp": "16", "global_batch": "48"}, 1),  # 3 for each rank
+        ({"pp": "1", "dp": "16", "global_batch": "32"}, 2),
+        ({"pp": "1", "dp": "16", "global_batch": "128"}, 4),
+        ({}, 1),
+        ({"software": "torchtitan"}, 16),  # 128 for each rank, 8 stages
+    ],
+)
+def test_micro_batch_that_is_not_stated_is_the_usual_one(changes: dict[str, str], micro_batch: int) -> None:
+    row = {**ROW, "micro_batch": "", "virtual_stages": "1", **changes}
+    assert read_row(row).layout.micro_batch == micro_batch
 
 
 def test_vocabulary_that_is_not_stated_is_assumed_and_named() -> None:

@@ -214,12 +214,8 @@ class SlurmController:
         end = job.ending or job.requested_end
         if end == PENDING:
             self._back_into_queue(job)
-        elif end is not None:
-            job.state, job.reason = end, "TimeLimit" if end == TIMEOUT else "None"
-        elif code == 0:
-            job.state = COMPLETED
         else:
-            job.state, job.reason = FAILED, "NonZeroExitCode" if code > 0 else "JobLaunchFailure"
+            job.state, job.reason = end_state(code, end)
 
     def _back_into_queue(self, job: EmulatedJob) -> None:
         """Requeue a job, which keeps its number and its position in the order of submission."""
@@ -499,6 +495,18 @@ def _open_output(job: EmulatedJob, path: Path, files: contextlib.ExitStack) -> I
     if not job.request.append:
         path.write_bytes(b"")
     return files.enter_context(path.open("ab"))
+
+
+def end_state(code: int, end: str | None = None) -> tuple[str, str]:
+    """Return the state of a job that has ended, and the reason.
+
+    code: exit code of its script, or a negative signal number. end: the state in which Slurm or a user ended it.
+    """
+    if end is not None:
+        return end, "TimeLimit" if end == TIMEOUT else "None"
+    if code == 0:
+        return COMPLETED, "None"
+    return FAILED, "NonZeroExitCode" if code > 0 else "JobLaunchFailure"
 
 
 def _not_started(job: EmulatedJob, folder: Path, error: Exception) -> int:
