@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from frog.core.interrupts import end_at_interrupt, is_command
+
+if is_command():
+    end_at_interrupt()  # the imports below and those of frog.cli take a while
+
 from typing import TYPE_CHECKING, Any
 
 from frog.core.env import wait_passively

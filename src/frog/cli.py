@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from frog.core.processes import end_at_interrupt, raise_interrupts
-
-end_at_interrupt()  # the imports below take a while
-
 import argparse
 import errno
 import os
@@ -16,12 +12,11 @@ from typing import NoReturn
 from frog import __version__
 from frog.core.commands import EXAMPLES, WELCOME, overview
 from frog.core.errors import MOST_WORDS, FrogError
+from frog.core.interrupts import INTERRUPTED, EndedByInterrupt, end_at_interrupt, is_command, raise_interrupts
 from frog.core.processes import loading
 from frog.core.schema import shortened
 from frog.core.terminal import make_streams_whole, printable_output, terminal_columns, wrapped_lines
 from frog.core.user_input import CommandOrValue, did_you_mean
-
-raise_interrupts()
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -29,18 +24,21 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. A user's mistake is reported without a traceback."""
     try:
+        raise_interrupts()
         make_streams_whole()
         with printable_output():
             words = sys.argv[1:] if arguments is None else arguments
             if not words:
                 print(WELCOME, end="")
                 return 0
-            end_at_interrupt()  # until the command's modules are imported
-            parser = _parser(words[0])
-            raise_interrupts()
+            with EndedByInterrupt():
+                parser = _parser(words[0])
             return _run(parser.parse_args(words))
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+    finally:
+        if is_command():
+            end_at_interrupt()  # Python's own end takes a while
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -209,7 +207,7 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _train(args: argparse.Namespace) -> int:
-    with loading():
+    with EndedByInterrupt(), loading():
         from frog.train.main import run_rank
 
     return run_rank(args)
@@ -276,7 +274,7 @@ def _add_join(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _join(args: argparse.Namespace) -> int:
-    with loading():
+    with EndedByInterrupt(), loading():
         from frog.train.elastic.join import main
 
     return main(args)
@@ -284,7 +282,7 @@ def _join(args: argparse.Namespace) -> int:
 
 def _model_command(name: str) -> Callable[[argparse.Namespace], int]:
     def handler(args: argparse.Namespace) -> int:
-        with loading():
+        with EndedByInterrupt(), loading():
             from frog.train import train_commands as commands
 
         code: int = getattr(commands, name)(args)

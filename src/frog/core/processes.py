@@ -1,4 +1,4 @@
-"""Processes: their descendants and orphans, how they end, how they handle Ctrl-C, and how they import faster."""
+"""Processes: their descendants and orphans, how they end, and how they import faster."""
 
 from __future__ import annotations
 
@@ -119,23 +119,6 @@ def leave_with_parent(poll_s: float = 0.5, *, last: Callable[[], None] | None = 
         os._exit(1)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
-
-
-def end_at_interrupt() -> None:
-    """Let Ctrl-C end this process immediately, as it does for programs not written in Python."""
-    _handle(signal.default_int_handler, signal.SIG_DFL)
-
-
-def raise_interrupts() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again."""
-    _handle(signal.SIG_DFL, signal.default_int_handler)
-
-
-def _handle(before: object, after: signal.Handlers | object) -> None:
-    """Change the handler, unless other code has set one; only the main thread may."""
-    with contextlib.suppress(ValueError):
-        if signal.getsignal(signal.SIGINT) == before:
-            signal.signal(signal.SIGINT, after)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

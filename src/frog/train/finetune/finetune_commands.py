@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from frog.core.interrupts import EndedByInterrupt
 from frog.core.processes import loading
 from frog.train.finetune.arguments import add_finetune_arguments
 
@@ -38,14 +39,14 @@ def add_finetune_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
 
 
 def _finetune(args: argparse.Namespace) -> int:
-    with loading():
+    with EndedByInterrupt(), loading():
         from frog.train.finetune.finetune_main import run_rank
 
     return run_rank(args)
 
 
 def _classify(args: argparse.Namespace) -> int:
-    with loading():
+    with EndedByInterrupt(), loading():
         from frog.train.finetune.classify import classify
 
     return classify(args)
