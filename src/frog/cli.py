@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from frog import __version__
 from frog.core.commands import EXAMPLES, WELCOME, overview
@@ -16,7 +16,8 @@ from frog.core.interrupts import INTERRUPTED, EndedByInterrupt, end_at_interrupt
 from frog.core.processes import loading
 from frog.core.schema import shortened
 from frog.core.terminal import make_streams_whole, printable_output, terminal_columns, wrapped_lines
-from frog.core.user_input import CommandOrValue, did_you_mean
+from frog.core.units import parse_whole
+from frog.core.user_input import CommandOrValue, did_you_mean, integer
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -90,6 +91,10 @@ def _has_current_directory() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("type", int, integer)  # options with `type=int`
+
     def error(self, message: str) -> NoReturn:
         super().error(shortened(message, MOST_WORDS))  # it quotes the arguments, which may be the content of a file
 
@@ -256,9 +261,10 @@ def _num_tokens(text: str) -> int | str:
     """Parse a number of tokens, or all."""
     if text == "all":
         return text
-    if not text.isascii() or not text.isdecimal() or len(text) > 18 or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of tokens, 1 or more, or all")
-    return int(text)
+    number = parse_whole(text)
+    if not number:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r}: expected a number of tokens, 1 or more, or all")
+    return number
 
 
 def _add_join(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

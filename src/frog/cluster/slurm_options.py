@@ -401,7 +401,7 @@ def time_limit_s(text: str) -> int | None:
     """
     if text.upper() in ("UNLIMITED", "INFINITE", "0"):
         return None
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", text)
     if match is None:
         raise ValueError(text)
     days, *rest = match.groups()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.core.launchers import in_torchrun_words, is_mpich
+from frog.core.units import parse_integer
 
 SURVIVES = "survives"
 """Name of a marker file in the launcher's folder: the other ranks continue after the loss of a rank."""
@@ -43,9 +44,10 @@ def _integer(name: str, default: int) -> int:
     if not text:
         return default
     try:
-        return int(text)
+        return parse_integer(text)
     except ValueError:
-        raise UsageError(f"environment variable {name}={text!r} is not a number", f"unset {name}, or set it") from None
+        shown = text if len(text) <= 80 else f"{text[:80]}…"
+        raise UsageError(f"environment variable {name}={shown!r} is not a number", f"unset {name}, or set it") from None
 
 
 def _all_or_none(*names: str) -> bool:

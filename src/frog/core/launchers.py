@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Mapping
 
 from frog.core.errors import UsageError
+from frog.core.units import parse_whole
 
 _LOOPBACK = "127.0.0.1"
 _EXAMPLES = {"MASTER_ADDR": "HOST_OF_RANK_0", "MASTER_PORT": "29500"}
@@ -124,19 +125,22 @@ def _is_task(environ: Mapping[str, str], pid: int) -> bool:
     shell
     of `srun --ntasks=4 --pty bash` is the first task of such a step, but its commands are other processes.
     """
-    step = environ.get("SLURM_STEP_ID", "")
-    if not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP or "SLURM_PROCID" not in environ:
+    step = parse_whole(environ.get("SLURM_STEP_ID", ""))
+    if step is None or step >= _FIRST_SPECIAL_STEP or "SLURM_PROCID" not in environ:
         return False
     return "SLURM_PTY_PORT" not in environ or environ.get("SLURM_TASK_PID") == str(pid)
 
 
 def _tasks_on(tasks_per_node: str, node_rank: str) -> str:
     """Return the number of tasks of a node, from Slurm's "2(x3),1": three nodes with two, then one with one."""
-    counts: list[str] = []
+    number, first = parse_whole(node_rank), 0
+    if number is None:
+        return ""
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node):
-        counts += [count] * int(times or 1)
-    number = int(node_rank) if node_rank.isdecimal() else len(counts)
-    return counts[number] if number < len(counts) else ""
+        first += parse_whole(times or "1") or number + 1  # a number of thousands of digits is enough
+        if number < first:
+            return str(count)
+    return ""
 
 
 def first_host(hosts: str) -> str:
@@ -152,5 +156,4 @@ def _port_of(name: str) -> int:
 
 def _count(environ: Mapping[str, str], name: str) -> int:
     """Return a variable as a number; 0 if it is not a number."""
-    text = environ.get(name, "")
-    return int(text) if text.isdecimal() else 0
+    return parse_whole(environ.get(name, "")) or 0

@@ -39,6 +39,9 @@ _MOST_TOML_BYTES = 1 << 20
 _MOST_DEPTH, _MOST_KEY_PARTS = 100, 32
 """Limits of nested tables, and of parts in a key such as a.b.c, each of which is a table for the parser."""
 
+_MOST_BITS = 1000
+"""Most bits of an integer, from a parser that reads any number of them."""
+
 _MOST_SHOWN = 80
 """Most characters of a value that an error quotes."""
 
@@ -155,6 +158,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"a key with more than {_MOST_KEY_PARTS} parts")
     table = tomllib.loads(text)
     check_depth(table)
+    check_integers(table)
     return table
 
 
@@ -174,6 +178,17 @@ def check_depth(value: Any) -> None:
         if not level:
             return
     raise RecursionError
+
+
+def check_integers(value: Any) -> None:
+    """Raise ValueError for an integer that is too large to be shown or to become a float, in tables and lists.
+
+    Python reads such integers if they are in hex. Whoever needs a number of 64 bits checks that.
+    """
+    if isinstance(value, int) and abs(value) >= 1 << _MOST_BITS:
+        raise ValueError(f"an integer of {value.bit_length()} bits")
+    for inner in _inside(value):
+        check_integers(inner)
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -1,9 +1,13 @@
-"""Units: numbers with their units for people, and the unit of a field in a run file."""
+"""Numbers: with their units for people, the unit of a field in a run file, and whole numbers from texts."""
 
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import dataclass
+
+_MOST_CHARACTERS = 30
+"""Most characters of an integer of 64 bits, with separators and spaces."""
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -37,6 +41,22 @@ def format_seconds(duration_s: float) -> str:
     minutes, seconds = divmod(round(duration_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def parse_whole(text: str) -> int | None:
+    """Parse 0, 12 or 007, with at most 18 digits; None for anything else.
+
+    Texts from outside are read with this and `parse_integer`: `int` fails above 4,300 digits, also where
+    `text.isdecimal()`.
+    """
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def parse_integer(text: str) -> int:
+    """Parse 12, -3 or 1_000. Raises ValueError for anything else, and for a number of more than 64 bits."""
+    if len(text) > _MOST_CHARACTERS or not -(2**63) <= (number := int(text)) < 2**63:
+        raise ValueError("not a whole number of 64 bits")
+    return number
 
 
 def time_text() -> str:

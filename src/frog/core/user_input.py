@@ -9,16 +9,26 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from frog.core.units import parse_integer
+
+
+def integer(text: str) -> int:
+    """Read an integer that a user types; the argument type of every option with `type=int` (frog.cli)."""
+    try:
+        return parse_integer(text)
+    except ValueError:
+        shown = text if len(text) <= 80 else f"{text[:80]}… ({len(text)} characters)"
+        raise argparse.ArgumentTypeError(f"invalid int value: {shown!r}") from None
+
 
 def at_least(least: int) -> Callable[[str], int]:
     """Return an argument type for integers of at least `least`."""
 
     def read(text: str) -> int:
-        if (value := int(text)) < least:
+        if (value := integer(text)) < least:
             raise argparse.ArgumentTypeError(f"{text}: must be at least {least}")
         return value
 
-    read.__name__ = "int"  # argparse reports `invalid int value: 'x'`
     return read
 
 

@@ -19,6 +19,8 @@ from typing import Literal, NoReturn
 from frog.core.env import visible_gpus
 from frog.core.errors import UsageError
 from frog.core.machine import usable_cores
+from frog.core.units import parse_whole
+from frog.core.user_input import integer
 
 _PROGRAMS = {
     "train": "frog.train",
@@ -242,7 +244,7 @@ def _torchrun_parser() -> _TorchrunParser:
 
     add("nnodes", default="1")
     add("nproc-per-node", default="1")
-    add("max-restarts", type=int)
+    add("max-restarts", type=integer)
     for name in (*_REPLACED_OPTIONS, *_REFUSED_OPTIONS):
         add(name)
     for name in ("standalone", "no-python", *_REFUSED_FLAGS):
@@ -273,17 +275,18 @@ def _ignored_options(args: argparse.Namespace) -> list[str]:
 
 def _num_nodes(text: str) -> int:
     least, _, most = text.rpartition(":")
-    if not most.isdecimal() or (least and least != most) or int(most) < 1:
+    number = parse_whole(most)
+    if not number or (least and least != most):
         raise UsageError(
             f"torchrun --nnodes {text}: expected one number", "frog run --nodes 1:3x2 -- my.py shrinks and grows"
         )
-    return int(most)
+    return number
 
 
 def _num_ranks(text: str) -> int:
     gpus = len(visible_gpus())
     words = {"gpu": gpus, "cpu": int(usable_cores()), "auto": gpus or int(usable_cores())}
-    number = words.get(text, int(text) if text.isdecimal() else 0)
+    number = words.get(text, parse_whole(text) or 0)
     if number < 1:
         why = "this machine has none" if text in words else "expected a number, gpu, cpu or auto"
         raise UsageError(f"torchrun --nproc-per-node {text}: {why}", "--nproc-per-node 4")

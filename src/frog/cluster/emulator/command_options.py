@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from frog.cluster.emulator import SlurmRefusal, unknown
-from frog.cluster.emulator.notation import expand_hosts, fill_pattern, parse_whole, pattern_values
+from frog.cluster.emulator.notation import expand_hosts, fill_pattern, pattern_values
 from frog.cluster.slurm_options import GivenOption, Option, read_directives, read_options
+from frog.core.units import parse_whole
 
 _BOTH = (
     "account", "chdir", "comment", "constraint", "cpus-per-task", "distribution", "error", "exclusive", "export",

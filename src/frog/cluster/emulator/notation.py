@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 
 from frog.cluster.emulator import SlurmRefusal, unknown
 from frog.cluster.slurm_options import time_limit_s
+from frog.core.units import parse_whole
 
 _MAX_ARRAY_INDEX = 1000
 _MOST_HOSTS = 10_000
@@ -19,11 +20,6 @@ _MOST_WIDTH = 10
 """Largest width to which Slurm pads a number in a file name with zeros."""
 _NO_TASK = 4294967294
 """Value of %a in a job that is not an array."""
-
-
-def parse_whole(text: str) -> int | None:
-    """Parse 0, 12 or 007, with at most 18 digits; None for anything else."""
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def expand_hosts(text: str) -> list[str]:

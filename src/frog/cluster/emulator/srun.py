@@ -22,13 +22,14 @@ from frog.cluster.emulator import command_options as opt
 from frog.cluster.emulator.command_options import OF_A_JOB, note
 from frog.cluster.emulator.emulated_job import StepRequest
 from frog.cluster.emulator.job_processes import MARK, enter, kill_marked, signal_marked, task_environment
-from frog.cluster.emulator.notation import compress_numbers, fill_pattern, parse_whole, pattern_values
+from frog.cluster.emulator.notation import compress_numbers, fill_pattern, pattern_values
 from frog.cluster.emulator.sbatch import make_request, usage
 from frog.cluster.emulator.wire import Client, Conversation
 from frog.cluster.node_names import NodeNames
 from frog.cluster.slurm_options import SRUN
 from frog.core.env import child_env, variable
 from frog.core.errors import shell_code, signal_code
+from frog.core.units import parse_whole
 
 _ONLY_OUTSIDE = ("exclusive", "gpus", "time")
 """Options of an allocation, which the emulator does not support for a step inside a job."""

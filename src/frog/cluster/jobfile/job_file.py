@@ -21,7 +21,7 @@ from frog.cluster.slurm_options import (
     time_limit_s,
 )
 
-_GPU_GRES = re.compile(r"\bgpu(?::[^:,=]+)??(?:[:=](\d+))?(?:,|$)")
+_GPU_GRES = re.compile(r"\bgpu(?::[^:,=]+)??(?:[:=](\d{1,9}))?(?:,|$)")
 _GPU_TYPE = re.compile(r"(?=.*\d)[A-Za-z][\w-]*")
 _LIBRARY = re.compile(
     r"activate|bashrc|profile|conda\.sh|mamba\.sh|modules?\.sh|lmod|/init/|setvars|miniconda|\bvenv\b"
@@ -194,7 +194,7 @@ class JobFile:
         text = self.text(name) or ""
         if _GPU_TYPE.fullmatch(text):  # a type without a number means one
             return 1
-        match = re.search(r"(\d+)$", text)
+        match = re.search(r"(?<!\d)(\d{1,9})$", text)
         return int(match[1]) if match else None
 
     @property

@@ -304,7 +304,7 @@ def _total_gpus(job: JobFile) -> Iterator[Finding]:
         return
     if job.option("gpus-per-node") or job.option("exclusive"):
         return
-    match = re.search(r"(\d+)$", total.value)
+    match = re.search(r"(?<!\d)(\d{1,9})$", total.value)
     if not match or int(match[1]) % nodes == 0:
         return
     what = f"{total.written} {total.value} counts for the whole job of {nodes} nodes"

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from frog.core.errors import UsageError
-from frog.core.schema import shortened
+from frog.core.schema import check_integers, shortened
 from frog.core.user_input import nearest
 
 # ---- YAML ------------------------------------------------------------------------------------------------------------
@@ -91,7 +91,9 @@ def _number_reader(yaml: ModuleType, kind: str) -> Callable[[Any, Any], Any]:
         if ":" in str(node.value):
             return loader.construct_yaml_str(node)
         try:
-            return getattr(loader, f"construct_yaml_{kind}")(node)
+            number = getattr(loader, f"construct_yaml_{kind}")(node)
+            check_integers(number)
+            return number
         except (ValueError, OverflowError) as error:
             raise yaml.constructor.ConstructorError(None, None, shortened(str(error), 200), node.start_mark) from None
 

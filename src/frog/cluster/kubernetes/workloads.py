@@ -26,6 +26,7 @@ from frog.cluster.kubernetes.objects import (
     Service,
 )
 from frog.cluster.kubernetes.pod_template import Volume, read_template
+from frog.core.units import parse_whole
 
 # ---- a Job -----------------------------------------------------------------------------------------------------------
 
@@ -424,9 +425,9 @@ def _ranks_of(resources: Any) -> int:
 def _whole(quantity: Any) -> int:
     """Return a quantity of CPUs or GPUs, rounded up as Kubernetes does; 0 if it is none."""
     text = str(quantity or "")
-    if text.endswith("m") and text[:-1].isdecimal():
-        return -(-int(text[:-1]) // 1000)
-    return int(text) if text.isdecimal() else 0
+    if text.endswith("m"):
+        return -(-(parse_whole(text[:-1]) or 0) // 1000)
+    return parse_whole(text) or 0
 
 
 def _trainer_of(job_set: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import re
 import sys
 import types
 import typing
@@ -26,6 +27,8 @@ SIMULATED_LAYOUT = "simulated layout"
 
 _MOST_UNKNOWN, _MOST_PARTS = 100, 8
 """Most unknown keys of a table to report, and most parts of an override's key."""
+
+_LONG_NUMBER = re.compile(r"[+-]?(0x)?[0-9a-fA-F_]{17,}$|[+-]?0[ob][0-7_]{20,}$")
 
 _hints_of: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 """The types of a section's fields; without a cache, their lookup takes most of the time of reading a file."""
@@ -177,6 +180,9 @@ def _apply_override(table: dict[str, Any], text: str, problems: list[str]) -> No
     if not _is_text(parts):
         with contextlib.suppress(ValueError, RecursionError):  # a bare word is a string
             value = parse_toml(f"value = {value_text}")["value"]
+        if isinstance(value, str) and _LONG_NUMBER.match(value):
+            problems.append(f"--set {shortened(text)}: a number of more than 64 bits")
+            return
     target = table
     for part in parts[:-1]:
         target = target.setdefault(part, {})

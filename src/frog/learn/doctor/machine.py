@@ -23,7 +23,8 @@ from frog.core.env import host_name, variable
 from frog.core.files import scratch_folder, write_atomic
 from frog.core.machine import free_bytes, usable_cores
 from frog.core.processes import leave, leave_with_parent
-from frog.core.units import format_bytes
+from frog.core.schema import shortened
+from frog.core.units import format_bytes, parse_whole
 from frog.launch.network import Network, parse_network
 from frog.learn.doctor.seen import SCRATCH, attempt
 
@@ -92,8 +93,10 @@ def _threads() -> str:
     asked, cores = variable("OMP_NUM_THREADS"), usable_cores()
     if asked is None:
         return "OMP_NUM_THREADS is not set: launchers divide the cores among the ranks"
-    if not asked.isdecimal() or (int(asked) > 1 and int(asked) * _RANKS > cores):
-        raise ValueError(f"OMP_NUM_THREADS={asked}: {_RANKS} ranks x {asked} threads on {cores:g} cores")
+    number = parse_whole(asked)
+    if number is None or (number > 1 and number * _RANKS > cores):
+        shown = shortened(asked)
+        raise ValueError(f"OMP_NUM_THREADS={shown}: {_RANKS} ranks x {shown} threads on {cores:g} cores")
     return f"OMP_NUM_THREADS={asked}"
 
 

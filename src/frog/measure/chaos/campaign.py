@@ -20,6 +20,8 @@ from frog.core.config.fault_kinds import KINDS
 from frog.core.errors import FrogError, LaunchError, UsageError
 from frog.core.files import write_atomic
 from frog.core.runs.folder import RunFolder, check_output
+from frog.core.schema import shortened
+from frog.core.units import parse_whole
 from frog.launch.launch_commands import read_world
 from frog.launch.nodes import Nodes
 from frog.measure.chaos.oracle import Oracle, read_oracle
@@ -59,9 +61,10 @@ def read_count(words: str) -> int | None:
     """Parse the number of faults of a campaign; None: all possible faults."""
     if words == "all":
         return None
-    if not words.isdecimal() or int(words) < 1:
-        raise UsageError(f"--campaign {words}: expected a number of faults, at least 1, or all")
-    return int(words)
+    number = parse_whole(words)
+    if not number:
+        raise UsageError(f"--campaign {shortened(words)}: expected a number of faults, at least 1, or all")
+    return number
 
 
 def choose_kinds(requested: str | None, nodes: Nodes, network: bool, shrinks: bool = False) -> list[str]:

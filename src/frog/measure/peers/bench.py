@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from frog.core.errors import LaunchError, UsageError
+from frog.core.schema import shortened
+from frog.core.units import parse_whole
 from frog.launch.harness import Program
 from frog.launch.launch_commands import read_world
 from frog.launch.world import run_world
@@ -91,9 +93,12 @@ def sizes(text: str) -> tuple[int, ...]:
     for word in text.split(","):
         digits = word.rstrip("BKMibkm")
         unit = _UNITS.get(word[len(digits) :].upper())
-        if not digits.isdecimal() or unit is None or not 4 <= int(digits) * unit <= 1 << 30:
-            raise argparse.ArgumentTypeError(f"{word!r}: expected sizes from 4B to 1024MiB, such as 4KiB,1MiB")
-        sizes_bytes.append(int(digits) * unit)
+        number = parse_whole(digits)
+        if number is None or unit is None or not 4 <= number * unit <= 1 << 30:
+            raise argparse.ArgumentTypeError(
+                f"{shortened(word)!r}: expected sizes from 4B to 1024MiB, such as 4KiB,1MiB"
+            )
+        sizes_bytes.append(number * unit)
     return tuple(sizes_bytes)
 
 

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frog.core.schema import shortened
+from frog.core.units import parse_whole
+
 if TYPE_CHECKING:
     _Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -162,9 +165,9 @@ def _names(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _worlds(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(word) if word.isdecimal() else 0 for word in text.split(","))
+    sizes = tuple(parse_whole(word) or 0 for word in text.split(","))
     if not all(2 <= size <= _MOST_WORLD for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected sizes from 2 to {_MOST_WORLD}, such as 2,3,4")
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r}: expected sizes from 2 to {_MOST_WORLD}, such as 2,3,4")
     return sizes
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from frog.core.runs.observed import CodeLine
+from frog.core.units import parse_whole
 from frog.observe.diagnose.known_errors.lines import LogLine, clean_lines
 from frog.observe.diagnose.known_errors.tracebacks import Traceback, TracebackReader
 from frog.observe.diagnose.known_errors.watchdog import Watchdog
@@ -393,10 +394,9 @@ def _task_numbers(text: str) -> list[int]:
     tasks: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if first.isdecimal() and (not last or last.isdecimal()):
-            low, high = int(first), int(last or first)
-            if high < _MOST_TASKS and 0 <= high - low < 10_000:
-                tasks += range(low, high + 1)
+        low, high = parse_whole(first), parse_whole(last or first)
+        if low is not None and high is not None and high < _MOST_TASKS and 0 <= high - low < 10_000:
+            tasks += range(low, high + 1)
     return tasks
 
 

@@ -92,7 +92,7 @@ def _first_process_start() -> str:
 
 def _rank_variables(environ: Mapping[str, str], pid: int) -> tuple[int, int, int, int] | None:
     """Return rank, local rank, node rank and world size, as torchrun, mpirun or srun sets them."""
-    if environ.get("RANK", "").isdecimal():
+    if _is_whole(environ.get("RANK", "")):
         rank = int(environ["RANK"])
         node_rank = _number(environ, "GROUP_RANK", _number(environ, "NODE_RANK", 0))
         return rank, _number(environ, "LOCAL_RANK", rank), node_rank, _number(environ, "WORLD_SIZE", rank + 1)
@@ -100,7 +100,7 @@ def _rank_variables(environ: Mapping[str, str], pid: int) -> tuple[int, int, int
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
         ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
     ):
-        if all(environ.get(name, "").isdecimal() for name in names):
+        if all(_is_whole(environ.get(name, "")) for name in names):
             rank, local_rank, size = (int(environ[name]) for name in names)
             return rank, local_rank, 0, size
     if _is_task(environ, pid):
@@ -112,7 +112,7 @@ def _rank_variables(environ: Mapping[str, str], pid: int) -> tuple[int, int, int
 def _is_task(environ: Mapping[str, str], pid: int) -> bool:
     """True for a task of a step of several; False for a batch script or a shell."""
     names = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    if not all(environ.get(name, "").isdecimal() for name in names):
+    if not all(_is_whole(environ.get(name, "")) for name in names):
         return False
     step, tasks = int(environ["SLURM_STEP_ID"]), int(environ["SLURM_STEP_NUM_TASKS"])
     own = "SLURM_PTY_PORT" not in environ or environ.get("SLURM_TASK_PID") == str(pid)
@@ -149,7 +149,12 @@ def _is_launcher(words: list[str]) -> bool:
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
-    return int(text) if text.isdecimal() else default
+    return int(text) if _is_whole(text) else default
+
+
+def _is_whole(text: str) -> bool:
+    """True for a number of at most 18 digits: `int` fails above 4,300."""
+    return text.isdecimal() and len(text) <= 18
 
 
 # ---- which process of a rank writes to the rank's folder -------------------------------------------------------------

@@ -32,9 +32,14 @@ def num_gpus() -> int | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text == "slurm":
         return (_num_visible(visible) or None) if visible is not None else None
-    if not text.isdigit() or int(text) == 0:
+    if not _is_whole(text) or int(text) == 0:
         return None
     return int(text) if visible is None else _num_visible(visible, int(text))
+
+
+def _is_whole(text: str) -> bool:
+    """True for a number of at most 18 digits: `int` fails above 4,300."""
+    return text.isdigit() and len(text) <= 18
 
 
 def _num_visible(visible: str, count: int | None = None) -> int:
@@ -42,7 +47,7 @@ def _num_visible(visible: str, count: int | None = None) -> int:
     seen: list[int] = []
     for entry in visible.split(","):
         word = entry.strip()
-        if not word.isdigit() or int(word) in seen or (count is not None and int(word) >= count):
+        if not _is_whole(word) or int(word) in seen or (count is not None and int(word) >= count):
             break
         seen.append(int(word))
     return len(seen)

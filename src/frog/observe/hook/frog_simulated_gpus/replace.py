@@ -209,7 +209,8 @@ def _rank() -> int:
 def _launcher_rank() -> int:
     """Return this process's rank, 0 without a launcher."""
     names = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)
+    texts = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isdigit() and len(text) <= 18), 0)
 
 
 _last_rank: list[int] = []
