@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from frog.core.interrupts import end_at_interrupt, is_command
+from frog.core.startup import end_at_interrupt, is_command, is_own, use_utf8
 
 if is_command():
     end_at_interrupt()  # the imports below and those of frog.cli take a while
+if is_own():
+    use_utf8()
 
 from typing import TYPE_CHECKING, Any
 

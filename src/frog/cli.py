@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 from frog import __version__
 from frog.core.commands import EXAMPLES, WELCOME, overview
 from frog.core.errors import MOST_WORDS, FrogError
-from frog.core.interrupts import INTERRUPTED, EndedByInterrupt, end_at_interrupt, is_command, raise_interrupts
 from frog.core.processes import loading
 from frog.core.schema import shortened
+from frog.core.startup import INTERRUPTED, EndedByInterrupt, end_at_interrupt, is_command, raise_interrupts
 from frog.core.terminal import make_streams_whole, printable_output, terminal_columns, wrapped_lines
 from frog.core.units import parse_whole
 from frog.core.user_input import CommandOrValue, did_you_mean, integer
@@ -58,8 +58,11 @@ def _run(args: argparse.Namespace) -> int:
         sys.stderr.close()
         return 141
     except UnicodeEncodeError as error:  # for example a file name that Frog would have to record
+        is_utf8 = sys.getfilesystemencoding() == "utf-8"
+        hint = "another name" if is_utf8 else "export LC_ALL=C.UTF-8; unset PYTHONUTF8"
         print(
-            f"error: not UTF-8: {shortened(error.object)!a}, character {error.start}\n  try: another name",
+            f"error: not {sys.getfilesystemencoding().upper()}: {shortened(error.object)!a}, character {error.start}\n"
+            f"  try: {hint}",
             file=sys.stderr,
         )
         return 2

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableT
 from rich.segment import Segment
 
 from frog.core.env import variable
-from frog.core.terminal import beneath, printable_lines
+from frog.core.terminal import beneath, encodable, printable_lines
 
 _PADDING = re.compile(" +(?=\n)")
 
@@ -21,7 +21,7 @@ def console(**options: Any) -> Console:
     Output to a pipe or file has no padding; with NO_COLOR a terminal gets no styles.
     """
     file: Any = beneath(sys.stdout)
-    settings = {"file": file if file.isatty() else _Unpadded(file), "markup": False, "highlight": False, "emoji": False}
+    settings = {"file": _Stream(file), "markup": False, "highlight": False, "emoji": False}
     if variable("NO_COLOR"):
         settings["color_system"] = None
     made = Console(**{**settings, **options})
@@ -29,14 +29,15 @@ def console(**options: Any) -> Console:
     return made
 
 
-class _Unpadded:
-    """A text stream that drops the spaces that pad the last column of tables."""
+class _Stream:
+    """A text stream that escapes what its encoding lacks, and outside a terminal drops the padding of tables."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        self._file.write(_PADDING.sub("", text))
+        shown = text if self._file.isatty() else _PADDING.sub("", text)
+        self._file.write(encodable(shown, self._file, "backslashreplace"))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -18,7 +18,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from frog.core.errors import UsageError
+
 _BLOCK_BYTES = 1 << 20
+_MOST_SOCKET_BYTES = 100
+"""Most bytes of a socket's path; Linux accepts 107 and macOS 103."""
 
 
 def write_atomic(path: Path, data: bytes | str, *, replace: bool = True, private: bool = False) -> None:
@@ -109,6 +113,23 @@ def _is_passed(path: Path) -> bool:
 def _kind_of(mode: int) -> str:
     kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
     return next((name for test, name in kinds if test(mode)), "a device")
+
+
+@contextmanager
+def socket_name(path: Path) -> Iterator[str]:
+    """Yield a name for the path of a Unix socket, to bind or connect it: the system accepts about a hundred bytes.
+
+    A longer path, as of a TMPDIR on a cluster, is reached through the descriptor of its folder.
+
+    Raises:  UsageError if this system cannot do that.
+    """
+    if len(os.fsencode(path)) <= _MOST_SOCKET_BYTES:
+        yield str(path)
+        return
+    if not Path("/proc/self/fd").exists():
+        raise UsageError(f"{path}: too long for the name of a socket", "export TMPDIR=/tmp")
+    with _opened(path.parent) as folder:
+        yield f"/proc/self/fd/{folder}/{path.name}"
 
 
 def write_json(path: Path, value: Any, *, replace: bool = True) -> None:

@@ -83,10 +83,10 @@ def print_coloured(text: str) -> None:
     coloured = zip(_COLOUR.split(text), [*_COLOUR.findall(text), ""], strict=True)
     stream = beneath(sys.stdout)
     drawn = "".join(printable_lines(part) + colour for part, colour in coloured)
-    print(_encodable(drawn, stream, "replace"), file=stream, flush=True)
+    print(encodable(drawn, stream, "replace"), file=stream, flush=True)
 
 
-def _encodable(text: str, stream: TextIO, errors: str) -> str:
+def encodable(text: str, stream: TextIO, errors: str) -> str:
     """Replace the characters that the stream's encoding lacks."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, errors).decode(encoding)
@@ -104,7 +104,7 @@ class PrintableStream:
         self.beneath = beneath
 
     def write(self, text: str) -> int:
-        self.beneath.write(_encodable(printable_lines(text), self.beneath, "backslashreplace"))
+        self.beneath.write(encodable(printable_lines(text), self.beneath, "backslashreplace"))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives, distributed_c10d
 
 from frog.core.env import bind_loopback, child_env, replace_env
+from frog.core.files import socket_name
 from frog.core.namespaces import die_with_parent
 from frog.launch.resource_limits import MOST_FILE_BYTES
 from frog.learn.grader import codec, collectives, guard, late_future, live_bytes, message, peers, turns
@@ -84,7 +85,8 @@ def load_all() -> None:
 
 def _connect(address: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
+    with socket_name(Path(address)) as name:
+        connection.connect(name)
     return connection
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from frog.core.env import child_env
+from frog.core.files import socket_name
 from frog.launch.resource_limits import (
     CHECK_INTERVAL_S,
     MOST_OUTPUT_BYTES,
@@ -113,11 +114,13 @@ class _Running:
     def run(self) -> World:
         self._rendezvous.mkdir()
         try:
+            address = self._rendezvous / "sock"
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(str(self._rendezvous / "sock"))
+                with socket_name(address) as name:
+                    listener.bind(name)
                 listener.listen()
                 self._selector.register(listener, selectors.EVENT_READ, self._accept)
-                self._start(str(self._rendezvous / "sock"))
+                self._start(str(address))
                 self._watch()
         finally:
             self._end()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from frog.core.interrupts import EndedByInterrupt
 from frog.core.processes import loading
+from frog.core.startup import EndedByInterrupt
 from frog.train.finetune.arguments import add_finetune_arguments
 
 _DESCRIPTION = """Train low-rank adapters (LoRA) on a run's frozen weights, with labeled texts.
