@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -11,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import MODEL, Harness
+from harness import MODEL, Harness, set_words
 
 from frog.core.config import ModelConfig, OptimizerConfig, RunConfig
 from frog.core.env import WorldEnv, world_env
-from frog.core.errors import UsageError
+from frog.core.errors import NonFiniteError, UsageError
 from frog.core.runs.event_schema import EvalEvent
 from frog.train.comm import World
 from frog.train.comm.world import pick_device
@@ -98,6 +99,25 @@ def test_seed_determines_the_sample_without_changing_the_global_generator(
     assert sample_text(model, tokenizer, "a", 5, seed=1, temperature=0) == sample_text(
         model, tokenizer, "a", 5, seed=2, temperature=0
     )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_sampling_from_nan_weights_is_a_clear_error(
+    harness: Harness, model: TinyTransformer, temperature: float
+) -> None:
+    tokenizer = load_tokenizer(harness.root / "data" / "rhymes" / "tokenizer.json")
+    broken = copy.deepcopy(model)
+    next(broken.parameters()).data.fill_(math.nan)
+    with pytest.raises(NonFiniteError, match="its weights have diverged"):
+        sample_text(broken, tokenizer, "a", 5, seed=1, temperature=temperature)
+
+
+def test_run_that_diverges_before_a_sample_ends_with_its_ranks_and_values(harness: Harness) -> None:
+    settings = set_words("name=diverged", "optimizer.learning_rate=1e300", "optimizer.warmup_steps=0", "eval.every=1")
+    done = harness.run("frog", "train", "run.toml", *settings, code=1)
+    assert "Traceback" not in done.stderr
+    assert "the loss or the gradient is not finite" in done.stderr
+    assert "no sample: the model's logits are NaN or infinite" in done.stdout + done.stderr
 
 
 def test_order_proof_depends_on_order_and_step_and_survives_a_restart() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from frog.core.errors import NonFiniteError
 from frog.core.seeds import derive_seed
 from frog.core.units import format_count
 from frog.train.data import Loader, PreparedData, Windows, load_tokenizer
@@ -95,5 +96,9 @@ class Pretraining(Workload):
         take_whole(strategy, model)
         if model is not None:
             prompt, seed = config.eval.prompt, derive_seed(config.seed, "sample", step)
-            text = sample_text(model.eval(), self._tokenizer, prompt, config.eval.sample_tokens, seed=seed)
+            try:
+                text = sample_text(model.eval(), self._tokenizer, prompt, config.eval.sample_tokens, seed=seed)
+            except NonFiniteError as error:  # the next step ends the run, on all ranks and with their values
+                run.log.say(f"step {step}: no sample: {error.what}")
+                return
             run.events.emit("sample", step=step, prompt=prompt, text=text)

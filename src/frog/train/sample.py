@@ -6,6 +6,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from frog.core.errors import NonFiniteError
 from frog.train.data.tokenizer import end_of_document_id
 from frog.train.model import TinyTransformer
 
@@ -24,6 +25,8 @@ def sample_text(
     """Continue the prompt: sample each token from the `top_k` most likely; temperature 0 takes the most likely.
 
     Uses a separate random generator, so that sampling does not change the training run.
+
+    Raises:  NonFiniteError if the model computes NaN or infinite logits.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
@@ -38,6 +41,11 @@ def sample_text(
 
 
 def _draw(logits_V: Tensor, generator: torch.Generator, temperature: float, top_k: int) -> int:
+    if not logits_V.isfinite().all():
+        raise NonFiniteError(
+            "the model's logits are NaN or infinite, so no token can be sampled: its weights have diverged",
+            "lower optimizer.learning_rate; or sample an earlier checkpoint: frog sample RUN --step N",
+        )
     if temperature < 1e-6:  # treat as 0: the division below would overflow
         return int(logits_V.argmax())
     values, indices = logits_V.topk(min(top_k, len(logits_V)))

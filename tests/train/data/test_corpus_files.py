@@ -203,6 +203,16 @@ def test_gzip_bomb_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "expands to more than 64 times its size, so it is not text" in refusal(path)
 
 
+@pytest.mark.parametrize("cell", [["a", "b"], [["a"]], {"a": "b"}])
+def test_parquet_column_of_lists_is_refused_with_its_type(tmp_path: Path, cell: object) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "lists.parquet"
+    parquet.write_table(pyarrow.table({"text": [cell, cell], "title": ["a", "b"]}), path)
+    message = refusal(path)
+    kind = parquet.read_schema(path).field("text").type
+    assert f"{path}: column 'text' contains {kind}, expected text; columns: text, title" in message
+
+
 def test_parquet_rows_with_one_shared_large_text_use_little_memory(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "same.parquet"

@@ -180,6 +180,10 @@ def _parquet_rows(path: Path, name: str, column: str) -> Iterator[Document]:
             columns = file.schema_arrow.names
             # Report a missing column with the error that lists the existing ones.
             text_of(dict.fromkeys(columns), column, str(path))
+            kind = file.schema_arrow.field(column).type
+            if pyarrow.types.is_nested(kind):
+                what = f"column {column!r} contains {kind}, expected text; columns: {', '.join(columns)}"
+                raise DataError(f"{path}: {what}", "choose another: --column NAME")
             _check_groups(file.metadata, column, path)
         # A text that occurs in many rows is in memory only once.
         with pyarrow.parquet.ParquetFile(path, read_dictionary=[column]) as file:
