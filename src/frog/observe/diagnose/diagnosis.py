@@ -6,6 +6,8 @@ import datetime as dt
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from frog.core.terminal import printable
+
 _MOST_LINES, _MOST_ALSO = 60, 20
 """Most lines of evidence, and most further findings, to show."""
 
@@ -63,15 +65,19 @@ class Diagnosis:
 
 
 def diagnosis_text(run: str, diagnosis: Diagnosis) -> str:
-    """Format the diagnosis as text: the finding, the evidence line by line, the advice."""
-    lines = [f"{run}: {diagnosis.finding}", ""]
+    """Format the diagnosis as text: the finding, the evidence line by line, the advice.
+
+    Names in evidence, as of groups and files, may contain anything: a line break in one must not look like a line of
+    Frog's.
+    """
+    lines = [f"{run}: {printable(diagnosis.finding)}", ""]
     if not diagnosis.certain and not diagnosis.confidence:
         lines += ["This is the most likely explanation of the evidence, not the only one.", ""]
-    lines += ["Evidence", *(f"  {line}" for line in diagnosis.evidence), ""]
+    lines += ["Evidence", *(f"  {printable(line)}" for line in diagnosis.evidence), ""]
     if diagnosis.meaning:
         lines += ["What it means", *(f"  {line}" for line in diagnosis.meaning.splitlines()), ""]
     for other in diagnosis.also:
-        lines += [f"Also: {other.finding}", *(f"  {line}" for line in other.evidence), ""]
+        lines += [f"Also: {printable(other.finding)}", *(f"  {printable(line)}" for line in other.evidence), ""]
     lines += ["What to do", *(f"  {line}" for line in diagnosis.advice.splitlines())]
     if diagnosis.confidence:
         lines += ["", "How sure", f"  {diagnosis.confidence}"]

@@ -64,7 +64,8 @@ def _first_difference(
     evidence: Evidence, group: Group, by_rank: dict[int, dict[Group, list[Call]]]
 ) -> Difference | None:
     members = members_of(evidence, group)
-    calls = {number: by_rank.get(number, {}).get(group, []) for number in members}
+    # A lookup hashes all members, so ranks without a record are left out of it.
+    calls = {number: by_rank[number].get(group, []) if number in by_rank else [] for number in members}
     at = {number: {call.seq: call for call in made} for number, made in calls.items()}
     firsts = [min(by_seq) for by_seq in at.values() if by_seq]
     if len(members) < 2 or not firsts:
@@ -77,7 +78,8 @@ def _first_difference(
             return _shift(group, at, seq) or Difference(group, seq, kind, here)
         missing = [number for number in members if number not in here]
         absent = tuple(n for n in missing if here and _never_called(evidence.ranks.get(n), group, seq))
-        unknown = tuple(n for n in missing if n not in absent and not at[n])
+        never = set(absent)
+        unknown = tuple(n for n in missing if n not in never and not at[n])
         if (absent or unknown) and here and not any(_is_over(evidence, n, call) for n, call in here.items()):
             return _shift(group, at, seq) or Difference(group, seq, "absent", here, absent, unknown)
     return None

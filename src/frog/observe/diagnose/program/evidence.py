@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine, Joining, Messages, NoSync, Transfer, WorkerStack
+from frog.core.terminal import printable
 from frog.observe.diagnose.diagnosis import span
 from frog.observe.diagnose.known_errors.explain import Explanation, LogReader
 
@@ -32,7 +33,7 @@ class Group(NamedTuple):
             return "all ranks" if self.name == "0" else f"all ranks (group {self.name})"
         if self.members:
             return f"the group of {span(list(self.members))}"
-        return f"group {self.name}" if self.name else "its group"
+        return f"group {printable(self.name)}" if self.name else "its group"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Call:
     def __str__(self) -> str:
         kind = f" {self.dtypes[0].lower()}" if self.dtypes else ""
         size = f" of {self.size_text}{kind}" if self.size_text else ""
-        return f"{self.op}{size}"
+        return printable(f"{self.op}{size}")
 
 
 @dataclass(frozen=True)
@@ -263,8 +264,9 @@ class Evidence:
     @property
     def world(self) -> list[int]:
         """All ranks that should exist, as far as known."""
-        members = {rank for each in self.ranks.values() for group in each.enqueued for rank in group.members}
-        members |= {rank for each in self.ranks.values() for call in each.calls for rank in call.group.members}
+        groups = {id(group): group for each in self.ranks.values() for group in each.enqueued}
+        groups |= {id(call.group): call.group for each in self.ranks.values() for call in each.calls}
+        members = {rank for group in groups.values() for rank in group.members}
         known = {*self.ranks, *members}
         size = self.world_size or 0
         if not size and known and max(known) < _MOST_GAPS * len(known):
@@ -298,7 +300,7 @@ def place(line: CodeLine | None) -> str:
     if line is None:
         return ""
     name = PurePosixPath(line.file.replace("\\", "/")).name or line.file
-    return f"{name}:{line.line}" + (f" ({line.function})" if line.function not in ("", "<module>") else "")
+    return printable(f"{name}:{line.line}" + (f" ({line.function})" if line.function not in ("", "<module>") else ""))
 
 
 def at_place(line: CodeLine | None) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,7 +18,11 @@ from frog.observe.diagnose.program.code_lines import user_line
 from frog.observe.diagnose.program.evidence import Call, Evidence, GroupNames
 
 _MOST_ENTRIES, _MOST_FRAMES, _MOST_TENSORS, _MOST_DIMS = 100_000, 200, 64, 16
-_MOST_RANK = 2**20
+_MOST_RANK, _MOST_MEMBERS = 2**17, 2**20
+"""Most members of a group, and of all groups of a dump."""
+_LEAST_ENTRIES, _MOST_WORK = 200, 50_000_000
+"""Rules look at each entry's members. With very many members, fewer entries are read; torch keeps 2,000."""
+Found = TypeVar("Found")
 _OP_TYPES = {
     "ALLREDUCE": "all_reduce",
     "ALLREDUCE_COALESCED": "allreduce_coalesced",
@@ -62,8 +67,11 @@ def add_dump(evidence: Evidence, dump: dict[str, Any], path: str, number: int | 
     if number is None:
         evidence.problems.append(f"{path}: a flight-recorder dump, but its name has no rank: rename it to …_rank_N")
         return False
-    rank, names = evidence.of(number), GroupNames(_members(dump.get("pg_config")))
-    calls = [_call(entry, names, path) for entry in dump["entries"][-_MOST_ENTRIES:] if isinstance(entry, dict)]
+    members = _members(dump.get("pg_config"))
+    rank, names = evidence.of(number), GroupNames(members)
+    entries = _Entries(names, path)
+    most = min(_MOST_ENTRIES, max(_LEAST_ENTRIES, _MOST_WORK // max([1, *map(len, members.values())])))
+    calls = [entries.call(entry) for entry in dump["entries"][-most:] if isinstance(entry, dict)]
     rank.calls = [call for call in calls if call is not None]
     rank.has_calls = True
     rank.add_source(path)
@@ -73,12 +81,15 @@ def add_dump(evidence: Evidence, dump: dict[str, Any], path: str, number: int | 
 
 def _members(config: Any) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each group; torch writes them as the text "[0, 1]"."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
+    left = _MOST_MEMBERS
     for name, group in config.items() if isinstance(config, dict) else ():
         ranks = group.get("ranks") if isinstance(group, dict) else None
         numbers = re.findall(r"\d{1,7}", ranks) if isinstance(ranks, str) else ranks
-        if isinstance(numbers, list) and 0 < len(numbers) < _MOST_RANK:
-            found[str(name)] = tuple(int(number) for number in numbers if str(number).isdecimal())
+        if isinstance(numbers, list) and 0 < len(numbers) < min(_MOST_RANK, left):
+            left -= len(numbers)
+            ranks = tuple(number for each in numbers if (number := _number(each)) is not None and number >= 0)
+            found[str(name)] = ranks
     return found
 
 
@@ -91,42 +102,78 @@ def _add_counts(evidence: Evidence, number: int, status: Any, names: GroupNames)
             rank.completed[group] = max(0, _number(counts.get("last_completed_collective")) or 0)
 
 
-def _call(entry: dict[str, Any], names: GroupNames, path: str) -> Call | None:
-    group, title = entry.get("process_group"), entry.get("profiling_name")
-    p2p = entry.get("is_p2p") is True
-    # Before version 2.2, one number counted collectives and messages.
-    seq = _number(entry.get("p2p_seq_id" if p2p else "collective_seq_id", entry.get("seq_id")))
-    if not isinstance(title, str) or seq is None:
-        return None
-    name = str(group[0]) if isinstance(group, (list, tuple)) and group else str(entry.get("pg_id", ""))
-    frames = [frame for each in _list(entry.get("frames"))[:_MOST_FRAMES] if (frame := _frame(each)) is not None]
-    state = entry.get("state")
-    return Call(
-        names.find(name),
-        seq,
-        op_name(title) + (title[title.index(" ") :] if p2p and " " in title else ""),
-        state == "completed" or entry.get("retired") is True,
-        _sizes(entry.get("input_sizes")),
-        tuple(str(each) for each in _list(entry.get("input_dtypes"))[:_MOST_TENSORS]),
-        p2p=p2p or op_name(title) in ("send", "recv"),
-        started=None if title.startswith("gloo") else state in ("started", "completed"),
-        created_ns=_number(entry.get("time_created_ns")) or None,
-        line=user_line(frames),
-        source=path,
-    )
+class _Entries:
+    """Reads the entries of one dump, each value once.
+
+    In a pickle many entries can share the same frames and sizes, so that a small file describes any number of them.
+    """
+
+    def __init__(self, names: GroupNames, path: str) -> None:
+        self._names, self._path = names, path
+        self._known: dict[tuple[Any, int], Any] = {}
+
+    def _once(self, read: Callable[[Any], Found], value: Any) -> Found:
+        """Return what `read` makes of a value; the dump keeps the values, so that no two have the same id."""
+        key = (read.__name__, id(value))
+        if key not in self._known:
+            self._known[key] = read(value)
+        found: Found = self._known[key]
+        return found
+
+    def call(self, entry: dict[str, Any]) -> Call | None:
+        return self._once(self._call, entry)
+
+    def _call(self, entry: dict[str, Any]) -> Call | None:
+        group, title = entry.get("process_group"), entry.get("profiling_name")
+        p2p = entry.get("is_p2p") is True
+        # Before version 2.2, one number counted collectives and messages.
+        seq = _number(entry.get("p2p_seq_id" if p2p else "collective_seq_id", entry.get("seq_id")))
+        if not isinstance(title, str) or seq is None:
+            return None
+        name = _text(group[0]) if isinstance(group, (list, tuple)) and group else _text(entry.get("pg_id"))
+        state = entry.get("state")
+        return Call(
+            self._names.find(name),
+            seq,
+            op_name(title) + (title[title.index(" ") :] if p2p and " " in title else ""),
+            state == "completed" or entry.get("retired") is True,
+            self._once(self._sizes, entry.get("input_sizes")),
+            self._once(_dtypes, entry.get("input_dtypes")),
+            p2p=p2p or op_name(title) in ("send", "recv"),
+            started=None if title.startswith("gloo") else state in ("started", "completed"),
+            created_ns=_number(entry.get("time_created_ns")) or None,
+            line=self._once(self._line, entry.get("frames")),
+            source=self._path,
+        )
+
+    def _line(self, frames: Any) -> CodeLine | None:
+        found = (self._once(_frame, frame) for frame in _list(frames)[:_MOST_FRAMES])
+        return user_line(frame for frame in found if frame is not None)
+
+    def _sizes(self, value: Any) -> tuple[tuple[int, ...], ...]:
+        tensors = [size for size in _list(value)[:_MOST_TENSORS] if isinstance(size, (list, tuple))]
+        return tuple(self._once(_size, size) for size in tensors)
+
+
+def _size(widths: Any) -> tuple[int, ...]:
+    return tuple(_number(width) or 0 for width in widths[:_MOST_DIMS])
+
+
+def _dtypes(value: Any) -> tuple[str, ...]:
+    return tuple(map(_text, _list(value)[:_MOST_TENSORS]))
 
 
 def _frame(value: Any) -> CodeLine | None:
     if not isinstance(value, dict) or not isinstance(value.get("filename"), str):
         return None
     return CodeLine(
-        file=value["filename"][:4096], line=_number(value.get("line")) or 0, function=str(value.get("name", ""))[:200]
+        file=value["filename"][:4096], line=_number(value.get("line")) or 0, function=_text(value.get("name"))[:200]
     )
 
 
-def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
-    tensors = [size for size in _list(value)[:_MOST_TENSORS] if isinstance(size, (list, tuple))]
-    return tuple(tuple(_number(width) or 0 for width in size[:_MOST_DIMS]) for size in tensors)
+def _text(value: Any) -> str:
+    """Return a text or a number as text; empty for anything else, which may be nested without end."""
+    return value if isinstance(value, str) else str(value) if type(value) is int else ""
 
 
 def _list(value: Any) -> list[Any]:
@@ -143,6 +190,7 @@ def _number(value: Any) -> int | None:
 # ---- pickles of plain data: dicts, lists, tuples, text, numbers, booleans and None; no code runs ---------------------
 
 _MOST_OPERATIONS = 12_000_000
+_MOST_KEY = 2**32
 _MARK = object()
 
 _CONSTANTS: dict[int, Any] = {ord("N"): None, 0x88: True, 0x89: False}
@@ -215,10 +263,10 @@ class _Reader:
         stack = self.stack
         if op == _SETITEMS:
             items = self._to_mark()
-            self._dict().update(zip(items[::2], items[1::2], strict=True))
+            self._dict().update(zip(map(self._key, items[::2]), items[1::2], strict=True))
         elif op == _SETITEM:
             value, key = stack.pop(), stack.pop()
-            self._dict()[key] = value
+            self._dict()[self._key(key)] = value
         elif op in (_APPENDS, _APPEND):
             items = self._to_mark() if op == _APPENDS else [stack.pop()]
             if type(stack[-1]) is not list:
@@ -239,6 +287,13 @@ class _Reader:
             self.at += 8
         else:
             raise PickleError(f"holds more than plain data (operation {op:#x})")
+
+    @staticmethod
+    def _key(value: Any) -> str | int:
+        """Return a key: torch's are text. The hash of nested tuples overflows the stack, or takes exponential time."""
+        if type(value) is str or (type(value) is int and 0 <= value < _MOST_KEY):
+            return value
+        raise PickleError("a key that is neither text nor a small number")
 
     def _dict(self) -> dict[Any, Any]:
         if type(self.stack[-1]) is not dict:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 
 from frog.core.errors import RunError
 from frog.core.files import open_plain
+from frog.core.terminal import printable
 from frog.observe.diagnose.known_errors.explain import LogReader
 from frog.observe.diagnose.known_errors.read import STDIN, read_named
 from frog.observe.diagnose.program.code_lines import add_stacks, is_stack_dump
@@ -72,7 +73,7 @@ def gather_all(paths: Sequence[Path | str], attempt: int = 0) -> Evidence:
 
 def _add_named(evidence: Evidence, path: Path) -> None:
     """Add a file that the user named, which is read whatever its name is."""
-    data, name = read_named(str(path)), str(path)
+    data, name = read_named(str(path)), printable(str(path))
     rank = rank_in_name(path.name) if name != STDIN else None
     is_evidence = data[:1] in (b"\x80", b"{") and len(data) <= _MOST_BYTES and _add_data(evidence, data, name, rank)
     if not is_evidence and data[:1] != b"\x80":
@@ -83,7 +84,7 @@ def _add_named(evidence: Evidence, path: Path) -> None:
 
 def _add_files(evidence: Evidence, path: Path, files: list[Path], named: str = "") -> None:
     """Add the files of a folder; named: the folder's name, if the user named several paths."""
-    names = {file: str(PurePath(named, file.relative_to(path))) for file in files}
+    names = {file: printable(str(PurePath(named, file.relative_to(path)))) for file in files}
     numbered = ranks_by_number(names.values())
     budget = _MOST_TEXT
     for file, name in names.items():
