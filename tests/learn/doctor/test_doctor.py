@@ -82,6 +82,7 @@ def test_doctor_json_agrees_with_its_text() -> None:
     assert json.loads(json.dumps(data))["labs"]["3"] == {
         "runs": False,
         "instead": {"slurm": BY_NAME["slurm"].without},
+        "unknown": [],
         "install": {"ports": {"macos": BY_NAME["ports"].macos, "debian": BY_NAME["ports"].debian}},
     }
     states = {name: data["findings"][name]["state"] for name in ("ports", "slurm", "rust", "git")}
@@ -97,6 +98,32 @@ def test_doctor_exits_with_1_if_a_lab_does_not_run(
 ) -> None:
     monkeypatch.setattr(probes, "probe_machine", lambda deadline_s: lacking(missing))
     assert main(["doctor", *words.split()]) == code
+
+
+def test_probes_without_an_answer_are_unknown_and_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (250.0, 1.0, 1.0))
+    silent = probes._silence({"rank 0": None}, {}, 30.0)
+    late = [need.name for need in NEEDS if need.section in ("PyTorch", "a world of two (gloo)")]
+    seen = WELL | {name: probes._worst([], silent, name, False) for name in late}
+    text = as_text(seen, ALL)
+    shown = " ".join(text.split())
+    assert f"{len(late)} of {len(NEEDS)} checks took too long, so nothing is known about torch, cpu, gpu" in shown
+    assert "busy: load 250.0" in shown
+    assert "no answer within 30 s; on a slow machine: frog doctor --deadline 120" in shown
+    assert "missing" not in text
+    assert "pip install" not in text
+    assert len(text.splitlines()) < 60
+    assert all(len(line) <= 80 for line in text.splitlines()), text
+    assert "lab 1, the foundation: unknown: checks took too long" in text
+    assert not any(judge(seen, lab).runs or judge(seen, lab).missing for lab in ALL)
+    data = as_json(seen, ALL)
+    assert data["findings"]["torch"]["state"] == "unknown"
+    assert "torch" in data["labs"]["1"]["unknown"]
+
+
+def test_probe_that_failed_explains_the_silence_of_its_needs() -> None:
+    answered = probes._worst([], "the probe (rank 0) ended with 1: no torch", "torch", True)
+    assert judge(WELL | {"torch": answered}, 1).missing == (BY_NAME["torch"],)
 
 
 def test_probe_exception_is_reported_on_one_line(capfd: pytest.CaptureFixture[str]) -> None:

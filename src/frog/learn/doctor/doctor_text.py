@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from frog.core.machine import usable_cores
 from frog.learn.doctor.lab_verdict import LabVerdict, judge, state_of
 from frog.learn.doctor.needs import LABS, NEEDS, Need
 from frog.learn.doctor.seen import Seen
 
 _WIDTH = 80
 _TEXT_AT = 31
+_MOST_NAMES = 4
 
 
 def as_text(seen: Mapping[str, Seen], labs: Sequence[int]) -> str:
     """Return the findings by section, then the verdict on each lab."""
     needs = [need for need in NEEDS if not need.labs or set(need.labs) & set(labs)]
-    lines = list(_findings(needs, seen))
+    lines = list(_findings([need for need in needs if seen[need.name].answered], seen))
+    if late := [need for need in needs if not seen[need.name].answered]:
+        lines += ["", *_no_answer(late, len(needs), seen)]
     if optional := [need for need in needs if state_of(need, seen[need.name]) == "optional"]:
         lines += ["", "optional; no lab needs these:", *_commands(optional)]
     for lab in labs:
@@ -38,6 +43,7 @@ def _lab_json(verdict: LabVerdict) -> dict[str, Any]:
     return {
         "runs": verdict.runs,
         "instead": {need.name: need.without for need in verdict.instead},
+        "unknown": [need.name for need in verdict.unknown],
         "install": {need.name: {"macos": need.macos, "debian": need.debian} for need in verdict.missing},
     }
 
@@ -57,8 +63,19 @@ def _findings(needs: Iterable[Need], seen: Mapping[str, Seen]) -> Iterator[str]:
         yield from _hanging(f"  {state_of(need, seen[need.name]):<9} {name}", seen[need.name].text, _TEXT_AT)
 
 
+def _no_answer(late: Sequence[Need], num_needs: int, seen: Mapping[str, Seen]) -> list[str]:
+    """Say of all probes that took too long, in one paragraph, that nothing is known."""
+    first = next((seen[need.name].text for need in late if need.name != "torchrun"), seen[late[0].name].text)
+    names = ", ".join(need.name for need in late[:_MOST_NAMES])
+    more = f" and {len(late) - _MOST_NAMES} more" if len(late) > _MOST_NAMES else ""
+    load, cores = os.getloadavg()[0], usable_cores()
+    busy = f" The machine is busy: load {load:.1f} on {cores:g} cores." if load > cores else ""
+    text = f"{len(late)} of {num_needs} checks took too long, so nothing is known about {names}{more}.{busy}"
+    return [*textwrap.wrap(text, _WIDTH), *textwrap.wrap(f"  {first}", _WIDTH, subsequent_indent="  ")]
+
+
 def _lab(verdict: LabVerdict) -> Iterator[str]:
-    says = "runs" if verdict.runs else "install first:"
+    says = "runs" if verdict.runs else "install first:" if verdict.missing else "unknown: checks took too long"
     if verdict.runs and verdict.instead:
         says = "runs, with these substitutes:"
     yield f"lab {verdict.lab}, {LABS[verdict.lab]}: {says}"

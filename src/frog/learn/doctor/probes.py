@@ -37,8 +37,10 @@ def probe_machine(deadline_s: float, rank: Sequence[str] = _RANK) -> dict[str, S
     reported = [seen for output in outputs.values() for seen in read_reports(output)]
     reported.append(_torchrun(codes["torchrun"], outputs["torchrun"]))
     silent = _silence(codes, outputs, deadline_s)
+    answered = any(codes.values())  # a probe that failed explains the silence
     return {
-        need.name: _worst([seen for seen in reported if seen.name == need.name], silent, need.name) for need in NEEDS
+        need.name: _worst([seen for seen in reported if seen.name == need.name], silent, need.name, answered)
+        for need in NEEDS
     }
 
 
@@ -56,13 +58,15 @@ def _torchrun(code: int | None, output: str) -> Seen:
     """Check that both ranks printed their rank."""
     if code == 0 and all(f"rank {number} of 2" in output for number in (0, 1)):
         return Seen(name="torchrun", ok=True, text="starts a world of two")
+    if code is None:
+        return Seen(name="torchrun", ok=False, text="ran out of time", answered=False)
     last = (output.strip().splitlines() or ["the probe printed nothing"])[-1]
-    return Seen(name="torchrun", ok=False, text="ran out of time" if code is None else f"ended with {code}: {last}")
+    return Seen(name="torchrun", ok=False, text=f"ended with {code}: {last}")
 
 
-def _worst(seen: Sequence[Seen], silent: str, name: str) -> Seen:
-    """Return a failed finding if any rank reported one, else a good one."""
-    missing = Seen(name=name, ok=False, text=silent)
+def _worst(seen: Sequence[Seen], silent: str, name: str, answered: bool) -> Seen:
+    """Return a failed finding if any rank reported one, else a good one. answered: False if silence is a time-out."""
+    missing = Seen(name=name, ok=False, text=silent, answered=answered)
     if not seen or (name.startswith("gloo ") and len(seen) < 2 and seen[0].ok):
         return missing
     return next((report for report in seen if not report.ok), seen[0])

@@ -22,6 +22,8 @@ class Seen(Typed, kw_only=True, frozen=True):
     ok: bool
     text: str
     """A version, a size or an error, for people."""
+    answered: bool = True
+    """False if the probe took too long, so that nothing is known."""
 
 
 def report(name: str, ok: bool, text: str) -> None:
