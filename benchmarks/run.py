@@ -82,6 +82,7 @@ BENCHMARKS = {
     "program_campaign": Benchmark("program_campaign.py", tiny=("--nproc", "2", "--only", "forward", "--count", "1")),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
     "public_bugs": Benchmark("public_bugs.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),
+    "simulated_gpus_cost": Benchmark("simulated_gpus_cost.py", tiny=("--tiny",)),
     "slow_links": Benchmark("slow_links.py", tiny=("--tiny", "--batch", "8")),
     "start": Benchmark("start.py", tiny=("--tiny",)),
     "strategies": Benchmark("strategies.py", tiny=("--tiny",), nproc=2),
@@ -104,7 +105,7 @@ def main() -> int:
     own, _, more = split_at("--", sys.argv[1:])
     args = parser.parse_args(own)
     if args.list:
-        print("\n".join(f"{name:18} {benchmark.script}" for name, benchmark in BENCHMARKS.items()))
+        print("\n".join(f"{name:20} {benchmark.script}" for name, benchmark in BENCHMARKS.items()))
         return 0
     if more and len(args.names) != 1:
         parser.error("arguments after -- need exactly one benchmark name")

@@ -1,15 +1,13 @@
 """CPU time of a small training step with simulated GPUs and without: medians of interleaved processes, and their ratio.
 
-Run: python benchmarks/simulated_gpus_cost.py
+    python benchmarks/simulated_gpus_cost.py [--tiny]
 
-Two shared cores, torch 2.13.0, 29 November 2026:
-
-    tiny (2 layers of 32, batch 2 of 16): 1.51 ms without, 2.72 ms with simulated GPUs, ratio 1.82
-    small (4 layers of 128, batch 8 of 64): 42.61 ms without, 46.15 ms with simulated GPUs, ratio 1.08
+The shared cores of a busy machine change the ratio of the smallest step by a tenth, hence the many rounds.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -18,7 +16,7 @@ import sys
 
 from frog.observe.environment import simulated_gpus
 
-ROUNDS = 3
+ROUNDS = 7
 PROGRAM = """
 import json, statistics, sys, time, torch
 from torch import nn
@@ -32,7 +30,7 @@ model = nn.Sequential(nn.Embedding(vocabulary, width), nn.TransformerEncoder(lay
 optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 data = torch.randint(vocabulary, (batch, length + 1), device=device)
 times = []
-for step in range(30):
+for step in range(int(sys.argv[3])):
     start = time.process_time()
     loss = nn.functional.cross_entropy(model(data[:, :-1]).flatten(0, 1), data[:, 1:].flatten())
     loss.backward()
@@ -48,11 +46,11 @@ SIZES = {
 }
 
 
-def median_s(device: str, size: str) -> float:
+def median_s(device: str, size: str, steps: int) -> float:
     """Return the median time of a step in a process of its own."""
     env = {**os.environ, **(simulated_gpus(1) if device == "cuda" else {})}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, device, size],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, device, size, str(steps)],
         env=env,
         capture_output=True,
         text=True,
@@ -62,8 +60,11 @@ def median_s(device: str, size: str) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="one round of few steps, to check that it runs")
+    rounds, steps = (1, 8) if parser.parse_args().tiny else (ROUNDS, 60)
     for name, size in SIZES.items():
-        pairs = [(median_s("cpu", size), median_s("cuda", size)) for _ in range(ROUNDS)]
+        pairs = [(median_s("cpu", size, steps), median_s("cuda", size, steps)) for _ in range(rounds)]
         plain, simulated = (statistics.median(times) * 1e3 for times in zip(*pairs, strict=True))
         ratio = statistics.median(with_ / without for without, with_ in pairs)
         print(f"{name}: {plain:.2f} ms without, {simulated:.2f} ms with simulated GPUs, ratio {ratio:.2f}", flush=True)

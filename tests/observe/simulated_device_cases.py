@@ -90,6 +90,58 @@ CASES = {
         "str(m.weight.grad.device)",
         "cuda:1",
     ),
+    "norm of gradients": (
+        "m, c = nn.Linear(2, 2).to('cuda:1'), nn.Linear(2, 2)\n"
+        "m(torch.ones(1, 2, device='cuda:1')).sum().backward(); c(torch.ones(1, 2)).sum().backward()\n"
+        "norms = [nn.utils.clip_grad_norm_(x.parameters(), 1.0) for x in (m, c)]\n"
+        "str([str(x.device) for x in (*norms, m.weight.grad, c.weight.grad)])",
+        "['cuda:1', 'cpu', 'cuda:1', 'cpu']",
+    ),
+    "gradient after a second step": (
+        "m = nn.Linear(2, 2).to('cuda:1')\n"
+        "o = torch.optim.AdamW(m.parameters())\n"
+        "for step in range(2):\n"
+        "    o.zero_grad(); m(torch.ones(1, 2, device='cuda:1')).sum().backward(); o.step()\n"
+        "m.weight.grad + torch.ones(2, 2)",
+        MIXED + "found at least two devices, cuda:1 and cpu!",
+    ),
+    "gradient of another device in the next step": (
+        "m = nn.Linear(2, 2)\nm(torch.ones(1, 2)).sum().backward()\nm.weight.grad.cuda() + m.weight.grad",
+        MIXED + TWO,
+    ),
+    "closure of an optimizer": (
+        "m = nn.Linear(2, 2).cuda()\n"
+        "o = torch.optim.Adam(m.parameters())\n"
+        "m(torch.ones(1, 2).cuda()).sum().backward(); o.step()\n"
+        "o.step(lambda: m(torch.ones(1, 2)))",
+        MIXED + TWO,
+    ),
+    "gradient seen by a program's own mode": (
+        "from torch.overrides import TorchFunctionMode\n"
+        "seen = []\n"
+        "class Watch(TorchFunctionMode):\n"
+        "    def __torch_function__(self, func, types, args=(), kwargs=None):\n"
+        "        seen.append(getattr(func, '__name__', '')); return func(*args, **(kwargs or {}))\n"
+        "x = torch.ones(2, requires_grad=True)\n"
+        "with Watch(): x.grad; x.sum().item()\n"
+        "str(seen)",
+        "['__get__', 'sum', 'item']",
+    ),
+    "dropout draws from the GPU": (
+        "x = torch.ones(1000, device='cuda')\n"
+        "torch.cuda.manual_seed(1); a = F.dropout(x, 0.5)\n"
+        "torch.cuda.manual_seed(1); b = F.dropout(x, training=True)\n"
+        "c = F.dropout(x, 0.5, False)\n"
+        "str((torch.equal(a, b), bool((a == 0).any()), bool((c == 0).any()), str(c.device)))",
+        "(True, True, False, 'cuda:0')",
+    ),
+    "attention with dropout": (
+        "q = torch.ones(1, 1, 50, 4, device='cuda')\n"
+        "host, gpu = torch.get_rng_state(), torch.cuda.get_rng_state()\n"
+        "F.scaled_dot_product_attention(q, q, q, None, 0.5)\n"
+        "str((torch.equal(host, torch.get_rng_state()), torch.equal(gpu, torch.cuda.get_rng_state())))",
+        "(True, False)",
+    ),
     "gradient on the CPU": (
         "m = nn.Linear(2, 2)\nm(torch.ones(1, 2)).sum().backward()\nstr(m.weight.grad.device)",
         "cpu",

@@ -16,7 +16,7 @@ warnings.simplefilter("ignore")
 
 def run(code: str) -> str:
     """Run statements; return the value of the last one, an expression, or the first line of the error."""
-    names: dict[str, Any] = {"torch": torch, "nn": nn}
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F}
     tree = ast.parse(code)
     last = tree.body[-1]
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .placement import HOST, Gpus, Place, common_place, first_place, place, place_of, special, tagged_if_known
+from .placement import HOST, Gpus, Place, place, place_for, place_of, special, tagged_if_known
 
 _Generator = torch._C.Generator
 
@@ -75,21 +75,25 @@ _NN = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "featu
 
 
 def _random(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    where = _place_of_arguments(func, args, kwargs)
+    where = place_for(func, args, kwargs)
     with drawing(where, kwargs.get("generator")):
         result = func(*args, **kwargs)
     return tagged_if_known(result, where)
 
 
-def _attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    if kwargs.get("dropout_p") or len(args) > 4:
-        return _random(func, args, kwargs)
-    where = _place_of_arguments(func, args, kwargs)
-    return tagged_if_known(func(*args, **kwargs), where)
+def _dropping(position: int, name: str, default: float) -> Callable[[Any, Any, dict[str, Any]], Any]:
+    """Handle a function that draws with a probability, 0 for none, unless its argument `training` is false.
 
+    position, name, default: those of the probability.
+    """
 
-def _place_of_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> Place:
-    return common_place(func, args, kwargs) if first_place((args, kwargs)) is not None else None
+    def handle(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        probability = args[position] if len(args) > position else kwargs.get(name, default)
+        if probability and kwargs.get("training", True):
+            return _random(func, args, kwargs)
+        return tagged_if_known(func(*args, **kwargs), place_for(func, args, kwargs))
+
+    return handle
 
 
 def _state(generator: Any) -> torch.Tensor:
@@ -165,8 +169,10 @@ def patch_generators() -> None:
                 inner = getattr(function, "__wrapped__", None)
                 if inner is not None:
                     special[inner] = _random
-    attention = torch.nn.functional.scaled_dot_product_attention
-    special[attention] = _attention
+    functional = torch.nn.functional
+    special[functional.scaled_dot_product_attention] = _dropping(4, "dropout_p", 0.0)
+    special[functional.multi_head_attention_forward] = _dropping(10, "dropout_p", 0.0)
+    special[functional.dropout] = _dropping(1, "p", 0.5)
     for owner in (torch, torch.random):
         replace(owner, "get_rng_state", lambda: _state(torch.default_generator))
         replace(owner, "set_rng_state", lambda new_state: _set_state(torch.default_generator, new_state))

@@ -40,14 +40,14 @@ class Gpus:
 # ---- tags ------------------------------------------------------------------------------------------------------------
 
 
-def _tags(tensor: Any) -> dict[str, Any]:
+def tags_of(tensor: Any) -> dict[str, Any]:
     """Return the attributes that hold a tensor's tag; must run where torch functions are not intercepted."""
     try:
         return _storage_of(tensor).__dict__
     except Exception:  # sparse tensors and wrappers have no storage; the kinds of errors differ
         functorch = torch._C._functorch
         if functorch.is_functorch_wrapped_tensor(tensor):
-            return _tags(functorch.get_unwrapped(tensor))
+            return tags_of(functorch.get_unwrapped(tensor))
         found: dict[str, Any] = getattr(tensor, "__dict__", {})
         return found
 
@@ -55,7 +55,7 @@ def _tags(tensor: Any) -> dict[str, Any]:
 def place_of(tensor: Any) -> Place:
     """Return HOST, the index of a GPU, or None if the tensor has no tag."""
     with torch._C.DisableTorchFunction():
-        return _tags(tensor).get(TAG)
+        return tags_of(tensor).get(TAG)
 
 
 def place(tensor: Any, where: Place) -> Any:
@@ -63,9 +63,9 @@ def place(tensor: Any, where: Place) -> Any:
     if isinstance(tensor, torch.Tensor):
         with torch._C.DisableTorchFunction():
             if where is None:
-                _tags(tensor).pop(TAG, None)
+                tags_of(tensor).pop(TAG, None)
             else:
-                _tags(tensor)[TAG] = where
+                tags_of(tensor)[TAG] = where
     return tensor
 
 
@@ -75,7 +75,7 @@ def place_all(results: Any, where: Place) -> None:
         return
     if isinstance(results, torch.Tensor):
         with torch._C.DisableTorchFunction():
-            _tags(results).setdefault(TAG, where)
+            tags_of(results).setdefault(TAG, where)
     elif isinstance(results, (list, tuple)):
         for result in results:
             place_all(result, where)
@@ -112,7 +112,7 @@ def _placed(values: Any) -> Iterator[tuple[Any, int]]:
     """Yield the tensors with a tag in nested arguments, each with its place."""
     if isinstance(values, torch.Tensor):
         with torch._C.DisableTorchFunction():
-            where = _tags(values).get(TAG)
+            where = tags_of(values).get(TAG)
         if where is not None:
             yield values, where
     elif isinstance(values, (list, tuple)):
@@ -204,10 +204,8 @@ class Placement(TorchFunctionMode):
     """Compares the places of arguments, and gives results theirs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in special:
-            return special[func](func, args, kwargs)
-        return call(func, args, kwargs)
+        handle: Handler = special.get(func, call)
+        return handle(func, args, kwargs or {})
 
 
 def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -215,7 +213,14 @@ def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     where = _only_place(args, kwargs)
     if where == SEVERAL:
         where = common_place(func, args, kwargs)
-    return tagged_if_known(func(*args, **kwargs), where)
+    result = func(*args, **kwargs)
+    return result if where is None else _tagged(result, where)
+
+
+def place_for(func: Any, args: Any, kwargs: dict[str, Any]) -> Place:
+    """Return the place of what a call computes, or raise CUDA's error if its arguments may not meet."""
+    where = _only_place(args, kwargs)
+    return common_place(func, args, kwargs) if where == SEVERAL else where
 
 
 SEVERAL = -2
@@ -225,28 +230,28 @@ SEVERAL = -2
 def _only_place(args: Any, kwargs: dict[str, Any]) -> Place:
     """Return the place of all arguments that have one, SEVERAL if these differ."""
     where: Place = None
-    for group in (args, kwargs.values()) if kwargs else (args,):
-        for arg in group:
-            kind = type(arg)
-            if kind in _EXACT:
-                tensors = (arg,)
-            elif kind is list or kind is tuple:
-                tensors = tuple(item for item in arg if type(item) in _EXACT)
-            else:
-                continue
-            for tensor in tensors:
-                found = _tags(tensor).get(TAG)
-                if found is not None and found != where:
-                    if where is not None:
-                        return SEVERAL
-                    where = found
+    for arg in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(arg)
+        if kind in _EXACT:
+            try:
+                found = _storage_of(arg).__dict__.get(TAG)
+            except Exception:  # as in `tags_of`, which would cost a call for each tensor
+                found = tags_of(arg).get(TAG)
+        elif kind is list or kind is tuple:
+            found = _only_place([item for item in arg if type(item) in _EXACT], {})
+        else:
+            continue
+        if found is not None and found != where:
+            if where is not None:
+                return SEVERAL
+            where = found
     return where
 
 
 def _tagged(result: Any, where: Place) -> Any:
     kind = type(result)
     if kind in _EXACT:
-        _tags(result).setdefault(TAG, where)
+        tags_of(result).setdefault(TAG, where)
     elif kind is list or isinstance(result, tuple):
         for item in result:
             _tagged(item, where)
@@ -280,6 +285,21 @@ def enter() -> None:
     if _modes.mode is None:
         _modes.mode = Placement()
         torch._C._push_on_torch_function_stack(_modes.mode)
+
+
+unseen: Any = torch._C.DisableTorchFunction
+"""A block whose calls no mode sees."""
+_num_modes = torch._C._len_torch_function_stack
+
+
+def only_mode(tensor: Any) -> bool:
+    """Return True for an ordinary tensor where the mode of this module is the only one that would see a call."""
+    return type(tensor) in _EXACT and _num_modes() == 1 and _modes.mode is not None
+
+
+def no_other_mode(tensor: Any) -> bool:
+    """Return True for an ordinary tensor where no mode, or only that of this module, would see a call."""
+    return type(tensor) in _EXACT and (_num_modes() == 0 or only_mode(tensor))
 
 
 @contextlib.contextmanager
@@ -318,11 +338,11 @@ def _plain(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    return tagged_if_known(func(*args, **kwargs), _tags(args[0]).get(TAG))
+    return tagged_if_known(func(*args, **kwargs), tags_of(args[0]).get(TAG))
 
 
 def _check_indices(tensor: Any, index: Any) -> None:
-    own = _tags(tensor).get(TAG)
+    own = tags_of(tensor).get(TAG)
     if own is None or not _caller_is_checked():
         return
     for _, where in _placed(index if isinstance(index, (tuple, list)) else (index,)):
@@ -362,7 +382,7 @@ def _set_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Refuse a gradient on another device, in CUDA's words."""
     tensor, grad = args
     if isinstance(grad, torch.Tensor):
-        own, other = _tags(tensor).get(TAG), _tags(grad).get(TAG)
+        own, other = tags_of(tensor).get(TAG), tags_of(grad).get(TAG)
         if own is not None and other is not None and own != other and _caller_is_checked():
             kinds = ["cpu" if where == HOST else "cuda" for where in (other, own)]
             raise RuntimeError(
@@ -378,14 +398,14 @@ def _grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     for value, given in zip(result, inputs, strict=True):
         if type(given) in _EXACT:
-            place_all(value, _tags(given).get(TAG))
+            place_all(value, tags_of(given).get(TAG))
     return result
 
 
 def _register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Tag the gradient that a hook receives."""
     tensor, hook = args[0], args[1] if len(args) > 1 else kwargs["hook"]
-    where = _tags(tensor).get(TAG)
+    where = tags_of(tensor).get(TAG)
 
     def placed(grad: Any) -> Any:
         place_all(grad, where)
@@ -395,7 +415,7 @@ def _register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _to_numpy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    where = _tags(args[0]).get(TAG)
+    where = tags_of(args[0]).get(TAG)
     if where is not None and where != HOST:
         raise TypeError(
             f"can't convert {name_of(where)} device type tensor to numpy. "
@@ -407,7 +427,7 @@ def _to_numpy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _from_data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Make a tensor from numbers: those of a list of tensors go to the CPU, a tensor's stay where they are."""
     result = func(*args, **kwargs)
-    return tagged_if_known(result, _tags(args[0]).get(TAG) if args and isinstance(args[0], torch.Tensor) else None)
+    return tagged_if_known(result, tags_of(args[0]).get(TAG) if args and isinstance(args[0], torch.Tensor) else None)
 
 
 _PLAIN = (
@@ -428,7 +448,7 @@ def _fill_special() -> None:
             special[attribute.__get__ if is_attribute else attribute] = _plain
     for name in ("grad", "data"):
         special[getattr(tensor, name).__get__] = lambda func, args, kwargs: tagged_if_known(
-            func(*args), _tags(args[0]).get(TAG)
+            func(*args), tags_of(args[0]).get(TAG)
         )
     special.update(
         {
@@ -448,6 +468,10 @@ def _fill_special() -> None:
         }
     )
     special[tensor.tensor_split] = special[torch.tensor_split] = _view
+    special[torch._C._set_grad_enabled] = _plain
+    for name in dir(torch):
+        if name.startswith("_foreach_") and name.endswith("_"):  # they change tensors that have their places
+            special[getattr(torch, name)] = _plain
 
 
 def _patch_engine() -> None:

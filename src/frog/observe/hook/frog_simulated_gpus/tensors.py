@@ -15,6 +15,7 @@ import torch
 import torch.utils._device
 
 from . import generators
+from .fast_paths import patch_fast_paths
 from .generators import drawing
 from .placement import (
     CPU,
@@ -25,10 +26,13 @@ from .placement import (
     Place,
     called_by_mode,
     device_at,
+    no_other_mode,
     patch_placement,
     place,
     place_all,
     place_of,
+    tags_of,
+    unseen,
 )
 from .replace import called_by_torch, replace, wrap
 
@@ -122,6 +126,7 @@ def _device_of(tensor: Any) -> torch.device:
 
 
 _DEVICE = torch.device
+_raw_is_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 _raw_to = torch.Tensor.to
 
 
@@ -136,6 +141,7 @@ def patch_tensors() -> None:
     _patch_files()
     _patch_classes()
     generators.patch_generators()
+    patch_fast_paths()
     patch_placement()
 
 
@@ -269,6 +275,8 @@ def _to(function: Function) -> Function:
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if called_by_mode():
             return function(self, *args, **kwargs)
+        if len(args) == 1 and not kwargs and _is_there(self, args[0]):
+            return self
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
         elif "other" in kwargs:
@@ -286,6 +294,21 @@ def _to(function: Function) -> Function:
         return _move(function, self, _asked_place(device, 2), args, kwargs)
 
     return to
+
+
+def _is_there(tensor: Any, device: Any) -> bool:
+    """Return True if a move to a device, the only argument, changes nothing."""
+    if type(device) is not _DEVICE or not no_other_mode(tensor) or torch.compiler.is_compiling():
+        return False
+    kind = device.type
+    if kind == "cuda":
+        where: Place = Gpus.current if device.index is None else device.index
+    elif kind == "cpu":
+        where = None if called_by_torch(3, but=_CPU_IS_MEANT) else HOST
+    else:
+        return False
+    with unseen():
+        return bool(_raw_is_cpu(tensor)) and (where is None or tags_of(tensor).get(TAG) == where)
 
 
 def _move(function: Function, tensor: Any, where: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
