@@ -170,6 +170,8 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
             from frog.measure.chaos.chaos_commands import add_chaos_parser as add
         case "diagnose":
             from frog.observe.diagnose.diagnose_commands import add_diagnose_parser as add
+        case "check":
+            from frog.observe.check.check_commands import add_check_parser as add
         case "observe":
             from frog.observe.observe_commands import add_observe_parser as add
         case "schedule":

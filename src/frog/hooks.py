@@ -75,5 +75,14 @@ def run_manifest(manifest: Path, extra: Sequence[str]) -> int:
     raise _missing("--from", "frog.cluster")
 
 
+@Hook
+def print_answers(folder: Path) -> int:
+    """Print what a run's numbers show (`frog run --check`); return 1 if they are wrong. Without a product: UsageError.
+
+    folder: a run folder whose ranks recorded their numbers.
+    """
+    raise _missing("--check", "frog.observe")
+
+
 def _missing(option: str, product: str) -> UsageError:
     return UsageError(f"{option}: {product} is not registered", "register it, as frog/products.py does")

@@ -24,6 +24,7 @@ def register_products() -> None:
     hooks.describe_hang.register(_describe_hang)
     hooks.report_sections.register(_report_sections)
     hooks.run_manifest.register(_run_manifest)
+    hooks.print_answers.register(_print_answers)
 
 
 def _rank_environment(
@@ -50,3 +51,9 @@ def _run_manifest(manifest: Path, extra: Sequence[str]) -> int:
     from frog.cluster.kubernetes.local_cluster import run_manifest
 
     return run_manifest(manifest, extra=extra)
+
+
+def _print_answers(folder: Path) -> int:
+    from frog.observe.check.check_commands import print_answers
+
+    return print_answers(folder)

@@ -46,7 +46,11 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
                 *([{"Real runs": [{title: page} for title, page in examples.items()]}] if examples else []),
             ]
         },
-        {"Understand": _docs("observe/your-program", "observe/run-folder", "troubleshooting", "observe/known-errors")},
+        {
+            "Understand": _docs(
+                "observe/your-program", "observe/check", "observe/run-folder", "troubleshooting", "observe/known-errors"
+            )
+        },
         {"Break and measure": _docs("measure/chaos", "launch/network", "measure/collectives")},
         {
             "Scale": [

@@ -36,6 +36,7 @@ HEADINGS: dict[str, dict[str, str]] = {
         "compare": "frog compare first second",
         "logs": "frog logs latest",
         "diagnose": "frog diagnose latest",
+        "check": "frog check --nproc 2 -- my.py",
         "observe": "frog observe latest",
         "profile": "frog profile config/demo.toml --steps 3",
         "tensorboard": "frog tensorboard latest",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frog.core.errors import UsageError
+from frog.core.errors import FrogError, UsageError
 from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _LEAST_DEADLINE_S = 2.0
 """A shorter deadline would kill a healthy rank that is slow for a moment."""
+_CHECK_HOOKS = ("frog_observer", "frog_observer.checks")
+_CHECK_EVERY = 50
+"""Steps from one sampled step to the next: the sampled ones then cost less than 1 % of the run's time."""
 
 
 def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,6 +39,15 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         dest="observe",
         action="store_false",
         help="do not record what the ranks of a program other than Frog's are doing",
+    )
+    parser.add_argument(
+        "--check",
+        nargs="?",
+        const=_CHECK_EVERY,
+        type=at_least(1),
+        metavar="K",
+        help="compare the ranks' numbers in the first steps and in every K-th (default: 50), as `frog check` does in "
+        "each, and print what is wrong",
     )
     parser.add_argument(
         "--from", dest="manifest", type=Path, metavar="K8S.yaml", help="run a manifest's pods as local processes"
@@ -117,9 +129,47 @@ def _run(args: argparse.Namespace) -> int:
         merge_torchrun_options(command, args)
         program = list(command.program)
     nodes, options = read_world(args)
-    return run_world(
-        nodes, program, replace(options, runs=Path("runs"), observe=args.observe, simulate_gpus=args.simulate_gpus)
-    )
+    options = replace(options, runs=Path("runs"), observe=args.observe, simulate_gpus=args.simulate_gpus)
+    if args.check is not None:
+        from frog.hooks import print_answers
+
+        if not args.observe:
+            raise UsageError("--check needs the observer", "omit --no-observe")
+        return run_checked(nodes, program, options, args.check, print_answers)
+    return run_world(nodes, program, options)
+
+
+def run_checked(
+    nodes: Nodes, program: Sequence[str], options: Options, every: int, answer: Callable[[Path], int]
+) -> int:
+    """Run a program whose ranks record their numbers, and return the exit code.
+
+    every: steps from one whose tensors are read to the next. answer: prints what a run folder's numbers show, and
+    returns 1 if they are wrong.
+    """
+    from frog.launch.program import parse_program
+    from frog.launch.world import run_world
+
+    if parse_program(program).kind == "frog":
+        raise UsageError(
+            "Frog's own training is proved, not checked: it computes the same numbers on one rank and on many",
+            "frog prove --world 2",
+        )
+    folders: list[Path] = []
+    asked = {**options.extra_env, "FROG_CHECK": str(every)}
+    options = replace(options, extra_env=asked, hooks=_CHECK_HOOKS, on_folder=folders.append)
+    failed: FrogError | None = None
+    try:
+        code = run_world(nodes, program, options)
+    except FrogError as error:  # what was recorded until then is still worth an answer
+        if not folders:
+            raise
+        code, failed = error.exit_code, error
+    print()
+    wrong = answer(folders[0])
+    if failed is not None:
+        raise failed
+    return code or wrong
 
 
 def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = None) -> tuple[Nodes, Options]:

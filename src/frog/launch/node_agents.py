@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -62,6 +62,8 @@ class Options:
     """Number of GPUs per node to simulate on the CPU."""
     hooks: tuple[str, ...] = ("frog_observer",)
     """Modules of `observe/hook` to start in each rank if it is observed."""
+    on_folder: Callable[[Path], None] | None = None
+    """Called with the run folder of such a program before its ranks start."""
 
 
 class Starter:

@@ -70,6 +70,8 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
         if options.runs is not None and parsed.kind != "frog":
             recorded = RecordedProgram.create(parsed, options.runs, starter.environment(0))
             starter.output = recorded.output
+            if options.on_folder is not None and recorded.folder is not None:
+                options.on_folder(recorded.folder.path)
         launch = _Launch(nodes, options, scratch, starter, recorded=recorded)
         stack.callback(launch.clean_up)
         return launch.run()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from frog.core.terminal import printable
+from frog.core.units import span as span
 
 _MOST_LINES, _MOST_ALSO = 60, 20
 """Most lines of evidence, and most further findings, to show."""
@@ -100,13 +101,3 @@ def clock(unix_ns: int | None) -> str:
 def note(unix_ns: int | None, who: str, what: str, file: str) -> str:
     """Format a line of evidence: time, source, observation, file (empty: none)."""
     return f"{clock(unix_ns)}  {who:9} {what}" + (f"  [{file}]" if file else "")
-
-
-def span(ranks: list[int]) -> str:
-    """Format `rank 2`, `ranks 0, 1 and 3`, `ranks 0 to 7`."""
-    ranks = sorted(ranks)
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

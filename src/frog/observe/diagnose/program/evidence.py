@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine, Joining, Messages, NoSync, Transfer, WorkerStack
 from frog.core.terminal import printable
+from frog.observe.check.rule import Answer
 from frog.observe.diagnose.diagnosis import span
 from frog.observe.diagnose.known_errors.explain import Explanation, LogReader
 
@@ -252,6 +253,8 @@ class Evidence:
     files: list[str] = field(default_factory=list)
     """Files that contained evidence."""
     problems: list[str] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    """What the rules of `frog check` say about the numbers, if the ranks recorded them."""
     log_reader: LogReader | None = None
     """Reads the lines of the logs while evidence is gathered."""
     explanation: Explanation | None = None

@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path, PurePath
 
+from frog.core.errors import RunError
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.launcher_schema import (
     ExitEvent,
@@ -45,6 +46,20 @@ def add_run(evidence: Evidence, run: Path, attempt: int) -> None:
             evidence.world_size = max(evidence.world_size or 0, observed.status.world_size)
         evidence.problems += observed.problems
     _add_launcher(evidence, RunFolder(run), attempt)
+    _add_numbers(evidence, run)
+
+
+def _add_numbers(evidence: Evidence, run: Path) -> None:
+    """Add what the rules of `frog check` say, if the ranks recorded their numbers."""
+    if next((run / "observed").glob("attempt_*/rank_*/checks.jsonl"), None) is None:
+        return
+    from frog.observe.check.answers import answers_of
+    from frog.observe.check.rank_records import read_records
+
+    try:
+        evidence.answers = answers_of(read_records(run))
+    except RunError as error:
+        evidence.problems.append(str(error))
 
 
 def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict[str, Group]) -> dict[str, Group]:

@@ -355,6 +355,49 @@ def order_of_a_set(evidence: Evidence) -> Diagnosis | None:
     return None
 
 
+# ---- wrong numbers ---------------------------------------------------------------------------------------------------
+
+_SURE = {"certain": True, "likely": False}
+
+
+def broken_rule(evidence: Evidence) -> Diagnosis | None:
+    """Report the rules of `frog check` that the ranks' numbers break, certainly or likely."""
+    found = []
+    for answer in evidence.answers:
+        broken = answer.broken
+        if broken is None or broken.sure not in _SURE:
+            continue
+        found.append(
+            Diagnosis(
+                answer.rule.name,
+                broken.finding,
+                rank=broken.ranks[0] if len(broken.ranks) == 1 else None,
+                step=broken.step,
+                line=str(broken.line) if broken.line is not None else None,
+                certain=_SURE[broken.sure],
+                outcome=_outcome(evidence),
+                evidence=tuple(note(None, "check", line, "") for line in broken.evidence),
+                advice=broken.advice,
+            )
+        )
+    found.sort(key=lambda each: (not each.certain, each.step or 0))
+    return found[0].with_more(also=tuple(found[1:])) if found else None
+
+
+def _about_numbers(evidence: Evidence) -> str:
+    """Return what is known about the numbers of a program of which no rule is broken."""
+    held = [answer for answer in evidence.answers if answer.broken is None and not answer.why_not]
+    if not evidence.answers:
+        return (
+            "nothing about its end. Whether its numbers are right was not checked: `frog check -- PROGRAM` compares "
+            "the ranks' samples, gradients and weights"
+        )
+    return (
+        f"nothing about its end. {len(held)} of {len(evidence.answers)} rules on its numbers were checked and hold; "
+        "`frog check --run` lists the others"
+    )
+
+
 def _outcome(evidence: Evidence) -> str:
     return "completed" if evidence.ended_code == 0 else "running" if evidence.active else "failed"
 
@@ -363,6 +406,7 @@ def _outcome(evidence: Evidence) -> str:
 
 _OF_HEALTHY: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     passed,
+    broken_rule,
     not_finite_in_log,
     order_of_a_set,
     no_sync_without_effect,
@@ -393,5 +437,5 @@ def healthy(evidence: Evidence) -> Diagnosis | None:
         certain=not doubt,
         outcome=status,
         evidence=report_ranks(evidence, sorted(ranks)),
-        advice="run it again on a quiet machine" if doubt else "nothing",
+        advice="run it again on a quiet machine" if doubt else _about_numbers(evidence),
     )

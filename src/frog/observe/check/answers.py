@@ -1,0 +1,100 @@
+"""All rules on one program, and their answers in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frog.observe.check import call_checks, data_checks, parameter_checks, replica_checks
+from frog.observe.check.comparison import Comparison, NotObservable
+from frog.observe.check.rank_records import RankRecord
+from frog.observe.check.rule import Answer, Rule
+
+RULES: tuple[Rule, ...] = (
+    *replica_checks.RULES,
+    *data_checks.RULES,
+    *parameter_checks.RULES,
+    *call_checks.RULES,
+)
+_ORDER = {"certain": 0, "likely": 1, "possible": 2}
+
+
+def answers_of(records: dict[int, RankRecord]) -> list[Answer]:
+    """Apply all rules; the answers come in the order of the rules."""
+    case = Comparison(records)
+    answers: list[Answer] = []
+    for rule in RULES if records else ():
+        try:
+            answers.append(Answer(rule, broken=rule.look(case)))
+        except NotObservable as error:
+            answers.append(Answer(rule, why_not=str(error)))
+    return answers
+
+
+def broken_rules(answers: list[Answer]) -> list[Answer]:
+    """Return the rules that are broken: certain ones first, then by step."""
+    found = [answer for answer in answers if answer.broken is not None]
+    return sorted(found, key=_rank)
+
+
+def _rank(answer: Answer) -> tuple[int, int]:
+    assert answer.broken is not None
+    return _ORDER[answer.broken.sure], answer.broken.step or 0
+
+
+def page(name: str, records: dict[int, RankRecord], answers: list[Answer]) -> str:
+    """Return the answers as text: what is broken, what held, what could not be checked and why."""
+    if not records:
+        return f"{name}: nothing was recorded: no rank imported torch and came to its first step"
+    steps = max((len(record.steps) for record in records.values()), default=0)
+    sampled = max((sum(step.gradients is not None for step in record.steps) for record in records.values()), default=0)
+    wrong, lines = broken_rules(answers), []
+    scope = f"{len(records)} ranks, {steps} optimizer steps, {sampled} of them sampled"
+    surely = [answer for answer in wrong if answer.broken is not None and answer.broken.sure != "possible"]
+    if surely:
+        lines.append(f"{name}: {len(surely)} {'rules are' if len(surely) > 1 else 'rule is'} broken ({scope})")
+    else:
+        lines.append(f"{name}: no rule is broken as far as could be seen ({scope})")
+    for answer in wrong:
+        lines += ["", *_lines_of(answer)]
+    held = [answer for answer in answers if answer.broken is None and not answer.why_not]
+    lines += ["", f"Held: {'; '.join(answer.rule.says for answer in held) or 'nothing'}"]
+    missing = [f"  {answer.rule.says}: {answer.why_not}" for answer in answers if answer.why_not]
+    if missing:
+        lines += ["", "Not checked", *missing]
+    stopped = [
+        f"  rank {rank} recorded nothing more: {record.stopped}" for rank, record in records.items() if record.stopped
+    ]
+    return "\n".join([*lines, *(["", "Recording stopped", *stopped] if stopped else [])])
+
+
+def _lines_of(answer: Answer) -> list[str]:
+    found = answer.broken
+    assert found is not None
+    lines = [f"{found.sure.capitalize()}: {found.finding}"]
+    if found.line is not None:
+        lines.append(f"  line        {found.line.file}:{found.line.line}")
+    lines += [f"  evidence    {line}" for line in found.evidence[:4]]
+    return [*lines, f"  what to do  {found.advice}", f"  rule        {answer.rule.name}: {answer.rule.says}"]
+
+
+def answers_as_json(answers: list[Answer]) -> list[dict[str, Any]]:
+    """Return the answers as JSON objects, in the order of the rules."""
+    found = []
+    for answer in answers:
+        each: dict[str, Any] = {"rule": answer.rule.name, "says": answer.rule.says, "outcome": "held"}
+        if answer.why_not:
+            each |= {"outcome": "not checked", "why": answer.why_not}
+        if answer.broken is not None:
+            line = answer.broken.line
+            each |= {
+                "outcome": "broken",
+                "sure": answer.broken.sure,
+                "finding": answer.broken.finding,
+                "step": answer.broken.step,
+                "ranks": list(answer.broken.ranks),
+                "line": f"{line.file}:{line.line}" if line is not None else None,
+                "advice": answer.broken.advice,
+                "evidence": list(answer.broken.evidence),
+            }
+        found.append(each)
+    return found

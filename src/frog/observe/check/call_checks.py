@@ -1,0 +1,248 @@
+"""Rules on losses, collectives and checkpoints: what the program itself asks torch for."""
+
+from __future__ import annotations
+
+from frog.core.units import span
+from frog.observe.check.comparison import Comparison, NotObservable
+from frog.observe.check.rank_records import Backward, Call
+from frog.observe.check.rule import Broken, Rule
+
+_MEAN = 1
+"""`_saved_reduction` of a loss function that averages."""
+_LOSSES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "L1Loss", "KlDiv", "SoftMarginLoss")
+_SCALES = ("DivBackward", "MulBackward")
+_COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+_EQUAL_AFTER = ("all_reduce", "broadcast", "all_gather_into_tensor")
+"""Collectives after which all ranks hold the same tensor."""
+
+
+def accumulation(case: Comparison) -> Broken | None:
+    """Find micro-batches whose mean losses are added without a division by their number."""
+    case.require_steps()
+    seen = False
+    for record in case.records.values():
+        for step in record.steps:
+            if step.gradients is None or len(step.backwards) < 2:
+                continue
+            lines = {backward.line for backward in step.backwards}
+            if len(lines) > 1 or step.stale or not all(backward.adds for backward in step.backwards[1:]):
+                continue
+            seen = True
+            if not all(_is_plain_mean(backward) for backward in step.backwards):
+                continue
+            bits = step.backwards[-1].bits.get(step.optimizer)
+            used = [None if each is None else each.bits for each in step.gradients]
+            if bits is None or bits != used:
+                continue  # they may have been divided after the backward
+            count = len(step.backwards)
+            return Broken(
+                f"step {step.step} adds the gradients of {count} micro-batches at {step.backwards[0].line}; "
+                "each loss is a mean "
+                f"over its micro-batch and none is divided by {count}: the gradients are {count} times those "
+                "of the whole batch",
+                "likely",
+                f"`(loss / {count}).backward()`, or divide the gradients before the step. With Adam the step "
+                "is about the same, "
+                "but clipping and weight decay are not",
+                step=step.step,
+                ranks=(record.rank,),
+                line=step.backwards[0].line,
+            )
+    if not seen:
+        raise NotObservable("no step had several micro-batches")
+    return None
+
+
+def _is_plain_mean(backward: Backward) -> bool:
+    """True if the loss ends in a mean, and nothing scales it after."""
+    for node in backward.graph:
+        if node.name.startswith(_SCALES):
+            return False
+        if node.name.startswith("MeanBackward"):
+            return True
+        if node.name.startswith(_LOSSES):
+            return node.reduction == _MEAN
+    return False
+
+
+def token_weights(case: Comparison) -> Broken | None:
+    """Find means over unequal numbers of targets that are averaged as if they were equal."""
+    case.require_steps()
+    seen = False
+    for moment in case.all_sampled():
+        weights: list[float] = []
+        for step in moment.of.values():
+            for backward in step.backwards:
+                loss = next((node for node in backward.graph if node.name.startswith("NllLoss")), None)
+                if loss is not None and loss.reduction == _MEAN and loss.weight is not None:
+                    weights.append(loss.weight)
+        seen = seen or len(weights) > 1
+        parts = sum(len(step.backwards) for step in moment.of.values())
+        if len(weights) == parts > 1 and max(weights) > min(weights):
+            first = next(iter(moment.of.values())).backwards[0]
+            return Broken(
+                f"step {moment.step} averages means over unequal numbers of targets, {min(weights):g} to "
+                f"{max(weights):g}, at "
+                f"{first.line}: targets in short batches count more",
+                "possible",
+                "sum the losses, reduce the number of targets over ranks and micro-batches, and divide by the total",
+                step=moment.step,
+                ranks=tuple(moment.of),
+                line=first.line,
+            )
+    if not seen:
+        raise NotObservable("no cross entropy with a mean over several ranks or micro-batches was seen")
+    return None
+
+
+def reductions(case: Comparison) -> Broken | None:
+    """Find collectives of the program that differ in type, reduction or result between ranks."""
+    case.require_ranks()
+    calls = {
+        rank: [(number, call) for number, call in record.calls(*_COLLECTIVES) if call.ranks is None]
+        for rank, record in case.records.items()
+    }
+    if not all(calls.values()):
+        raise NotObservable("the program called no collective over all ranks in a recorded step")
+    for several in zip(*calls.values(), strict=False):
+        number, first = several[0]
+        for rank, (_, call) in zip(calls, several, strict=True):
+            if call.call != first.call or call.elements != first.elements:
+                return None  # the records are no longer of the same calls
+            where = f"{first.call} at {first.line} (rank {case.ranks[0]}) and {call.line} (rank {rank})"
+            if call.dtype != first.dtype:
+                return _mismatch(case, number, call, rank, f"{where}: {first.dtype} meets {call.dtype}")
+            if call.op != first.op:
+                one, other = first.op or "the default (SUM)", call.op or "the default (SUM)"
+                return _mismatch(case, number, call, rank, f"{where}: {one} meets {other}")
+            if call.call in _EQUAL_AFTER and None not in (call.bits, first.bits) and call.bits != first.bits:
+                return _mismatch(case, number, call, rank, f"{where}: the results differ between the ranks")
+    return None
+
+
+def _mismatch(case: Comparison, step: int, call: Call, rank: int, what: str) -> Broken:
+    return Broken(
+        f"a collective of step {step} is not the same on all ranks: {what}. The backend does not compare them",
+        "certain",
+        "call the same collective, with the same type and reduction, on all ranks",
+        step=step,
+        ranks=(rank,),
+        line=call.line,
+    )
+
+
+def sums_of_gradients(case: Comparison) -> Broken | None:
+    """Find gradients that are a sum over the ranks where each rank's loss is a mean."""
+    case.require_ranks()
+    case.require_steps()
+    seen = False
+    for moment in case.all_sampled():
+        for rank, step in moment.of.items():
+            sums = {
+                call.bits: call
+                for call in step.calls
+                if call.call == "all_reduce" and call.op in (None, "SUM") and call.bits and call.elements > 1
+            }
+            used = [each.bits for each in step.gradients or [] if each is not None]
+            hits = [sums[bits] for bits in used if bits in sums]
+            seen = seen or bool(sums)
+            if len(hits) < max(1, len(used) // 2) or not step.backwards:
+                continue
+            if not all(_is_plain_mean(backward) for backward in step.backwards):
+                continue
+            size = len(case.ranks)
+            return Broken(
+                f"since step {moment.step}, the gradients are the sum over {size} ranks of means, reduced at "
+                f"{hits[0].line}: "
+                f"{size} times those of the whole batch",
+                "likely",
+                f"divide by {size}, or use dist.ReduceOp.AVG where the backend has it",
+                step=moment.step,
+                ranks=(rank,),
+                line=hits[0].line,
+            )
+    if not seen:
+        raise NotObservable("the program reduces no gradients of its own")
+    return None
+
+
+def one_writer(case: Comparison) -> Broken | None:
+    """Find a file that several ranks write in the same step."""
+    case.require_ranks()
+    written: dict[tuple[int, str], list[tuple[int, Call]]] = {}
+    for rank, record in case.records.items():
+        for number, call in record.calls("save"):
+            if call.path is not None:
+                written.setdefault((number, call.path), []).append((rank, call))
+    if not written:
+        raise NotObservable("torch.save was not called with a file name")
+    for (number, path), calls in written.items():
+        ranks = sorted({rank for rank, _ in calls})
+        if len(ranks) > 1:
+            return Broken(
+                f"{span(ranks)} write the same file before step {number}: {path}",
+                "likely",
+                "save on rank 0 only (and let the others wait), or give each rank a file of its own",
+                step=number,
+                ranks=tuple(ranks),
+                line=calls[0][1].line,
+            )
+    return None
+
+
+def loaded_keys(case: Comparison) -> Broken | None:
+    """Find a model that was loaded with keys that did not match."""
+    loads = [(rank, call) for rank, record in case.records.items() for _, call in record.calls("load_model")]
+    if not loads:
+        raise NotObservable("no model was loaded with load_state_dict")
+    for rank, call in loads:
+        wrong = [*call.missing, *call.unexpected]
+        if wrong:
+            nothing = f"{len(call.missing)} missing, {len(call.unexpected)} unknown: {', '.join(wrong[:4])}"
+            prefix = any(key.startswith(("module.", "_orig_mod.")) for key in wrong)
+            return Broken(
+                f"load_state_dict at {call.line} left out keys without an error ({nothing})",
+                "likely" if prefix else "possible",
+                "strict=True raises an error instead"
+                + ("; the keys have a wrapper's prefix: load into `model.module`, or strip it" if prefix else ""),
+                step=1,
+                ranks=(rank,),
+                line=call.line,
+            )
+    return None
+
+
+def optimizer_restored(case: Comparison) -> Broken | None:
+    """Find a checkpoint whose optimizer was read and not used."""
+    seen = False
+    for rank, record in case.records.items():
+        loads = [call for number, call in record.calls("load") if number == 1]
+        restored = any(True for _ in record.calls("load_optimizer"))
+        seen = seen or bool(loads)
+        for call in loads:
+            keys = [key for key in call.keys if "optim" in key.lower()]
+            if keys and not restored and any(True for _ in record.calls("load_model")):
+                return Broken(
+                    f"the checkpoint read at {call.line} has {keys[0]!r}, and no optimizer loaded it: momentum "
+                    "and second "
+                    "moments begin at zero",
+                    "likely",
+                    f"`optimizer.load_state_dict(checkpoint[{keys[0]!r}])`, and the same for the scheduler",
+                    step=1,
+                    ranks=(rank,),
+                    line=call.line,
+                )
+    if not seen:
+        raise NotObservable("torch.load was not called before the first step")
+    return None
+
+
+RULES = (
+    Rule("accumulation", "the losses of micro-batches are divided by their number", accumulation),
+    Rule("targets", "means over unequal numbers of targets are weighted", token_weights),
+    Rule("collectives", "collectives agree in type, reduction and result", reductions),
+    Rule("sums", "gradients are averaged, not added, over ranks", sums_of_gradients),
+    Rule("one-writer", "one rank writes a file", one_writer),
+    Rule("keys", "a loaded model has the keys of the file", loaded_keys),
+    Rule("restored", "a resume restores the optimizer", optimizer_restored),
+)

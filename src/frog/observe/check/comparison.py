@@ -1,0 +1,215 @@
+"""The records of all ranks side by side: which steps they share, and which parameters must be equal on which ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, takewhile
+from typing import Any
+
+from frog.observe.check.rank_records import Parameter, RankRecord, Step
+
+
+class NotObservable(Exception):
+    """Why a rule could not be checked."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A parameter that several ranks hold as equal copies."""
+
+    optimizer: int
+    index: int
+    """Its place in the optimizer."""
+    ranks: tuple[int, ...]
+    known: bool
+    """True if DDP, a DTensor's placements or equal gradients say so; False if only equal weights at the start do."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A step that several ranks took."""
+
+    optimizer: int
+    step: int
+    of: dict[int, Step]
+
+    @property
+    def is_sampled(self) -> bool:
+        return all(step.gradients is not None for step in self.of.values())
+
+
+class Comparison:
+    """The ranks of one program."""
+
+    def __init__(self, records: dict[int, RankRecord]) -> None:
+        self.records = records
+        self.ranks = tuple(sorted(records))
+
+    @property
+    def any(self) -> RankRecord:
+        """Return the record of the first rank."""
+        return self.records[self.ranks[0]]
+
+    @cached_property
+    def optimizers(self) -> list[int]:
+        """Return the optimizers that some rank has stepped."""
+        return sorted({number for record in self.records.values() for number in record.tables})
+
+    def moments(self, optimizer: int) -> list[Moment]:
+        """Return the steps of an optimizer that at least one rank took, in order."""
+        by_step: dict[int, dict[int, Step]] = {}
+        for rank, record in self.records.items():
+            for step in record.steps_of(optimizer):
+                by_step.setdefault(step.step, {})[rank] = step
+        moments = [Moment(optimizer, number, by_step[number]) for number in sorted(by_step)]
+        return list(takewhile(self._is_same, moments))
+
+    def _is_same(self, moment: Moment) -> bool:
+        """True if the ranks had run as many backward passes: else a rank has skipped a step, and they do not belong."""
+        return len({self._passes[rank][step.number] for rank, step in moment.of.items()}) == 1
+
+    @cached_property
+    def _passes(self) -> dict[int, dict[int, int]]:
+        """Return how many backward passes each rank had run at each of its steps."""
+        found: dict[int, dict[int, int]] = {}
+        for rank, record in self.records.items():
+            counts = accumulate(len(step.backwards) for step in record.steps)
+            found[rank] = {step.number: count for step, count in zip(record.steps, counts, strict=True)}
+        return found
+
+    def sampled(self, optimizer: int) -> list[Moment]:
+        """Return the steps of which the tensors of all ranks that took them are known."""
+        return [moment for moment in self.moments(optimizer) if moment.is_sampled]
+
+    def all_sampled(self) -> Iterator[Moment]:
+        """Yield the sampled steps of all optimizers."""
+        for optimizer in self.optimizers:
+            yield from self.sampled(optimizer)
+
+    def require_steps(self) -> None:
+        """Raise NotObservable if no optimizer of torch took a step."""
+        if not any(record.steps for record in self.records.values()):
+            raise NotObservable("no optimizer of torch.optim took a step")
+
+    def require_ranks(self) -> None:
+        """Raise NotObservable for a single rank."""
+        if len(self.ranks) < 2:
+            raise NotObservable("only one rank was recorded")
+
+    def parameter(self, optimizer: int, index: int, rank: int | None = None) -> Parameter | None:
+        """Return a parameter of an optimizer."""
+        table = self.records[self.ranks[0] if rank is None else rank].tables.get(optimizer)
+        return table.parameters[index] if table is not None and index < len(table.parameters) else None
+
+    def name(self, optimizer: int, index: int, rank: int | None = None) -> str:
+        """Return a parameter's name for people."""
+        parameter = self.parameter(optimizer, index, rank)
+        if parameter is not None and parameter.names:
+            return " = ".join(parameter.names[:2])
+        made = f", made at {parameter.made}" if parameter is not None and parameter.made is not None else ""
+        return f"parameter {index} of the optimizer{made}"
+
+    @cached_property
+    def has_messages(self) -> bool:
+        """True if ranks sent each other messages, as stages of a pipeline do."""
+        return any(
+            (record.end is not None and record.end.messages) or any(step.messages for step in record.steps)
+            for record in self.records.values()
+        )
+
+    @cached_property
+    def is_sharded(self) -> bool:
+        """True if a wrapper keeps only a part of the weights on each rank."""
+        wrappers = {module.wrapper for record in self.records.values() for module in record.modules.values()}
+        return bool(wrappers & {"fsdp1", "fsdp2", "deepspeed"})
+
+    @cached_property
+    def reduces(self) -> bool:
+        """True if the program called a reduction of its own."""
+        return any(
+            any(record.calls("all_reduce", "reduce_scatter_tensor", "reduce")) for record in self.records.values()
+        )
+
+    @cached_property
+    def replicas(self) -> list[Replica]:
+        """Return the parameters that must be equal on several ranks."""
+        return [replica for optimizer in self.optimizers for replica in self._of_optimizer(optimizer)]
+
+    def _of_optimizer(self, optimizer: int) -> Iterator[Replica]:
+        tables = {rank: record.tables[optimizer] for rank, record in self.records.items() if optimizer in record.tables}
+        length = min((len(table.parameters) for table in tables.values()), default=0)
+        moments = self.sampled(optimizer)
+        for index in range(length):
+            parameters = {rank: table.parameters[index] for rank, table in tables.items()}
+            known = {_known_ranks(parameter, rank) for rank, parameter in parameters.items()}
+            groups = {tuple(rank for rank in group if rank in parameters) for group in known if group is not None}
+            if groups:
+                yield from (Replica(optimizer, index, group, True) for group in sorted(groups) if len(group) > 1)
+            elif len(parameters) == len(self.ranks) > 1 and moments and not self.has_messages and not self.is_sharded:
+                yield from self._inferred(optimizer, index, parameters, moments)
+
+    def _inferred(
+        self, optimizer: int, index: int, parameters: dict[int, Parameter], moments: list[Moment]
+    ) -> Iterator[Replica]:
+        """Yield a parameter without a wrapper that has equal gradients in some step, or equal weights at the start."""
+        first = moments[0].of
+        if len({tuple(each.shape) for each in parameters.values()}) > 1 or set(first) != set(parameters):
+            return
+        if any(parameter.mesh is not None for parameter in parameters.values()):
+            return
+        if any(_equal_gradients(moment, index) for moment in moments[:4]):
+            yield Replica(optimizer, index, tuple(parameters), True)
+        elif len({step.before[index] for step in first.values()}) == 1 and not parameters[self.ranks[0]].constant:
+            yield Replica(optimizer, index, tuple(parameters), False)
+
+    def in_data_group(self, one: int, other: int) -> bool | None:
+        """True if two ranks train replicas of one model on samples of their own; None if unknown."""
+        if any({one, other} <= set(replica.ranks) and self._is_ddp(replica) for replica in self.replicas):
+            return True
+        wrappers = {module.wrapper for module in self.records[one].modules.values()}
+        one_mesh = {str(each.mesh) for table in self.records[one].tables.values() for each in table.parameters}
+        if wrappers & {"fsdp1", "deepspeed"} or ("fsdp2" in wrappers and len(one_mesh) == 1 and _is_flat(self.any)):
+            return True
+        return None
+
+    def _is_ddp(self, replica: Replica) -> bool:
+        parameter = self.parameter(replica.optimizer, replica.index, replica.ranks[0])
+        return parameter is not None and parameter.ddp is not None
+
+
+def _is_flat(record: RankRecord) -> bool:
+    """True if all DTensors of a rank are on a mesh of one dimension."""
+    meshes = [each.mesh for table in record.tables.values() for each in table.parameters]
+    return all(isinstance(mesh, list) and all(isinstance(rank, int) for rank in mesh) for mesh in meshes)
+
+
+def _equal_gradients(moment: Moment, index: int) -> bool:
+    """True if all ranks step with the same gradient, and it is not zero."""
+    found = [step.gradients[index] if step.gradients is not None else None for step in moment.of.values()]
+    return len(found) > 1 and found[0] is not None and bool(found[0].norm) and len(set(found)) == 1
+
+
+def _known_ranks(parameter: Parameter, rank: int) -> tuple[int, ...] | None:
+    """Return the ranks on which DDP or a mesh keeps a parameter equal; None if neither does."""
+    if parameter.ddp is not None:
+        return tuple(parameter.ddp)
+    if parameter.mesh is None or parameter.placements is None:
+        return None
+    coordinates = dict(_coordinates(parameter.mesh, ()))
+    own = coordinates.get(rank)
+    if own is None:
+        return None
+    fixed = [place for place, placement in enumerate(parameter.placements) if not placement.startswith("R")]
+    same = (other for other, at in coordinates.items() if all(at[place] == own[place] for place in fixed))
+    return tuple(sorted(same))
+
+
+def _coordinates(mesh: Any, at: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield each rank of a mesh with its coordinates."""
+    if isinstance(mesh, int):
+        yield mesh, at
+        return
+    for number, part in enumerate(mesh):
+        yield from _coordinates(part, (*at, number))

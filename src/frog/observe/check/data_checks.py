@@ -1,0 +1,258 @@
+"""Rules on samples: each rank has its own, each epoch its own order, and nothing is counted twice."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from frog.core.units import span
+from frog.observe.check.comparison import Comparison, NotObservable
+from frog.observe.check.rank_records import Loader, Place, RankRecord
+from frog.observe.check.rule import Broken, Rule
+
+_LEAST_BATCHES = 2
+
+
+def samples_of_ranks(case: Comparison) -> Broken | None:
+    """Find data ranks that train on the same samples."""
+    case.require_ranks()
+    seen, unknown = False, False
+    for one, other in pairwise(case.ranks):
+        mine, theirs = _training_rows(case.records[one]), _training_rows(case.records[other])
+        common = sorted(set(mine) & set(theirs))
+        informative = [key for key in common if len(set(mine[key])) > 1 or len(mine[key]) == 1]
+        if len(informative) < _LEAST_BATCHES:
+            continue
+        is_data = case.in_data_group(one, other)
+        seen = seen or is_data is not None
+        unknown = unknown or is_data is None
+        same = [key for key in informative if set(mine[key]) == set(theirs[key])]
+        if len(same) < len(informative) or len({tuple(mine[key]) for key in informative}) == 1:
+            continue
+        replicas = any({one, other} <= set(replica.ranks) for replica in case.replicas)
+        if is_data is None and not replicas:
+            continue
+        line = _data_line(case.records[one])
+        return Broken(
+            f"ranks {one} and {other} train on the same samples, in all {len(same)} batches that were compared",
+            "certain" if is_data else "likely" if case.reduces else "possible",
+            "give each rank its own part: a DistributedSampler; for an IterableDataset, skip what other ranks "
+            "(and other "
+            "workers) read, for example `itertools.islice(data, rank, None, world_size)`"
+            + ("" if is_data else ". Ranks that share a model by tensor parallelism must have the same samples"),
+            step=1,
+            ranks=(one, other),
+            line=line,
+        )
+    if not seen:
+        raise NotObservable(
+            "which ranks must have samples of their own is not known: no DDP or FSDP"
+            if unknown
+            else "fewer than two batches of tensors were seen on two ranks"
+        )
+    return None
+
+
+def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
+    """Return the samples of each batch: of DataLoaders if there are any, else of the outermost forwards."""
+    if record.batches:
+        evaluated = _evaluation_loaders(record)
+        return {
+            (batch.loader, batch.iteration, batch.batch): batch.rows
+            for batch in record.batches
+            if batch.rows and batch.loader not in evaluated
+        }
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for step in record.steps:
+        for number, forward in enumerate(step.forwards):
+            if forward.grad and forward.rows:
+                found[step.optimizer, step.step, number] = forward.rows
+    return found
+
+
+def _evaluation_loaders(record: RankRecord) -> set[int]:
+    """Return the loaders between whose batches no step was taken: they do not train."""
+    steps: dict[int, set[int]] = {}
+    counts: dict[int, int] = {}
+    for batch in record.batches:
+        steps.setdefault(batch.loader, set()).add(batch.step)
+        counts[batch.loader] = counts.get(batch.loader, 0) + 1
+    return (
+        {loader for loader, seen in steps.items() if len(seen) == 1 and counts[loader] > 1} if record.steps else set()
+    )
+
+
+def _data_line(record: RankRecord) -> Place | None:
+    lines = [loader.line for loader in record.loaders]
+    forwards = [forward.line for step in record.steps for forward in step.forwards]
+    return next((line for line in [*lines, *forwards] if line is not None), None)
+
+
+def order_of_epochs(case: Comparison) -> Broken | None:
+    """Find a shuffling loader whose second epoch has the order of its first."""
+    seen = False
+    for record in case.records.values():
+        by_loader: dict[int, list[Loader]] = {}
+        for loader in record.loaders:
+            by_loader.setdefault(loader.loader, []).append(loader)
+        evaluated = _evaluation_loaders(record)
+        for number, iterations in by_loader.items():
+            if len(iterations) < 2 or number in evaluated or not iterations[0].shuffle:
+                continue
+            seen = True
+            first, second = iterations[:2]
+            if first.distributed and first.epoch == second.epoch:
+                return Broken(
+                    f"each epoch has the same order: the DistributedSampler's epoch is {first.epoch} in "
+                    "iterations 1 and 2 "
+                    f"over the DataLoader at {second.line}",
+                    "certain",
+                    "call `sampler.set_epoch(epoch)` at the beginning of each epoch",
+                    step=_first_step(record, second),
+                    ranks=case.ranks,
+                    line=second.line,
+                )
+            rows = [_rows_of(record, each) for each in (first, second)]
+            length = min(map(len, rows))
+            if length >= _LEAST_BATCHES and rows[0][:length] == rows[1][:length]:
+                return Broken(
+                    f"the first {length} batches of iterations 1 and 2 over the DataLoader at {second.line} "
+                    "hold the same "
+                    "samples in the same order, although it shuffles: its random numbers begin anew in each epoch",
+                    "certain",
+                    "do not set the seed in the loop over epochs; seed the sampler's generator once, or with the epoch",
+                    step=_first_step(record, second),
+                    ranks=(record.rank,),
+                    line=second.line,
+                )
+    if not seen:
+        raise NotObservable("no DataLoader that shuffles was iterated twice")
+    return None
+
+
+def _rows_of(record: RankRecord, loader: Loader) -> list[list[int] | None]:
+    found = [
+        batch.rows
+        for batch in record.batches
+        if (batch.loader, batch.iteration) == (loader.loader, loader.iteration) and batch.rows
+    ]
+    return list(found)
+
+
+def _first_step(record: RankRecord, loader: Loader) -> int | None:
+    found = (
+        batch.step + 1
+        for batch in record.batches
+        if (batch.loader, batch.iteration) == (loader.loader, loader.iteration)
+    )
+    return next(found, None)
+
+
+def samples_twice(case: Comparison) -> Broken | None:
+    """Find an evaluation that counts padded samples twice."""
+    evaluated = [
+        (record, loader)
+        for record in case.records.values()
+        for loader in record.loaders
+        if loader.loader in _evaluation_loaders(record)
+    ]
+    if not evaluated:
+        raise NotObservable("no DataLoader was used for evaluation only")
+    for record, loader in evaluated:
+        if loader.distributed and loader.padded:
+            return Broken(
+                f"the evaluation at {loader.line} counts some samples twice: the DistributedSampler pads "
+                f"{loader.samples} samples to a multiple of the ranks",
+                "possible",
+                "leave out the padding (count each sample's index once), or evaluate a number of samples that "
+                "the ranks divide",
+                ranks=(record.rank,),
+                line=loader.line,
+            )
+    return None
+
+
+def seeds_of_workers(case: Comparison) -> Broken | None:
+    """Find DataLoader workers that draw the same random numbers on all ranks."""
+    case.require_ranks()
+    loaders = {
+        rank: [each for each in record.loaders if each.seed is not None] for rank, record in case.records.items()
+    }
+    if not all(loaders.values()):
+        raise NotObservable("no DataLoader has workers on all ranks")
+    for calls in zip(*loaders.values(), strict=False):
+        if len({each.seed for each in calls}) == 1:
+            return Broken(
+                f"the workers of the DataLoader at {calls[0].line} have the same seed on {span([*case.ranks])}: random "
+                "augmentation repeats on all ranks",
+                "possible",
+                "give the DataLoader a generator that is seeded with the rank",
+                ranks=case.ranks,
+                line=calls[0].line,
+            )
+    return None
+
+
+def random_numbers(case: Comparison) -> Broken | None:
+    """Find data ranks whose random states are equal whenever a forward begins, although the program draws numbers."""
+    case.require_ranks()
+    states: dict[int, list[int]] = {
+        rank: [
+            forward.random
+            for step in record.steps
+            for forward in step.forwards
+            if forward.grad and forward.random is not None
+        ]
+        for rank, record in case.records.items()
+    }
+    length = min(map(len, states.values()))
+    if length < _LEAST_BATCHES or any(not case.in_data_group(*pair) for pair in pairwise(case.ranks)):
+        raise NotObservable("fewer than two training steps of data ranks were sampled")
+    draws = len(set(states[case.ranks[0]][:length])) > 1
+    if draws and len({tuple(found[:length]) for found in states.values()}) == 1:
+        first = case.any.steps[0].forwards[0] if case.any.steps and case.any.steps[0].forwards else None
+        return Broken(
+            f"{span([*case.ranks])} have the same random state before each forward: dropout and noise are "
+            "equal on all of them",
+            "possible",
+            "seed each data rank differently after the model is built, for example `torch.manual_seed(seed + rank)`",
+            step=1,
+            ranks=case.ranks,
+            line=first.line if first is not None else None,
+        )
+    return None
+
+
+def order_after_a_resume(case: Comparison) -> Broken | None:
+    """Find a resume in a later epoch whose sampler begins with the order of epoch 0."""
+    seen = False
+    for record in case.records.values():
+        numbers = [call.numbers for step, call in record.calls("load") if step == 1]
+        epochs = [value for found in numbers for key, value in found.items() if "epoch" in key.lower() and value > 0]
+        first = next((each for each in record.loaders if each.distributed and each.shuffle), None)
+        if not epochs or first is None:
+            continue
+        seen = True
+        if first.epoch == 0:
+            return Broken(
+                f"the checkpoint says epoch {epochs[0]}, and the DataLoader at {first.line} begins with the "
+                "order of epoch 0: "
+                "samples of the first epochs come again",
+                "likely",
+                "call `sampler.set_epoch(epoch)` with the number of the epoch since the start of the training",
+                step=1,
+                ranks=(record.rank,),
+                line=first.line,
+            )
+    if not seen:
+        raise NotObservable("no checkpoint with an epoch above 0 was loaded before a DistributedSampler that shuffles")
+    return None
+
+
+RULES = (
+    Rule("resume-order", "a resume continues with the order of its epoch", order_after_a_resume),
+    Rule("samples", "each data rank trains on samples of its own", samples_of_ranks),
+    Rule("epochs", "a loader that shuffles has another order in each epoch", order_of_epochs),
+    Rule("twice", "an evaluation counts each sample once", samples_twice),
+    Rule("worker-seeds", "workers of different ranks have different seeds", seeds_of_workers),
+    Rule("randomness", "data ranks draw different random numbers", random_numbers),
+)

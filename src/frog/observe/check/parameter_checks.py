@@ -1,0 +1,311 @@
+"""Rules on the parameters of each rank: all are trained, with this step's gradients, in a type that can hold "
+"the update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from frog.observe.check.comparison import Comparison, NotObservable
+from frog.observe.check.rank_records import Parameter, RankRecord, Step
+from frog.observe.check.rule import Broken, Rule
+
+_STEPS_WITHOUT = 3
+"""Steps without a gradient from which on a parameter counts as unused."""
+_LOW = ("bfloat16", "float16")
+_MOST_LOST = 0.5
+"""Least part of a tensor that an update must leave as it was to count as lost in rounding."""
+_LEAST_ELEMENTS = 16
+
+
+def gradients_cleared(case: Comparison) -> Broken | None:
+    """Find a step that used the sum of its own gradients and those of the step before."""
+    case.require_steps()
+    seen = False
+    for record, step in _sampled(case):
+        seen = seen or step.step > 1
+        if step.stale and step.backwards:
+            line = step.backwards[0].line
+            return Broken(
+                f"step {step.step} on rank {record.rank} adds to the gradients of step {step.step - 1}, which "
+                "were never "
+                f"cleared, at {line}",
+                "certain",
+                "call `optimizer.zero_grad()` once per step, before the first backward",
+                step=step.step,
+                ranks=(record.rank,),
+                line=line,
+            )
+    if not seen:
+        raise NotObservable("no optimizer took a second step")
+    return None
+
+
+def evaluation_mode(case: Comparison) -> Broken | None:
+    """Find training forwards in evaluation mode after some in training mode."""
+    case.require_steps()
+    for record in case.records.values():
+        trained: dict[int, int] = {}
+        for step in record.steps:
+            if not step.backwards:
+                continue
+            for forward in step.forwards:
+                if not forward.grad:
+                    continue
+                if forward.training:
+                    trained.setdefault(forward.module, step.number)
+                elif forward.module in trained:
+                    return Broken(
+                        f"since step {step.number}, the model is in evaluation mode while it trains on rank "
+                        f"{record.rank}, at "
+                        f"{forward.line}: dropout is off and batch norm does not learn",
+                        "likely",
+                        "call `model.train()` after each evaluation",
+                        step=step.number,
+                        ranks=(record.rank,),
+                        line=forward.line,
+                    )
+    return None
+
+
+def in_an_optimizer(case: Comparison) -> Broken | None:
+    """Find parameters with a gradient that no optimizer holds."""
+    case.require_steps()
+    seen = False
+    for record in case.records.values():
+        if record.end is None:
+            continue
+        held = {each.module for table in record.tables.values() for each in table.parameters}
+        seen = True
+        lost = [each for each in record.end.outside if each.module in held or not _shards(record)]
+        if lost and not case.is_sharded:
+            names = ", ".join(each.name for each in lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+            tables = [table.made for table in record.tables.values()]
+            return Broken(
+                f"no optimizer holds {names} of the model, which {'have' if len(lost) > 1 else 'has'} gradients: "
+                f"{'they are' if len(lost) > 1 else 'it is'} never trained",
+                "likely",
+                "create the optimizer after the model is complete, with all of its parameters, and again if "
+                "you replace "
+                "parameters; set requires_grad=False for those that shall stay",
+                step=1,
+                ranks=(record.rank,),
+                line=next((line for line in tables if line is not None), None) or lost[0].made,
+            )
+    if not seen:
+        raise NotObservable("no rank came to its end")
+    return None
+
+
+def _shards(record: RankRecord) -> bool:
+    """True if the optimizer holds tensors that are in no module, such as shards cut by hand."""
+    return any(each.module is None for table in record.tables.values() for each in table.parameters)
+
+
+def gradients_arrive(case: Comparison) -> Broken | None:
+    """Find parameters that an optimizer holds and that never get a gradient."""
+    case.require_steps()
+    for record in case.records.values():
+        for optimizer, table in record.tables.items():
+            steps = [step for step in record.steps_of(optimizer) if step.gradients is not None]
+            if len(steps) < _STEPS_WITHOUT:
+                continue
+            without = [
+                index
+                for index, parameter in enumerate(table.parameters)
+                if parameter.trained and all(_has_no_gradient(step, index) for step in steps)
+            ]
+            if without and len(without) < len(table.parameters):
+                names = ", ".join(case.name(optimizer, index, record.rank) for index in without[:4])
+                more = f" and {len(without) - 4} more" if len(without) > 4 else ""
+                return Broken(
+                    f"{names}{more} got no gradient in any of {len(steps)} steps",
+                    "possible",
+                    "is it used in the forward? A tensor that is detached, made anew or under no_grad has none",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=table.parameters[without[0]].made,
+                )
+    return None
+
+
+def _has_no_gradient(step: Step, index: int) -> bool:
+    gradients = step.gradients or []
+    return index >= len(gradients) or gradients[index] is None
+
+
+def step_changes(case: Comparison) -> Broken | None:
+    """Find parameters with a gradient that no step changes, and updates that are lost in rounding."""
+    case.require_steps()
+    for record in case.records.values():
+        for optimizer, table in record.tables.items():
+            steps = [step for step in record.steps_of(optimizer) if step.gradients is not None and any(step.lr)]
+            if len(steps) < 2:
+                continue
+            for index, parameter in enumerate(table.parameters):
+                parts = [step.changed[index] for step in steps if _is_moved(step, index)]
+                known = [part for part in parts if part is not None]
+                if len(known) < 2 or parameter.numel < _LEAST_ELEMENTS:
+                    continue
+                if parameter.dtype in _LOW and sorted(known)[len(known) // 2] <= 1 - _MOST_LOST:
+                    lost = 100 * (1 - sorted(known)[len(known) // 2])
+                    return Broken(
+                        f"the update of {case.name(optimizer, index, record.rank)} ({parameter.dtype}) is lost "
+                        f"for {lost:.0f} % of "
+                        "its elements in half of the steps: it is smaller than half a unit in the last place",
+                        "likely",
+                        "keep master weights in float32 (autocast instead of model.to(bfloat16)), or round "
+                        "stochastically",
+                        step=steps[0].step,
+                        ranks=(record.rank,),
+                        line=table.made,
+                    )
+                if parameter.dtype not in _LOW and max(known) == 0 and _not_tiny(steps, index):
+                    return Broken(
+                        f"{case.name(optimizer, index, record.rank)} does not change in {len(known)} steps "
+                        "although it has a "
+                        "gradient and the learning rate is not 0",
+                        "likely",
+                        "does the optimizer hold the tensor that the model uses? `.to()`, `.half()` or a "
+                        "wrapper may have "
+                        "replaced it",
+                        step=steps[0].step,
+                        ranks=(record.rank,),
+                        line=table.made,
+                    )
+    return None
+
+
+def _is_moved(step: Step, index: int) -> bool:
+    """True if a parameter has a gradient that is not zero."""
+    gradient = step.gradients[index] if step.gradients is not None and index < len(step.gradients) else None
+    return gradient is not None and bool(gradient.norm)
+
+
+def _not_tiny(steps: list[Step], index: int) -> bool:
+    """True if the gradient is large enough for a step of plain gradient descent to change the parameter."""
+    for step in steps:
+        gradient = step.gradients[index] if step.gradients is not None else None
+        weight = step.weights[index]
+        rates = [rate for rate in step.lr if rate]
+        if gradient is None or weight is None or not rates or gradient.norm is None or weight.norm is None:
+            return False
+        if gradient.norm * min(rates) <= 1e-6 * weight.norm:
+            return False
+    return True
+
+
+def tied_weights(case: Comparison) -> Broken | None:
+    """Find an embedding and an output layer that began equal and came apart."""
+    case.require_steps()
+    for record in case.records.values():
+        for optimizer, table in record.tables.items():
+            steps = [step for step in record.steps_of(optimizer) if step.gradients is not None]
+            for one, other in _alike(table.parameters):
+                first = next((step for step in steps if step.step == 1), None)
+                if first is None or first.before[one] is None or first.before[one] != first.before[other]:
+                    continue
+                apart = next((step for step in steps if step.weights[one] != step.weights[other]), None)
+                if apart is None:
+                    continue
+                names = [case.name(optimizer, index, record.rank) for index in (one, other)]
+                return Broken(
+                    f"{names[0]} and {names[1]} were equal when training began and differ since step {apart.step}: two "
+                    "tensors where one was meant",
+                    "likely",
+                    "tie the weights again after wrapping, sharding or loading: `head.weight = "
+                    "embedding.weight`, and check "
+                    "with `is`",
+                    step=apart.step,
+                    ranks=(record.rank,),
+                    line=table.parameters[other].made or table.made,
+                )
+    return None
+
+
+def _alike(parameters: list[Parameter]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of an embedding and another layer's parameter of the same shape."""
+    for one, embedding in enumerate(parameters):
+        if "Embedding" not in embedding.owner or embedding.constant:
+            continue
+        for other, parameter in enumerate(parameters):
+            if other != one and "Embedding" not in parameter.owner and parameter.shape == embedding.shape:
+                yield one, other
+
+
+def types_of_state(case: Comparison) -> Broken | None:
+    """Find weights and moments that are kept in half precision."""
+    case.require_steps()
+    for record, step in _sampled(case):
+        table = record.tables.get(step.optimizer)
+        if table is None:
+            continue
+        for index, kinds in enumerate(step.state[: len(table.parameters)]):
+            parameter = table.parameters[index]
+            low = [kind for kind in kinds if kind in _LOW]
+            if parameter.dtype in _LOW and low:
+                return Broken(
+                    f"the weights and the optimizer's state of {case.name(step.optimizer, index, record.rank)} "
+                    f"are in {low[0]}: "
+                    "small updates are lost",
+                    "possible",
+                    "keep weights and state in float32 and compute in bfloat16 with autocast or FSDP's mixed precision",
+                    step=step.step,
+                    ranks=(record.rank,),
+                    line=table.made,
+                )
+    return None
+
+
+def finite(case: Comparison) -> Broken | None:
+    """Find the first step with a NaN or an infinity, the rank and the module."""
+    case.require_steps()
+    found = []
+    for record, step in _sampled(case):
+        forward = next((call for call in step.calls if call.call == "not_finite"), None)
+        loss = next((each for each in step.backwards if each.loss is None and each.graph and step.gradients), None)
+        index = next((i for i, each in enumerate(step.gradients or []) if each is not None and each.norm is None), None)
+        weight = next((i for i, each in enumerate(step.weights) if each is not None and each.norm is None), None)
+        if forward or index is not None or weight is not None:
+            found.append((step.number, record.rank, record, step, forward, loss, index, weight))
+    if not found:
+        return None
+    _, rank, record, step, forward, loss, index, weight = min(
+        found, key=lambda each: (each[0], each[4] is None, each[1])
+    )
+    ranks = tuple(sorted({each[1] for each in found if each[0] == step.number}))
+    if forward is not None:
+        what, line = f"the output of {forward.module} is the first that is not finite", forward.line
+    elif index is not None:
+        what = f"the gradient of {case.name(step.optimizer, index, rank)} is not finite"
+        line = step.backwards[-1].line if step.backwards else step.line
+    else:
+        what, line = f"{case.name(step.optimizer, weight or 0, rank)} is not finite after the step", step.line
+    return Broken(
+        f"step {step.number} on rank {rank}: {what}, and the optimizer used it",
+        "certain",
+        "look at the module's input and the loss of this rank; lower the learning rate or clip; with float16, use a "
+        "GradScaler, which skips such steps",
+        step=step.number,
+        ranks=ranks,
+        line=line,
+    )
+
+
+def _sampled(case: Comparison) -> Iterator[tuple[RankRecord, Step]]:
+    """Yield the sampled steps of all ranks, in order."""
+    every = [(step.number, record.rank, record, step) for record in case.records.values() for step in record.steps]
+    for _, _, record, step in sorted(every, key=lambda each: each[:2]):
+        if step.gradients is not None:
+            yield record, step
+
+
+RULES = (
+    Rule("cleared", "each step begins with cleared gradients", gradients_cleared),
+    Rule("training-mode", "the model is in training mode while it trains", evaluation_mode),
+    Rule("optimizer", "an optimizer holds every parameter that has a gradient", in_an_optimizer),
+    Rule("unused", "every parameter of an optimizer gets a gradient", gradients_arrive),
+    Rule("changes", "a step changes what has a gradient", step_changes),
+    Rule("tied", "tied weights stay equal", tied_weights),
+    Rule("state-type", "weights and optimizer state are kept in float32", types_of_state),
+    Rule("finite", "loss, gradients and weights are finite", finite),
+)

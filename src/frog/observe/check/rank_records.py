@@ -1,0 +1,320 @@
+"""What each rank recorded for a check (`hook/frog_observer`), as typed data: observed/attempt_A/rank_N/checks.jsonl.
+
+A rank may have been killed while it wrote, so the last line may be damaged; another one that is damaged is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import msgspec
+
+from frog.core.errors import RunError
+from frog.core.runs.event_schema import Count, Rank
+from frog.core.schema import read_bounded
+
+NAME = "checks.jsonl"
+_MOST_BYTES = 128 << 20
+
+
+class Place(NamedTuple):
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        name = PurePath(self.file).name or self.file
+        return f"{name}:{self.line}" + (f" ({self.function})" if self.function not in ("", "<module>") else "")
+
+
+class Fingerprint(NamedTuple):
+    """What stands for a tensor (hook/frog_observer/fingerprints.py)."""
+
+    bits: int
+    sketch: float | None
+    norm: float | None
+    """Euclidean norm; None: the tensor has a NaN or an infinity."""
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    pass
+
+
+class Start(_Line, frozen=True, kw_only=True, tag="start"):
+    """The first line of a file."""
+
+    rank: Rank
+    world_size: Count
+    every: Count
+    torch: str = ""
+
+
+class Module(_Line, frozen=True, kw_only=True, tag="module"):
+    """A module that the program called from outside any other."""
+
+    module: Count
+    name: str = msgspec.field(name="class")
+    wrapper: str | None = None
+    """ddp, fsdp1, fsdp2 or deepspeed, if it is such a wrapper."""
+    inside: str | None = None
+    """The class of the wrapper whose module it is, if the program went past the wrapper."""
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that an optimizer holds."""
+
+    names: list[str]
+    """Its names in the module; several if it is tied; none if no module that was called has it."""
+    module: Count | None
+    shape: list[Count]
+    dtype: str
+    trained: bool
+    made: Place | None = None
+    """The line that created it."""
+    ddp: list[Rank] | None = None
+    """The ranks on which DDP keeps it equal."""
+    owner: str = ""
+    """The class of the module that has it."""
+    constant: bool = False
+    """True if all its elements were equal when it was first seen."""
+    placements: list[str] | None = None
+    mesh: Any = None
+
+    @property
+    def numel(self) -> int:
+        product = 1
+        for width in self.shape:
+            product *= width
+        return product
+
+
+class Parameters(_Line, frozen=True, kw_only=True, tag="parameters"):
+    """What an optimizer holds, from now on."""
+
+    optimizer: Count
+    name: str = msgspec.field(name="class")
+    made: Place | None = None
+    parameters: list[Parameter]
+
+
+class Forward(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of an outermost module."""
+
+    module: Count
+    training: bool
+    grad: bool
+    line: Place | None = None
+    sync: bool | None = None
+    """False: in DDP's `no_sync`. None: no DDP."""
+    rows: list[int] | None = None
+    random: int | None = None
+    """Checksum of the CPU's random state before it."""
+
+
+class Node(NamedTuple):
+    """An operation of the graph of a loss."""
+
+    name: str
+    reduction: int | None
+    """Of a loss function: 1 if it is a mean, 2 a sum."""
+    weight: float | None
+    """Of a cross entropy: how many targets it counted."""
+
+
+class Backward(msgspec.Struct, frozen=True, kw_only=True):
+    """A backward pass."""
+
+    line: Place | None = None
+    graph: list[Node] = []
+    loss: float | None = None
+    adds: bool = False
+    """True if it began with gradients that were not zero."""
+    bits: dict[int, list[int | None]] = {}
+    """Of the gradients after it, by optimizer."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a watched function of torch."""
+
+    call: str
+    line: Place | None = None
+    norm: float | None = None
+    limit: float | None = None
+    op: str | None = None
+    dtype: str = ""
+    elements: int = 0
+    ranks: list[Rank] | None = None
+    bits: int | None = None
+    path: str | None = None
+    keys: list[str] = []
+    numbers: dict[str, int] = {}
+    """Integers of a checkpoint."""
+    missing: list[str] = []
+    unexpected: list[str] = []
+    module: str = ""
+    name: str = msgspec.field(name="class", default="")
+
+
+class Step(_Line, frozen=True, kw_only=True, tag="step"):
+    """A step of an optimizer, and what happened since the step before."""
+
+    optimizer: Count
+    step: Count
+    """Its number among this optimizer's, from 1."""
+    number: Count
+    """Its number among all steps of the process, from 1."""
+    line: Place | None = None
+    lr: list[float | None] = []
+    gradients: list[Fingerprint | None] | None = None
+    """None: not sampled."""
+    before: list[int | None] = []
+    weights: list[Fingerprint | None] = []
+    changed: list[float | None] = []
+    """Which part of the sampled elements of each parameter the step changed."""
+    state: list[list[str]] = []
+    stale: bool = False
+    """True if the gradients of the last step were never cleared."""
+    forwards: list[Forward] = []
+    backwards: list[Backward] = []
+    calls: list[Call] = []
+    messages: bool = False
+    """True if the program has sent or received a message between two ranks so far."""
+
+
+class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
+    """A new iteration over a DataLoader."""
+
+    loader: Count
+    iteration: Count
+    line: Place | None = None
+    sampler: str = ""
+    distributed: bool = False
+    epoch: int | None = None
+    shuffle: bool = False
+    padded: bool = False
+    samples: int | None = None
+    workers: int = 0
+    seed: int | None = None
+
+
+class Batch(_Line, frozen=True, kw_only=True, tag="batch"):
+    """A batch of a DataLoader."""
+
+    step: Count
+    """Steps before it."""
+    loader: Count
+    iteration: Count
+    batch: Count
+    rows: list[int] | None = None
+
+
+class Outside(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter that had a gradient before a step and that no optimizer held."""
+
+    module: Count
+    name: str
+    made: Place | None = None
+
+
+class End(_Line, frozen=True, kw_only=True, tag="end"):
+    """The end of the program."""
+
+    steps: Count
+    calls: list[Call] = []
+    messages: bool = False
+    outside: list[Outside] = []
+
+
+class Stopped(_Line, frozen=True, kw_only=True, tag="stopped"):
+    """Why a rank recorded nothing more."""
+
+    why: str
+
+
+@dataclass
+class RankRecord:
+    """Everything that one rank recorded."""
+
+    rank: int
+    start: Start
+    path: str
+    """Its file, relative to the run folder."""
+    modules: dict[int, Module] = field(default_factory=dict)
+    tables: dict[int, Parameters] = field(default_factory=dict)
+    """The last one of each optimizer."""
+    steps: list[Step] = field(default_factory=list)
+    loaders: list[Loader] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    end: End | None = None
+    stopped: str = ""
+
+    def steps_of(self, optimizer: int) -> list[Step]:
+        """Return an optimizer's steps."""
+        return [step for step in self.steps if step.optimizer == optimizer]
+
+    def calls(self, *names: str) -> Iterator[tuple[int, Call]]:
+        """Yield the calls of some functions, each with the number of the step it came before."""
+        for step in self.steps:
+            yield from ((step.number, call) for call in step.calls if call.call in names)
+        if self.end is not None:
+            yield from ((self.end.steps + 1, call) for call in self.end.calls if call.call in names)
+
+
+_AnyLine = Start | Module | Parameters | Step | Loader | Batch | End | Stopped
+_decoder = msgspec.json.Decoder(_AnyLine)
+
+
+def read_records(run: Path) -> dict[int, RankRecord]:
+    """Read what the ranks of a run recorded in its last start; empty if they recorded nothing.
+
+    Raises:  RunError if a file is damaged.
+    """
+    starts = sorted((run / "observed").glob("attempt_*"), key=lambda path: (len(path.name), path.name))
+    for start in reversed(starts):
+        found = [_read(path, run) for path in sorted(start.glob(f"rank_*/{NAME}"))]
+        records = {record.rank: record for record in found if record is not None}
+        if records:
+            return dict(sorted(records.items()))
+    return {}
+
+
+def _read(path: Path, run: Path) -> RankRecord | None:
+    lines = read_bounded(path, most_bytes=_MOST_BYTES).splitlines()
+    record: RankRecord | None = None
+    for number, text in enumerate(lines, start=1):
+        try:
+            line = _decoder.decode(text)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            if number == len(lines):
+                break
+            raise RunError(f"{path}: line {number}: {error}", "run frog check again") from None
+        if isinstance(line, Start):
+            record = RankRecord(line.rank, line, str(path.relative_to(run)))
+        elif record is not None:
+            _add(record, line)
+    return record
+
+
+def _add(record: RankRecord, line: _AnyLine) -> None:
+    match line:
+        case Module():
+            record.modules[line.module] = line
+        case Parameters():
+            record.tables[line.optimizer] = line
+        case Step():
+            record.steps.append(line)
+        case Loader():
+            record.loaders.append(line)
+        case Batch():
+            record.batches.append(line)
+        case End():
+            record.end = line
+        case Stopped():
+            record.stopped = line.why
+        case Start():
+            pass

@@ -1,0 +1,469 @@
+"""Rules on replicas: equal weights, gradients, learning rates and decisions on all ranks that hold the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from frog.core.units import span
+from frog.observe.check.comparison import Comparison, Moment, NotObservable, Replica
+from frog.observe.check.rank_records import Backward, Fingerprint, Place, Step
+from frog.observe.check.rule import Broken, Rule, Sure
+
+_MOST_SHOWN = 4
+_SAME_FACTOR = 1e-5
+"""Largest relative difference of the ratios of several parameters' norms that counts as one factor: float32 "
+"keeps 6e-8."""
+
+
+def _replicas(case: Comparison) -> list[Replica]:
+    case.require_steps()
+    case.require_ranks()
+    if not case.replicas:
+        why = "the weights are sharded" if case.is_sharded else "no parameter is known to be equal on several ranks"
+        raise NotObservable(why)
+    return case.replicas
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+def weights_at_the_start(case: Comparison) -> Broken | None:
+    """Find replicas that differ before the first step."""
+    different = []
+    for replica in _replicas(case):
+        moments = case.sampled(replica.optimizer)
+        if moments and replica.known and _differs(moments[0], replica, lambda step, index: step.before[index]):
+            different.append(replica)
+    if not different:
+        return None
+    step = case.sampled(different[0].optimizer)[0]
+    alone = _loads_of_some(case)
+    how = f": only {span(alone[0])} called load_state_dict, at {alone[1]}" if alone else ""
+    return Broken(
+        f"the ranks' weights already differ before the first optimizer step in {_names(case, different)}{how}",
+        "certain",
+        "load on all ranks, or before DDP wraps the model, since DDP sends the weights of rank 0 only when it "
+        "is created"
+        if alone
+        else "give all ranks the same weights before the first step: the same seed, or broadcast those of rank 0",
+        step=step.step,
+        ranks=different[0].ranks,
+        line=alone[1] if alone else _made(case, different[0]),
+        evidence=_values(case, step, different, "weights before the step"),
+    )
+
+
+def _loads_of_some(case: Comparison) -> tuple[list[int], Place | None] | None:
+    """Return the ranks that loaded a model before the first step, and where, if others did not."""
+    loads = {
+        rank: [call for number, call in record.calls("load_model") if number == 1 and call.line is not None]
+        for rank, record in case.records.items()
+    }
+    some = [rank for rank, calls in loads.items() if calls]
+    most = max(len(calls) for calls in loads.values())
+    fewest = min(len(calls) for calls in loads.values())
+    if most == fewest:
+        return None
+    some = [rank for rank, calls in loads.items() if len(calls) == most]
+    return some, loads[some[0]][-1].line
+
+
+def weights_between_steps(case: Comparison) -> Broken | None:
+    """Find replicas that something else than the optimizer changed on some ranks."""
+    for replica in _replicas(case):
+        moments = case.sampled(replica.optimizer)
+        for before, now in pairwise(moments):
+            if now.step != before.step + 1 or not set(replica.ranks) <= set(now.of) & set(before.of):
+                continue
+            ended = {rank: before.of[rank].weights[replica.index] for rank in replica.ranks}
+            if len(set(ended.values())) > 1:
+                break
+            begun = {rank: now.of[rank].before[replica.index] for rank in replica.ranks}
+            if len(set(begun.values())) > 1:
+                last = ended[replica.ranks[0]]
+                own = [rank for rank, bits in begun.items() if last is not None and bits != last.bits]
+                return Broken(
+                    f"{case.name(replica.optimizer, replica.index)} changed on "
+                    f"{span(own or list(replica.ranks))} between "
+                    f"steps {before.step} and {now.step}, not by the optimizer: the replicas differ since then",
+                    "certain",
+                    f"look between {_line(before, own)} and {_line(now, own)} for what writes to the weights on some "
+                    "ranks only: a load, a clamp, an average of weights, an initialization",
+                    step=now.step,
+                    ranks=tuple(own),
+                    line=_call_line(now, own, "load_model") or now.of[(own or [0])[0]].line,
+                    evidence=_values(case, now, [replica], "weights before the step"),
+                )
+    return None
+
+
+def weights_after_a_step(case: Comparison) -> Broken | None:
+    """Find replicas that a step made different although gradients and weights were equal before it."""
+    for replica, moment in _moments(case):
+        if _differs(moment, replica, lambda step, index: step.before[index]) or _gradients_differ(moment, replica):
+            continue
+        if not _differs(moment, replica, lambda step, index: step.weights[index]):
+            continue
+        if len({tuple(step.lr) for step in moment.of.values()}) > 1:
+            continue
+        loaded = _loaded_optimizer_of_some(case, moment)
+        line = loaded[1] if loaded else moment.of[replica.ranks[0]].line
+        why = f": only {span(loaded[0])} loaded the optimizer's state, at {loaded[1]}" if loaded else ""
+        return Broken(
+            f"step {moment.step} made {case.name(replica.optimizer, replica.index)} different on "
+            f"{span([*replica.ranks])} "
+            f"although its weights, gradients and learning rates were equal: the optimizers' states differ{why}",
+            "certain",
+            "give the optimizers of all ranks the same state and the same arguments: load it on all ranks, and compare "
+            "betas, momentum and weight decay",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=line,
+            evidence=_values(case, moment, [replica], "weights after the step"),
+        )
+    return None
+
+
+def _loaded_optimizer_of_some(case: Comparison, moment: Moment) -> tuple[list[int], Place | None] | None:
+    loads = {
+        rank: [call for number, call in record.calls("load_optimizer") if number <= moment.of[rank].number]
+        for rank, record in case.records.items()
+        if rank in moment.of
+    }
+    some = [rank for rank, calls in loads.items() if calls]
+    return (some, loads[some[0]][-1].line) if some and len(some) < len(loads) else None
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def gradients_when_used(case: Comparison) -> Broken | None:
+    """Find gradients that differ between replicas when the optimizer uses them."""
+    moment, different = _first_different(case)
+    if moment is None:
+        return None
+    replica = different[0]
+    all_of_it = [each for each in case.replicas if each.optimizer == moment.optimizer]
+    who = span([*replica.ranks])
+    what = f"the gradients of {_names(case, different)} differ between {who} when the optimizer uses them"
+    since = f"since step {moment.step}, "
+    steps = [moment.of[rank] for rank in replica.ranks]
+    known = replica.known
+    evidence = _values(case, moment, different, "gradients")
+    step = steps[0]
+    if (past := _past_the_wrapper(case, moment, replica)) is not None:
+        return Broken(
+            f"{since}{what}: the forward at {past} calls the module inside DDP, so DDP does not average them",
+            "certain",
+            "call the wrapper, `model(x)`, not `model.module(x)`",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=past,
+            evidence=evidence,
+        )
+    forwards = [forward for step in steps for forward in step.forwards if forward.grad]
+    if known and forwards and all(step.forwards[-1].sync is False for step in steps if step.forwards):
+        line = step.forwards[-1].line
+        return Broken(
+            f"{since}{what}: the last forward before the step, at {line}, is inside DDP's `no_sync`",
+            "certain",
+            "leave `no_sync` for the last micro-batch of each step: its forward and its backward",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=line,
+            evidence=evidence,
+        )
+    changed = _changed_after_backward(case, moment, different) or _other_order(case, moment, different)
+    if changed is not None:
+        return changed
+    backward = step.backwards[-1].line if step.backwards else None
+    if len(different) < len(all_of_it):
+        parameter = case.parameter(replica.optimizer, replica.index)
+        sure: Sure = "certain" if parameter is not None and parameter.ddp is not None else "possible"
+        if sure == "possible" and any(each.known for each in all_of_it):
+            sure = "likely"
+        return Broken(
+            f"{since}{what}, while those of {len(all_of_it) - len(different)} other parameters are equal: "
+            "these are not "
+            "reduced",
+            sure,
+            "put the module into the wrapper too, or reduce its gradients; parameters that are added or replaced after "
+            "DDP was created are not in it. Experts that each rank has for itself may differ",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=(parameter.made if parameter is not None else None) or backward,
+            evidence=evidence,
+        )
+    exchanges = case.reduces or known
+    return Broken(
+        f"{since}{what}: nothing averaged them"
+        + ("" if exchanges else ", and the ranks exchange nothing at all: each trains a model of its own"),
+        "certain" if known else "likely",
+        "wrap the model in DistributedDataParallel, or average each gradient over the ranks before `optimizer.step()`",
+        step=moment.step,
+        ranks=replica.ranks,
+        line=backward or step.line,
+        evidence=evidence,
+    )
+
+
+def _first_different(case: Comparison) -> tuple[Moment | None, list[Replica]]:
+    """Return the first step in which gradients of replicas differ, and the replicas."""
+    replicas = _replicas(case)
+    for moment in case.all_sampled():
+        own = [each for each in replicas if each.optimizer == moment.optimizer and set(each.ranks) <= set(moment.of)]
+        different = [each for each in own if _gradients_differ(moment, each)]
+        if different:
+            return moment, different
+    return None, []
+
+
+def _past_the_wrapper(case: Comparison, moment: Moment, replica: Replica) -> Place | None:
+    """Return the line of a training forward of a module whose DDP wrapper was not called in the same step."""
+    for rank in replica.ranks:
+        modules = case.records[rank].modules
+        training = [forward for forward in moment.of[rank].forwards if forward.grad]
+        inside = [forward for forward in training if modules[forward.module].inside is not None]
+        wrapped = [forward for forward in training if modules[forward.module].wrapper == "ddp"]
+        if inside and not wrapped:
+            return inside[-1].line
+    return None
+
+
+def _changed_after_backward(case: Comparison, moment: Moment, different: list[Replica]) -> Broken | None:
+    """Report gradients that were equal after the backward pass and were changed by each rank for itself."""
+    replica = different[0]
+    last: dict[int, Backward] = {
+        rank: moment.of[rank].backwards[-1] for rank in replica.ranks if moment.of[rank].backwards
+    }
+    if set(last) != set(replica.ranks):
+        return None
+    before = {rank: backward.bits.get(moment.optimizer) for rank, backward in last.items()}
+    if any(bits is None or replica.index >= len(bits) for bits in before.values()):
+        return None
+    own = {rank: bits[replica.index] for rank, bits in before.items() if bits is not None}
+    if len(set(own.values())) > 1 or None in own.values():
+        return None
+    first = replica.ranks[0]
+    factors = {rank: _factor(moment.of[rank], moment.of[first], different) for rank in replica.ranks[1:]}
+    other = next((rank for rank, factor in factors.items() if factor is None or abs(factor - 1) > _SAME_FACTOR), None)
+    factor = factors.get(other) if other is not None else None
+    clip = _call_line(moment, list(replica.ranks), "clip")
+    begin, end = last[first].line, moment.of[first].line
+    ratio = f"; those of rank {other} are {factor:.6g} times those of rank {first}" if factor is not None else ""
+    return Broken(
+        f"since step {moment.step}, the gradients of {_names(case, different)} differ between "
+        f"{span([*replica.ranks])} when "
+        f"the optimizer uses them, although they were equal after the backward pass at {begin}{ratio}: "
+        + (
+            f"they are clipped at {clip} by a norm of the rank's own" if clip else "each rank scaled or changed its own"
+        ),
+        "certain" if replica.known else "likely",
+        "clip by the norm over all ranks' gradients"
+        if clip
+        else f"look between {begin} and {end}: use the same scale on all ranks, and let all ranks decide together",
+        step=moment.step,
+        ranks=tuple(rank for rank in replica.ranks if rank == other) or replica.ranks,
+        line=clip or end,
+        evidence=_values(case, moment, different, "gradients"),
+    )
+
+
+def _other_order(case: Comparison, moment: Moment, different: list[Replica]) -> Broken | None:
+    """Report gradients of which all ranks hold the same, but for other parameters."""
+    ranks = different[0].ranks
+    bits = {
+        rank: [None if (g := _gradient(moment.of[rank], each.index)) is None else g.bits for each in different]
+        for rank in ranks
+    }
+    held = {rank: sorted(values, key=str) for rank, values in bits.items()}
+    if len(different) < 2 or len({str(values) for values in held.values()}) > 1 or None in bits[ranks[0]]:
+        return None
+    line = _call_line(moment, list(ranks), "all_reduce") or moment.of[ranks[0]].line
+    return Broken(
+        f"since step {moment.step}, all ranks hold the same gradients, but for other parameters: "
+        f"{_names(case, different)} are "
+        f"exchanged, since the ranks reduce them in another order at {line}",
+        "certain",
+        "reduce in the order of a list, as `model.parameters()` gives it: a set has another order in each process",
+        step=moment.step,
+        ranks=ranks,
+        line=line,
+        evidence=_values(case, moment, different, "gradients"),
+    )
+
+
+def _factor(step: Step, base: Step, different: list[Replica]) -> float | None:
+    """Return the one factor between two ranks' gradients; None if there is none."""
+    ratios = []
+    for replica in different:
+        one, other = _gradient(step, replica.index), _gradient(base, replica.index)
+        if one is not None and other is not None and one.norm and other.norm:
+            ratios.append(one.norm / other.norm)
+    if not ratios or max(ratios) - min(ratios) > _SAME_FACTOR * max(ratios):
+        return None
+    return ratios[0]
+
+
+# ---- learning rates and clipping -------------------------------------------------------------------------------------
+
+
+def learning_rates(case: Comparison) -> Broken | None:
+    """Find learning rates that differ between replicas."""
+    replicas = {replica.optimizer: replica for replica in _replicas(case)}
+    for optimizer, replica in replicas.items():
+        for moment in case.moments(optimizer):
+            rates = {rank: tuple(step.lr) for rank, step in moment.of.items() if rank in replica.ranks}
+            if len(set(rates.values())) > 1:
+                made = case.records[replica.ranks[0]].tables[optimizer].made
+                shown = ", ".join(
+                    f"{rate[0]:.6g} on rank {rank}" for rank, rate in rates.items() if rate and rate[0] is not None
+                )
+                return Broken(
+                    f"the learning rates differ since step {moment.step}: {shown}",
+                    "certain" if replica.known else "likely",
+                    "compute the learning rate from numbers that all ranks share: the step, not the rank or a "
+                    "local loss",
+                    step=moment.step,
+                    ranks=tuple(rates),
+                    line=made,
+                )
+    return None
+
+
+def clipping_norms(case: Comparison) -> Broken | None:
+    """Find gradients clipped by a norm that differs between ranks which reduce together."""
+    case.require_steps()
+    case.require_ranks()
+    seen = False
+    for moment in case.all_sampled():
+        clips = {
+            rank: [call for call in step.calls if call.call == "clip" and call.norm is not None]
+            for rank, step in moment.of.items()
+        }
+        counts = {len(calls) for calls in clips.values()}
+        if len(moment.of) < 2 or len(counts) > 1 or counts == {0}:
+            continue
+        seen = True
+        for calls in zip(*clips.values(), strict=True):
+            norms = [call.norm for call in calls if call.norm is not None]
+            used = any(call.limit is not None and norm > call.limit for call, norm in zip(calls, norms, strict=False))
+            if (
+                max(norms) - min(norms) > 1e-6 * max(norms)
+                and used
+                and (case.reduces or case.has_messages or case.is_sharded or case.replicas)
+            ):
+                values = ", ".join(f"{norm:.6g}" for norm in norms[:8])
+                return Broken(
+                    f"since step {moment.step}, each rank clips by a norm of its own at {calls[0].line}: {values}",
+                    "likely",
+                    "the norm must be that of the whole gradient: add the squares over the ranks that hold parts of it "
+                    "(all_reduce), then take the root; DTensors and FSDP's own clip_grad_norm_ do this",
+                    step=moment.step,
+                    ranks=tuple(moment.of),
+                    line=calls[0].line,
+                )
+    if not seen:
+        raise NotObservable("no call of torch.nn.utils.clip_grad_norm_ was sampled on all ranks")
+    return None
+
+
+def same_number_of_steps(case: Comparison) -> Broken | None:
+    """Find ranks that took another number of optimizer steps."""
+    replicas = _replicas(case)
+    for optimizer in {replica.optimizer for replica in replicas}:
+        counts = {rank: len(record.steps_of(optimizer)) for rank, record in case.records.items()}
+        if len(set(counts.values())) > 1 and all(record.end is not None for record in case.records.values()):
+            few, most = min(counts, key=lambda rank: counts[rank]), max(counts, key=lambda rank: counts[rank])
+            return Broken(
+                f"rank {few} took {counts[few]} optimizer steps, rank {most} {counts[most]}: some ranks skip "
+                "steps alone",
+                "certain" if any(replica.known for replica in replicas) else "likely",
+                "decide on all ranks together whether to skip a step: reduce the condition (a NaN, a gradient "
+                "norm) first",
+                step=counts[few] + 1,
+                ranks=(few,),
+                line=case.records[most].steps_of(optimizer)[-1].line,
+            )
+    return None
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _moments(case: Comparison) -> Iterator[tuple[Replica, Moment]]:
+    """Yield each sampled step with each replica of its optimizer."""
+    replicas = _replicas(case)
+    for moment in case.all_sampled():
+        for replica in replicas:
+            if replica.optimizer == moment.optimizer and set(replica.ranks) <= set(moment.of):
+                yield replica, moment
+
+
+def _differs(moment: Moment, replica: Replica, value: object) -> bool:
+    if not set(replica.ranks) <= set(moment.of):
+        return False
+    return len({value(moment.of[rank], replica.index) for rank in replica.ranks}) > 1  # type: ignore[operator]
+
+
+def _gradient(step: Step, index: int) -> Fingerprint | None:
+    return step.gradients[index] if step.gradients is not None else None
+
+
+def _gradients_differ(moment: Moment, replica: Replica) -> bool:
+    return _differs(moment, replica, lambda step, index: None if (g := _gradient(step, index)) is None else g.bits)
+
+
+def _names(case: Comparison, replicas: list[Replica]) -> str:
+    names = [case.name(replica.optimizer, replica.index) for replica in replicas]
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(names[:_MOST_SHOWN]) + more
+
+
+def _values(case: Comparison, moment: Moment, replicas: list[Replica], what: str) -> tuple[str, ...]:
+    """Return a line of evidence for each rank, for the first parameters."""
+    found = []
+    for replica in replicas[:2]:
+        for rank in replica.ranks[:4]:
+            step = moment.of[rank]
+            gradient, weight = _gradient(step, replica.index), step.weights[replica.index]
+            shown = gradient if what == "gradients" else weight
+            norm = (
+                "not finite"
+                if shown is not None and shown.norm is None
+                else f"{shown.norm:.9g}"
+                if shown is not None
+                else "none"
+            )
+            name = case.name(replica.optimizer, replica.index)
+            found.append(
+                f"rank {rank}   step {moment.step}: {what} of {name}: norm {norm}  [{case.records[rank].path}]"
+            )
+    return tuple(found)
+
+
+def _line(moment: Moment, ranks: list[int]) -> str:
+    step = moment.of.get(ranks[0] if ranks else 0) or next(iter(moment.of.values()))
+    return f"step {moment.step} at {step.line}"
+
+
+def _call_line(moment: Moment, ranks: list[int], name: str) -> Place | None:
+    calls = (call for rank in ranks for call in moment.of[rank].calls if call.call == name)
+    return next((call.line for call in calls), None)
+
+
+def _made(case: Comparison, replica: Replica) -> Place | None:
+    parameter = case.parameter(replica.optimizer, replica.index)
+    return parameter.made if parameter is not None else None
+
+
+RULES = (
+    Rule("weights-start", "replicas begin with equal weights", weights_at_the_start),
+    Rule("weights-between", "only the optimizer changes replicas' weights", weights_between_steps),
+    Rule("gradients", "replicas use equal gradients in each step", gradients_when_used),
+    Rule("learning-rates", "replicas use equal learning rates", learning_rates),
+    Rule("weights-after", "a step leaves replicas equal", weights_after_a_step),
+    Rule("clipping", "gradients are clipped by the norm of the whole", clipping_norms),
+    Rule("steps", "all ranks take the same number of steps", same_number_of_steps),
+)

@@ -1,0 +1,49 @@
+"""A rule that holds for every correct program, and what breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from frog.observe.check.comparison import Comparison
+from frog.observe.check.rank_records import Place
+
+Sure = Literal["certain", "likely", "possible"]
+"""certain: no correct program leaves these records. likely: few do. possible: many do, look whether you meant it."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What breaks a rule."""
+
+    finding: str
+    """One sentence: what, since which step, on which ranks, which parameter."""
+    sure: Sure
+    advice: str
+    step: int | None = None
+    ranks: tuple[int, ...] = ()
+    line: Place | None = None
+    """The line of the user's program."""
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and the function that looks for what breaks it."""
+
+    name: str
+    """Its code in `frog check --json`, and in the table of docs/observe/check.md."""
+    says: str
+    """What holds: "replicas have equal weights after each step"."""
+    look: Callable[[Comparison], Broken | None]
+    """Returns what breaks the rule first; raises NotObservable."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a rule: broken, held, or not observable and why."""
+
+    rule: Rule
+    broken: Broken | None = None
+    why_not: str = ""

@@ -1,0 +1,153 @@
+"""Small numbers that stand for a tensor, so that ranks can be compared without sending tensors.
+
+Three numbers per tensor. `bits` is the sum of its elements' bit patterns as integers: exact, so two replicas that are
+equal have equal bits, in whatever order they were added. `sketch` is the dot product with a fixed pseudo-random vector
+indexed by the element's place in the whole tensor, so that the sketches of shards add up to that of the whole. `norm`
+is the Euclidean norm. Sketch and norm are computed in float64. Nothing here draws random numbers of the program's.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_WIDTH, _ROWS = 4096, 1024
+"""The vector is a product: place p has the number `across[p % width] * down[p // width % rows]`."""
+_SEED = 20_111
+_CHUNK = _WIDTH * _ROWS
+_INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
+_MOST_ROWS, _MOST_ROW_ELEMENTS = 256, 1 << 22
+MOST_SAMPLED = 2048
+"""Most elements of a tensor that are compared one by one before and after a step."""
+
+_vectors: dict[str, tuple[Any, Any]] = {}
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
+
+
+def local_of(tensor: Any) -> Any:
+    """Return this rank's own part of a tensor: of a DTensor its shard, of a sparse one its values."""
+    tensor = tensor.detach()
+    local = getattr(tensor, "_local_tensor", None)
+    tensor = tensor if local is None else local
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
+
+
+def bits(tensor: Any) -> Any:
+    """Return the sum of the bit patterns, as a tensor without dimensions."""
+    torch = _torch()
+    flat = local_of(tensor).reshape(-1)
+    if flat.dtype.is_complex:
+        flat = torch.view_as_real(flat).reshape(-1)
+    if flat.dtype == torch.bool:
+        return flat.sum(dtype=torch.int64)
+    return flat.view(getattr(torch, _INTEGERS[flat.element_size()])).sum(dtype=torch.int64)
+
+
+def sketch_and_norm(tensor: Any, offset: int = 0) -> tuple[Any, Any]:
+    """Return the sketch and the squared norm, as float64 tensors without dimensions.
+
+    offset: the place of the first element in the whole tensor, in elements.
+    """
+    torch = _torch()
+    flat = local_of(tensor).reshape(-1)
+    if flat.dtype.is_complex:
+        flat = torch.view_as_real(flat).reshape(-1)
+    across, down = _vector(flat.device)
+    sketch = torch.zeros((), dtype=torch.float64, device=flat.device)
+    square = torch.zeros((), dtype=torch.float64, device=flat.device)
+    place, end = 0, flat.numel()
+    while place < end:
+        row, column = divmod(offset + place, _WIDTH)
+        if column or end - place < _WIDTH:  # a part of one row
+            length = min(_WIDTH - column, end - place)
+            part = flat[place : place + length].double()
+            sketch = sketch + torch.dot(part, across[column : column + length]) * down[row % _ROWS]
+        else:  # whole rows
+            rows = min((end - place) // _WIDTH, _ROWS - row % _ROWS)
+            length = rows * _WIDTH
+            part = flat[place : place + length].double()
+            begin = row % _ROWS
+            sketch = sketch + torch.dot(torch.mv(part.view(rows, _WIDTH), across), down[begin : begin + rows])
+        square = square + torch.dot(part, part)
+        place += length
+    return sketch, square
+
+
+def sketch_error(count: int, norm: float) -> float:
+    """Return a bound for the rounding error of a sketch of `count` elements whose Euclidean norm is `norm`.
+
+    A dot product in float64 errs by at most n * 2^-53 * sum |x_i||v_i| to first order, whatever the order of its
+    additions (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1), and the sum is at most the
+    product of the norms (Cauchy-Schwarz). A row adds `_WIDTH` products and a chunk at most `_ROWS` rows.
+    """
+    additions = min(count, _WIDTH) + min(-(-count // _WIDTH), _ROWS) + -(-count // _CHUNK) + 3
+    return float(additions * 2.0**-53 * norm * count**0.5 * _LARGEST)
+
+
+_LARGEST = 3.0
+"""No element of the vector is larger: each factor lies between -sqrt(3) and sqrt(3)."""
+
+
+def _vector(device: Any) -> tuple[Any, Any]:
+    """Return the two factors of the vector on a device: uniform numbers with variance 1."""
+    torch, key = _torch(), str(device)
+    if key not in _vectors:
+        generator = torch.Generator(device="cpu").manual_seed(_SEED)
+        both = torch.rand(_WIDTH + _ROWS, generator=generator, dtype=torch.float64, device="cpu")
+        both = ((both * 2 - 1) * 3**0.5).to(device)
+        _vectors[key] = both[:_WIDTH], both[_WIDTH:]
+    return _vectors[key]
+
+
+def sampled(tensor: Any) -> Any:
+    """Return a copy of at most `MOST_SAMPLED` elements, evenly spaced."""
+    flat = local_of(tensor).reshape(-1)
+    stride = max(1, -(-flat.numel() // MOST_SAMPLED))
+    return flat[::stride].clone()
+
+
+def rows(value: Any) -> list[int] | None:
+    """Return a number for each sample of a batch; None if the batch holds no tensors with samples.
+
+    value: a tensor whose first dimension counts samples, or a list, tuple or mapping of such, as a DataLoader yields.
+    The numbers of two samples are equal if all their elements are, and else almost never.
+    """
+    torch = _torch()
+    tensors = [each for each in _tensors(value) if each.dim() > 0 and not each.requires_grad]
+    if not tensors:
+        return None
+    count = tensors[0].size(0)
+    tensors = [local_of(each)[:_MOST_ROWS] for each in tensors if each.size(0) == count]
+    total = None
+    for number, tensor in enumerate(tensors):
+        if tensor.dtype.is_complex or tensor.numel() == 0:
+            continue
+        flat = tensor.reshape(tensor.size(0), -1)
+        if flat.numel() > _MOST_ROW_ELEMENTS:
+            flat = flat[:, :: -(-flat.numel() // _MOST_ROW_ELEMENTS)]
+        flat = flat.contiguous()
+        if flat.dtype != torch.bool:
+            flat = flat.view(getattr(torch, _INTEGERS[flat.element_size()]))
+        places = torch.arange(1, flat.size(1) + 1, dtype=torch.int64, device=flat.device)
+        factors = (places * 0x9E3779B97F4A7C1 + number) * 2 + 1
+        each = (flat.to(torch.int64) * factors).sum(dim=1)
+        total = each if total is None else total * 1_000_003 + each
+    return None if total is None else [int(each) for each in total.tolist()]
+
+
+def _tensors(value: Any, depth: int = 0) -> list[Any]:
+    """Return the tensors of a batch, in order."""
+    torch = _torch()
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if depth > 3:
+        return []
+    if isinstance(value, dict):
+        return [tensor for each in value.values() for tensor in _tensors(each, depth + 1)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value[:64] for tensor in _tensors(each, depth + 1)]
+    data = getattr(value, "data", None)  # transformers' BatchEncoding is a UserDict
+    return _tensors(data, depth + 1) if isinstance(data, dict) else []

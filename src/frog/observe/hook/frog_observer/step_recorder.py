@@ -1,0 +1,558 @@
+"""What one rank did in each step of its optimizers, written to `checks.jsonl` line by line.
+
+A step ends when an optimizer has changed its parameters. In a sampled step the tensors are read too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import weakref
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from . import fingerprints, frames
+from .place import Place
+
+NAME = "checks.jsonl"
+_FIRST_STEPS = 3
+"""Steps at the beginning that are always sampled."""
+_MOST_BYTES = 64 << 20
+_MOST_CALLS, _MOST_FORWARDS, _MOST_BATCHES, _MOST_PARAMETERS = 64, 64, 4096, 20_000
+_MOST_GRAPH_NODES, _MOST_OUTSIDE = 6, 200
+
+
+class StepRecorder:
+    """Collects what happens between two steps and writes it at their end."""
+
+    def __init__(self, place: Place, every: int) -> None:
+        self.is_on = True
+        self._place, self._every, self._pid = place, every, os.getpid()
+        self._thread = threading.main_thread().ident
+        self._file: Any = None
+        self._bytes = 0
+        self._roots = _Known()
+        self._optimizers = _Known()
+        self._made: dict[int, tuple[Any, Any]] = {}
+        """The line that created a parameter or an optimizer, by id."""
+        self._ddp: list[tuple[Any, Any]] = []
+        """Weak references to DDP's wrappers, and the ranks of their groups."""
+        self._depth, self._in_backward = 0, False
+        self._num_steps, self._num_batches = 0, 0
+        self._steps: dict[int, int] = {}
+        self._stale: dict[int, Any] = {}
+        """Bits of the gradients with which each optimizer stepped last, while no look has found them cleared."""
+        self._added: set[int] = set()
+        """Optimizers of which a backward pass has added to such gradients."""
+        self._forwards: list[dict[str, Any]] = []
+        self._backwards: list[dict[str, Any]] = []
+        self._calls: list[dict[str, Any]] = []
+        self._tables: dict[int, list[int]] = {}
+        self._before: tuple[int, dict[str, Any]] | None = None
+        self._saw_nan = False
+        self._outside: dict[tuple[int, str], dict[str, Any]] = {}
+        """Parameters with a gradient before a step that no optimizer held."""
+        self.has_messages = False
+        """True if the program has sent or received a message between two ranks."""
+        self.iterations: dict[int, int] = {}
+        """The last iteration over each DataLoader, by its number."""
+
+    # ---- when to read ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_sampled(self) -> bool:
+        """True if the step that is under way is one whose tensors are read."""
+        return self._num_steps < _FIRST_STEPS or (self._num_steps + 1) % self._every == 0
+
+    def is_here(self) -> bool:
+        """True in the rank's main thread, outside of what a compiler traces."""
+        if not self.is_on or os.getpid() != self._pid or threading.get_ident() != self._thread:
+            return False
+        compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
+        return compiler is None or not compiler.is_compiling()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read tensors without autograd, and without the program's dispatch modes; stop for good after an error."""
+        torch: Any = sys.modules["torch"]
+        try:
+            with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+                yield
+        except Exception as error:  # another version of torch, a tensor of another kind, a full disk
+            self.stop(f"{type(error).__name__}: {error}")
+
+    def stop(self, why: str) -> None:
+        """Record nothing from now on, and say so in the file."""
+        self.write({"kind": "stopped", "why": why[:500]})
+        self.is_on = False
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line to the rank's file."""
+        if not self.is_on:
+            return
+        try:
+            if self._file is None:
+                os.makedirs(self._place.folder, exist_ok=True)
+                path = os.path.join(self._place.folder, NAME)
+                self._file = open(path, "w", encoding="ascii", buffering=1)  # noqa: SIM115 it lives as long as the process
+                self._put(self._header())
+            if self._bytes > _MOST_BYTES:
+                self._put({"kind": "stopped", "why": f"the file has reached {_MOST_BYTES >> 20} MiB"})
+                self.is_on = False
+                return
+            self._put(line)
+        except OSError as error:
+            self.is_on = False
+            print(f"frog check records nothing more on rank {self._place.rank}: {error}", file=sys.stderr)
+
+    def _put(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line, separators=(",", ":"))
+        self._bytes += len(text) + 1
+        self._file.write(text + "\n")
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "kind": "start",
+            "format": 1,
+            "rank": self._place.rank,
+            "world_size": self._place.world_size,
+            "pid": self._pid,
+            "every": self._every,
+            "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
+        }
+
+    # ---- what happens between two steps ------------------------------------------------------------------------------
+
+    def on_forward(self, module: Any, args: Any) -> None:
+        """Take the beginning of a module's forward. Only the outermost one counts."""
+        if self._in_backward or not self.is_here():
+            return
+        self._depth += 1
+        if self._depth > 1 or len(self._forwards) >= _MOST_FORWARDS:
+            return
+        if next(module.parameters(), None) is None:
+            return
+        torch: Any = sys.modules["torch"]
+        learns = bool(torch.is_grad_enabled())
+        with self.reading():
+            record: dict[str, Any] = {
+                "module": self._root(module),
+                "training": bool(module.training),
+                "grad": learns,
+                "line": line_of(sys._getframe(2)),
+            }
+            wrapper = self._wrapper_of(module)
+            if wrapper is not None:
+                record["sync"] = bool(getattr(wrapper, "require_backward_grad_sync", True))
+            if self.is_sampled:
+                record["rows"] = fingerprints.rows([args, _kwargs_of(sys._getframe(2))])
+                record["random"] = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+            self._forwards.append(record)
+
+    def after_forward(self, module: Any, args: Any, output: Any) -> None:
+        """Take the end of a module's forward, also after an exception."""
+        if self._in_backward or not self.is_here():
+            return
+        self._depth = max(0, self._depth - 1)
+        if self._saw_nan or not self._forwards or not self.is_sampled:
+            return
+        torch: Any = sys.modules["torch"]
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return
+        with self.reading():
+            if not bool(torch.isfinite(fingerprints.local_of(output)).all()):
+                self._saw_nan = True
+                self._calls.append(
+                    {"call": "not_finite", "module": self._module_name(module), "line": line_of(sys._getframe(2))}
+                )
+
+    def on_backward(self, loss: Any, line: Any) -> None:
+        """Take the beginning of a backward pass."""
+        self._in_backward = True
+        record: dict[str, Any] = {"line": line}
+        if len(self._backwards) < _MOST_FORWARDS:
+            self._backwards.append(record)
+        with self.reading():
+            record["graph"] = _graph_of(loss)
+            if not self.is_sampled:
+                return
+            if loss is not None and loss.numel() == 1 and not hasattr(loss, "_local_tensor"):
+                record["loss"] = _finite(float(loss.detach()))
+            gradients = [each for _, optimizer in self._optimizers for each in _gradients(optimizer)]
+            record["adds"] = any(_bits_of(each) for each in gradients)
+            for number, (optimizer, before) in list(self._stale.items()):
+                now = [_bits_of(each) for each in _gradients(optimizer())] if optimizer() is not None else []
+                if not any(map(_same, before, now)):
+                    self._stale.pop(number)
+                    self._added.discard(number)
+
+    def after_backward(self) -> None:
+        """Take the end of a backward pass: remember the gradients' bits, to see whether they change before the step."""
+        self._in_backward = False
+        if not self.is_sampled or not self._backwards:
+            return
+        with self.reading():
+            now = {number: [_bits_of(each) for each in _gradients(optimizer)] for number, optimizer in self._optimizers}
+            self._backwards[-1]["bits"] = now
+            for number, (_, before) in self._stale.items():
+                if any(map(_grew, before, now.get(number, ()))):
+                    self._added.add(number)
+
+    def on_call(self, record: dict[str, Any]) -> None:
+        """Take a call of a watched function."""
+        if len(self._calls) < _MOST_CALLS:
+            self._calls.append(record)
+
+    def on_batch(self, record: dict[str, Any]) -> None:
+        """Take a batch of a DataLoader."""
+        self._num_batches += 1
+        if self._num_batches <= _MOST_BATCHES:
+            self.write({"kind": "batch", "step": self._num_steps, **record})
+
+    def on_made(self, thing: Any, line: Any, is_optimizer: bool = False) -> None:
+        """Take the line that made a parameter or an optimizer."""
+        if is_optimizer:
+            self._optimizers.number(thing)
+        if line is not None and len(self._made) < _MOST_PARAMETERS:
+            self._made[id(thing)] = weakref.ref(thing), line
+
+    def on_ddp(self, wrapper: Any) -> None:
+        """Take a new wrapper of DDP."""
+        group = wrapper.process_group
+        distributed: Any = sys.modules["torch.distributed"]
+        self._ddp.append((weakref.ref(wrapper), distributed.get_process_group_ranks(group)))
+
+    def made_at(self, thing: Any) -> Any:
+        """Return the line that made a parameter or an optimizer; None if unknown."""
+        reference, line = self._made.get(id(thing), (None, None))
+        return line if reference is not None and reference() is thing else None
+
+    # ---- the optimizer's step ----------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        """Read what the optimizer is about to use."""
+        if not self.is_here():
+            return
+        with self.reading():
+            number = self._optimizers.number(optimizer)
+            self._update_table(number, optimizer)
+            record: dict[str, Any] = {"line": line_of(sys._getframe(2)), "lr": _learning_rates(optimizer)}
+            if self.is_sampled:
+                parameters, gradients = _parameters(optimizer), _gradients(optimizer)
+                record["gradients"] = _fingerprints(gradients)
+                record["before"] = [_bits_of(each) for each in parameters]
+                record["stale"] = number in self._stale and number in self._added
+                self._note_outside()
+                record["samples"] = [fingerprints.sampled(each) for each in parameters]
+                self._stale[number] = weakref.ref(optimizer), [_bits_of(each) for each in gradients]
+            else:
+                self._stale.pop(number, None)
+            self._added.discard(number)
+            self._before = number, record
+
+    def after_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        """Read what the optimizer has changed, and write the step."""
+        if not self.is_here() or not self._before or self._before[0] != self._optimizers.number(optimizer):
+            return
+        number, record = self._before
+        self._before = None
+        with self.reading():
+            step = self._steps[number] = self._steps.get(number, 0) + 1
+            if "samples" in record:
+                parameters = _parameters(optimizer)
+                record["weights"] = _fingerprints(parameters)
+                record["changed"] = list(map(_changed, record.pop("samples"), parameters))
+                record["state"] = _state_types(optimizer)
+            self.write(
+                {
+                    "kind": "step",
+                    "optimizer": number,
+                    "step": step,
+                    "number": self._num_steps + 1,
+                    **record,
+                    "forwards": self._forwards,
+                    "backwards": self._backwards,
+                    "calls": self._calls,
+                    "messages": self.has_messages,
+                }
+            )
+            self._num_steps += 1
+            self._forwards, self._backwards, self._calls = [], [], []
+
+    def at_end(self) -> None:
+        """Write what is known at the end of the program."""
+        if os.getpid() == self._pid:
+            with self.reading():
+                self.write(
+                    {
+                        "kind": "end",
+                        "steps": self._num_steps,
+                        "calls": self._calls,
+                        "outside": list(self._outside.values()),
+                        "messages": self.has_messages,
+                    }
+                )
+
+    # ---- modules and parameters --------------------------------------------------------------------------------------
+
+    def _root(self, module: Any) -> int:
+        """Return the number of an outermost module; write what it is when it is new."""
+        is_new = not self._roots.has(module)
+        number = self._roots.number(module)
+        if is_new:
+            wrapper = self._wrapper_of(module)
+            self.write(
+                {
+                    "kind": "module",
+                    "module": number,
+                    "class": type(module).__name__,
+                    "wrapper": _kind_of(module),
+                    "inside": type(wrapper).__name__ if wrapper is not None and wrapper is not module else None,
+                }
+            )
+        return number
+
+    def _wrapper_of(self, module: Any) -> Any:
+        """Return the DDP wrapper that a module is, or whose module it is; None if there is none."""
+        for reference, _ in self._ddp:
+            wrapper = reference()
+            if wrapper is not None and (wrapper is module or wrapper.module is module):
+                return wrapper
+        return None
+
+    def _module_name(self, module: Any) -> str:
+        for _, root in self._roots:
+            for name, each in root.named_modules():
+                if each is module:
+                    return f"{_plain(name) or 'the model'} ({type(module).__name__})"
+        return type(module).__name__
+
+    def _names(self) -> dict[int, tuple[int, list[str]]]:
+        """Return the outermost module and the names of each parameter, by id."""
+        found: dict[int, tuple[int, list[str]]] = {}
+        for number, root in self._roots:
+            for name, parameter in root.named_parameters(remove_duplicate=False):
+                names = found.setdefault(id(parameter), (number, []))[1]
+                if _plain(name) not in names:
+                    names.append(_plain(name))
+        return found
+
+    def _owners(self) -> dict[int, str]:
+        """Return the class of the module that has each parameter, by the parameter's id."""
+        modules = [module for _, root in self._roots for module in root.modules()]
+        return {id(each): type(module).__name__ for module in modules for each in module.parameters(recurse=False)}
+
+    def _update_table(self, number: int, optimizer: Any) -> None:
+        """Write which parameters an optimizer has, if they have changed."""
+        parameters = _parameters(optimizer)
+        if self._tables.get(number) == [id(each) for each in parameters]:
+            return
+        self._tables[number] = [id(each) for each in parameters]
+        names, replicas, owners = self._names(), self._replicas(), self._owners()
+        self.write(
+            {
+                "kind": "parameters",
+                "optimizer": number,
+                "class": type(optimizer).__name__,
+                "made": self.made_at(optimizer),
+                "parameters": [
+                    {**self._described(each, names, replicas), "owner": owners.get(id(each), "")} for each in parameters
+                ],
+            }
+        )
+
+    def _described(self, parameter: Any, names: Any, replicas: Any) -> dict[str, Any]:
+        root, own = names.get(id(parameter), (None, []))
+        found = {
+            "names": own,
+            "module": root,
+            "shape": list(parameter.shape),
+            "dtype": str(parameter.dtype).rpartition(".")[2],
+            "trained": bool(parameter.requires_grad),
+            "made": self.made_at(parameter),
+            "ddp": replicas.get(id(parameter)),
+            "constant": _is_constant(parameter),
+        }
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None:
+            found["placements"] = [str(each) for each in parameter.placements]
+            found["mesh"] = mesh.mesh.tolist()
+        return found
+
+    def _replicas(self) -> dict[int, list[int]]:
+        """Return the ranks on which DDP keeps each parameter equal, by the parameter's id."""
+        found = {}
+        for reference, ranks in self._ddp:
+            wrapper = reference()
+            ignored = getattr(wrapper, "parameters_to_ignore", ()) if wrapper is not None else ()
+            for name, parameter in wrapper.module.named_parameters() if wrapper is not None else ():
+                if name not in ignored:
+                    found[id(parameter)] = ranks
+        return found
+
+    def _note_outside(self) -> None:
+        """Remember the parameters that have a gradient now and that no optimizer holds."""
+        held = {id(each) for _, optimizer in self._optimizers for each in _parameters(optimizer)}
+        for number, root in self._roots:
+            for name, parameter in root.named_parameters():
+                if parameter.grad is None or id(parameter) in held or len(self._outside) >= _MOST_OUTSIDE:
+                    continue
+                made = self.made_at(parameter)
+                self._outside[number, name] = {"module": number, "name": _plain(name), "made": made}
+
+
+class _Known:
+    """Objects of the program, numbered in the order in which they were seen, without keeping them alive."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[Any, int]] = {}
+
+    def has(self, thing: Any) -> bool:
+        reference, _ = self._numbers.get(id(thing), (None, 0))
+        return reference is not None and reference() is thing
+
+    def number(self, thing: Any) -> int:
+        if not self.has(thing):
+            number = 1 + max((number for _, number in self._numbers.values()), default=-1)
+            self._numbers[id(thing)] = weakref.ref(thing), number
+        return self._numbers[id(thing)][1]
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        for reference, number in list(self._numbers.values()):
+            thing = reference()
+            if thing is not None:
+                yield number, thing
+
+
+def line_of(frame: Any) -> list[Any] | None:
+    """Return file, line and function of the innermost frame in the user's code."""
+    while frame is not None:
+        if frames.is_user_file(frame.f_code.co_filename):
+            place = frames.place_of(frame)
+            return [place["file"], place["line"], place["function"]]
+        frame = frame.f_back
+    return None
+
+
+def _kwargs_of(frame: Any) -> Any:
+    """Return the keyword arguments of the forward that torch's own function is about to call: hooks do not get them."""
+    for _ in range(3):
+        if frame is None:
+            return None
+        if frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")) and "kwargs" in frame.f_locals:
+            return frame.f_locals["kwargs"]
+        frame = frame.f_back
+    return None
+
+
+_OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def _kind_of(module: Any) -> str | None:
+    """Return what a wrapper of torch's or DeepSpeed's is: ddp, fsdp1, fsdp2 or deepspeed."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    kinds = {
+        "DistributedDataParallel": "ddp",
+        "FullyShardedDataParallel": "fsdp1",
+        "FSDPModule": "fsdp2",
+        "DeepSpeedEngine": "deepspeed",
+    }
+    return next((kind for name, kind in kinds.items() if name in names), None)
+
+
+def _plain(name: str) -> str:
+    """Return a parameter's name without what wrappers add."""
+    parts = [
+        part
+        for part in name.split(".")
+        if part not in ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+    ]
+    return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
+
+
+def _is_constant(tensor: Any) -> bool:
+    """True if all elements are equal, as those of a new bias or norm are."""
+    if tensor.is_meta or tensor.numel() == 0:
+        return True
+    elements = fingerprints.sampled(tensor)
+    return bool((elements == elements[0]).all())
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+
+
+def _gradients(optimizer: Any) -> list[Any]:
+    return [each.grad for each in _parameters(optimizer)]
+
+
+def _learning_rates(optimizer: Any) -> list[float | None]:
+    return [_finite(float(group["lr"])) if "lr" in group else None for group in optimizer.param_groups]
+
+
+def _bits_of(tensor: Any) -> int | None:
+    return None if tensor is None or tensor.is_meta else int(fingerprints.bits(tensor))
+
+
+def _fingerprints(tensors: list[Any]) -> list[Any]:
+    """Return bits, sketch and norm of each tensor; None for no tensor, and no sketch for one that is not finite."""
+    found: list[Any] = []
+    for tensor in tensors:
+        if tensor is None or tensor.is_meta:
+            found.append(None)
+            continue
+        sketch, square = fingerprints.sketch_and_norm(tensor)
+        found.append([int(fingerprints.bits(tensor)), _finite(float(sketch)), _finite(float(square) ** 0.5)])
+    return found
+
+
+def _changed(before: Any, parameter: Any) -> float | None:
+    """Return which part of the sampled elements a step has changed."""
+    after = fingerprints.sampled(parameter)
+    return None if after.numel() == 0 or after.shape != before.shape else float((after != before).double().mean())
+
+
+def _state_types(optimizer: Any) -> list[list[str]]:
+    """Return the types of each parameter's moments."""
+    torch: Any = sys.modules["torch"]
+    found = []
+    for parameter in _parameters(optimizer):
+        state = optimizer.state.get(parameter) or {}
+        kinds = {
+            str(each.dtype).rpartition(".")[2]
+            for each in state.values()
+            if isinstance(each, torch.Tensor) and each.numel() > 1
+        }
+        found.append(sorted(kinds))
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """True if a gradient is there, is not zero, and has the same bits."""
+    return one is not None and one != 0 and one == other
+
+
+def _grew(old: Any, new: Any) -> bool:
+    """True if a backward pass has added to a gradient that was not zero."""
+    return bool(old) and new is not None and old != new
+
+
+def _finite(number: float) -> float | None:
+    return number if number - number == 0 else None
+
+
+def _graph_of(loss: Any) -> list[list[Any]]:
+    """Return the last operations that made a loss: name, what a loss function reduced over, and its total weight."""
+    node = getattr(loss, "grad_fn", None)
+    found: list[list[Any]] = []
+    while node is not None and len(found) < _MOST_GRAPH_NODES:
+        weight = getattr(node, "_saved_total_weight", None)
+        total = _finite(float(weight)) if weight is not None and weight.numel() == 1 else None
+        found.append([node.name(), getattr(node, "_saved_reduction", None), total])
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        node = parents[0] if len(parents) == 1 else None
+    return found

@@ -1,0 +1,330 @@
+"""The functions of torch that a check watches: each does what it did, and its call is recorded with the user's line."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import fingerprints
+from .step_recorder import StepRecorder, line_of
+
+_COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+
+
+def watch(recorder: StepRecorder) -> None:
+    """Add the hooks and watch the functions. Runs once, when the program has imported torch."""
+    try:
+        _watch(recorder)
+    except Exception as error:  # another version of torch
+        recorder.stop(f"{type(error).__name__}: {error}")
+
+
+def _watch(recorder: StepRecorder) -> None:
+    torch: Any = sys.modules["torch"]
+    module = torch.nn.modules.module
+    module.register_module_forward_pre_hook(recorder.on_forward)
+    module.register_module_forward_hook(recorder.after_forward, always_call=True)
+    optimizer: Any = sys.modules["torch.optim.optimizer"]
+    optimizer.register_optimizer_step_pre_hook(recorder.before_step)
+    optimizer.register_optimizer_step_post_hook(recorder.after_step)
+    watched = _Functions(recorder)
+    watched.watch_backward(torch)
+    watched.watch_made(torch)
+    watched.watch_state_dicts(torch)
+    watched.watch_clipping(torch)
+    watched.watch_loaders()
+    if torch.distributed.is_available():
+        watched.watch_ddp()
+        watched.watch_collectives()
+    atexit.register(recorder.at_end)
+
+
+class _Functions:
+    def __init__(self, recorder: StepRecorder) -> None:
+        self._recorder = recorder
+
+    def _wrap(self, owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
+        """Replace a function in all places under which programs find it."""
+        original = getattr(owners[0], name, None)
+        if original is None:
+            return
+        new = functools.wraps(original)(make(original))
+        for owner in owners:
+            if getattr(owner, name, None) is original:
+                setattr(owner, name, new)
+
+    def watch_backward(self, torch: Any) -> None:
+        """Watch `loss.backward()` and `torch.autograd.backward`, which the first calls."""
+        recorder = self._recorder
+
+        def make(original: Any) -> Any:
+            def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+                if recorder._in_backward or not recorder.is_here():
+                    return original(loss, *args, **kwargs)
+                tensor = (
+                    loss if isinstance(loss, torch.Tensor) else loss[0] if isinstance(loss, (list, tuple)) else None
+                )
+                recorder.on_backward(tensor, line_of(sys._getframe(1)))
+                try:
+                    return original(loss, *args, **kwargs)
+                finally:
+                    recorder.after_backward()
+
+            return backward
+
+        self._wrap([torch.Tensor], "backward", make)
+        self._wrap([torch.autograd], "backward", make)
+
+    def watch_made(self, torch: Any) -> None:
+        """Watch where optimizers and parameters are made."""
+        recorder = self._recorder
+
+        def make_init(original: Any) -> Any:
+            def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                original(optimizer, *args, **kwargs)
+                if recorder.is_here():
+                    recorder.on_made(optimizer, line_of(sys._getframe(1)), is_optimizer=True)
+
+            return __init__
+
+        self._wrap([torch.optim.Optimizer], "__init__", make_init)
+        kind = torch.nn.Parameter
+        new = kind.__new__
+
+        @functools.wraps(new)
+        def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            made = new(cls, *args, **kwargs)
+            if recorder.is_here():
+                recorder.on_made(made, line_of(sys._getframe(1)))
+            return made
+
+        kind.__new__ = staticmethod(__new__)
+
+    def watch_state_dicts(self, torch: Any) -> None:
+        """Watch what is saved and loaded."""
+        recorder = self._recorder
+
+        def make_load(what: str) -> Callable[[Any], Any]:
+            def make(original: Any) -> Any:
+                def load_state_dict(owner: Any, *args: Any, **kwargs: Any) -> Any:
+                    result = original(owner, *args, **kwargs)
+                    if recorder.is_here():
+                        recorder.on_call(
+                            {
+                                "call": what,
+                                "class": type(owner).__name__,
+                                "line": line_of(sys._getframe(1)),
+                                "missing": list(getattr(result, "missing_keys", ()))[:20],
+                                "unexpected": list(getattr(result, "unexpected_keys", ()))[:20],
+                            }
+                        )
+                    return result
+
+                return load_state_dict
+
+            return make
+
+        self._wrap([torch.nn.Module], "load_state_dict", make_load("load_model"))
+        self._wrap([torch.optim.Optimizer], "load_state_dict", make_load("load_optimizer"))
+
+        def make_file(what: str) -> Callable[[Any], Any]:
+            def make(original: Any) -> Any:
+                def file_call(*args: Any, **kwargs: Any) -> Any:
+                    result = original(*args, **kwargs)
+                    if recorder.is_here():
+                        held = result if what == "load" else args[0] if args else kwargs.get("obj")
+                        path = args[0] if what == "load" and args else args[1] if len(args) > 1 else kwargs.get("f")
+                        recorder.on_call(
+                            {
+                                "call": what,
+                                "path": os.path.abspath(path) if isinstance(path, (str, os.PathLike)) else None,
+                                "keys": [str(key)[:80] for key in held][:40] if isinstance(held, dict) else [],
+                                "numbers": _numbers_of(held),
+                                "line": line_of(sys._getframe(1)),
+                            }
+                        )
+                    return result
+
+                return file_call
+
+            return make
+
+        self._wrap([torch, torch.serialization], "save", make_file("save"))
+        self._wrap([torch, torch.serialization], "load", make_file("load"))
+
+    def watch_clipping(self, torch: Any) -> None:
+        """Watch the clipping of gradients by their norm."""
+        recorder = self._recorder
+
+        def make(original: Any) -> Any:
+            def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+                norm = original(*args, **kwargs)
+                if recorder.is_here():
+                    record: dict[str, Any] = {"call": "clip", "line": line_of(sys._getframe(1))}
+                    limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
+                    with recorder.reading():
+                        if recorder.is_sampled and not hasattr(norm, "_local_tensor"):
+                            value = float(norm)
+                            record["norm"] = value if value - value == 0 else None
+                            record["limit"] = float(limit) if limit is not None else None
+                        recorder.on_call(record)
+                return norm
+
+            return clip_grad_norm_
+
+        self._wrap([torch.nn.utils.clip_grad, torch.nn.utils], "clip_grad_norm_", make)
+
+    def watch_loaders(self) -> None:
+        """Watch the batches of DataLoaders."""
+        recorder = self._recorder
+        data = importlib.import_module("torch.utils.data.dataloader")
+        numbers: dict[Any, int] = {}
+
+        def make_init(original: Any) -> Any:
+            def __init__(iterator: Any, loader: Any) -> None:
+                original(iterator, loader)
+                if not recorder.is_here():
+                    return
+                with recorder.reading():
+                    line = line_of(sys._getframe(1))
+                    # a program may make a new DataLoader for each epoch: the line and the data tell that it is the same
+                    number = numbers.setdefault((str(line), id(loader.dataset)), len(numbers))
+                    iteration = recorder.iterations[number] = recorder.iterations.get(number, -1) + 1
+                    iterator._frog_check = [number, iteration, 0]
+                    recorder.write(
+                        {
+                            "kind": "loader",
+                            "loader": number,
+                            "iteration": iteration,
+                            "line": line,
+                            **_described(loader, iterator),
+                        }
+                    )
+
+            return __init__
+
+        def make_next(original: Any) -> Any:
+            def __next__(iterator: Any) -> Any:
+                batch = original(iterator)
+                at = getattr(iterator, "_frog_check", None)
+                if at is not None and recorder.is_here():
+                    with recorder.reading():
+                        recorder.on_batch(
+                            {
+                                "loader": at[0],
+                                "iteration": at[1],
+                                "batch": at[2],
+                                "rows": fingerprints.rows(batch),
+                            }
+                        )
+                        at[2] += 1
+                return batch
+
+            return __next__
+
+        self._wrap([data._BaseDataLoaderIter], "__init__", make_init)
+        self._wrap([data._BaseDataLoaderIter], "__next__", make_next)
+
+    def watch_ddp(self) -> None:
+        """Watch which modules DDP wraps."""
+        recorder = self._recorder
+        parallel = importlib.import_module("torch.nn.parallel.distributed")
+
+        def make(original: Any) -> Any:
+            def __init__(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+                original(wrapper, *args, **kwargs)
+                if recorder.is_here():
+                    with recorder.reading():
+                        recorder.on_ddp(wrapper)
+                        recorder.on_call({"call": "ddp", "line": line_of(sys._getframe(1))})
+
+            return __init__
+
+        self._wrap([parallel.DistributedDataParallel], "__init__", make)
+
+    def watch_collectives(self) -> None:
+        """Watch the collectives that the program itself calls."""
+        distributed = importlib.import_module("torch.distributed")
+        c10d = importlib.import_module("torch.distributed.distributed_c10d")
+        for name in _COLLECTIVES:
+            self._wrap([c10d, distributed], name, functools.partial(self._collective, name))
+        for name in _MESSAGES:
+            self._wrap([c10d, distributed], name, self._message)
+
+    def _message(self, original: Any) -> Any:
+        recorder = self._recorder
+
+        def message(*args: Any, **kwargs: Any) -> Any:
+            if recorder.is_here():
+                recorder.has_messages = True
+            return original(*args, **kwargs)
+
+        return message
+
+    def _collective(self, name: str, original: Any) -> Any:
+        recorder = self._recorder
+
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if not recorder.is_here():
+                return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            given = (kwargs.get(name) for name in ("tensor", "output_tensor", "output"))
+            tensor: Any = args[0] if args else next((each for each in given if each is not None), None)
+            with recorder.reading():
+                record = {
+                    "call": name,
+                    "line": line_of(sys._getframe(1)),
+                    "op": _reduction(args, kwargs),
+                    "dtype": str(tensor.dtype).rpartition(".")[2],
+                    "elements": tensor.numel(),
+                    "ranks": _ranks_of(kwargs.get("group")),
+                }
+                if recorder.is_sampled and not kwargs.get("async_op") and not tensor.is_meta:
+                    record["bits"] = int(fingerprints.bits(tensor))
+                recorder.on_call(record)
+            return result
+
+        return collective
+
+
+def _numbers_of(held: Any) -> dict[str, int]:
+    """Return the integers of a checkpoint, such as its epoch and step."""
+    items = list(held.items())[:40] if isinstance(held, dict) else []
+    return {str(key)[:80]: value for key, value in items if type(value) is int and abs(value) < 2**53}
+
+
+def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return the name of the reduction that was asked for; None if the call names none."""
+    kinds = ("RedOpType", "ReduceOp")
+    given = [each for each in (*args, *kwargs.values()) if type(each).__name__ in kinds]
+    return str(given[0]).rpartition(".")[2].rstrip(">").split(":")[0] if given else None
+
+
+def _ranks_of(group: Any) -> list[int] | None:
+    """Return the ranks of a group; None for all."""
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    return None if group is None or group is c10d.GroupMember.WORLD else c10d.get_process_group_ranks(group)
+
+
+def _described(loader: Any, iterator: Any) -> dict[str, Any]:
+    """Return how a DataLoader chooses its samples."""
+    sampler = loader.sampler
+    kinds = [kind.__name__ for kind in type(sampler).__mro__]
+    is_distributed = "DistributedSampler" in kinds
+    count = getattr(loader.dataset, "__len__", None)
+    return {
+        "sampler": type(sampler).__name__,
+        "distributed": is_distributed,
+        "epoch": getattr(sampler, "epoch", None) if is_distributed else None,
+        "shuffle": bool(getattr(sampler, "shuffle", False)) if is_distributed else "RandomSampler" in kinds,
+        "padded": bool(is_distributed and sampler.total_size > len(loader.dataset)),
+        "samples": len(loader.dataset) if count is not None else None,
+        "workers": loader.num_workers,
+        "seed": iterator._base_seed if loader.num_workers else None,
+    }
