@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from frog.core.terminal import printable
-from frog.core.units import span as span
 
 _MOST_LINES, _MOST_ALSO = 60, 20
 """Most lines of evidence, and most further findings, to show."""

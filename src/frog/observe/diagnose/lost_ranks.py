@@ -5,8 +5,9 @@ from __future__ import annotations
 from frog.core.runs import RecordedRun
 from frog.core.runs.changes import Change, find_changes, places_of
 from frog.core.runs.launcher_schema import NodeEvent
+from frog.core.units import span
 from frog.observe.diagnose.case import Case
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 
 _SILENT_S = 2.5
 """A process writes two heartbeats per second; a process that still exists but is silent for so long was stopped."""

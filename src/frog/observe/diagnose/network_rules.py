@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from frog.core.errors import signal_name
 from frog.core.runs.launcher_schema import NodeEvent
+from frog.core.units import span
 from frog.observe.diagnose.case import Case
 from frog.observe.diagnose.collectives import CollectiveCalls, failed_call
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 
 _TOGETHER_NS = 2_000_000_000
 _FIRST_NS = 1_000_000_000

@@ -6,9 +6,10 @@ from typing import get_args
 
 from frog.core import errors
 from frog.core.errors import ASKED_TO_STOP, DamageCause, FrogError, UsageError
+from frog.core.units import span
 from frog.observe.diagnose.case import Case
 from frog.observe.diagnose.collectives import CollectiveCalls
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.rank_error import RankError
 
 _SOON_S = 5.0

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from frog.core.runs.history import History, RankHistory
-from frog.observe.diagnose.diagnosis import Diagnosis, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis
 
 _LEAST_SAMPLES = 8
 """Fewer samples prove nothing about their order."""

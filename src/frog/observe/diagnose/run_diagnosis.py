@@ -15,12 +15,13 @@ from frog.core.runs.attempts import Attempt
 from frog.core.runs.changes import find_changes
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.run import is_active
+from frog.core.units import span
 from frog.observe.diagnose import network_rules as network
 from frog.observe.diagnose import rank_rules as ranks
 from frog.observe.diagnose.case import Case
 from frog.observe.diagnose.checkpoint_rules import find_damage, of_checkpoint, with_damage
 from frog.observe.diagnose.collectives import CollectiveCalls
-from frog.observe.diagnose.diagnosis import Diagnosis, span
+from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.exchange_rules import slow_exchanges
 from frog.observe.diagnose.lost_ranks import name_members, survived, with_lost_ranks
 from frog.observe.diagnose.message_rules import changed_message, unanswered

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from frog.core.runs.run import FRESH_S
-from frog.core.units import format_seconds
+from frog.core.units import format_seconds, span
 from frog.observe.diagnose.case import Case
 from frog.observe.diagnose.collectives import CollectiveCalls
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.network_rules import different_call
 
 _LONG_S = 10.0

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from frog.observe.diagnose.diagnosis import span
+from frog.core.units import span
 from frog.observe.diagnose.known_errors.lines import LogLine
 
 _WORK = re.compile(

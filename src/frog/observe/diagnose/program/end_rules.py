@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from frog.core.errors import describe_exit, signal_name
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
 from frog.observe.diagnose.program.peer_errors import is_victim, lost_loader, own_error, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine, Joining, Messages, NoSync, Transfer, WorkerStack
 from frog.core.terminal import printable
+from frog.core.units import span
 from frog.observe.check.rule import Answer
-from frog.observe.diagnose.diagnosis import span
 from frog.observe.diagnose.known_errors.explain import Explanation, LogReader
 
 _MOST_GAPS = 4

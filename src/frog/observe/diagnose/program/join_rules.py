@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from frog.core.runs.observed import CodeLine, Joining
-from frog.observe.diagnose.diagnosis import Diagnosis, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
 from frog.observe.diagnose.program.rank_reports import report_ranks, they_wait
 

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from frog.core.runs.observed import CodeLine
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     Parting,

@@ -13,7 +13,8 @@ from pathlib import Path
 from frog.core.errors import FrogError
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.known_errors.explain import Explanation
 from frog.observe.diagnose.known_errors.log_answer import MORE_HELPS
 from frog.observe.diagnose.program.compared_calls import differences

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from frog.core.errors import describe_exit
-from frog.observe.diagnose.diagnosis import note, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import note
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, place
 from frog.observe.diagnose.program.peer_errors import is_victim
 

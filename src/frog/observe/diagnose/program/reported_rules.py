@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from frog.core.runs.observed import CodeLine
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_blocks import parting_of, rank_branch, stack_of
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.compared_calls import is_unusual, usual_after

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from math import comb
 from pathlib import PurePath
 
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_blocks import loop_over_a_set
 from frog.observe.diagnose.program.compared_calls import members_of
 from frog.observe.diagnose.program.evidence import Evidence, Group, at_place, place

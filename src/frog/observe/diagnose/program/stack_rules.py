@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frog.observe.diagnose.diagnosis import Diagnosis, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_lines import collective_frames
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
 from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, describe_inside, report_ranks, they_wait

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine, Message, Transfer
-from frog.observe.diagnose.diagnosis import Diagnosis, note, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_lines import collective_frames
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from frog.core.runs.observed import CodeLine, WorkerStack
-from frog.observe.diagnose.diagnosis import Diagnosis, span
+from frog.core.units import span
+from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     call_branch,
