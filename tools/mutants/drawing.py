@@ -150,7 +150,8 @@ def part_at(source: str, line: int) -> str:
 def _excluded(source: str) -> Iterator[tuple[Position, Position]]:
     """Yield what tests need not hold: annotations, unions of types, decorators, `frozen=True`, f-strings, `__repr__`.
 
-    mypy checks the types and what is frozen; f-strings are texts for people.
+    mypy checks the types and what is frozen; f-strings are texts for people. The arguments in `_UNSEEN` change no
+    result of a right program.
     """
     lines = source.splitlines(keepends=True)
 
@@ -169,10 +170,15 @@ def _excluded(source: str) -> Iterator[tuple[Position, Position]]:
             yield from map(span, node.decorator_list)
         if isinstance(node, ast.ClassDef):
             yield from (span(keyword.value) for keyword in node.keywords)
+        if isinstance(node, ast.Call):
+            yield from (span(keyword.value) for keyword in node.keywords if keyword.arg in _UNSEEN)
         if isinstance(node, ast.AnnAssign):
             yield span(node.annotation)
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Assign) and _is_union(node.value)):
             yield span(node)
+
+
+_UNSEEN = ("flush", "strict", "indent", "buffering")
 
 
 def _is_union(value: ast.expr) -> bool:

@@ -74,6 +74,10 @@ def test_the_star_before_named_arguments_is_no_product():
     assert changes("def scaled(x, *, by): return x * by").keys() == {"1:* b"}
 
 
+def test_arguments_that_change_no_result_are_left_out():
+    assert changes("print(a, flush=True, end=b * c); zip(a, b, strict=True)").keys() == {"1:* c"}
+
+
 def test_a_seed_draws_the_same_mutants_and_each_place_once(tmp_path):
     room = tmp_path / "src/frog/pond"
     room.mkdir(parents=True)
