@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from frog.core.errors import UsageError
+from frog.launch import program
 from frog.launch.program import RankProgram, merge_torchrun_options, parse_program, parse_torchrun
 
 
@@ -112,6 +113,30 @@ def merged(words: str, **given: object) -> argparse.Namespace:
     assert command is not None
     merge_torchrun_options(command, args)
     return args
+
+
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [
+        ("torchrun my.py --x 1", ("my.py", "--x", "1")),
+        ("torchrun my", ("HERE/my",)),  # Python would take it for a module's name
+        ("torchrun my.txt", ("HERE/my.txt",)),
+        ("torchrun a.out", ("HERE/a.out",)),
+        ("torchrun --no-python my", ("my",)),
+        ("torchrun --no-python missing -y", ("missing", "-y")),
+        ("torchrun -m my.mod -y", ("-m", "my.mod", "-y")),
+    ],
+)
+def test_script_of_torchrun_is_a_file_a_module_or_a_program(
+    words: str, target: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my.py", "my", "my.txt", "a.out"):
+        (tmp_path / name).touch()
+    args = program._torchrun_parser().parse_args(words.split()[1:])
+    assert program._torchrun_program(args) == tuple(word.replace("HERE", str(tmp_path)) for word in target)
+    with pytest.raises(UsageError, match="no such script"):
+        program._torchrun_program(program._torchrun_parser().parse_args(["missing.py"]))
 
 
 def test_size_and_restarts_come_from_torchruns_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -416,3 +416,12 @@ def test_csv_table_with_pseudonyms_contains_no_names(here: Path, capsys: pytest.
     assert row["journal"] == "edited"
     assert main(["class", "ada.json", "--csv", "ada.json/x"]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_quiz_shows_the_share_of_right_answers_in_its_first_and_last_round() -> None:
+    def rounds(*figures: tuple[int, int]) -> list[QuizResult]:
+        return [QuizResult(lab=1, at="", seed=1, asked=asked, right=right) for asked, right in figures]
+
+    assert dict(table._quiz("lab1", [])) == {"lab1_quiz_first_percent": "", "lab1_quiz_last_percent": ""}
+    for figures, first, last in (([(8, 1), (8, 2), (3, 2)], 12, 67), ([(1, 1)], 100, 100), ([(0, 0)], 0, 0)):
+        assert [*dict(table._quiz("lab1", rounds(*figures))).values()] == [first, last]

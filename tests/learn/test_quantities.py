@@ -7,7 +7,7 @@ import pytest
 from frog.core.errors import UsageError
 from frog.learn.predictions import compared
 from frog.learn.progress import Guess
-from frog.learn.progress_page import HEIGHT, height_of
+from frog.learn.progress_page import HEIGHT, _grid, _times, height_of
 from frog.learn.quantity import format_quantity, parse_quantity
 
 
@@ -107,6 +107,49 @@ def test_different_prediction_and_measurement_print_differently(
     value = parse_quantity(text, unit)
     guess = Guess(exercise="lab1/01_a", id="a", value=value, unit=unit, text=text, at="")
     assert compared(guess, measured, 0.05) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *[(0.0, "0"), (7.0, "7"), (1234567.0, "1234567"), (9_999_999.0, "9999999"), (10_000_000.0, "1e+07")],
+        *[(12_345_678.0, "1.23e+07"), (1234.56, "1235"), (12.345, "12.3")],
+        *[(0.00012345, "0.000123"), (-3.14159, "-3.14")],
+        *[(9_999_999.5, "9999999.5"), (99.96, "100")],
+    ],
+)
+def test_plain_number_has_three_digits_or_all_before_the_point(value: float, text: str) -> None:
+    assert format_quantity(value, "") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "measured", "times"),
+    [
+        (3.0, 3.0, 1.0),
+        (0.0, 0.0, 1.0),
+        (0.0, None, 1.0),
+        (6.0, 3.0, 2.0),
+        (-6.0, -3.0, 2.0),
+        (5.0, 0.0, 16),
+        (-5.0, 0.0, 1 / 16),
+        (0.0, 3.0, 1 / 16),
+        (4.0, -1.0, 16),
+        (-4.0, 1.0, 1 / 16),
+        (0.0, -2.0, 16),
+    ],
+)
+def test_ratio_without_a_value_is_at_the_edge_of_the_chart(value: float, measured: float | None, times: float) -> None:
+    guess = Guess(exercise="lab1/01_a", id="a", value=value, unit="", text="", at="", measured=measured)
+    assert _times(guess) == times
+
+
+def test_lines_of_the_chart_are_named_after_their_factors() -> None:
+    assert [line["label"] for line in _grid()] == [
+        *["16 times too little", "4 times too little", "2 times too little", "right"],
+        *["2 times too much", "4 times too much", "16 times too much"],
+    ]
+    heights = [line["y"] for line in _grid()]
+    assert heights == sorted(heights, reverse=True)
 
 
 def test_chart_scale_is_symmetric_for_factors() -> None:
