@@ -80,24 +80,3 @@ def test_resume_test_finds_a_state_that_is_not_restored(
     assert "resume test, run 3 of 3: resumed with --resume: exit code 0" in done.stdout
     for line in lines:
         assert line in done.stdout
-
-
-def test_resume_test_refuses_a_folder_that_exists(program: Harness) -> None:
-    (program.root / "out").mkdir()
-    words = ("--fault", "kill rank=1 collective=28", "--resume-test", "out")
-    done = program.run("frog", "chaos", *WORLD, *words, "--", "steps.py", "step", code=2)
-    assert "out exists: the test would mix its checkpoints with those" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--campaign", "3"], "--campaign needs a training run of Frog's, not steps.py"),
-        ([], "no fault specified"),
-        (["--fault", "kill rank=1"], "needs either collective=N or after=SECONDS"),
-        (["--simulate-gpus", "0"], "argument --simulate-gpus: 0: must be at least 1"),
-    ],
-)
-def test_wrong_options_for_a_program_are_refused(program: Harness, words: list[str], message: str) -> None:
-    done = program.run("frog", "chaos", *WORLD, *words, "--", "steps.py", code=2)
-    assert message in done.stderr

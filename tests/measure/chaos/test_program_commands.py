@@ -84,17 +84,33 @@ def test_failed_launch_has_its_error_and_code(
     assert "error: the world did not start" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--campaign", "3"], ["--on-loss", "shrink"], ["--faults", "f.toml"], []])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--campaign", "3"], "--campaign needs a training run of Frog's, not my.py"),
+        (["--on-loss", "shrink"], "--on-loss needs a training run of Frog's, not my.py"),
+        (["--faults", "f.toml"], "--faults needs a training run of Frog's, not my.py"),
+        ([], "no fault specified"),
+        (["--fault", "kill rank=1"], "needs either collective=N or after=SECONDS"),
+        (["--fault", "kill rank=2 after=1"], "rank= must be 0 to 1"),
+    ],
+)
 def test_options_for_runs_of_frog_and_no_fault_are_refused(
     words: list[str],
+    message: str,
     launches: Callable[[Launch], list[list[dict[str, Any]]]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen = launches(lambda *_: 0)
     assert main(["chaos", "--nproc", "2", *words, "--", "my.py"]) == 2
-    said = capsys.readouterr().err
-    assert (f"{words[0]} needs a training run" if words else "no fault specified") in said
+    assert message in capsys.readouterr().err
     assert seen == []
+
+
+def test_number_of_simulated_gpus_is_at_least_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["chaos", "--nproc", "2", "--simulate-gpus", "0", "--", "my.py"])
+    assert "argument --simulate-gpus: 0: must be at least 1" in capsys.readouterr().err
 
 
 # ---- the resume test -------------------------------------------------------------------------------------------------
