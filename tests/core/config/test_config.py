@@ -9,6 +9,7 @@ import pytest
 from frog.core.config import RunConfig, from_dict, load_model_config, load_run_config, to_dict
 from frog.core.config.load import override_dict
 from frog.core.config.optimizers import OPTIMIZERS
+from frog.core.config.run_config import batch_problem, nearest_batch
 from frog.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -251,3 +252,28 @@ def test_only_first_hundred_unknown_keys_are_reported(run_file: Path) -> None:
     model.write_text(json.dumps({**json.loads(model.read_text()), **{f"hidden_siz{n}": 1 for n in range(3000)}}))
     with pytest.raises(ConfigError, match=": 100 mistakes"):
         load_run_config(run_file)
+
+
+@pytest.mark.parametrize(
+    ("batch", "dp", "accum", "even", "uneven", "nearest"),
+    [
+        (8, 4, 2, None, None, 8),
+        (24, 4, 2, None, None, 24),
+        (9, 4, 2, "not a multiple of dp 4 x train.grad_accum 2 = 8", None, 8),
+        (13, 4, 2, "not a multiple of", None, 16),
+        (7, 4, 2, "not a multiple of", "less than dp 4 x train.grad_accum 2 = 8", 8),
+        (1, 1, 1, None, None, 1),
+        (1, 3, 1, "not a multiple of", "less than dp 3 x train.grad_accum 1 = 3", 3),
+    ],
+)
+def test_batch_is_shared_equally_unless_parts_may_differ_by_one(
+    batch: int, dp: int, accum: int, even: str | None, uneven: str | None, nearest: int
+) -> None:
+    for expected, found in (
+        (even, batch_problem(batch, dp, accum)),
+        (uneven, batch_problem(batch, dp, accum, uneven=True)),
+    ):
+        assert (expected is None) == (found is None)
+        assert (expected or "") in (found or "")
+    assert nearest_batch(batch, dp, accum) == nearest
+    assert "ep 4 x" in (batch_problem(9, 4, 2, ranks="ep") or "")

@@ -173,3 +173,15 @@ def test_fabric_reports_how_late_it_delivered() -> None:
     told = harness.fabric.describe()
     assert told["worst_late_s"] == told["mean_late_s"] == pytest.approx(0.02)
     assert told["nodes"][1]["received_bytes"] == 1250
+
+
+def test_mean_lateness_is_over_all_delivered_frames() -> None:
+    harness = make_harness(delay_s=0.01)
+    told = harness.fabric.describe()
+    assert (told["worst_late_s"], told["mean_late_s"]) == (0.0, 0.0)
+    for sent_s, delivered_s in ((0.0, 0.032), (1.0, 1.018)):
+        harness.fabric.take(sent_s, 0, frame(1, 0))
+        harness.fabric.deliver(delivered_s, lambda node, data: None)
+    told = harness.fabric.describe()
+    assert told["worst_late_s"] == pytest.approx(0.02)
+    assert told["mean_late_s"] == pytest.approx(0.013)
