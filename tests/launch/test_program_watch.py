@@ -29,11 +29,11 @@ def works(now: float, cores: float = 1.0, completed: int = 5, **fields: object) 
     return Snapshot(completed=completed, pending=False, cpu_s=cores * now, line=WORK, inside=WORK, **fields)  # type: ignore[arg-type]
 
 
-def watch(world: World, until_s: float, start_s: float = 0.0) -> list[tuple[float, Finding]]:
+def watch(world: World, until_s: float, start_s: float = 0.0, look_s: float = LOOK_S) -> list[tuple[float, Finding]]:
     """Return the findings with their times, up to the first that ends the world."""
     watchdog, found = ProgramWatch(LIMITS), []
-    for number in range(int(until_s / LOOK_S) + 1):
-        now = number * LOOK_S
+    for number in range(int(until_s / look_s) + 1):
+        now = number * look_s
         finding = watchdog.look(world(now), start_s + now)
         if finding is not None:
             found.append((now, finding))
@@ -77,9 +77,22 @@ def test_rank_that_is_ready_but_gets_no_core_computes(queued: float, kind: Kind)
     assert found[0][1].kind is kind
 
 
-def test_collective_over_a_slow_link_is_not_a_hang() -> None:
-    moving = lambda now: waits(now, moved_bytes=int(100_000 * now))  # noqa: E731
-    assert watch(lambda now: {0: moving(now), 1: waits(now)}, 300) == []
+@pytest.mark.parametrize("look_s", [0.5, 2.0, 4.0])
+@pytest.mark.parametrize(("bytes_per_s", "hangs"), [(70_000, False), (60_000, True)])
+def test_collective_over_a_slow_link_is_not_a_hang(bytes_per_s: int, hangs: bool, look_s: float) -> None:
+    moving = lambda now: waits(now, moved_bytes=int(bytes_per_s * now))  # noqa: E731
+    assert bool(watch(lambda now: {0: moving(now), 1: waits(now)}, 300, look_s=look_s)) == hangs
+
+
+@pytest.mark.parametrize("look_s", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize(("cores", "queued", "computes"), [
+    *[(0.11, 0.0, True), (0.09, 0.0, False), (0.05, 0.46, True), (0.05, 0.44, False)]
+])  # fmt: skip
+def test_share_of_a_core_that_counts_does_not_depend_on_the_looks(
+    cores: float, queued: float, computes: bool, look_s: float
+) -> None:
+    found = watch(lambda now: {0: waits(now), 1: works(now, cores=cores, queued_s=queued * now)}, 60, look_s=look_s)
+    assert (found[0][1].kind is Kind.COMPUTING) == computes
 
 
 def test_rank_that_has_ended_is_named_as_left() -> None:

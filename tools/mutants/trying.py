@@ -30,9 +30,9 @@ from tools.mutants.drawing import Mutant, mutated
 from tools.mutants.tracing import sitecustomize as tracing
 
 FAST = "not slow and not alone"
-IMPORTS_S = 120
+IMPORTS_S = 60
 """The tests may take so long to be imported."""
-TEST_S = 60
+TEST_S = 30
 """A test that takes longer has noticed the mutant."""
 NEAREST_FILES = 3
 """The tests of so many files run before others are imported, which takes most of the time."""
