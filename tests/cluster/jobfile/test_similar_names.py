@@ -1,9 +1,10 @@
-"""Misspelled variables of job files: which name was meant, if any."""
+"""Names in job files: the variable that a misspelled one means, and the language of the first line."""
 
 from __future__ import annotations
 
 import pytest
 
+from frog.cluster.jobfile.job_file import language
 from frog.cluster.jobfile.traps_shell import _similar_variable
 
 
@@ -33,3 +34,23 @@ def test_variable_that_differs_by_one_letter_may_be_meant(name: str, known: set[
 
 def test_plural_may_be_meant_where_a_list_is_expected() -> None:
     assert _similar_variable("HOSTNAMES", {"HOSTNAME"}, is_list=True) == "HOSTNAME"
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("#!/bin/sh", None),
+        ("#!/bin/bash -l", None),
+        ("#!/usr/bin/env bash", None),
+        ("#!/usr/bin/python3", "python3"),
+        ("#!/usr/bin/env python3 -u", "python3"),
+        ("#!/usr/bin/env -S python3 -u", "python3"),
+        ("#! /bin/tcsh", "tcsh"),
+        ("# /usr/bin/python3", None),
+        ("!#/usr/bin/python3", None),
+        ("#!", None),
+        ("", None),
+    ],
+)
+def test_language_is_the_interpreter_of_the_first_line(line: str, name: str | None) -> None:
+    assert language([line, "#!/usr/bin/perl"]) == name

@@ -11,7 +11,7 @@ import pytest
 
 from frog.cluster.emulator import SlurmRefusal
 from frog.cluster.emulator.controller import SlurmController, end_state
-from frog.cluster.emulator.daemon import snapshot
+from frog.cluster.emulator.daemon import _nodes_asked, snapshot
 from frog.cluster.emulator.emulated_job import (
     CANCELLED,
     COMPLETED,
@@ -24,7 +24,7 @@ from frog.cluster.emulator.emulated_job import (
     StepRequest,
 )
 from frog.cluster.emulator.job_processes import enter, submitted_environment
-from frog.cluster.emulator.queue_control import scancel, scontrol, squeue
+from frog.cluster.emulator.queue_control import SHORT_STATES, _states, scancel, scontrol, squeue
 from frog.cluster.emulator.sbatch import make_request, sbatch
 from frog.cluster.emulator.scheduling import (
     check_fits,
@@ -104,6 +104,55 @@ def test_job_too_large_for_the_cluster_is_detected() -> None:
     for fields in ({"gpus_per_node": 5}, {"cpus_per_task": 9}, {"node_names": ["node9"]}, {"mem_mb": 10**9}):
         with pytest.raises(SlurmRefusal):
             check_fits(request(**fields), NODES)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"mem_mb": 512_000}, True),
+        ({"mem_mb": 512_001}, False),
+        ({"mem_per_cpu_mb": 64_000, "cpus_per_task": 4, "ntasks_per_node": 2}, True),
+        ({"mem_per_cpu_mb": 64_001, "cpus_per_task": 4, "ntasks_per_node": 2}, False),
+        ({"mem_per_cpu_mb": 512_000}, True),
+        ({"mem_per_cpu_mb": 256_001, "ntasks_per_node": 2}, False),
+        ({"cpus_per_task": 4, "ntasks_per_node": 2}, True),
+        ({"cpus_per_task": 3, "ntasks_per_node": 3}, False),
+        ({"cpus_per_task": 8}, True),
+        ({"gpus_per_node": 4}, True),
+        ({"nodes": 2, "ntasks": 17}, False),
+        ({"gpus_per_task": 2, "ntasks": 4}, True),
+        ({"gpus_per_task": 2, "ntasks": 5}, False),
+    ],
+)
+def test_job_that_fits_exactly_is_accepted_and_one_that_is_larger_refused(fields: dict[str, Any], fits: bool) -> None:
+    if fits:
+        assert check_fits(request(**fields), NODES) is None
+        return
+    with pytest.raises(SlurmRefusal):
+        check_fits(request(**fields), NODES)
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes"),
+    [
+        ({}, 1),
+        ({"nodes": 3}, 3),
+        ({"ntasks": 7}, 1),
+        ({"ntasks": 7, "ntasks_per_node": 3}, 3),
+        ({"ntasks": 6, "ntasks_per_node": 3}, 2),
+        ({"ntasks_per_node": 3}, 1),
+    ],
+)
+def test_waiting_job_asks_for_as_many_nodes_as_its_tasks_need(fields: dict[str, Any], nodes: int) -> None:
+    assert _nodes_asked(job(1, **fields)) == nodes
+
+
+def test_states_of_a_queue_are_named_long_or_short() -> None:
+    assert _states("pd,R,COMPLETED") == {"PENDING", "RUNNING", "COMPLETED"}
+    assert _states("running,all") == set(SHORT_STATES)
+    for text in ("PENDING,NONE", "", "RUNNIN"):
+        with pytest.raises(SlurmRefusal, match="Invalid job state specified"):
+            _states(text)
 
 
 @pytest.mark.parametrize(
