@@ -202,6 +202,18 @@ def test_a_model_for_images_and_text_is_planned_as_its_language_model(tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("fields", "most"),
+    [({}, 0), ({"n_positions": 77}, 77), ({"max_position_embeddings": -5}, 0), ({"max_position_embeddings": "x"}, 0)],
+)
+def test_positions_that_a_model_does_not_state_have_no_limit(
+    fields: dict[str, object], most: int, tmp_path: Path
+) -> None:
+    text = {name: value for name, value in GEMMA_3_27B["text_config"].items() if name != "max_position_embeddings"}
+    (tmp_path / "config.json").write_text(json.dumps({**GEMMA_3_27B, "text_config": {**text, **fields}}))
+    assert read_named_model(str(tmp_path)).most_positions == most
+
+
+@pytest.mark.parametrize(
     ("table", "windowed", "window"),
     [
         (GEMMA_3_27B, 52, 1024),
