@@ -18,11 +18,15 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables with which the ranks of a launcher write their evidence to `folder`, a run folder.
 
-    hooks: modules on the path to install, in this order. before: the ranks' PYTHONPATH so far (default: this
+    hooks: modules on the path to install, in this order, before that of simulated GPUs where this process has them.
+    before: the ranks' PYTHONPATH so far (default: this
     process's), whose entries follow the observer's.
     """
-    before = before or variable("PYTHONPATH")
-    path = str(HOOK) if before is None else os.pathsep.join((str(HOOK), before))
+    if variable("FROG_SIMULATE_GPUS") and SIMULATED_GPUS not in hooks:  # this shell has them: they stay
+        hooks = (*hooks, SIMULATED_GPUS)
+    before = before or variable("PYTHONPATH") or ""
+    entries = [entry for entry in before.split(os.pathsep) if entry and entry != str(HOOK)]
+    path = os.pathsep.join((str(HOOK), *entries))
     return {"FROG_RUN_DIR": str(folder.resolve()), "FROG_HOOKS": ",".join(hooks), "PYTHONPATH": path}
 
 
@@ -47,8 +51,9 @@ def simulated_gpus(count: int | None, changes: Mapping[str, str] | None = None) 
     hooks = before.get("FROG_HOOKS") or variable("FROG_HOOKS")
     path = before.get("PYTHONPATH") or variable("PYTHONPATH")
     entries = [entry for entry in (path or "").split(os.pathsep) if entry and entry != str(HOOK)]
+    others = [name for name in (hooks or "").split(",") if name and name != SIMULATED_GPUS]
     return {
         "FROG_SIMULATE_GPUS": "slurm" if count is None else str(count),
-        "FROG_HOOKS": f"{hooks},{SIMULATED_GPUS}" if hooks else SIMULATED_GPUS,
+        "FROG_HOOKS": ",".join([*others, SIMULATED_GPUS]),
         "PYTHONPATH": os.pathsep.join((str(HOOK), *entries)),
     }
