@@ -142,6 +142,112 @@ CASES = {
         "str((torch.equal(host, torch.get_rng_state()), torch.equal(gpu, torch.cuda.get_rng_state())))",
         "(True, False)",
     ),
+    "no memory left on a GPU": (
+        "torch.empty(10**15, device='cuda:1', dtype=torch.uint8)",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 931322.57 GiB. GPU 1 has no memory left.",
+    ),
+    "no memory left for a result": (
+        "x = torch.ones(10**6, 1, device='cuda')\nx * torch.ones(1, 10**9, device='cuda')",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 3725290.30 GiB. GPU 0 has no memory left.",
+    ),
+    "no memory left on the CPU": (
+        "torch.empty(10**15, dtype=torch.uint8)",
+        "RuntimeError: [enforce fail at …",
+    ),
+    "CUDA's runtime": (
+        "r = torch.cuda.cudart()\n"
+        "torch.cuda.check_error(r.cudaProfilerStart()); torch.cuda.check_error(r.cudaProfilerStop())\n"
+        "str((r.cudaError.success, r.cudaMemGetInfo(0)[1] == torch.cuda.mem_get_info()[1]))",
+        "(0, True)",
+    ),
+    "CUDA's runtime, another function": (
+        "torch.cuda.cudart().cudaStreamCreate(0)",
+        "RuntimeError: torch.cuda.cudart().cudaStreamCreate is not simulated: it needs a real GPU",
+    ),
+    "memory snapshot": (
+        "import pickle, tempfile\n"
+        "torch.cuda.memory._record_memory_history(max_entries=10)\n"
+        "with tempfile.NamedTemporaryFile() as file:\n"
+        "    torch.cuda.memory._dump_snapshot(file.name); dumped = pickle.load(file)\n"
+        "str((dumped == torch.cuda.memory._snapshot(), dumped['segments'], len(dumped['device_traces'])))",
+        "(True, [], 2)",
+    ),
+    "memory statistics": (
+        "s, n = torch.cuda.memory_stats(), torch.cuda.memory_stats_as_nested_dict()\n"
+        "str((s['oversize_segments.peak'], s['max_split_size'], n['segment']['all']['current'], "
+        "n['allocated_bytes']['all']['peak'] > 0))",
+        "(0, -1, 0, True)",
+    ),
+    "operator registered for CUDA": (
+        "library = torch.library.Library('simulated_case', 'DEF')\n"
+        "library.define('double(Tensor x) -> Tensor')\n"
+        "library.impl('double', lambda x: x * 2, 'CUDA')\n"
+        "y = torch.ops.simulated_case.double(torch.ones(1, device='cuda:1'))\n"
+        "str((y.item(), str(y.device)))",
+        "(2.0, 'cuda:1')",
+    ),
+    "operator registered for CUDA and the CPU": (
+        "torch.library.define('simulated_case::both', '(Tensor x) -> Tensor')\n"
+        "torch.library.impl('simulated_case::both', 'cuda')(lambda x: x * 2)\n"
+        "torch.library.impl('simulated_case::both', 'cpu')(lambda x: x * 3)\n"
+        "str([torch.ops.simulated_case.both(torch.ones(1, device=d)).item() for d in ('cuda', 'cpu')])",
+        "[2.0, 3.0]",
+    ),
+    "custom operator with kernels of its own": (
+        "def one(x: torch.Tensor) -> torch.Tensor: return x * 2\n"
+        "def two(x: torch.Tensor) -> torch.Tensor: return x * 3\n"
+        "g = torch.library.custom_op('simulated_case::g', mutates_args=(), device_types='cuda')(one)\n"
+        "h = torch.library.custom_op('simulated_case::h', mutates_args=())(one)\n"
+        "h.register_kernel('cuda')(two)\n"
+        "x = torch.ones(1, device='cuda')\n"
+        "str((g(x).item(), h(x).item(), h(x.cpu()).item()))",
+        "(2.0, 3.0, 2.0)",
+    ),
+    "autocast computes in float32": (
+        "x = torch.ones(4, 4, device='cuda')\n"
+        "with torch.autocast('cuda'):\n"
+        "    y = x @ x\n"
+        "    f = (y.softmax(-1), F.layer_norm(y, (4,)), y.sum(), y.exp(), y.pow(2), y.norm())\n"
+        "    f += (F.cosine_similarity(y, y),)\n"
+        "    h = (y, F.gelu(y), F.linear(y, x), F.batch_norm(y, None, None, training=True))\n"
+        "str(({z.dtype for z in f}, {z.dtype for z in h}))",
+        "({torch.float32}, {torch.float16})",
+    ),
+    "autocast of the CPU": (
+        "x = torch.ones(4, 4)\nwith torch.autocast('cpu', dtype=torch.bfloat16): y = (x @ x).softmax(-1)\nstr(y.dtype)",
+        "torch.bfloat16",
+    ),
+    "autocast refuses binary cross entropy": (
+        "x = torch.ones(2, device='cuda')\nwith torch.autocast('cuda'): nn.BCELoss()(x, x)",
+        "RuntimeError: torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.",
+    ),
+    "profiler of CUDA alone": (
+        "from torch.profiler import ProfilerActivity, profile\n"
+        "x = torch.ones(2, device='cuda')\n"
+        "with profile(activities=[ProfilerActivity.CUDA]) as p: x * 2\n"
+        "found = torch.profiler.supported_activities()\n"
+        "str(('aten::mul' in [e.key for e in p.key_averages()], ProfilerActivity.CUDA in found))",
+        "(True, True)",
+    ),
+    "data parallel moves inputs": (
+        "m = nn.Linear(2, 2).cuda()\n"
+        "y = nn.DataParallel(m)(torch.ones(4, 2))\n"
+        "z = nn.parallel.data_parallel(m, torch.ones(4, 2), [0, 1], 1)\n"
+        "str((str(y.device), str(z.device), torch.equal(y.cpu(), z.cpu())))",
+        "('cuda:0', 'cuda:1', True)",
+    ),
+    "nvidia-smi": (
+        "import subprocess\n"
+        "words = ['nvidia-smi', '--query-gpu=index,name', '--format=csv,noheader']\n"
+        "subprocess.run(words, capture_output=True, text=True).stdout",
+        "0, simulated GPU (CPU)\n1, simulated GPU (CPU)\n",
+    ),
+    "thread that outlives its work": (
+        "import subprocess, sys\n"
+        "code = 'import torch, threading, time; threading.Thread(target=lambda: torch.ones(1).cuda() + 1).start()'\n"
+        "str([subprocess.run([sys.executable, '-c', code]).returncode for i in range(2)])",
+        "[0, 0]",
+    ),
     "gradient on the CPU": (
         "m = nn.Linear(2, 2)\nm(torch.ones(1, 2)).sum().backward()\nstr(m.weight.grad.device)",
         "cpu",

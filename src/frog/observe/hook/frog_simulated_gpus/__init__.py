@@ -13,14 +13,24 @@ from types import ModuleType
 VARIABLE = "FROG_SIMULATE_GPUS"
 """Environment variable with the number of simulated GPUs of a node, or `slurm`: those that Slurm gives to the job."""
 
+BIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin")
+
 
 def install() -> None:
     """Simulate the GPUs that the environment asks for. Do nothing if it asks for none."""
     count = num_gpus()
     if count is None:
         return
+    offer_nvidia_smi()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed's own operators, unless the user has chosen others
     _simulate(count)
+
+
+def offer_nvidia_smi() -> None:
+    """Put the `nvidia-smi` of simulated GPUs on the PATH of this process and of those that it starts."""
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if BIN not in entries:
+        os.environ["PATH"] = os.pathsep.join((BIN, *entries))
 
 
 def num_gpus() -> int | None:
@@ -75,7 +85,18 @@ def _simulate(count: int) -> None:
 
 
 def _patch_torch(count: int) -> None:
-    from . import cuda, distributed, kernels, placement, streams, sync_batch_norm, tensors
+    from . import (
+        cuda,
+        data_parallel,
+        distributed,
+        kernels,
+        operators,
+        placement,
+        profiled_activities,
+        streams,
+        sync_batch_norm,
+        tensors,
+    )
 
     placement.Gpus.count = count
     tensors.patch_tensors()
@@ -85,6 +106,9 @@ def _patch_torch(count: int) -> None:
     cuda.patch_cuda()
     cuda.patch_accelerator()
     kernels.patch_amp()
+    operators.patch_operators()
+    profiled_activities.patch_profiler()
+    data_parallel.patch_data_parallel()
     distributed.patch_distributed()
     kernels.patch_attention()
     sync_batch_norm.patch_sync_batch_norm()

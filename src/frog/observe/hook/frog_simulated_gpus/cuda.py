@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import resource
 import sys
 import types
@@ -19,7 +20,16 @@ import torch
 
 from . import generators
 from .placement import Gpus
-from .replace import called_by_compiler, called_by_torch, refused, refused_class, replace, without_effect, wrap
+from .replace import (
+    called_by_compiler,
+    called_by_torch,
+    count_ignored,
+    refused,
+    refused_class,
+    replace,
+    without_effect,
+    wrap,
+)
 from .tensors import DeviceContext, exchange_device, index_of, set_device
 
 NAME = "simulated GPU (CPU)"
@@ -103,6 +113,8 @@ _DEVICES: dict[str, Any] = {
     "get_sync_debug_mode": lambda: 0,
     "ipc_collect": without_effect("torch.cuda.ipc_collect"),
     "set_sync_debug_mode": without_effect("torch.cuda.set_sync_debug_mode"),
+    "cudart": lambda: _Runtime(),
+    "check_error": lambda res: _check_error(res),
     "_sleep": without_effect("torch.cuda._sleep"),
 }
 """Functions about devices."""
@@ -117,10 +129,37 @@ _REFUSED = (
         "MemPool",
         "use_mem_pool",
     ),
-    *("caching_allocator_disabled", "cudart", "current_blas_handle", "current_solver_handle", "_compile_kernel"),
+    *("caching_allocator_disabled", "current_blas_handle", "current_solver_handle", "_compile_kernel"),
     *("temperature", "power_draw", "clock_rate", "utilization"),
 )
 """Functions of torch.cuda without a meaning on a CPU."""
+
+
+class _Runtime:
+    """The functions of CUDA's runtime that programs call, each of which returns 0 for success."""
+
+    class cudaError:
+        """Codes of errors."""
+
+        success = 0
+
+    cudaProfilerStart = staticmethod(without_effect("torch.cuda.cudart().cudaProfilerStart", 0))
+    cudaProfilerStop = staticmethod(without_effect("torch.cuda.cudart().cudaProfilerStop", 0))
+    cudaHostRegister = staticmethod(without_effect("torch.cuda.cudart().cudaHostRegister", 0))
+    cudaHostUnregister = staticmethod(without_effect("torch.cuda.cudart().cudaHostUnregister", 0))
+
+    @staticmethod
+    def cudaMemGetInfo(device: Any = None) -> tuple[int, int]:
+        """Return the free and the total bytes of a GPU."""
+        return mem_get_info(device)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return refused(f"torch.cuda.cudart().{name}")
+
+
+def _check_error(res: int) -> None:
+    if res:
+        raise RuntimeError(f"CUDA error {res}")
 
 
 def patch_cuda() -> None:
@@ -266,6 +305,14 @@ def memory_stats(device: Any = None) -> OrderedDict[str, int]:
         for pool in ("all", "small_pool", "large_pool"):
             found[f"{kind}.{pool}.current"] = 0 if unused or pool == "small_pool" else now
             found[f"{kind}.{pool}.peak"] = 0 if unused or pool == "small_pool" else peak
+    for kind in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "inactive_split_bytes"):
+        for pool in ("all", "small_pool", "large_pool"):
+            found[f"{kind}.{pool}.allocated"] = found[f"{kind}.{pool}.peak"]
+            found[f"{kind}.{pool}.freed"] = found[f"{kind}.{pool}.peak"] - found[f"{kind}.{pool}.current"]
+    for kind in ("oversize_allocations", "oversize_segments"):
+        for figure in ("current", "peak", "allocated", "freed"):
+            found[f"{kind}.{figure}"] = 0
+    found["max_split_size"] = -1
     for kind in ("active", "allocation", "segment", "inactive_split"):  # counts, which the process does not have
         for pool in ("all", "small_pool", "large_pool"):
             for figure in ("current", "peak", "allocated", "freed"):
@@ -273,6 +320,34 @@ def memory_stats(device: Any = None) -> OrderedDict[str, int]:
     for event in ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free", "num_sync_all_streams"):
         found[event] = 0
     return found
+
+
+def nested_stats(device: Any = None) -> dict[str, Any]:
+    """Return the statistics as dictionaries in dictionaries."""
+    found: dict[str, Any] = {}
+    for name, value in memory_stats(device).items():
+        *outer, last = name.split(".")
+        inner = found
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner[last] = value
+    return found
+
+
+def snapshot(device: Any = None, **options: Any) -> dict[str, Any]:
+    """Return the allocator's snapshot, without the segments and events that the process does not have."""
+    return {
+        "segments": [],
+        "device_traces": [[] for _ in range(Gpus.count)],
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+
+
+def _dump_snapshot(filename: str = "dump_snapshot.pickle", **options: Any) -> None:
+    count_ignored("torch.cuda.memory._dump_snapshot")
+    with open(filename, "wb") as file:
+        pickle.dump(snapshot(), file)
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
@@ -295,12 +370,15 @@ def patch_memory() -> None:
         **dict.fromkeys(("mem_get_info", "get_memory_info"), mem_get_info),
         "memory_stats": memory_stats,
         "memory_summary": memory_summary,
-        **dict.fromkeys(("memory_stats_as_nested_dict", "host_memory_stats_as_nested_dict"), lambda device=None: {}),
+        "memory_stats_as_nested_dict": nested_stats,
+        "host_memory_stats_as_nested_dict": dict,
+        "_snapshot": snapshot,
+        "_dump_snapshot": _dump_snapshot,
         "host_memory_stats": OrderedDict,
         "memory_usage": lambda device=None: 100 * memory_allocated(device) // total_bytes(),
         "get_per_process_memory_fraction": lambda device=None: 1.0,
         "get_allocator_backend": lambda: "native",
-        "memory_snapshot": refused("torch.cuda.memory_snapshot"),
+        "memory_snapshot": lambda mempool_id=None: [],
         "list_gpu_processes": lambda device=None: "",
     }
     ignored = (
@@ -310,11 +388,13 @@ def patch_memory() -> None:
             "set_per_process_memory_fraction",
             "reset_accumulated_memory_stats",
         ),
-        *("_record_memory_history", "_dump_snapshot", "_set_allocator_settings", "empty_host_cache"),
+        *("_record_memory_history", "_set_allocator_settings", "empty_host_cache"),
         *("reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
     )
     for module in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory):
         for name in [name for name in names if hasattr(module, name)]:
             replace(module, name, names[name])
         for name in [name for name in ignored if hasattr(module, name)]:
-            replace(module, name, without_effect(f"torch.cuda.{name}"))
+            public = torch.accelerator if module.__name__.startswith("torch.accelerator") else torch.cuda
+            owner = public if hasattr(public, name) else module
+            replace(module, name, without_effect(f"{owner.__name__}.{name}"))

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .data_parallel import moved
 from .placement import CPU
-from .replace import called_by_torch, count_ignored, note_rank, remark, wrap, wrap_everywhere
-from .tensors import is_gpu, real
+from .replace import called_by_torch, count_ignored, note_rank, wrap, wrap_everywhere
+from .tensors import index_of, is_gpu, real
 
 Function = Callable[..., Any]
 
@@ -25,7 +26,7 @@ class ProcessGroupNCCL:
         """Options of NCCL, of which gloo has none."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            count_ignored("ProcessGroupNCCL.Options")
+            count_ignored("torch.distributed.ProcessGroupNCCL.Options")
             self.config = type("Config", (), {})()
             self.is_high_priority_stream = False
 
@@ -137,6 +138,62 @@ def _flat(function: Function) -> Function:
     return call
 
 
+class _Done:
+    """The handle of a collective that has ended."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def get_future(self) -> Any:
+        """Return a future that has finished."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result([])
+        return future
+
+
+def _all_gather(function: Function) -> Function:
+    """Gather tensors of several sizes by broadcasts, as NCCL does."""
+
+    def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        if len({one.numel() for one in tensor_list}) <= 1:
+            return function(tensor_list, tensor, group, async_op)
+        tensor_list[dist.get_rank(group)].copy_(tensor)
+        for source, one in enumerate(tensor_list):
+            dist.broadcast(one, group=group, group_src=source)
+        return _Done() if async_op else None
+
+    return all_gather
+
+
+def _all_to_all(function: Function) -> Function:
+    """Exchange tensors of any sizes in one flat tensor: gloo's own exchange needs equal ones."""
+
+    def all_to_all(output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False) -> Any:
+        given = torch.cat([one.reshape(-1) for one in input_tensor_list])
+        sizes = [one.numel() for one in output_tensor_list]
+        received: Any = given.new_empty(sum(sizes))
+        dist.all_to_all_single(received, given, sizes, [one.numel() for one in input_tensor_list], group=group)
+        for one, part in zip(output_tensor_list, received.split(sizes), strict=True):
+            one.copy_(part.view_as(one))
+        return _Done() if async_op else None
+
+    return all_to_all
+
+
+def _coalescing(function: Function) -> Function:
+    """Coalesce without a device, for backends such as gloo that take all operations at the end."""
+
+    def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool = False) -> Any:
+        return function(group, None, async_ops)
+
+    return _coalescing_manager
+
+
 def _get_future(function: Function) -> Function:
     """Return a future that has finished where gloo has none."""
 
@@ -178,23 +235,22 @@ def _ddp(function: Function) -> Function:
     def __init__(
         self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        for device in device_ids or ():
-            real(device)
+        indices = [index_of(device) for device in device_ids or ()]
         function(self, module, None, None, *args, **kwargs)
+        self.simulated_index = indices[0] if indices else None
 
     return __init__
 
 
-def _data_parallel(function: Function) -> Function:
-    """Run the module once, on the whole batch."""
+def _pre_forward(function: Function) -> Function:
+    """Move the inputs of a DDP with `device_ids` to its GPU."""
 
-    def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        function(self, module, *args, **kwargs)
-        self.device_ids = []
-        self.module = module
-        remark("nn.DataParallel computes the whole batch on one simulated GPU")
+    def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if self.simulated_index is not None and not torch.compiler.is_compiling():
+            inputs, kwargs = moved((inputs, kwargs), self.simulated_index)
+        return function(self, *inputs, **kwargs)
 
-    return __init__
+    return _pre_forward
 
 
 _FLAT = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single")
@@ -215,6 +271,9 @@ def patch_distributed() -> None:
             "split_group": _split_group,
             "barrier": _barrier,
             "get_backend": _get_backend,
+            "all_gather": _all_gather,
+            "all_to_all": _all_to_all,
+            "_coalescing_manager": _coalescing,
             **{name: _flat for name in _FLAT if hasattr(dist, name)},
             "is_nccl_available": lambda function: lambda: True,
         },
@@ -228,7 +287,7 @@ def patch_distributed() -> None:
     wrap(torch.nn.parallel.DistributedDataParallel, "__init__", _ddp)
     refused_on_cpu = "_passing_sync_batchnorm_handle"
     wrap(torch.nn.parallel.DistributedDataParallel, refused_on_cpu, lambda function: lambda self, module: None)
-    wrap(torch.nn.DataParallel, "__init__", _data_parallel)
+    wrap(torch.nn.parallel.DistributedDataParallel, "_pre_forward", _pre_forward)
 
 
 def patch_fsdp(module: ModuleType) -> None:
@@ -248,6 +307,8 @@ def patch_fsdp(module: ModuleType) -> None:
 
         return call
 
+    if not hasattr(torch.cpu.Stream, "synchronize"):  # parameters that are offloaded wait for it
+        torch.cpu.Stream.synchronize = lambda self: None  # type: ignore[attr-defined]
     wrap(module, "_init_device_handle", device_handle)
     wrap(module, "_get_device_from_device_id", device_from_id)
     for name in ("_check_single_device_module", "_check_module_states_for_sync_module_states"):

@@ -9,6 +9,7 @@ compares the tags of the arguments, raises CUDA's error where they differ, and t
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -205,7 +206,27 @@ class Placement(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handle: Handler = special.get(func, call)
-        return handle(func, args, kwargs or {})
+        try:
+            return handle(func, args, kwargs or {})
+        except RuntimeError as error:
+            if OUT_OF_MEMORY in str(error):
+                raise out_of_memory(error, first_place((args, kwargs or {}))) from None
+            raise
+
+
+OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+
+
+def out_of_memory(error: RuntimeError, where: Place) -> RuntimeError:
+    """Return the error of CUDA's allocator for that of the CPU's, unless the tensor is on the CPU."""
+    if where in (HOST, None):
+        return error
+    asked = re.search(r"allocate (\d+) bytes", str(error))
+    size = int(asked[1]) / 2**30 if asked else 0.0
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {size:.2f} GiB. GPU {where} has no memory left.\n"
+        "(simulated GPUs: the memory of this machine)"
+    )
 
 
 def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -302,6 +323,13 @@ def no_other_mode(tensor: Any) -> bool:
     return type(tensor) in _EXACT and (_num_modes() == 0 or only_mode(tensor))
 
 
+def leave() -> None:
+    """Intercept no more calls of this thread, whose end with a mode would abort a process that is ending too."""
+    _modes.mode = None
+    while _num_modes():
+        torch._C._pop_torch_function_stack()
+
+
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """Leave this thread's calls alone inside a block, where torch compiles what it sees."""
@@ -325,7 +353,10 @@ def _patch_threads() -> None:
 
     def _bootstrap_inner(self: threading.Thread) -> None:
         enter()
-        begin(self)
+        try:
+            begin(self)
+        finally:
+            leave()
 
     threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
 

@@ -20,6 +20,7 @@ from .generators import drawing
 from .placement import (
     CPU,
     HOST,
+    OUT_OF_MEMORY,
     PINNED,
     TAG,
     Gpus,
@@ -27,6 +28,7 @@ from .placement import (
     called_by_mode,
     device_at,
     no_other_mode,
+    out_of_memory,
     patch_placement,
     place,
     place_all,
@@ -217,11 +219,16 @@ def _constructor(function: Function) -> Function:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         where = _asked_place(device, 2) if device is not None else _default_place()
-        if is_random and where is not None and where != HOST:
-            with drawing(where, kwargs.get("generator")):
+        try:
+            if is_random and where is not None and where != HOST:
+                with drawing(where, kwargs.get("generator")):
+                    result = function(*args, **kwargs)
+            else:
                 result = function(*args, **kwargs)
-        else:
-            result = function(*args, **kwargs)
+        except RuntimeError as error:
+            if OUT_OF_MEMORY in str(error):
+                raise out_of_memory(error, where) from None
+            raise
         if device is None:
             place_all(result, where)  # a tensor made from another one is already where that is
         else:
