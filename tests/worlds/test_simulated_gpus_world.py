@@ -9,6 +9,8 @@ from harness import Harness
 
 WORKER = Path(__file__).with_name("simulated_gpus_worker.py")
 
+COLLECTIVES = Path(__file__).with_name("simulated_collectives_worker.py")
+
 
 def losses(output: str) -> list[str]:
     return [line.removeprefix("rank 0 | ") for line in output.splitlines() if "0x" in line]
@@ -29,3 +31,18 @@ def test_rank_beyond_the_last_simulated_gpu_fails_as_with_cuda(harness: Harness)
     done = harness.run("frog", "run", "--nproc", "2", "--simulate-gpus", "1", "--", str(WORKER), "cuda", code=1)
     assert "error: rank 1 (" in done.stderr
     assert "CUDA error: invalid device ordinal" in done.stderr
+
+
+def test_collectives_and_wrappers_give_what_nccl_and_cuda_give(harness: Harness) -> None:
+    done = harness.run("frog", "run", "--nproc", "2", "--simulate-gpus", "2", "--", str(COLLECTIVES))
+    lines = [line.removeprefix("rank 0 | ") for line in done.stdout.splitlines() if " = " in line]
+    assert lines == [
+        "all_gather = [[1.0], [2.0, 2.0, 2.0]]",
+        "all_to_all = [[0.0], [1.0]]",
+        "reduce_scatter = [2.0]",
+        "gather = [0.0, 0.0, 1.0, 1.0]",
+        "future = ['then', [1.0, 1.0]]",
+        "coalesced = [[0.0, 1.0], [0.0, 0.0, 1.0, 1.0]]",
+        "ddp = cuda:0",
+        "offloaded = True",
+    ]

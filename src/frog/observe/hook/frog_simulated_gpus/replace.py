@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import time
 import types
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -227,7 +228,11 @@ def print_at_exit() -> None:
     own = os.getpid()
 
     def report() -> None:
-        if os.getpid() != own or _rank() != 0:  # a forked child, or another rank
+        if os.getpid() != own:  # a forked child
+            return
+        if _last_rank:  # gloo's threads hold the mode with which their last work began; they need the GIL to drop it
+            time.sleep(0.05)
+        if _rank() != 0:
             return
         for line in summary(_ignored, list(_remarks)):
             print(line, file=sys.stderr, flush=True)
