@@ -60,6 +60,10 @@ REPORTED: dict[str, tuple[str, str]] = {
         GPUS + "#SBATCH --signal=B:USR1@90\nf() { kill -USR1 $P; }\ntrap f USR1\ntorchrun x.py &\nP=$!\nwait $P\n",
         "signal-kills-torchrun",
     ),
+    "counts that the caller sets": (
+        GPUS + "srun torchrun --nproc-per-node=$GPU_PER_NODE --nnodes=$NUM_NODES $TRAIN_SCRIPT\n",
+        "from-caller",
+    ),
     "a count that is never set": ("srun -p gpu torchrun --nproc-per-node=$GPU_NUM x.py\n", "never-set"),
     "work that is timed": (GPUS + "time python x.py\ndate\n", "goes-on-after-errors"),
     "work in a counted loop": (
@@ -192,6 +196,10 @@ NOT_REPORTED: dict[str, tuple[str, str]] = {
     "a port that is not used": (
         GPUS + "export MASTER_PORT=12340\ntorchrun --nproc_per_node=1 --master_port=0 x.py\n",
         "port-fixed",
+    ),
+    "counts that the caller sets": (
+        GPUS + "srun torchrun --nproc-per-node=$GPU_PER_NODE --nnodes=$NUM_NODES $TRAIN_SCRIPT\n",
+        "never-set",
     ),
     "some megabytes without GPUs": (HEAD + "#SBATCH --mem=100\nhostname\n", "memory-in-megabytes"),
     "a path that is exported": (HEAD + "#SBATCH --export=LD_LIBRARY_PATH\n./x\n", "template"),

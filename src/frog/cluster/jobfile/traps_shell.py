@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
 
 from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
@@ -280,6 +280,19 @@ SLURM_SETS_NONE = Trap(
     "slurm-sets-none", WASTES, "Slurm sets it only with {option}; otherwise it is empty", needs_all_lines=True
 )
 NEVER_SET = Trap("never-set", WASTES, "it is empty there{near}", needs_all_lines=True)
+FROM_CALLER = Trap(
+    "from-caller",
+    ADVICE,
+    "its value cannot be known: sbatch passes on the variables of its caller, who must set {names}",
+    needs_all_lines=True,
+)
+_OF_ENVIRONMENTS = re.compile(
+    r"HOME|USER|LOGNAME|PATH|PWD|OLDPWD|SHELL|HOSTNAME|LANG|TERM|EDITOR|DISPLAY|RANDOM|SECONDS|UID|PPID|TMP|TMPDIR|TEMP"
+    r"|LD_\w+|PYTHON\w*|CONDA\w*|VIRTUAL_ENV|CUDA_\w+|HF_\w+|WANDB_\w+|\w*SCRATCH\w*|WORK|PROJECT|BASH\w*|(SLURM|SBATCH)D?_\w+"
+)
+"""Variables that shells, environments and sites set."""
+_FEWEST_FROM_CALLER, _MOST_NAMES = 2, 6
+"""A file that reads this many variables which it never sets is meant to get them from whoever submits it."""
 
 
 def _variable_findings(job: JobFile) -> Iterator[Finding]:
@@ -309,10 +322,20 @@ def _variable_findings(job: JobFile) -> Iterator[Finding]:
             and not (given or job.sources_users_files)
             and name not in _set_by_torchrun(job)
         ):
+            names = _from_caller(read, known)
+            if name in names and len(names) >= _FEWEST_FROM_CALLER:
+                what = f"{name} is not set in this file"
+                yield FROM_CALLER.at(word.line_of(name), what, names=", ".join(names[:_MOST_NAMES]))
+                break
             yield NEVER_SET.at(word.line_of(name), f"{name} is never set in this file", near="")
     yield from _nothing_exported(job)
     yield from _beyond_lists(job)
     yield from _no_array(job, read)
+
+
+def _from_caller(read: Iterable[str], known: Collection[str]) -> list[str]:
+    """Return the variables that a file reads and never sets, and that environments do not have anyway."""
+    return [name for name in read if name not in known and name.isupper() and not _OF_ENVIRONMENTS.fullmatch(name)]
 
 
 def _is_not_of_slurm(name: str) -> bool:
