@@ -1,5 +1,6 @@
 """Read both files as DeepSpeed does, and compare what they start with the job."""
 
+import codecs
 import json
 import re
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ BATCH, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gra
 
 def check(grade: Grade) -> None:
     """Check the processes first, then what each of them computes."""
+    refuse_marks(grade)
     hosts = read_hosts(grade)
     config = read_config(grade)
     check_hosts(grade, hosts)
@@ -22,6 +24,17 @@ def check(grade: Grade) -> None:
     grade.measured("processes", f"{sum(hosts.values())}, on {', '.join(hosts)}")
     grade.measured("samples in a step", f"{micro} x {steps} x {sum(hosts.values())} = {SAMPLES}")
     grade.predicted("accumulation", SAMPLES / FIT / sum(HOSTS.values()))
+
+
+def refuse_marks(grade: Grade) -> None:
+    """Reject a byte-order mark, which some editors write and `grade.text` leaves out: DeepSpeed reads it."""
+    for name, id, does in (
+        ("hostfile", "not-a-hostfile", "takes it as a part of the first machine's name"),
+        ("ds_config.json", "not-json", "stops with an error of Python's JSON parser"),
+    ):
+        if (grade.folder / name).read_bytes().startswith(codecs.BOM_UTF8):
+            text = f"{name} begins with a byte-order mark (EF BB BF), as some editors write it: DeepSpeed {does}."
+            grade.reject(id, text)
 
 
 def read_hosts(grade: Grade) -> dict[str, int]:

@@ -185,6 +185,8 @@ def ways(run: Run, steps: list[Step], step: int) -> Iterator[tuple[str, list[Sha
         return [shards_of(run, gradients, rank) for rank in range(size)]
 
     yield "sum-is-average", cut(scaled(right, size))
+    if size != 2:
+        yield "one-world-only", cut(scaled(right, size / 2))
     yield "divided-twice", cut(scaled(right, 1 / size))
     yield "last-micro-batch", cut({name: whole[-1][name] if whole[-1][name].any() else right[name] for name in right})
     again = {name: whole[0][name] if whole[1][name].any() else torch.zeros_like(right[name]) for name in right}
@@ -261,6 +263,7 @@ def check_form(grade: Grade, run: Run, step: int, rank: int, found: Any, steps: 
 
 EVIDENCE = {
     "sum-is-average": "They are {size}.000 times the mean over the ranks.",
+    "one-world-only": "They are {size}/2 of the mean over the ranks; in a world of 2 they were right.",
     "divided-twice": "They are 1/{size} of the mean over the ranks.",
     "last-micro-batch": "They are the mean of the last micro-batch alone.",
     "counts-again": "The first micro-batch is in them twice.",

@@ -100,6 +100,10 @@ class Parts:
     def norms(self):
         """Return the norm under each misconception: one for all ranks, or one for each."""
         size, copies = self.size, self.copies
+        lengths = [
+            sum(length([g]) for name, g in grads.items() if name not in COPIES and g.numel()) for grads in self.ranks
+        ]
+        each_copy = sum(length([g]) for name, g in self.ranks[0].items() if name in COPIES)
         return {
             "copies-counted-again": math.hypot(self.shards, math.sqrt(size) * copies),
             "copies-forgotten": self.shards,
@@ -110,6 +114,13 @@ class Parts:
             "sum-of-norms.3": sum(self.own) + copies,
             "sum-of-norms.4": self.shards + copies,
             "sum-of-norms.5": sum(math.hypot(own, copies / math.sqrt(size)) for own in self.own),
+            "sum-of-norms.6": sum(lengths) + each_copy,
+            "sum-of-norms.7": math.hypot(sum(lengths), copies),
+            "sum-of-norms.8": sum(lengths) + copies,
+            "sum-of-norms.9": sum(lengths) + size * each_copy,
+            "sum-of-norms.10": math.hypot(*lengths, each_copy),
+            "sum-of-norms.11": math.hypot(*(own + each_copy for own in lengths)),
+            "sum-of-norms.12": self.shards + each_copy,
             "largest-norm": max(self.local),
             "mean-of-norms": sum(self.local) / size,
             "mean-of-norms.2": math.hypot(self.shards / math.sqrt(size), copies),

@@ -129,6 +129,14 @@ def with_masks_of(place):
     return way
 
 
+def with_restored_generator(part, x):
+    """Return part(x), and put the generator back to where it was."""
+    before = torch.get_rng_state()
+    y = part(x)
+    torch.set_rng_state(before)
+    return y
+
+
 WAYS = {
     "upstream-ignored": lambda part, x: Ones.apply(part(x)),
     "parameters-forgotten": with_parameters(torch.Tensor.detach),
@@ -162,6 +170,13 @@ def check_outputs(grade, cases, found, plain):
                     "reseeds",
                     f"{difference} Two runs with differently seeded generators gave the same output: their dropout "
                     "masks were the same.",
+                )
+            again = two_steps(run_with(with_restored_generator), case | {"is_measured": False})[0]["output"]
+            if difference_of(steps[0]["output"], again, "", 1e-3, 1e-3) is None:
+                grade.reject(
+                    "forward-restores",
+                    f"{difference} It is the output if the generator is put back after the forward pass of each part "
+                    "that is recomputed: the next part then draws the same masks.",
                 )
             grade.reject("unknown", difference)
 

@@ -42,6 +42,7 @@ def check(grade: Grade) -> None:
         check_waited(grade, world)
         largest = max(largest, check_weights(grade, case, world, right))
         check_momentum(grade, case, world, right)
+        check_in_place(grade, case, world)
         if layout == "rows":
             check_bytes(grade, case, world)
     grade.measured("weights after 3 steps, compared with one process", f"largest difference {largest:.1e}")
@@ -170,6 +171,16 @@ def check_weights(grade: Grade, case: dict, world, right: list[dict]) -> float:
                 explain(grade, case, world, right, step, n)
             largest = max(largest, (found[n] - weight).abs().max().item())
     return largest
+
+
+def check_in_place(grade: Grade, case: dict, world) -> None:
+    """Reject right numbers in new tensors: the model and its checkpoint hold the old ones."""
+    for field, name in (("rebound", "piece.weight"), ("momentum rebound", "piece.momentum")):
+        for rank, value in enumerate(world.values):
+            for step, seen in enumerate(value):
+                if any(seen[field]):
+                    text = f"World of {world.size}, step {step + 1}: {name} of {sum(seen[field])} parameters is a new "
+                    grade.reject("not-in-place", f"{text}tensor on rank {rank}. Its numbers are right.")
 
 
 def assembled(world, step: int) -> list[torch.Tensor]:

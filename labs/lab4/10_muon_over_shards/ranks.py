@@ -71,7 +71,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
         Piece(shape, some, weight, torch.zeros_like(weight), torch.zeros_like(weight))
         for shape, some, weight in zip(case["shapes"], counts, kept, strict=True)
     ]
-    steps = []
+    means, steps = [piece.momentum for piece in pieces], []
     for step in range(STEPS):
         for piece, grad in zip(pieces, mine(gradients(case, step)), strict=True):
             piece.grad = grad
@@ -81,6 +81,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
             {
                 "weights": [weight.clone() for weight in kept],
                 "rebound": [piece.weight is not weight for piece, weight in zip(pieces, kept, strict=True)],
+                "momentum rebound": [piece.momentum is not mean for piece, mean in zip(pieces, means, strict=True)],
                 "momentum": [piece.momentum.clone() for piece in pieces],
             }
         )

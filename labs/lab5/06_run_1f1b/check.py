@@ -22,7 +22,9 @@ def check(grade: Grade) -> None:
     for size, (samples, micro_size) in SIZES.items():
         case = {"seed": grade.seed % 10**6 + size, "samples": samples, "micro_size": micro_size}
         case |= {"num_layers": 5, "width": draw.choice([7, 10]), "vocabulary": draw.choice([13, 19])}
-        world = grade.world(size, case, seconds=4.0)
+        world = grade.world(size, case, seconds=4.0, may_fail=("one-rank-waits",))
+        if world.failure is not None:
+            explain_wait(grade, world)
         largest = max(largest, judge_steps(grade, world, case))
         judge_held(grade, world, case)
         judge_queues(grade, world)
@@ -31,6 +33,22 @@ def check(grade: Grade) -> None:
             report(grade, world, case)
     grade.measured("largest difference to the gradient of one process", f"{largest:.1e}")
     measure_predictions(grade)
+
+
+def explain_wait(grade, world) -> NoReturn:
+    """Reject ranks that wait for each other; find the gradient that none of them sent."""
+    later = range(1, world.size)
+    sent_on = all(any(call.peer == rank and call.sends for call in messages(world, rank - 1)) for rank in later)
+    sent_back = any(call.peer == rank - 1 and call.sends for rank in later for call in messages(world, rank))
+    observed = world.failure.observed
+    if sent_on and not sent_back:
+        text = f"{observed} No rank ever sent a gradient back to the one before it."
+        grade.reject("input-without-gradient", text)
+    grade.reject(world.failure.id, observed, world.drawing(), world.failure.where)
+
+
+def messages(world, rank):
+    return [call for call in world.calls[rank] if call.is_message]
 
 
 def sizes_of(case):

@@ -27,6 +27,7 @@ def check(grade: Grade) -> None:
     seen = dict(zip(alone, found, strict=False))
     check_format(grade, alone["whole"], seen["whole"])
     check_pieces(grade, alone["pieces"], seen["pieces"])
+    check_long_out(grade, alone["long out"], seen["long out"])
     for case, one in sorted(zip(rings, found[len(alone) :], strict=True), key=lambda pair: -pair[0]["most"]):
         check_ring(grade, case, one)
     check_errors(grade, alone, seen)
@@ -101,6 +102,11 @@ def draw_alone(draw: random.Random) -> list[tuple[str, Case]]:
     cases = {
         "whole": {"sends": [(0.0, frame + after)]},
         "pieces": {"sends": [(0.0, frame + after)], "most": PIECES},
+        "long out": {
+            "sends": [(0.0, frame + after)],
+            "most": PIECES,
+            "out": draw_bytes(draw, item * (items + out_items)),
+        },
         "mark": {"sends": [(0.0, pack(bytes(payload), mark=b"RONG") + after)]},
         "longer": {"sends": [(0.0, pack(bytes(longer)) + after)]},
         "shorter": {"sends": [(0.0, pack(bytes(shorter)) + after)]},
@@ -210,6 +216,17 @@ def check_pieces(grade: Grade, case: Case, seen: Case) -> None:
     check_into(grade, case, seen, where)
     if seen["rest"] != case["after"]:
         grade.reject("unknown", f"{where}: {len(case['after']) - len(seen['rest'])} bytes of the next frame are gone.")
+
+
+def check_long_out(grade: Grade, case: Case, seen: Case) -> None:
+    where = f"Each call on a socket moves 1 to {PIECES} bytes, and the frame out is longer than the one in"
+    sent, whole = seen["arrived"], pack(bytes(case["out"]))
+    if not seen["error"] and not seen["stuck"] and len(sent) < len(whole) and whole.startswith(sent):
+        text = f"{where}: exchange returned when it had received {len(case['payload'])} bytes and had sent {len(sent)}"
+        grade.reject("stops-after-receiving", f"{text} of {len(whole)}.")
+    check_sent(grade, case, seen, where)
+    if seen["error"] or seen["stuck"]:
+        grade.reject("unknown", f"{where}: {ended(seen)}.")
 
 
 def blocks(grade: Grade, where: str, error: str) -> NoReturn:

@@ -105,6 +105,8 @@ def explain_error(grade: Grade, says: str, case: Case, seen: Case) -> NoReturn:
         text = f"{says}: a rank raised {error}. torch.chunk of {count(numel, 'element')} into {size} gives "
         text += f"{count(pieces, 'part')}."
         grade.reject("chunk-gives-n-parts", text)
+    if size == 1 and "no connection to rank 0" in error:
+        grade.reject("one-step-too-many", f"{says}: a rank raised {error}. It is alone and has nothing to exchange.")
     grade.reject("unknown", f"{says}: a rank raised {error}.")
 
 
