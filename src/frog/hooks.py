@@ -84,5 +84,14 @@ def print_answers(folder: Path) -> int:
     raise _missing("--check", "frog.observe")
 
 
+@Hook
+def check_manifest(manifest: Path) -> int:
+    """Print the mistakes of a manifest (`frog run --from FILE --dry-run`) and return the exit code.
+
+    Without a product: UsageError.
+    """
+    raise _missing("--dry-run", "frog.cluster")
+
+
 def _missing(option: str, product: str) -> UsageError:
     return UsageError(f"{option}: {product} is not registered", "register it, as frog/products.py does")

@@ -25,6 +25,7 @@ def register_products() -> None:
     hooks.report_sections.register(_report_sections)
     hooks.run_manifest.register(_run_manifest)
     hooks.print_answers.register(_print_answers)
+    hooks.check_manifest.register(_check_manifest)
 
 
 def _rank_environment(
@@ -45,6 +46,12 @@ def _report_sections(run: RunFile, history: History) -> dict[str, dict[str, Any]
     from frog.plan.report.sections import report_sections
 
     return report_sections(run, history)
+
+
+def _check_manifest(manifest: Path) -> int:
+    from frog.cluster.kubernetes.check_manifest import check_manifest
+
+    return check_manifest(manifest)
 
 
 def _run_manifest(manifest: Path, extra: Sequence[str]) -> int:

@@ -52,6 +52,7 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--from", dest="manifest", type=Path, metavar="K8S.yaml", help="run a manifest's pods as local processes"
     )
+    parser.add_argument("--dry-run", action="store_true", help="with --from: only print the manifest's mistakes")
     parser.add_argument(
         "program",
         nargs=argparse.REMAINDER,
@@ -114,7 +115,7 @@ def _run(args: argparse.Namespace) -> int:
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if args.manifest is not None:
-        from frog.hooks import run_manifest
+        from frog.hooks import check_manifest, run_manifest
 
         none = argparse.ArgumentParser()
         add_world_arguments(none)
@@ -124,7 +125,9 @@ def _run(args: argparse.Namespace) -> int:
                     f"--{option.replace('_', '-')} cannot be combined with --from: the manifest defines the world",
                     f"frog run --from {args.manifest}",
                 )
-        return run_manifest(args.manifest, program)
+        return check_manifest(args.manifest) if args.dry_run else run_manifest(args.manifest, program)
+    if args.dry_run:
+        raise UsageError("--dry-run: needs a manifest", "frog run --from k8s.yaml --dry-run")
     if (command := parse_torchrun(program)) is not None:
         merge_torchrun_options(command, args)
         program = list(command.program)

@@ -13,7 +13,7 @@ from small_manifest import SMALL, read
 from frog.cluster.kubernetes.manifest_text import ManifestError, load_documents
 from frog.cluster.kubernetes.published_schemas import refused_by_kubernetes
 
-POD = "{restartPolicy: Never, containers: [{name: a, image: b, resources: {requests: {nvidia.com/gpu: 1}}}]}"
+POD = "{restartPolicy: Never, containers: [{name: pytorch, image: b, resources: {requests: {nvidia.com/gpu: 1}}}]}"
 PYTORCH = f"""
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob

@@ -1,8 +1,8 @@
 """What Kubernetes refuses in a manifest: by its published schemas, and by the rules of its API server beyond them.
 
 The schemas are those of the packages kubernetes-validate (Kubernetes' OpenAPI definitions) and kubeflow-trainer-api
-(TrainJob, JobSet), which the extra `kubernetes` installs. Of kinds that neither has, such as PyTorchJob and MPIJob, the
-pod templates are checked.
+(TrainJob, JobSet), which the extra `kubernetes` installs. Of kinds that neither has, the pod templates are checked, and
+of PyTorchJob, MPIJob and Kueue's objects the rules that their operators' admission applies.
 """
 
 from __future__ import annotations
@@ -34,11 +34,37 @@ def have_schemas() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in _PACKAGES)
 
 
+def has_schema(document: Mapping[Any, Any]) -> bool:
+    """True if a package has the schema of an object's kind."""
+    version, kind = document.get("apiVersion"), document.get("kind")
+    return isinstance(version, str) and isinstance(kind, str) and _schema_of(version, kind) is not None
+
+
 def refused_by_kubernetes(document: Mapping[str, Any]) -> list[str]:
-    """Return what Kubernetes refuses in one object; without the packages, only by the rules beyond the schemas."""
+    """Return what Kubernetes refuses in one object; without the packages, only by the rules beyond the schemas.
+
+    Placeholders that are still to be filled in are left out: their values cannot be known (`placeholders`).
+    """
+    return [problem for problem in _all_problems(document) if not problem.endswith(_UNKNOWN)][:_MOST_PROBLEMS]
+
+
+def placeholders(document: Mapping[str, Any]) -> list[str]:
+    """Return the placeholders of a template at which Kubernetes needs another value."""
+    return [problem for problem in _all_problems(document) if problem.endswith(_UNKNOWN)][:_MOST_PROBLEMS]
+
+
+def _all_problems(document: Mapping[str, Any]) -> list[str]:
     kind = str(document.get("kind"))
     problems = [*_schema_problems(document)] if have_schemas() else []
-    return [f"{kind}{place}" for place in dict.fromkeys((*problems, *_rule_problems(document)))][:_MOST_PROBLEMS]
+    return [f"{kind}{place}" for place in dict.fromkeys((*problems, *_rule_problems(document)))]
+
+
+_UNKNOWN = "a placeholder, whose value cannot be known"
+_PLACEHOLDER = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\{\{.*\}\}|<[\w .-]+>|%\w+%|__\w+__", re.ASCII)
+
+
+def _is_placeholder(value: Any) -> bool:
+    return isinstance(value, str) and _PLACEHOLDER.search(value) is not None
 
 
 # ---- schemas ---------------------------------------------------------------------------------------------------------
@@ -115,7 +141,11 @@ def _violations(value: Any, schema: Mapping[str, Any], place: str) -> Iterator[s
     for error in validator.iter_errors(value):
         inner = jsonschema.exceptions.best_match([error])
         where = place + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in inner.absolute_path)
-        if inner.validator == "additionalProperties":
+        if inner.instance is None:  # Kubernetes takes null for the absence of a value
+            continue
+        if _is_placeholder(inner.instance):
+            yield f"{where}: {inner.instance}: {_UNKNOWN}"
+        elif inner.validator == "additionalProperties":
             known = inner.schema.get("properties", {})
             for key in inner.instance.keys() - known.keys():
                 near = nearest(str(key), known)
@@ -148,8 +178,20 @@ def _rule_problems(document: Mapping[str, Any]) -> Iterator[str]:
         yield from _container_problems(document.get("spec"), ".spec")
     for place, template in _pod_templates(document, ""):
         yield from _container_problems(template.get("spec"), f"{place}.spec")
-    if (document.get("apiVersion"), document.get("kind")) == ("batch/v1", "Job"):
-        yield from _job_problems(_mapping(document.get("spec")))
+    version, kind = str(document.get("apiVersion")), str(document.get("kind"))
+    spec = _mapping(document.get("spec"))
+    if (version, kind) == ("batch/v1", "Job"):
+        yield from _job_problems(spec)
+    elif (version, kind) == ("kubeflow.org/v1", "PyTorchJob"):
+        yield from _replica_problems(spec, "pytorchReplicaSpecs", ("Master", "Worker"), "Master", "pytorch")
+    elif version.startswith("kubeflow.org/") and kind == "MPIJob":
+        yield from _replica_problems(spec, "mpiReplicaSpecs", ("Launcher", "Worker"), "Launcher", None)
+        slots = spec.get("slotsPerWorker", 1)
+        if not _is_placeholder(slots) and (type(slots) is not int or slots < 1):
+            yield f".spec.slotsPerWorker: {slots!r}: must be a whole number of at least 1"
+    elif version.startswith("kueue.x-k8s.io/"):
+        yield from _kueue_problems(kind, spec)
+    yield from _queue_problems(document)
 
 
 def _job_problems(spec: Mapping[str, Any]) -> Iterator[str]:
@@ -159,6 +201,78 @@ def _job_problems(spec: Mapping[str, Any]) -> Iterator[str]:
         yield f".spec.template.spec.restartPolicy: {restart}: must be Never or OnFailure for a Job"
     if spec.get("completionMode") == "Indexed" and spec.get("completions") is None:
         yield ".spec.completions: missing: completionMode Indexed needs it"
+
+
+_RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+_QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+def _replica_problems(
+    spec: Mapping[str, Any], key: str, roles: tuple[str, ...], single: str, container: str | None
+) -> Iterator[str]:
+    """Yield what the admission of Kubeflow's training operator or MPI operator refuses.
+
+    single: the role that has one replica. container: the name that a container of each role must have.
+    Source:  the operators' `validation` packages.
+    """
+    policy = _mapping(spec.get("runPolicy"))
+    if "suspend" in policy and type(policy["suspend"]) is not bool and not _is_placeholder(policy["suspend"]):
+        yield f".spec.runPolicy.suspend: {policy['suspend']!r}: must be true or false"
+    replicas = spec.get(key)
+    if not isinstance(replicas, dict) or not replicas:
+        yield f".spec.{key}: missing"
+        return
+    if single == "Launcher" and single not in replicas:
+        yield f".spec.{key}.Launcher: missing"
+    for role, value in replicas.items():
+        place = f".spec.{key}.{role}"
+        if role not in roles:
+            near = nearest(str(role), roles)
+            yield f"{place}: no such role; roles: {', '.join(roles)}" + (f"; did you mean {near}?" if near else "")
+            continue
+        number = _mapping(value).get("replicas")
+        if _is_placeholder(number):
+            yield f"{place}.replicas: {number}: {_UNKNOWN}"
+        elif number is not None and (type(number) is not int or number < 0):
+            yield f"{place}.replicas: {number!r}: must be a whole number"
+        elif role == single and number not in (None, 1):
+            yield f"{place}.replicas: {number}: there must be exactly one {single}"
+        restart = _mapping(value).get("restartPolicy")
+        if restart is not None and restart not in _RESTARTS and not _is_placeholder(restart):
+            yield f"{place}.restartPolicy: {restart!r}: must be one of {', '.join(_RESTARTS)}"
+        containers = _mapping(_mapping(_mapping(value).get("template")).get("spec")).get("containers")
+        if not isinstance(containers, list) or not containers:
+            yield f"{place}.template.spec.containers: missing"
+        elif container is not None and container not in [_mapping(one).get("name") for one in containers]:
+            yield f"{place}.template.spec.containers: none is named {container}, as the operator needs it"
+
+
+def _kueue_problems(kind: str, spec: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what Kueue refuses in its own objects."""
+    if kind == "LocalQueue" and not isinstance(spec.get("clusterQueue"), str):
+        yield ".spec.clusterQueue: missing: the name of a ClusterQueue"
+    groups = spec.get("resourceGroups") if kind == "ClusterQueue" else None
+    for number, group in enumerate(groups if isinstance(groups, list) else ()):
+        place = f".spec.resourceGroups[{number}]"
+        covered, flavors = _mapping(group).get("coveredResources"), _mapping(group).get("flavors")
+        if not isinstance(covered, list) or not isinstance(flavors, list):
+            yield f"{place}: needs coveredResources and flavors"
+            continue
+        for at, flavor in enumerate(flavors):
+            resources = _mapping(flavor).get("resources")
+            names = [_mapping(one).get("name") for one in resources] if isinstance(resources, list) else []
+            if names != covered:
+                yield f"{place}.flavors[{at}].resources: {names}: must be coveredResources, in this order: {covered}"
+
+
+def _queue_problems(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a label of Kueue that Kubernetes refuses, or that is in the wrong place."""
+    labels = _mapping(_mapping(document.get("metadata")).get("labels"))
+    queue = labels.get(_QUEUE)
+    is_label = isinstance(queue, str) and _LABEL_VALUE.fullmatch(queue) is not None
+    if queue is not None and not is_label and not _is_placeholder(queue):
+        yield f".metadata.labels.{_QUEUE}: {queue!r}: not a valid label"
 
 
 def _container_problems(pod: Any, place: str) -> Iterator[str]:
@@ -183,7 +297,9 @@ def resource_problems(resources: Mapping[str, Any], place: str) -> Iterator[str]
             yield f"{place}.requests.{name}: {request} without a limit: Kubernetes refuses it; write the limit"
         elif request is not None and str(request) != str(limit):
             yield f"{place}.requests.{name}: {request}, but the limit is {limit}: they must be equal"
-        if limit is not None and not _WHOLE.fullmatch(str(limit)):
+        if _is_placeholder(limit):
+            yield f"{place}.limits.{name}: {limit}: {_UNKNOWN}"
+        elif limit is not None and not _WHOLE.fullmatch(str(limit)):
             yield f"{place}.limits.{name}: {limit}: must be a whole number"
 
 
