@@ -15,6 +15,7 @@ from frog.cluster.jobfile import traps_across_nodes, traps_ranks, traps_request,
 from frog.cluster.jobfile.cluster_profile import ClusterProfile
 from frog.cluster.jobfile.findings import Finding, Trap
 from frog.cluster.jobfile.job_file import JobFile, nested_jobs, read_job_file
+from frog.cluster.jobfile.launcher_files import named_findings
 from frog.cluster.jobfile.variable_values import PLACEHOLDER
 from frog.cluster.slurm_options import GivenOption
 from frog.core.errors import UsageError
@@ -81,7 +82,8 @@ def explain_with(text: str, path: Path, context: CheckContext) -> Explanation:
         findings += traps_shell.not_understood_findings(file)
     ignored = _ignored_codes(job.lines)
     unique = {(finding.code, finding.line): finding for finding in reversed(findings)}.values()
-    kept = [finding for finding in unique if finding.code not in ignored[0] | ignored[finding.line]]
+    in_files = [finding for file in (job, *nested) for finding in named_findings(file, context.places)]
+    kept = [finding for finding in (*unique, *in_files) if finding.code not in ignored[0] | ignored[finding.line]]
     order = sorted(kept, key=lambda finding: (finding.line, finding.kind == "advice", finding.code))
     return Explanation(job, tuple(order), tuple(nested))
 

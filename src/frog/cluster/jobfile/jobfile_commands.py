@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.errors import UsageError
 from frog.core.schema import shortened
+from frog.core.units import parse_whole
 
 if TYPE_CHECKING:
     from frog.cluster.jobfile.explain import Explanation
@@ -35,7 +36,8 @@ def add_explain_parser(commands: argparse._SubParsersAction[Any]) -> None:
         description="Explain a job file. Exit code 1 if something will fail, hang or waste; 0 if there is only advice.",
         epilog="Options of sbatch (--nodes 4, -p gpu, ...) override the file's, as they do for sbatch.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a job file, or - for standard input")
+    what = "a job file, or - for standard input; or a configuration of DeepSpeed (.json) or accelerate (.yaml)"
+    parser.add_argument("file", type=Path, metavar="FILE", help=what)
     parser.add_argument("--profile", metavar="NAME", help="check the file for that cluster: a profile, or PATH.toml")
     parser.add_argument(
         "--slurm-version", metavar="22.05", help="report what applies to that Slurm version (default: all versions)"
@@ -72,8 +74,11 @@ def run_explain(args: argparse.Namespace) -> int:
     """Print the explanation; exit code 1 if there is a trap."""
     from frog.cluster.jobfile.cluster_profile import load_profile
     from frog.cluster.jobfile.explain import CheckContext, explain_file
+    from frog.cluster.jobfile.launcher_files import SUFFIXES
     from frog.cluster.slurm_options import SBATCH, GivenOption
 
+    if args.file.suffix in SUFFIXES:
+        return _explain_launcher_file(args)
     given = tuple(GivenOption(0, f"--{name}", SBATCH[name], value) for name, value in args.given)
     profile = load_profile(args.profile) if args.profile else None
     places = (Path(), args.file.parent)
@@ -86,6 +91,34 @@ def run_explain(args: argparse.Namespace) -> int:
         print()
     print("\n".join(format_findings(explanation)))
     return 1 if explanation.traps else 0
+
+
+def _explain_launcher_file(args: argparse.Namespace) -> int:
+    """Explain DeepSpeed's JSON or accelerate's YAML; options of sbatch say for which job."""
+    from frog.cluster.jobfile.launcher_files import JobOfFile, file_findings, read_launcher_file, summary
+
+    file = read_launcher_file(args.file)
+    asked = {name: parse_whole(value or "") for name, value in args.given}
+    nodes = asked.get("nodes") or (1 if "gpus-per-node" in asked else None)
+    per_node = asked.get("gpus-per-node") or asked.get("ntasks-per-node")
+    world = asked.get("ntasks") or (nodes * per_node if nodes and per_node else None)
+    job = JobOfFile(world, nodes, per_node)
+    findings = _most_severe_first(file_findings(file, job))
+    traps = sum(finding.kind != "advice" for finding in findings)
+    if args.json:
+        tables = list(map(_table, findings))
+        about = {"format": 1, "file": str(file.path), "summary": summary(file, job), "findings": tables}
+        print(json.dumps(about, indent=2))
+        return 1 if traps else 0
+    lines = [] if args.traps else [plain(str(file.path)), *(f"  {plain(line)}" for line in summary(file, job)), ""]
+    lines += [line for finding in findings for line in _format_finding(finding, file.path)]
+    print("\n".join([*lines, f"{plain(str(file.path))}: {_num_findings(traps, len(findings) - traps)}"]))
+    return 1 if traps else 0
+
+
+def _num_findings(traps: int, advice: int) -> str:
+    count = f"{traps or 'no'} trap{'' if traps == 1 else 's'}"
+    return f"{count}, {advice} piece{'' if advice == 1 else 's'} of advice" if advice else count
 
 
 def _version(text: str | None) -> tuple[int, int] | None:
