@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _LEAST_DEADLINE_S = 2.0
 """A shorter deadline would kill a healthy rank that is slow for a moment."""
-_CHECK_HOOKS = ("frog_observer", "frog_observer.checks")
-_CHECK_EVERY = 50
+CHECK_HOOKS = ("frog_observer", "frog_observer.checks")
+CHECK_EVERY = 50
 """Steps from one sampled step to the next: the sampled ones then cost less than 1 % of the run's time."""
 
 
@@ -43,7 +43,7 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--check",
         nargs="?",
-        const=_CHECK_EVERY,
+        const=CHECK_EVERY,
         type=at_least(1),
         metavar="K",
         help="compare the ranks' numbers in the first steps and in every K-th (default: 50), as `frog check` does in "
@@ -160,7 +160,7 @@ def run_checked(
         )
     folders: list[Path] = []
     asked = {**options.extra_env, "FROG_CHECK": str(every)}
-    options = replace(options, extra_env=asked, hooks=_CHECK_HOOKS, on_folder=folders.append)
+    options = replace(options, extra_env=asked, hooks=CHECK_HOOKS, on_folder=folders.append)
     failed: FrogError | None = None
     try:
         code = run_world(nodes, program, options)

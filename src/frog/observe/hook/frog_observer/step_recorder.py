@@ -42,6 +42,7 @@ class StepRecorder:
         self._ddp: list[tuple[Any, Any]] = []
         """Weak references to DDP's wrappers, and the ranks of their groups."""
         self._depth, self._in_backward = 0, False
+        self._handles: list[Any] = []
         self._num_steps, self._num_batches = 0, 0
         self._steps: dict[int, int] = {}
         self._stale: dict[int, Any] = {}
@@ -89,6 +90,7 @@ class StepRecorder:
         """Record nothing from now on, and say so in the file."""
         self.write({"kind": "stopped", "why": why[:500]})
         self.is_on = False
+        self.hook_modules()
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line to the rank's file."""
@@ -98,13 +100,15 @@ class StepRecorder:
             if self._file is None:
                 os.makedirs(self._place.folder, exist_ok=True)
                 path = os.path.join(self._place.folder, NAME)
-                self._file = open(path, "w", encoding="ascii", buffering=1)  # noqa: SIM115 it lives as long as the process
+                self._file = open(path, "w", encoding="ascii")  # noqa: SIM115 it lives as long as the process
                 self._put(self._header())
             if self._bytes > _MOST_BYTES:
                 self._put({"kind": "stopped", "why": f"the file has reached {_MOST_BYTES >> 20} MiB"})
                 self.is_on = False
                 return
             self._put(line)
+            if line["kind"] != "step" or "gradients" in line:
+                self._file.flush()
         except OSError as error:
             self.is_on = False
             print(f"frog check records nothing more on rank {self._place.rank}: {error}", file=sys.stderr)
@@ -124,6 +128,19 @@ class StepRecorder:
             "every": self._every,
             "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
         }
+
+    def hook_modules(self) -> None:
+        """Hook the modules for a step that is sampled, and no longer for others: hooks cost time in every module."""
+        module: Any = sys.modules["torch.nn.modules.module"]
+        if self.is_sampled and self.is_on and not self._handles:
+            self._handles = [
+                module.register_module_forward_pre_hook(self.on_forward),
+                module.register_module_forward_hook(self.after_forward, always_call=True),
+            ]
+        elif self._handles and not (self.is_sampled and self.is_on):
+            for handle in self._handles:
+                handle.remove()
+            self._handles, self._depth = [], 0
 
     # ---- what happens between two steps ------------------------------------------------------------------------------
 
@@ -176,10 +193,10 @@ class StepRecorder:
         record: dict[str, Any] = {"line": line}
         if len(self._backwards) < _MOST_FORWARDS:
             self._backwards.append(record)
+        if not self.is_sampled:
+            return
         with self.reading():
             record["graph"] = _graph_of(loss)
-            if not self.is_sampled:
-                return
             if loss is not None and loss.numel() == 1 and not hasattr(loss, "_local_tensor"):
                 record["loss"] = _finite(float(loss.detach()))
             gradients = [each for _, optimizer in self._optimizers for each in _gradients(optimizer)]
@@ -282,6 +299,7 @@ class StepRecorder:
             )
             self._num_steps += 1
             self._forwards, self._backwards, self._calls = [], [], []
+            self.hook_modules()
 
     def at_end(self) -> None:
         """Write what is known at the end of the program."""

@@ -27,9 +27,7 @@ def watch(recorder: StepRecorder) -> None:
 
 def _watch(recorder: StepRecorder) -> None:
     torch: Any = sys.modules["torch"]
-    module = torch.nn.modules.module
-    module.register_module_forward_pre_hook(recorder.on_forward)
-    module.register_module_forward_hook(recorder.after_forward, always_call=True)
+    recorder.hook_modules()
     optimizer: Any = sys.modules["torch.optim.optimizer"]
     optimizer.register_optimizer_step_pre_hook(recorder.before_step)
     optimizer.register_optimizer_step_post_hook(recorder.after_step)
