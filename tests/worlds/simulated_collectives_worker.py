@@ -4,6 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -46,6 +47,14 @@ with dist._coalescing_manager(device=device, async_ops=True) as manager:
         dist.all_gather_into_tensor(target, ones(size) * rank)
 manager.wait()
 seen["coalesced"] = [one.tolist() for one in parts]
+
+x = ones(4_000_000)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    reduced = funcol.all_reduce(x, "sum", dist.group.WORLD) * 2
+x.fill_(3)
+graph.replay()
+seen["replayed"] = [reduced.min().item(), reduced.max().item()]
 
 model = DistributedDataParallel(nn.Linear(2, 2).to(device), device_ids=[rank])
 seen["ddp"] = str(model(torch.ones(1, 2)).device)

@@ -43,6 +43,7 @@ def test_collectives_and_wrappers_give_what_nccl_and_cuda_give(harness: Harness)
         "gather = [0.0, 0.0, 1.0, 1.0]",
         "future = ['then', [1.0, 1.0]]",
         "coalesced = [[0.0, 1.0], [0.0, 0.0, 1.0, 1.0]]",
+        "replayed = [12.0, 12.0]",
         "ddp = cuda:0",
         "offloaded = True",
     ]

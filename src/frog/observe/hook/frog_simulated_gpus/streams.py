@@ -201,6 +201,9 @@ def _compute(operation: Any, args: Any, kwargs: dict[str, Any], written: list[to
 
         for work in [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.ScriptObject)]:
             Work.unbox(work).wait()
+    elif operation.namespace.startswith("_c10d_functional"):  # its results are complete only after a wait
+        for tensor in _tensors(result):
+            torch.ops._c10d_functional.wait_tensor(tensor)
     for target, new in zip(written, _tensors(result), strict=True):
         if target is not None:
             target.copy_(new)
