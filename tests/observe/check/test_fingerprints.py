@@ -116,3 +116,12 @@ def test_samples_are_evenly_spaced() -> None:
     assert 1024 < len(found) <= fingerprints.MOST_SAMPLED
     assert found[1] - found[0] == found[-1] - found[-2]
     assert torch.equal(fingerprints.sampled(values[:5]), values[:5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_finite_is_told_from_overflow(dtype: torch.dtype) -> None:
+    large = torch.full((10,), torch.finfo(dtype).max, dtype=dtype)
+    assert fingerprints.is_finite(large)
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        assert not fingerprints.is_finite(torch.cat([large, torch.tensor([bad], dtype=dtype)]))
+    assert not fingerprints.is_finite(torch.tensor([float("inf"), float("-inf")], dtype=dtype))

@@ -14,7 +14,8 @@ from typing import Any
 _WIDTH, _ROWS = 4096, 1024
 """The vector is a product: place p has the number `across[p % width] * down[p // width % rows]`."""
 _SEED = 20_111
-_CHUNK = _WIDTH * _ROWS
+_CHUNK_ROWS = {"cpu": 16}
+"""Rows to convert at once, on a kind of device; `_ROWS` on others. On a CPU, large new tensors cost more than sums."""
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 _MOST_ROWS, _MOST_ROW_ELEMENTS = 256, 1 << 22
 MOST_SAMPLED = 2048
@@ -43,7 +44,11 @@ def bits(tensor: Any) -> Any:
         flat = torch.view_as_real(flat).reshape(-1)
     if flat.dtype == torch.bool:
         return flat.sum(dtype=torch.int64)
-    return flat.view(getattr(torch, _INTEGERS[flat.element_size()])).sum(dtype=torch.int64)
+    flat = flat.view(getattr(torch, _INTEGERS[flat.element_size()]))
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for part in flat.split(_CHUNK_ROWS.get(flat.device.type, _ROWS) * _WIDTH):
+        total = total + part.sum(dtype=torch.int64)
+    return total
 
 
 def sketch_and_norm(tensor: Any, offset: int = 0) -> tuple[Any, Any]:
@@ -56,6 +61,7 @@ def sketch_and_norm(tensor: Any, offset: int = 0) -> tuple[Any, Any]:
     if flat.dtype.is_complex:
         flat = torch.view_as_real(flat).reshape(-1)
     across, down = _vector(flat.device)
+    most_rows = _CHUNK_ROWS.get(flat.device.type, _ROWS)
     sketch = torch.zeros((), dtype=torch.float64, device=flat.device)
     square = torch.zeros((), dtype=torch.float64, device=flat.device)
     place, end = 0, flat.numel()
@@ -66,7 +72,7 @@ def sketch_and_norm(tensor: Any, offset: int = 0) -> tuple[Any, Any]:
             part = flat[place : place + length].double()
             sketch = sketch + torch.dot(part, across[column : column + length]) * down[row % _ROWS]
         else:  # whole rows
-            rows = min((end - place) // _WIDTH, _ROWS - row % _ROWS)
+            rows = min((end - place) // _WIDTH, _ROWS - row % _ROWS, most_rows)
             length = rows * _WIDTH
             part = flat[place : place + length].double()
             begin = row % _ROWS
@@ -81,9 +87,10 @@ def sketch_error(count: int, norm: float) -> float:
 
     A dot product in float64 errs by at most n * 2^-53 * sum |x_i||v_i| to first order, whatever the order of its
     additions (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1), and the sum is at most the
-    product of the norms (Cauchy-Schwarz). A row adds `_WIDTH` products and a chunk at most `_ROWS` rows.
+    product of the norms (Cauchy-Schwarz). A row adds `_WIDTH` products, a chunk its rows, and the chunks are added.
     """
-    additions = min(count, _WIDTH) + min(-(-count // _WIDTH), _ROWS) + -(-count // _CHUNK) + 3
+    rows = -(-count // _WIDTH)
+    additions = min(count, _WIDTH) + min(rows, _ROWS) + -(-rows // min(_CHUNK_ROWS.values())) + 3
     return float(additions * 2.0**-53 * norm * count**0.5 * _LARGEST)
 
 
@@ -100,6 +107,14 @@ def _vector(device: Any) -> tuple[Any, Any]:
         both = ((both * 2 - 1) * 3**0.5).to(device)
         _vectors[key] = both[:_WIDTH], both[_WIDTH:]
     return _vectors[key]
+
+
+def is_finite(tensor: Any) -> bool:
+    """True if no element is NaN or infinite."""
+    torch, local = _torch(), local_of(tensor)
+    wide = torch.float64 if local.dtype == torch.float64 else torch.float32
+    # a finite sum proves it without a tensor of the same size; one that is not finite may have overflowed
+    return bool(torch.isfinite(local.sum(dtype=wide))) or bool(torch.isfinite(local).all())
 
 
 def sampled(tensor: Any) -> Any:

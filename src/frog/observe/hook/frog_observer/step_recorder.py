@@ -181,7 +181,7 @@ class StepRecorder:
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return
         with self.reading():
-            if not bool(torch.isfinite(fingerprints.local_of(output)).all()):
+            if not fingerprints.is_finite(output):
                 self._saw_nan = True
                 self._calls.append(
                     {"call": "not_finite", "module": self._module_name(module), "line": line_of(sys._getframe(2))}
