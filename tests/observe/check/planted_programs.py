@@ -8,6 +8,7 @@ that the bug breaks, how sure the answer must be, and the public report or the p
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
@@ -599,12 +600,27 @@ FOLDER = Path()
 """Where a program may write."""
 
 
-def main() -> None:
-    """Run every program twice; each leaves its records in FOLDER/NAME/bug and FOLDER/NAME/right."""
+@contextlib.contextmanager
+def recorded(folder: Path) -> Iterator[Path]:
+    """Record what this rank does into a folder of its own."""
     from frog_observer.place import find_place
     from frog_observer.step_recorder import StepRecorder
     from frog_observer.watched_functions import watch
 
+    folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    os.environ["FROG_RUN_DIR"] = str(folder)
+    place = find_place(os.environ, os.getpid(), ["python"])
+    assert place is not None
+    recorder = StepRecorder(place, 1)
+    watch(recorder)
+    yield folder
+    recorder.at_end()
+    recorder.is_on = False
+
+
+def main() -> None:
+    """Run every program twice; each leaves its records in FOLDER/NAME/bug and FOLDER/NAME/right."""
     global FOLDER
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     dist.init_process_group("gloo")
@@ -612,17 +628,8 @@ def main() -> None:
         if names and case.name not in names:
             continue
         for bug in (True, False):
-            FOLDER = folder / case.name / ("bug" if bug else "right")
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            dist.barrier()
-            os.environ["FROG_RUN_DIR"] = str(FOLDER)
-            place = find_place(os.environ, os.getpid(), ["python"])
-            assert place is not None
-            recorder = StepRecorder(place, 1)
-            watch(recorder)
-            case.program(bug)
-            recorder.at_end()
-            recorder.is_on = False
+            with recorded(folder / case.name / ("bug" if bug else "right")) as FOLDER:
+                case.program(bug)
             print(case.name, bug, flush=True)
     dist.destroy_process_group()
 

@@ -66,12 +66,19 @@ def two_ranks(run: Path, **other: Any) -> None:
 @pytest.mark.parametrize(
     ("other", "rule"),
     [
-        ({"gradients": [[5, 0.25, 2.0]], "backwards": [{"bits": {"0": [5]}}]}, "gradients"),
+        (
+            {
+                "gradients": [[5, 0.25, 2.0]],
+                "weights": [[5, 0.5, 3.0]],
+                "backwards": [{"bits": {"0": [5]}}],
+            },
+            "gradients",
+        ),
         ({"lr": [0.2]}, "learning-rates"),
         ({"before": [5]}, "weights-between"),
         ({"weights": [[5, 0.5, 3.0]]}, "weights-after"),
         ({"stale": True}, "cleared"),
-        ({"gradients": [[14, None, None]], "weights": [[1002, 0.5, 3.0]]}, "finite"),
+        ({"gradients": [[14, None, None]], "weights": [[5, None, None]]}, "finite"),
     ],
 )
 def test_rule_is_broken_by_one_difference(tmp_path: Path, other: dict[str, Any], rule: str) -> None:
@@ -93,7 +100,7 @@ def test_first_step_with_other_weights_breaks_the_start(tmp_path: Path) -> None:
 
 
 def test_replicated_placements_must_agree_and_shards_need_not(tmp_path: Path) -> None:
-    other = {"gradients": [[5, 0.25, 2.0]], "backwards": []}
+    other = {"gradients": [[5, 0.25, 2.0]], "weights": [[5, 0.5, 3.0]], "backwards": []}
     for placements, expected in ((["R"], ["gradients"]), (["S(0)"], []), (["P(sum)"], [])):
         for rank in (0, 1):
             mesh = {"placements": placements, "mesh": [0, 1], "ddp": None}
@@ -105,11 +112,52 @@ def test_replicated_placements_must_agree_and_shards_need_not(tmp_path: Path) ->
 def test_a_mesh_of_two_dimensions_compares_the_ranks_along_the_replicated_one(tmp_path: Path) -> None:
     for rank in range(4):
         mesh = {"placements": ["R", "S(0)"], "mesh": [[0, 1], [2, 3]], "ddp": None}
-        own = {"gradients": [[rank % 2 + (rank == 3), 0.25, 2.0]], "backwards": []}
+        part = rank % 2 + (rank == 3)
+        own = {"gradients": [[part, 0.25, 2.0]], "weights": [[part, 0.5, 2.0]], "backwards": []}
         write(tmp_path, rank, [table(**mesh), step(1, **own)])
     (answer,) = broken_rules(answers_of(read_records(tmp_path)))
     assert answer.broken is not None
     assert answer.broken.ranks == (1, 3)
+
+
+def test_gradients_may_differ_where_the_step_leaves_weights_equal(tmp_path: Path) -> None:
+    """A DTensor's gradient may be a partial sum, and an optimizer may reduce gradients in its step."""
+    two_ranks(tmp_path, gradients=[[5, 0.25, 2.0]], backwards=[{"bits": {"0": [5]}}])
+    assert broken_rules(answers_of(read_records(tmp_path))) == []
+
+
+def test_equal_gradients_of_equal_losses_prove_no_reduction(tmp_path: Path) -> None:
+    """Ranks of a sweep begin with equal weights and batches, and need not stay equal."""
+    for losses, expected in (((1.0, 1.0), "possible"), ((1.0, 2.0), "certain")):
+        for rank, loss in enumerate(losses):
+            backwards = [{"line": LINE, "loss": loss, "bits": {"0": [7]}}]
+            own = table(ddp=None), step(1, backwards=backwards), step(2, backwards=backwards, lr=[0.1 + rank])
+            write(tmp_path, rank, list(own))
+        (answer,) = broken_rules(answers_of(read_records(tmp_path)))
+        assert answer.broken is not None
+        assert (answer.rule.name, answer.broken.sure) == ("learning-rates", expected)
+
+
+def test_a_loop_that_peeks_at_a_batch_does_not_train_on_it(tmp_path: Path) -> None:
+    def iteration(rank: int, number: int, epoch: int, batches: int) -> list[dict[str, Any]]:
+        loader = {"loader": 0, "iteration": number, "distributed": True, "shuffle": True, "epoch": epoch, "line": LINE}
+        own = [
+            {"loader": 0, "iteration": number, "batch": each, "rows": [100 * rank + each]} for each in range(batches)
+        ]
+        return [{"kind": "loader", **loader}, *({"kind": "batch", "step": each["batch"], **each} for each in own)]
+
+    for batches, expected in ((1, []), (3, ["epochs"])):
+        for rank in (0, 1):
+            loops = [*iteration(rank, 0, 0, batches), *iteration(rank, 1, 0, batches), *iteration(rank, 2, 1, 3)]
+            write(tmp_path, rank, [table(), *loops, step(1), step(2)])
+        assert [answer.rule.name for answer in broken_rules(answers_of(read_records(tmp_path)))] == expected, batches
+
+
+def test_ranks_with_fewer_batches_take_fewer_steps(tmp_path: Path) -> None:
+    write(tmp_path, 0, [table(), step(1), step(2), {"kind": "end", "steps": 2}])
+    for backwards, expected in ((0, []), (1, ["steps"])):
+        write(tmp_path, 1, [table(), step(1), {"kind": "end", "steps": 1, "backwards": backwards}])
+        assert [answer.rule.name for answer in broken_rules(answers_of(read_records(tmp_path)))] == expected
 
 
 def test_ranks_that_skip_a_step_are_not_compared_after_it(tmp_path: Path) -> None:

@@ -150,7 +150,10 @@ def sums_of_gradients(case: Comparison) -> Broken | None:
                 continue
             if not all(_is_plain_mean(backward) for backward in step.backwards):
                 continue
-            size = len(case.ranks)
+            losses = {tuple(backward.loss for backward in each.backwards) for each in moment.of.values()}
+            if len(losses) == 1:
+                continue  # ranks that split a layer have parts of the gradient of one loss: their sum is meant
+            size = len(hits[0].ranks or case.ranks)
             return Broken(
                 f"since step {moment.step}, the gradients are the sum over {size} ranks of means, reduced at "
                 f"{hits[0].line}: "
@@ -221,12 +224,16 @@ def optimizer_restored(case: Comparison) -> Broken | None:
         seen = seen or bool(loads)
         for call in loads:
             keys = [key for key in call.keys if "optim" in key.lower()]
-            if keys and not restored and any(True for _ in record.calls("load_model")):
+            models = [loaded for _, loaded in record.calls("load_model")]
+            if keys and not restored and models:
+                # with another head or another learning rate, it is the beginning of another training
+                rates = {rate for table in record.tables for step in record.steps_of(table)[:1] for rate in step.lr}
+                goes_on = not any(each.missing for each in models) and rates & set(call.rates)
                 return Broken(
                     f"the checkpoint read at {call.line} has {keys[0]!r}, and no optimizer loaded it: momentum "
                     "and second "
                     "moments begin at zero",
-                    "likely",
+                    "likely" if goes_on else "possible",
                     f"`optimizer.load_state_dict(checkpoint[{keys[0]!r}])`, and the same for the scheduler",
                     step=1,
                     ranks=(rank,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, takewhile
+from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 from frog.observe.check.rank_records import Parameter, RankRecord, Step
@@ -120,6 +120,14 @@ class Comparison:
         )
 
     @cached_property
+    def has_exchanges(self) -> bool:
+        """True if ranks gave each other parts of their activations, as those with experts do."""
+        return any(
+            (record.end is not None and record.end.exchanges) or any(step.exchanges for step in record.steps)
+            for record in self.records.values()
+        )
+
+    @cached_property
     def is_sharded(self) -> bool:
         """True if a wrapper keeps only a part of the weights on each rank."""
         wrappers = {module.wrapper for record in self.records.values() for module in record.modules.values()}
@@ -143,6 +151,8 @@ class Comparison:
         moments = self.sampled(optimizer)
         for index in range(length):
             parameters = {rank: table.parameters[index] for rank, table in tables.items()}
+            if not _are_same(list(parameters.values())):
+                continue  # each rank's optimizer holds other parameters, as ZeRO's do
             known = {_known_ranks(parameter, rank) for rank, parameter in parameters.items()}
             groups = {tuple(rank for rank in group if rank in parameters) for group in known if group is not None}
             if groups:
@@ -155,7 +165,7 @@ class Comparison:
     ) -> Iterator[Replica]:
         """Yield a parameter without a wrapper that has equal gradients in some step, or equal weights at the start."""
         first = moments[0].of
-        if len({tuple(each.shape) for each in parameters.values()}) > 1 or set(first) != set(parameters):
+        if set(first) != set(parameters) or self._averages_weights(optimizer, index):
             return
         if any(parameter.mesh is not None for parameter in parameters.values()):
             return
@@ -164,9 +174,36 @@ class Comparison:
         elif len({step.before[index] for step in first.values()}) == 1 and not parameters[self.ranks[0]].constant:
             yield Replica(optimizer, index, tuple(parameters), False)
 
+    def _averages_weights(self, optimizer: int, index: int) -> bool:
+        """True if something else than an optimizer makes different weights equal again, as local SGD does.
+
+        Federated averaging makes a new optimizer in each round.
+        """
+        parameter = self.parameter(optimizer, index)
+        places = [
+            (moment, place)
+            for number in self.optimizers
+            for place in self._places(number, parameter.names if parameter is not None else [], (optimizer, index))
+            for moment in self.sampled(number)
+        ]
+        for (before, old), (now, new) in pairwise(places):
+            follows = now.optimizer != before.optimizer or now.step == before.step + 1
+            if not follows or len(now.of) < len(self.ranks) or len(before.of) < len(self.ranks):
+                continue
+            ended = {weight.bits if (weight := step.weights[old]) else None for step in before.of.values()}
+            if len(ended) > 1 and len({step.before[new] for step in now.of.values()}) == 1:
+                return True
+        return False
+
+    def _places(self, optimizer: int, names: list[str], own: tuple[int, int]) -> list[int]:
+        """Return the places in an optimizer of the parameter with some names."""
+        table = self.any.tables.get(optimizer)
+        parameters = table.parameters if table is not None and names else []
+        return [place for place, each in enumerate(parameters) if each.names == names or (optimizer, place) == own]
+
     def in_data_group(self, one: int, other: int) -> bool | None:
         """True if two ranks train replicas of one model on samples of their own; None if unknown."""
-        if any({one, other} <= set(replica.ranks) and self._is_ddp(replica) for replica in self.replicas):
+        if any({one, other} <= set(replica.ranks) and self.is_ddp(replica) for replica in self.replicas):
             return True
         wrappers = {module.wrapper for module in self.records[one].modules.values()}
         one_mesh = {str(each.mesh) for table in self.records[one].tables.values() for each in table.parameters}
@@ -174,7 +211,8 @@ class Comparison:
             return True
         return None
 
-    def _is_ddp(self, replica: Replica) -> bool:
+    def is_ddp(self, replica: Replica) -> bool:
+        """True if a wrapper of DDP keeps a parameter equal."""
         parameter = self.parameter(replica.optimizer, replica.index, replica.ranks[0])
         return parameter is not None and parameter.ddp is not None
 
@@ -185,8 +223,17 @@ def _is_flat(record: RankRecord) -> bool:
     return all(isinstance(mesh, list) and all(isinstance(rank, int) for rank in mesh) for mesh in meshes)
 
 
+def _are_same(parameters: list[Parameter]) -> bool:
+    """True if an optimizer's place holds the parameter of the same name and shape on all ranks."""
+    first = parameters[0]
+    return all(each.shape == first.shape and each.names == first.names for each in parameters)
+
+
 def _equal_gradients(moment: Moment, index: int) -> bool:
-    """True if all ranks step with the same gradient, and it is not zero."""
+    """True if all ranks step with the same gradient, not zero, of losses that differ: so it was reduced."""
+    losses = {tuple(backward.loss for backward in step.backwards) for step in moment.of.values()}
+    if len(losses) < 2 or any(None in each or not each for each in losses):
+        return False
     found = [step.gradients[index] if step.gradients is not None else None for step in moment.of.values()]
     return len(found) > 1 and found[0] is not None and bool(found[0].norm) and len(set(found)) == 1
 

@@ -34,7 +34,7 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
         line = _data_line(case.records[one])
         return Broken(
             f"ranks {one} and {other} train on the same samples, in all {len(same)} batches that were compared",
-            "certain" if is_data else "likely" if case.reduces else "possible",
+            "certain" if is_data else "possible",
             "give each rank its own part: a DistributedSampler; for an IterableDataset, skip what other ranks "
             "(and other "
             "workers) read, for example `itertools.islice(data, rank, None, world_size)`"
@@ -96,6 +96,8 @@ def order_of_epochs(case: Comparison) -> Broken | None:
             by_loader.setdefault(loader.loader, []).append(loader)
         evaluated = _evaluation_loaders(record)
         for number, iterations in by_loader.items():
+            # a loop that peeks at a batch, or compares two orders, does not train on it
+            iterations = [each for each in iterations if _trains_in(record, each)]
             if len(iterations) < 2 or number in evaluated or not iterations[0].shuffle:
                 continue
             seen = True
@@ -127,6 +129,14 @@ def order_of_epochs(case: Comparison) -> Broken | None:
     if not seen:
         raise NotObservable("no DataLoader that shuffles was iterated twice")
     return None
+
+
+def _trains_in(record: RankRecord, loader: Loader) -> bool:
+    """True if steps were taken between the batches of an iteration."""
+    steps = {
+        batch.step for batch in record.batches if (batch.loader, batch.iteration) == (loader.loader, loader.iteration)
+    }
+    return len(steps) >= _LEAST_BATCHES
 
 
 def _rows_of(record: RankRecord, loader: Loader) -> list[list[int] | None]:

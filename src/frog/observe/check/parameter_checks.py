@@ -48,12 +48,14 @@ def evaluation_mode(case: Comparison) -> Broken | None:
         for step in record.steps:
             if not step.backwards:
                 continue
+            training = {forward.module for forward in step.forwards if forward.grad and forward.training}
             for forward in step.forwards:
                 if not forward.grad:
                     continue
+                module = record.modules.get(forward.module)
                 if forward.training:
                     trained.setdefault(forward.module, step.number)
-                elif forward.module in trained:
+                elif forward.module in trained and forward.module not in training and module and module.modes:
                     return Broken(
                         f"since step {step.number}, the model is in evaluation mode while it trains on rank "
                         f"{record.rank}, at "
@@ -71,15 +73,22 @@ def in_an_optimizer(case: Comparison) -> Broken | None:
     """Find parameters with a gradient that no optimizer holds."""
     case.require_steps()
     seen = False
+    # ranks may share out the parameters, as ZeRO does by hand
+    tables = [table for record in case.records.values() for table in record.tables.values()]
+    elsewhere = {name for table in tables for each in table.parameters for name in each.names}
     for record in case.records.values():
         if record.end is None:
             continue
         held = {each.module for table in record.tables.values() for each in table.parameters}
         seen = True
-        lost = [each for each in record.end.outside if each.module in held or not _shards(record)]
+        lost = [
+            each
+            for each in record.end.outside
+            if (each.module in held or not _shards(record)) and each.name not in elsewhere
+        ]
         if lost and not case.is_sharded:
             names = ", ".join(each.name for each in lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
-            tables = [table.made for table in record.tables.values()]
+            makers = [table.made for table in record.tables.values()]
             return Broken(
                 f"no optimizer holds {names} of the model, which {'have' if len(lost) > 1 else 'has'} gradients: "
                 f"{'they are' if len(lost) > 1 else 'it is'} never trained",
@@ -89,7 +98,7 @@ def in_an_optimizer(case: Comparison) -> Broken | None:
                 "parameters; set requires_grad=False for those that shall stay",
                 step=1,
                 ranks=(record.rank,),
-                line=next((line for line in tables if line is not None), None) or lost[0].made,
+                line=next((line for line in makers if line is not None), None) or lost[0].made,
             )
     if not seen:
         raise NotObservable("no rank came to its end")
@@ -112,7 +121,14 @@ def gradients_arrive(case: Comparison) -> Broken | None:
             without = [
                 index
                 for index, parameter in enumerate(table.parameters)
-                if parameter.trained and all(_has_no_gradient(step, index) for step in steps)
+                if parameter.trained
+                and all(_has_no_gradient(step, index) for step in steps)
+                # a rank's shard may be empty, and another rank may take another branch
+                and not any(
+                    _are_same(case, optimizer, index, record.rank, other.rank)
+                    and not all(_has_no_gradient(step, index) for step in other.steps_of(optimizer))
+                    for other in case.records.values()
+                )
             ]
             if without and len(without) < len(table.parameters):
                 names = ", ".join(case.name(optimizer, index, record.rank) for index in without[:4])
@@ -126,6 +142,11 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                     line=table.parameters[without[0]].made,
                 )
     return None
+
+
+def _are_same(case: Comparison, optimizer: int, index: int, rank: int, other: int) -> bool:
+    mine, theirs = (case.parameter(optimizer, index, each) for each in (rank, other))
+    return mine is not None and theirs is not None and mine.names == theirs.names
 
 
 def _has_no_gradient(step: Step, index: int) -> bool:
@@ -159,7 +180,7 @@ def step_changes(case: Comparison) -> Broken | None:
                         ranks=(record.rank,),
                         line=table.made,
                     )
-                if parameter.dtype not in _LOW and max(known) == 0 and _not_tiny(steps, index):
+                if parameter.dtype not in _LOW and not _changes(steps, index) and _not_tiny(steps, index):
                     return Broken(
                         f"{case.name(optimizer, index, record.rank)} does not change in {len(known)} steps "
                         "although it has a "
@@ -179,6 +200,12 @@ def _is_moved(step: Step, index: int) -> bool:
     """True if a parameter has a gradient that is not zero."""
     gradient = step.gradients[index] if step.gradients is not None and index < len(step.gradients) else None
     return gradient is not None and bool(gradient.norm)
+
+
+def _changes(steps: list[Step], index: int) -> bool:
+    """True if some step changed a bit of a parameter."""
+    after = ((step, step.weights[index]) for step in steps)
+    return any(weight is not None and weight.bits != step.before[index] for step, weight in after)
 
 
 def _not_tiny(steps: list[Step], index: int) -> bool:
@@ -265,7 +292,8 @@ def finite(case: Comparison) -> Broken | None:
         loss = next((each for each in step.backwards if each.loss is None and each.graph and step.gradients), None)
         index = next((i for i, each in enumerate(step.gradients or []) if each is not None and each.norm is None), None)
         weight = next((i for i, each in enumerate(step.weights) if each is not None and each.norm is None), None)
-        if forward or index is not None or weight is not None:
+        # an output may be infinite on purpose, as a mask is, and a GradScaler skips steps inside of a fused optimizer
+        if weight is not None:
             found.append((step.number, record.rank, record, step, forward, loss, index, weight))
     if not found:
         return None

@@ -63,6 +63,8 @@ class Module(_Line, frozen=True, kw_only=True, tag="module"):
     """ddp, fsdp1, fsdp2 or deepspeed, if it is such a wrapper."""
     inside: str | None = None
     """The class of the wrapper whose module it is, if the program went past the wrapper."""
+    modes: bool = True
+    """False: it computes the same in training and in evaluation mode."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +156,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[str] = []
     numbers: dict[str, int] = {}
     """Integers of a checkpoint."""
+    rates: list[float] = []
+    """Learning rates of the optimizers in a checkpoint."""
     missing: list[str] = []
     unexpected: list[str] = []
     module: str = ""
@@ -175,7 +179,7 @@ class Step(_Line, frozen=True, kw_only=True, tag="step"):
     before: list[int | None] = []
     weights: list[Fingerprint | None] = []
     changed: list[float | None] = []
-    """Which part of the sampled elements of each parameter the step changed."""
+    """Which part of the sampled elements with a gradient the step changed, by parameter."""
     state: list[list[str]] = []
     stale: bool = False
     """True if the gradients of the last step were never cleared."""
@@ -184,6 +188,8 @@ class Step(_Line, frozen=True, kw_only=True, tag="step"):
     calls: list[Call] = []
     messages: bool = False
     """True if the program has sent or received a message between two ranks so far."""
+    exchanges: bool = False
+    """True if ranks have given each other parts of their activations so far, as those with experts do."""
 
 
 class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
@@ -227,6 +233,9 @@ class End(_Line, frozen=True, kw_only=True, tag="end"):
     steps: Count
     calls: list[Call] = []
     messages: bool = False
+    exchanges: bool = False
+    backwards: int = 0
+    """Backward passes after the last step."""
     outside: list[Outside] = []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from frog.core.units import span
@@ -87,7 +88,7 @@ def weights_between_steps(case: Comparison) -> Broken | None:
                     f"{case.name(replica.optimizer, replica.index)} changed on "
                     f"{span(own or list(replica.ranks))} between "
                     f"steps {before.step} and {now.step}, not by the optimizer: the replicas differ since then",
-                    "certain",
+                    "certain" if replica.known else "possible",
                     f"look between {_line(before, own)} and {_line(now, own)} for what writes to the weights on some "
                     "ranks only: a load, a clamp, an average of weights, an initialization",
                     step=now.step,
@@ -114,7 +115,7 @@ def weights_after_a_step(case: Comparison) -> Broken | None:
             f"step {moment.step} made {case.name(replica.optimizer, replica.index)} different on "
             f"{span([*replica.ranks])} "
             f"although its weights, gradients and learning rates were equal: the optimizers' states differ{why}",
-            "certain",
+            "certain" if replica.known else "possible",
             "give the optimizers of all ranks the same state and the same arguments: load it on all ranks, and compare "
             "betas, momentum and weight decay",
             step=moment.step,
@@ -143,6 +144,24 @@ def gradients_when_used(case: Comparison) -> Broken | None:
     moment, different = _first_different(case)
     if moment is None:
         return None
+    found = _different_gradients(case, moment, different)
+    if found.sure == "certain" and _averages_later(case, different):
+        return replace(found, sure="possible", advice=f"{found.advice}. Local SGD, which averages weights, may do this")
+    return found
+
+
+def _averages_later(case: Comparison, different: list[Replica]) -> bool:
+    """True if the program itself also reduces replicas in DDP: as many elements as they have, between two steps."""
+    if not all(case.is_ddp(replica) for replica in different):
+        return False
+    elements: dict[int, int] = {}
+    for number, call in case.any.calls("all_reduce"):
+        elements[number] = elements.get(number, 0) + call.elements
+    parameters = (case.parameter(replica.optimizer, replica.index) for replica in different)
+    return max(elements.values(), default=0) >= sum(each.numel for each in parameters if each is not None)
+
+
+def _different_gradients(case: Comparison, moment: Moment, different: list[Replica]) -> Broken:
     replica = different[0]
     all_of_it = [each for each in case.replicas if each.optimizer == moment.optimizer]
     who = span([*replica.ranks])
@@ -181,7 +200,7 @@ def gradients_when_used(case: Comparison) -> Broken | None:
     if len(different) < len(all_of_it):
         parameter = case.parameter(replica.optimizer, replica.index)
         sure: Sure = "certain" if parameter is not None and parameter.ddp is not None else "possible"
-        if sure == "possible" and any(each.known for each in all_of_it):
+        if sure == "possible" and any(each.known for each in all_of_it) and not case.has_exchanges:
             sure = "likely"
         return Broken(
             f"{since}{what}, while those of {len(all_of_it) - len(different)} other parameters are equal: "
@@ -199,7 +218,7 @@ def gradients_when_used(case: Comparison) -> Broken | None:
     return Broken(
         f"{since}{what}: nothing averaged them"
         + ("" if exchanges else ", and the ranks exchange nothing at all: each trains a model of its own"),
-        "certain" if known else "likely",
+        "certain" if known else "possible" if _trains_apart(case, moment) else "likely",
         "wrap the model in DistributedDataParallel, or average each gradient over the ranks before `optimizer.step()`",
         step=moment.step,
         ranks=replica.ranks,
@@ -208,12 +227,26 @@ def gradients_when_used(case: Comparison) -> Broken | None:
     )
 
 
+def _trains_apart(case: Comparison, moment: Moment) -> bool:
+    """True if the ranks' trainings may differ on purpose: other settings, as in a sweep, equal batches, of which
+    replicas gain nothing, or samples in common beside others, as the folds of a cross-validation have.
+    """
+    rates = {tuple(step.lr) for step in moment.of.values()}
+    rows = {
+        str([forward.rows for forward in step.forwards if forward.grad and forward.rows]) for step in moment.of.values()
+    }
+    if len(rates) > 1 or rows == {"[]"} or len(rows) == 1:
+        return True
+    samples = [{row for batch in record.batches for row in batch.rows or ()} for record in case.records.values()]
+    return any(one & other and one != other for one, other in pairwise(samples))
+
+
 def _first_different(case: Comparison) -> tuple[Moment | None, list[Replica]]:
     """Return the first step in which gradients of replicas differ, and the replicas."""
     replicas = _replicas(case)
     for moment in case.all_sampled():
         own = [each for each in replicas if each.optimizer == moment.optimizer and set(each.ranks) <= set(moment.of)]
-        different = [each for each in own if _gradients_differ(moment, each)]
+        different = [each for each in own if _gradients_differ(moment, each) and not _stay_equal(moment, each)]
         if different:
             return moment, different
     return None, []
@@ -322,7 +355,7 @@ def learning_rates(case: Comparison) -> Broken | None:
                 )
                 return Broken(
                     f"the learning rates differ since step {moment.step}: {shown}",
-                    "certain" if replica.known else "likely",
+                    "certain" if replica.known else "possible",
                     "compute the learning rate from numbers that all ranks share: the step, not the rank or a "
                     "local loss",
                     step=moment.step,
@@ -352,7 +385,8 @@ def clipping_norms(case: Comparison) -> Broken | None:
             if (
                 max(norms) - min(norms) > 1e-6 * max(norms)
                 and used
-                and (case.reduces or case.has_messages or case.is_sharded or case.replicas)
+                and _has_parts(case, moment)
+                and (_reduces_gradients(case, moment) or case.has_messages or case.is_sharded or case.replicas)
             ):
                 values = ", ".join(f"{norm:.6g}" for norm in norms[:8])
                 return Broken(
@@ -369,17 +403,41 @@ def clipping_norms(case: Comparison) -> Broken | None:
     return None
 
 
+def _has_parts(case: Comparison, moment: Moment) -> bool:
+    """True if a rank's optimizer holds parameters that other ranks do not: the norms of replicas differ only if their
+    gradients do, which is another rule's finding."""
+    held = {replica.index for replica in case.replicas if replica.optimizer == moment.optimizer}
+    table = case.any.tables.get(moment.optimizer)
+    return table is None or len(held) < len(table.parameters)
+
+
+def _reduces_gradients(case: Comparison, moment: Moment) -> bool:
+    """True if a step has a reduction that is as large as its largest parameter."""
+    table = case.any.tables.get(moment.optimizer)
+    largest = max((parameter.numel for parameter in table.parameters), default=0) if table is not None else 0
+    calls = (call for step in moment.of.values() for call in step.calls)
+    return any(
+        call.call in ("all_reduce", "reduce_scatter_tensor", "reduce") and call.elements >= largest for call in calls
+    )
+
+
 def same_number_of_steps(case: Comparison) -> Broken | None:
     """Find ranks that took another number of optimizer steps."""
     replicas = _replicas(case)
     for optimizer in {replica.optimizer for replica in replicas}:
         counts = {rank: len(record.steps_of(optimizer)) for rank, record in case.records.items()}
+        passes = {
+            sum(len(step.backwards) for step in record.steps) + (record.end.backwards if record.end is not None else 0)
+            for record in case.records.values()
+        }
+        if len(passes) > 1:
+            continue  # ranks with fewer batches end earlier, as DDP's `join` allows
         if len(set(counts.values())) > 1 and all(record.end is not None for record in case.records.values()):
             few, most = min(counts, key=lambda rank: counts[rank]), max(counts, key=lambda rank: counts[rank])
             return Broken(
                 f"rank {few} took {counts[few]} optimizer steps, rank {most} {counts[most]}: some ranks skip "
                 "steps alone",
-                "certain" if any(replica.known for replica in replicas) else "likely",
+                "certain" if any(replica.known for replica in replicas) else "possible",
                 "decide on all ranks together whether to skip a step: reduce the condition (a NaN, a gradient "
                 "norm) first",
                 step=counts[few] + 1,
@@ -413,6 +471,18 @@ def _gradient(step: Step, index: int) -> Fingerprint | None:
 
 def _gradients_differ(moment: Moment, replica: Replica) -> bool:
     return _differs(moment, replica, lambda step, index: None if (g := _gradient(step, index)) is None else g.bits)
+
+
+def _stay_equal(moment: Moment, replica: Replica) -> bool:
+    """True if a step that changes weights leaves them equal: the optimizer has used something else than was recorded.
+
+    A DTensor's gradient may still be a partial sum on each rank; the optimizer adds it up.
+    """
+    steps = [moment.of[rank] for rank in replica.ranks]
+    weights = {weight.bits if (weight := step.weights[replica.index]) else None for step in steps}
+    return (
+        len(weights) == 1 and None not in weights and all(step.before[replica.index] not in weights for step in steps)
+    )
 
 
 def _names(case: Comparison, replicas: list[Replica]) -> str:

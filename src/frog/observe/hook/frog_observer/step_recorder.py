@@ -37,8 +37,8 @@ class StepRecorder:
         self._bytes = 0
         self._roots = _Known()
         self._optimizers = _Known()
-        self._made: dict[int, tuple[Any, Any]] = {}
-        """The line that created a parameter or an optimizer, by id."""
+        self._made: dict[int, Any] = {}
+        """The line that created a parameter or an optimizer, by id: torch swaps no tensor that has a weak reference."""
         self._ddp: list[tuple[Any, Any]] = []
         """Weak references to DDP's wrappers, and the ranks of their groups."""
         self._depth, self._in_backward = 0, False
@@ -59,6 +59,8 @@ class StepRecorder:
         """Parameters with a gradient before a step that no optimizer held."""
         self.has_messages = False
         """True if the program has sent or received a message between two ranks."""
+        self.has_exchanges = False
+        """True if the program has called a collective that gives ranks parts of each other's activations."""
         self.iterations: dict[int, int] = {}
         """The last iteration over each DataLoader, by its number."""
 
@@ -234,8 +236,9 @@ class StepRecorder:
         """Take the line that made a parameter or an optimizer."""
         if is_optimizer:
             self._optimizers.number(thing)
+        self._made.pop(id(thing), None)  # an earlier thing had the same address
         if line is not None and len(self._made) < _MOST_PARAMETERS:
-            self._made[id(thing)] = weakref.ref(thing), line
+            self._made[id(thing)] = line
 
     def on_ddp(self, wrapper: Any) -> None:
         """Take a new wrapper of DDP."""
@@ -245,8 +248,7 @@ class StepRecorder:
 
     def made_at(self, thing: Any) -> Any:
         """Return the line that made a parameter or an optimizer; None if unknown."""
-        reference, line = self._made.get(id(thing), (None, None))
-        return line if reference is not None and reference() is thing else None
+        return self._made.get(id(thing))
 
     # ---- the optimizer's step ----------------------------------------------------------------------------------------
 
@@ -265,6 +267,7 @@ class StepRecorder:
                 record["stale"] = number in self._stale and number in self._added
                 self._note_outside()
                 record["samples"] = [fingerprints.sampled(each) for each in parameters]
+                record["used"] = [None if each is None else fingerprints.sampled(each) != 0 for each in gradients]
                 self._stale[number] = weakref.ref(optimizer), [_bits_of(each) for each in gradients]
             else:
                 self._stale.pop(number, None)
@@ -282,7 +285,7 @@ class StepRecorder:
             if "samples" in record:
                 parameters = _parameters(optimizer)
                 record["weights"] = _fingerprints(parameters)
-                record["changed"] = list(map(_changed, record.pop("samples"), parameters))
+                record["changed"] = list(map(_changed, record.pop("samples"), parameters, record.pop("used")))
                 record["state"] = _state_types(optimizer)
             self.write(
                 {
@@ -295,6 +298,7 @@ class StepRecorder:
                     "backwards": self._backwards,
                     "calls": self._calls,
                     "messages": self.has_messages,
+                    "exchanges": self.has_exchanges,
                 }
             )
             self._num_steps += 1
@@ -312,6 +316,8 @@ class StepRecorder:
                         "calls": self._calls,
                         "outside": list(self._outside.values()),
                         "messages": self.has_messages,
+                        "exchanges": self.has_exchanges,
+                        "backwards": len(self._backwards),
                     }
                 )
 
@@ -330,6 +336,7 @@ class StepRecorder:
                     "class": type(module).__name__,
                     "wrapper": _kind_of(module),
                     "inside": type(wrapper).__name__ if wrapper is not None and wrapper is not module else None,
+                    "modes": any(map(_has_modes, module.modules())),
                 }
             )
         return number
@@ -494,10 +501,10 @@ def _plain(name: str) -> str:
 
 def _is_constant(tensor: Any) -> bool:
     """True if all elements are equal, as those of a new bias or norm are."""
-    if tensor.is_meta or tensor.numel() == 0:
+    if tensor.is_meta:
         return True
-    elements = fingerprints.sampled(tensor)
-    return bool((elements == elements[0]).all())
+    elements = fingerprints.sampled(tensor)  # a rank's shard of a DTensor may be empty
+    return elements.numel() == 0 or bool((elements == elements[0]).all())
 
 
 def _parameters(optimizer: Any) -> list[Any]:
@@ -528,10 +535,18 @@ def _fingerprints(tensors: list[Any]) -> list[Any]:
     return found
 
 
-def _changed(before: Any, parameter: Any) -> float | None:
-    """Return which part of the sampled elements a step has changed."""
+def _changed(before: Any, parameter: Any, used: Any) -> float | None:
+    """Return which part of the sampled elements with a gradient a step has changed; None if none has one."""
     after = fingerprints.sampled(parameter)
-    return None if after.numel() == 0 or after.shape != before.shape else float((after != before).double().mean())
+    if after.shape != before.shape or used is None or used.shape != after.shape or not bool(used.any()):
+        return None
+    return float((after != before)[used].double().mean())
+
+
+def _has_modes(module: Any) -> bool:
+    """True if a module computes something else in evaluation mode than in training mode."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return "_BatchNorm" in names or ("_DropoutNd" in names and getattr(module, "p", 0) > 0)
 
 
 def _state_types(optimizer: Any) -> list[list[str]]:

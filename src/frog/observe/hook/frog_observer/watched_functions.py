@@ -14,6 +14,7 @@ from . import fingerprints
 from .step_recorder import StepRecorder, line_of
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+_EXCHANGES = ("all_to_all", "all_to_all_single")
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
@@ -144,6 +145,7 @@ class _Functions:
                                 "path": os.path.abspath(path) if isinstance(path, (str, os.PathLike)) else None,
                                 "keys": [str(key)[:80] for key in held][:40] if isinstance(held, dict) else [],
                                 "numbers": _numbers_of(held),
+                                "rates": _rates_of(held),
                                 "line": line_of(sys._getframe(1)),
                             }
                         )
@@ -253,17 +255,19 @@ class _Functions:
         for name in _COLLECTIVES:
             self._wrap([c10d, distributed], name, functools.partial(self._collective, name))
         for name in _MESSAGES:
-            self._wrap([c10d, distributed], name, self._message)
+            self._wrap([c10d, distributed], name, functools.partial(self._noted, "has_messages"))
+        for name in _EXCHANGES:
+            self._wrap([c10d, distributed], name, functools.partial(self._noted, "has_exchanges"))
 
-    def _message(self, original: Any) -> Any:
+    def _noted(self, what: str, original: Any) -> Any:
         recorder = self._recorder
 
-        def message(*args: Any, **kwargs: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
             if recorder.is_here():
-                recorder.has_messages = True
+                setattr(recorder, what, True)
             return original(*args, **kwargs)
 
-        return message
+        return noted
 
     def _collective(self, name: str, original: Any) -> Any:
         recorder = self._recorder
@@ -281,9 +285,9 @@ class _Functions:
                     "op": _reduction(args, kwargs),
                     "dtype": str(tensor.dtype).rpartition(".")[2],
                     "elements": tensor.numel(),
-                    "ranks": _ranks_of(kwargs.get("group")),
+                    "ranks": _ranks_of(args, kwargs),
                 }
-                if recorder.is_sampled and not kwargs.get("async_op") and not tensor.is_meta:
+                if recorder.is_sampled and _is_complete(result) and not tensor.is_meta:
                     record["bits"] = int(fingerprints.bits(tensor))
                 recorder.on_call(record)
             return result
@@ -297,6 +301,14 @@ def _numbers_of(held: Any) -> dict[str, int]:
     return {str(key)[:80]: value for key, value in items if type(value) is int and abs(value) < 2**53}
 
 
+def _rates_of(held: Any) -> list[float]:
+    """Return the learning rates of the optimizers whose states a checkpoint has, and those they began with."""
+    states = held.values() if isinstance(held, dict) else ()
+    groups = [state["param_groups"] for state in states if isinstance(state, dict) and "param_groups" in state]
+    rates = [group.get(key) for each in groups for group in each for key in ("lr", "initial_lr")]
+    return [float(rate) for rate in rates if isinstance(rate, (int, float))][:40]
+
+
 def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Return the name of the reduction that was asked for; None if the call names none."""
     kinds = ("RedOpType", "ReduceOp")
@@ -304,10 +316,19 @@ def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     return str(given[0]).rpartition(".")[2].rstrip(">").split(":")[0] if given else None
 
 
-def _ranks_of(group: Any) -> list[int] | None:
-    """Return the ranks of a group; None for all."""
+def _ranks_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int] | None:
+    """Return the ranks of the group that a call names, by position or by name; None for all."""
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    groups = (each for each in (*args, *kwargs.values()) if isinstance(each, c10d.ProcessGroup))
+    group = next(groups, None)
     return None if group is None or group is c10d.GroupMember.WORLD else c10d.get_process_group_ranks(group)
+
+
+def _is_complete(result: Any) -> bool:
+    """True if a collective has ended: an asynchronous one returns its work, and a coalesced one has not begun."""
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    coalesced = getattr(getattr(c10d, "_world", None), "pg_coalesce_state", None)
+    return result is None and not coalesced
 
 
 def _described(loader: Any, iterator: Any) -> dict[str, Any]:
