@@ -27,6 +27,9 @@ def accumulation(case: Comparison) -> Broken | None:
             lines = {backward.line for backward in step.backwards}
             if len(lines) > 1 or step.stale or not all(backward.adds for backward in step.backwards[1:]):
                 continue
+            rows = [forward.rows for forward in step.forwards if forward.grad and forward.rows]
+            if len(rows) > 1 and all(each == rows[0] for each in rows):
+                continue  # several losses of the same samples, which are meant to be added
             seen = True
             if not all(_is_plain_mean(backward) for backward in step.backwards):
                 continue
