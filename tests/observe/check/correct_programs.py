@@ -984,6 +984,20 @@ def several_tasks(folder: Path) -> None:
         update(optimizer)
 
 
+def whole_evaluation(folder: Path) -> None:
+    """Evaluate all samples on every rank, several times, between steps on batches that no DataLoader made."""
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    loader = DataLoader(data(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(3))
+    for number, (x, y) in enumerate(batches()):
+        mse_loss(net(x), y).backward()
+        update(optimizer)
+        if number % 5 == 4:
+            loader.generator.manual_seed(3)
+            with torch.no_grad():
+                sum(mse_loss(net.module(x), y) for x, y in loader)
+
+
 PROGRAMS: tuple[Callable[[Path], None], ...] = (
     epochs_with_evaluation,
     scaler_and_autocast,
@@ -1045,6 +1059,7 @@ PROGRAMS: tuple[Callable[[Path], None], ...] = (
     reduced_in_the_step,
     peeks,
     several_tasks,
+    whole_evaluation,
 )
 
 

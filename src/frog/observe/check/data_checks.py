@@ -54,13 +54,14 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
 
 def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
     """Return the samples of each batch: of DataLoaders if there are any, else of the outermost forwards."""
-    if record.batches:
-        evaluated = _evaluation_loaders(record)
-        return {
-            (batch.loader, batch.iteration, batch.batch): batch.rows
-            for batch in record.batches
-            if batch.rows and batch.loader not in evaluated
-        }
+    evaluated = _evaluation_loaders(record)
+    loaded = {
+        (batch.loader, batch.iteration, batch.batch): batch.rows
+        for batch in record.batches
+        if batch.rows and batch.loader not in evaluated
+    }
+    if loaded:
+        return loaded
     found: dict[tuple[int, int, int], list[int]] = {}
     for step in record.steps:
         for number, forward in enumerate(step.forwards):
@@ -70,15 +71,13 @@ def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
 
 
 def _evaluation_loaders(record: RankRecord) -> set[int]:
-    """Return the loaders between whose batches no step was taken: they do not train."""
-    steps: dict[int, set[int]] = {}
-    counts: dict[int, int] = {}
+    """Return the loaders with several batches in an iteration and never a step between them: they do not train."""
+    steps: dict[tuple[int, int], list[int]] = {}
     for batch in record.batches:
-        steps.setdefault(batch.loader, set()).add(batch.step)
-        counts[batch.loader] = counts.get(batch.loader, 0) + 1
-    return (
-        {loader for loader, seen in steps.items() if len(seen) == 1 and counts[loader] > 1} if record.steps else set()
-    )
+        steps.setdefault((batch.loader, batch.iteration), []).append(batch.step)
+    train = {loader for (loader, _), seen in steps.items() if len(set(seen)) > 1}
+    several = {loader for (loader, _), seen in steps.items() if len(seen) > 1}
+    return several - train if record.steps else set()
 
 
 def _data_line(record: RankRecord) -> Place | None:
