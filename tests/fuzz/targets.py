@@ -220,7 +220,7 @@ TARGETS = (
     Target("submit --to slurm --dry-run --bundle bundle config/demo.toml", ("bundle/bundle.json", "bundle/config/*", "bundle/config/*/*"), is_job=True),
     Target("submit --to kubernetes --dry-run --image {text} config/demo.toml", ("config/demo.toml", "config/config.json"), good="frog:1"),
     Target("submit --to kubernetes --dry-run --image frog:1 --name {text} --namespace {text} --claim {text} --memory {text} config/small.toml", ("config/small.toml",), good="pond"),
-    Target("submit --to kubernetes --dry-run --image frog:1 --include {text} -- ./jobs/accelerate.sbatch {text}", ("jobs/accelerate.sbatch",), good="jobs/accelerate.sbatch"),
+    Target("submit --to kubernetes --dry-run --image frog:1 --include {text} -- ./jobs/accelerate.sbatch {text}", ("jobs/accelerate.sbatch",), good="jobs"),
     Target("bundle --to out --no-wheels --exclude {text} -- ./jobs/accelerate.sbatch {text}", ("jobs/accelerate.sbatch",), good="data", writes=("out", ".out")),
     Target("bundle --check bundle", ("bundle/*", "bundle/*/*", "bundle/*/*/*"), names="bundle", share=2),
     Target("slurm explain -", ("jobs/accelerate.sbatch",)),
