@@ -159,7 +159,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def left_by(place: Place, **status: Any) -> None:
-    """Leave the status of another process, which has imported torch and runs, unless `status` says otherwise."""
+    """Leave the status of another process, which has imported torch and runs, except for the fields in `status`."""
     running = {"pid": os.getpid(), "host": "here", "state": "running", "torch": "2", "unix_ns": time.time_ns()}
     write_json(Path(place.folder) / "status.json", {**running, **status})
 

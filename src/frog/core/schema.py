@@ -183,7 +183,7 @@ def check_depth(value: Any) -> None:
 def check_integers(value: Any) -> None:
     """Raise ValueError for an integer that is too large to be shown or to become a float, in tables and lists.
 
-    Python reads such integers if they are in hex. Whoever needs a number of 64 bits checks that.
+    Python reads such integers if they are in hex. A reader that needs a number of 64 bits checks that.
     """
     if isinstance(value, int) and abs(value) >= 1 << _MOST_BITS:
         raise ValueError(f"an integer of {value.bit_length()} bits")

@@ -98,7 +98,7 @@ class Kept:
     numbers: float
     """For each token."""
     num_bytes: int
-    """Of one number."""
+    """Bytes of one number."""
     split: int = 1
     """Ranks over which they are split."""
 

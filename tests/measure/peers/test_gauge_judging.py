@@ -245,7 +245,7 @@ def test_documentation_shows_the_python_example_verbatim() -> None:
         ([], None, None),
         ([(0, 1.0), (0, 2.0)], None, None),
         ([(0, 1.0), (1, 5.0), (-9, 4.0)], None, 7.0),  # 3 s after the first failure
-        ([(1, 0.5)], 2.0, 15.0),  # the timeout of 10 s and 3 s after a fault, whoever fails
+        ([(1, 0.5)], 2.0, 15.0),  # the timeout of 10 s and 3 s after a fault, for any rank
     ],
 )
 def test_others_have_a_little_time_after_a_failure_and_their_timeout_after_a_fault(

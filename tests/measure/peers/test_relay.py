@@ -268,7 +268,7 @@ def test_fault_comes_after_its_bytes(kind: str) -> None:
         other = world.connect(0, 2)
         assert world.pass_on(b"de", *other) == b"de"
         assert world.faults == 0
-        if kind == "kill":  # of all that it sends, one byte is left
+        if kind == "kill":  # one byte of what it sends is left
             assert world.pass_on(b"fghij", near, far) == b"f"
             assert world.pass_on(b"x", *other) == b""
             assert dict(world.relay.sent) == {(0, 1): 4, (0, 2): 2, (1, 0): 4}

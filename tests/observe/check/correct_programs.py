@@ -241,7 +241,7 @@ class Adapted(nn.Module):
 
 
 def adapters(folder: Path) -> None:
-    """Train adapters beside frozen weights; the first begins at zero, so the other has zero gradients at first."""
+    """Train adapters next to frozen weights; the first begins at zero, so the other has zero gradients at first."""
     net = DistributedDataParallel(Adapted())
     optimizer = torch.optim.AdamW([each for each in net.parameters() if each.requires_grad], lr=0.01)
     for x, y in batches():

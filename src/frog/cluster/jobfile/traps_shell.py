@@ -292,7 +292,7 @@ _OF_ENVIRONMENTS = re.compile(
 )
 """Variables that shells, environments and sites set."""
 _FEWEST_FROM_CALLER, _MOST_NAMES = 2, 6
-"""A file that reads this many variables which it never sets is meant to get them from whoever submits it."""
+"""A file that reads this many variables and sets none of them is meant to get them from what submits it."""
 
 
 def _variable_findings(job: JobFile) -> Iterator[Finding]:

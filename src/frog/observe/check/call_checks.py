@@ -39,14 +39,12 @@ def accumulation(case: Comparison) -> Broken | None:
                 continue  # they may have been divided after the backward
             count = len(step.backwards)
             return Broken(
-                f"step {step.step} adds the gradients of {count} micro-batches at {step.backwards[0].line}; "
-                "each loss is a mean "
-                f"over its micro-batch and none is divided by {count}: the gradients are {count} times those "
-                "of the whole batch",
+                f"step {step.step} adds the gradients of {count} micro-batches at {step.backwards[0].line}; each "
+                f"loss is a mean over its micro-batch and none is divided by {count}: the gradients are {count} "
+                "times those of the whole batch",
                 "likely",
-                f"`(loss / {count}).backward()`, or divide the gradients before the step. With Adam the step "
-                "is about the same, "
-                "but clipping and weight decay are not",
+                f"`(loss / {count}).backward()`, or divide the gradients before the step. With Adam the step is "
+                "about the same, but clipping and weight decay are not",
                 step=step.step,
                 ranks=(record.rank,),
                 line=step.backwards[0].line,
@@ -85,8 +83,7 @@ def token_weights(case: Comparison) -> Broken | None:
             first = next(iter(moment.of.values())).backwards[0]
             return Broken(
                 f"step {moment.step} averages means over unequal numbers of targets, {min(weights):g} to "
-                f"{max(weights):g}, at "
-                f"{first.line}: targets in short batches count more",
+                f"{max(weights):g}, at {first.line}: targets in short batches count more",
                 "possible",
                 "sum the losses, reduce the number of targets over ranks and micro-batches, and divide by the total",
                 step=moment.step,
@@ -159,8 +156,7 @@ def sums_of_gradients(case: Comparison) -> Broken | None:
             size = len(hits[0].ranks or case.ranks)
             return Broken(
                 f"since step {moment.step}, the gradients are the sum over {size} ranks of means, reduced at "
-                f"{hits[0].line}: "
-                f"{size} times those of the whole batch",
+                f"{hits[0].line}: {size} times those of the whole batch",
                 "likely",
                 f"divide by {size}, or use dist.ReduceOp.AVG where the backend has it",
                 step=moment.step,
@@ -233,9 +229,8 @@ def optimizer_restored(case: Comparison) -> Broken | None:
                 rates = {rate for table in record.tables for step in record.steps_of(table)[:1] for rate in step.lr}
                 goes_on = not any(each.missing for each in models) and rates & set(call.rates)
                 return Broken(
-                    f"the checkpoint read at {call.line} has {keys[0]!r}, and no optimizer loaded it: momentum "
-                    "and second "
-                    "moments begin at zero",
+                    f"the checkpoint read at {call.line} has {keys[0]!r}, and no optimizer loaded it: momentum and "
+                    "second moments begin at zero",
                     "likely" if goes_on else "possible",
                     f"`optimizer.load_state_dict(checkpoint[{keys[0]!r}])`, and the same for the scheduler",
                     step=1,

@@ -35,9 +35,8 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
         return Broken(
             f"ranks {one} and {other} train on the same samples, in all {len(same)} batches that were compared",
             "certain" if is_data else "possible",
-            "give each rank its own part: a DistributedSampler; for an IterableDataset, skip what other ranks "
-            "(and other "
-            "workers) read, for example `itertools.islice(data, rank, None, world_size)`"
+            "give each rank its own part: a DistributedSampler; for an IterableDataset, skip what other ranks (and "
+            "other workers) read, for example `itertools.islice(data, rank, None, world_size)`"
             + ("" if is_data else ". Ranks that share a model by tensor parallelism must have the same samples"),
             step=1,
             ranks=(one, other),
@@ -103,9 +102,8 @@ def order_of_epochs(case: Comparison) -> Broken | None:
             first, second = iterations[:2]
             if first.distributed and first.epoch == second.epoch:
                 return Broken(
-                    f"each epoch has the same order: the DistributedSampler's epoch is {first.epoch} in "
-                    "iterations 1 and 2 "
-                    f"over the DataLoader at {second.line}",
+                    f"each epoch has the same order: the DistributedSampler's epoch is {first.epoch} in iterations 1 "
+                    f"and 2 over the DataLoader at {second.line}",
                     "certain",
                     "call `sampler.set_epoch(epoch)` at the beginning of each epoch",
                     step=_first_step(record, second),
@@ -116,9 +114,9 @@ def order_of_epochs(case: Comparison) -> Broken | None:
             length = min(map(len, rows))
             if length >= _LEAST_BATCHES and rows[0][:length] == rows[1][:length]:
                 return Broken(
-                    f"the first {length} batches of iterations 1 and 2 over the DataLoader at {second.line} "
-                    "hold the same "
-                    "samples in the same order, although it shuffles: its random numbers begin anew in each epoch",
+                    f"the first {length} batches of iterations 1 and 2 over the DataLoader at {second.line} hold the "
+                    "same samples in the same order, although it shuffles: its random numbers begin again in each "
+                    "epoch",
                     "certain",
                     "do not set the seed in the loop over epochs; seed the sampler's generator once, or with the epoch",
                     step=_first_step(record, second),
@@ -172,8 +170,8 @@ def samples_twice(case: Comparison) -> Broken | None:
                 f"the evaluation at {loader.line} counts some samples twice: the DistributedSampler pads "
                 f"{loader.samples} samples to a multiple of the ranks",
                 "possible",
-                "leave out the padding (count each sample's index once), or evaluate a number of samples that "
-                "the ranks divide",
+                "leave out the padding (count each sample's index once), or evaluate a number of samples that the "
+                "ranks divide",
                 ranks=(record.rank,),
                 line=loader.line,
             )
@@ -191,8 +189,8 @@ def seeds_of_workers(case: Comparison) -> Broken | None:
     for calls in zip(*loaders.values(), strict=False):
         if len({each.seed for each in calls}) == 1:
             return Broken(
-                f"the workers of the DataLoader at {calls[0].line} have the same seed on {span([*case.ranks])}: random "
-                "augmentation repeats on all ranks",
+                f"the workers of the DataLoader at {calls[0].line} have the same seed on {span([*case.ranks])}: "
+                "random augmentation repeats on all ranks",
                 "possible",
                 "give the DataLoader a generator that is seeded with the rank",
                 ranks=case.ranks,
@@ -220,8 +218,8 @@ def random_numbers(case: Comparison) -> Broken | None:
     if draws and len({tuple(found[:length]) for found in states.values()}) == 1:
         first = case.any.steps[0].forwards[0] if case.any.steps and case.any.steps[0].forwards else None
         return Broken(
-            f"{span([*case.ranks])} have the same random state before each forward: dropout and noise are "
-            "equal on all of them",
+            f"{span([*case.ranks])} have the same random state before each forward: dropout and noise are equal on "
+            "all of them",
             "possible",
             "seed each data rank differently after the model is built, for example `torch.manual_seed(seed + rank)`",
             step=1,
@@ -243,9 +241,8 @@ def order_after_a_resume(case: Comparison) -> Broken | None:
         seen = True
         if first.epoch == 0:
             return Broken(
-                f"the checkpoint says epoch {epochs[0]}, and the DataLoader at {first.line} begins with the "
-                "order of epoch 0: "
-                "samples of the first epochs come again",
+                f"the checkpoint says epoch {epochs[0]}, and the DataLoader at {first.line} begins with the order of "
+                "epoch 0: samples of the first epochs come again",
                 "likely",
                 "call `sampler.set_epoch(epoch)` with the number of the epoch since the start of the training",
                 step=1,

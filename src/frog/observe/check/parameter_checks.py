@@ -1,5 +1,4 @@
-"""Rules on the parameters of each rank: all are trained, with this step's gradients, in a type that can hold "
-"the update."""
+"""Rules on each rank's parameters: all are trained, with this step's gradients, in a type that holds the update."""
 
 from __future__ import annotations
 
@@ -26,9 +25,8 @@ def gradients_cleared(case: Comparison) -> Broken | None:
         if step.stale and step.backwards:
             line = step.backwards[0].line
             return Broken(
-                f"step {step.step} on rank {record.rank} adds to the gradients of step {step.step - 1}, which "
-                "were never "
-                f"cleared, at {line}",
+                f"step {step.step} on rank {record.rank} adds to the gradients of step {step.step - 1}, which were "
+                f"never cleared, at {line}",
                 "certain",
                 "call `optimizer.zero_grad()` once per step, before the first backward",
                 step=step.step,
@@ -58,8 +56,7 @@ def evaluation_mode(case: Comparison) -> Broken | None:
                 elif forward.module in trained and forward.module not in training and module and module.modes:
                     return Broken(
                         f"since step {step.number}, the model is in evaluation mode while it trains on rank "
-                        f"{record.rank}, at "
-                        f"{forward.line}: dropout is off and batch norm does not learn",
+                        f"{record.rank}, at {forward.line}: dropout is off and batch norm does not learn",
                         "likely",
                         "call `model.train()` after each evaluation",
                         step=step.number,
@@ -93,9 +90,8 @@ def in_an_optimizer(case: Comparison) -> Broken | None:
                 f"no optimizer holds {names} of the model, which {'have' if len(lost) > 1 else 'has'} gradients: "
                 f"{'they are' if len(lost) > 1 else 'it is'} never trained",
                 "likely",
-                "create the optimizer after the model is complete, with all of its parameters, and again if "
-                "you replace "
-                "parameters; set requires_grad=False for those that shall stay",
+                "create the optimizer after the model is complete, with all of its parameters, and again if you "
+                "replace parameters; set requires_grad=False for those that shall stay",
                 step=1,
                 ranks=(record.rank,),
                 line=next((line for line in makers if line is not None), None) or lost[0].made,
@@ -136,7 +132,7 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                 return Broken(
                     f"{names}{more} got no gradient in any of {len(steps)} steps",
                     "possible",
-                    "is it used in the forward? A tensor that is detached, made anew or under no_grad has none",
+                    "is it used in the forward? A tensor that is detached, made again or under no_grad has none",
                     step=1,
                     ranks=(record.rank,),
                     line=table.parameters[without[0]].made,
@@ -170,9 +166,9 @@ def step_changes(case: Comparison) -> Broken | None:
                 if parameter.dtype in _LOW and sorted(known)[len(known) // 2] <= 1 - _MOST_LOST:
                     lost = 100 * (1 - sorted(known)[len(known) // 2])
                     return Broken(
-                        f"the update of {case.name(optimizer, index, record.rank)} ({parameter.dtype}) is lost "
-                        f"for {lost:.0f} % of "
-                        "its elements in half of the steps: it is smaller than half a unit in the last place",
+                        f"the update of {case.name(optimizer, index, record.rank)} ({parameter.dtype}) is lost for "
+                        f"{lost:.0f} % of its elements in half of the steps: it is smaller than half a unit in the "
+                        "last place",
                         "likely",
                         "keep master weights in float32 (autocast instead of model.to(bfloat16)), or round "
                         "stochastically",
@@ -182,13 +178,11 @@ def step_changes(case: Comparison) -> Broken | None:
                     )
                 if parameter.dtype not in _LOW and not _changes(steps, index) and _not_tiny(steps, index):
                     return Broken(
-                        f"{case.name(optimizer, index, record.rank)} does not change in {len(known)} steps "
-                        "although it has a "
-                        "gradient and the learning rate is not 0",
+                        f"{case.name(optimizer, index, record.rank)} does not change in {len(known)} steps although "
+                        "it has a gradient and the learning rate is not 0",
                         "likely",
-                        "does the optimizer hold the tensor that the model uses? `.to()`, `.half()` or a "
-                        "wrapper may have "
-                        "replaced it",
+                        "does the optimizer hold the tensor that the model uses? `.to()`, `.half()` or a wrapper "
+                        "may have replaced it",
                         step=steps[0].step,
                         ranks=(record.rank,),
                         line=table.made,
@@ -236,12 +230,11 @@ def tied_weights(case: Comparison) -> Broken | None:
                     continue
                 names = [case.name(optimizer, index, record.rank) for index in (one, other)]
                 return Broken(
-                    f"{names[0]} and {names[1]} were equal when training began and differ since step {apart.step}: two "
-                    "tensors where one was meant",
+                    f"{names[0]} and {names[1]} were equal when training began and differ since step {apart.step}: "
+                    "two tensors where one was meant",
                     "likely",
-                    "tie the weights again after wrapping, sharding or loading: `head.weight = "
-                    "embedding.weight`, and check "
-                    "with `is`",
+                    "tie the weights again after wrapping, sharding or loading: `head.weight = embedding.weight`, "
+                    "and check with `is`",
                     step=apart.step,
                     ranks=(record.rank,),
                     line=table.parameters[other].made or table.made,
@@ -271,9 +264,8 @@ def types_of_state(case: Comparison) -> Broken | None:
             low = [kind for kind in kinds if kind in _LOW]
             if parameter.dtype in _LOW and low:
                 return Broken(
-                    f"the weights and the optimizer's state of {case.name(step.optimizer, index, record.rank)} "
-                    f"are in {low[0]}: "
-                    "small updates are lost",
+                    f"the weights and the optimizer's state of {case.name(step.optimizer, index, record.rank)} are "
+                    f"in {low[0]}: small updates are lost",
                     "possible",
                     "keep weights and state in float32 and compute in bfloat16 with autocast or FSDP's mixed precision",
                     step=step.step,

@@ -1,6 +1,6 @@
 """What each rank recorded for a check (`hook/frog_observer`), as typed data: observed/attempt_A/rank_N/checks.jsonl.
 
-A rank may have been killed while it wrote, so the last line may be damaged; another one that is damaged is an error.
+A rank may have been killed while it wrote, so the last line may be damaged; a damaged line before it is an error.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ class Node(NamedTuple):
 
     name: str
     reduction: int | None
-    """Of a loss function: 1 if it is a mean, 2 a sum."""
+    """1 for a loss function that averages, 2 for one that adds."""
     weight: float | None
-    """Of a cross entropy: how many targets it counted."""
+    """How many targets a cross entropy counted."""
 
 
 class Backward(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
     adds: bool = False
     """True if it began with gradients that were not zero."""
     bits: dict[int, list[int | None]] = {}
-    """Of the gradients after it, by optimizer."""
+    """The gradients' bits after it, by optimizer."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,7 @@ from frog.observe.check.rule import Broken, Rule, Sure
 
 _MOST_SHOWN = 4
 _SAME_FACTOR = 1e-5
-"""Largest relative difference of the ratios of several parameters' norms that counts as one factor: float32 "
-"keeps 6e-8."""
+"""Largest relative difference between the ratios of several norms that counts as one factor; float32 keeps 6e-8."""
 
 
 def _replicas(case: Comparison) -> list[Replica]:
@@ -44,8 +43,8 @@ def weights_at_the_start(case: Comparison) -> Broken | None:
     return Broken(
         f"the ranks' weights already differ before the first optimizer step in {_names(case, different)}{how}",
         "certain",
-        "load on all ranks, or before DDP wraps the model, since DDP sends the weights of rank 0 only when it "
-        "is created"
+        "load on all ranks, or before DDP wraps the model, since DDP sends the weights of rank 0 only when it is "
+        "created"
         if alone
         else "give all ranks the same weights before the first step: the same seed, or broadcast those of rank 0",
         step=step.step,
@@ -85,9 +84,9 @@ def weights_between_steps(case: Comparison) -> Broken | None:
                 last = ended[replica.ranks[0]]
                 own = [rank for rank, bits in begun.items() if last is not None and bits != last.bits]
                 return Broken(
-                    f"{case.name(replica.optimizer, replica.index)} changed on "
-                    f"{span(own or list(replica.ranks))} between "
-                    f"steps {before.step} and {now.step}, not by the optimizer: the replicas differ since then",
+                    f"{case.name(replica.optimizer, replica.index)} changed on {span(own or list(replica.ranks))} "
+                    f"between steps {before.step} and {now.step}, not by the optimizer: the replicas differ since "
+                    "then",
                     "certain" if replica.known else "possible",
                     f"look between {_line(before, own)} and {_line(now, own)} for what writes to the weights on some "
                     "ranks only: a load, a clamp, an average of weights, an initialization",
@@ -113,11 +112,11 @@ def weights_after_a_step(case: Comparison) -> Broken | None:
         why = f": only {span(loaded[0])} loaded the optimizer's state, at {loaded[1]}" if loaded else ""
         return Broken(
             f"step {moment.step} made {case.name(replica.optimizer, replica.index)} different on "
-            f"{span([*replica.ranks])} "
-            f"although its weights, gradients and learning rates were equal: the optimizers' states differ{why}",
+            f"{span([*replica.ranks])} although its weights, gradients and learning rates were equal: the "
+            f"optimizers' states differ{why}",
             "certain" if replica.known else "possible",
-            "give the optimizers of all ranks the same state and the same arguments: load it on all ranks, and compare "
-            "betas, momentum and weight decay",
+            "give the optimizers of all ranks the same state and the same arguments: load it on all ranks, and "
+            "compare betas, momentum and weight decay",
             step=moment.step,
             ranks=replica.ranks,
             line=line,
@@ -203,12 +202,11 @@ def _different_gradients(case: Comparison, moment: Moment, different: list[Repli
         if sure == "possible" and any(each.known for each in all_of_it) and not case.has_exchanges:
             sure = "likely"
         return Broken(
-            f"{since}{what}, while those of {len(all_of_it) - len(different)} other parameters are equal: "
-            "these are not "
-            "reduced",
+            f"{since}{what}, while those of {len(all_of_it) - len(different)} other parameters are equal: these are "
+            "not reduced",
             sure,
-            "put the module into the wrapper too, or reduce its gradients; parameters that are added or replaced after "
-            "DDP was created are not in it. Experts that each rank has for itself may differ",
+            "put the module into the wrapper too, or reduce its gradients; parameters that are added or replaced "
+            "after DDP was created are not in it. Experts that each rank has for itself may differ",
             step=moment.step,
             ranks=replica.ranks,
             line=(parameter.made if parameter is not None else None) or backward,
@@ -229,7 +227,7 @@ def _different_gradients(case: Comparison, moment: Moment, different: list[Repli
 
 def _trains_apart(case: Comparison, moment: Moment) -> bool:
     """True if the ranks' trainings may differ on purpose: other settings, as in a sweep, equal batches, of which
-    replicas gain nothing, or samples in common beside others, as the folds of a cross-validation have.
+    replicas gain nothing, or some samples in common and some not, as the folds of a cross-validation have.
     """
     rates = {tuple(step.lr) for step in moment.of.values()}
     rows = {
@@ -287,8 +285,8 @@ def _changed_after_backward(case: Comparison, moment: Moment, different: list[Re
     ratio = f"; those of rank {other} are {factor:.6g} times those of rank {first}" if factor is not None else ""
     return Broken(
         f"since step {moment.step}, the gradients of {_names(case, different)} differ between "
-        f"{span([*replica.ranks])} when "
-        f"the optimizer uses them, although they were equal after the backward pass at {begin}{ratio}: "
+        f"{span([*replica.ranks])} when the optimizer uses them, although they were equal after the backward pass at "
+        f"{begin}{ratio}: "
         + (
             f"they are clipped at {clip} by a norm of the rank's own" if clip else "each rank scaled or changed its own"
         ),
@@ -316,8 +314,7 @@ def _other_order(case: Comparison, moment: Moment, different: list[Replica]) -> 
     line = _call_line(moment, list(ranks), "all_reduce") or moment.of[ranks[0]].line
     return Broken(
         f"since step {moment.step}, all ranks hold the same gradients, but for other parameters: "
-        f"{_names(case, different)} are "
-        f"exchanged, since the ranks reduce them in another order at {line}",
+        f"{_names(case, different)} are exchanged, since the ranks reduce them in another order at {line}",
         "certain",
         "reduce in the order of a list, as `model.parameters()` gives it: a set has another order in each process",
         step=moment.step,
@@ -356,8 +353,8 @@ def learning_rates(case: Comparison) -> Broken | None:
                 return Broken(
                     f"the learning rates differ since step {moment.step}: {shown}",
                     "certain" if replica.known else "possible",
-                    "compute the learning rate from numbers that all ranks share: the step, not the rank or a "
-                    "local loss",
+                    "compute the learning rate from numbers that all ranks share: the step, not the rank or a local "
+                    "loss",
                     step=moment.step,
                     ranks=tuple(rates),
                     line=made,
@@ -392,8 +389,8 @@ def clipping_norms(case: Comparison) -> Broken | None:
                 return Broken(
                     f"since step {moment.step}, each rank clips by a norm of its own at {calls[0].line}: {values}",
                     "likely",
-                    "the norm must be that of the whole gradient: add the squares over the ranks that hold parts of it "
-                    "(all_reduce), then take the root; DTensors and FSDP's own clip_grad_norm_ do this",
+                    "the norm must be that of the whole gradient: add the squares over the ranks that hold parts of "
+                    "it (all_reduce), then take the root; DTensors and FSDP's own clip_grad_norm_ do this",
                     step=moment.step,
                     ranks=tuple(moment.of),
                     line=calls[0].line,
@@ -435,11 +432,11 @@ def same_number_of_steps(case: Comparison) -> Broken | None:
         if len(set(counts.values())) > 1 and all(record.end is not None for record in case.records.values()):
             few, most = min(counts, key=lambda rank: counts[rank]), max(counts, key=lambda rank: counts[rank])
             return Broken(
-                f"rank {few} took {counts[few]} optimizer steps, rank {most} {counts[most]}: some ranks skip "
-                "steps alone",
+                f"rank {few} took {counts[few]} optimizer steps, rank {most} {counts[most]}: some ranks skip steps "
+                "alone",
                 "certain" if any(replica.known for replica in replicas) else "possible",
-                "decide on all ranks together whether to skip a step: reduce the condition (a NaN, a gradient "
-                "norm) first",
+                "decide on all ranks together whether to skip a step: reduce the condition (a NaN, a gradient norm) "
+                "first",
                 step=counts[few] + 1,
                 ranks=(few,),
                 line=case.records[most].steps_of(optimizer)[-1].line,

@@ -113,7 +113,7 @@ def is_finite(tensor: Any) -> bool:
     """True if no element is NaN or infinite."""
     torch, local = _torch(), local_of(tensor)
     wide = torch.float64 if local.dtype == torch.float64 else torch.float32
-    # a finite sum proves it without a tensor of the same size; one that is not finite may have overflowed
+    # a finite sum proves it without a tensor of the same size; another may have overflowed
     return bool(torch.isfinite(local.sum(dtype=wide))) or bool(torch.isfinite(local).all())
 
 

@@ -524,7 +524,7 @@ def _bits_of(tensor: Any) -> int | None:
 
 
 def _fingerprints(tensors: list[Any]) -> list[Any]:
-    """Return bits, sketch and norm of each tensor; None for no tensor, and no sketch for one that is not finite."""
+    """Return bits, sketch and norm of each tensor; None for no tensor, and no sketch if it is not finite."""
     found: list[Any] = []
     for tensor in tensors:
         if tensor is None or tensor.is_meta:
