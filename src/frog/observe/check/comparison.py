@@ -10,6 +10,9 @@ from typing import Any
 
 from frog.observe.check.rank_records import Parameter, RankRecord, Step
 
+_MOST_SHOWN = 4
+"""Most names of parameters in a sentence."""
+
 
 class NotObservable(Exception):
     """Why a rule could not be checked."""
@@ -46,6 +49,7 @@ class Comparison:
     def __init__(self, records: dict[int, RankRecord]) -> None:
         self.records = records
         self.ranks = tuple(sorted(records))
+        self._known_moments: dict[int, list[Moment]] = {}
 
     @property
     def any(self) -> RankRecord:
@@ -59,6 +63,11 @@ class Comparison:
 
     def moments(self, optimizer: int) -> list[Moment]:
         """Return the steps of an optimizer that at least one rank took, in order."""
+        if optimizer not in self._known_moments:
+            self._known_moments[optimizer] = self._moments(optimizer)
+        return self._known_moments[optimizer]
+
+    def _moments(self, optimizer: int) -> list[Moment]:
         by_step: dict[int, dict[int, Step]] = {}
         for rank, record in self.records.items():
             for step in record.steps_of(optimizer):
@@ -190,8 +199,10 @@ class Comparison:
             follows = now.optimizer != before.optimizer or now.step == before.step + 1
             if not follows or len(now.of) < len(self.ranks) or len(before.of) < len(self.ranks):
                 continue
-            ended = {weight.bits if (weight := step.weights[old]) else None for step in before.of.values()}
-            if len(ended) > 1 and len({step.before[new] for step in now.of.values()}) == 1:
+            if (
+                len({step.weight_bits(old) for step in before.of.values()}) > 1
+                and len({step.before[new] for step in now.of.values()}) == 1
+            ):
                 return True
         return False
 
@@ -217,6 +228,12 @@ class Comparison:
         return parameter is not None and parameter.ddp is not None
 
 
+def some_of(names: list[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(names[:_MOST_SHOWN]) + more
+
+
 def _is_flat(record: RankRecord) -> bool:
     """True if all DTensors of a rank are on a mesh of one dimension."""
     meshes = [each.mesh for table in record.tables.values() for each in table.parameters]
@@ -234,8 +251,9 @@ def _equal_gradients(moment: Moment, index: int) -> bool:
     losses = {tuple(backward.loss for backward in step.backwards) for step in moment.of.values()}
     if len(losses) < 2 or any(None in each or not each for each in losses):
         return False
-    found = [step.gradients[index] if step.gradients is not None else None for step in moment.of.values()]
-    return len(found) > 1 and found[0] is not None and bool(found[0].norm) and len(set(found)) == 1
+    first = next(iter(moment.of.values())).gradient(index)
+    bits = {step.gradient_bits(index) for step in moment.of.values()}
+    return len(moment.of) > 1 and first is not None and bool(first.norm) and len(bits) == 1
 
 
 def _known_ranks(parameter: Parameter, rank: int) -> tuple[int, ...] | None:

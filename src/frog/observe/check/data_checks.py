@@ -71,11 +71,8 @@ def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
 
 def _evaluation_loaders(record: RankRecord) -> set[int]:
     """Return the loaders with several batches in an iteration and never a step between them: they do not train."""
-    steps: dict[tuple[int, int], list[int]] = {}
-    for batch in record.batches:
-        steps.setdefault((batch.loader, batch.iteration), []).append(batch.step)
-    train = {loader for (loader, _), seen in steps.items() if len(set(seen)) > 1}
-    several = {loader for (loader, _), seen in steps.items() if len(seen) > 1}
+    train = {each.loader for each in record.loaders if _trains_in(record, each)}
+    several = {each.loader for each in record.loaders if len(record.batches_of(each)) > 1}
     return several - train if record.steps else set()
 
 
@@ -110,7 +107,7 @@ def order_of_epochs(case: Comparison) -> Broken | None:
                     ranks=case.ranks,
                     line=second.line,
                 )
-            rows = [_rows_of(record, each) for each in (first, second)]
+            rows = [[batch.rows for batch in record.batches_of(each) if batch.rows] for each in (first, second)]
             length = min(map(len, rows))
             if length >= _LEAST_BATCHES and rows[0][:length] == rows[1][:length]:
                 return Broken(
@@ -130,37 +127,21 @@ def order_of_epochs(case: Comparison) -> Broken | None:
 
 def _trains_in(record: RankRecord, loader: Loader) -> bool:
     """True if steps were taken between the batches of an iteration."""
-    steps = {
-        batch.step for batch in record.batches if (batch.loader, batch.iteration) == (loader.loader, loader.iteration)
-    }
-    return len(steps) >= _LEAST_BATCHES
-
-
-def _rows_of(record: RankRecord, loader: Loader) -> list[list[int] | None]:
-    found = [
-        batch.rows
-        for batch in record.batches
-        if (batch.loader, batch.iteration) == (loader.loader, loader.iteration) and batch.rows
-    ]
-    return list(found)
+    return len({batch.step for batch in record.batches_of(loader)}) >= _LEAST_BATCHES
 
 
 def _first_step(record: RankRecord, loader: Loader) -> int | None:
-    found = (
-        batch.step + 1
-        for batch in record.batches
-        if (batch.loader, batch.iteration) == (loader.loader, loader.iteration)
-    )
-    return next(found, None)
+    return next((batch.step + 1 for batch in record.batches_of(loader)), None)
 
 
 def samples_twice(case: Comparison) -> Broken | None:
     """Find an evaluation that counts padded samples twice."""
+    evaluations = {rank: _evaluation_loaders(record) for rank, record in case.records.items()}
     evaluated = [
         (record, loader)
         for record in case.records.values()
         for loader in record.loaders
-        if loader.loader in _evaluation_loaders(record)
+        if loader.loader in evaluations[record.rank]
     ]
     if not evaluated:
         raise NotObservable("no DataLoader was used for evaluation only")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frog.observe.check.comparison import Comparison, NotObservable
+from frog.observe.check.comparison import Comparison, NotObservable, some_of
 from frog.observe.check.rank_records import Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 
@@ -84,7 +84,7 @@ def in_an_optimizer(case: Comparison) -> Broken | None:
             if (each.module in held or not _shards(record)) and each.name not in elsewhere
         ]
         if lost and not case.is_sharded:
-            names = ", ".join(each.name for each in lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+            names = some_of([each.name for each in lost])
             makers = [table.made for table in record.tables.values()]
             return Broken(
                 f"no optimizer holds {names} of the model, which {'have' if len(lost) > 1 else 'has'} gradients: "
@@ -111,26 +111,25 @@ def gradients_arrive(case: Comparison) -> Broken | None:
     case.require_steps()
     for record in case.records.values():
         for optimizer, table in record.tables.items():
-            steps = [step for step in record.steps_of(optimizer) if step.gradients is not None]
+            steps = record.sampled(optimizer)
             if len(steps) < _STEPS_WITHOUT:
                 continue
             without = [
                 index
                 for index, parameter in enumerate(table.parameters)
                 if parameter.trained
-                and all(_has_no_gradient(step, index) for step in steps)
+                and all(step.gradient(index) is None for step in steps)
                 # a rank's shard may be empty, and another rank may take another branch
                 and not any(
                     _are_same(case, optimizer, index, record.rank, other.rank)
-                    and not all(_has_no_gradient(step, index) for step in other.steps_of(optimizer))
+                    and not all(step.gradient(index) is None for step in other.steps_of(optimizer))
                     for other in case.records.values()
                 )
             ]
             if without and len(without) < len(table.parameters):
-                names = ", ".join(case.name(optimizer, index, record.rank) for index in without[:4])
-                more = f" and {len(without) - 4} more" if len(without) > 4 else ""
+                names = some_of([case.name(optimizer, index, record.rank) for index in without])
                 return Broken(
-                    f"{names}{more} got no gradient in any of {len(steps)} steps",
+                    f"{names} got no gradient in any of {len(steps)} steps",
                     "possible",
                     "is it used in the forward? A tensor that is detached, made again or under no_grad has none",
                     step=1,
@@ -145,17 +144,12 @@ def _are_same(case: Comparison, optimizer: int, index: int, rank: int, other: in
     return mine is not None and theirs is not None and mine.names == theirs.names
 
 
-def _has_no_gradient(step: Step, index: int) -> bool:
-    gradients = step.gradients or []
-    return index >= len(gradients) or gradients[index] is None
-
-
 def step_changes(case: Comparison) -> Broken | None:
     """Find parameters with a gradient that no step changes, and updates that are lost in rounding."""
     case.require_steps()
     for record in case.records.values():
         for optimizer, table in record.tables.items():
-            steps = [step for step in record.steps_of(optimizer) if step.gradients is not None and any(step.lr)]
+            steps = [step for step in record.sampled(optimizer) if any(step.lr)]
             if len(steps) < 2:
                 continue
             for index, parameter in enumerate(table.parameters):
@@ -192,21 +186,19 @@ def step_changes(case: Comparison) -> Broken | None:
 
 def _is_moved(step: Step, index: int) -> bool:
     """True if a parameter has a gradient that is not zero."""
-    gradient = step.gradients[index] if step.gradients is not None and index < len(step.gradients) else None
+    gradient = step.gradient(index)
     return gradient is not None and bool(gradient.norm)
 
 
 def _changes(steps: list[Step], index: int) -> bool:
     """True if some step changed a bit of a parameter."""
-    after = ((step, step.weights[index]) for step in steps)
-    return any(weight is not None and weight.bits != step.before[index] for step, weight in after)
+    return any(step.weight_bits(index) not in (None, step.before[index]) for step in steps)
 
 
 def _not_tiny(steps: list[Step], index: int) -> bool:
     """True if the gradient is large enough for a step of plain gradient descent to change the parameter."""
     for step in steps:
-        gradient = step.gradients[index] if step.gradients is not None else None
-        weight = step.weights[index]
+        gradient, weight = step.gradient(index), step.weights[index]
         rates = [rate for rate in step.lr if rate]
         if gradient is None or weight is None or not rates or gradient.norm is None or weight.norm is None:
             return False
@@ -220,12 +212,12 @@ def tied_weights(case: Comparison) -> Broken | None:
     case.require_steps()
     for record in case.records.values():
         for optimizer, table in record.tables.items():
-            steps = [step for step in record.steps_of(optimizer) if step.gradients is not None]
+            steps = record.sampled(optimizer)
             for one, other in _alike(table.parameters):
                 first = next((step for step in steps if step.step == 1), None)
                 if first is None or first.before[one] is None or first.before[one] != first.before[other]:
                     continue
-                apart = next((step for step in steps if step.weights[one] != step.weights[other]), None)
+                apart = next((step for step in steps if step.weight_bits(one) != step.weight_bits(other)), None)
                 if apart is None:
                     continue
                 names = [case.name(optimizer, index, record.rank) for index in (one, other)]
@@ -281,17 +273,14 @@ def finite(case: Comparison) -> Broken | None:
     found = []
     for record, step in _sampled(case):
         forward = next((call for call in step.calls if call.call == "not_finite"), None)
-        loss = next((each for each in step.backwards if each.loss is None and each.graph and step.gradients), None)
         index = next((i for i, each in enumerate(step.gradients or []) if each is not None and each.norm is None), None)
         weight = next((i for i, each in enumerate(step.weights) if each is not None and each.norm is None), None)
         # an output may be infinite on purpose, as a mask is, and a GradScaler skips steps inside of a fused optimizer
         if weight is not None:
-            found.append((step.number, record.rank, record, step, forward, loss, index, weight))
+            found.append((step.number, record.rank, record, step, forward, index, weight))
     if not found:
         return None
-    _, rank, record, step, forward, loss, index, weight = min(
-        found, key=lambda each: (each[0], each[4] is None, each[1])
-    )
+    _, rank, record, step, forward, index, weight = min(found, key=lambda each: (each[0], each[4] is None, each[1]))
     ranks = tuple(sorted({each[1] for each in found if each[0] == step.number}))
     if forward is not None:
         what, line = f"the output of {forward.module} is the first that is not finite", forward.line

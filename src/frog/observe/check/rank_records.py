@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -191,6 +192,20 @@ class Step(_Line, frozen=True, kw_only=True, tag="step"):
     exchanges: bool = False
     """True if ranks have given each other parts of their activations so far, as those with experts do."""
 
+    def gradient(self, index: int) -> Fingerprint | None:
+        """Return the gradient of the optimizer's parameter with this index; None if it has none or is unknown."""
+        return self.gradients[index] if self.gradients is not None and index < len(self.gradients) else None
+
+    def gradient_bits(self, index: int) -> int | None:
+        """Return what decides whether two ranks use the same gradient; a sketch is rounded, its bits are exact."""
+        gradient = self.gradient(index)
+        return gradient.bits if gradient is not None else None
+
+    def weight_bits(self, index: int) -> int | None:
+        """Return what decides whether two ranks have the same weights after the step."""
+        weight = self.weights[index]
+        return weight.bits if weight is not None else None
+
 
 class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     """A new iteration over a DataLoader."""
@@ -264,7 +279,29 @@ class RankRecord:
 
     def steps_of(self, optimizer: int) -> list[Step]:
         """Return an optimizer's steps."""
-        return [step for step in self.steps if step.optimizer == optimizer]
+        return self._steps_by_optimizer.get(optimizer, [])
+
+    def sampled(self, optimizer: int) -> list[Step]:
+        """Return an optimizer's steps whose tensors were read."""
+        return [step for step in self.steps_of(optimizer) if step.gradients is not None]
+
+    def batches_of(self, loader: Loader) -> list[Batch]:
+        """Return the batches of an iteration over a DataLoader."""
+        return self._batches_by_iteration.get((loader.loader, loader.iteration), [])
+
+    @cached_property
+    def _steps_by_optimizer(self) -> dict[int, list[Step]]:
+        found: dict[int, list[Step]] = {}
+        for step in self.steps:
+            found.setdefault(step.optimizer, []).append(step)
+        return found
+
+    @cached_property
+    def _batches_by_iteration(self) -> dict[tuple[int, int], list[Batch]]:
+        found: dict[tuple[int, int], list[Batch]] = {}
+        for batch in self.batches:
+            found.setdefault((batch.loader, batch.iteration), []).append(batch)
+        return found
 
     def calls(self, *names: str) -> Iterator[tuple[int, Call]]:
         """Yield the calls of some functions, each with the number of the step it came before."""

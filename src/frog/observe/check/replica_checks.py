@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 from frog.core.units import span
-from frog.observe.check.comparison import Comparison, Moment, NotObservable, Replica
+from frog.observe.check.comparison import Comparison, Moment, NotObservable, Replica, some_of
 from frog.observe.check.rank_records import Backward, Fingerprint, Place, Step
 from frog.observe.check.rule import Broken, Rule, Sure
 
-_MOST_SHOWN = 4
 _SAME_FACTOR = 1e-5
 """Largest relative difference between the ratios of several norms that counts as one factor; float32 keeps 6e-8."""
 
@@ -33,7 +32,7 @@ def weights_at_the_start(case: Comparison) -> Broken | None:
     different = []
     for replica in _replicas(case):
         moments = case.sampled(replica.optimizer)
-        if moments and replica.known and _differs(moments[0], replica, lambda step, index: step.before[index]):
+        if moments and replica.known and _differs(moments[0], replica, _bits_before):
             different.append(replica)
     if not different:
         return None
@@ -60,10 +59,8 @@ def _loads_of_some(case: Comparison) -> tuple[list[int], Place | None] | None:
         rank: [call for number, call in record.calls("load_model") if number == 1 and call.line is not None]
         for rank, record in case.records.items()
     }
-    some = [rank for rank, calls in loads.items() if calls]
     most = max(len(calls) for calls in loads.values())
-    fewest = min(len(calls) for calls in loads.values())
-    if most == fewest:
+    if most == min(len(calls) for calls in loads.values()):
         return None
     some = [rank for rank, calls in loads.items() if len(calls) == most]
     return some, loads[some[0]][-1].line
@@ -76,13 +73,12 @@ def weights_between_steps(case: Comparison) -> Broken | None:
         for before, now in pairwise(moments):
             if now.step != before.step + 1 or not set(replica.ranks) <= set(now.of) & set(before.of):
                 continue
-            ended = {rank: before.of[rank].weights[replica.index] for rank in replica.ranks}
-            if len(set(ended.values())) > 1:
+            if _differs(before, replica, Step.weight_bits):
                 break
             begun = {rank: now.of[rank].before[replica.index] for rank in replica.ranks}
             if len(set(begun.values())) > 1:
-                last = ended[replica.ranks[0]]
-                own = [rank for rank, bits in begun.items() if last is not None and bits != last.bits]
+                last = before.of[replica.ranks[0]].weight_bits(replica.index)
+                own = [rank for rank, bits in begun.items() if bits != last]
                 return Broken(
                     f"{case.name(replica.optimizer, replica.index)} changed on {span(own or list(replica.ranks))} "
                     f"between steps {before.step} and {now.step}, not by the optimizer: the replicas differ since "
@@ -101,9 +97,9 @@ def weights_between_steps(case: Comparison) -> Broken | None:
 def weights_after_a_step(case: Comparison) -> Broken | None:
     """Find replicas that a step made different although gradients and weights were equal before it."""
     for replica, moment in _moments(case):
-        if _differs(moment, replica, lambda step, index: step.before[index]) or _gradients_differ(moment, replica):
+        if _differs(moment, replica, _bits_before) or _differs(moment, replica, Step.gradient_bits):
             continue
-        if not _differs(moment, replica, lambda step, index: step.weights[index]):
+        if not _differs(moment, replica, Step.weight_bits):
             continue
         if len({tuple(step.lr) for step in moment.of.values()}) > 1:
             continue
@@ -244,7 +240,9 @@ def _first_different(case: Comparison) -> tuple[Moment | None, list[Replica]]:
     replicas = _replicas(case)
     for moment in case.all_sampled():
         own = [each for each in replicas if each.optimizer == moment.optimizer and set(each.ranks) <= set(moment.of)]
-        different = [each for each in own if _gradients_differ(moment, each) and not _stay_equal(moment, each)]
+        different = [
+            each for each in own if _differs(moment, each, Step.gradient_bits) and not _stay_equal(moment, each)
+        ]
         if different:
             return moment, different
     return None, []
@@ -304,10 +302,7 @@ def _changed_after_backward(case: Comparison, moment: Moment, different: list[Re
 def _other_order(case: Comparison, moment: Moment, different: list[Replica]) -> Broken | None:
     """Report gradients of which all ranks hold the same, but for other parameters."""
     ranks = different[0].ranks
-    bits = {
-        rank: [None if (g := _gradient(moment.of[rank], each.index)) is None else g.bits for each in different]
-        for rank in ranks
-    }
+    bits = {rank: [moment.of[rank].gradient_bits(each.index) for each in different] for rank in ranks}
     held = {rank: sorted(values, key=str) for rank, values in bits.items()}
     if len(different) < 2 or len({str(values) for values in held.values()}) > 1 or None in bits[ranks[0]]:
         return None
@@ -328,7 +323,7 @@ def _factor(step: Step, base: Step, different: list[Replica]) -> float | None:
     """Return the one factor between two ranks' gradients; None if there is none."""
     ratios = []
     for replica in different:
-        one, other = _gradient(step, replica.index), _gradient(base, replica.index)
+        one, other = step.gradient(replica.index), base.gradient(replica.index)
         if one is not None and other is not None and one.norm and other.norm:
             ratios.append(one.norm / other.norm)
     if not ratios or max(ratios) - min(ratios) > _SAME_FACTOR * max(ratios):
@@ -456,18 +451,15 @@ def _moments(case: Comparison) -> Iterator[tuple[Replica, Moment]]:
                 yield replica, moment
 
 
-def _differs(moment: Moment, replica: Replica, value: object) -> bool:
+def _differs(moment: Moment, replica: Replica, bits_of: Callable[[Step, int], int | None]) -> bool:
+    """True if the ranks of a replica took the step and hold different bits."""
     if not set(replica.ranks) <= set(moment.of):
         return False
-    return len({value(moment.of[rank], replica.index) for rank in replica.ranks}) > 1  # type: ignore[operator]
+    return len({bits_of(moment.of[rank], replica.index) for rank in replica.ranks}) > 1
 
 
-def _gradient(step: Step, index: int) -> Fingerprint | None:
-    return step.gradients[index] if step.gradients is not None else None
-
-
-def _gradients_differ(moment: Moment, replica: Replica) -> bool:
-    return _differs(moment, replica, lambda step, index: None if (g := _gradient(step, index)) is None else g.bits)
+def _bits_before(step: Step, index: int) -> int | None:
+    return step.before[index]
 
 
 def _stay_equal(moment: Moment, replica: Replica) -> bool:
@@ -476,16 +468,14 @@ def _stay_equal(moment: Moment, replica: Replica) -> bool:
     A DTensor's gradient may still be a partial sum on each rank; the optimizer adds it up.
     """
     steps = [moment.of[rank] for rank in replica.ranks]
-    weights = {weight.bits if (weight := step.weights[replica.index]) else None for step in steps}
+    weights = {step.weight_bits(replica.index) for step in steps}
     return (
         len(weights) == 1 and None not in weights and all(step.before[replica.index] not in weights for step in steps)
     )
 
 
 def _names(case: Comparison, replicas: list[Replica]) -> str:
-    names = [case.name(replica.optimizer, replica.index) for replica in replicas]
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(names[:_MOST_SHOWN]) + more
+    return some_of([case.name(replica.optimizer, replica.index) for replica in replicas])
 
 
 def _values(case: Comparison, moment: Moment, replicas: list[Replica], what: str) -> tuple[str, ...]:
@@ -494,20 +484,16 @@ def _values(case: Comparison, moment: Moment, replicas: list[Replica], what: str
     for replica in replicas[:2]:
         for rank in replica.ranks[:4]:
             step = moment.of[rank]
-            gradient, weight = _gradient(step, replica.index), step.weights[replica.index]
-            shown = gradient if what == "gradients" else weight
-            norm = (
-                "not finite"
-                if shown is not None and shown.norm is None
-                else f"{shown.norm:.9g}"
-                if shown is not None
-                else "none"
-            )
-            name = case.name(replica.optimizer, replica.index)
-            found.append(
-                f"rank {rank}   step {moment.step}: {what} of {name}: norm {norm}  [{case.records[rank].path}]"
-            )
+            shown = step.gradient(replica.index) if what == "gradients" else step.weights[replica.index]
+            name, source = case.name(replica.optimizer, replica.index), case.records[rank].path
+            found.append(f"rank {rank}   step {moment.step}: {what} of {name}: {_norm(shown)}  [{source}]")
     return tuple(found)
+
+
+def _norm(shown: Fingerprint | None) -> str:
+    if shown is None:
+        return "none"
+    return "not finite" if shown.norm is None else f"norm {shown.norm:.9g}"
 
 
 def _line(moment: Moment, ranks: list[int]) -> str:
