@@ -248,6 +248,52 @@ def test_check_explains_what_it_needs(words: list[str], error: str, capsys: pyte
     assert error in capsys.readouterr().err
 
 
+def not_checked(run: Path) -> set[str]:
+    return {answer.rule.name for answer in answers_of(read_records(run)) if answer.why_not}
+
+
+def test_rule_that_saw_nothing_is_not_said_to_hold(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path, rank, [table(), step(1), {"kind": "end", "steps": 1}])
+    assert {"weights-between", "cleared", "training-mode", "unused", "changes", "tied"} <= not_checked(tmp_path)
+    two_ranks(tmp_path)
+    assert {"weights-between", "cleared", "changes"}.isdisjoint(not_checked(tmp_path))
+
+
+def test_steps_are_counted_only_when_all_ranks_have_ended(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    assert "steps" not in not_checked(tmp_path)
+    write(tmp_path, 1, [table(), step(1), step(2)])
+    assert "steps" in not_checked(tmp_path)
+
+
+def test_weights_in_half_precision_are_not_said_to_be_in_float32(tmp_path: Path) -> None:
+    for dtype, expected in (("float32", False), ("bfloat16", True)):
+        for rank in (0, 1):
+            write(tmp_path, rank, [table(dtype=dtype), step(1)])
+        assert ("state-type" in not_checked(tmp_path)) is expected
+
+
+def test_collectives_in_another_order_are_not_said_to_agree(tmp_path: Path) -> None:
+    calls = [{"call": "all_reduce", "elements": 4, "dtype": "float32"}, {"call": "broadcast", "elements": 4}]
+    write(tmp_path, 0, [table(), step(1, calls=calls)])
+    write(tmp_path, 1, [table(), step(1, calls=calls)])
+    assert "collectives" not in not_checked(tmp_path)
+    write(tmp_path, 1, [table(), step(1, calls=calls[::-1])])
+    assert "collectives" in not_checked(tmp_path)
+
+
+def test_rounding_of_a_sketch_is_no_difference(tmp_path: Path) -> None:
+    two_ranks(tmp_path, weights=[[1002, 0.5 + 1e-15, 3.0]], gradients=[[14, 0.25 + 1e-15, 2.0]])
+    assert broken_rules(answers_of(read_records(tmp_path))) == []
+
+
+def test_page_names_the_ranks_that_recorded_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 0, [table(), step(1)])
+    records = read_records(tmp_path)
+    assert "(1 of 2 ranks, 1 optimizer steps" in page("run", records, answers_of(records))
+
+
 def test_page_of_the_documentation_has_every_rule() -> None:
     text = (Path(__file__).parents[3] / "docs" / "observe" / "check.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \|", text, re.MULTILINE)

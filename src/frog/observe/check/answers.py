@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from frog.core.units import count
 from frog.observe.check import call_checks, data_checks, parameter_checks, replica_checks
 from frog.observe.check.comparison import Comparison, NotObservable
 from frog.observe.check.rank_records import RankRecord
@@ -48,7 +49,9 @@ def page(name: str, records: dict[int, RankRecord], answers: list[Answer]) -> st
     steps = max((len(record.steps) for record in records.values()), default=0)
     sampled = max((sum(step.gradients is not None for step in record.steps) for record in records.values()), default=0)
     wrong, lines = broken_rules(answers), []
-    scope = f"{len(records)} ranks, {steps} optimizer steps, {sampled} of them sampled"
+    world = max(record.start.world_size for record in records.values())
+    ranks = count(world, "rank") if len(records) == world else f"{len(records)} of {world} ranks"
+    scope = f"{ranks}, {steps} optimizer steps, {sampled} of them sampled"
     surely = [answer for answer in wrong if answer.broken is not None and answer.broken.sure != "possible"]
     if surely:
         lines.append(f"{name}: {len(surely)} {'rules are' if len(surely) > 1 else 'rule is'} broken ({scope})")

@@ -108,7 +108,7 @@ def reductions(case: Comparison) -> Broken | None:
         number, first = several[0]
         for rank, (_, call) in zip(calls, several, strict=True):
             if call.call != first.call or call.elements != first.elements:
-                return None  # the records are no longer of the same calls
+                raise NotObservable(f"the ranks call different collectives over all ranks from step {number} on")
             where = f"{first.call} at {first.line} (rank {case.ranks[0]}) and {call.line} (rank {rank})"
             if call.dtype != first.dtype:
                 return _mismatch(case, number, call, rank, f"{where}: {first.dtype} meets {call.dtype}")
@@ -220,9 +220,9 @@ def optimizer_restored(case: Comparison) -> Broken | None:
     for rank, record in case.records.items():
         loads = [call for number, call in record.calls("load") if number == 1]
         restored = any(True for _ in record.calls("load_optimizer"))
-        seen = seen or bool(loads)
         for call in loads:
             keys = [key for key in call.keys if "optim" in key.lower()]
+            seen = seen or bool(keys)
             models = [loaded for _, loaded in record.calls("load_model")]
             if keys and not restored and models:
                 # with another head or another learning rate, it is the beginning of another training
@@ -238,7 +238,7 @@ def optimizer_restored(case: Comparison) -> Broken | None:
                     line=call.line,
                 )
     if not seen:
-        raise NotObservable("torch.load was not called before the first step")
+        raise NotObservable("no checkpoint with an optimizer was read with torch.load before the first step")
     return None
 
 

@@ -41,6 +41,7 @@ def gradients_cleared(case: Comparison) -> Broken | None:
 def evaluation_mode(case: Comparison) -> Broken | None:
     """Find training forwards in evaluation mode after some in training mode."""
     case.require_steps()
+    seen = False
     for record in case.records.values():
         trained: dict[int, int] = {}
         for step in record.steps:
@@ -51,6 +52,7 @@ def evaluation_mode(case: Comparison) -> Broken | None:
                 if not forward.grad:
                     continue
                 module = record.modules.get(forward.module)
+                seen = True
                 if forward.training:
                     trained.setdefault(forward.module, step.number)
                 elif forward.module in trained and forward.module not in training and module and module.modes:
@@ -63,6 +65,8 @@ def evaluation_mode(case: Comparison) -> Broken | None:
                         ranks=(record.rank,),
                         line=forward.line,
                     )
+    if not seen:
+        raise NotObservable("no forward of a module was seen before a backward pass")
     return None
 
 
@@ -109,11 +113,13 @@ def _shards(record: RankRecord) -> bool:
 def gradients_arrive(case: Comparison) -> Broken | None:
     """Find parameters that an optimizer holds and that never get a gradient."""
     case.require_steps()
+    seen = False
     for record in case.records.values():
         for optimizer, table in record.tables.items():
             steps = record.sampled(optimizer)
             if len(steps) < _STEPS_WITHOUT:
                 continue
+            seen = True
             without = [
                 index
                 for index, parameter in enumerate(table.parameters)
@@ -136,6 +142,8 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                     ranks=(record.rank,),
                     line=table.parameters[without[0]].made,
                 )
+    if not seen:
+        raise NotObservable(f"fewer than {_STEPS_WITHOUT} steps of each optimizer were sampled")
     return None
 
 
@@ -147,11 +155,13 @@ def _are_same(case: Comparison, optimizer: int, index: int, rank: int, other: in
 def step_changes(case: Comparison) -> Broken | None:
     """Find parameters with a gradient that no step changes, and updates that are lost in rounding."""
     case.require_steps()
+    seen = False
     for record in case.records.values():
         for optimizer, table in record.tables.items():
             steps = [step for step in record.sampled(optimizer) if any(step.lr)]
             if len(steps) < 2:
                 continue
+            seen = True
             for index, parameter in enumerate(table.parameters):
                 parts = [step.changed[index] for step in steps if _is_moved(step, index)]
                 known = [part for part in parts if part is not None]
@@ -181,6 +191,8 @@ def step_changes(case: Comparison) -> Broken | None:
                         ranks=(record.rank,),
                         line=table.made,
                     )
+    if not seen:
+        raise NotObservable("fewer than two steps with a learning rate above 0 were sampled")
     return None
 
 
@@ -210,6 +222,7 @@ def _not_tiny(steps: list[Step], index: int) -> bool:
 def tied_weights(case: Comparison) -> Broken | None:
     """Find an embedding and an output layer that began equal and came apart."""
     case.require_steps()
+    seen = False
     for record in case.records.values():
         for optimizer, table in record.tables.items():
             steps = record.sampled(optimizer)
@@ -217,6 +230,7 @@ def tied_weights(case: Comparison) -> Broken | None:
                 first = next((step for step in steps if step.step == 1), None)
                 if first is None or first.before[one] is None or first.before[one] != first.before[other]:
                     continue
+                seen = True
                 apart = next((step for step in steps if step.weight_bits(one) != step.weight_bits(other)), None)
                 if apart is None:
                     continue
@@ -231,6 +245,8 @@ def tied_weights(case: Comparison) -> Broken | None:
                     ranks=(record.rank,),
                     line=table.parameters[other].made or table.made,
                 )
+    if not seen:
+        raise NotObservable("no embedding began equal to another layer's separate tensor")
     return None
 
 
@@ -247,6 +263,7 @@ def _alike(parameters: list[Parameter]) -> Iterator[tuple[int, int]]:
 def types_of_state(case: Comparison) -> Broken | None:
     """Find weights and moments that are kept in half precision."""
     case.require_steps()
+    half = False
     for record, step in _sampled(case):
         table = record.tables.get(step.optimizer)
         if table is None:
@@ -254,6 +271,7 @@ def types_of_state(case: Comparison) -> Broken | None:
         for index, kinds in enumerate(step.state[: len(table.parameters)]):
             parameter = table.parameters[index]
             low = [kind for kind in kinds if kind in _LOW]
+            half = half or parameter.dtype in _LOW
             if parameter.dtype in _LOW and low:
                 return Broken(
                     f"the weights and the optimizer's state of {case.name(step.optimizer, index, record.rank)} are "
@@ -264,6 +282,8 @@ def types_of_state(case: Comparison) -> Broken | None:
                     ranks=(record.rank,),
                     line=table.made,
                 )
+    if half:
+        raise NotObservable("some weights are in half precision, and the optimizer keeps no state in it")
     return None
 
 

@@ -21,6 +21,8 @@ def _replicas(case: Comparison) -> list[Replica]:
     if not case.replicas:
         why = "the weights are sharded" if case.is_sharded else "no parameter is known to be equal on several ranks"
         raise NotObservable(why)
+    if next(case.all_sampled(), None) is None:
+        raise NotObservable("the ranks have no sampled step in common")
     return case.replicas
 
 
@@ -68,6 +70,7 @@ def _loads_of_some(case: Comparison) -> tuple[list[int], Place | None] | None:
 
 def weights_between_steps(case: Comparison) -> Broken | None:
     """Find replicas that something else than the optimizer changed on some ranks."""
+    seen = False
     for replica in _replicas(case):
         moments = case.sampled(replica.optimizer)
         for before, now in pairwise(moments):
@@ -75,6 +78,7 @@ def weights_between_steps(case: Comparison) -> Broken | None:
                 continue
             if _differs(before, replica, Step.weight_bits):
                 break
+            seen = True
             begun = {rank: now.of[rank].before[replica.index] for rank in replica.ranks}
             if len(set(begun.values())) > 1:
                 last = before.of[replica.ranks[0]].weight_bits(replica.index)
@@ -91,6 +95,8 @@ def weights_between_steps(case: Comparison) -> Broken | None:
                     line=_call_line(now, own, "load_model") or now.of[(own or [0])[0]].line,
                     evidence=_values(case, now, [replica], "weights before the step"),
                 )
+    if not seen:
+        raise NotObservable("no two steps in a row were sampled on all ranks with equal weights between them")
     return None
 
 
@@ -416,15 +422,17 @@ def _reduces_gradients(case: Comparison, moment: Moment) -> bool:
 def same_number_of_steps(case: Comparison) -> Broken | None:
     """Find ranks that took another number of optimizer steps."""
     replicas = _replicas(case)
+    if any(record.end is None for record in case.records.values()):
+        raise NotObservable("not all ranks came to their end")
     for optimizer in {replica.optimizer for replica in replicas}:
         counts = {rank: len(record.steps_of(optimizer)) for rank, record in case.records.items()}
         passes = {
             sum(len(step.backwards) for step in record.steps) + (record.end.backwards if record.end is not None else 0)
             for record in case.records.values()
         }
-        if len(passes) > 1:
-            continue  # ranks with fewer batches end earlier, as DDP's `join` allows
-        if len(set(counts.values())) > 1 and all(record.end is not None for record in case.records.values()):
+        if len(passes) > 1:  # ranks with fewer batches end earlier, as DDP's `join` allows
+            raise NotObservable("the ranks ran different numbers of backward passes")
+        if len(set(counts.values())) > 1:
             few, most = min(counts, key=lambda rank: counts[rank]), max(counts, key=lambda rank: counts[rank])
             return Broken(
                 f"rank {few} took {counts[few]} optimizer steps, rank {most} {counts[most]}: some ranks skip steps "
