@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frog.core.errors import FrogError, UsageError
+from frog.core.errors import UsageError
 from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
@@ -151,28 +151,20 @@ def run_checked(
     returns 1 if they are wrong.
     """
     from frog.launch.program import parse_program
-    from frog.launch.world import run_world
+    from frog.launch.world import run_and_answer
 
     if parse_program(program).kind == "frog":
         raise UsageError(
             "Frog's own training is proved, not checked: it computes the same numbers on one rank and on many",
             "frog prove --world 2",
         )
-    folders: list[Path] = []
+
+    def answer_below(folder: Path) -> int:
+        print()
+        return answer(folder)
+
     asked = {**options.extra_env, "FROG_CHECK": str(every)}
-    options = replace(options, extra_env=asked, hooks=CHECK_HOOKS, on_folder=folders.append)
-    failed: FrogError | None = None
-    try:
-        code = run_world(nodes, program, options)
-    except FrogError as error:  # what was recorded until then is still worth an answer
-        if not folders:
-            raise
-        code, failed = error.exit_code, error
-    print()
-    wrong = answer(folders[0])
-    if failed is not None:
-        raise failed
-    return code or wrong
+    return run_and_answer(nodes, program, replace(options, extra_env=asked, hooks=CHECK_HOOKS), answer_below)
 
 
 def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = None) -> tuple[Nodes, Options]:

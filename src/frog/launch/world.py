@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from frog.core.env import MAY_MEET, SURVIVES, check_start_method
-from frog.core.errors import LaunchError, UsageError, signal_code, signal_name
+from frog.core.errors import FrogError, LaunchError, UsageError, signal_code, signal_name
 from frog.core.files import scratch_folder
 from frog.core.machine import PROCESS_BYTES, check_memory
 from frog.core.processes import NOT_MET, kill_group
@@ -75,6 +76,27 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
         launch = _Launch(nodes, options, scratch, starter, recorded=recorded)
         stack.callback(launch.clean_up)
         return launch.run()
+
+
+def run_and_answer(nodes: Nodes | int, program: Sequence[str], options: Options, answer: Callable[[Path], int]) -> int:
+    """Run a program that is not Frog's, then call `answer` with its run folder, also if the program failed.
+
+    Returns the program's exit code, or else what `answer` returns.
+
+    Raises:  as `run_world`, after the answer: what the ranks recorded until then is worth one.
+    """
+    folders: list[Path] = []
+    failed: FrogError | None = None
+    try:
+        code = run_world(nodes, program, replace(options, on_folder=folders.append))
+    except FrogError as error:
+        code, failed = error.exit_code, error
+    said = answer(folders[0]) if folders else None
+    if failed is not None:
+        raise failed
+    if code == 0 and said is None:
+        raise LaunchError("the program ran, but nothing was recorded: no run folder", "a folder that you can write to")
+    return code or said or 0
 
 
 class _Launch:

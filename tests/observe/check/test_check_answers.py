@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from frog.cli import main
-from frog.core.errors import RunError
+from frog.core.errors import LaunchError, RunError
+from frog.launch import world
+from frog.launch.node_agents import Options
 from frog.observe.check.answers import RULES, answers_as_json, answers_of, broken_rules, page
 from frog.observe.check.rank_records import Fingerprint, read_records
 from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
@@ -298,3 +300,10 @@ def test_page_of_the_documentation_has_every_rule() -> None:
     text = (Path(__file__).parents[3] / "docs" / "observe" / "check.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \|", text, re.MULTILINE)
     assert rows == [(rule.name, rule.says) for rule in RULES]
+
+
+def test_check_without_a_run_folder_is_not_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder without permission to write: `frog run` still runs the program there."""
+    monkeypatch.setattr(world, "run_world", lambda nodes, program, options: 0)
+    with pytest.raises(LaunchError, match="nothing was recorded"):
+        world.run_and_answer(2, ["my.py"], Options(), lambda folder: 0)

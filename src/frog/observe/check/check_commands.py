@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import replace
 from pathlib import Path
 
 from frog.core.errors import UsageError
@@ -37,8 +39,6 @@ def add_check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _check(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if args.run is not None:
         from frog.core.runs.folder import find_evidence
@@ -55,8 +55,6 @@ def _check(args: argparse.Namespace) -> int:
 
 def print_answers(folder: Path, as_json: bool = False) -> int:
     """Print what the rules say about a run; return 1 if one is broken, certainly or likely."""
-    import json
-
     from frog.core.terminal import terminal_columns, wrapped_lines
     from frog.observe.check.answers import answers_as_json, answers_of, broken_rules, page
     from frog.observe.check.rank_records import read_records

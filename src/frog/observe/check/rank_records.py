@@ -315,12 +315,15 @@ _AnyLine = Start | Module | Parameters | Step | Loader | Batch | End | Stopped
 _decoder = msgspec.json.Decoder(_AnyLine)
 
 
-def read_records(run: Path) -> dict[int, RankRecord]:
-    """Read what the ranks of a run recorded in its last start; empty if they recorded nothing.
+def read_records(run: Path, attempt: int | None = None) -> dict[int, RankRecord]:
+    """Read what the ranks of a run recorded in a start; empty if they recorded nothing.
+
+    attempt: the number of the start; None: the last one with records.
 
     Raises:  RunError if a file is damaged.
     """
-    starts = sorted((run / "observed").glob("attempt_*"), key=lambda path: (len(path.name), path.name))
+    name = "attempt_*" if attempt is None else f"attempt_{attempt}"
+    starts = sorted((run / "observed").glob(name), key=lambda path: (len(path.name), path.name))
     for start in reversed(starts):
         found = [_read(path, run) for path in sorted(start.glob(f"rank_*/{NAME}"))]
         records = {record.rank: record for record in found if record is not None}

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from frog.core.errors import FrogError, RunError
+from frog.core.errors import RunError
 from frog.core.files import write_atomic
 from frog.core.runs.event_schema import Rank
 from frog.core.runs.folder import RunFolder
@@ -34,33 +34,25 @@ class ProfiledRank(Typed, frozen=True, kw_only=True):
 def profile_program(program: Sequence[str], nproc: int, threads: int | None, after: int, steps: int, stop: bool) -> int:
     """Run a program with the profiler in each rank, and print the page; return the exit code."""
     from frog.launch.node_agents import Options
-    from frog.launch.world import run_world
+    from frog.launch.world import run_and_answer
 
     asked = {"FROG_PROFILE": f"{after},{steps},{0 if stop else 1}"}
     hooks = ("frog_observer", "frog_observer.profiler")
     options = Options(threads=threads, extra_env=asked, runs=Path("runs"), hooks=hooks)
-    failed: FrogError | None = None
-    before = _runs()
-    try:
-        code = run_world(nproc, program, options)
-    except FrogError as error:  # the program failed: the steps before are still worth a page
-        code, failed = error.exit_code, error
-    new = _runs() - before
-    page = write_page(RunFolder(max(new, key=lambda path: path.stat().st_mtime))) if new else ""
-    if page:
-        print(f"\n{page}", end="")
-    if failed is not None:
-        raise failed
-    if not page and code == 0:
+    pages: list[str] = []
+
+    def show(folder: Path) -> int:
+        pages.append(write_page(RunFolder(folder)))
+        print(f"\n{pages[0]}" if pages[0] else "", end="")
+        return 0
+
+    code = run_and_answer(nproc, program, options, show)
+    if code == 0 and not any(pages):
         raise RunError(
             f"the program took fewer than {after + steps} steps of a torch optimizer, so nothing was recorded",
             f"--after and --steps with a smaller sum than {after + steps}; a step is a call of `optimizer.step()`",
         )
     return code
-
-
-def _runs() -> set[Path]:
-    return set(Path("runs").iterdir()) if Path("runs").is_dir() else set()
 
 
 def write_page(folder: RunFolder) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from frog.core.runs.observed import CodeLine, Joining, Messages, NoSync, Transfer, WorkerStack
 from frog.core.terminal import printable
 from frog.core.units import span
-from frog.observe.check.rule import Answer
 from frog.observe.diagnose.known_errors.explain import Explanation, LogReader
+
+if TYPE_CHECKING:
+    from frog.observe.check.rule import Answer
 
 _MOST_GAPS = 4
 """Largest factor by which more ranks may be missing than known."""

@@ -46,18 +46,18 @@ def add_run(evidence: Evidence, run: Path, attempt: int) -> None:
             evidence.world_size = max(evidence.world_size or 0, observed.status.world_size)
         evidence.problems += observed.problems
     _add_launcher(evidence, RunFolder(run), attempt)
-    _add_numbers(evidence, run)
+    _add_numbers(evidence, run, attempt)
 
 
-def _add_numbers(evidence: Evidence, run: Path) -> None:
+def _add_numbers(evidence: Evidence, run: Path, attempt: int) -> None:
     """Add what the rules of `frog check` say, if the ranks recorded their numbers."""
-    if next((run / "observed").glob("attempt_*/rank_*/checks.jsonl"), None) is None:
+    if next((run / "observed" / f"attempt_{attempt}").glob("rank_*/checks.jsonl"), None) is None:
         return
     from frog.observe.check.answers import answers_of
     from frog.observe.check.rank_records import read_records
 
     try:
-        evidence.answers = answers_of(read_records(run))
+        evidence.answers = answers_of(read_records(run, attempt))
     except RunError as error:
         evidence.problems.append(str(error))
 

@@ -41,7 +41,7 @@ class StepRecorder:
         """The line that created a parameter or an optimizer, by id: torch swaps no tensor that has a weak reference."""
         self._ddp: list[tuple[Any, Any]] = []
         """Weak references to DDP's wrappers, and the ranks of their groups."""
-        self._depth, self._in_backward = 0, False
+        self._depth, self.in_backward = 0, False
         self._handles: list[Any] = []
         self._num_steps, self._num_batches = 0, 0
         self._steps: dict[int, int] = {}
@@ -148,7 +148,7 @@ class StepRecorder:
 
     def on_forward(self, module: Any, args: Any) -> None:
         """Take the beginning of a module's forward. Only the outermost one counts."""
-        if self._in_backward or not self.is_here():
+        if self.in_backward or not self.is_here():
             return
         self._depth += 1
         if self._depth > 1 or len(self._forwards) >= _MOST_FORWARDS:
@@ -174,7 +174,7 @@ class StepRecorder:
 
     def after_forward(self, module: Any, args: Any, output: Any) -> None:
         """Take the end of a module's forward, also after an exception."""
-        if self._in_backward or not self.is_here():
+        if self.in_backward or not self.is_here():
             return
         self._depth = max(0, self._depth - 1)
         if self._saw_nan or not self._forwards or not self.is_sampled:
@@ -191,7 +191,7 @@ class StepRecorder:
 
     def on_backward(self, loss: Any, line: Any) -> None:
         """Take the beginning of a backward pass."""
-        self._in_backward = True
+        self.in_backward = True
         record: dict[str, Any] = {"line": line}
         if len(self._backwards) < _MOST_FORWARDS:
             self._backwards.append(record)
@@ -200,7 +200,7 @@ class StepRecorder:
         with self.reading():
             record["graph"] = _graph_of(loss)
             if loss is not None and loss.numel() == 1 and not hasattr(loss, "_local_tensor"):
-                record["loss"] = _finite(float(loss.detach()))
+                record["loss"] = finite_or_none(float(loss.detach()))
             gradients = [each for _, optimizer in self._optimizers for each in _gradients(optimizer)]
             record["adds"] = any(_bits_of(each) for each in gradients)
             for number, (optimizer, before) in list(self._stale.items()):
@@ -211,7 +211,7 @@ class StepRecorder:
 
     def after_backward(self) -> None:
         """Take the end of a backward pass: remember the gradients' bits, to see whether they change before the step."""
-        self._in_backward = False
+        self.in_backward = False
         if not self.is_sampled or not self._backwards:
             return
         with self.reading():
@@ -268,7 +268,8 @@ class StepRecorder:
                 self._note_outside()
                 record["samples"] = [fingerprints.sampled(each) for each in parameters]
                 record["used"] = [None if each is None else fingerprints.sampled(each) != 0 for each in gradients]
-                self._stale[number] = weakref.ref(optimizer), [_bits_of(each) for each in gradients]
+                bits = [None if each is None else each[0] for each in record["gradients"]]
+                self._stale[number] = weakref.ref(optimizer), bits
             else:
                 self._stale.pop(number, None)
             self._added.discard(number)
@@ -491,11 +492,7 @@ def _kind_of(module: Any) -> str | None:
 
 def _plain(name: str) -> str:
     """Return a parameter's name without what wrappers add."""
-    parts = [
-        part
-        for part in name.split(".")
-        if part not in ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-    ]
+    parts = [part for part in name.split(".") if part not in _OF_WRAPPERS]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
 
 
@@ -516,7 +513,7 @@ def _gradients(optimizer: Any) -> list[Any]:
 
 
 def _learning_rates(optimizer: Any) -> list[float | None]:
-    return [_finite(float(group["lr"])) if "lr" in group else None for group in optimizer.param_groups]
+    return [finite_or_none(float(group["lr"])) if "lr" in group else None for group in optimizer.param_groups]
 
 
 def _bits_of(tensor: Any) -> int | None:
@@ -531,7 +528,9 @@ def _fingerprints(tensors: list[Any]) -> list[Any]:
             found.append(None)
             continue
         sketch, square = fingerprints.sketch_and_norm(tensor)
-        found.append([int(fingerprints.bits(tensor)), _finite(float(sketch)), _finite(float(square) ** 0.5)])
+        found.append(
+            [int(fingerprints.bits(tensor)), finite_or_none(float(sketch)), finite_or_none(float(square) ** 0.5)]
+        )
     return found
 
 
@@ -574,7 +573,7 @@ def _grew(old: Any, new: Any) -> bool:
     return bool(old) and new is not None and old != new
 
 
-def _finite(number: float) -> float | None:
+def finite_or_none(number: float) -> float | None:
     return number if number - number == 0 else None
 
 
@@ -584,7 +583,7 @@ def _graph_of(loss: Any) -> list[list[Any]]:
     found: list[list[Any]] = []
     while node is not None and len(found) < _MOST_GRAPH_NODES:
         weight = getattr(node, "_saved_total_weight", None)
-        total = _finite(float(weight)) if weight is not None and weight.numel() == 1 else None
+        total = finite_or_none(float(weight)) if weight is not None and weight.numel() == 1 else None
         found.append([node.name(), getattr(node, "_saved_reduction", None), total])
         parents = [parent for parent, _ in node.next_functions if parent is not None]
         node = parents[0] if len(parents) == 1 else None

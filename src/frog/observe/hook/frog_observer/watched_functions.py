@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import fingerprints
-from .step_recorder import StepRecorder, line_of
+from .step_recorder import StepRecorder, finite_or_none, line_of
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
@@ -64,12 +64,10 @@ class _Functions:
 
         def make(original: Any) -> Any:
             def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-                if recorder._in_backward or not recorder.is_here():
+                if recorder.in_backward or not recorder.is_here():
                     return original(loss, *args, **kwargs)
-                tensor = (
-                    loss if isinstance(loss, torch.Tensor) else loss[0] if isinstance(loss, (list, tuple)) else None
-                )
-                recorder.on_backward(tensor, line_of(sys._getframe(1)))
+                first = loss[0] if isinstance(loss, (list, tuple)) and loss else loss
+                recorder.on_backward(first if isinstance(first, torch.Tensor) else None, line_of(sys._getframe(1)))
                 try:
                     return original(loss, *args, **kwargs)
                 finally:
@@ -170,8 +168,7 @@ class _Functions:
                     limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
                     with recorder.reading():
                         if recorder.is_sampled and not hasattr(norm, "_local_tensor"):
-                            value = float(norm)
-                            record["norm"] = value if value - value == 0 else None
+                            record["norm"] = finite_or_none(float(norm))
                             record["limit"] = float(limit) if limit is not None else None
                         recorder.on_call(record)
                 return norm
