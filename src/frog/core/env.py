@@ -11,6 +11,7 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.core.launchers import in_torchrun_words, is_mpich
+from frog.core.schema import shortened
 from frog.core.units import parse_integer
 
 SURVIVES = "survives"
@@ -46,8 +47,9 @@ def _integer(name: str, default: int) -> int:
     try:
         return parse_integer(text)
     except ValueError:
-        shown = text if len(text) <= 80 else f"{text[:80]}…"
-        raise UsageError(f"environment variable {name}={shown!r} is not a number", f"unset {name}, or set it") from None
+        raise UsageError(
+            f"environment variable {name}={shortened(text)!r} is not a number", f"unset {name}, or set it"
+        ) from None
 
 
 def _all_or_none(*names: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MOST_CHARACTERS = 30
@@ -22,6 +23,12 @@ def format_bytes(num_bytes: float) -> str:
 def count(number: int, noun: str, nouns: str | None = None) -> str:
     """Format a count: 1, "byte" -> "1 byte"; 2048, "byte" -> "2,048 bytes"; 0, "batch", "batches" -> "0 batches"."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def some_of(items: Sequence[object], most: int) -> str:
+    """Format the first items, and how many more there are: `a, b and 3 more`."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
 
 
 def span(ranks: list[int]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.errors import UsageError
 from frog.core.schema import shortened
-from frog.core.units import parse_whole
+from frog.core.units import parse_whole, some_of
 
 if TYPE_CHECKING:
     from frog.cluster.jobfile.explain import Explanation
@@ -219,8 +219,7 @@ def _about_emulator(explanation: Explanation) -> list[str]:
     limits = emulator_limits(explanation.job)
     if not limits:
         return []
-    others = f" and {len(limits) - _MOST_LIMITS} more" if len(limits) > _MOST_LIMITS else ""
-    text = f"Frog's emulator of Slurm would refuse it (a real one may not): {', '.join(limits[:_MOST_LIMITS])}{others}"
+    text = f"Frog's emulator of Slurm would refuse it (a real one may not): {some_of(limits, _MOST_LIMITS)}"
     return _indented(text, "  ")
 
 

@@ -13,6 +13,7 @@ from frog.cluster.jobfile.line_meanings import OTHER_SLURM_VARIABLES, SLURM_VARI
 from frog.cluster.jobfile.shell_words import Word, live_text
 from frog.cluster.jobfile.traps_request import NO_SHEBANG
 from frog.cluster.slurm_options import one_letter_apart
+from frog.core.units import some_of
 
 _NO_WORDS = {"else:": "else", "elif:": "elif", "elseif": "elif", "elsif": "elif", "then:": "then", "do:": "do",
              "fi:": "fi", "done:": "done", "endif": "fi", "endfor": "done"}  # fmt: skip
@@ -627,5 +628,4 @@ def not_understood_findings(job: JobFile) -> Iterator[Finding]:
 
 
 def _lines(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-    return f"line{'' if len(numbers) == 1 else 's'} {shown}"
+    return f"line{'' if len(numbers) == 1 else 's'} {some_of(numbers, 8)}"

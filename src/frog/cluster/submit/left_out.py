@@ -9,6 +9,7 @@ from pathlib import Path
 
 from frog.cluster.submit.bundle_folder import SUMS
 from frog.core.errors import UsageError
+from frog.core.units import some_of
 
 _SECRET_FOLDERS = (".aws", ".azure", ".docker", ".gnupg", ".kube", ".ssh", "gcloud")
 _SECRET_NAMES = (
@@ -29,7 +30,7 @@ def refuse_secrets(folder: Path, names: Iterable[str], allowed: Sequence[str]) -
     if secrets:
         excluded = " ".join(f"--exclude {name}" for name in secrets[:_MOST_SHOWN])
         raise UsageError(
-            f"these files look like passwords or keys: {_shown(secrets)}",
+            f"these files look like passwords or keys: {some_of(secrets, _MOST_SHOWN)}",
             f"leave them out ({excluded}), or take one along on purpose: --secret {secrets[0]}",
         )
 
@@ -73,9 +74,4 @@ def left_out(folder: Path, taken: Collection[str], target: Path) -> list[str]:
 
 def left_out_line(left: Sequence[str]) -> str:
     """Return the line of a bundle's summary that names what it left out, or an empty text."""
-    return f"left out: {_shown(left)}\n" if left else ""
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(names[:_MOST_SHOWN]) + more
+    return f"left out: {some_of(left, _MOST_SHOWN)}\n" if left else ""

@@ -12,7 +12,7 @@ from frog.core import errors
 from frog.core.errors import CommError, FrogError, LaunchError, UsageError, describe_exit, shell_code, signal_code
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.read import read_lines
-from frog.core.units import count
+from frog.core.units import count, some_of
 
 _MOST_RANKS = 8
 _TOGETHER_S = 10
@@ -161,9 +161,7 @@ def _error_of(failure: Failure) -> tuple[str | None, str] | None:
 
 def name_ranks(numbers: Sequence[int]) -> str:
     """Name ranks in a sentence: "rank 3", "ranks 0, 1"."""
-    shown = ", ".join(map(str, numbers[:_MOST_RANKS]))
-    more = f" and {len(numbers) - _MOST_RANKS} more" if len(numbers) > _MOST_RANKS else ""
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}{more}"
+    return f"rank{'s' if len(numbers) > 1 else ''} {some_of(numbers, _MOST_RANKS)}"
 
 
 def describe_failure(failure: Failure) -> str:

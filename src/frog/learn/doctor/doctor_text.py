@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from frog.core.machine import usable_cores
+from frog.core.units import some_of
 from frog.learn.doctor.lab_verdict import LabVerdict, judge, state_of
 from frog.learn.doctor.needs import LABS, NEEDS, Need
 from frog.learn.doctor.seen import Seen
@@ -66,11 +67,10 @@ def _findings(needs: Iterable[Need], seen: Mapping[str, Seen]) -> Iterator[str]:
 def _no_answer(late: Sequence[Need], num_needs: int, seen: Mapping[str, Seen]) -> list[str]:
     """Say of all probes that took too long, in one paragraph, that nothing is known."""
     first = next((seen[need.name].text for need in late if need.name != "torchrun"), seen[late[0].name].text)
-    names = ", ".join(need.name for need in late[:_MOST_NAMES])
-    more = f" and {len(late) - _MOST_NAMES} more" if len(late) > _MOST_NAMES else ""
+    names = some_of([need.name for need in late], _MOST_NAMES)
     load, cores = os.getloadavg()[0], usable_cores()
     busy = f" The machine is busy: load {load:.1f} on {cores:g} cores." if load > cores else ""
-    text = f"{len(late)} of {num_needs} checks took too long, so nothing is known about {names}{more}.{busy}"
+    text = f"{len(late)} of {num_needs} checks took too long, so nothing is known about {names}.{busy}"
     return [*textwrap.wrap(text, _WIDTH), *textwrap.wrap(f"  {first}", _WIDTH, subsequent_indent="  ")]
 
 

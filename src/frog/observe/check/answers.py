@@ -52,15 +52,14 @@ def page(name: str, records: dict[int, RankRecord], answers: list[Answer]) -> st
     world = max(record.start.world_size for record in records.values())
     ranks = count(world, "rank") if len(records) == world else f"{len(records)} of {world} ranks"
     scope = f"{ranks}, {steps} optimizer steps, {sampled} of them sampled"
-    surely = [answer for answer in wrong if answer.broken is not None and answer.broken.sure != "possible"]
+    surely = [answer for answer in wrong if answer.is_alarm]
     if surely:
         lines.append(f"{name}: {len(surely)} {'rules are' if len(surely) > 1 else 'rule is'} broken ({scope})")
     else:
         lines.append(f"{name}: no rule is broken as far as could be seen ({scope})")
     for answer in wrong:
         lines += ["", *_lines_of(answer)]
-    held = [answer for answer in answers if answer.broken is None and not answer.why_not]
-    lines += ["", f"Held: {'; '.join(answer.rule.says for answer in held) or 'nothing'}"]
+    lines += ["", f"Held: {'; '.join(answer.rule.says for answer in answers if answer.held) or 'nothing'}"]
     missing = [f"  {answer.rule.says}: {answer.why_not}" for answer in answers if answer.why_not]
     if missing:
         lines += ["", "Not checked", *missing]

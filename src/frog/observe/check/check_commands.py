@@ -56,7 +56,7 @@ def _check(args: argparse.Namespace) -> int:
 def print_answers(folder: Path, as_json: bool = False) -> int:
     """Print what the rules say about a run; return 1 if one is broken, certainly or likely."""
     from frog.core.terminal import terminal_columns, wrapped_lines
-    from frog.observe.check.answers import answers_as_json, answers_of, broken_rules, page
+    from frog.observe.check.answers import answers_as_json, answers_of, page
     from frog.observe.check.rank_records import read_records
 
     records = read_records(folder)
@@ -65,4 +65,4 @@ def print_answers(folder: Path, as_json: bool = False) -> int:
         print(json.dumps({"run": str(folder), "rules": answers_as_json(answers)}, indent=2))
     else:
         print(wrapped_lines(page(str(folder), records, answers), terminal_columns()))
-    return int(any(answer.broken is not None and answer.broken.sure != "possible" for answer in broken_rules(answers)))
+    return int(any(answer.is_alarm for answer in answers))

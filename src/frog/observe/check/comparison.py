@@ -10,7 +10,7 @@ from typing import Any
 
 from frog.observe.check.rank_records import Parameter, RankRecord, Step
 
-_MOST_SHOWN = 4
+MOST_NAMES = 4
 """Most names of parameters in a sentence."""
 
 
@@ -226,12 +226,6 @@ class Comparison:
         """True if a wrapper of DDP keeps a parameter equal."""
         parameter = self.parameter(replica.optimizer, replica.index, replica.ranks[0])
         return parameter is not None and parameter.ddp is not None
-
-
-def some_of(names: list[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(names[:_MOST_SHOWN]) + more
 
 
 def _is_flat(record: RankRecord) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frog.observe.check.comparison import Comparison, NotObservable, some_of
+from frog.core.units import some_of
+from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
 from frog.observe.check.rank_records import Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 
@@ -88,7 +89,7 @@ def in_an_optimizer(case: Comparison) -> Broken | None:
             if (each.module in held or not _shards(record)) and each.name not in elsewhere
         ]
         if lost and not case.is_sharded:
-            names = some_of([each.name for each in lost])
+            names = some_of([each.name for each in lost], MOST_NAMES)
             makers = [table.made for table in record.tables.values()]
             return Broken(
                 f"no optimizer holds {names} of the model, which {'have' if len(lost) > 1 else 'has'} gradients: "
@@ -133,7 +134,7 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                 )
             ]
             if without and len(without) < len(table.parameters):
-                names = some_of([case.name(optimizer, index, record.rank) for index in without])
+                names = some_of([case.name(optimizer, index, record.rank) for index in without], MOST_NAMES)
                 return Broken(
                     f"{names} got no gradient in any of {len(steps)} steps",
                     "possible",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from frog.core.units import span
-from frog.observe.check.comparison import Comparison, Moment, NotObservable, Replica, some_of
+from frog.core.units import some_of, span
+from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable, Replica
 from frog.observe.check.rank_records import Backward, Fingerprint, Place, Step
 from frog.observe.check.rule import Broken, Rule, Sure
 
@@ -483,7 +483,7 @@ def _stay_equal(moment: Moment, replica: Replica) -> bool:
 
 
 def _names(case: Comparison, replicas: list[Replica]) -> str:
-    return some_of([case.name(replica.optimizer, replica.index) for replica in replicas])
+    return some_of([case.name(replica.optimizer, replica.index) for replica in replicas], MOST_NAMES)
 
 
 def _values(case: Comparison, moment: Moment, replicas: list[Replica], what: str) -> tuple[str, ...]:

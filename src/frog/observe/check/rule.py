@@ -47,3 +47,13 @@ class Answer:
     rule: Rule
     broken: Broken | None = None
     why_not: str = ""
+
+    @property
+    def is_alarm(self) -> bool:
+        """True if the rule is broken, certainly or likely."""
+        return self.broken is not None and self.broken.sure != "possible"
+
+    @property
+    def held(self) -> bool:
+        """True if the rule was checked and is not broken."""
+        return self.broken is None and not self.why_not

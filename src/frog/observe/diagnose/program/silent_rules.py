@@ -358,36 +358,35 @@ def order_of_a_set(evidence: Evidence) -> Diagnosis | None:
 
 # ---- wrong numbers ---------------------------------------------------------------------------------------------------
 
-_SURE = {"certain": True, "likely": False}
-
 
 def broken_rule(evidence: Evidence) -> Diagnosis | None:
     """Report the rules of `frog check` that the ranks' numbers break, certainly or likely."""
-    found = []
-    for answer in evidence.answers:
-        broken = answer.broken
-        if broken is None or broken.sure not in _SURE:
-            continue
-        found.append(
-            Diagnosis(
-                answer.rule.name,
-                broken.finding,
-                rank=broken.ranks[0] if len(broken.ranks) == 1 else None,
-                step=broken.step,
-                line=str(broken.line) if broken.line is not None else None,
-                certain=_SURE[broken.sure],
-                outcome=_outcome(evidence),
-                evidence=tuple(note(None, "check", line, "") for line in broken.evidence),
-                advice=broken.advice,
-            )
+    if not any(answer.is_alarm for answer in evidence.answers):
+        return None
+    from frog.observe.check.answers import broken_rules
+
+    alarms = [answer for answer in broken_rules(evidence.answers) if answer.is_alarm]
+    first, *others = [
+        Diagnosis(
+            answer.rule.name,
+            broken.finding,
+            rank=broken.ranks[0] if len(broken.ranks) == 1 else None,
+            step=broken.step,
+            line=str(broken.line) if broken.line is not None else None,
+            certain=broken.sure == "certain",
+            outcome=_outcome(evidence),
+            evidence=tuple(note(None, "check", line, "") for line in broken.evidence),
+            advice=broken.advice,
         )
-    found.sort(key=lambda each: (not each.certain, each.step or 0))
-    return found[0].with_more(also=tuple(found[1:])) if found else None
+        for answer in alarms
+        if (broken := answer.broken) is not None
+    ]
+    return first.with_more(also=tuple(others))
 
 
 def _about_numbers(evidence: Evidence) -> str:
     """Return what is known about the numbers of a program of which no rule is broken."""
-    held = [answer for answer in evidence.answers if answer.broken is None and not answer.why_not]
+    held = [answer for answer in evidence.answers if answer.held]
     if not evidence.answers:
         return (
             "nothing about its end. Whether its numbers are right was not checked: `frog check -- PROGRAM` compares "

@@ -39,11 +39,16 @@ def _impl(function: Function) -> Function:
     return impl
 
 
+def _kind_of(args: Any, kwargs: Any) -> str:
+    """Return the device type whose kernel a call on real devices would choose."""
+    return "CPU" if first_place((args, kwargs)) == HOST else "CUDA"
+
+
 def chosen_kernel(kernels: dict[str, Function]) -> Function:
     """Return a kernel that calls the one for the place of its arguments, or the only one."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        kind = "CPU" if first_place((args, kwargs)) == HOST else "CUDA"
+        kind = _kind_of(args, kwargs)
         return kernels.get(kind, next(iter(kernels.values())))(*args, **kwargs)
 
     return kernel
@@ -75,8 +80,7 @@ def _register_kernel(function: Function) -> Function:
 
 def _chosen_for(operator: Any, kernels: dict[str, Function]) -> Function:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        kind = "CPU" if first_place((args, kwargs)) == HOST else "CUDA"
-        chosen = kernels.get(kind) or kernels.get("any") or operator._backend_fns.get(None)
+        chosen = kernels.get(_kind_of(args, kwargs)) or kernels.get("any") or operator._backend_fns.get(None)
         return (chosen or next(iter(kernels.values())))(*args, **kwargs)
 
     return kernel
