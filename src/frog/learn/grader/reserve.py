@@ -44,10 +44,15 @@ def main(descriptor: int) -> None:
         client.send_bytes(b"ready")
         while True:
             try:
-                request = msgspec.msgpack.decode(client.recv_bytes(), type=Request)
-                _load_torch_for(Path(request.exercise))
-                client.send_bytes(msgspec.json.encode(_checked(request, client, slow)))
+                asked = client.recv_bytes()
             except (EOFError, OSError):  # the client has exited
+                return
+            request = msgspec.msgpack.decode(asked, type=Request)
+            _load_torch_for(Path(request.exercise))
+            verdict = _checked(request, client, slow)  # an error here is the grader's own, and its traceback must show
+            try:
+                client.send_bytes(msgspec.json.encode(verdict))
+            except OSError:
                 return
 
 
