@@ -17,7 +17,7 @@ WIDTH, ROWS = fingerprints._WIDTH, fingerprints._ROWS
 
 def vector(first: int, count: int) -> np.ndarray:
     """Return the pseudo-random numbers of some places, element by element."""
-    across, down = (part.numpy() for part in fingerprints._vector(torch.device("cpu")))
+    across, down = (part.numpy() for part in fingerprints.vector(torch.device("cpu")))
     places = np.arange(first, first + count)
     return across[places % WIDTH] * down[places // WIDTH % ROWS]
 

@@ -42,8 +42,11 @@ def _rank(answer: Answer) -> tuple[int, int]:
     return _ORDER[answer.broken.sure], answer.broken.step or 0
 
 
-def page(name: str, records: dict[int, RankRecord], answers: list[Answer]) -> str:
-    """Return the answers as text: what is broken, what held, what could not be checked and why."""
+def page(name: str, records: dict[int, RankRecord], answers: list[Answer], note: str = "") -> str:
+    """Return the answers as text: what is broken, what held, what could not be checked and why.
+
+    note: a line before what held.
+    """
     if not records:
         return f"{name}: nothing was recorded: no rank imported torch and came to its first step"
     steps = max((len(record.steps) for record in records.values()), default=0)
@@ -59,6 +62,7 @@ def page(name: str, records: dict[int, RankRecord], answers: list[Answer]) -> st
         lines.append(f"{name}: no rule is broken as far as could be seen ({scope})")
     for answer in wrong:
         lines += ["", *_lines_of(answer)]
+    lines += ["", note] if note else []
     lines += ["", f"Held: {'; '.join(answer.rule.says for answer in answers if answer.held) or 'nothing'}"]
     missing = [f"  {answer.rule.says}: {answer.why_not}" for answer in answers if answer.why_not]
     if missing:

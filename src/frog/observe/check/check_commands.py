@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frog.core.errors import UsageError
+from frog.core.files import write_json
 from frog.core.user_input import at_least
 from frog.launch.launch_commands import add_gpus_argument, add_world_arguments, read_world, run_checked
+
+if TYPE_CHECKING:
+    from frog.launch.node_agents import Options
+    from frog.launch.nodes import Nodes
+
+AGAINST = "against_one.json"
+"""In the run folder of many ranks: the folders of its three runs, by name."""
 
 
 def add_check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,6 +39,12 @@ def add_check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         default=1,
         metavar="K",
         help="read the tensors in the first three steps and in every K-th (default: 1, all)",
+    )
+    parser.add_argument(
+        "--against-one",
+        action="store_true",
+        help="also run the program on one rank, and name the first tensor that differs; {...} in an argument is "
+        "computed from `world`, the number of ranks: --batch-size {32/world}",
     )
     parser.add_argument("--run", metavar="RUN", help="answer from the records of an earlier run instead")
     parser.add_argument("--json", action="store_true", help="print the answers as one JSON object")
@@ -50,19 +66,55 @@ def _check(args: argparse.Namespace) -> int:
         raise UsageError("check needs a program", "frog check --nproc 2 -- my.py")
     nodes, options = read_world(args)
     options = replace(options, runs=Path("runs"), simulate_gpus=args.simulate_gpus)
+    if args.against_one:
+        return _check_against_one(nodes, program, options, args.json)
     return run_checked(nodes, program, options, args.every, lambda folder: print_answers(folder, args.json))
+
+
+def _check_against_one(nodes: Nodes, program: list[str], options: Options, as_json: bool) -> int:
+    """Run a program on its ranks, then twice on one, and print what differs."""
+    from frog.launch.nodes import Nodes
+    from frog.observe.check.program_arguments import arguments_for, require_batch_size
+
+    num_ranks = nodes.most * nodes.ranks
+    if num_ranks < 2:
+        raise UsageError("--against-one compares several ranks with one", "--nproc 2")
+    require_batch_size(program, num_ranks)
+    runs = {
+        "many": (nodes, num_ranks, f"{num_ranks} ranks"),
+        "one": (Nodes(1, 1, 1), 1, "1 rank"),
+        "rounded": (Nodes(1, 1, 1), 1, "1 rank, its weights changed as much as rounding may change a result"),
+    }
+    folders: dict[str, Path] = {}
+    for name, (world, size, words) in runs.items():
+        print(f"run {len(folders) + 1} of 3: {words}", file=sys.stderr)
+        asked = replace(options, extra_env={**options.extra_env, "FROG_CHECK_MODULES": name})
+
+        def keep(folder: Path, name: str = name) -> int:
+            folders[name] = folder
+            return 0
+
+        if code := run_checked(world, arguments_for(program, size), asked, 1, keep):
+            print(f"frog check: the program ended with {code} on {words}, so nothing was compared", file=sys.stderr)
+            return code
+    write_json(folders["many"] / AGAINST, {name: str(folder.resolve()) for name, folder in folders.items()})
+    return print_answers(folders["many"], as_json)
 
 
 def print_answers(folder: Path, as_json: bool = False) -> int:
     """Print what the rules say about a run; return 1 if one is broken, certainly or likely."""
     from frog.core.terminal import terminal_columns, wrapped_lines
+    from frog.observe.check.against_one import answers_against_one, read_against, scope
     from frog.observe.check.answers import answers_as_json, answers_of, page
     from frog.observe.check.rank_records import read_records
 
     records = read_records(folder)
     answers = answers_of(records)
+    note = ""
+    if (against := read_against(folder)) is not None:
+        answers, note = [*answers_against_one(against), *answers], scope(against)
     if as_json:
         print(json.dumps({"run": str(folder), "rules": answers_as_json(answers)}, indent=2))
     else:
-        print(wrapped_lines(page(str(folder), records, answers), terminal_columns()))
+        print(wrapped_lines(page(str(folder), records, answers, note), terminal_columns()))
     return int(any(answer.is_alarm for answer in answers))

@@ -117,6 +117,8 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[int] | None = None
     random: int | None = None
     """Checksum of the CPU's random state before it."""
+    draws: bool | None = None
+    """True if it drew random numbers."""
 
 
 class Node(NamedTuple):
@@ -165,6 +167,24 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     name: str = msgspec.field(name="class", default="")
 
 
+class Sums(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands for a tensor in any division among ranks (hook/frog_observer/module_sums.py)."""
+
+    calls: Count
+    dims: list[int]
+    """Sizes; -1: it varies. Empty: the number of dimensions does."""
+    elements: float
+    """Elements of this rank; a sum that is still to be added over n ranks counts as one n-th."""
+    sums: list[float] | None
+    """By dimension added up or weighted, the last dimension's choice first; None: not finite."""
+    square: float | None
+    """Sum of the squares; None with sums: the ranks' tensors are summands of one that is not there yet."""
+    name: str = msgspec.field(name="class", default="")
+    """The class of the module."""
+    line: Place | None = None
+    """The line that called the module."""
+
+
 class Step(_Line, frozen=True, kw_only=True, tag="step"):
     """A step of an optimizer, and what happened since the step before."""
 
@@ -191,6 +211,13 @@ class Step(_Line, frozen=True, kw_only=True, tag="step"):
     """True if the program has sent or received a message between two ranks so far."""
     exchanges: bool = False
     """True if ranks have given each other parts of their activations so far, as those with experts do."""
+    outputs: dict[str, Sums] = {}
+    """What each module returned, by its name, in the order in which they ended (only against one rank)."""
+    output_gradients: dict[str, Sums] = {}
+    """The gradients of what they returned, in the order of the backward pass."""
+    gradient_sums: list[Sums | None] = []
+    before_sums: list[Sums | None] = []
+    weight_sums: list[Sums | None] = []
 
     def gradient(self, index: int) -> Fingerprint | None:
         """Return the gradient of the optimizer's parameter with this index; None if it has none or is unknown."""

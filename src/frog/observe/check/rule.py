@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from frog.observe.check.comparison import Comparison
 from frog.observe.check.rank_records import Place
 
 Sure = Literal["certain", "likely", "possible"]
@@ -36,8 +35,8 @@ class Rule:
     """Its code in `frog check --json`, and in the table of docs/observe/check.md."""
     says: str
     """What holds: "replicas have equal weights after each step"."""
-    look: Callable[[Comparison], Broken | None]
-    """Returns what breaks the rule first; raises NotObservable."""
+    look: Callable[[Any], Broken | None]
+    """Takes what is compared (`Comparison`, or `Against`), returns what breaks the rule first; raises NotObservable."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def sketch_and_norm(tensor: Any, offset: int = 0) -> tuple[Any, Any]:
     flat = local_of(tensor).reshape(-1)
     if flat.dtype.is_complex:
         flat = torch.view_as_real(flat).reshape(-1)
-    across, down = _vector(flat.device)
+    across, down = vector(flat.device)
     most_rows = _CHUNK_ROWS.get(flat.device.type, _ROWS)
     sketch = torch.zeros((), dtype=torch.float64, device=flat.device)
     square = torch.zeros((), dtype=torch.float64, device=flat.device)
@@ -98,7 +98,7 @@ _LARGEST = 3.0
 """No element of the vector is larger: each factor lies between -sqrt(3) and sqrt(3)."""
 
 
-def _vector(device: Any) -> tuple[Any, Any]:
+def vector(device: Any) -> tuple[Any, Any]:
     """Return the two factors of the vector on a device: uniform numbers with variance 1."""
     torch, key = _torch(), str(device)
     if key not in _vectors:
@@ -131,7 +131,7 @@ def rows(value: Any) -> list[int] | None:
     The numbers of two samples are equal if all their elements are, and else almost never.
     """
     torch = _torch()
-    tensors = [each for each in _tensors(value) if each.dim() > 0 and not each.requires_grad]
+    tensors = [each for each in tensors_of(value) if each.dim() > 0 and not each.requires_grad]
     if not tensors:
         return None
     count = tensors[0].size(0)
@@ -153,7 +153,7 @@ def rows(value: Any) -> list[int] | None:
     return None if total is None else [int(each) for each in total.tolist()]
 
 
-def _tensors(value: Any, depth: int = 0) -> list[Any]:
+def tensors_of(value: Any, depth: int = 0) -> list[Any]:
     """Return the tensors of a batch, in order."""
     torch = _torch()
     if isinstance(value, torch.Tensor):
@@ -161,8 +161,8 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
     if depth > 3:
         return []
     if isinstance(value, dict):
-        return [tensor for each in value.values() for tensor in _tensors(each, depth + 1)]
+        return [tensor for each in value.values() for tensor in tensors_of(each, depth + 1)]
     if isinstance(value, (list, tuple)):
-        return [tensor for each in value[:64] for tensor in _tensors(each, depth + 1)]
+        return [tensor for each in value[:64] for tensor in tensors_of(each, depth + 1)]
     data = getattr(value, "data", None)  # transformers' BatchEncoding is a UserDict
-    return _tensors(data, depth + 1) if isinstance(data, dict) else []
+    return tensors_of(data, depth + 1) if isinstance(data, dict) else []

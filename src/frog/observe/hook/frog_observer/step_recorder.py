@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import fingerprints, frames
+from . import fingerprints, frames, module_sums
 from .place import Place
 
 NAME = "checks.jsonl"
@@ -63,6 +63,9 @@ class StepRecorder:
         """True if the program has called a collective that gives ranks parts of each other's activations."""
         self.iterations: dict[int, int] = {}
         """The last iteration over each DataLoader, by its number."""
+        asked = module_sums.asked()
+        self._modules = module_sums.ModuleSums(asked) if asked else None
+        """What each module computes, for a comparison with a run on one rank."""
 
     # ---- when to read ------------------------------------------------------------------------------------------------
 
@@ -169,7 +172,9 @@ class StepRecorder:
                 record["sync"] = bool(getattr(wrapper, "require_backward_grad_sync", True))
             if self.is_sampled:
                 record["rows"] = fingerprints.rows([args, _kwargs_of(sys._getframe(2))])
-                record["random"] = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+                record["random"] = _random_state(torch)
+                if self._modules is not None:
+                    self._modules.begin(record["module"], module)
             self._forwards.append(record)
 
     def after_forward(self, module: Any, args: Any, output: Any) -> None:
@@ -177,10 +182,15 @@ class StepRecorder:
         if self.in_backward or not self.is_here():
             return
         self._depth = max(0, self._depth - 1)
-        if self._saw_nan or not self._forwards or not self.is_sampled:
+        if not self._forwards or not self.is_sampled:
             return
         torch: Any = sys.modules["torch"]
-        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+        if self._modules is not None and torch.is_grad_enabled():
+            with self.reading():
+                if self._depth == 0:
+                    self._forwards[-1]["draws"] = self._forwards[-1].get("random") != _random_state(torch)
+                self._modules.output(module, output, line_of(sys._getframe(2)))
+        if self._saw_nan or not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return
         with self.reading():
             if not fingerprints.is_finite(output):
@@ -264,6 +274,9 @@ class StepRecorder:
                 parameters, gradients = _parameters(optimizer), _gradients(optimizer)
                 record["gradients"] = _fingerprints(gradients)
                 record["before"] = [_bits_of(each) for each in parameters]
+                if self._modules is not None:
+                    record["gradient_sums"] = module_sums.of_tensors(gradients)
+                    record["before_sums"] = module_sums.of_tensors(parameters)
                 record["stale"] = number in self._stale and number in self._added
                 self._note_outside()
                 record["samples"] = [fingerprints.sampled(each) for each in parameters]
@@ -286,6 +299,8 @@ class StepRecorder:
             if "samples" in record:
                 parameters = _parameters(optimizer)
                 record["weights"] = _fingerprints(parameters)
+                if self._modules is not None:
+                    record["weight_sums"] = module_sums.of_tensors(parameters)
                 record["changed"] = list(map(_changed, record.pop("samples"), parameters, record.pop("used")))
                 record["state"] = _state_types(optimizer)
             self.write(
@@ -295,6 +310,7 @@ class StepRecorder:
                     "step": step,
                     "number": self._num_steps + 1,
                     **record,
+                    **(self._modules.take() if self._modules is not None else {}),
                     "forwards": self._forwards,
                     "backwards": self._backwards,
                     "calls": self._calls,
@@ -335,7 +351,7 @@ class StepRecorder:
                     "kind": "module",
                     "module": number,
                     "class": type(module).__name__,
-                    "wrapper": _kind_of(module),
+                    "wrapper": module_sums.kind_of(module),
                     "inside": type(wrapper).__name__ if wrapper is not None and wrapper is not module else None,
                     "modes": any(map(_has_modes, module.modules())),
                 }
@@ -354,7 +370,7 @@ class StepRecorder:
         for _, root in self._roots:
             for name, each in root.named_modules():
                 if each is module:
-                    return f"{_plain(name) or 'the model'} ({type(module).__name__})"
+                    return f"{module_sums.plain_name(name) or 'the model'} ({type(module).__name__})"
         return type(module).__name__
 
     def _names(self) -> dict[int, tuple[int, list[str]]]:
@@ -363,8 +379,8 @@ class StepRecorder:
         for number, root in self._roots:
             for name, parameter in root.named_parameters(remove_duplicate=False):
                 names = found.setdefault(id(parameter), (number, []))[1]
-                if _plain(name) not in names:
-                    names.append(_plain(name))
+                if module_sums.plain_name(name) not in names:
+                    names.append(module_sums.plain_name(name))
         return found
 
     def _owners(self) -> dict[int, str]:
@@ -428,7 +444,7 @@ class StepRecorder:
                 if parameter.grad is None or id(parameter) in held or len(self._outside) >= _MOST_OUTSIDE:
                     continue
                 made = self.made_at(parameter)
-                self._outside[number, name] = {"module": number, "name": _plain(name), "made": made}
+                self._outside[number, name] = {"module": number, "name": module_sums.plain_name(name), "made": made}
 
 
 class _Known:
@@ -473,27 +489,6 @@ def _kwargs_of(frame: Any) -> Any:
             return frame.f_locals["kwargs"]
         frame = frame.f_back
     return None
-
-
-_OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-
-
-def _kind_of(module: Any) -> str | None:
-    """Return what a wrapper of torch's or DeepSpeed's is: ddp, fsdp1, fsdp2 or deepspeed."""
-    names = {kind.__name__ for kind in type(module).__mro__}
-    kinds = {
-        "DistributedDataParallel": "ddp",
-        "FullyShardedDataParallel": "fsdp1",
-        "FSDPModule": "fsdp2",
-        "DeepSpeedEngine": "deepspeed",
-    }
-    return next((kind for name, kind in kinds.items() if name in names), None)
-
-
-def _plain(name: str) -> str:
-    """Return a parameter's name without what wrappers add."""
-    parts = [part for part in name.split(".") if part not in _OF_WRAPPERS]
-    return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
 
 
 def _is_constant(tensor: Any) -> bool:
@@ -571,6 +566,11 @@ def _same(one: Any, other: Any) -> bool:
 def _grew(old: Any, new: Any) -> bool:
     """True if a backward pass has added to a gradient that was not zero."""
     return bool(old) and new is not None and old != new
+
+
+def _random_state(torch: Any) -> int:
+    """Return a checksum of the CPU's random state."""
+    return zlib.crc32(torch.get_rng_state().numpy().tobytes())
 
 
 def finite_or_none(number: float) -> float | None:

@@ -1,0 +1,575 @@
+"""The same global batch on many ranks and on one: the first tensor that differs by more than rounding explains.
+
+Three runs are compared: on many ranks, on one, and on one whose weights were changed at the start by as much as
+rounding may change a result. What the third run changes, in each tensor of each step, a correct program may change too.
+
+Each tensor is known by sums (hook/frog_observer/module_sums.py). Those of the ranks add up to those of the whole, or to
+a multiple of it where ranks hold copies; how many copies there are follows from the numbers of elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from frog.core.errors import RunError
+from frog.core.schema import read_typed
+from frog.core.units import count, some_of
+from frog.observe.check.comparison import MOST_NAMES, NotObservable
+from frog.observe.check.rank_records import Place, RankRecord, Step, Sums, read_records
+from frog.observe.check.rule import Answer, Broken, Rule, Sure
+
+WHOLE = "the model"
+"""Name of the outermost module (hook/frog_observer/module_sums.py)."""
+Kind = Literal["start", "output", "gradient", "weight"]
+
+_DEVIATIONS = 10.0
+"""How often a tensor may differ by as much as in the third run: Student's t with eight degrees of freedom, one for each
+sum, passes it once in 100,000 comparisons."""
+_LOST = 0.05
+"""Relative change by rounding alone from which on two runs have nothing in common that could be compared."""
+_UNIT = 2.0**-53
+_LARGEST = 3.0
+"""No weight of a sum is larger."""
+_LEAST_SHARE = 1e-4
+"""Gradients with a smaller share of the norm of all tell no factor."""
+
+
+class _Folders(msgspec.Struct):
+    """against_one.json."""
+
+    many: str
+    one: str
+    rounded: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A tensor on many ranks and on one."""
+
+    kind: Kind
+    name: str
+    difference: float
+    """Of the norm on one rank; infinite if only one of both is finite."""
+    allowed: float
+    line: Place | None = None
+    module: str = ""
+    """The class of the module whose output it is."""
+    factor: float | None = None
+    """The multiple of the tensor on one rank that is nearest to it."""
+    rest: float = math.inf
+    """The difference from that multiple, of its norm."""
+    norm: float = 0.0
+
+    @property
+    def differs(self) -> bool:
+        return self.difference > self.allowed
+
+
+@dataclass
+class Against:
+    """A run on many ranks next to one on one rank."""
+
+    many: dict[int, RankRecord]
+    one: RankRecord
+    rounded: RankRecord
+    """The run on one rank whose weights were changed."""
+    step: int = 0
+    """The step with the first difference, from 1; else the last one that was compared."""
+    first: Compared | None = None
+    others: list[Compared] = field(default_factory=list)
+    """Other tensors of the same kind and step that differ."""
+    counts: Counter[Kind] = field(default_factory=Counter)
+    """How many tensors were compared."""
+    closest: float = 0.0
+    """The largest difference that was found, as a share of what is allowed."""
+    ended: str = ""
+    """Why no later step was compared."""
+    skipped: set[str] = field(default_factory=set)
+    """Tensors whose parts on the ranks do not add up to a whole number of copies."""
+    own: set[str] = field(default_factory=set)
+    """Parameters that each rank has for itself under the same name, such as experts."""
+
+    @property
+    def world_size(self) -> int:
+        return len(self.many)
+
+
+def read_against(folder: Path) -> Against | None:
+    """Read the three runs whose folders are named in that of the run on many ranks; None if there are none.
+
+    Raises:  RunError if one of them is gone or has no records.
+    """
+    path = folder / "against_one.json"
+    if not path.exists():
+        return None
+    folders = read_typed(path, _Folders)
+    records = {}
+    for name in ("one", "rounded"):
+        found = read_records(Path(getattr(folders, name)))
+        if 0 not in found:
+            raise RunError(f"{getattr(folders, name)}: no records of the run on one rank", "run frog check again")
+        records[name] = found[0]
+    return against_one(read_records(folder), records["one"], records["rounded"])
+
+
+def against_one(many: dict[int, RankRecord], one: RankRecord, rounded: RankRecord) -> Against:
+    """Compare the steps of two runs in order, up to the first tensor that differs."""
+    found = Against(many, one, rounded)
+    steps = min(len(record.steps) for record in (*many.values(), one, rounded))
+    if not steps:
+        found.ended = "no optimizer of torch.optim took a step in all runs"
+        return found
+    found.own = _of_single_ranks(many)
+    for index in range(steps):
+        found.step = index + 1
+        if not _compare_step(found, index):
+            break
+    return found
+
+
+def _compare_step(found: Against, index: int) -> bool:
+    """Compare a step; False if it is the last one that can be compared."""
+    ranks = {rank: record.steps[index] for rank, record in found.many.items()}
+    alone, third_step = found.one.steps[index], found.rounded.steps[index]
+    if _rows(alone) != _rows(third_step):
+        found.ended = "two runs on one rank draw different samples: the program's seed is not fixed"
+        return False
+    noise = 0.0
+    kinds: tuple[Kind, ...] = ("output", "gradient", "weight")
+    for kind in kinds if index else ("start", *kinds):
+        compared = []
+        for name, parts, whole, third in _pairs(found, kind, ranks, alone, third_step):
+            change = _change(third, whole)
+            if kind in ("output", "gradient"):  # what one changes, those that use it change too
+                change = noise = max(noise, change)
+                if noise > _LOST:
+                    found.ended = f"in step {found.step}, rounding alone changes {name} by {noise:.0%}"
+                    return False
+            each = _compare(kind, name, parts, whole, 0.0 if kind == "start" else change)
+            if each is None or change > _LOST:
+                found.skipped.add(name)
+                continue
+            compared.append(each)
+            found.counts[kind] += 1
+            if each.differs and kind == "output":
+                break  # all later modules use it
+        different = [each for each in compared if each.differs]
+        if different:
+            found.first, found.others = different[0], compared
+            return False
+        shares = (each.difference / each.allowed for each in compared if each.allowed)
+        found.closest = max(found.closest, max(shares, default=0.0))
+    return True
+
+
+_Pair = tuple[str, list[Sums], Sums, Sums]
+
+
+def _pairs(found: Against, kind: Kind, ranks: dict[int, Step], alone: Step, changed: Step) -> Iterator[_Pair]:
+    """Yield the tensors of a kind in the order of the run on one rank: name, parts on the ranks, whole, third run."""
+    if kind == "output":
+        stages = any(step.messages for step in ranks.values())
+        for name, whole in alone.outputs.items():
+            if stages and name.startswith(WHOLE):  # of each stage of a pipeline, the model is something else
+                continue
+            parts = [step.outputs[name] for step in ranks.values() if name in step.outputs]
+            third = changed.outputs.get(name)
+            if parts and third is not None and not any(_is_below(name, each) for each in found.own):
+                yield name, parts, whole, third
+        return
+    ours, third_ones = _named(found.one, alone, kind), _named(found.rounded, changed, kind)
+    theirs = [_named(found.many[rank], step, kind) for rank, step in ranks.items()]
+    for name, whole in ours.items():
+        parts = [each[name] for each in theirs if name in each]
+        if parts and name in third_ones and name not in found.own:
+            yield name, parts, whole, third_ones[name]
+
+
+def _named(record: RankRecord, step: Step, kind: Kind) -> dict[str, Sums]:
+    """Return the sums of an optimizer's weights before or after a step, or of their gradients, by name."""
+    table = record.tables.get(step.optimizer)
+    sums = {"start": step.before_sums, "gradient": step.gradient_sums, "weight": step.weight_sums}[kind]
+    names = [parameter.names[0] if parameter.names else "" for parameter in table.parameters] if table else []
+    found: dict[str, Sums] = {}
+    for index, each in enumerate(sums):
+        name = names[index] if index < len(names) and names[index] else f"parameter {index} of the optimizer"
+        if each is not None:
+            found[name] = each
+    return found
+
+
+def _of_single_ranks(many: dict[int, RankRecord]) -> set[str]:
+    """Return the parameters that only some ranks hold under a name that others use too, such as experts.
+
+    They begin with other weights than those of the same name on other ranks, while other parameters begin with equal
+    ones. If all differ, the ranks hold shards, or did not begin with equal weights.
+    """
+    bits: dict[str, set[int | None]] = {}
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for record in many.values():
+        step = record.steps[0]
+        table = record.tables.get(step.optimizer)
+        for parameter, before in zip(table.parameters if table else (), step.before, strict=False):
+            if parameter.names and not parameter.placements:
+                bits.setdefault(parameter.names[0], set()).add(before)
+                shapes.setdefault(parameter.names[0], set()).add(tuple(parameter.shape))
+    apart = {name for name, values in bits.items() if len(values) > 1 and ".experts." in f".{name}."}
+    return apart if len(apart) < len(bits) else set()
+
+
+def _is_below(module: str, parameter: str) -> bool:
+    """True if a module has a parameter, or is inside the module that has it."""
+    owner = parameter.rpartition(".")[0]
+    return bool(owner) and (module == owner or module.startswith(f"{owner}."))
+
+
+# ---- one tensor ------------------------------------------------------------------------------------------------------
+
+
+def _compare(kind: Kind, name: str, parts: list[Sums], whole: Sums, noise: float) -> Compared | None:
+    """Compare the parts of a tensor with the whole; None if they are no whole number of copies of it."""
+    copies = copies_of(parts, whole)
+    if copies is None:
+        return None
+    facts: dict[str, Any] = {"line": whole.line, "module": whole.name}
+    if whole.sums is None or whole.square is None:
+        return Compared(kind, name, 0.0 if any(each.sums is None for each in parts) else math.inf, 0.0, **facts)
+    norm = math.sqrt(whole.square)
+    added = _added(parts, copies, whole)
+    if added is None:
+        return Compared(kind, name, math.inf, 0.0, **facts)
+    ours, theirs = added
+    if kind == "output" and copies == len(parts):  # not copies, but summands that the program adds later?
+        summed = _added([replace(each, square=None) for each in parts], 1, whole)
+        if summed is not None and _distance(*summed, norm) < _distance(ours, theirs, norm):
+            ours, theirs = summed
+    allowed = _DEVIATIONS * max(noise, _rounding(whole))
+    factor, rest = _multiple(ours, theirs, norm)
+    difference = _distance(ours, theirs, norm)
+    return Compared(kind, name, difference, allowed, **facts, factor=factor, rest=rest, norm=norm)
+
+
+def _multiple(ours: list[float], theirs: list[float], norm: float) -> tuple[float | None, float]:
+    """Return by which factor one list of sums is nearest to another, and what is left of the difference."""
+    size = sum(value * value for value in ours)
+    factor = sum(one * other for one, other in zip(ours, theirs, strict=True)) / size if size else 0.0
+    if not factor:
+        return None, math.inf
+    return factor, _distance([value * factor for value in ours], theirs, norm * abs(factor))
+
+
+def copies_of(parts: list[Sums], whole: Sums) -> int | None:
+    """Return how many copies of a tensor the ranks hold together; None if it is no whole number."""
+    if not whole.elements:
+        return None
+    elements = sum(each.elements for each in parts)
+    copies = round(elements / whole.elements)
+    padding = elements - copies * whole.elements
+    is_flat = len(whole.dims) == 1
+    if copies < 1 or (abs(padding) > 1e-6 * whole.elements and not (is_flat and abs(padding) < len(parts))):
+        return None
+    return copies
+
+
+def _added(parts: list[Sums], copies: int, whole: Sums) -> tuple[list[float], list[float]] | None:
+    """Return the sums that do not depend on the division among ranks, on one rank and on many, and the norms.
+
+    None if a part is not finite. Without the norms if the parts are summands.
+    """
+    numbers = [each.sums for each in parts if each.sums is not None]
+    if whole.sums is None or len(numbers) < len(parts):
+        return None
+    usable = _usable(parts, whole)
+    ours = [whole.sums[index] for index in usable]
+    theirs = [math.fsum(each[index] for each in numbers) / copies for index in usable]
+    squares = [each.square for each in parts if each.square is not None]
+    if whole.square is None or len(squares) < len(parts):
+        return ours, theirs
+    return [*ours, math.sqrt(whole.square)], [*theirs, math.sqrt(math.fsum(squares) / copies)]
+
+
+def _usable(parts: list[Sums], whole: Sums) -> list[int]:
+    """Return the indices of the sums that weight only dimensions of equal size."""
+    assert whole.sums is not None
+    axes = (len(whole.sums) - 1).bit_length()
+    if any(len(each.dims) != len(whole.dims) or len(each.sums or ()) != len(whole.sums) for each in parts):
+        return [0]
+    first = len(whole.dims) - axes
+    equal = [
+        whole.dims[dimension] != -1 and all(each.dims[dimension] == whole.dims[dimension] for each in parts)
+        for dimension in range(first, len(whole.dims))
+    ]
+    return [index for index in range(len(whole.sums)) if all(equal[axis] for axis in range(axes) if index >> axis & 1)]
+
+
+def _distance(ours: list[float], theirs: list[float], norm: float) -> float:
+    """Return the root mean square of the differences, relative to a norm."""
+    square = math.fsum((one - other) ** 2 for one, other in zip(ours, theirs, strict=True)) / len(ours)
+    return math.sqrt(square) / norm if norm else (0.0 if square == 0 else math.inf)
+
+
+def _change(third: Sums, whole: Sums) -> float:
+    """Return how much the third run changed a tensor, relative to its norm."""
+    added = _added([third], 1, whole)
+    if added is None or whole.square is None or copies_of([third], whole) != 1:
+        return 0.0
+    change = _distance(*added, math.sqrt(whole.square))
+    return change if math.isfinite(change) else 0.0
+
+
+def _rounding(whole: Sums) -> float:
+    """Return a bound for the rounding of the sums themselves, relative to the norm (Higham 2002, section 3.1).
+
+    A sum of n products errs by at most n * 2^-53 times the sum of their sizes, at most the norm times the root of n.
+    """
+    additions = sum(abs(size) for size in whole.dims) + whole.calls
+    return additions * _UNIT * _LARGEST * math.sqrt(max(whole.elements, 1.0))
+
+
+def _rows(step: Step) -> list[list[int] | None]:
+    return [forward.rows for forward in step.forwards if forward.grad]
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _look(kind: Kind) -> Any:
+    def look(case: Against) -> Broken | None:
+        if case.first is not None and case.first.kind == kind:
+            return _EXPLAIN[kind](case, case.first)
+        if not case.counts[kind]:
+            raise NotObservable(_why_not(case))
+        return None
+
+    return look
+
+
+def _why_not(case: Against) -> str:
+    if case.first is not None:
+        return "it comes after the first difference"
+    return case.ended or "no tensor has the same name on one rank and on many"
+
+
+def _start(case: Against, first: Compared) -> Broken:
+    names = [each.name for each in case.others if each.differs]
+    return Broken(
+        f"{_ranks(case)} begin with other weights than one rank ({some_of(names, MOST_NAMES)}), so that nothing after "
+        "them can be compared",
+        "possible",
+        "begin both with the same weights: load them from one file, or draw the whole model with one seed on every "
+        "rank before it is divided. A checkpoint that the first run left may have been loaded by the second",
+        step=1,
+        evidence=_evidence(first),
+    )
+
+
+def _output(case: Against, first: Compared) -> Broken:
+    alone = case.one.steps[case.step - 1]
+    ranks = [record.steps[case.step - 1] for record in case.many.values()]
+    where = f"{first.name} ({first.module})" + (f", called at {first.line}," if first.line is not None else "")
+    before = case.counts["output"] - 1
+    if len(case.others) == 1 and _other_samples(alone, ranks):  # nothing before it agrees
+        ours = sum(len(rows or ()) for rows in _rows(alone))
+        theirs = len({row for step in ranks for rows in _rows(step) for row in rows or ()})
+        return Broken(
+            f"in step {case.step}, {_ranks(case)} train on other samples than one rank: {theirs} different ones, one "
+            f"rank on {ours}",
+            "possible",
+            "say how the batch of a rank depends on their number, as in `--batch-size {32/world}`, and draw the same "
+            "order of samples with one seed; else this is how ranks divide the data, and nothing more can be compared",
+            step=case.step,
+            line=alone.forwards[0].line if alone.forwards else None,
+            evidence=_evidence(first),
+        )
+    says = f"in step {case.step}, the output of {where} is the first that differs from one rank's"
+    says += f"; {count(before, 'output')} before it agree" if case.step == 1 and before else ""
+    sure: Sure = "possible"
+    if "BatchNorm" in first.module and "Sync" not in first.module:
+        says += ": each rank normalizes by the mean and variance of its own samples"
+        advice = (
+            "convert the model with `SyncBatchNorm.convert_sync_batchnorm` if the statistics should be those of all "
+            "ranks"
+        )
+    elif any(forward.draws for step in (alone, *ranks) for forward in step.forwards):
+        says += ". The forward draws random numbers, such as dropout, which differ between one rank and many"
+        advice = "set dropout to 0 for this comparison"
+    else:
+        sure = "likely"
+        advice = (
+            "compare what this module does on one rank and on many: which part of its input, weights or heads each "
+            "rank has, and which results are added or gathered"
+        )
+    return Broken(says, sure, advice, step=case.step, line=first.line, evidence=_evidence(first))
+
+
+def _other_samples(alone: Step, ranks: list[Step]) -> bool:
+    """True if the ranks' samples are known to be others than one rank's."""
+    ours = Counter(row for rows in _rows(alone) for row in rows or ())
+    theirs = Counter(row for step in ranks for rows in _rows(step) for row in rows or ())
+    return (bool(ours and theirs) and not set(ours) & set(theirs)) or set(theirs) < set(ours) or set(ours) < set(theirs)
+
+
+def _gradient(case: Against, first: Compared) -> Broken:
+    alone = case.one.steps[case.step - 1]
+    ranks = [record.steps[case.step - 1] for record in case.many.values()]
+    names = [each.name for each in case.others if each.differs]
+    line = alone.backwards[-1].line if alone.backwards else alone.line
+    evidence = _evidence(first)
+    factor = _one_factor(case.others)
+    world = case.world_size
+    if factor is not None:
+        known = {float(world): "the number of ranks", 1.0 / world: "one over the number of ranks"}
+        is_known = next((text for value, text in known.items() if math.isclose(value, factor, rel_tol=1e-2)), "")
+        says = f"in step {case.step}, all gradients are {factor:.4g} times those of one rank"
+        return Broken(
+            f"{says}: {is_known}" if is_known else says,
+            "likely",
+            "average the gradients over ranks and micro-batches exactly once: a sum over ranks that is read as a mean, "
+            "or a mean that is divided again"
+            if is_known
+            else "look for a loss that is divided by another number, or for clipping by another norm than that of the "
+            "whole gradient",
+            step=case.step,
+            line=line,
+            evidence=evidence,
+        )
+    backward = _first_backward(case)
+    targets = [node.weight for step in ranks for each in step.backwards for node in each.graph if node.weight]
+    says = f"in step {case.step}, the gradients of {some_of(names, MOST_NAMES)} differ from those of one rank"
+    says += f", while those of {len(case.others) - len(names)} others agree" if len(names) < len(case.others) else ""
+    advice = "compare how these gradients are reduced: over which ranks, as a sum or as a mean, and exactly once"
+    if len(set(targets)) > 1:
+        says += f": each rank's loss is a mean over its own targets, {some_of(sorted(set(targets)), MOST_NAMES)}"
+        advice = "divide the sum of all ranks' losses by the number of all targets"
+    elif backward is not None:
+        name, sums = backward
+        says += f"; in the backward pass, the gradient of the output of {name} ({sums.name}) is the first that differs"
+        line = sums.line or line
+    sure: Sure = "likely"
+    if any(forward.draws for step in (alone, *ranks) for forward in step.forwards):
+        sure = "possible"
+    return Broken(says, sure, advice, step=case.step, line=line, evidence=evidence)
+
+
+def _one_factor(compared: list[Compared]) -> float | None:
+    """Return the factor between all gradients on many ranks and on one; None if there is no single one."""
+    whole = math.sqrt(math.fsum(each.norm**2 for each in compared))
+    large = [each for each in compared if each.norm >= _LEAST_SHARE * whole]
+    factors = [each.factor for each in large if each.factor is not None and each.rest <= each.allowed]
+    if len(factors) < len(large) or not factors or min(factors) <= 0:
+        return None
+    spread = max(factors) / min(factors) - 1
+    return sorted(factors)[len(factors) // 2] if spread <= 2 * max(each.allowed for each in large) else None
+
+
+def _first_backward(case: Against) -> tuple[str, Sums] | None:
+    """Return the first module in the backward pass whose output's gradient is no multiple of that on one rank.
+
+    A mean over a rank's own samples has larger gradients than one over all: each by the same factor.
+    """
+    alone, changed = case.one.steps[case.step - 1], case.rounded.steps[case.step - 1]
+    ranks = [record.steps[case.step - 1] for record in case.many.values()]
+    noise, factor = 0.0, None
+    for name, whole in alone.output_gradients.items():
+        if any(_is_below(name, each) for each in case.own):
+            continue
+        parts = [step.output_gradients[name] for step in ranks if name in step.output_gradients]
+        third = changed.output_gradients.get(name)
+        copies = copies_of(parts, whole) if parts else None
+        added = _added(parts, copies, whole) if copies is not None else None
+        if third is None or added is None or not whole.square:
+            continue
+        noise = max(noise, _change(third, whole))
+        norm, allowed = math.sqrt(whole.square), _DEVIATIONS * max(noise, _rounding(whole))
+        own, rest = _multiple(*added, norm)
+        factor = own if factor is None else factor
+        if own is None or factor is None:
+            continue
+        if rest > allowed or abs(own / factor - 1) > 2 * allowed:
+            return name, whole
+    return None
+
+
+def _weight(case: Against, first: Compared) -> Broken:
+    alone = case.one.steps[case.step - 1]
+    rates = {tuple(record.steps[case.step - 1].lr) for record in case.many.values()}
+    names = [each.name for each in case.others if each.differs]
+    says = f"step {case.step} leaves other weights than on one rank ({some_of(names, MOST_NAMES)})"
+    if rates != {tuple(alone.lr)}:
+        theirs = some_of(sorted({rate for each in rates for rate in each if rate is not None}), MOST_NAMES)
+        ours = some_of([rate for rate in alone.lr if rate is not None], MOST_NAMES)
+        return Broken(
+            f"{says}: the learning rate is {theirs}, on one rank {ours}",
+            "possible",
+            "give both the same learning rate; a rate that grows with the number of ranks is a choice, not a mistake",
+            step=case.step,
+            line=alone.line,
+            evidence=_evidence(first),
+        )
+    return Broken(
+        f"{says} although its gradients agree",
+        "likely",
+        "compare the optimizers' states and arguments, and what else changes the weights",
+        step=case.step,
+        line=alone.line,
+        evidence=_evidence(first),
+    )
+
+
+_EXPLAIN = {"start": _start, "output": _output, "gradient": _gradient, "weight": _weight}
+
+
+def _ranks(case: Against) -> str:
+    return count(case.world_size, "rank")
+
+
+def _evidence(first: Compared) -> tuple[str, ...]:
+    if math.isinf(first.difference):
+        return (f"{first.name}: not finite on one side",)
+    return (f"{first.name}: differs by {first.difference:.2g} of its norm; rounding explains {first.allowed:.2g}",)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("one-start", "many ranks begin with the weights of one rank", _look("start")),
+    Rule("one-forward", "each module returns on many ranks what it returns on one", _look("output")),
+    Rule("one-gradients", "the optimizer uses the gradients of one rank", _look("gradient")),
+    Rule("one-step", "each step leaves the weights of one rank", _look("weight")),
+)
+
+
+def scope(case: Against) -> str:
+    """Return what was compared and how close it was, as a sentence."""
+    nouns: dict[Kind, tuple[str, str]] = {
+        "start": ("weight at the start", "weights at the start"),
+        "output": ("output of modules", "outputs of modules"),
+        "gradient": ("gradient", "gradients"),
+        "weight": ("weight after a step", "weights after a step"),
+    }
+    parts = [count(case.counts[kind], *words) for kind, words in nouns.items() if case.counts[kind]]
+    says = f"Compared with one rank, in {count(case.step, 'step')}: {', '.join(parts) or 'nothing'}"
+    if case.first is None and parts:
+        says += f". The largest difference is {100 * case.closest:.0f} % of what rounding allows"
+    if case.ended:
+        says += f". No further: {case.ended}"
+    if case.skipped:
+        says += f". Not compared: {some_of(sorted(case.skipped), MOST_NAMES)}"
+    return says
+
+
+def answers_against_one(case: Against) -> list[Answer]:
+    """Return what became of each rule."""
+    answers: list[Answer] = []
+    for rule in RULES:
+        try:
+            answers.append(Answer(rule, broken=rule.look(case)))
+        except NotObservable as error:
+            answers.append(Answer(rule, why_not=str(error)))
+    return answers

@@ -1,0 +1,253 @@
+"""Record what each module computes in a step, so that a run on one rank and a run on many can be compared.
+
+Where a number of a check stands for a whole tensor, these stand for it in any division among ranks: sums over all of
+its elements, in which a dimension is either weighted by a fixed pseudo-random vector or added up. Every sum is linear,
+so the sums of the ranks' parts add up to those of the whole. A dimension that has the same size on one rank and on many
+is weighted in both; one that is divided among ranks (samples, tokens, heads, features) is only added up, and needs no
+offset. FROG_CHECK_MODULES asks for it: `1`, or `rounded` to change the weights at the first forward as rounding may.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from . import fingerprints
+
+VARIABLE = "FROG_CHECK_MODULES"
+ROUNDED = "rounded"
+_MOST_DIMENSIONS = 4
+"""Later dimensions are taken as one."""
+_MOST_AT_ONCE = 1 << 22
+"""Elements to convert to float64 at once."""
+_MOST_OUTPUTS = 4
+_SEED = 977
+
+
+class Sums:
+    """The sums of the tensors that a module returned in a step."""
+
+    def __init__(self, kind: str = "", line: Any = None) -> None:
+        self.kind, self.line = kind, line
+        self.calls, self.elements = 0, 0.0
+        self.dims: list[int] = []
+        self.total: Any = None
+        self.square: Any = None
+        self.is_partial = False
+        """True if the ranks' tensors are still to be added: the squares of summands say nothing about the sum's."""
+
+    def add(self, tensor: Any, weighs_first: bool) -> None:
+        """Add a tensor, whose first dimension counts samples unless it is to be weighted."""
+        local = fingerprints.local_of(tensor)
+        dims = _dims(local)
+        total, square = _sums(local.reshape(dims), weighs_first)
+        if self.total is not None and self.total.shape != total.shape:  # another number of dimensions: only the sum
+            self.dims, total, self.total = [], total.reshape(-1)[:1], self.total.reshape(-1)[:1]
+        elif self.calls == 0:
+            self.dims = dims
+        else:
+            self.dims = [size if size == dims[number] else -1 for number, size in enumerate(self.dims)]
+        self.total = total if self.total is None else self.total + total
+        self.square = square if self.square is None else self.square + square
+        self.calls += 1
+        summands = _summands(tensor)
+        self.is_partial |= summands > 1
+        self.elements += local.numel() / summands
+
+    def record(self) -> dict[str, Any]:
+        numbers = [*self.total.reshape(-1).tolist(), float(self.square)]
+        finite = all(number - number == 0 for number in numbers)
+        return {
+            "class": self.kind,
+            "line": self.line,
+            "calls": self.calls,
+            "dims": self.dims,
+            "elements": self.elements,
+            "sums": numbers[:-1] if finite else None,
+            "square": numbers[-1] if finite and not self.is_partial else None,
+        }
+
+
+class ModuleSums:
+    """The sums of all modules in the step that is under way."""
+
+    def __init__(self, asked: str) -> None:
+        self._rounds = asked == ROUNDED
+        self._names: dict[int, str] = {}
+        """Names of the modules below the outermost ones, by id; they live as long as the program's model."""
+        self._known: set[int] = set()
+        self._rounded: set[int] = set()
+        self._outputs: dict[str, Sums] = {}
+        self._gradients: dict[str, Sums] = {}
+
+    def begin(self, number: int, root: Any) -> None:
+        """Take an outermost module that is about to run."""
+        if id(root) not in self._known:
+            self._known.add(id(root))
+            for name, module in root.named_modules():
+                if not is_wrapper(module):
+                    own = plain_name(name) or "the model"
+                    self._names[id(module)] = own if number == 0 else f"{own} of model {number}"
+        if self._rounds:
+            self._round(root)
+
+    def _round(self, root: Any) -> None:
+        """Change each weight by as much as rounding changes a result that is computed from it.
+
+        That is half a unit in the last place of the type of the result, or of float32 times the root of the number of
+        inputs, since sums are kept in float32 at least, and the error of a sum of n products grows with the root of n
+        (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019).
+        """
+        torch: Any = sys.modules["torch"]
+        generator = torch.Generator(device="cpu").manual_seed(_SEED)
+        for parameter in root.parameters():
+            if id(parameter) in self._rounded or not parameter.is_floating_point():
+                continue
+            self._rounded.add(id(parameter))
+            local = getattr(parameter.detach(), "_local_tensor", parameter.detach())
+            inputs = max(1, parameter.numel() // max(1, parameter.shape[0])) if parameter.dim() > 1 else 1
+            unit = _unit(torch, local.dtype)
+            unit = max(unit, min(unit, _unit_of(torch, torch.float32)) * inputs**0.5)
+            signs = torch.randint(2, local.shape, generator=generator, device="cpu").to(local.device) * 2 - 1
+            local.copy_((local.double() * (1 + unit * signs)).to(local.dtype))
+
+    def output(self, module: Any, output: Any, line: Any) -> None:
+        """Take what a module returned to the line that called it, and its gradient when it is there."""
+        name = self._names.get(id(module))
+        if name is None:
+            return
+        tensors = fingerprints.tensors_of(output)
+        tensors = [each for each in tensors if each.is_floating_point() and each.dim() and not each.is_meta]
+        for number, tensor in enumerate(tensors[:_MOST_OUTPUTS]):
+            key = name if number == 0 else f"{name}[{number}]"
+            self._outputs.setdefault(key, Sums(type(module).__name__, line)).add(tensor, weighs_first=False)
+            if tensor.requires_grad:
+                tensor.register_hook(self._gradient_of(key, type(module).__name__, line))
+
+    def _gradient_of(self, key: str, kind: str, line: Any) -> Any:
+        def take(gradient: Any) -> None:
+            torch: Any = sys.modules["torch"]
+            with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+                self._gradients.setdefault(key, Sums(kind, line)).add(gradient, weighs_first=False)
+
+        return take
+
+    def take(self) -> dict[str, Any]:
+        """Return the sums of the step that ends, in the order in which the modules ended."""
+        record = {
+            "outputs": {name: sums.record() for name, sums in self._outputs.items()},
+            "output_gradients": {name: sums.record() for name, sums in self._gradients.items()},
+        }
+        self._outputs, self._gradients = {}, {}
+        return record
+
+
+def of_tensors(tensors: list[Any]) -> list[dict[str, Any] | None]:
+    """Return the sums of parameters or of their gradients, with the first dimension weighted too."""
+    found: list[dict[str, Any] | None] = []
+    for tensor in tensors:
+        if tensor is None or tensor.is_meta:
+            found.append(None)
+            continue
+        sums = Sums()
+        sums.add(tensor, weighs_first=True)
+        found.append(sums.record())
+    return found
+
+
+_OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def kind_of(module: Any) -> str | None:
+    """Return what a wrapper of torch's or DeepSpeed's is: ddp, fsdp1, fsdp2 or deepspeed."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    kinds = {
+        "DistributedDataParallel": "ddp",
+        "FullyShardedDataParallel": "fsdp1",
+        "FSDPModule": "fsdp2",
+        "DeepSpeedEngine": "deepspeed",
+    }
+    return next((kind for name, kind in kinds.items() if name in names), None)
+
+
+def is_wrapper(module: Any) -> bool:
+    """True if a module only calls another one, whose name without what wrappers add is the same."""
+    return kind_of(module) in ("ddp", "fsdp1", "deepspeed") or any(name in module._modules for name in _OF_WRAPPERS)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a module or parameter without what wrappers add."""
+    parts = [part for part in name.split(".") if part not in _OF_WRAPPERS]
+    return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
+
+
+def asked() -> str:
+    """Return what the environment asks for; empty for nothing."""
+    return os.environ.get(VARIABLE, "")
+
+
+def _unit(torch: Any, dtype: Any) -> float:
+    """Return half a unit in the last place of 1, of the type in which a module computes."""
+    kinds = [dtype]
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            kinds.append(torch.get_autocast_dtype(device))
+    return max(_unit_of(torch, kind) for kind in kinds)
+
+
+def _unit_of(torch: Any, kind: Any) -> float:
+    return float(torch.finfo(kind).eps) / 2
+
+
+def _dims(tensor: Any) -> list[int]:
+    dims = list(tensor.shape) or [1]
+    if len(dims) <= _MOST_DIMENSIONS:
+        return dims
+    last = 1
+    for size in dims[_MOST_DIMENSIONS - 1 :]:
+        last *= size
+    return [*dims[: _MOST_DIMENSIONS - 1], last]
+
+
+def _summands(tensor: Any) -> int:
+    """Return on how many ranks a DTensor's summands are, which are still to be added."""
+    summands = 1
+    for dimension, placement in enumerate(getattr(tensor, "placements", ())):
+        if placement.is_partial():
+            summands *= tensor.device_mesh.size(dimension)
+    return summands
+
+
+def _sums(tensor: Any, weighs_first: bool) -> tuple[Any, Any]:
+    """Return the sums of a tensor of at most four dimensions, and that of its squares, in float64.
+
+    The sums have one axis of two for each weighted dimension, last dimension first: 0 added up, 1 weighted. The first
+    dimension is weighted only if asked.
+    """
+    torch: Any = sys.modules["torch"]
+    per_row = max(1, tensor.numel() // max(1, tensor.shape[0]))
+    rows = max(1, _MOST_AT_ONCE // per_row)
+    total: Any = None
+    square = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    for start in range(0, max(1, tensor.shape[0]), rows):
+        part = tensor[start : start + rows].double()
+        square = square + (part * part).sum()
+        for dimension in range(tensor.dim() - 1, 0, -1):
+            weights = _weights(dimension, part.shape[dimension], 0, part.device)
+            part = torch.tensordot(part, weights, dims=([dimension], [0]))
+        if weighs_first:
+            part = torch.tensordot(part, _weights(0, part.shape[0], start, part.device), dims=([0], [0]))
+        else:
+            part = part.sum(dim=0)
+        total = part if total is None else total + part
+    return total, square
+
+
+def _weights(dimension: int, size: int, start: int, device: Any) -> Any:
+    """Return ones, and the numbers of the pseudo-random vector for a dimension's places from `start`, side by side."""
+    torch: Any = sys.modules["torch"]
+    across, down = fingerprints.vector(device)
+    places = torch.arange(start, start + size, device=device) + 1543 * dimension
+    numbers = across[places % len(across)] * down[(places // len(across) + dimension) % len(down)]
+    return torch.stack([torch.ones_like(numbers), numbers], dim=1)
