@@ -181,6 +181,11 @@ def test_comparison_ends_if_two_runs_on_one_rank_draw_other_samples() -> None:
     assert against_one.against_one({0: runs[0], 1: runs[0]}, runs[1], runs[1]).ended == ""
 
 
+def test_comparison_ends_if_two_runs_on_one_rank_begin_with_other_weights() -> None:
+    against = compare(2.0, 1.0, 2.0, "before_sums")
+    assert (against.first, "the program sets its seed too late" in against.ended) == (None, True)
+
+
 def test_no_step_is_said() -> None:
     against = against_one.against_one({0: record(), 1: record()}, record(), record())
     assert {answer.why_not for answer in answers_against_one(against)} == {

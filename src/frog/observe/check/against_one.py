@@ -148,6 +148,9 @@ def _compare_step(found: Against, index: int) -> bool:
         compared = []
         for name, parts, whole, third in _pairs(found, kind, ranks, alone, third_step):
             change = _change(third, whole)
+            if kind == "start" and change > _LOST:
+                found.ended = f"two runs on one rank begin with another {name}: the program sets its seed too late"
+                return False
             if kind in ("output", "gradient"):  # what one changes, those that use it change too
                 change = noise = max(noise, change)
                 if noise > _LOST:
