@@ -183,6 +183,21 @@ def shards_of_the_optimizer_are_not_sent(bug: bool) -> None:
         whole.zero_grad()
 
 
+def closure_scales_the_loss(bug: bool) -> None:
+    """The optimizer calls for the gradients, as Lightning's does."""
+    net = DistributedDataParallel(Net())
+    optimizer = adam(net)
+    for tokens in batches():
+
+        def closure(tokens: torch.Tensor = tokens) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(net, own(tokens))
+            (loss / world() if bug else loss).backward()  # bug
+            return loss
+
+        optimizer.step(closure)
+
+
 def normalizes_by_its_own_samples(bug: bool) -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(WIDTH) if bug else nn.LayerNorm(WIDTH)
@@ -453,6 +468,7 @@ CASES = [
     Case(fsdp1_scales_the_loss, "one-gradients", "embedding.weight", says="one over the number of ranks"),
     Case(bfloat16_forward, "one-gradients", "embedding.weight", says="all gradients are 1.2"),
     Case(shards_of_the_optimizer_are_not_sent, "one-forward", "embedding"),
+    Case(closure_scales_the_loss, "one-gradients", "embedding.weight", says="one over the number of ranks"),
     Case(normalizes_by_its_own_samples, "one-forward", "1", "possible", says="BatchNorm1d"),
     Case(other_rate, "one-step", "embedding.weight", "possible", says="the learning rate is"),
     Case(other_samples, "one-forward", "embedding", "possible", says="other samples than one rank"),

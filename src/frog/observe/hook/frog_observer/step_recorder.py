@@ -262,14 +262,30 @@ class StepRecorder:
 
     # ---- the optimizer's step ----------------------------------------------------------------------------------------
 
-    def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Read what the optimizer is about to use."""
+    def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Read what the optimizer is about to use: of an optimizer with a closure, when that has computed it."""
         if not self.is_here():
-            return
+            return None
+        line = line_of(sys._getframe(2))
+        closure = args[1] if len(args) > 1 else (kwargs or {}).get("closure")
+        if not callable(closure):
+            self._read_before(optimizer, line)
+            return None
+        self._before = None
+
+        def then_read(*of_closure: Any) -> Any:
+            loss = closure(*of_closure)
+            if self._before is None and self.is_here():  # an optimizer may call it again, with other weights
+                self._read_before(optimizer, line)
+            return loss
+
+        return ((args[0], then_read, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": then_read})
+
+    def _read_before(self, optimizer: Any, line: Any) -> None:
         with self.reading():
             number = self._optimizers.number(optimizer)
             self._update_table(number, optimizer)
-            record: dict[str, Any] = {"line": line_of(sys._getframe(2)), "lr": _learning_rates(optimizer)}
+            record: dict[str, Any] = {"line": line, "lr": _learning_rates(optimizer)}
             if self.is_sampled:
                 parameters, gradients = _parameters(optimizer), _gradients(optimizer)
                 record["gradients"] = _fingerprints(gradients)
