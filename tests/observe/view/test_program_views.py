@@ -6,10 +6,13 @@ import json
 import os
 import random
 import time
+from html import unescape
 from pathlib import Path
 
 import pytest
 from core.runs.test_observed_files import STATUS, write
+from observe.check.test_check_answers import step, table
+from observe.check.test_check_answers import write as write_records
 from synthetic_run import make_run
 
 from frog.core.errors import FrogError, LaunchError, RunError
@@ -194,6 +197,23 @@ def test_report_of_a_program_of_another_launcher(here: Path) -> None:
     html = render_report(RunFolder(folder))
     assert "As the program recorded it" in html
     assert "does not call frog.record" not in html
+
+
+def test_report_shows_what_the_rules_say_of_the_numbers() -> None:
+    folder = run_of_two_ranks(recorded(), failed=False)
+    assert "The numbers" not in render_report(folder)
+    for rank in range(2):
+        write_records(
+            folder.path, rank, [table(), step(1, gradients=[[7 + rank, 0.25, 2.0 + rank]], weights=[[rank, 0.5, 2.0]])]
+        )
+    html = unescape(render_report(folder))
+    assert "<strong>Certain:</strong> since step 1, the gradients of weight differ between ranks 0 and 1" in html
+    assert "What to do: look between train.py:7 (main)" in html
+    assert '<li class="rule-certain" title="replicas use equal gradients in each step">gradients <span>since' in html
+    assert '<li class="rule-held" title="replicas begin with equal weights">weights-start</li>' in html
+    assert '<li class="rule-unchecked" title="a loaded model has the keys of the file: not checked, no model' in html
+    write_records(folder.path, 0, [table(), {"kind": "step"}, step(1)])
+    assert "rank_0/checks.jsonl: line 4" in render_report(folder)
 
 
 def test_report_of_a_program_that_wrote_nothing_else() -> None:

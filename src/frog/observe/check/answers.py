@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from frog.core.units import count
 from frog.observe.check import call_checks, data_checks, parameter_checks, replica_checks
+from frog.observe.check.against_one import answers_against_one, read_against, scope
 from frog.observe.check.comparison import Comparison, NotObservable
-from frog.observe.check.rank_records import RankRecord
+from frog.observe.check.rank_records import RankRecord, read_records
 from frog.observe.check.rule import Answer, Rule
 
 RULES: tuple[Rule, ...] = (
@@ -29,6 +32,29 @@ def answers_of(records: dict[int, RankRecord]) -> list[Answer]:
         except NotObservable as error:
             answers.append(Answer(rule, why_not=str(error)))
     return answers
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What all rules say of a run."""
+
+    records: dict[int, RankRecord]
+    answers: list[Answer]
+    note: str = ""
+    """What was compared with a run on one rank."""
+
+
+def read_answers(run: Path, attempt: int | None = None) -> Answers:
+    """Read what a run recorded, and apply the rules to it, and those against one rank if it has its runs.
+
+    Raises:  RunError if a file is damaged.
+    """
+    records = read_records(run, attempt)
+    answers = answers_of(records)
+    against = read_against(run)
+    if against is None:
+        return Answers(records, answers)
+    return Answers(records, [*answers_against_one(against), *answers], scope(against))
 
 
 def broken_rules(answers: list[Answer]) -> list[Answer]:

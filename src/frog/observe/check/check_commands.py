@@ -104,17 +104,11 @@ def _check_against_one(nodes: Nodes, program: list[str], options: Options, as_js
 def print_answers(folder: Path, as_json: bool = False) -> int:
     """Print what the rules say about a run; return 1 if one is broken, certainly or likely."""
     from frog.core.terminal import terminal_columns, wrapped_lines
-    from frog.observe.check.against_one import answers_against_one, read_against, scope
-    from frog.observe.check.answers import answers_as_json, answers_of, page
-    from frog.observe.check.rank_records import read_records
+    from frog.observe.check.answers import answers_as_json, page, read_answers
 
-    records = read_records(folder)
-    answers = answers_of(records)
-    note = ""
-    if (against := read_against(folder)) is not None:
-        answers, note = [*answers_against_one(against), *answers], scope(against)
+    found = read_answers(folder)
     if as_json:
-        print(json.dumps({"run": str(folder), "rules": answers_as_json(answers)}, indent=2))
+        print(json.dumps({"run": str(folder), "rules": answers_as_json(found.answers)}, indent=2))
     else:
-        print(wrapped_lines(page(str(folder), records, answers, note), terminal_columns()))
-    return int(any(answer.is_alarm for answer in answers))
+        print(wrapped_lines(page(str(folder), found.records, found.answers, found.note), terminal_columns()))
+    return int(any(answer.is_alarm for answer in found.answers))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frog.core.errors import describe_exit
+from frog.core.errors import RunError, describe_exit
 from frog.core.files import open_plain
 from frog.core.runs import RecordedRun
 from frog.core.runs.attempts import Attempt
@@ -18,6 +18,7 @@ from frog.core.runs.observed import Observed, read_observed
 from frog.core.runs.record import ProgramInfo, Record, RunFile
 from frog.core.schema import shortened
 from frog.core.terminal import printable
+from frog.observe.check.answers import broken_rules, read_answers
 from frog.observe.view.runs import row_of_observed, state_of, status_of
 
 _ENDS = {"completed": "ended with exit code 0", "running": "is running", "interrupted": "was stopped with the program"}
@@ -69,7 +70,7 @@ def program_context(folder: RunFolder, run: RunFile, program: ProgramInfo, histo
     rows = _rows(recorded, observed, status)
     first = record.error.rank if record and record.error else 0
     return {
-        **_common(history, rows, observed),
+        **_common(history, rows, observed, folder.path),
         "name": run.name,
         "created": run.created,
         "run": run,
@@ -98,7 +99,7 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
     errors = [own.error for own in observed.values() if own.error is not None and own.error.thread == "MainThread"]
     error = min(errors, key=lambda one: one.unix_ns, default=None)
     return {
-        **_common(history, [_observed_row(own) for own in observed.values()], observed),
+        **_common(history, [_observed_row(own) for own in observed.values()], observed, folder.path),
         "name": row.name,
         "created": row.created,
         "run": None,
@@ -117,15 +118,36 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
     }
 
 
-def _common(history: History, rows: list[RankRow], observed: dict[int, Observed]) -> dict[str, Any]:
+def _common(history: History, rows: list[RankRow], observed: dict[int, Observed], folder: Path) -> dict[str, Any]:
     main = history.main if _has_steps(history) else None
     return {
+        "rules": _rules(folder),
         "rows": rows,
         "nodes": sorted({row.node for row in rows if row.node is not None}),
         "step": int(main.steps[-1]) if main else None,
         "loss": float(main.scalars["loss_mean"][-1]) if main else None,
         "problems": [*history.run.problems, *(problem for own in observed.values() for problem in own.problems)],
     }
+
+
+def _rules(folder: Path) -> dict[str, Any] | None:
+    """Return what `frog check` says of a run; None if it recorded nothing for that."""
+    try:
+        found = read_answers(folder)
+    except RunError as error:
+        return {"broken": [], "strip": [], "note": "", "problem": str(error)}
+    if not found.records:
+        return None
+    strip = [
+        {
+            "name": answer.rule.name,
+            "state": "held" if answer.held else "unchecked" if answer.broken is None else answer.broken.sure,
+            "says": f"{answer.rule.says}{f': not checked, {answer.why_not}' if answer.why_not else ''}",
+            "since": answer.broken.step if answer.broken is not None else None,
+        }
+        for answer in found.answers
+    ]
+    return {"broken": broken_rules(found.answers), "strip": strip, "note": found.note, "problem": ""}
 
 
 def _has_steps(history: History) -> bool:
