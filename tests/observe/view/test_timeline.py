@@ -14,7 +14,7 @@ from frog.core.runs.folder import RunFolder
 from frog.core.runs.history import read_history
 from frog.core.runs.vocabulary import PHASES
 from frog.observe.view import timeline
-from frog.observe.view.timeline import phase_fractions, windows
+from frog.observe.view.timeline import RankFractions, phase_fractions, windows
 
 
 def events_of(folder: RunFolder, rank: int, kind: str, segment: int = 0) -> list[dict[str, Any]]:
@@ -167,3 +167,44 @@ def test_ticks_are_four_to_ten_round_positions(width_ms: float) -> None:
     assert 4 <= width_ms / gap <= 10.000001
     assert width_ms - gap < values[-1] <= width_ms * 1.000001
     assert [tick["left"] for tick in ticks] == pytest.approx([100 * value / width_ms for value in values], abs=0.002)
+
+
+def test_phase_fractions_cover_each_ranks_total_time(tmp_path: Path) -> None:
+    fractions = phase_fractions(read_history(make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 40), (4, 30, 60)]))))
+    assert [share.rank for share in fractions] == [0, 1, 2, 3]
+    for share in fractions:
+        assert sum(share.phase_ns.values()) == share.wall_ns
+        assert 0.1 < share.collective_fraction < share.fraction("reduce") < 0.3
+    # Each step begins 40 ms after the one before, and evaluation ends the last of a segment.
+    assert fractions[0].wall_ns == pytest.approx(60 * 40e6, rel=0.02)
+    assert fractions[3].wall_ns == pytest.approx(30 * 40e6, rel=0.02)
+
+
+def test_fractions_of_a_rank_without_any_time_are_zero() -> None:
+    rank = RankFractions(0, wall_ns=0, phase_ns={"reduce": 0}, collective_ns=0, collective_bytes=0, num_steps=0)
+    assert (rank.fraction("reduce"), rank.collective_fraction) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_typical_steps_have_no_evaluation_or_checkpoint_if_possible(tmp_path: Path, seed: int) -> None:
+    kind = Synthetic(segments=[(1, 0, 30)], eval_every=3, checkpoint_every=None, seed=seed)
+    assert "evaluate" not in windows(read_history(make_run(tmp_path / "r", kind)))[0].phases
+
+
+def test_windows_show_each_rank_inside_the_window(tmp_path: Path) -> None:
+    found = windows(read_history(make_run(tmp_path / "r")))
+    assert [window.title for window in found] == [
+        "Typical steps",
+        "First steps",
+        "Slowest step",
+        "Evaluation, checkpoint",
+    ]
+    typical, *_, aside = found
+    assert typical.last_step == typical.first_step + 1
+    assert "evaluate" not in typical.phases
+    assert {"evaluate", "checkpoint"} <= set(aside.phases)
+    for window in found:
+        assert [lane["rank"] for lane in window.lanes] == [0, 1, 2, 3]
+        for lane in window.lanes:
+            for box in [*lane["spans"], *lane["collectives"]]:
+                assert -0.001 <= box["left"] <= box["left"] + box["width"] <= 100.002
