@@ -11,20 +11,11 @@ from pathlib import Path
 import pytest
 
 from frog.cli import _run
-from frog.core.env import world_env
-from frog.core.errors import FrogError, RunError, UsageError
+from frog.core.errors import RunError, UsageError
 from frog.core.files import link_folder, open_lock, sha256_file, write_atomic, write_json
 from frog.core.processes import is_alive, loading
 from frog.core.runs.folder import RunFolder, check_output, find_run
 from frog.core.seeds import derive_seed
-from frog.core.units import format_bytes, format_count, format_seconds
-
-
-def test_error_includes_its_hint() -> None:
-    assert str(FrogError("it broke", "fix it")) == "it broke\n  try: fix it"
-    assert str(FrogError("it broke")) == "it broke"
-    assert len(str(FrogError("x" * 100_000, "y" * 100_000))) < 40_000
-    assert (FrogError("").exit_code, UsageError("").exit_code) == (1, 2)
 
 
 def test_device_or_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
@@ -133,33 +124,6 @@ def test_seeds_depend_on_names() -> None:
     assert 0 <= derive_seed(7, "x") < 2**63
 
 
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        ({}, (0, 1, 0, False)),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (3, 4, 1, True)),
-        ({"RANK": "", "WORLD_SIZE": ""}, (0, 1, 0, False)),
-    ],
-)
-def test_world_env_reads_the_launchers_variables(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], expected: tuple[int, int, int, bool]
-) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **told}.items():
-        monkeypatch.setenv(name, value)
-    env = world_env()
-    assert (env.rank, env.world_size, env.local_rank, env.launched) == expected
-
-
-@pytest.mark.parametrize(("rank", "world"), [("4", "4"), ("-1", "4"), ("two", "4")])
-def test_world_env_rejects_invalid_values(monkeypatch: pytest.MonkeyPatch, rank: str, world: str) -> None:
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(UsageError, match="RANK"):
-        world_env()
-
-
 def test_run_folder_has_paths_and_sorted_steps(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     assert folder.checkpoint_steps() == []
@@ -194,12 +158,6 @@ def test_find_run_accepts_names_paths_and_latest(tmp_path: Path) -> None:
     (runs / "old" / "run.json").write_text(json.dumps([]))
     with pytest.raises(RunError, match="expected object"):
         find_run("old", runs).read_run_json()
-
-
-def test_units_are_readable() -> None:
-    assert [format_bytes(n) for n in (12, 1536, 3 << 30)] == ["12 B", "1.5 KiB", "3.0 GiB"]
-    assert [format_count(n) for n in (12, 1234567)] == ["12", "1.23 M"]
-    assert [format_seconds(s) for s in (0.012, 5.04, 83.4, 7380)] == ["12 ms", "5.0 s", "1 min 23 s", "2 h 3 min"]
 
 
 def test_loaded_modules_are_never_garbage_collected() -> None:

@@ -12,30 +12,12 @@ from frog.core.config.load import load_run_config
 from frog.core.env import world_env
 from frog.core.errors import ConfigError, UsageError
 from frog.core.launchers import in_torchrun_words
-from frog.core.units import parse_integer, parse_whole
 from frog.launch.program import parse_torchrun
 from frog.observe.hook.frog_observer.place import _rank_variables
 
 LONG = "9" * 6000
 HEX = "0x" + "f" * 6000
 WIDEST = 9223372036854775807
-
-
-@pytest.mark.parametrize(("text", "whole"), [("0", 0), ("007", 7), ("9" * 18, 10**18 - 1)])
-def test_whole_numbers_of_18_digits_are_read(text: str, whole: int) -> None:
-    assert parse_whole(text) == parse_integer(text) == whole
-
-
-@pytest.mark.parametrize("text", [LONG, "9" * 19, "", "-1", "1.0", "٣", "1_000", " 1"])
-def test_other_texts_are_not_whole_numbers(text: str) -> None:
-    assert parse_whole(text) is None
-
-
-def test_integers_have_signs_and_64_bits() -> None:
-    assert [parse_integer(text) for text in ("-3", "+3", "1_000", str(WIDEST))] == [-3, 3, 1000, WIDEST]
-    for text in (LONG, f"-{LONG}", str(WIDEST + 1), "x", ""):
-        with pytest.raises(ValueError, match=r"64 bits|invalid literal"):
-            parse_integer(text)
 
 
 @pytest.mark.parametrize("number", [LONG, f"-{LONG}", HEX, str(WIDEST * 4), f"[{HEX}]", f"{{ a = {HEX} }}"])
