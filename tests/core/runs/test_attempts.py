@@ -8,7 +8,7 @@ import pytest
 from msgspec import convert
 from run_files import beat, event
 
-from frog.core.runs.attempts import Attempt, Worker, cut, sort_attempts
+from frog.core.runs.attempts import Attempt, Worker, cut, last_workers, sort_attempts
 from frog.core.runs.event_schema import (
     Beat,
     CollectiveEvent,
@@ -172,6 +172,10 @@ STEP, END = convert(event("step"), StepEvent), EndEvent(step=1, status="complete
         ([start(1, 1), collective(0, 5), collective(0, 3), STEP], [4]),  # written late, begun before
         ([start(1, 1), collective(0, 5), STEP, span(7), collective(0, 8)], [4, 1]),
         ([start(1, 1), span(7), collective(0, 8)], [3]),  # the first collective
+        ([start(1, 1), collective(0, 5), END, start(2, 2), collective(0, 8), collective(1, 9)], [3, 3]),
+        ([start(1, 1), collective(1, 5), collective(0, 6), start(2, 2)], [2, 2]),
+        ([start(1, 1), END, collective(0, 5), start(2, 2)], [2, 2]),
+        ([start(1, 1), END, END], [2, 1]),
     ],
 )
 def test_events_of_a_rank_are_cut_where_a_process_ends_or_begins(events: list[Any], lengths: list[int]) -> None:
@@ -179,3 +183,81 @@ def test_events_of_a_rank_are_cut_where_a_process_ends_or_begins(events: list[An
     assert [len(own.events) for own in found] == lengths
     assert [each for own in found for each in own.events] == events
     assert {own.rank for own in found} <= {4}
+
+
+def test_worker_says_its_last_step_status_and_time() -> None:
+    empty = worker(0)
+    assert (empty.start, empty.error, empty.status, empty.last_step, empty.last_ns) == (None, None, None, 0, None)
+    begun = worker(0, start(1, 1, step=4))
+    assert (begun.last_step, begun.status) == (4, None)
+    ended = worker(0, start(1, 1, step=4), convert(event("step", step=7, end_ns=9), StepEvent), span(1), END)
+    assert (ended.last_step, ended.status, ended.last_ns) == (7, "completed", S + 1)
+
+
+@pytest.mark.parametrize(("num_later", "second"), [(48, 900), (49, 900), (50, 5)])
+def test_last_time_is_among_the_last_50_events(num_later: int, second: int) -> None:
+    spans = [span(900), *[span(5)] * num_later]
+    assert (worker(0, *spans).last_ns or 0) // S == second
+
+
+def test_ranks_of_an_attempt_are_those_of_its_world_and_others_that_reported() -> None:
+    assert Attempt(0, None).ranks == []
+    assert Attempt(0, None, worlds=[world(1, 0, 100, 101)]).ranks == [0, 1]
+    assert Attempt(0, None, workers={5: worker(5, start(1, 1, size=3))}).ranks == [0, 1, 2, 5]
+    assert Attempt(0, None, beats={2: convert(beat(rank=2, world_size=2), Beat)}).ranks == [0, 1, 2]
+    assert Attempt(0, None, workers={1: worker(1, END)}).ranks == [1]
+    assert Attempt(0, None, worlds=[world(1, 0, 100, 101)]).pids == {100, 101}
+
+
+def test_node_of_a_rank_is_known_from_its_world_its_start_or_its_heartbeat() -> None:
+    of_world = Attempt(0, None, worlds=[world(1, 0, 100)])
+    assert (of_world.node_of(0), of_world.node_of(1)) == (0, None)
+    begun = convert(event("start", node_rank=3), StartEvent)
+    said = convert(beat(rank=1, node_rank=4), Beat)
+    both = Attempt(0, None, workers={0: worker(0, begun), 1: worker(1, END)}, beats={1: said})
+    assert [both.node_of(rank) for rank in range(3)] == [3, 4, None]
+
+
+def test_time_of_a_rank_is_that_of_its_start_or_its_heartbeat() -> None:
+    begun = convert(event("start", unix_ns=1000, mono_ns=100), StartEvent)
+    said = convert(beat(rank=1, unix_ns=5000, beat_ns=300), Beat)
+    own = Attempt(0, None, workers={0: worker(0, begun, span(0))}, beats={1: said, 0: said})
+    assert [own.unix_ns(rank, 250) for rank in range(3)] == [1150, 4950, None]
+    assert own.unix_ns(0, None) is None
+    assert [own.last_sign_ns(rank) for rank in range(3)] == [5000, 5000, None]
+    assert Attempt(0, None, workers={0: worker(0, begun, span(7))}).last_sign_ns(0) == 7 * S + 1 - 100 + 1000
+
+
+def test_only_the_last_1000_starts_of_a_rank_are_kept() -> None:
+    problems: list[str] = []
+    many = [worker(0, start(number, number)) for number in range(1001)] + [worker(1)] * 1000
+    kept = last_workers(many, problems)
+    assert (len(kept), kept[0].start and kept[0].start.pid) == (2000, 1)
+    assert problems == ["rank 0: showing the last 1000 of 1001 starts"]
+
+
+def said(pid: int, second: int, attempt: int = 0, rank: int = 0) -> Beat:
+    return convert(beat(pid=pid, unix_ns=second * S, attempt=attempt, rank=rank), Beat)
+
+
+@pytest.mark.parametrize(
+    ("file", "second", "expected"),
+    [
+        ("heartbeats/rank_0.json", 15, [{}, {0: 9}]),  # of the last attempt, which it is younger than
+        ("heartbeats/rank_0.json", 20, [{}, {0: 9}]),
+        ("heartbeats/rank_0.json", 9, [{}, {}, {0: 9}]),
+        ("heartbeats/attempt_0/rank_0.json", 25, [{}, {}]),
+    ],
+)
+def test_heartbeat_of_an_unknown_process(file: str, second: int, expected: list[dict[int, int]]) -> None:
+    events = [launch(5), world(6, 0, 100), world(10, 1, 200)]
+    attempts = sort_attempts(events, [], {file: said(9, second, attempt=2)})
+    assert [{rank: own.pid for rank, own in each.beats.items()} for each in attempts] == expected
+    assert len(attempts) == 2 or (attempts[2].number, attempts[2].began_ns) == (2, second * S)
+
+
+def test_event_of_a_later_number_begins_an_attempt_and_of_an_earlier_one_does_not() -> None:
+    attempts = sort_attempts([launch(10), world(11, 1, 1), world(12, 0, 2), world(13, 2, 3)], [], {})
+    assert [(own.number, [pid for each in own.worlds for pid in each.pids]) for own in attempts] == [
+        *[(1, [1, 2]), (2, [3])]
+    ]

@@ -113,10 +113,49 @@ def test_status_encodes_to_the_documented_names() -> None:
 
 
 def test_status_is_fresh_for_a_few_beats_and_only_of_a_running_rank(tmp_path: Path) -> None:
-    """Ranks write twice a second; a rank without a status for 8 s is gone."""
+    """Ranks write twice a second; a rank without a status for 5 s is gone."""
     write(tmp_path, "status.json", STATUS)
     status = read_statuses(tmp_path, 0)[0]
     written = STATUS["unix_ns"]
-    assert [status.is_fresh(written + seconds * 10**9) for seconds in (0, 2, 8, 60)] == [True, True, False, False]
+    times = (0, 4_999_999_999, 5_000_000_000, 60 * 10**9)
+    assert [status.is_fresh(written + ns) for ns in times] == [True, True, False, False]
     write(tmp_path, "status.json", {**STATUS, "state": "failed"})
     assert not read_statuses(tmp_path, 0)[0].is_fresh(written)
+
+
+def counts(group: str, enqueued: int, completed: int) -> dict[str, Any]:
+    return {"group": group, "enqueued": enqueued, "completed": completed}
+
+
+@pytest.mark.parametrize(
+    ("dumped", "backend", "last", "expected"),
+    [
+        (None, "", 0, [(9, 8), (3, 3)]),
+        ([counts("0", 9, 8)], "gloo", 5, [(6, 5), (3, 3)]),  # three of eight were messages
+        ([counts("0", 9, 8)], "gloo", 8, [(9, 8), (3, 3)]),
+        ([counts("0", 9, 8)], "gloo", 9, [(9, 8), (3, 3)]),
+        ([counts("0", 9, 8)], "nccl", 5, [(9, 8), (3, 3)]),
+        ([counts("0", 99, 90)], "gloo", 5, [(0, 0), (3, 3)]),
+    ],
+)
+def test_messages_that_gloo_counts_are_no_collectives(
+    tmp_path: Path, dumped: Any, backend: str, last: int, expected: list[tuple[int, int]]
+) -> None:
+    write(tmp_path, "status.json", {**STATUS, "groups": [counts("0", 9, 8), counts("1", 3, 3)]})
+    if dumped is not None:
+        entry = {"group": "0", "seq": last, "op": "all_reduce", "done": True, "backend": backend}
+        write(tmp_path, "collectives.json", {**COLLECTIVES, "status": dumped, "entries": [entry]})
+    observed = read_observed(tmp_path)[0][0]
+    assert [(group.enqueued, group.completed) for group in observed.groups] == expected
+    assert observed.num_completed == sum(completed for _, completed in expected)
+    assert [group.pending for group in observed.groups] == [one != other for one, other in expected]
+
+
+def test_rank_without_a_status_has_completed_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "crash.txt", "Fatal \x80")
+    observed = read_observed(tmp_path)[0][0]
+    assert (observed.groups, observed.num_completed, observed.crash) == ([], 0, "Fatal \x80")
+    for number in range(66):
+        frames = {"format": 1, "rank": 0, "pid": 1, "unix_ns": 1, "worker": number}
+        write(tmp_path, f"worker_{number:03}.json", frames)
+    assert [worker.worker for worker in read_observed(tmp_path)[0][0].workers] == list(range(64))
