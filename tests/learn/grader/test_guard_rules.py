@@ -90,6 +90,16 @@ def test_files_are_read_outside_the_course_and_written_below_the_scratch_folder(
         ("os.truncate", (7, 0), None),
         ("shutil.move", ("scratch/a", "other/a"), "outside"),
         ("os.utime", ("scratch/a", None, None, -1), None),
+        ("os.symlink", ("scratch/a", "other/b", -1), "outside"),
+        ("os.symlink", ("scratch/a", "scratch/b", -1), None),
+        ("os.link", ("other/a", "scratch/b", -1, -1), "outside"),
+        ("os.link", ("scratch/a", "other/b", -1, -1), "outside"),
+        ("os.rmdir", ("other/a", -1), "outside"),
+        ("os.mkdir", ("other/a", 0o700, -1), "outside"),
+        ("os.chown", ("other/a", 0, 0, -1), "outside"),
+        ("shutil.rmtree", ("other/a", None), "outside"),
+        ("shutil.move", ("other/a", "scratch/a"), "outside"),
+        ("sqlite3.connect", ("other/a",), "outside"),
     ],
 )
 def test_folders_of_the_course_are_not_listed_and_other_files_not_changed(
@@ -97,6 +107,34 @@ def test_folders_of_the_course_are_not_listed_and_other_files_not_changed(
 ) -> None:
     whole = [str(tmp_path / arg) if isinstance(arg, str) else arg for arg in args]
     assert refused(bounds, event, *whole) == expected
+
+
+@pytest.mark.parametrize(
+    ("event", "args"),
+    [
+        ("os.remove", ("a", None)),
+        ("os.rename", ("a", "/x", None, -1)),
+        ("os.rename", ("/x", "a", -1, None)),
+        ("os.rmdir", ("a", None)),
+        ("os.mkdir", ("a", 0o700, None)),
+        ("os.chmod", ("a", 0o600, None)),
+        ("os.chown", ("a", 0, 0, None)),
+        ("os.link", ("a", "/x", None, -1)),
+        ("os.link", ("/x", "a", -1, None)),
+        ("os.symlink", ("/x", "a", None)),
+        ("os.utime", ("a", 1, 1, None)),
+        ("shutil.rmtree", ("a", None)),
+    ],
+)
+def test_descriptor_of_a_folder_is_at_its_place_in_each_event(
+    event: str, args: tuple[Any, ...], bounds: _Bounds, tmp_path: Path
+) -> None:
+    """Every place is that of the argument None here."""
+    for name, expected in (("scratch", None), ("other", "outside")):
+        folder = os.open(tmp_path / name, os.O_RDONLY)
+        inside = [str(tmp_path / "scratch" / "x") if arg == "/x" else arg for arg in args]
+        assert refused(bounds, event, *[folder if arg is None else arg for arg in inside]) == expected, name
+        os.close(folder)
 
 
 def test_path_relative_to_an_open_folder_is_found(bounds: _Bounds, tmp_path: Path) -> None:
