@@ -774,6 +774,10 @@ CASES = {
         "ModuleNotFoundError: No module named 'bitsandbytes' (simulated GPUs: its kernels need a real GPU; …",
     ),
     "package asked for": ("import importlib.util\nimportlib.util.find_spec('bitsandbytes')", "None"),
+    "generator of a GPU for the CPU": (
+        "torch.rand(2, generator=torch.Generator('cuda'))",
+        "RuntimeError: Expected a 'cpu' device type for generator but found 'cuda'",
+    ),
 }
 """By name: the statements and the text that CUDA gives; … stands for the rest of a line."""
 

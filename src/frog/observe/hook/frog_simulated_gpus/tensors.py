@@ -220,7 +220,7 @@ def _constructor(function: Function) -> Function:
             return function(*args, **kwargs)
         where = _asked_place(device, 2) if device is not None else _default_place()
         try:
-            if is_random and where is not None and where != HOST:
+            if is_random and where is not None:
                 with drawing(where, kwargs.get("generator")):
                     result = function(*args, **kwargs)
             else:
