@@ -774,9 +774,155 @@ CASES = {
         "ModuleNotFoundError: No module named 'bitsandbytes' (simulated GPUs: its kernels need a real GPU; …",
     ),
     "package asked for": ("import importlib.util\nimportlib.util.find_spec('bitsandbytes')", "None"),
+    "capability and names": (
+        "str((torch.cuda.get_device_capability(), torch.cuda.get_device_capability(1), torch.cuda.get_device_name(1),"
+        " torch.cuda.get_arch_list(), torch.cuda.get_gencode_flags()))",
+        "((8, 0), (8, 0), 'simulated GPU (CPU)', ['sm_80'], '')",
+    ),
+    "properties": (
+        "p = torch.cuda.get_device_properties(1)\n"
+        "str((p.name, p.major, p.minor, p.warp_size, p.is_integrated, p.is_multi_gpu_board, p.L2_cache_size, p.uuid,"
+        " p.pci_bus_id, p.pci_device_id, p.pci_domain_id, p.gcnArchName))",
+        "('simulated GPU (CPU)', 8, 0, 32, 0, 0, 41943040, 'simulated-1', 1, 0, 0, '')",
+    ),
+    "limits of a block": (
+        "p = torch.cuda.get_device_properties()\n"
+        "str((p.max_threads_per_multi_processor, p.max_threads_per_block, p.regs_per_multiprocessor,"
+        " p.shared_memory_per_block, p.shared_memory_per_multiprocessor, p.shared_memory_per_block_optin))",
+        "(2048, 1024, 65536, 49152, 167936, 166912)",
+    ),
+    "memory of two GPUs": (
+        "import os\nwhole = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')\n"
+        "free, total = torch.cuda.mem_get_info()\n"
+        "str((total == whole // 2, 0 < free <= total, torch.cuda.get_device_properties(0).total_memory == total,"
+        " torch.cuda.cudart().cudaMemGetInfo(0)[1] == total))",
+        "(True, True, True, True)",
+    ),
+    "what a GPU can do": (
+        "c = torch.cuda\nstr([c.is_available(), c.is_initialized(), c._is_in_bad_fork(), c.device_count(),"
+        " c.can_device_access_peer(0, 1), c.is_bf16_supported(), c.is_bf16_supported(False), c.is_tf32_supported(),"
+        " c.get_sync_debug_mode(), c.is_current_stream_capturing()])",
+        "[True, True, False, 2, True, True, True, True, 0, False]",
+    ),
+    "versions": (
+        "str((torch.cuda.nccl.version(), torch.cuda.nccl.is_available([]), torch.backends.cudnn.version(),"
+        " torch.backends.cudnn.is_available(), torch.backends.cuda.is_built()))",
+        "((2, 27, 5), False, 91002, True, True)",
+    ),
+    "negative device": (
+        "torch.cuda.set_device(1); torch.cuda.set_device(-1)\nstr(torch.cuda.current_device())",
+        "1",
+    ),
+    "calls of the runtime": (
+        "r = torch.cuda.cudart()\nstr([r.cudaError.success, r.cudaProfilerStart(), r.cudaProfilerStop(),"
+        " r.cudaHostRegister(0, 1, 2), r.cudaHostUnregister(0), torch.cuda.check_error(0)])",
+        "[0, 0, 0, 0, 0, None]",
+    ),
+    "error of the runtime": (
+        "torch.cuda.check_error(2)",
+        "RuntimeError: CUDA error 2",
+    ),
+    "marks of a profiler": (
+        "n = torch.cuda.nvtx\nstr([n.range_push('a'), n.range_pop(), n.mark('a'), n.range_end(n.range_start('a'))])",
+        "[0, 0, 0, 0]",
+    ),
+    "accelerator": (
+        "a = torch.accelerator\na.set_device_index(1)\n"
+        "str((a.current_accelerator(), a.is_available(), a.device_count(), a.current_device_index()))",
+        "(device(type='cuda'), True, 2, 1)",
+    ),
+    "numbers that the allocator has": (
+        "s = torch.cuda.memory_stats()\n"
+        "str((len(s), s['max_split_size'], s['num_ooms'], s['segment.all.current'], s['oversize_segments.peak'],"
+        " s['allocated_bytes.small_pool.peak'], s['inactive_split_bytes.all.current'],"
+        " s['inactive_split_bytes.all.peak'], s['allocated_bytes.large_pool.peak'] > 0,"
+        " s['allocated_bytes.all.freed'] == s['allocated_bytes.all.peak'] - s['allocated_bytes.all.current']))",
+        "(122, -1, 0, 0, 0, 0, 0, 0, True, True)",
+    ),
+    "shares of the memory": (
+        "c = torch.cuda\nstr((0 <= c.memory_usage() < 100, c.get_per_process_memory_fraction(),"
+        " c.get_allocator_backend(), c.memory_snapshot(), c.list_gpu_processes(), c.memory_summary(1)[:16]))",
+        "(True, 1.0, 'native', [], '', 'simulated GPU 1:')",
+    ),
+    "memory that a tensor takes": (
+        "b = torch.cuda.memory_allocated()\nx = torch.ones(20 * 2**20, device='cuda')\n"
+        "grown = torch.cuda.memory_allocated() - b\n"
+        "str((70 * 2**20 < grown < 100 * 2**20, torch.cuda.max_memory_allocated() >= torch.cuda.memory_allocated()))",
+        "(True, True)",
+    ),
+    "time between two events": (
+        "import time\na, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))\n"
+        "s = time.perf_counter(); a.record(); time.sleep(0.01); b.record(); t = time.perf_counter() - s\n"
+        "str((10 <= a.elapsed_time(b) <= 1e3 * t, a.query(), b.elapsed_time(a) < 0, a.device.index))",
+        "(True, True, True, 0)",
+    ),
+    "event without timing": (
+        "torch.cuda.Event().elapsed_time(torch.cuda.Event(enable_timing=True))",
+        "RuntimeError: Both events must be created with argument 'enable_timing=True'.",
+    ),
+    "later event without timing": (
+        "a = torch.cuda.Event(True)\na.record(); a.elapsed_time(torch.cuda.Event())",
+        "RuntimeError: Both events must be created with argument 'enable_timing=True'.",
+    ),
+    "event that was not recorded": (
+        "a, b = torch.cuda.Event(True), torch.cuda.Event(True)\na.record(); a.elapsed_time(b)",
+        "RuntimeError: Both events must be recorded before calculating elapsed time.",
+    ),
+    "streams": (
+        "a, b = torch.cuda.Stream(), torch.cuda.Stream(1, priority=-1)\n"
+        "str((a.device_index, b.device_index, a.priority, b.priority, b.stream_id - a.stream_id,"
+        " a.cuda_stream == a.stream_id, torch.cuda.Stream.priority_range(), a.query(), a.is_capturing()))",
+        "(0, 1, 0, -1, 1, True, (0, -5), True, False)",
+    ),
+    "current stream": (
+        "a, b = torch.cuda.Stream(), torch.cuda.Stream(1)\nseen = []\n"
+        "with torch.cuda.stream(a):\n"
+        "    seen += [torch.cuda.current_stream() is a, torch.cuda.current_stream(1) is a]\n"
+        "    with b:\n"
+        "        seen += [torch.cuda.current_stream() is b, torch.cuda.current_device()]\n"
+        "    seen += [torch.cuda.current_stream() is a, torch.cuda.current_device()]\n"
+        "with torch.cuda.stream(None): seen += [torch.cuda.current_stream() is torch.cuda.default_stream()]\n"
+        "seen += [torch.cuda.default_stream(1) is torch.cuda.default_stream(1), torch.cuda.default_stream(1) is"
+        " torch.cuda.default_stream(0), a.record_event().query()]\nstr(seen)",
+        "[True, False, True, 1, True, 0, True, True, False, True]",
+    ),
+    "graph is captured, then replayed": (
+        "x = torch.ones(2, device='cuda'); y = torch.zeros(2, device='cuda'); g = torch.cuda.CUDAGraph(); seen = []\n"
+        "with torch.cuda.graph(g):\n"
+        "    seen += [torch.cuda.is_current_stream_capturing()]\n    y += x; z = y * 2\n"
+        "seen += [torch.cuda.is_current_stream_capturing(), y.tolist(), g.pool(), torch.cuda.graph_pool_handle()]\n"
+        "g.replay(); g.replay(); seen += [y.tolist(), z.tolist()]\n"
+        "x += 4; g.replay(); seen += [y.tolist(), z.tolist()]\ng.reset(); g.replay(); seen += [y.tolist()]\nstr(seen)",
+        "[True, False, [0.0, 0.0], (0, 0), (0, 0), [2.0, 2.0], [4.0, 4.0], [7.0, 7.0], [14.0, 14.0], [7.0, 7.0]]",
+    ),
+    "number read in a capture": (
+        "x = torch.ones(1, device='cuda')\nwith torch.cuda.graph(torch.cuda.CUDAGraph()): x.item()",
+        "RuntimeError: CUDA error: operation not permitted when stream is capturing",
+    ),
+    "number of the CPU read in a capture": (
+        "x, seen = torch.ones(1), []\nwith torch.cuda.graph(torch.cuda.CUDAGraph()): seen += [x.item()]\nstr(seen)",
+        "[1.0]",
+    ),
+    "generator of a GPU": (
+        "g, c = torch.Generator('cuda:1'), torch.Generator()\nstr((g.device, c.device))",
+        "(device(type='cuda', index=1), device(type='cpu'))",
+    ),
     "generator of a GPU for the CPU": (
         "torch.rand(2, generator=torch.Generator('cuda'))",
         "RuntimeError: Expected a 'cpu' device type for generator but found 'cuda'",
+    ),
+    "states of the generators": (
+        "torch.cuda.manual_seed_all(3); kept = torch.cuda.get_rng_state_all()\n"
+        "a = [torch.rand(1, device=d).item() for d in ('cuda:0', 'cuda:1')]\n"
+        "torch.cuda.set_rng_state_all(kept)\nb = [torch.rand(1, device=d).item() for d in ('cuda:0', 'cuda:1')]\n"
+        "torch.cuda.set_rng_state(kept[1], 1)\n"
+        "str((a == b, a[0] == a[1], torch.rand(1, device='cuda:1').item() == a[1],"
+        " torch.rand(1, device='cuda:0').item() == a[0], torch.cuda.initial_seed(), len(kept), str(kept[0].device)))",
+        "(True, True, True, False, 3, 2, 'cpu')",
+    ),
+    "state of a generator on a GPU": (
+        "torch.cuda.set_rng_state(torch.cuda.get_rng_state().cuda())",
+        "TypeError: RNG state must be a torch.ByteTensor",
     ),
 }
 """By name: the statements and the text that CUDA gives; … stands for the rest of a line."""
