@@ -1,0 +1,285 @@
+"""What a rank records of its steps, in this process: forwards, backwards, gradients, weights, and the limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from frog.observe.check.rank_records import RankRecord, read_records
+from frog.observe.hook.frog_observer import step_recorder
+from frog.observe.hook.frog_observer.place import Place
+from frog.observe.hook.frog_observer.step_recorder import StepRecorder
+
+
+def place_in(folder: Path) -> Place:
+    rank = folder / "observed" / "attempt_0" / "rank_0"
+    return Place(0, 0, 0, 1, 0, "pond", str(rank), "", "", "")
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[StepRecorder]:
+    made = StepRecorder(place_in(tmp_path), 4)
+    made.hook_modules()
+    yield made
+    made.is_on = False
+    made.hook_modules()
+    if made._file is not None:
+        made._file.close()
+
+
+class Training:
+    """A model and its optimizer, as a program and the observer's hooks use them."""
+
+    def __init__(self, recorder: StepRecorder, model: nn.Module | None = None, lr: float = 0.5) -> None:
+        self.recorder = recorder
+        self.model = model or nn.Sequential(nn.Linear(2, 1, bias=False), nn.Dropout(0.0))
+        for parameter in self.model.parameters():
+            nn.init.ones_(parameter)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.5)
+        recorder.on_made(self.optimizer, ["train.py", 3, "main"], is_optimizer=True)
+
+    def backward(self, x: torch.Tensor | None = None, times: float = 1.0) -> torch.Tensor:
+        x = torch.tensor([[1.0, 2.0]]) if x is None else x
+        loss: torch.Tensor = times * nn.functional.mse_loss(self.model(x), torch.zeros(len(x), 1))
+        self.recorder.on_backward(loss, ["train.py", 9, "main"])
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.recorder.after_backward()
+        return loss
+
+    def step(self) -> None:
+        self.recorder.before_step(self.optimizer)
+        self.optimizer.step()
+        self.recorder.after_step(self.optimizer)
+
+    def take(self, number: int = 1, clear: bool = True) -> None:
+        for _ in range(number):
+            if clear:
+                self.optimizer.zero_grad()
+            self.backward()
+            self.step()
+
+
+def read(recorder: StepRecorder, folder: Path) -> RankRecord:
+    recorder._file.flush()
+    return read_records(folder)[0]
+
+
+def test_first_three_steps_and_every_fourth_are_sampled(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    training.take(9)
+    record = read(recorder, tmp_path)
+    assert [step.number for step in record.steps if step.gradients is not None] == [1, 2, 3, 4, 8]
+    assert [bool(step.forwards) for step in record.steps] == [step.gradients is not None for step in record.steps]
+    assert (record.start.rank, record.start.world_size, record.start.every) == (0, 1, 4)
+    assert record.start.torch == torch.__version__
+
+
+def test_step_has_the_numbers_of_its_tensors(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder, lr=0.25)
+    loss = training.backward()
+    training.step()
+    (step,) = read(recorder, tmp_path).steps
+    assert (step.optimizer, step.step, step.number, step.lr, step.stale) == (0, 1, 1, [0.25], False)
+    gradient, weight = step.gradients[0], step.weights[0]  # type: ignore[index]
+    assert gradient is not None
+    assert weight is not None
+    assert gradient.norm == pytest.approx((6.0**2 + 12.0**2) ** 0.5)
+    assert weight.norm == pytest.approx((0.5**2 + 2.0**2) ** 0.5)
+    assert step.before != [weight.bits]
+    assert (step.changed, step.state) == ([1.0], [["float32"]])
+    (backward,) = step.backwards
+    assert (backward.loss, backward.adds, str(backward.line)) == (loss.item(), False, "train.py:9 (main)")
+    assert [(node.name, node.reduction) for node in backward.graph][:2] == [
+        *[("MulBackward0", None), ("MseLossBackward0", 1)]
+    ]
+    assert backward.bits == {0: [gradient.bits]}
+    assert (step.messages, step.exchanges, step.calls) == (False, False, [])
+
+
+def test_forward_is_that_of_the_outermost_module(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    training.model.eval()
+    with torch.no_grad():
+        training.model(torch.ones(3, 2))
+    training.model.train()
+    training.take()
+    record = read(recorder, tmp_path)
+    evaluated, trained = record.steps[0].forwards
+    assert (evaluated.training, evaluated.grad, trained.training, trained.grad) == (False, False, True, True)
+    assert (evaluated.module, evaluated.sync, len(evaluated.rows or []), len(trained.rows or [])) == (0, None, 3, 1)
+    assert evaluated.random is not None
+    module = record.modules[0]
+    assert (module.name, module.wrapper, module.inside, module.modes) == ("Sequential", None, None, False)
+    (parameter,) = record.tables[0].parameters
+    assert (parameter.names, parameter.module, parameter.shape, parameter.dtype) == (["0.weight"], 0, [1, 2], "float32")
+    assert (parameter.trained, parameter.ddp, parameter.owner, parameter.constant) == (True, None, "Linear", True)
+    assert str(record.tables[0].made) == "train.py:3 (main)"
+
+
+@pytest.mark.parametrize(("probability", "modes"), [(0.0, False), (0.1, True)])
+def test_model_has_modes_if_it_drops_or_normalizes(
+    recorder: StepRecorder, tmp_path: Path, probability: float, modes: bool
+) -> None:
+    Training(recorder, nn.Sequential(nn.Linear(2, 1), nn.Dropout(probability))).take()
+    Training(recorder, nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))).backward(torch.ones(2, 2))
+    assert [module.modes for module in read(recorder, tmp_path).modules.values()] == [modes, True]
+
+
+def test_gradients_that_were_never_cleared_are_stale(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    training.take(2, clear=False)
+    training.take(1)
+    steps = read(recorder, tmp_path).steps
+    assert [step.stale for step in steps] == [False, True, False]
+    assert [step.backwards[0].adds for step in steps] == [False, True, False]
+
+
+def test_micro_batches_add_to_a_cleared_gradient(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    training.take()
+    training.optimizer.zero_grad()
+    training.backward()
+    training.backward()
+    training.step()
+    step = read(recorder, tmp_path).steps[1]
+    assert ([each.adds for each in step.backwards], step.stale, len(step.forwards)) == ([False, True], False, 2)
+
+
+def test_step_that_changes_nothing_says_so(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder, lr=0.0)
+    training.backward()
+    training.step()
+    training.optimizer.zero_grad()
+    training.step()
+    first, second = read(recorder, tmp_path).steps
+    assert (first.changed, second.changed, second.gradients) == ([0.0], [None], [None])
+    assert first.before[0] == first.weights[0].bits  # type: ignore[union-attr]
+
+
+def test_output_that_is_not_finite_is_named_once(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    training.backward(torch.full((1, 2), float("inf")))
+    training.backward(torch.full((1, 2), float("nan")))
+    training.step()
+    (step,) = read(recorder, tmp_path).steps
+    assert [(call.call, call.module) for call in step.calls] == [("not_finite", "0 (Linear)")]
+    assert step.weights[0] is not None
+    assert step.weights[0].norm is None
+    assert [backward.loss for backward in step.backwards] == [None, None]
+
+
+def test_parameter_outside_of_every_optimizer_is_listed_at_the_end(recorder: StepRecorder, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1, bias=False))
+    training = Training(recorder, model)
+    training.optimizer.param_groups[0]["params"] = [model[0].weight]
+    recorder.on_made(model[1].weight, ["train.py", 5, "main"])
+    training.take()
+    training.backward()
+    recorder.at_end()
+    end = read(recorder, tmp_path).end
+    assert end is not None
+    assert [(each.module, each.name, str(each.made)) for each in end.outside] == [(0, "1.weight", "train.py:5 (main)")]
+    assert (end.steps, end.backwards, end.messages, end.exchanges, end.calls) == (1, 1, False, False, [])
+
+
+@pytest.mark.parametrize(("number", "kept"), [(63, 63), (64, 64), (65, 64)])
+def test_at_most_64_calls_and_forwards_of_a_step_are_kept(
+    recorder: StepRecorder, tmp_path: Path, number: int, kept: int
+) -> None:
+    training = Training(recorder)
+    for _ in range(number):
+        recorder.on_call({"call": "barrier"})
+        training.backward()
+    training.step()
+    (step,) = read(recorder, tmp_path).steps
+    assert (len(step.calls), len(step.forwards), len(step.backwards)) == (kept, kept, kept)
+
+
+@pytest.mark.parametrize(("number", "kept"), [(4096, 4096), (4097, 4096)])
+def test_at_most_4096_batches_are_kept(recorder: StepRecorder, tmp_path: Path, number: int, kept: int) -> None:
+    for batch in range(number):
+        recorder.on_batch({"loader": 0, "iteration": 0, "batch": batch})
+    batches = read(recorder, tmp_path).batches
+    assert (len(batches), {batch.step for batch in batches}) == (kept, {0})
+
+
+def test_file_of_64_mib_ends_the_recording(recorder: StepRecorder, tmp_path: Path) -> None:
+    recorder.on_batch({"loader": 0, "iteration": 0, "batch": 0})
+    recorder._bytes = 64 << 20
+    recorder.on_batch({"loader": 0, "iteration": 0, "batch": 1})
+    recorder.on_batch({"loader": 0, "iteration": 0, "batch": 2})
+    recorder.on_batch({"loader": 0, "iteration": 0, "batch": 3})
+    record = read(recorder, tmp_path)
+    assert ([batch.batch for batch in record.batches], record.stopped) == ([0, 1], "the file has reached 64 MiB")
+    assert not recorder.is_on
+
+
+def test_error_while_tensors_are_read_stops_the_recording(recorder: StepRecorder, tmp_path: Path) -> None:
+    with recorder.reading():
+        raise ValueError("x" * 600)
+    record_of = (tmp_path / "observed/attempt_0/rank_0/checks.jsonl").read_text().splitlines()
+    assert json.loads(record_of[-1]) == {"kind": "stopped", "why": "ValueError: " + "x" * 488}
+    Training(recorder).take()
+    assert read(recorder, tmp_path).steps == []
+
+
+def test_objects_are_numbered_in_order_and_forgotten() -> None:
+    known = step_recorder._Known()
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    assert [known.number(each) for each in (first, second, first)] == [0, 1, 0]
+    assert (known.has(second), known.has(nn.Linear(1, 1)), list(known)) == (True, False, [(0, first), (1, second)])
+    del second
+    assert [number for number, _ in known] == [0]
+    assert known.number(nn.Linear(2, 2)) in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("a.weight", "a.weight"),
+        ("module.a.weight", "a.weight"),
+        ("_orig_mod.module.a.weight", "a.weight"),
+        ("a._checkpoint_wrapped_module.weight", "a.weight"),
+        ("a._fsdp_wrapped_module.module.weight", "a.module.weight"),
+        ("module", ""),
+    ],
+)
+def test_name_of_a_parameter_is_without_its_wrappers(name: str, plain: str) -> None:
+    assert step_recorder._plain(name) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *[("DistributedDataParallel", "ddp"), ("FullyShardedDataParallel", "fsdp1"), ("FSDPModule", "fsdp2")],
+        *[("DeepSpeedEngine", "deepspeed"), ("Linear", None)],
+    ],
+)
+def test_wrapper_is_known_by_its_class_or_a_base_of_it(name: str, kind: str | None) -> None:
+    base = type(name, (), {})
+    assert step_recorder._kind_of(base()) == step_recorder._kind_of(type("Own", (base,), {})()) == kind
+
+
+@pytest.mark.parametrize(
+    ("values", "constant"), [([1.0, 1.0], True), ([1.0, 2.0], False), ([], True), ([2.0, 1.0, 2.0], False)]
+)
+def test_constant_tensor_has_equal_elements(values: list[float], constant: bool) -> None:
+    assert step_recorder._is_constant(torch.tensor(values)) == constant
+    assert step_recorder._is_constant(torch.ones(2, device="meta"))
+
+
+def test_graph_of_a_loss_has_its_last_six_operations() -> None:
+    x = torch.ones(3, requires_grad=True)
+    loss = x.exp().log().sin().cos().tanh().sum() * 2
+    names = [name for name, *_ in step_recorder._graph_of(loss)]
+    assert names == ["MulBackward0", "SumBackward0", "TanhBackward0", "CosBackward0", "SinBackward0", "LogBackward0"]
+    assert step_recorder._graph_of(None) == step_recorder._graph_of(torch.ones(1)) == []
+    logits = torch.zeros(4, 3, requires_grad=True)
+    entropy = nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, -100]))
+    assert step_recorder._graph_of(entropy)[0] == ["NllLossBackward0", 1, 3.0]
+    assert [name for name, *_ in step_recorder._graph_of(x + x.exp())] == ["AddBackward0"]
