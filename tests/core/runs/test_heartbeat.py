@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,9 +10,10 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
 from harness import wait_until
 
-from frog.core.runs import EventWriter
+from frog.core.runs import EventWriter, heartbeat
 from frog.core.runs.heartbeat import Heartbeat, read_heartbeat
 
 WHO = {"rank": 2, "pid": os.getpid(), "node_rank": 0, "host": "pond", "attempt": 0, "world_size": 4, "timeout_s": 60.0}
@@ -117,3 +119,51 @@ def test_event_writer_works_without_a_heartbeat(tmp_path: Path) -> None:
     assert read_heartbeat(tmp_path / "none.json") is None
     (tmp_path / "torn.json").write_text('{"rank": ')
     assert read_heartbeat(tmp_path / "torn.json") is None
+
+
+def test_full_disk_does_not_end_the_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread beats again after a beat that failed; here it runs in this one, and the clock does not wait."""
+    beat = Heartbeat(tmp_path / "beat.json", WHO, beat_s=None)
+    tried: list[float] = []
+
+    def write() -> None:
+        tried.append(1)
+        if len(tried) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        beat._descriptor = None
+
+    monkeypatch.setattr(beat, "beat", write)
+    monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: None)
+    descriptor = beat._descriptor
+    beat._keep_beating(0.5)
+    assert len(tried) == 3
+    assert descriptor is not None
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("number", [7, 8, 9])
+def test_oldest_eight_collectives_under_way_are_shown(tmp_path: Path, number: int) -> None:
+    beat = Heartbeat(tmp_path / "beat.json", WHO, beat_s=None)
+    for seq in range(number):
+        beat.begin(seq, "all_reduce", "dp", 8 * seq, 100 + seq)
+    said = read_heartbeat(tmp_path / "beat.json")
+    beat.close("failed")
+    assert said is not None
+    assert [(each.seq, each.payload_bytes, each.start_ns) for each in said.open] == [
+        (seq, 8 * seq, 100 + seq) for seq in range(min(number, 8))
+    ]
+    assert said.num_collectives == number
+    last = read_heartbeat(tmp_path / "beat.json")
+    assert last is not None
+    assert (last.status, (tmp_path / "beat.json").stat().st_size) == ("failed", 2048)
+
+
+def test_thread_that_beats_does_not_keep_the_process_alive(tmp_path: Path) -> None:
+    beat = Heartbeat(tmp_path / "beat.json", WHO, beat_s=0.01)
+    threads = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+    assert threads
+    assert all(thread.daemon for thread in threads)
+    beat.close()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()

@@ -204,3 +204,26 @@ def test_spans_collectives_and_rare_events_are_in_their_columns(tmp_path: Path) 
     assert {step: commit.payload_bytes for step, commit in rank.commits.items()} == {1: 6}
     assert (history.last_segment, history.clock_offset_ns(0, 0), history.clock_offset_ns(0, 7)) == (0, 900, 0)
     assert (history.segments[0].hosts, history.segments[0].device) == (["pond"], "cpu")
+
+
+def test_spans_and_collectives_of_repeated_steps_do_not_count(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.events.mkdir()
+
+    def step(number: int, at: int) -> list[dict[str, Any]]:
+        collective = event("collective", step=number, seq=number, op=f"op{number}", start_ns=at, end_ns=at + 1)
+        return [
+            event("span", step=number, start_ns=at, end_ns=at + 2),
+            collective,
+            event("step", step=number, end_ns=at),
+        ]
+
+    first = [event("start"), *(line for number in range(1, 5) for line in step(number, 10 * number))]
+    again = [event("start", step=2, pid=2), *(line for number in (3, 4) for line in step(number, 100 * number))]
+    commits = [event("commit", step=number, payload_bytes=number) for number in (1, 4)]
+    folder.rank_events(0).write_text("".join(json.dumps(line) + "\n" for line in [*first, *commits, *again]))
+    rank = read_history(folder).ranks[0]
+    assert rank.spans.start_ns.tolist() == [10, 20, 300, 400]
+    assert rank.collectives.start_ns.tolist() == [10, 20, 300, 400]
+    assert rank.end_ns.tolist() == [10, 20, 300, 400]
+    assert list(rank.commits) == [1]

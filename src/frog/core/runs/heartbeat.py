@@ -123,5 +123,5 @@ def archive_heartbeats(folder: RunFolder, attempt: int, epoch: int = 0) -> None:
         if beat is not None and (beat.attempt, beat.epoch) < (attempt, epoch):
             world = f"attempt_{beat.attempt}" + f"_epoch_{beat.epoch}" * (beat.epoch > 0)
             aside = folder.heartbeats / world
-            aside.mkdir(parents=True, exist_ok=True)
+            aside.mkdir(exist_ok=True)
             path.replace(aside / path.name)
