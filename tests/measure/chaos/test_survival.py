@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from frog.core.runs.folder import RunFolder
 from frog.core.runs.record import Record
 from frog.core.runs.vocabulary import PHASES
 from frog.launch.nodes import Nodes
+from frog.measure.chaos import survival
 from frog.measure.chaos.campaign import SurvivalCampaign, choose_kinds
 from frog.measure.chaos.oracle import Oracle, Place
 from frog.measure.chaos.survival import Loss, member_problems, outcome_problems, plan_all_losses, plan_losses
@@ -133,17 +135,223 @@ def test_survival_checks_the_reports_of_members(said: tuple[list[Any], ...], fau
     assert all(word in problem for word, problem in zip(words, found, strict=True))
 
 
-def test_survival_checks_the_results_of_a_run() -> None:
-    step = convert(
-        dict.fromkeys(StepEvent.__struct_fields__, 0)
-        | {"step": 1, "loss_mean": 4.0, "skipped": False, "sample_ids": []},
-        StepEvent,
-        strict=False,
+def step(number: int, loss: float | None) -> StepEvent:
+    content = dict.fromkeys(StepEvent.__struct_fields__, 0) | {"step": number, "loss_mean": loss}
+    return convert(content | {"skipped": False, "sample_ids": []}, StepEvent, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "changes", "problems"),
+    [
+        (([step(1, 4.0)],), {}, []),
+        (([step(1, 4.000009)], [step(1, 3.999991)]), {}, []),
+        (([step(1, 4.000011)],), {}, ["losses differ at steps 1"]),
+        (([step(1, 4.0)], [step(1, 3.999989)]), {}, ["losses differ at steps 1"]),  # any rank counts
+        (([step(1, None)],), {}, ["losses differ at steps 1"]),
+        (([],), {}, ["losses differ at steps 1"]),
+        (([step(2, 4.0)],), {}, ["losses differ at steps 1"]),
+        (([step(1, 4.0)],), {"order_sha256": "p"}, ["used other samples"]),
+        (([step(1, 4.0)],), {"status": "failed"}, ["incomplete: failed"]),
+    ],
+)
+def test_survival_checks_the_results_of_a_run(
+    said: tuple[list[Any], ...], changes: dict[str, Any], problems: list[str]
+) -> None:
+    assert outcome_problems(run_of(*said, **changes), ORACLE) == problems
+
+
+@pytest.mark.parametrize(
+    ("calm", "own", "differs"),
+    [(2.0, 2.000009, False), (2.0, 2.000011, True), (2.0, None, True), (None, 2.0, False), (None, None, False)],
+)
+def test_survival_compares_the_held_out_loss(calm: float | None, own: float | None, differs: bool) -> None:
+    def score(loss: float | None) -> dict[str, Any] | None:
+        return None if loss is None else {"loss": loss, "perplexity": 1.0, "bits_per_byte": 1.0, "tokens": 9}
+
+    oracle = replace(ORACLE, record=replace_record(eval=score(calm)))
+    problems = outcome_problems(run_of([step(1, 4.0)], eval=score(own)), oracle)
+    assert [problem.partition(":")[0] for problem in problems] == ["the held-out loss differs"] * differs
+
+
+def test_survival_names_every_step_whose_loss_differs() -> None:
+    oracle = replace(ORACLE, losses={1: 4.0, 2: 3.0, 3: 2.0})
+    run = run_of([step(1, 4.1), step(2, 3.0), step(3, 2.1)])
+    assert outcome_problems(run, oracle) == ["losses differ at steps 1, 3"]
+    run.record = None
+    assert outcome_problems(run, oracle) == ["incomplete: no record"]
+
+
+# ---- what may remain -------------------------------------------------------------------------------------------------
+
+PAIRS = replace(ORACLE, node_of={0: 0, 1: 0, 2: 1, 3: 1})
+
+
+@pytest.mark.parametrize(
+    ("loss", "oracle", "remaining"),
+    [
+        (Loss(KILL, 0), ORACLE, [{0, 1, 3}]),
+        (Loss(KILL, 0, others=(Fault("kill", 1, 2, "reduce"),)), ORACLE, [{0, 3}]),
+        (Loss(KILL, 0, others=(Fault("slow", 1, 2, "data"),)), ORACLE, [{0, 1, 3}]),  # a slow rank remains
+        (Loss(Fault("midway", 4, 0, "data"), 0, joins=True), ORACLE, [{0, 1, 2, 3}]),  # the joining rank is not one
+        (Loss(Fault("node", 2, 2, "reduce"), 0), PAIRS, [{0, 1}]),
+        (Loss(Fault("cut", 2, 2, "reduce"), 0), PAIRS, [{0, 1}, {2, 3}]),
+        (Loss(Fault("port", 2, 2, "reduce"), 0), ORACLE, [{0, 1, 3}]),
+        (Loss(Fault("port", 2, 3, "reduce"), 0), ORACLE, [{0, 1, 3}, {0, 1, 2, 3}]),  # in the last step
+        (Loss(Fault("kill", 2, 3, "reduce"), 0), ORACLE, [{0, 1, 3}]),
+    ],
+)
+def test_ranks_that_may_remain(loss: Loss, oracle: Oracle, remaining: list[set[int]]) -> None:
+    assert survival._may_be_left(loss, oracle) == remaining
+
+
+def joined(identity: int, *, epoch: int = 2, took_ns: int = 3 * 10**9) -> MembershipEvent:
+    return MembershipEvent(
+        step=2, epoch=epoch, identity=identity, members=[0, 1, 3, 4], lost=[], joined=[4], took_ns=took_ns
     )
-    assert outcome_problems(run_of([step]), ORACLE) == []
-    assert outcome_problems(run_of([]), ORACLE) == ["losses differ at steps 1"]
-    assert outcome_problems(run_of([step], order_sha256="p"), ORACLE) == ["used other samples"]
-    assert outcome_problems(run_of([step], status="failed"), ORACLE) == ["incomplete: failed"]
+
+
+@pytest.mark.parametrize(
+    ("joins", "dies", "problems"),
+    [
+        (True, False, []),
+        (False, False, ["remaining ranks: [0, 1, 3, 4]"]),
+        (True, True, ["remaining ranks: [0, 1, 3, 4]"]),
+    ],
+)
+def test_joining_rank_must_be_a_member_unless_it_dies(joins: bool, dies: bool, problems: list[str]) -> None:
+    said = tuple([*([change(identity)] if identity != 4 else []), joined(identity), end()] for identity in (0, 1, 3, 4))
+    loss = Loss(KILL, 0, joins=joins, joining_dies=dies)
+    assert member_problems(loss, run_of(*said), ORACLE) == problems
+    assert [event.epoch for event in loss.changes] == [1, 2]
+    assert loss.left_s == 3.0
+    assert (loss.seen, loss.continuation) == ("lost 2; joined 4", "4 after step 2")
+
+
+def test_report_that_knows_most_is_shown() -> None:
+    said = ([change(0), end()], [change(1), end()], [change(3, members=(0, 1, 2, 3)), end()])
+    loss = Loss(KILL, 0)
+    member_problems(loss, run_of(*said), ORACLE)
+    assert [event.lost for event in loss.changes] == [[2]]
+    assert loss.left_s == 0.1
+    nothing = Loss(KILL, 0)
+    member_problems(nothing, run_of([end()]), ORACLE)
+    assert (nothing.changes, nothing.left_s, nothing.seen, nothing.continuation) == ((), None, "", "")
+
+
+def test_weights_of_all_remaining_ranks_are_compared() -> None:
+    for weights, words in ((("w", "w", "w"), []), (("v", "v", "v"), ["1 different weights at the end of 3 ranks"])):
+        said = tuple([change(identity), end(each)] for identity, each in zip((0, 1, 3), weights, strict=True))
+        assert member_problems(Loss(KILL, 0), run_of(*said), ORACLE) == words
+
+
+def test_further_events_of_a_loss_are_shown() -> None:
+    other = Fault("kill", 1, 2, "reduce")
+    assert Loss(KILL, 0).extras == []
+    assert Loss(KILL, 0, others=(other,), joins=True, where="in all_reduce").extras == [
+        "killed in all_reduce",
+        "kill rank=1 step=2 phase=reduce",
+        "another rank joins",
+    ]
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "most"), [(2, 12), (3, 4)])
+def test_midway_kills_are_early_in_the_middle_and_late(step: int, most: int) -> None:
+    fault = Fault("midway", 1, step, "reduce")
+    planned = plan_losses([fault] * 300, ORACLE, seed=1, scenes=[0] * 300)
+    for part in range(3):
+        signs = {loss.fault.signs for loss in planned[part::3]}
+        assert signs == set(range(most * part // 3, most * (part + 1) // 3 + 1))
+    assert {replace(loss.fault, signs=fault.signs, sent_bytes=fault.sent_bytes) for loss in planned} == {fault}
+
+
+def test_scenes_of_a_plan_have_their_faults() -> None:
+    kill = Fault("kill", 1, 2, "reduce", micro=1)
+    alone, first, two, joins, joining = plan_losses([kill] * 5, ORACLE, seed=1)
+    assert (alone, first) == (Loss(kill, 0), Loss(replace(kill, rank=0), 0))
+    (other,) = two.others
+    assert (other.rank in {0, 2, 3}, replace(other, rank=1)) == (True, kill)
+    slow = Fault("slow", joins.others[0].rank, 1, "data", times=9, seconds=1.5)
+    assert (slow.rank in {0, 2, 3}, joins) == (True, Loss(kill, 0, others=(slow,), joins=True))
+    dies = joining.fault
+    assert dies == Fault("midway", 4, 0, "data", signs=dies.signs)
+    assert joining == Loss(dies, 0, others=joining.others, joins=True, joining_dies=True)
+    many = plan_losses([kill] * 500, ORACLE, seed=1, scenes=[4] * 500)
+    assert {loss.fault.signs for loss in many} == set(range(25))
+    assert {loss.others[0].rank for loss in many} == {0, 2, 3}
+
+
+def test_lost_node_leaves_the_other_nodes_and_a_cut_is_always_alone() -> None:
+    for kind in ("node", "cut"):
+        planned = plan_losses([Fault(kind, 1, 2, "reduce")] * 200, PAIRS, seed=1, scenes=[3] * 200)
+        if kind == "cut":
+            assert {(loss.others, loss.joins) for loss in planned} == {((), False)}
+        else:
+            assert {loss.others[0].rank for loss in planned} == {2, 3}
+
+
+# ---- one trial, with a launch that only leaves files -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "met", "problems"),
+    [
+        ("kill", 0, {0: 1.0}, []),
+        ("stop", 0, {0: 1.0}, []),
+        ("kill", 7, {0: 1.0}, ["left a port", "exit code 7"]),
+        ("kill", 0, {}, ["fault never occurred: kill rank=2 step=2 phase=reduce"]),
+    ],
+)
+def test_trial_of_a_loss_has_the_settings_and_problems(
+    kind: str, code: int, met: dict[int, float], problems: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[tuple[list[str], int, dict[str, str]]] = []
+
+    class Launched:
+        def __init__(self, setting: Setting, words: list[str], restarts: int, scratch: Path, env: dict[str, str]):
+            launched.append((words, restarts, env))
+            self.code, self.output, self.problems = code, "said", ["left a port"] if code else []
+
+        def run(self, folder: RunFolder) -> None:
+            assert not folder.path.exists()
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/x/old").mkdir(parents=True)
+    monkeypatch.setattr(survival, "Launch", Launched)
+    monkeypatch.setattr(survival, "met_faults", lambda path: met)
+    monkeypatch.setattr(survival, "where_met", lambda path, number: f"in place {number}")
+    said = tuple([step(1, 4.0), change(identity), end()] for identity in (0, 1, 3))
+    monkeypatch.setattr(survival, "read_run", lambda folder: run_of(*said))
+    loss = Loss(replace(KILL, kind=kind), 0)
+    survival.run_loss(Setting(("train", "t.toml"), (), 1, 1), loss, "x", ORACLE)
+    words = ["train", "t.toml", "--set", "name=x", "--set", "comm.on_loss=shrink"]
+    words += ["--set", "train.timeout_s=3"] if kind == "stop" else []
+    ((told, restarts, env),) = launched
+    assert (told, restarts) == (words, 0)
+    assert env["FROG_OBSERVER"].startswith("frog.measure.chaos.chaos_rank:/")
+    assert (loss.problems, loss.code, loss.output) == (problems, code, "said")
+    assert (loss.recovered, loss.where, loss.left_s) == (True, "in place 0", 0.1)
+    assert 0 < loss.seconds < 60
+
+
+@pytest.mark.parametrize(
+    ("dies", "code", "problems"),
+    [
+        (False, 0, []),
+        (False, 1, ["the joining rank's exit code 1, not 0"]),
+        (True, -9, []),
+        (True, 0, ["the joining rank's exit code 0, not -9"]),
+        (False, None, ["the joining rank's exit code None, not 0"]),
+    ],
+)
+def test_joining_rank_ends_well_or_as_it_is_killed(dies: bool, code: int | None, problems: list[str]) -> None:
+    waited: list[float] = []
+    joining: Any = SimpleNamespace(wait=lambda seconds: waited.append(seconds) or code, output=" and more")
+    loss = Loss(KILL, 0, joins=True, joining_dies=dies, output="said")
+    assert survival._joining_problems(loss, joining) == problems
+    assert (loss.output, waited) == ("said and more", [60.0])
 
 
 def test_on_loss_without_campaign_suggests_the_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,70 @@ def test_world_that_restarts_has_ended_when_the_next_begins(tmp_path: Path) -> N
     assert (verdict.left_s, verdict.problems) == (10.0, [])
 
 
+@pytest.mark.parametrize(
+    ("kind", "restarts", "code", "met", "again", "problems"),
+    [
+        ("kill", 0, 137, True, 0, ["it ended wrongly", "wrong step"]),
+        ("kill", 0, 137, True, 3, ["it ended wrongly", "resumed: exit code 3", "wrong step"]),
+        ("kill", 1, 137, True, None, ["it ended wrongly", "wrong step"]),  # the launcher restarted it
+        ("kill", 0, 0, True, None, ["it ended wrongly", "wrong step"]),
+        ("kill", 0, 137, False, 0, ["the fault never occurred"]),
+        ("slow", 0, 0, True, None, ["it ended wrongly"]),  # nothing is resumed
+    ],
+)
+def test_trial_resumes_a_world_that_failed_and_collects_all_problems(
+    kind: str,
+    restarts: int,
+    code: int,
+    met: bool,
+    again: int | None,
+    problems: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[tuple[list[str], int, list[str]]] = []
+
+    class Launched:
+        def __init__(self, setting: Setting, words: list[str], restarts: int, scratch: Path, env: dict[str, str]):
+            launched.append((words, restarts, list(env)))
+            self.code, self.output, self.problems = (code, again)[len(launched) - 1], f"said {len(launched)};", []
+
+        def run(self, folder: RunFolder) -> None:
+            assert folder.path.exists() == (len(launched) == 2)
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+
+    found = Diagnosis("kill", "it was")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/x/old").mkdir(parents=True)
+    monkeypatch.setattr(trial, "Launch", Launched)
+    monkeypatch.setattr(trial, "met_faults", lambda path: {0: 1000.0} if met else {})
+    monkeypatch.setattr(trial, "_check_end", lambda verdict, *_: verdict.problems.append("it ended wrongly"))
+    monkeypatch.setattr(trial, "recovery_problems", lambda oracle, folder: [])
+    monkeypatch.setattr(trial, "resume_problems", lambda fault, folder: ["wrong step"])
+    monkeypatch.setattr(trial, "resumed_from", lambda folder: 2)
+    monkeypatch.setattr(trial, "diagnose", lambda folder: found)
+    monkeypatch.setattr(trial, "diagnosis_problems", lambda *_: [])
+    verdict = Verdict(SLOW if kind == "slow" else KILL, restarts)
+    trial.run_trial(SETTING, verdict, "x", None)  # type: ignore[arg-type]
+    words = ["train", "tiny.toml", "--set", "name=x"]
+    expected = [(words, restarts, ["FROG_OBSERVER"]), *([] if again is None else [([*words, "--continue"], 0, [])])]
+    assert launched == expected
+    assert verdict.problems == problems
+    assert (verdict.code, verdict.output) == (code, "said 1;said 2;" if again is not None else "said 1;")
+    assert (verdict.recovered, verdict.found) == (True, found if met else None)
+    assert verdict.from_step == (2 if met and kind == "kill" else None)
+    how = ("resumed", "restarted")[restarts]
+    assert verdict.continuation == ("" if verdict.from_step is None else f"{how} at step 2")
+    assert 0 < verdict.seconds < 60
+
+
+def test_diagnosis_is_shown_with_the_fields_that_it_has() -> None:
+    assert Verdict(KILL, 0).seen == ""
+    found = Diagnosis("kill", "", rank=0, step=0, phase="data")
+    assert Verdict(KILL, 0, found=found).seen == "kill rank=0 step=0 phase=data"
+    assert Verdict(KILL, 0, found=Diagnosis("none", "", step=3)).seen == "none step=3"
+
+
 # ---- a campaign ------------------------------------------------------------------------------------------------------
 
 

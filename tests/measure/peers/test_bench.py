@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from frog.measure.peers import bench, tune
 from frog.measure.peers.bench import sizes, table
 from frog.measure.peers.measurement import OPERATIONS, Limit, Request, Result, Row, read_request
 from frog.measure.peers.open_mpi import mpirun
-from frog.measure.peers.report import Scale, write_report
+from frog.measure.peers.report import Scale, _chart, _charts, _rows, write_report
 from frog.train.comm.collectives.cost import Costs, saved_costs
 
 RESULT = Result(
@@ -37,9 +38,47 @@ def test_bandwidths_follow_nccl_tests() -> None:
 
 
 def test_table_shows_the_speed_relative_to_gloo_and_to_the_limit() -> None:
-    frog, gloo = (line.split() for line in table(RESULT).splitlines() if line.startswith("all_reduce"))
-    assert frog[2:] == ["frog", "10.0", "us", "0.400", "0.600", "37.5%", "40.00"]
-    assert gloo[2:] == ["gloo", "400.0", "us", "0.010", "0.015", "37.5%"]
+    assert table(RESULT).splitlines() == [
+        "4 ranks on one node, float32, one thread each; medians of alternating rounds, the slowest rank's time",
+        "  frog  automatic choice: memory within a node, TCP between nodes",
+        "  gloo  torch's own",
+        "",
+        "operation           bytes  by           time     algbw     busbw  of limit  gloo / it",
+        "all_reduce           4000  frog      10.0 us     0.400     0.600     37.5%      40.00",
+        "all_reduce           4000  gloo     400.0 us     0.010     0.015     37.5%",
+        "",
+        "GB/s. Limits, measured in the same run with buffers of the same size:",
+        "  memory (copying the buffer, on all ranks at the same time), of frog:",
+        "                     4000             2.5 us     1.600",
+        "  sockets (each rank sends the buffer to the next over a plain socket, all at the same time), of gloo:",
+        "                     4000           100.0 us     0.040",
+    ]
+
+
+def test_table_without_gloo_has_no_column_for_it() -> None:
+    alone = Result(4, True, RESULT.rows[:1], RESULT.limits)
+    assert table(alone).splitlines()[:5] == [
+        "4 ranks on several nodes, float32, one thread each; medians of alternating rounds, the slowest rank's time",
+        "  frog  automatic choice: memory within a node, TCP between nodes",
+        "",
+        "operation           bytes  by           time     algbw     busbw  of limit",
+        "all_reduce           4000  frog      10.0 us     0.400     0.600   1500.0%",
+    ]
+    assert table(alone).splitlines()[-2].endswith("all at the same time), of frog:")
+    assert alone.times_gloo(alone.rows[0]) is None
+
+
+def test_gloo_of_the_same_operation_and_size_is_compared() -> None:
+    rows = tuple(
+        Row(operation, size, name, time_s, 5)
+        for operation, size, name, time_s in (
+            ("all_reduce", 4000, "gloo", 1.0), ("broadcast", 4000, "gloo", 2.0), ("all_reduce", 8000, "gloo", 3.0),
+            ("all_reduce", 8000, "frog", 6.0), ("broadcast", 4000, "frog", 1.0), ("broadcast", 8000, "frog", 1.0),
+        )
+    )  # fmt: skip
+    result = Result(4, False, rows, ())
+    assert [result.times_gloo(row) for row in rows] == [None, None, None, 0.5, 2.0, None]
+    assert (result.contenders, result.operations) == (["gloo", "frog"], ["all_reduce", "broadcast"])
 
 
 def test_sockets_are_the_limit_between_nodes() -> None:
@@ -62,6 +101,39 @@ def test_logarithmic_axis_maps_powers_to_equal_distances() -> None:
     scale = Scale(1, 100, 0, 200)
     assert [scale.place(value) for value in (1, 10, 100)] == [0, 100, 200]
     assert Scale(7, 7, 0, 200).place(7) == 100
+
+
+def test_chart_has_lines_limits_sizes_and_a_grid_of_whole_powers_of_ten() -> None:
+    chart = _chart("busbw", {"frog": [(1000, 2e8), (100_000, 5e9)]}, {"memory": [(1000, 1e10), (10_000, 1e9)]})
+    assert chart == {
+        "name": "busbw",
+        # log10(2) / 2 and log10(50) / 2 of the height from 266 up to 12
+        "lines": {"frog": [(72.0, 227.8), (488.0, 50.2)]},
+        "limits": {"memory": [(72.0, 12.0), (280.0, 139.0)]},
+        "sizes": [(72.0, "1000 B"), (280.0, "9.8 KiB"), (488.0, "97.7 KiB")],
+        "grid": [(266.0, "0.1"), (139.0, "1"), (12.0, "10")],
+    }
+
+
+def test_report_has_the_rows_of_the_table_and_both_charts() -> None:
+    rows = (Row("all_reduce", 8000, "frog", 2e-5, 5), *RESULT.rows, Row("broadcast", 4000, "frog", 1e-5, 5))
+    result = Result(4, False, rows, (*RESULT.limits, Limit("memory", 8000, 5e-6)))
+    usual = {"algbw": "0.400", "busbw": "0.600", "share": "37.5%"}
+    assert _rows(result, "all_reduce") == [
+        {"size": "7.8 KiB", "by": "frog", "time": "20.0", **usual, "times": ""},
+        {"size": "3.9 KiB", "by": "frog", "time": "10.0", **usual, "times": "40.00"},
+        {"size": "3.9 KiB", "by": "gloo", "time": "400.0", "algbw": "0.010", "busbw": "0.015", "share": "37.5%",
+         "times": ""},
+    ]  # fmt: skip
+    algorithm, bus = _charts(result, "all_reduce")
+    assert (algorithm["name"], algorithm["limits"], bus["name"]) == ("algbw", {}, "busbw")
+    assert [size for size, _ in algorithm["lines"]["frog"]] == [72.0, 488.0]  # sorted by size
+    assert len(algorithm["lines"]["gloo"]) == 1
+    assert {name: len(points) for name, points in bus["limits"].items()} == {"memory": 2, "sockets": 1}
+    low, high = (power for power, _ in (algorithm["grid"][0], algorithm["grid"][-1]))
+    # 0.4 GB/s between 0.01 and 1: log10(40) / 2 from below
+    assert algorithm["lines"]["frog"][0][1] == pytest.approx(low + (high - low) * 0.801, abs=0.1)
+    assert bus["lines"]["frog"][0][1] == pytest.approx(266 - 254 * math.log10(60) / 3, abs=0.1)
 
 
 def test_missing_open_mpi_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,11 +175,21 @@ def test_open_mpi_rejects_simulated_nodes(capsys: pytest.CaptureFixture[str]) ->
     assert "on one node" in capsys.readouterr().err
 
 
-def test_sizes_are_parsed() -> None:
-    assert sizes("4KiB,1MiB,8b") == (4096, 1 << 20, 8)
+@pytest.mark.parametrize(
+    ("words", "sizes_bytes"),
+    [
+        ("4KiB,1MiB,8b", (4096, 1 << 20, 8)),
+        ("4", (4,)),
+        ("5B,1K,3kib", (5, 1024, 3072)),
+        ("1M,1024MiB", (1 << 20, 1 << 30)),
+        ("1048576K", (1 << 30,)),
+    ],
+)
+def test_sizes_are_parsed(words: str, sizes_bytes: tuple[int, ...]) -> None:
+    assert sizes(words) == sizes_bytes
 
 
-@pytest.mark.parametrize("words", ["4TiB", "1", "-4KiB", "4096MiB", "KiB"])
+@pytest.mark.parametrize("words", ["4TiB", "1", "3", "3B", "-4KiB", "1025MiB", "1048577K", "KiB", "4KiB,", "4KB"])
 def test_invalid_sizes_are_rejected(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["collectives", "bench", "--nproc", "2", "--sizes", words])
