@@ -408,6 +408,12 @@ def test_wrong_sum_says_what_it_equals(result: list[float], finding: str, says: 
     )
 
 
+def test_all_elements_of_a_small_buffer_are_no_remainder() -> None:
+    call = Call("all_reduce", "float32", 2)
+    inputs = [each[:2] for each in ONES]
+    assert id_of(judged(call, inputs, [np.zeros(2, "float32"), *[np.full(2, 7, "float32")] * 2])) == "wrong-sum"
+
+
 def test_sum_of_distant_ranks_is_not_that_of_neighbours() -> None:
     inputs = [np.full(5, float(2**rank), "float32") for rank in range(5)]
     right = np.full(5, 31, "float32")
