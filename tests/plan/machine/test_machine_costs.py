@@ -17,7 +17,7 @@ from frog.plan.estimate.hardware import find_cluster
 from frog.plan.machine.calibration import Calibration, summary_lines
 from frog.plan.machine.costs import Cost, Curve, Work, fit_cost
 from frog.plan.machine.request import quick
-from frog.plan.machine.work import head_work
+from frog.plan.machine.work import head_work, layer_work, moved, optimizer_work
 from frog.plan.machine.world import fit_machine, measure_worlds, worlds_of
 
 COST = Cost(fixed_s=2e-4, products_s=2e-11, attention_s=5e-11, byte_s=1e-10)
@@ -69,7 +69,10 @@ def test_curve_interpolates_and_keeps_the_last_rate() -> None:
     assert curve.points[0] == (1e3, 1e-3), "a smaller message takes no longer than a larger one"
     assert curve.seconds(10) == 1e-3
     assert curve.seconds(5.05e7) == pytest.approx((0.1 + 1e-3) / 2)
+    assert curve.seconds(1e8) == 0.1
     assert curve.seconds(2e8) == pytest.approx(0.2)
+    assert (curve * 3).points == ((1e3, pytest.approx(3e-3)), (1e6, pytest.approx(3e-3)), (1e8, pytest.approx(0.3)))
+    assert Curve(((1e3, 1.0), (1e6, 4.0), (1e8, 5.0))).seconds(2e8) == 10.0
 
 
 def test_more_ranks_than_cores_share_them() -> None:
@@ -78,6 +81,42 @@ def test_more_ranks_than_cores_share_them() -> None:
     pairs, alone = (machine.link_s("all_reduce", 1e6, 2, world) for world in (4, 2))
     assert pairs == pytest.approx(2 * alone)
     assert machine.link_s("all_reduce", 1e6, 8, 8) > 2 * machine.link_s("all_reduce", 1e6, 4, 4)
+
+
+def test_larger_group_passes_on_more_bytes_in_more_hops() -> None:
+    machine = calibration(cores=8).machine
+    known = machine.worlds[4].links["all_reduce"].seconds(1e6)
+    assert machine.link_s("all_reduce", 1e6, 4, 4) == pytest.approx(known)
+    assert machine.link_s("all_reduce", 1e6, 8, 8) == pytest.approx(known * 7 / 3)  # hops: 7 instead of 3
+    assert machine.link_s("all_reduce", 1e6, 3, 3) == pytest.approx(2 * machine.link_s("all_reduce", 1e6, 2, 2))
+    assert machine.link_s("all_reduce", 1e6, 1, 1) == 0.0
+
+
+# A layer of width 8 with 2 of 4 key heads' width 4, FFN 16: matrices 64 + 32 + 32 + 64 + 3 x 128 = 576, norms 16.
+LAYER = ModelConfig(20, 8, 16, 3, 4, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("tp", "split", "work"),
+    [
+        (1, 1, Work(6 * 32 * 576, 7 * 32 * 16 * 8, 4 * (32 * (36 * 8 + 28 * 12 / 2 + 16 * 16) + 4 * 592))),
+        (2, 1, Work(6 * 32 * 288, 7 * 32 * 16 * 4, 4 * (32 * (36 * 8 + 28 * 12 / 4 + 16 * 8) + 4 * 304))),
+        (2, 2, Work(6 * 32 * 288, 7 * 32 * 16 * 4, 4 * (32 * (36 * 4 + 28 * 12 / 4 + 16 * 8) + 4 * 304))),
+    ],
+)
+def test_work_of_a_layer_matches_hand_computed_numbers(tp: int, split: int, work: Work) -> None:
+    assert layer_work(LAYER, 32, 16, tp, split) == work
+
+
+def test_work_of_head_and_optimizer_matches_hand_computed_numbers() -> None:
+    assert head_work(LAYER, 32) == Work(6 * 32 * 160, 0, 4 * (32 * (18 * 8 + 6 * 20) + 8 * 160))
+    assert head_work(LAYER, 32, 2) == Work(6 * 32 * 80, 0, 4 * (32 * (18 * 8 + 6 * 10) + 8 * 80))
+    # AdamW moves 11 numbers of a parameter; each moment less is read and written no more.
+    assert [optimizer_work(10, states).num_bytes for states in (2, 1, 0)] == [440, 360, 280]
+    assert moved(7) == Work(num_bytes=7)
+    assert Work(1, 2, 3, 4) * 2 == Work(2, 4, 6, 8)
+    assert Cost(1, 20, 300, 4000).seconds(Work(5, 6, 7, 8)) == 8 + 100 + 1800 + 28000
+    assert Cost(1, 2, 3, 4) * 3 == Cost(3, 6, 9, 12)
 
 
 def test_worlds_are_powers_of_two_with_the_threads_of_frog_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +226,26 @@ def test_calibration_of_a_busy_machine_says_so() -> None:
     busy = replace(idle, cores=2, load=5.1)
     assert not [line for line in summary_lines(replace(idle, cores=2, load=0.9)) if line.startswith("note")]
     assert any("load 5.1 on 2" in line for line in summary_lines(busy))
+    for load, says_so in ((1.5, False), (1.6, True)):  # three quarters of the cores
+        lines = summary_lines(replace(idle, cores=2, load=load))
+        assert any(line.startswith("note") for line in lines) == says_so
+
+
+def test_summary_has_a_column_for_each_world() -> None:
+    links = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "tensor", "sequence"]
+    lines = [" ".join(line.split()) for line in summary_lines(calibration())]
+    assert lines[:6] == [
+        "measured on a test's machine",
+        "ranks at once 1 2 4",
+        "products of fp32, GFLOP/s 50 50 25",
+        "memory, GB/s 10 10 5",
+        "launch of an operation, us 1 1 1",
+        "optimizer, large, GB/s 9.8 9.8 4.9",  # 1e8 bytes in 0.2 ms and 10 ms
+    ]
+    for place, op in enumerate(links):
+        assert lines[6 + 2 * place] == f"{op}, alpha, us - 200 400"
+        assert lines[7 + 2 * place] == f"{op}, beta, GB/s - 9.8 4.9"
+    assert len(lines) == 6 + 2 * 7
 
 
 def test_ranks_share_the_work_of_the_output_matrix() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from frog.cli import main
 from frog.core.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_run_config
 from frog.core.errors import ConfigError
 from frog.plan.links import SlowNetwork, payload_rate
-from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, predict_step, step_time
+from frog.plan.machine.measured import Row, comparison_lines, prediction_lines
+from frog.plan.machine.step import OPTIMIZE, PASSES, PHASES, REDUCE, PhaseTime, predict_step, step_time
 
 ROOT = Path(__file__).parents[3]
 CONFIG = RunConfig(
@@ -208,3 +211,76 @@ def test_wrong_number_of_nodes_is_refused(capsys: pytest.CaptureFixture[str], no
     with pytest.raises(SystemExit):
         main(["plan", str(ROOT / "config" / "demo.toml"), "--nodes", nodes])
     assert said in capsys.readouterr().err
+
+
+# ---- every number of the prediction, to nine digits ------------------------------------------------------------------
+
+KEPT = Path(__file__).with_name("machine_steps.json")
+REWRITE = "FROG_REWRITE_GOLDEN" in os.environ
+CHECKPOINTED = replace(CONFIG, train=replace(CONFIG.train, activation_checkpointing=True))
+MICROS = replace(CONFIG, train=replace(CONFIG.train, grad_accum=4))
+FAR = SlowNetwork((0, 0, 1, 1), 0.002, 1e8)
+RUNS: dict[str, tuple[RunConfig, dict[str, object], SlowNetwork | None]] = {
+    "ddp": (CONFIG, {"name": "ddp"}, None),
+    "ddp, buckets": (CONFIG, {"name": "ddp", "bucket_mb": 0.1}, None),
+    "ddp, overlapped": (CONFIG, {"name": "ddp", "bucket_mb": 0.1, "reduction": "overlapped"}, None),
+    "ddp, naive, far": (CONFIG, {"name": "ddp", "reduction": "naive"}, FAR),
+    "zero1": (CONFIG, {"name": "zero1"}, None),
+    "zero2, micro-batches": (MICROS, {"name": "zero2"}, None),
+    "zero2, far": (CONFIG, {"name": "zero2"}, FAR),
+    "zero3": (MICROS, {"name": "zero3"}, None),
+    "zero3, hybrid": (CONFIG, {"name": "zero3", "shard": 2}, None),
+    "diloco": (CONFIG, {"name": "diloco", "inner_steps": 5}, FAR),
+    "tensor": (CHECKPOINTED, {"tp": 4}, None),
+    "tensor, whole stream": (CONFIG, {"tp": 2, "sequence_parallel": False}, None),
+    "context": (CONFIG, {"cp": 2}, FAR),
+    "pipeline": (MICROS, {"pp": 4}, FAR),
+    "pipeline, tied, zero1": (MICROS, {"pp": 2, "name": "zero1", "schedule": "zero_bubble"}, None),
+    "all": (MICROS, {"pp": 2, "tp": 2}, FAR),
+}
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[dict[str, list[list[float]]]]:
+    known = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    yield known
+    if REWRITE:
+        lines = [f"{json.dumps(name)}: {json.dumps(known[name])}" for name in RUNS]
+        KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_number_of_a_predicted_step_changes_unnoticed(name: str, kept: dict[str, list[list[float]]]) -> None:
+    """Computing and communicating in each phase. After a change that is meant: FROG_REWRITE_GOLDEN=1."""
+    config, strategy, network = RUNS[name]
+    config = replace(config, strategy=StrategyConfig(**strategy))  # type: ignore[arg-type]
+    phases = predict_step(config, 4, replace(MACHINE, cores=5), network)
+    found = [[float(f"{seconds:.9g}") for seconds in vars(phases[phase]).values()] for phase in PHASES]
+    if REWRITE:
+        kept[name] = found
+    assert [number for pair in found for number in pair] == pytest.approx(
+        [number for pair in kept[name] for number in pair], rel=1e-8
+    )
+
+
+def test_prediction_is_printed_in_milliseconds_with_its_sum() -> None:
+    phases = {PASSES: PhaseTime(0.0123, 0.001), REDUCE: PhaseTime(0.0, 0.00204), OPTIMIZE: PhaseTime(0.005, 0.0)}
+    assert list(prediction_lines(phases)) == [
+        "step time by phase, ms         computing  communicating     total",
+        "  forward, backward                 12.3            1.0      13.3",
+        "  reduce                             0.0            2.0       2.0",
+        "  optimize                           5.0            0.0       5.0",
+        "  step                              17.3            3.0      20.3",
+    ]
+
+
+def test_comparison_is_printed_with_the_error_of_each_phase() -> None:
+    rows = [Row("reduce", 0.0123, 0.01), Row("optimize", 0.005, 0.01), Row("data, events", None, 0.002)]
+    assert list(comparison_lines([*rows, Row("step", 0.0, 0.01), Row("none", 0.01, 0.0)])) == [
+        "step time by phase, ms         predicted    measured     error",
+        "  reduce                            12.3        10.0      +23%",
+        "  optimize                           5.0        10.0      -50%",
+        "  data, events                         -         2.0",
+        "  step                               0.0        10.0",
+        "  none                              10.0         0.0",
+    ]
