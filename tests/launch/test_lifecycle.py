@@ -117,3 +117,9 @@ def test_no_node_returns_to_a_stopping_world() -> None:
     gone.cancel()
     assert not gone
     assert gone.pop_returning(1000, lambda: True) == []
+
+
+def test_default_limits_leave_time_for_a_checkpoint() -> None:
+    limits = Limits()
+    assert (limits.grace_s, limits.rankless_grace_s, limits.patience_s) == (45, 5, 20)
+    assert (limits.repair_at_most_s, limits.up_at_most_s) == (30, 120)

@@ -14,7 +14,15 @@ from frog.launch.nodes import Nodes, parse_nodes, world_table
 
 @pytest.mark.parametrize(
     ("text", "nodes"),
-    [("2x4", Nodes(2, 2, 4)), ("3", Nodes(3, 3, 1)), ("1:3x2", Nodes(1, 3, 2)), ("1:4", Nodes(1, 4, 1))],
+    [
+        ("2x4", Nodes(2, 2, 4)),
+        ("3", Nodes(3, 3, 1)),
+        ("1:3x2", Nodes(1, 3, 2)),
+        ("1:4", Nodes(1, 4, 1)),
+        ("2:2", Nodes(2, 2, 1)),
+        ("1x1", Nodes(1, 1, 1)),
+        ("99", Nodes(99, 99, 1)),
+    ],
 )
 def test_nodes_option_is_parsed(text: str, nodes: Nodes) -> None:
     assert parse_nodes(text) == nodes
@@ -32,6 +40,13 @@ def test_addresses_of_nodes_sort_as_text_in_node_order(count: int) -> None:
     addresses = [Nodes(count, count, 1).address(node) for node in range(count)]
     assert addresses == sorted(addresses)
     assert len(set(addresses)) == count
+    first = 1 if count < 10 else 101
+    assert addresses == [f"127.0.0.{first + node}" for node in range(count)]
+
+
+def test_nodes_are_elastic_or_several() -> None:
+    kinds = [(nodes.elastic, nodes.several) for nodes in map(parse_nodes, ("1", "2x2", "1:2", "2:3"))]
+    assert kinds == [(False, False), (False, True), (True, True), (True, True)]
 
 
 def test_world_table_shows_what_the_agents_reported() -> None:

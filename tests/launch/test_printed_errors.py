@@ -171,3 +171,108 @@ def test_any_output_is_read_without_an_error() -> None:
         text = "\n".join(random_.choices(pieces, k=random_.randrange(12)))
         error = read_printed_error(lines(text))
         assert error is None or error.text
+
+
+# ---- where a message ends, and which lines are shown -----------------------------------------------------------------
+
+
+def at(*moments: tuple[float, str]) -> list[tuple[int, str]]:
+    return [(round(moment * S), text) for moment, text in moments]
+
+
+HEAD = [(1.0, "Traceback (most recent call last):"), (1.0, '  File "my.py", line 3'), (1.0, "ValueError: bad")]
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ([(1.2, "second line")], 1),  # 200 ms later is together
+        ([(1.201, "another message")], 0),
+        ([(1.1, "second"), (1.3, "third"), (1.6, "too late")], 2),
+        ([(1.0, "second"), (1.0, "[rank1]:W0101 a warning")], 1),
+        ([(1.0, "second"), (1.0, "E0101 a log line")], 1),
+        ([(1.0, "terminate called after throwing")], 0),
+    ],
+)
+def test_message_ends_with_a_pause_or_with_another_message(more: list[tuple[float, str]], shown: int) -> None:
+    error = read_printed_error([*at(*HEAD, *more)])
+    assert error is not None
+    if more[0][1].startswith("terminate"):
+        assert error.type == "terminate"
+    else:
+        assert error.text.splitlines() == [text for _, text in [*HEAD, *more[:shown]]]
+        assert error.message == "\n".join(["bad", *(text for _, text in more[:shown])])
+
+
+@pytest.mark.parametrize(("more", "shown"), [(29, 29), (30, 29), (100, 29)])
+def test_message_has_at_most_thirty_lines(more: int, shown: int) -> None:
+    error = read_printed_error(at(*HEAD, *((1.0, f"line {number}") for number in range(more))))
+    assert error is not None
+    assert len(error.message.splitlines()) == 1 + shown
+
+
+@pytest.mark.parametrize(("frames", "shown"), [(58, 60), (59, 60), (100, 60)])
+def test_long_traceback_is_shown_from_its_begin_and_with_its_last_line(frames: int, shown: int) -> None:
+    text = "\n".join([HEAD[0][1], *(f"  frame {number}" for number in range(frames)), "ValueError: bad"])
+    error = read_printed_error(lines(text))
+    assert error is not None
+    found = error.text.splitlines()
+    assert (len(found), found[-1]) == (shown, "ValueError: bad")
+    assert found[-2] == ("  frame 57" if frames == 58 else "...")
+    assert found[57] == "  frame 56"
+
+
+def test_kind_of_an_error_has_no_module_and_its_time_is_that_of_its_first_line() -> None:
+    error = read_printed_error(at((3.0, "before"), (4.0, HEAD[0][1]), (4.1, "  x"), (4.2, "a.b.MyError: no: more")))
+    assert error is not None
+    assert (error.type, error.message, error.unix_ns) == ("MyError", "no: more", 4 * S)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "blame", "has_error"),
+    [
+        (BAD, 1, Blame.CAUSE, True),
+        (BAD, -15, Blame.STOPPED, False),
+        (BAD, -9, Blame.CAUSE, False),
+        (CLOSED, 1, Blame.LOST_PEER, True),
+        (CLOSED, -9, Blame.CAUSE, False),
+        (CLOSED, -15, Blame.STOPPED, False),
+        (WATCHDOG, -6, Blame.WAITED, True),
+        (TEARDOWN, -6, Blame.TEARDOWN, True),
+        (TEARDOWN, -11, Blame.TEARDOWN, True),
+        (TEARDOWN, 1, Blame.CAUSE, True),
+        ("", 1, Blame.CAUSE, False),
+    ],
+)
+def test_blame_depends_on_the_error_and_on_the_signal(text: str, code: int, blame: Blame, has_error: bool) -> None:
+    kept = {(0, 1): lines(text, 99.0)} if text else {}
+    (found,) = with_errors([failed(1, code)], kept, None)
+    assert found["blame"] is blame
+    assert (found["error"] is not None) == has_error
+    assert found["time_s"] == (99.0 if has_error else 100.5)
+    assert (found["ended"], found["left"]) == (False, [])
+
+
+def test_last_five_lines_are_shown_without_an_error() -> None:
+    said = "\n".join(f"line {number}" for number in range(7))
+    (found,) = with_errors([failed(1)], {(0, 1): lines(said)}, None)
+    assert found["traceback"].splitlines() == ["its last lines:", *(f"  line {number}" for number in range(2, 7))]
+    (silent,) = with_errors([failed(1)], {}, None)
+    assert silent["traceback"] is None
+    reported = {**failed(1), "error": {"type": "X"}, "traceback": "its own"}
+    (kept,) = with_errors([reported], {(0, 1): lines(said)}, None)
+    assert (kept["error"], kept["traceback"]) == ({"type": "X"}, "its own")
+
+
+@pytest.mark.parametrize(("thread", "is_read"), [("MainThread", True), ("Thread-1", False), ("A", False)])
+def test_error_of_another_thread_did_not_end_the_program(thread: str, is_read: bool, tmp_path: Path) -> None:
+    path = tmp_path / "observed" / "attempt_0" / "rank_1" / "error.json"
+    path.parent.mkdir(parents=True)
+    told = {"format": 1, "rank": 1, "pid": 7, "unix_ns": 99 * S, "type": "a.ValueError", "message": "bad", "line": None}
+    path.write_text(json.dumps({**told, "traceback": f"[rank1]: {BAD}\n", "thread": thread}))
+    (found,) = with_errors([failed(1)], {}, RunFolder(tmp_path))
+    if is_read:
+        fields = {"type": "ValueError", "message": "bad", "hint": None, "unix_ns": 99 * S, "facts": {}}
+        assert (found["error"], found["traceback"], found["time_s"]) == (fields, BAD, 99.0)
+    else:
+        assert found["error"] is None

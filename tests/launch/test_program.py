@@ -166,3 +166,115 @@ def test_name_of_a_run_is_a_valid_folder_name() -> None:
     Path("a b;c/..strange é!.py").write_text("")
     assert parse_program(["a b;c/..strange é!.py"]).name == "strange_é"
     assert isinstance(parse_program(["echo"]), RankProgram)
+
+
+@pytest.mark.parametrize(
+    ("program_name", "resumes", "joins"),
+    [
+        ("train", True, True),
+        ("finetune", True, False),
+        ("prove", False, False),
+        ("profile", False, False),
+        ("explain", False, False),
+        ("collectives", False, False),
+        ("my.py", True, True),
+    ],
+)
+def test_programs_that_resume_or_can_be_joined(program_name: str, resumes: bool, joins: bool) -> None:
+    words = [program_name, "run.toml"]
+    assert (program.can_resume(words), program.can_be_joined(words)) == (resumes, joins)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "number"),
+    [
+        ("gpu", 3, 3),
+        ("auto", 3, 3),
+        ("auto", 0, 5),
+        ("cpu", 3, 5),
+        ("7", 3, 7),
+        ("1", 0, 1),
+        ("gpu", 0, "this machine has none"),
+        ("0", 3, "expected a number, gpu, cpu or auto"),
+        ("-1", 3, "expected a number, gpu, cpu or auto"),
+        ("many", 3, "expected a number, gpu, cpu or auto"),
+    ],
+)
+def test_number_of_ranks_may_be_that_of_gpus_or_cores(
+    text: str, gpus: int, number: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "visible_gpus", lambda: list(range(gpus)))
+    monkeypatch.setattr(program, "usable_cores", lambda: 5.5)
+    command = ["torchrun", f"--nproc-per-node={text}", "my.py"]
+    if isinstance(number, str):
+        with pytest.raises(UsageError) as caught:
+            parse_torchrun(command)
+        assert caught.value.what == f"torchrun --nproc-per-node {text}: {number}"
+    else:
+        found = parse_torchrun(command)
+        assert found is not None
+        assert found.num_ranks == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("3", 3), ("3:3", 3), ("2:3", None), ("0", None), ("3:", None), ("x", None)]
+)
+def test_number_of_nodes_is_fixed(text: str, number: int | None) -> None:
+    if number is None:
+        with pytest.raises(UsageError, match=f"--nnodes {text}: expected one number"):
+            program._num_nodes(text)
+    else:
+        assert program._num_nodes(text) == number
+
+
+def test_no_effect_of_torchruns_options_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    merged("torchrun --standalone --rdzv-backend c10d -r 3 --tee 1 --log_dir x my.py")
+    said = "no effect under frog run: torchrun --rdzv-backend, --log-dir, --standalone, --redirects, --tee\n"
+    assert capsys.readouterr().err == said
+    merged("torchrun my.py")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "said"),
+    [
+        ("torchrun --nproc-per-node 4 my.py", {"nproc": 2}, "--nproc 2 and torchrun --nproc-per-node 4 disagree"),
+        (
+            "torchrun --max-restarts 4 my.py",
+            {"restarts": 0},
+            "--restarts 0 and torchrun --max-restarts 4 disagree",
+        ),
+        (
+            "torchrun --nnodes 2 --nproc-per-node 2 my.py",
+            {"nodes": "2"},
+            "--nodes 2 and torchrun --nnodes 2 --nproc-per-node 2 disagree",
+        ),
+        ("torchrun --nnodes 2 --nproc-per-node 3 my.py --x", {}, "torchrun --nnodes 2: this machine is one node"),
+    ],
+)
+def test_contradiction_names_both_options(words: str, given: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        merged(words, **given)
+    assert caught.value.what == said
+    if not given:
+        assert caught.value.hint == "frog run --nodes 2x3 -- my.py --x ... simulates them"
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "nproc"),
+    [
+        ("torchrun --nnodes 2 my.py", {"nodes": "2"}, None),
+        ("torchrun --nnodes 2 my.py", {"nodes": "2x1"}, None),
+        ("torchrun --nproc-per-node 3 my.py", {"nproc": 3, "restarts": 1}, 3),
+        ("torchrun --max-restarts 2 my.py", {"restarts": 2}, 1),
+    ],
+)
+def test_equal_options_agree(words: str, given: dict[str, object], nproc: int | None) -> None:
+    assert merged(words, **given).nproc == nproc
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"), [("a" * 81, "a" * 80), ("._-x-_.", "x"), ("é ü", "é_ü"), ("...", "program"), ("a.b-c", "a.b-c")]
+)
+def test_name_of_a_folder_is_short_and_plain(stem: str, name: str) -> None:
+    assert program._name(stem) == name

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_files import beat
 
-from frog.core.runs.observed import CodeLine
-from frog.launch.watchdog import Finding, Kind, ProgramWatch, Role, Snapshot, WatchLimits
+from frog.core.runs.event_schema import Beat
+from frog.core.runs.observed import CodeLine, GroupCounts, Status
+from frog.launch.watchdog import (
+    Finding,
+    Hang,
+    Kind,
+    ProgramWatch,
+    Role,
+    Snapshot,
+    WatchLimits,
+    take_snapshot,
+    take_snapshots,
+)
 
 LIMITS = WatchLimits(deadline_s=10, idle_s=40, compute_s=200)
 LOOK_S = 0.5
@@ -164,6 +179,66 @@ def test_no_rank_waits_in_a_world_that_computes() -> None:
 
 def test_ended_world_is_not_a_hang() -> None:
     assert watch(lambda now: {0: works(0, ended=True), 1: works(0, ended=True)}, 100) == []
+
+
+def test_default_limits_are_a_minute_five_minutes_and_half_an_hour() -> None:
+    assert WatchLimits() == WatchLimits(deadline_s=60, idle_s=300, compute_s=1800)
+
+
+GLOO = CodeLine(file="/site-packages/torch/distributed/distributed_c10d.py", line=9, function="recv")
+
+
+@pytest.mark.parametrize(
+    ("changes", "pending"),
+    [
+        ({}, False),
+        ({"in_message": True}, True),
+        ({"groups": [GroupCounts(group="0", enqueued=5, completed=4)]}, True),
+        ({"groups": [GroupCounts(group="0", enqueued=4, completed=4)]}, False),
+        ({"inside": GLOO}, True),
+        ({"inside": WAIT}, False),
+    ],
+)
+def test_rank_waits_in_a_collective_a_message_or_in_torch(changes: dict[str, Any], pending: bool) -> None:
+    snapshot = take_snapshot(status(**changes), with_children=False)
+    assert (snapshot.pending, snapshot.ended, snapshot.failed) == (pending, True, False)
+    assert snapshot.cpu_s == 1.5
+
+
+def test_snapshot_counts_the_collectives_of_all_groups() -> None:
+    groups = [GroupCounts(group=name, enqueued=9, completed=completed) for name, completed in (("0", 4), ("1", 3))]
+    assert take_snapshot(status(groups=groups), with_children=False).completed == 7
+    assert take_snapshot(status(state="failed"), with_children=False).failed
+
+
+def test_snapshot_of_a_living_process_has_its_times_and_children() -> None:
+    here, gone = (status(state="running", pid=pid) for pid in (os.getpid(), 2**22 + 5))
+    alone, family = (take_snapshot(here, with_children=children) for children in (False, True))
+    assert (alone.ended, alone.stopped, alone.children_cpu_s) == (False, False, None)
+    assert family.children_cpu_s is not None
+    assert alone.cpu_s == pytest.approx(sum(os.times()[:2]), abs=1)
+    assert take_snapshot(gone, with_children=False).ended
+    assert take_snapshots({3: here}, with_children=False).keys() == {3}
+
+
+def status(**changes: Any) -> Status:
+    times = dict.fromkeys(("local_rank", "node_rank", "attempt", "started_unix_ns", "unix_ns", "mono_ns"), 0)
+    content = {**times, "pid": 7, "rank": 0, "world_size": 2, "host": "a", "state": "ended", "cpu_s": 1.5}
+    return Status(**{**content, "rss_bytes": 1, **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "words"),
+    [
+        ("silent", "reduce", "rank 2 (pid 9) sent no heartbeat for 61 s, after step 3, reduce"),
+        ("silent", None, "rank 2 (pid 9) sent no heartbeat for 61 s, after step 3"),
+        ("stuck", "reduce", "rank 2 (pid 9) has waited 61 s in all_reduce (step 3, reduce)"),
+    ],
+)
+def test_hang_of_a_rank_has_its_place(kind: str, phase: str | None, words: str) -> None:
+    waits_in = {"seq": 0, "op": "all_reduce", "axis": "dp", "payload_bytes": 4, "start_ns": 0}
+    heartbeat = msgspec.convert(beat(step=3, phase=phase, open=[waits_in]), Beat)
+    assert str(Hang(2, 9, kind, 61.4, heartbeat)) == words
 
 
 PERIODS = st.floats(min_value=0.5, max_value=LIMITS.deadline_s - LOOK_S)
