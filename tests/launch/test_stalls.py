@@ -87,3 +87,115 @@ def test_program_in_which_no_rank_has_waited_long_is_stopped_at_once(watch: Stal
     wait(watch, 4)
     assert not watch.ask_before_stop(4)
     assert not watch.may_stop(4)
+
+
+# ---- a stall ends the ranks, or is only reported ---------------------------------------------------------------------
+
+
+class Played(StallWatch):
+    """A watch over two ranks whose snapshots a test chooses."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **options: int) -> None:
+        super().__init__(Journal(path, RunFolder(path)), Options(deadline_s=10, idle_s=40, **options))
+        self.path, self.seen, self.asked_children = path, {}, list[tuple[float, bool]]()
+        self.now = 0.0
+        monkeypatch.setattr(stalls, "take_snapshots", self._take)
+        monkeypatch.setattr(stalls, "describe_hang", lambda path: f"what {path.name} shows")
+        for rank in (0, 1):
+            write_status(path, rank)
+
+    def _take(self, statuses: object, with_children: bool) -> dict[int, Snapshot]:
+        self.asked_children.append((self.now, with_children))
+        return self.seen
+
+    def until(self, seconds: float, step_s: float = 1.0) -> float | None:
+        """Return when the ranks must be ended."""
+        while self.now < seconds:
+            self.now += step_s
+            if self.must_end(0, {0, 1}, self.now):
+                return self.now
+        return None
+
+    def events(self) -> list[StallEvent]:
+        return [event for event in read_launcher(RunFolder(self.path)).events if isinstance(event, StallEvent)]
+
+
+WAITS = Snapshot(completed=4, pending=True, cpu_s=0)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize(("answers", "at_s"), [(True, 13), (False, 21)])
+def test_hang_ends_the_ranks_when_they_have_answered_or_after_ten_seconds(
+    answers: bool,
+    at_s: float,
+    restarts: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    watch = Played(tmp_path, monkeypatch, restarts=restarts)
+    watch.seen = {0: WAITS, 1: WAITS}
+    assert watch.until(12) is None  # the ranks were seen at 1 s, and asked at 11 s
+    assert read_typed(tmp_path / "observed/request.json", Request).reason == "hang"
+    for rank in (0, 1) if answers else (0,):
+        write_status(tmp_path, rank, answered=1)
+    assert watch.error(0) is None
+    assert watch.until(60) == at_s
+    (event,) = watch.events()
+    assert (event.kind, event.still_s, event.ends, event.stopped) == ("hang", 10, True, False)
+    assert event.roles == {0: "waits", 1: "waits"}
+    said = capsys.readouterr().err
+    assert said == (f"{event.text}\n" if restarts else "")  # else the run's error has it
+    error = watch.error(0)
+    assert error is not None
+    assert (error.what, error.hint) == (f"{event.text}\nwhat {tmp_path.name} shows", f"frog diagnose {tmp_path}")
+    assert error.exit_code == 137
+    assert watch.error(1) is None
+
+
+def test_slow_rank_is_reported_and_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = Played(tmp_path, monkeypatch)
+    for now in range(13):
+        watch.seen = {0: WAITS, 1: Snapshot(completed=4, pending=False, cpu_s=now)}
+        assert watch.until(now + 1) is None
+    (event,) = watch.events()
+    assert (event.kind, event.ends, event.roles) == ("computing", False, {0: "waits", 1: "computes"})
+    assert capsys.readouterr().err.startswith("rank 1 computed for 10 s while other ranks wait in a collective\n")
+    assert not (tmp_path / "observed/request.json").exists()
+    assert watch.error(0) is None
+
+
+def test_hang_is_forgotten_if_a_collective_finishes_before_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Played(tmp_path, monkeypatch)
+    watch.seen = {0: WAITS, 1: WAITS}
+    assert watch.until(14) is None
+    watch.seen = {0: WAITS, 1: Snapshot(completed=5, pending=True, cpu_s=0)}
+    assert watch.until(15) is None
+    assert watch.until(25) is None  # asked again at 25 s
+    assert watch.events() == []
+    assert watch.until(60) == 35
+
+
+def test_ranks_are_looked_at_twice_a_second_and_their_children_when_they_are_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Played(tmp_path, monkeypatch)
+    watch.seen = {0: WAITS, 1: WAITS}
+    watch.until(8, step_s=0.25)
+    assert [now for now, _ in watch.asked_children] == [0.25 + 0.5 * number for number in range(16)]
+    assert next(now for now, children in watch.asked_children if children) == 5.75  # more than half of the deadline
+
+
+def test_ranks_that_have_not_all_started_are_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Played(tmp_path, monkeypatch)
+    for ranks in (set(), {0}, {0, 1, 2}):
+        assert watch.look(0, ranks, watch.now) is None
+        watch.now += 1
+    assert watch.asked_children == []
+    watch.journal.is_chosen = True  # a run of Frog's trainer, which has heartbeats
+    assert watch.look(0, {0, 1}, 100) is None
+    assert watch.asked_children == []

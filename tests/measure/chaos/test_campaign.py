@@ -38,6 +38,7 @@ from frog.measure.chaos.oracle import (
     resume_problems,
     resumed_from,
 )
+from frog.measure.chaos.sandbox import met_faults, read_sandbox, where_met
 from frog.measure.chaos.trial import Launch, Setting, Verdict, word_problems
 from frog.observe.diagnose.diagnosis import Diagnosis
 
@@ -176,6 +177,69 @@ def test_every_second_fault_of_a_kind_restarts() -> None:
         ("stop", 0): 2,
         ("stop", 1): 2,
     }
+
+
+def test_restarts_alternate_from_either_side_whatever_the_seed() -> None:
+    drawn = [draw_restarts(["kill", "kill", "stop"], seed, lambda kind: True) for seed in range(40)]
+    assert {tuple(restarts[:2]) for restarts in drawn} == {(0, 1), (1, 0)}
+    assert {restarts[2] for restarts in drawn} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "is_run"),
+    [
+        (["train", "RUN"], True),
+        (["my/train.py", "RUN"], True),
+        (["my.py", "RUN", "train.py"], False),
+        (["trainer", "RUN"], False),
+        (["prove", "train"], False),
+    ],
+)
+def test_faults_need_a_command_that_trains(words: list[str], is_run: bool) -> None:
+    words = [str(DEMO) if word == "RUN" else word for word in words]
+    if is_run:
+        found = read_sandbox(words)
+        assert (found.program, found.config, found.resumes) == (tuple(words), load_run_config(DEMO), False)
+    else:
+        with pytest.raises(UsageError) as caught:
+            read_sandbox(words)
+        assert caught.value.what == f"{words[0]}: faults need a training run"
+
+
+@pytest.mark.parametrize(
+    ("settings", "native", "own_backend"),
+    [
+        ([], False, False),
+        (["comm.backend=frog"], False, True),
+        (["comm.on_loss=shrink", "comm.backend=frog"], False, True),
+        (["strategy.implementation=torch"], True, False),
+    ],
+)
+def test_scene_of_faults_is_that_of_the_run(settings: list[str], native: bool, own_backend: bool) -> None:
+    words = ["train", str(DEMO), *set_words(*settings)]
+    sandbox = read_sandbox(words)
+    train = sandbox.config.train
+    assert sandbox.scene(Nodes(1, 3, 2), True) == Scene(
+        world_size=6,
+        steps=train.steps,
+        checkpoint_every=sandbox.config.checkpoint.every,
+        eval_every=sandbox.config.eval.every,
+        grad_accum=train.grad_accum,
+        network=True,
+        native=native,
+        own_backend=own_backend,
+    )
+
+
+def test_marks_of_faults_give_their_first_times_and_places(tmp_path: Path) -> None:
+    path = tmp_path / "faults.toml"
+    assert (met_faults(path), where_met(path, 0)) == ({}, "")
+    marks_folder(path).mkdir()
+    for name, at_s in (("1.0", 50), ("1.1", 20), ("10.0", 70)):
+        (marks_folder(path) / name).write_text(f"in {name}")
+        os.utime(marks_folder(path) / name, (at_s, at_s))
+    assert met_faults(path) == {1: 50.0, 10: 70.0}
+    assert [where_met(path, number) for number in (0, 1, 10)] == ["", "in 1.0", "in 10.0"]
 
 
 def test_launcher_does_not_restart_after_an_unrecoverable_loss() -> None:
@@ -369,6 +433,18 @@ def test_collectives_inside_torch_cannot_be_altered(tmp_path: Path) -> None:
         assert oracle.node_of == {0: 1}
         phases = {fault.phase for fault in oracle.draw(["nan"], 20, 1)}
         assert phases == ({"backward"} if implementation == "torch" else {"backward", "reduce"})
+
+
+def test_only_operations_of_an_axis_can_be_altered(tmp_path: Path) -> None:
+    """A barrier communicates, but no fault can change it; the next operation of the phase can be."""
+    at = {"step": 1, "start_ns": 10, "end_ns": 19}
+    events = [event("start", node_rank=0), event("span", phase="reduce", **at)]
+    events.append(event("collective", op="barrier", step=1, start_ns=11, end_ns=12))
+    for more, expected in (([], None), ([event("collective", op="broadcast", **{**at, "start_ns": 13})], "broadcast")):
+        folder = folder_of(tmp_path / str(expected), [*events, *more])
+        write_json(folder.run_json, run_json(config={"strategy": {"implementation": "frog"}}))
+        (place,) = read_oracle(folder).places
+        assert (place.alterable, place.communicates) == (expected, True)
 
 
 def test_message_faults_are_aimed_where_they_can_be_detected(tmp_path: Path) -> None:

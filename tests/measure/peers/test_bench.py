@@ -97,6 +97,13 @@ def test_report_draws_every_library_and_its_limit(tmp_path: Path) -> None:
     assert "gloo / it" in html
 
 
+def test_names_in_a_report_are_escaped(tmp_path: Path) -> None:
+    rows = [Row("<scan>", 4000, name, 1e-5, 5) for name in ("frog", "gloo")]
+    html = write_report(Result(2, False, tuple(rows), RESULT.limits), tmp_path / "bench.html").read_text()
+    assert "&lt;scan&gt;" in html
+    assert "<scan>" not in html
+
+
 def test_logarithmic_axis_maps_powers_to_equal_distances() -> None:
     scale = Scale(1, 100, 0, 200)
     assert [scale.place(value) for value in (1, 10, 100)] == [0, 100, 200]

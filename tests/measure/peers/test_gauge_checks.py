@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frog.core.errors import UsageError
 from frog.measure.peers import check
 from frog.measure.peers.buffers import Unreadable
 from frog.measure.peers.calls import Call, expected, make_inputs
@@ -372,3 +373,17 @@ def test_worlds_are_sorted_and_once_and_the_code_says_whether_a_check_rejected(
     assert [seed for _, seed in asked][1::2] == [9, 9]
     assert all(0 <= seed < 1_000_000 for _, seed in asked)
     capsys.readouterr()
+
+
+def test_kept_folder_may_exist_if_it_is_empty(tmp_path: Path) -> None:
+    for folder in (tmp_path / "new" / "below", tmp_path / "empty"):
+        if folder.name == "empty":
+            folder.mkdir()
+        with check._folder(folder) as found:
+            assert (found, folder.is_dir()) == (folder.resolve(), True)
+    (tmp_path / "empty" / "file").touch()
+    with pytest.raises(UsageError, match="the folder is not empty"), check._folder(tmp_path / "empty"):
+        pytest.fail("it was used")
+    with check._folder(None) as scratch:
+        assert scratch.name.startswith("frog-peers-")
+    assert not scratch.exists()

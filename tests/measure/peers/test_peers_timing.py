@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from frog.measure.peers import peers_rank
 from frog.measure.peers.limits import Around
-from frog.measure.peers.measurement import Request
-from frog.measure.peers.peers_rank import Bench, _elements
+from frog.measure.peers.measurement import Limit, Request, Row
+from frog.measure.peers.peers_rank import Bench, _call, _elements, _group
+from frog.train.comm.process_group import FrogProcessGroup
 
 
 class Timed(Bench):
@@ -92,6 +95,63 @@ def test_turn_takes_the_time_of_the_slowest_rank_per_call(monkeypatch: pytest.Mo
     )
     assert Bench._turn_s(bench, call, 4) == 4.0
     assert (seen, now_ns) == (["barrier"], 12_000_005_000)
+
+
+@pytest.mark.parametrize(
+    ("contender", "made"), [("gloo", ("gloo", None)), ("frog", ("frog", None)), ("tcp", ("frog", False))]
+)
+def test_tcp_is_frog_without_shared_memory(
+    contender: str, made: tuple[str, bool | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "new_group", lambda backend: (backend, FrogProcessGroup.memory))
+    assert _group(contender) == made
+    assert FrogProcessGroup.memory is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "called", "sizes"),
+    [
+        ("all_reduce", "all_reduce", [12]),
+        ("broadcast", "broadcast", [12, 0]),
+        ("all_gather", "all_gather_single", [12, 4]),
+        ("reduce_scatter", "reduce_scatter_single", [4, 12]),
+        ("all_to_all", "all_to_all_single", [12, 12]),
+    ],
+)
+def test_operation_is_called_with_whole_buffers_and_parts(
+    operation: str, called: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, list[int], object]] = []
+    for module, names in (
+        (dist, ("all_reduce", "broadcast", "all_to_all_single")),
+        (peers_rank, ("all_gather_single", "reduce_scatter_single")),
+    ):
+        for name in names:
+            monkeypatch.setattr(
+                module,
+                name,
+                lambda *args, group, name=name: calls.append(
+                    (name, [x.numel() if isinstance(x, torch.Tensor) else x for x in args], group)
+                ),
+            )
+    _call(operation, 12, 3, "the group")()
+    assert calls == [(called, sizes, "the group")]
+
+
+def test_rows_and_limits_have_every_size_of_whole_buffers() -> None:
+    bench = Timed(rounds=2)
+    bench._request = Request(("all_reduce", "broadcast"), (10, 40), ("frog", "gloo"), 2)
+    bench._world = SimpleNamespace(size=3)  # type: ignore[assignment]
+    bench._groups = {"frog": None, "gloo": None}
+    bench._around = SimpleNamespace(pass_on=len)  # type: ignore[assignment]
+    bench._medians = lambda calls: dict.fromkeys(calls, (0.5, 2))  # type: ignore[method-assign]
+    assert bench.rows() == [
+        Row(operation, size, name, 0.5, 2)
+        for operation in ("all_reduce", "broadcast")
+        for size in (12, 36)
+        for name in ("frog", "gloo")
+    ]
+    assert bench.limits() == [Limit(name, size, 0.5) for size in (12, 36) for name in ("memory", "sockets")]
 
 
 def test_ranks_have_equal_parts_of_the_buffer() -> None:
