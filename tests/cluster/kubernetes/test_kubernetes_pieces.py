@@ -158,6 +158,19 @@ def test_name_server_ignores_invalid_queries(message: bytes) -> None:
     assert dns_reply(message, {}) is None
 
 
+def test_name_server_does_only_plain_queries_of_addresses() -> None:
+    names = {"a.b": "127.0.1.2"}
+    for flags, code in ((0x0100, 0), (0x0000, 0), (0x2800, 4)):
+        reply = dns_reply(question("a.b")[:2] + struct.pack("!H", flags) + question("a.b")[4:], names)
+        assert reply is not None
+        told = struct.unpack_from("!6H", reply)
+        assert (told[1], told[3]) == (0x8400 | (flags & 0x0100) | (flags & 0x7800) | code, int(code == 0))
+    other_class = question("a.b")[:-1] + b"\3"
+    reply = dns_reply(other_class, names)
+    assert reply is not None
+    assert struct.unpack_from("!6H", reply)[3] == 0
+
+
 def beat(folder: RunFolder, rank: int, *, age_s: float = 0, **fields: Any) -> None:
     folder.heartbeats.mkdir(parents=True, exist_ok=True)
     value = run_files.beat(rank=rank, host="pod-0", step=1, unix_ns=time.time_ns() - int(age_s * 1e9)) | fields

@@ -45,7 +45,7 @@ MANIFEST, OUTCOME = "manifest.yaml", "outcome.json"
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-_RESPONSE, _AUTHORITATIVE, _RECURSION = 0x8000, 0x0400, 0x0100
+_RESPONSE, _OPCODE, _AUTHORITATIVE, _RECURSION = 0x8000, 0x7800, 0x0400, 0x0100
 _NO_SUCH_NAME, _NOT_IMPLEMENTED = 3, 4
 _TYPE_A, _CLASS_IN = 1, 1
 _TTL_S = 1
@@ -285,8 +285,8 @@ def dns_reply(question: bytes, addresses: dict[str, str]) -> bytes | None:
     except (struct.error, IndexError, UnicodeDecodeError):
         return None
     asked = question[_HEADER.size : end + 4]
-    flags = _RESPONSE | _AUTHORITATIVE | (flags & _RECURSION)
-    if flags & 0x7800:
+    flags = _RESPONSE | _AUTHORITATIVE | (flags & (_OPCODE | _RECURSION))
+    if flags & _OPCODE:
         return _HEADER.pack(number, flags | _NOT_IMPLEMENTED, 1, 0, 0, 0) + asked
     address = addresses.get(name)
     if address is None:
