@@ -18,7 +18,11 @@ from frog.cli import main
 from frog.cluster.kubernetes.local_pod import expand
 from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.manifest_text import block, scalar
-from frog.core.errors import FrogError
+from frog.cluster.submit import kubernetes_manifests
+from frog.cluster.submit.kubernetes_manifests import KubernetesRequest
+from frog.cluster.submit.submitted_work import ProgramWork
+from frog.core.config import load_run_config
+from frog.core.errors import ConfigError, FrogError
 
 EXAMPLES = sorted((ROOT / "config" / "kubernetes").glob("*.yaml"))
 DEMO = str(ROOT / "config" / "demo.toml")
@@ -311,3 +315,46 @@ def test_invalid_config_map_file_name_is_refused(tmp_path: Path, capsys: pytest.
     run_file.write_text(f'name = "odd"\n[model]\nfile = {json.dumps(str(ROOT / "config" / "config.json"))}\n')
     assert main(["submit", str(run_file), "--to", "kubernetes", "--dry-run"]) == 2
     assert "my run.toml: a file name in a ConfigMap" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "cpus", "memory"),
+    [
+        ({}, 32, "128Gi"),
+        ({"gpus": False}, 4, "8Gi"),
+        ({"ranks_per_node": 1}, 8, "32Gi"),
+        ({"ranks_per_node": 3, "gpus": False}, 3, "6Gi"),
+        ({"cpus": 5, "memory": "7Gi"}, 5, "7Gi"),
+    ],
+)
+def test_pod_has_cpus_and_memory_for_each_rank(changes: dict[str, Any], cpus: int, memory: str) -> None:
+    request = KubernetesRequest(ProgramWork(("my.py",), "my"), {}, **changes)
+    assert (request.cpus_per_pod, request.memory_per_pod) == (cpus, memory)
+
+
+@pytest.mark.parametrize(
+    ("name", "job_name"),
+    [
+        ("My Run!", "frog-my-run"),
+        ("__a__", "frog-a"),
+        ("x" * 80, "frog-" + "x" * 40),
+        ("x" * 39 + "--y", "frog-" + "x" * 39),
+    ],
+)
+def test_name_of_a_job_is_short_enough_for_its_pods(name: str, job_name: str) -> None:
+    request = KubernetesRequest(ProgramWork(("my.py",), name), {})
+    assert request.job_name == job_name
+    assert len(request.job_name) <= 45
+    assert KubernetesRequest(ProgramWork(("my.py",), name), {}, name="own").job_name == "own"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_files_of_a_run_must_fit_into_a_config_map(more: int) -> None:
+    config = load_run_config(Path(DEMO))
+    text = "#" * ((1 << 20) - len("run.toml") + more)
+    request = KubernetesRequest(config, {"run.toml": text}, "run.toml", nodes=1, ranks_per_node=2)
+    if more:
+        with pytest.raises(ConfigError, match="have 1048577 bytes, but a ConfigMap holds at most 1048576"):
+            kubernetes_manifests._check_request(request, "job")
+    else:
+        kubernetes_manifests._check_request(request, "job")

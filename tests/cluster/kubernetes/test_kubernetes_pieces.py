@@ -14,6 +14,7 @@ import pytest
 import run_files
 from small_manifest import SMALL, read
 
+from frog.cluster.kubernetes import workloads
 from frog.cluster.kubernetes.local_cluster import dns_reply
 from frog.cluster.kubernetes.local_pod import expand
 from frog.cluster.kubernetes.manifest import read_manifest
@@ -22,6 +23,7 @@ from frog.cluster.kubernetes.objects import Rule
 from frog.cluster.kubernetes.pod import exit_code, rendezvous_host
 from frog.cluster.kubernetes.probe import main as probe_main
 from frog.cluster.kubernetes.probe import problem
+from frog.cluster.kubernetes.published_schemas import resource_problems
 from frog.core.runs.folder import RunFolder
 
 
@@ -115,9 +117,74 @@ def test_inconsistent_objects_are_refused(tmp_path: Path) -> None:
 
 
 def test_quantities_are_parsed() -> None:
-    texts = {"a": "2Gi", "b": "1.5k", "c": 3, "d": "250m", "e": "1G"}
+    texts = {"a": "2Gi", "b": "1.5k", "c": 3, "d": "250m", "e": "1G", "f": "2Ki", "g": "3Mi", "h": "1Ti", "i": "2M"}
     fields = Fields(texts, "", [])
-    assert [fields.quantity(key) for key in texts] == [2 << 30, 1500, 3, 0, 10**9]
+    expected = [2 << 30, 1500, 3, 0, 10**9, 2 << 10, 3 << 20, 1 << 40, 2 * 10**6]
+    assert [fields.quantity(key) for key in texts] == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "problem"),
+    [
+        (3, 3, None),
+        (2, 2, None),
+        (5, 5, None),
+        (1, 1, "Job.spec.n: 1: must be at least 2"),
+        (6, 6, "Job.spec.n: 6: must be at most 5"),
+        (0, 0, "Job.spec.n: 0: must be at least 2"),
+    ],
+)
+def test_number_of_a_manifest_has_limits(value: int, number: int, problem: str | None) -> None:
+    problems: list[str] = []
+    fields = Fields({"n": value}, "Job.spec", problems)
+    assert fields.number("n", least=2, most=5) == number
+    assert problems == ([] if problem is None else [problem])
+    assert Fields({}, "Job.spec", problems).number("n", 4) == 4
+    assert Fields({}, "Job.spec", problems).optional_number("n") is None
+
+
+@pytest.mark.parametrize(
+    ("resources", "ranks"),
+    [
+        ({"limits": {"nvidia.com/gpu": 4}}, 4),
+        ({"limits": {"nvidia.com/gpu": "4"}, "requests": {"cpu": 8}}, 4),
+        ({"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 3}}, 3),
+        ({"requests": {"cpu": 8}, "limits": {"cpu": 16}}, 8),
+        ({"limits": {"cpu": "1500m"}}, 2),
+        ({"limits": {"cpu": "1000m"}}, 1),
+        ({"limits": {"cpu": "1001m"}}, 2),
+        ({"limits": {"cpu": "xm"}}, 1),
+        ({"limits": {"cpu": "lots"}}, 1),
+        ({"limits": [4]}, 1),
+        (None, 1),
+    ],
+)
+def test_ranks_of_a_node_are_its_gpus_or_cpus_rounded_up(resources: object, ranks: int) -> None:
+    assert workloads._ranks_of(resources) == ranks
+
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({"limits": {GPU: 4}}, []),
+        ({"limits": {GPU: 4}, "requests": {GPU: 4}}, []),
+        ({"limits": {GPU: "4"}, "requests": {GPU: 4}}, []),
+        ({"limits": {"cpu": "0.5"}, "requests": {"cpu": 2}}, []),
+        ({"requests": {GPU: 4}}, [f"c.requests.{GPU}: 4 without a limit: Kubernetes refuses it; write the limit"]),
+        (
+            {"limits": {GPU: 4}, "requests": {GPU: 2}},
+            [f"c.requests.{GPU}: 2, but the limit is 4: they must be equal"],
+        ),
+        ({"limits": {GPU: "0.5"}}, [f"c.limits.{GPU}: 0.5: must be a whole number"]),
+        ({"limits": {GPU: None}}, []),
+        ({"limits": [GPU]}, []),
+    ],
+)
+def test_gpus_need_equal_whole_requests_and_limits(resources: dict[str, Any], said: list[str]) -> None:
+    assert list(resource_problems(resources, "c")) == said
 
 
 def test_pod_failure_rules_match_exit_codes() -> None:
@@ -153,7 +220,21 @@ def test_name_server_answers_queries_for_pod_names() -> None:
     assert struct.unpack_from("!6H", ipv6)[1:4] == (0x8500, 1, 0), "the name exists, but has no such address"
 
 
-@pytest.mark.parametrize("message", [b"", b"\0" * 11, question("a.b")[:-3], b"\0\7\x81\0" + question("a.b")[4:]])
+def of_questions(count: int) -> bytes:
+    return question("a.b")[:4] + struct.pack("!H", count) + question("a.b")[6:]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\0" * 11,
+        question("a.b")[:-3],
+        b"\0\7\x81\0" + question("a.b")[4:],  # a response
+        of_questions(0),
+        of_questions(2),
+    ],
+)
 def test_name_server_ignores_invalid_queries(message: bytes) -> None:
     assert dns_reply(message, {}) is None
 

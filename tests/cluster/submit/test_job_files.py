@@ -146,6 +146,19 @@ def test_impossible_request_is_refused(asked: dict[str, object], message: str, c
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"nodes": 1},
+        {"nodes": 8, "ranks_per_node": 1, "qos": "acc_debug"},
+        {"nodes": 1, "ranks_per_node": 4},
+        {"nodes": 2, "time": "02:00:00", "qos": "acc_debug"},
+    ],
+)
+def test_request_at_the_limits_is_accepted(asked: dict[str, object], config: RunConfig) -> None:
+    check_request(replace(SlurmRequest(config, RUN, MN5, account="bsc01"), **asked))
+
+
 def test_one_error_lists_all_mistakes_of_a_request(config: RunConfig) -> None:
     with pytest.raises(ConfigError, match="4 mistakes"):
         check_request(SlurmRequest(config, RUN, MN5, nodes=3, ranks_per_node=8, time="9-00:00:00"))
