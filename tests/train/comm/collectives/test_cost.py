@@ -29,6 +29,17 @@ def test_small_messages_use_few_steps_and_large_ones_few_bytes() -> None:
     assert Costs.from_text(costs.to_text()) == costs
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "steps"), [(2, 1), (3, 1 + 2), (4, 2), (5, 2 + 2), (7, 2 + 2), (8, 3), (9, 3 + 2)]
+)
+def test_times_follow_from_the_steps_of_each_algorithm(num_ranks: int, steps: int) -> None:
+    """Doubling sends whole buffers; ranks beyond a power of two add one step before and one after it."""
+    costs = Costs(alpha_s=1.0, beta_s_per_byte=10.0, gamma_s_per_byte=100.0)
+    assert costs.doubling_s(3, num_ranks) == steps * (1 + 3 * 110)
+    ring_s = 2 * (num_ranks - 1) * (1 + 12 / num_ranks * 10) + (num_ranks - 1) * 12 / num_ranks * 100
+    assert costs.ring_s(12, num_ranks) == pytest.approx(ring_s)
+
+
 def test_measured_costs_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROG_CACHE_DIR", str(tmp_path))
     assert saved_costs() == Costs()
