@@ -20,7 +20,7 @@ from warm_frog import cold_env, warm_env
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux")
 
-LOOK = Path(__file__).parents[1] / "train" / "comm" / "fork_look.py"
+LOOK = Path(__file__).parents[1] / "launch" / "fork_look.py"
 """Writes everything that a process inherits to the file named by its first argument."""
 DIFFERS = ("parent", "leads_session")
 
