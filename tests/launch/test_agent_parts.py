@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from frog.core.errors import FrogError
-from frog.launch.torchrun import agent, store
+from frog.launch.torchrun import agent, forkserver, store
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,23 @@ def test_torch_without_what_forks_ranks_is_an_error_only_if_asked_for(monkeypatc
         agent._fork_ranks(args)
     monkeypatch.setattr(agent, "start_method", lambda: None)
     agent._fork_ranks(args)
+
+
+@pytest.mark.parametrize(
+    ("module", "loaded"),
+    [("own_pages", "own_pages.main"), ("own_page", "own_page"), ("own_pages.main", "own_pages.main")],
+)
+def test_fork_server_loads_what_a_package_runs(
+    module: str, loaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_pages").mkdir()
+    for name in ("own_pages/__init__.py", "own_pages/main.py", "own_page.py"):
+        (tmp_path / name).touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[str] = []
+    monkeypatch.setattr(forkserver.importlib, "import_module", seen.append)
+    forkserver._load(module)
+    assert seen == [loaded]
 
 
 class Ended(Exception):

@@ -462,6 +462,19 @@ def test_message_faults_are_aimed_where_they_can_be_detected(tmp_path: Path) -> 
     assert aimed == {"missing": {(2, "forward"), (2, "backward")}, "shape": {(2, "backward")}}
 
 
+def test_first_message_of_each_rank_and_phase_has_no_fault() -> None:
+    """What a rank sends in one phase says nothing of another phase, or of another rank."""
+    entered = {(0, "forward"): (1, 2), (0, "backward"): (2, 3), (1, "forward"): (2, 4), (1, "backward"): (1, 5)}
+    places = tuple(
+        Place(rank, step, phase, 0, True, "recv") for (rank, phase), steps in entered.items() for step in steps
+    )
+    oracle = replace(ORACLE, places=places)
+    aimed = {(f.rank, f.step, f.phase) for seed in range(20) for f in oracle.everywhere(["missing"], seed)}
+    assert aimed == {(rank, steps[1], phase) for (rank, phase), steps in entered.items()}
+    always = replace(oracle, places=tuple(place._replace(alterable="all_reduce") for place in places))
+    assert len({(f.step, f.phase) for f in always.everywhere(["missing"], 1)}) == 7  # collectives may be any
+
+
 @pytest.mark.parametrize(
     ("fault", "told", "words"),
     [

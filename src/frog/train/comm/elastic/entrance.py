@@ -44,7 +44,8 @@ def join_survivors(
     secret: bytes,
     host: str = "127.0.0.1",
     node: str = "",
-    timeout_s: float = 60.0,
+    *,
+    timeout_s: float,
     patience_s: float = 2.0,
     memory: bool = True,
 ) -> Survivors:
