@@ -12,8 +12,8 @@ import pytest
 
 from frog.cli import main
 from frog.core.errors import ConfigError
-from frog.plan.estimate.constants import FITTED
-from frog.plan.estimate.fit import constants_text, gauss_newton, read_constants
+from frog.plan.estimate.constants import FITTED, Constants
+from frog.plan.estimate.fit import _EFFICIENCIES, _TIGHT, constants_text, gauss_newton, read_constants
 from frog.plan.estimate.predict import predict_rows, read_table
 
 ROOT = Path(__file__).parents[3]
@@ -78,6 +78,14 @@ def test_number_at_its_limit_does_not_stop_the_others() -> None:
     assert found == pytest.approx([0, 1], abs=1e-3)
     below = gauss_newton(lambda at: np.array([at[0] + 1, at[1] - 1]), np.zeros(2), np.array([0.0, math.inf]))
     assert below == pytest.approx([-1, 1], abs=1e-3), "it leaves the limit where the data want that"
+
+
+@pytest.mark.parametrize("name", vars(FITTED))
+def test_fitted_constant_is_within_two_standard_deviations_of_its_prior(name: str) -> None:
+    prior, fitted = getattr(Constants(), name), getattr(FITTED, name)
+    sigma = 0.15 if name in _TIGHT else 0.5
+    assert abs(math.log(fitted / prior)) <= 2 * sigma
+    assert name not in _EFFICIENCIES or max(prior, fitted) <= 1, "a fraction of a data sheet's rate"
 
 
 def test_table_without_step_times_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
