@@ -16,7 +16,14 @@ from frog.core.runs.history import History, read_history
 from frog.core.runs.write import EventWriter
 from frog.observe.diagnose.find import diagnose_path
 from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
-from frog.observe.diagnose.recorded import first_nan, recorded_findings, same_order, shared_samples
+from frog.observe.diagnose.recorded import (
+    first_nan,
+    norms_that_differ,
+    rates_that_differ,
+    recorded_findings,
+    same_order,
+    shared_samples,
+)
 
 NAN = float("nan")
 
@@ -67,6 +74,60 @@ def test_nan_from_the_first_step_on_one_rank_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("losses", [[[3, NAN, 2], [3, 2, 1]], [[NAN, NAN], [NAN, NAN]], [[], []]])
 def test_single_or_unrecorded_numbers_are_no_nan(tmp_path: Path, losses: list[list[float]]) -> None:
     assert first_nan(recorded(tmp_path, losses)) is None
+
+
+def with_numbers(folder: Path, name: str, rows: Sequence[Sequence[float]]) -> History:
+    """Write a number of each rank (a row) in each step."""
+    for rank, own in enumerate(rows):
+        writer = EventWriter(RunFolder(folder).rank_events(rank))
+        at = {"unix_ns": 1, "mono_ns": 1, "pid": 1, "host": "a", "device": "cpu", "threads": 1, "local_rank": rank}
+        mesh = {"mesh": {"dp": len(rows)}, "place": {"dp": rank}, "passed_over": [], "node_rank": 0}
+        writer.emit("start", step=0, rank=rank, world_size=len(rows), **at, **mesh)
+        for step, value in enumerate(own, start=1):
+            writer.emit("step", **{**step_fields(step, 1.0, []), name: value})
+        writer.close()
+    return read_history(RunFolder(folder))
+
+
+def test_first_step_with_other_learning_rates_is_named(tmp_path: Path) -> None:
+    found = rates_that_differ(with_numbers(tmp_path, "learning_rate", [[0.1, 0.1, 0.05], [0.1, 0.1, 0.1]]))
+    assert found is not None
+    assert (found.fault, found.step, found.certain) == ("learning-rates", 3, False)
+    assert found.finding == "the learning rates of the ranks differ from step 3 on: 0.05 to 0.1"
+    assert len(found.evidence) == 2
+
+
+@pytest.mark.parametrize(
+    ("norms", "says"),
+    [
+        ([[1, 2, 3], [2, 4, 6]], "from step 1 on: in each step, that of rank 1 is 2 times that of rank 0"),
+        ([[1, 2, 3, 4], [1, 2, 3, 5]], "from step 4 on, after 3 steps with equal ones: 4 to 5"),
+        ([[1, 2, 3], [4, 8, 12], [2, 4, 6]], "from step 1 on: 1 to 4"),
+    ],
+)
+def test_norms_that_differ_by_a_factor_or_since_a_step(tmp_path: Path, norms: Any, says: str) -> None:
+    found = norms_that_differ(with_numbers(tmp_path, "grad_norm", norms))
+    assert found is not None
+    assert found.finding == f"the gradient norms of the ranks differ {says}"
+    assert (found.fault, found.certain) == ("gradients", False)
+
+
+@pytest.mark.parametrize(
+    "norms",
+    [
+        [[1, 2, 3, 4]],
+        [[1, 2, 3, 4], [1, 2, 3, 4.0003]],
+        [[1, 2, 3, 4], [3, 2.5, 1, 4]],  # each rank's own norm
+        [[1, 2], [2, 4]],
+        [[1, 2, 3], [1, 2, 3.5]],
+        [[1, 2, 3], [5, 1, 4], [2, 4, 6]],
+        [[0, 0, 0], [1, 2, 3]],
+        [[], []],
+    ],
+)
+def test_equal_norms_and_those_of_own_gradients_are_not_named(tmp_path: Path, norms: Any) -> None:
+    assert norms_that_differ(with_numbers(tmp_path, "grad_norm", norms)) is None
+    assert rates_that_differ(with_numbers(tmp_path / "rates", "learning_rate", [[0.1, NAN], [0.1, 0.2]])) is None
 
 
 def epochs(num_ranks: int, num_epochs: int, *, set_epoch: bool, shuffle: bool = True, split: bool = True) -> Any:

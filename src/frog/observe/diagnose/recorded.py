@@ -1,4 +1,4 @@
-"""Findings from the numbers that a program recorded with `frog.record`: NaN, and samples that were read twice."""
+"""Findings from the numbers that a program recorded with `frog.record`: NaN, samples read twice, ranks that differ."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ _LEAST_SAMPLES = 8
 _SHARED = 0.5
 """Two ranks that have at least this fraction of their samples in common do not read different parts."""
 
+_SAME = 1e-4
+"""Largest relative difference of two numbers that count as equal; float32 sums of a gradient keep 1e-6."""
+_LEAST_STEPS = 3
+"""Fewer equal steps prove nothing about what follows."""
+
 
 def recorded_findings(history: History) -> list[Diagnosis]:
     """Return what the recorded numbers show, most important first."""
-    found = (first_nan(history), shared_samples(history), same_order(history))
+    found = (
+        first_nan(history),
+        shared_samples(history),
+        same_order(history),
+        rates_that_differ(history),
+        norms_that_differ(history),
+    )
     return [one for one in found if one is not None]
 
 
@@ -88,6 +99,81 @@ def shared_samples(history: History) -> Diagnosis | None:
         advice="give each rank its own part: DistributedSampler(dataset, num_replicas=world_size, rank=rank), or "
         "`shard(world_size, rank)` of a stream. Tensor-parallel ranks of one group read the same samples on purpose",
     )
+
+
+def rates_that_differ(history: History) -> Diagnosis | None:
+    """Find the first step that ranks took with other learning rates."""
+    steps, rates = _side_by_side(history, "learning_rate")
+    different = [index for index, row in enumerate(rates) if not _equal(row)]
+    if not different:
+        return None
+    first = different[0]
+    return Diagnosis(
+        "learning-rates",
+        f"the learning rates of the ranks differ from step {steps[first]} on: {_range(rates[first])}",
+        step=steps[first],
+        certain=False,
+        evidence=_values(history, "learning rate", steps[first], rates[first]),
+        advice="let the scheduler of all ranks step alike: on a number that all have, such as the mean of their losses",
+    )
+
+
+def norms_that_differ(history: History) -> Diagnosis | None:
+    """Find gradient norms that differ between ranks by one factor, or that were equal and are no longer.
+
+    Norms that differ in another way may be those of a rank's own gradient or shard, and say nothing.
+    """
+    steps, norms = _side_by_side(history, "grad_norm")
+    different = [index for index, row in enumerate(norms) if not _equal(row)]
+    if not different:
+        return None
+    first = different[0]
+    ratios = norms[first:] / norms[first:, :1] if np.all(norms[first:, 0]) else np.full((1, 1), np.nan)
+    is_constant = len(ratios) >= _LEAST_STEPS and bool(np.all(np.ptp(ratios, axis=0) <= _SAME * ratios.mean(axis=0)))
+    if first < _LEAST_STEPS and not is_constant:
+        return None
+    low, *_, high = sorted(history.ranks)
+    how = _range(norms[first])
+    if is_constant and len(history.ranks) == 2:
+        how = f"in each step, that of rank {high} is {ratios[0, -1]:.4g} times that of rank {low}"
+    since = f"from step {steps[first]} on" + (f", after {first} steps with equal ones" if first else "")
+    return Diagnosis(
+        "gradients",
+        f"the gradient norms of the ranks differ {since}: {how}",
+        step=steps[first],
+        certain=False,
+        evidence=_values(history, "gradient norm", steps[first], norms[first]),
+        advice="replicas use equal gradients: look for a scale of the rank's own, a reduction that one rank leaves "
+        "out, or weights that have come apart; `frog check` names the line. Ranks that hold other parts of a model may "
+        "differ",
+    )
+
+
+def _side_by_side(history: History, name: str) -> tuple[list[int], np.ndarray]:
+    """Return the steps in which all ranks recorded a finite number, and the numbers: a row for each step."""
+    found = [
+        {
+            int(step): float(value)
+            for step, value in zip(own.steps, own.scalars[name], strict=True)
+            if np.isfinite(value)
+        }
+        for _, own in sorted(history.ranks.items())
+    ]
+    steps = sorted(set.intersection(*map(set, found))) if len(found) > 1 else []
+    return steps, np.array([[each[step] for each in found] for step in steps]).reshape(len(steps), len(found))
+
+
+def _equal(row: np.ndarray) -> bool:
+    return bool(np.ptp(row) <= _SAME * np.abs(row).max())
+
+
+def _range(row: np.ndarray) -> str:
+    return f"{row.min():.6g} to {row.max():.6g}"
+
+
+def _values(history: History, what: str, step: int, row: np.ndarray) -> tuple[str, ...]:
+    ranks = sorted(history.ranks)[:8]
+    return tuple(_line(rank, f"{what} in step {step}: {value:.9g}") for rank, value in zip(ranks, row, strict=False))
 
 
 @dataclass(frozen=True)
