@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from core.runs.test_observed_files import STATUS, write
-from observe.check.test_check_answers import step, table
-from observe.check.test_check_answers import write as write_records
+from observe.check.check_records import step, table
+from observe.check.check_records import write as write_records
 from synthetic_run import make_run
 
 from frog.core.errors import FrogError, LaunchError, RunError
