@@ -1,0 +1,97 @@
+"""The first thing in the report of a run that failed: what happened, where each rank was, and what to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from frog.core.errors import FrogError
+from frog.core.files import open_plain
+from frog.core.runs.folder import RunFolder
+from frog.observe.diagnose.diagnosis import Diagnosis
+from frog.observe.diagnose.find import diagnose_path
+
+_NOTHING = ("none", "unknown", "running")
+_AROUND = 3
+"""Lines of source to show before and after a line."""
+_MOST_BYTES = 1 << 20
+_MOST_EVIDENCE = 12
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: \((?P<function>.+)\))?")
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of a program's file."""
+
+    number: int
+    text: str
+    is_meant: bool
+    """True for the line at which ranks were."""
+
+
+@dataclass(frozen=True)
+class ShownPlace:
+    """A line of the program, with the lines around it if its file can be read."""
+
+    who: str
+    place: str
+    lines: list[SourceLine]
+
+
+@dataclass(frozen=True)
+class ShownDiagnosis:
+    """What the report shows of a diagnosis."""
+
+    finding: str
+    sure: str
+    advice: str
+    places: list[ShownPlace]
+    evidence: list[str]
+
+
+def shown_diagnosis(folder: RunFolder, roots: list[Path], num_ranks: int) -> ShownDiagnosis | None:
+    """Return the diagnosis of a run that failed; None if there is none.
+
+    roots: folders in which the program's files may be.
+    """
+    try:
+        diagnosis = diagnose_path(str(folder.path))[1]
+    except FrogError:  # damaged evidence: the sections below name it
+        return None
+    if diagnosis.fault in _NOTHING or diagnosis.outcome == "completed":
+        return None
+    return ShownDiagnosis(
+        diagnosis.finding,
+        "" if diagnosis.certain else diagnosis.confidence or "the most likely explanation, not the only one",
+        diagnosis.advice,
+        _places(diagnosis, roots, num_ranks),
+        [" ".join(line.split()) for line in diagnosis.evidence[:_MOST_EVIDENCE]],
+    )
+
+
+def _places(diagnosis: Diagnosis, roots: list[Path], num_ranks: int) -> list[ShownPlace]:
+    one = f"rank {diagnosis.rank}" if diagnosis.rank is not None else "the ranks"
+    others = "the other rank" if num_ranks == 2 else "the other ranks"
+    found = [(one, diagnosis.line), (others, diagnosis.peer_line)]
+    return [ShownPlace(who, place, source_of(place, roots)) for who, place in found if place]
+
+
+def source_of(place: str, roots: list[Path]) -> list[SourceLine]:
+    """Return the lines around a place such as "train.py:14 (main)"; empty if no root has the file."""
+    match = _PLACE.fullmatch(place)
+    if match is None:
+        return []
+    number = int(match["line"])
+    for path in dict.fromkeys(root / match["file"] for root in roots):
+        try:
+            with open_plain(path) as file:
+                text = file.read(_MOST_BYTES).decode(errors="replace")
+        except OSError:
+            continue
+        lines = text.splitlines()
+        if number <= len(lines):
+            first = max(1, number - _AROUND)
+            shown = lines[first - 1 : number + _AROUND]
+            return [SourceLine(at, line, at == number) for at, line in enumerate(shown, start=first)]
+    return []
