@@ -20,8 +20,10 @@ from frog.core.files import put_in_place, write_json
 from frog.core.runs.folder import RunFolder
 from frog.launch.launch_record import Journal, RecordedProgram
 from frog.launch.program import parse_program
+from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.view.compare_runs import compare_runs
 from frog.observe.view.report import render_report
+from frog.observe.view.report_diagnosis import _places, source_of
 from frog.observe.view.runs import list_runs, runs_table
 
 SECRET = "hf_abcdef"
@@ -119,7 +121,7 @@ def test_report_says_how_each_rank_ended_and_what_is_unknown(failed: bool) -> No
     assert "the run was not observed" in html
     assert "said &lt;b&gt;1&lt;/b&gt; \\x1b[2J" in html
     assert ("SIGKILL on rank 1" in html) is failed
-    assert html.count("was killed by SIGKILL") == failed
+    assert html[html.index('id="world"') :].count("was killed by SIGKILL") == failed
     assert html.count("ended with exit code 0") == (0 if failed else 2)
 
 
@@ -197,6 +199,38 @@ def test_report_of_a_program_of_another_launcher(here: Path) -> None:
     html = render_report(RunFolder(folder))
     assert "As the program recorded it" in html
     assert "does not call frog.record" not in html
+
+
+def test_report_of_a_failed_program_begins_with_the_diagnosis() -> None:
+    html = unescape(render_report(run_of_two_ranks(recorded(), failed=True)))
+    assert html.index('id="diagnosis"') < html.index('id="error"') < html.index('id="world"')
+    assert "rank 1 was killed by SIGKILL" in html[html.index('id="diagnosis"') : html.index('id="error"')]
+    assert 'id="diagnosis"' not in render_report(run_of_two_ranks(recorded(), failed=False))
+
+
+def test_lines_around_a_place_are_shown(here: Path) -> None:
+    (here / "src").mkdir()
+    (here / "src/loop.py").write_text("".join(f"line {number}\n" for number in range(1, 9)))
+    roots = [here / "gone", here / "src"]
+    shown = source_of("loop.py:5 (main)", roots)
+    assert [(line.number, line.text, line.is_meant) for line in shown] == [
+        (number, f"line {number}", number == 5) for number in range(2, 9)
+    ]
+    assert [line.number for line in source_of("loop.py:1", roots)] == [1, 2, 3, 4]
+    assert [line.number for line in source_of("loop.py:8", roots)] == [5, 6, 7, 8]
+    for place in ("loop.py:9", "other.py:1", "no place", "src:1"):
+        assert source_of(place, [*roots, here]) == []
+
+
+def test_both_places_of_a_diagnosis_are_shown_with_their_ranks(here: Path) -> None:
+    (here / "loop.py").write_text("a\nb\n")
+    diagnosis = Diagnosis("branch", "differs", rank=1, line="loop.py:1", peer_line="loop.py:2 (step)")
+    assert [(place.who, place.place, len(place.lines)) for place in _places(diagnosis, [here], 2)] == [
+        ("rank 1", "loop.py:1", 2),
+        ("the other rank", "loop.py:2 (step)", 2),
+    ]
+    alone = _places(Diagnosis("hang", "waits", line="loop.py:1"), [], 4)
+    assert [(place.who, place.lines) for place in alone] == [("the ranks", [])]
 
 
 def test_report_shows_what_the_rules_say_of_the_numbers() -> None:

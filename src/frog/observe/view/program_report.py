@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from frog.core.runs.record import ProgramInfo, Record, RunFile
 from frog.core.schema import shortened
 from frog.core.terminal import printable
 from frog.observe.check.answers import broken_rules, read_answers
+from frog.observe.view.report_diagnosis import shown_diagnosis
 from frog.observe.view.runs import row_of_observed, state_of, status_of
 
 _ENDS = {"completed": "ended with exit code 0", "running": "is running", "interrupted": "was stopped with the program"}
@@ -30,6 +31,8 @@ _OBSERVED_ENDS = {
     "died": "gives no sign of life",
 }
 """How a rank ended, by the state that its observer wrote last."""
+_FAILED = ("failed", "died", "interrupted")
+"""States of runs whose report begins with a diagnosis."""
 _TAIL_BYTES = 64 << 10
 _TAIL_LINES = 40
 _MOST_LINE = 2_000
@@ -67,10 +70,11 @@ def program_context(folder: RunFolder, run: RunFile, program: ProgramInfo, histo
     recorded, record = history.run, history.run.record
     status = status_of(folder, run, record)
     observed = _last(read_observed(folder.path))
-    rows = _rows(recorded, observed, status)
+    rows = [replace(row, line=_relative(row.line, program)) for row in _rows(recorded, observed, status)]
     first = record.error.rank if record and record.error else 0
     return {
         **_common(history, rows, observed, folder.path),
+        "diagnosis": shown_diagnosis(folder, _roots(program), len(rows)) if status in _FAILED else None,
         "name": run.name,
         "created": run.created,
         "run": run,
@@ -100,6 +104,7 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
     error = min(errors, key=lambda one: one.unix_ns, default=None)
     return {
         **_common(history, [_observed_row(own) for own in observed.values()], observed, folder.path),
+        "diagnosis": shown_diagnosis(folder, [Path.cwd()], len(observed)) if row.status in _FAILED else None,
         "name": row.name,
         "created": row.created,
         "run": None,
@@ -116,6 +121,17 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
             "The command, its output and exit codes: another launcher started the ranks, and has them.",
         ],
     }
+
+
+def _roots(program: ProgramInfo) -> list[Path]:
+    """Return the folders in which a program's files may be: where it ran, and where its script is."""
+    cwd = Path(program.cwd)
+    return [cwd, *(cwd / Path(word).parent for word in program.command if word.endswith(".py"))]
+
+
+def _relative(line: str, program: ProgramInfo) -> str:
+    """Return a place relative to the folder in which the program ran, if it is below it."""
+    return line.removeprefix(program.cwd.rstrip("/") + "/")
 
 
 def _common(history: History, rows: list[RankRow], observed: dict[int, Observed], folder: Path) -> dict[str, Any]:

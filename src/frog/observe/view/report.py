@@ -21,6 +21,7 @@ from frog.observe.view.checkpoint_reader import CheckpointReader, open_checkpoin
 from frog.observe.view.numbers import format_number, format_percent, format_ratio, together
 from frog.observe.view.palette import PHASE_COLORS, RANK_COLORS
 from frog.observe.view.program_report import observed_context, program_context
+from frog.observe.view.report_diagnosis import shown_diagnosis
 from frog.observe.view.runs import numbers_of, status_of, when
 from frog.observe.view.timeline import phase_fractions, windows
 from frog.observe.view.weights import Movement, weight_movement
@@ -107,6 +108,7 @@ def _context(folder: RunFolder, history: History) -> dict[str, Any]:
         "status": status,
         "headline": _headline(run, numbers_of(folder, record) if record else None, history),
         "error": _error(folder, record, history, status),
+        "diagnosis": shown_diagnosis(folder, [], len(history.ranks)) if status in ("failed", "died") else None,
         "fractions": phase_fractions(history),
         "windows": windows(history),
         **dict.fromkeys(_SECTIONS_OF_PRODUCTS),
