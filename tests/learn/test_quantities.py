@@ -38,6 +38,19 @@ def test_quantities_are_parsed(text: str, unit: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("unit", "sizes"),
+    [
+        ("B", {"B": 1, "byte": 1, "bytes": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}),
+        ("B", {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}),
+        ("s", {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60, "h": 3600}),
+        *[("%", {"%": 1}), ("steps", {"steps": 1, "step": 1}), ("ranks", {"ranks": 1, "rank": 1})],
+    ],
+)
+def test_every_unit_has_its_size(unit: str, sizes: dict[str, float]) -> None:
+    assert {name: parse_quantity(f"3 {name}", unit) / 3 for name in sizes} == pytest.approx(sizes, rel=1e-12)
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "many", ".", "1e999", "nan", "1,2", "1.2.3", "3 4", "5 MBs", "5 s", "5Mb", "8 bit", "1e300TB", "1" * 81],
 )

@@ -900,3 +900,35 @@ def test_step_that_only_some_ranks_took_ends_the_comparison(tmp_path: Path) -> N
     assert [moment.step for moment in case.moments(0)] == [1]
     case = compared(tmp_path, [[W, *first], [W, *first[:1]]])
     assert [(moment.step, list(moment.of)) for moment in case.moments(0)] == [(1, [0, 1]), (2, [0])]
+
+
+def of_second(line: dict[str, Any]) -> dict[str, Any]:
+    return {**line, "optimizer": 1, "number": 2}
+
+
+def test_optimizers_are_compared_one_by_one(tmp_path: Path) -> None:
+    """The second optimizer's parameter has the same place as the first one's, and a step of the same number."""
+    tables = [held({"names": ["first"]}), {**held({"names": ["second"]}), "optimizer": 1}]
+    begin = [DDP, *tables, one(1, 5, 6)]
+    for bits, weights, name, words in (
+        (9, 109, "gradients", "the gradients of second differ"),
+        (7, 8, "weights-after", "step 1 made second different"),
+    ):
+        ranks = [
+            [*begin, of_second(one(1, 5, 6))],
+            [*begin, of_second(one(1, 5, weights, bits))],
+        ]
+        found = look(tmp_path, name, ranks)
+        assert words in found.finding
+    changed = [[*begin, of_second(one(1, before, 6))] for before in (5, 4)]
+    assert look(tmp_path, "weights-start", changed).finding.endswith("before the first optimizer step in second")
+    rates = [[*begin, of_second(one(1, 5, 6, lr=[rate]))] for rate in (0.1, 0.2)]
+    assert "0.1 on rank 0, 0.2 on rank 1" in look(tmp_path, "learning-rates", rates).finding
+    skipped = [
+        [*begin, of_second(one(1, 5, 6)), end(2)],
+        [*begin, end(1, backwards=1)],
+    ]
+    assert look(tmp_path, "steps", skipped).finding.startswith("rank 1 took 0 optimizer steps, rank 0 1")
+    case = compared(tmp_path, [[*begin, of_second(one(1, 5, 6))]] * 2)
+    assert (case.optimizers, case.name(0, 0), case.name(1, 0)) == ([0, 1], "first", "second")
+    assert [(moment.optimizer, moment.step) for moment in case.all_sampled()] == [(0, 1), (1, 1)]
