@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -92,3 +93,43 @@ def test_private_file_is_read_by_its_owner_only(tmp_path: Path) -> None:
     finally:
         os.umask(mask)
     assert [oct((tmp_path / name).stat().st_mode & 0o777) for name in ("private", "public")] == ["0o600", "0o644"]
+
+
+def test_glibc_is_told_to_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, at the largest values that glibc accepts."""
+    told: list[tuple[int, int]] = []
+    libc = SimpleNamespace(mallopt=lambda option, value: told.append((option, value)))
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: libc)
+    machine.keep_freed_memory()
+    assert told == [(-1, 2**31 - 1), (-3, 32 << 20)]
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: SimpleNamespace())
+    machine.keep_freed_memory()  # another C library
+
+
+def test_whole_huge_pages_of_own_writable_memory_are_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = 2 << 20
+    (tmp_path / "maps").write_text(
+        "".join(
+            f"{start:x}-{end:x} {rights} 0 00:00 {inode}{name}\n"
+            for start, end, rights, inode, name in (
+                (page, 3 * page, "rw-p", 0, ""),
+                (5 * page + 1, 8 * page - 1, "rw-p", 0, " [heap]"),
+                (10 * page, 12 * page, "r--p", 0, ""),
+                (20 * page, 22 * page, "rw-p", 7, " /lib/x.so"),
+                (30 * page, 32 * page, "rw-p", 0, " [stack]"),
+                (40 * page + 1, 42 * page - 1, "rw-p", 0, ""),
+            )
+        )
+    )
+    real = open
+    monkeypatch.setattr(
+        "builtins.open", lambda name, *more: real(tmp_path / "maps" if name == "/proc/self/maps" else name, *more)
+    )
+    asked: list[Any] = []
+    monkeypatch.setattr(machine, "call_libc", lambda name, *arguments: asked.append((name, *arguments)))
+    machine.use_huge_pages()
+    monkeypatch.undo()
+    assert [(name, start.value // page, length.value // page, advice) for name, start, length, advice in asked] == [
+        ("madvise", 1, 2, 25),
+        ("madvise", 6, 1, 25),
+    ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from small_course import verdict
+from small_course import verdict, write_course
 
+from frog.learn.grader.exercise import find_exercises
 from frog.learn.predictions import explained, is_near_enough
 from frog.learn.progress import (
     DrillResult,
@@ -25,7 +27,7 @@ from frog.learn.progress import (
     with_verdict,
 )
 from frog.learn.text import Style
-from frog.learn.verdict_text import _output, _ran, _table
+from frog.learn.verdict_text import _head, _output, _ran, _table
 
 AT = "2026-03-02 09:00:00.000"
 NEW = Progress(learner="Ada", began=AT)
@@ -183,3 +185,18 @@ def test_table_has_two_columns_and_a_line_for_a_long_name() -> None:
         f"  {'x' * 20}  3",
         f"  {'y' * 21}: 4",
     ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (60, "✓ lab 1.2  the second: passed           world 2 and 4, 1.4 s"),
+        (29, "✓ lab 1.2  the second: passed"),
+        (28, "✓ lab 1.2  the se...: passed"),
+    ],
+)
+def test_head_of_a_verdict_fits_the_columns(tmp_path: Path, columns: int, line: str) -> None:
+    exercise = find_exercises(write_course(tmp_path))[1]
+    head = _head(verdict(exercise.id, worlds=(2, 4)), exercise, Style(columns))
+    assert head == line
+    assert len(head) == columns

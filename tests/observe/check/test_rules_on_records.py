@@ -932,3 +932,38 @@ def test_optimizers_are_compared_one_by_one(tmp_path: Path) -> None:
     case = compared(tmp_path, [[*begin, of_second(one(1, 5, 6))]] * 2)
     assert (case.optimizers, case.name(0, 0), case.name(1, 0)) == ([0, 1], "first", "second")
     assert [(moment.optimizer, moment.step) for moment in case.all_sampled()] == [(0, 1), (1, 1)]
+
+
+def test_later_step_is_looked_at_after_one_that_tells_nothing(tmp_path: Path) -> None:
+    """Each rule goes on to the next step, rank or optimizer."""
+    tables = [held({"names": [f"of rank {rank}"], "ddp": None, "constant": True}) for rank in (0, 1)]
+    later = [
+        [table, one(1, 5, 6), {**clipped(norm), "step": 2, "number": 2}]
+        for table, norm in zip(tables, (2.0, 3.0), strict=True)
+    ]
+    check(tmp_path, "clipping", later, ("likely", 2, (0, 1), 6))
+    twice = {**micro(MEAN), "step": 2, "number": 2}
+    check(tmp_path, "accumulation", [[W, step(1), twice]], ("likely", 2, (0,), 8))
+    check(tmp_path, "accumulation", [[W, micro(SUMMED), twice]], ("likely", 2, (0,), 8))
+    check(tmp_path, "accumulation", [[W, micro(MEAN, bits=[6]), twice]], ("likely", 2, (0,), 8))
+    first = [W, one(1, 5, 6), one(3, 6, 7), one(4, 7, 8)]
+    other = [W, one(1, 5, 6), one(3, 9, 7), one(4, 8, 8)]
+    check(tmp_path, "weights-between", [first, other], ("certain", 4, (1,), 7))
+    sums = [
+        [W, step(1), step(2, gradients=[[7, 0.5, 1.0]], backwards=[backward(MEAN, loss=loss)], calls=[SUM])]
+        for loss in (1.0, 2.0)
+    ]
+    check(tmp_path, "sums", sums, ("likely", 2, (0,), 5))
+    two = held({"shape": [3]}, {})
+    check(
+        tmp_path,
+        "changes",
+        [[two, *[moved(n, (1.0, 5, 5), (1.0, 5, 5)) for n in (1, 2)]]],
+        ("likely", 1, (0,), 7, "w1"),
+    )
+    second = [moved(n, (1.0, n, n + 1), (None, 5, 5)) for n in (1, 2, 3)]
+    check(tmp_path, "unused", [[TWO, *second[:1]], [TWO, *second]], ("possible", 1, (1,), 3))
+    check(tmp_path, "twice", [
+        [W, *loaded([1], [2], every=3), step(1)],
+        [W, *loaded([1], [2], every=3, distributed=True, padded=True, samples=3), step(1)],
+    ], ("possible", None, (1,), 4))  # fmt: skip
