@@ -9,6 +9,7 @@ import pytest
 from run_files import beat, event, record_json, run_json, segment
 
 from frog.core.runs import event_schema, launcher_schema, observed, record
+from frog.core.runs.launch_request import LaunchRequest
 from frog.core.schema import Amount, Digest, FileName, Host, Name, Natural, Port, Positive
 
 COUNT, RANK, SIZE = (0, 2**62), (0, 2**20 - 1), (1, 2**20 - 1)
@@ -108,6 +109,7 @@ ENTRY = {"group": "0", "seq": 1, "op": "all_reduce", "done": False}
                 "memory": [], "thread": "", "answered": 0, "torch": None, "backend": None,
             },
         ),
+        (LaunchRequest, {"act": "cut"}, {"node": 0, "pid": None}),
         (observed.Samples, {}, {"taken": 0, "in_collective": 0, "waiting": 0, "lines": [], "causes": {}}),
         (observed.NoSync, {"entered": 1}, {"without_effect": 0, "line": None}),
         (
