@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from frog.launch.network.link import Link
-from frog.launch.network.namespaces import mac_of
+from frog.launch.network.namespaces import address_of, mac_of, name_of
 from frog.launch.network.switch import Fabric
 
 MBIT = 1e6
@@ -185,3 +185,19 @@ def test_mean_lateness_is_over_all_delivered_frames() -> None:
     told = harness.fabric.describe()
     assert told["worst_late_s"] == pytest.approx(0.02)
     assert told["mean_late_s"] == pytest.approx(0.013)
+
+
+def test_hardware_addresses_are_local_and_different() -> None:
+    """The lowest bit of the first byte marks a group of nodes, the next one an address that no vendor gave."""
+    addresses = [mac_of(node) for node in (0, 1, 63, 255)]
+    assert [address.hex(":") for address in addresses] == [
+        "02:00:0a:4d:00:01", "02:00:0a:4d:00:02", "02:00:0a:4d:00:40", "02:00:0a:4d:01:00",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_nodes", "first"), [(1, 1), (9, 1), (10, 101), (64, 101)])
+def test_addresses_of_nodes_sort_as_text_in_node_order(num_nodes: int, first: int) -> None:
+    addresses = [address_of(node, num_nodes) for node in range(num_nodes)]
+    assert addresses == [f"10.77.0.{first + node}" for node in range(num_nodes)]
+    assert addresses == sorted(addresses)
+    assert [name_of(node) for node in (0, 12)] == ["node0", "node12"]
