@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from frog.cli import main
+from frog.core.config import load_run_config
 from frog.core.config.faults import Fault
-from frog.core.errors import RunError
+from frog.core.errors import LaunchError, RunError
 from frog.core.runs.folder import RunFolder
-from frog.measure.chaos import trial
+from frog.measure.chaos import sandbox, trial
 from frog.measure.chaos.campaign import Campaign
 from frog.measure.chaos.trial import Setting, Verdict
 from frog.observe.diagnose.diagnosis import Diagnosis
@@ -201,3 +208,141 @@ def test_interrupted_campaign_says_what_is_done(
     assert "stopped: 1 of 3 faults tested: 1 handled correctly, 0 not" in capsys.readouterr().out
     assert Campaign(SETTING, None, 7, tmp_path / "t").summary() == "0 faults"
     assert "--campaign all --seed 7 " in Campaign(SETTING, None, 7, tmp_path / "t").table()
+
+
+# ---- one launch, and the run into which faults are injected ----------------------------------------------------------
+
+
+def test_launch_is_a_frog_run_with_the_settings_of_the_campaign(tmp_path: Path) -> None:
+    launch = trial.Launch(SETTING, ["train", "tiny.toml"], 2, tmp_path, {"A": "b"})
+    assert launch._command == [
+        sys.executable, "-P", "-m", "frog.cli", "run", "--nproc", "2", "--deadline", "5", "--restarts", "2",
+        "--", "train", "tiny.toml",
+    ]  # fmt: skip
+    assert (launch.code, launch.output, launch.problems) == (None, "", [])
+
+
+class Ended:
+    """A program that has ended, or not, without a process."""
+
+    def __init__(self, code: int | None, all_gone: bool = True, left: tuple[str, ...] = ()) -> None:
+        self._code, self._all_gone, self._left = code, all_gone, left
+        self.ended, self.waited = 0, list[float]()
+        self.output = "said"
+
+    def __call__(self, command: list[str], scratch: Path, env: dict[str, str]) -> Ended:
+        return self
+
+    def __enter__(self) -> Ended:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, seconds: float) -> int | None:
+        self.waited.append(seconds)
+        return self._code
+
+    def end(self, grace_s: float = 0.0) -> None:
+        self.ended += 1
+
+    def all_gone(self, within_s: float) -> bool:
+        self.waited.append(within_s)
+        return self._all_gone
+
+    def left_files(self) -> list[str]:
+        return [*self._left]
+
+
+@pytest.mark.parametrize(
+    ("program", "problems", "ended"),
+    [
+        (Ended(0), [], 0),
+        (Ended(137, left=("a", "b")), ["left behind: a", "left behind: b"], 0),
+        (Ended(None), ["did not end within 260 s"], 1),
+        (Ended(0, all_gone=False), ["processes left behind: unknown"], 0),
+    ],
+)
+def test_launch_must_end_in_time_and_leave_nothing(
+    program: Ended, problems: list[str], ended: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "Program", program)
+    launch = trial.Launch(SETTING, [], 0, tmp_path, {})
+    launch.run(RunFolder(tmp_path / "run"))
+    assert (launch.code, launch.output, launch.problems, program.ended) == (program._code, "said", problems, ended)
+    assert program.waited == [260.0, 10.0]
+    assert abs(launch.end_s - time.time()) < 60
+
+
+@pytest.mark.parametrize(("world", "is_probed"), [(("--nproc", "2"), True), (("--network", "rate=1mbit"), False)])
+def test_port_of_a_world_must_be_free_after_it(
+    world: tuple[str, ...], is_probed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses inside a simulated network are not this machine's."""
+    folder = RunFolder(tmp_path)
+    folder.events.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        told = {"event": "world", "node": 0, "node_rank": 0, "ranks": [0, 1], "world_size": 2, "mono_ns": 1}
+        told |= {"pids": [1, os.getpid()], "unix_ns": 1, "attempt": 0, "master_port": port}
+        lines = [json.dumps({**told, "master_addr": address}) for address in ("127.0.0.1", "127.0.0.1", "node0")]
+        monkeypatch.setattr(
+            trial, "Program", lambda *_: folder.launcher_events.write_text("\n".join(lines) + "\n") and Ended(0, False)
+        )
+        launch = trial.Launch(replace(SETTING, world=world), [], 0, tmp_path, {})
+        launch.run(folder)
+    busy = [f"port 127.0.0.1:{port} is not free: Address already in use"]
+    assert launch.problems[1:] == (busy if is_probed else [])
+    assert launch.problems[0].startswith("processes left behind: ")
+    assert set(launch.problems[0].rpartition(": ")[2].split(", ")) == {"1", str(os.getpid())}
+
+
+def test_tiny_run_has_its_files_and_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple[list[str], float]] = []
+    code = 0
+
+    def run(command: list[str], capture_output: bool, text: bool, timeout: float) -> Any:
+        assert capture_output
+        assert text
+        commands.append((command, timeout))
+        return SimpleNamespace(returncode=code, stderr="no room\n")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sandbox.subprocess, "run", run)
+    assert sandbox.tiny_program() == ["train", "chaos/tiny.toml"]
+    assert json.loads(Path("chaos/tiny.json").read_text()) == sandbox.TINY_MODEL
+    assert sandbox.TINY_MODEL["hidden_size"] == 4 * 8
+    documents = Path("chaos/tiny.txt").read_text().split("\n\n")
+    assert (len(documents), documents[0]) == (2000, "0 ships left the port; 0 sank, and 0 came home on day 0.")
+    assert documents[-1] == "1999 ships left the port; 4 sank, and 4 came home on day 8.\n"
+    words = ["data", "prepare", "--corpus", "chaos/tiny.txt", "--name", "chaos-tiny", "--vocab-size", "300"]
+    assert commands == [([sys.executable, "-P", "-m", "frog.cli", *words], 300)]
+    Path("chaos/tiny.toml").write_text("the user's own")
+    Path("data/chaos-tiny").mkdir(parents=True)
+    sandbox.tiny_program()
+    assert (len(commands), Path("chaos/tiny.toml").read_text()) == (1, "the user's own")
+    Path("data/chaos-tiny").rmdir()
+    code = 1
+    with pytest.raises(LaunchError) as caught:
+        sandbox.tiny_program()
+    assert caught.value.what == "the tiny corpus could not be prepared\nno room"
+
+
+def test_default_run_of_faults_is_the_shortest_with_all_phases(tmp_path: Path) -> None:
+    (tmp_path / "tiny.json").write_text(json.dumps(sandbox.TINY_MODEL))
+    (tmp_path / "tiny.toml").write_text(sandbox._RUN_FILE)
+    config = load_run_config(tmp_path / "tiny.toml")
+    assert (config.train.steps, config.train.global_batch_size, config.train.timeout_s) == (3, 8, 10)
+    assert (config.eval.every, config.checkpoint.every, config.data.sequence_length) == (2, 1, 16)
+    assert config.world_problems(4) == []
+
+
+def test_list_shows_each_kind_with_its_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    place = lines.index("  disk     the disk is full (ENOSPC) while the rank writes the step's checkpoint")
+    assert lines[place + 1] == "             in checkpoint; default: checkpoint"
+    place = lines.index("  kill     the process is killed (SIGKILL), as if the machine had run out of memory")
+    assert lines[place + 1] == "             in any phase; default: reduce"
+    assert "  slow     from then on the process takes `factor` (2) times as long" in lines
+    assert lines[-1] == 'frog chaos --nproc 2 --fault "kill rank=1 collective=40" -- my.py'
