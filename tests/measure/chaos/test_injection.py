@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from torch import nn
 
 from frog.core.config.fault_kinds import FULL_DEVICE, KINDS
 from frog.core.config.faults import Fault, dump_faults, marks_folder
+from frog.core.errors import UsageError
 from frog.core.runs import EventWriter
 from frog.core.runs.event_schema import ErrorEvent
 from frog.core.runs.folder import RunFolder
@@ -285,12 +285,112 @@ def test_nan_fault_changes_the_gradient_in_backward(tmp_path: Path) -> None:
     assert not model.bias.grad.isnan().any()
 
 
-def test_nan_fault_changes_the_gradient_before_its_reduction(tmp_path: Path) -> None:
-    shard = SimpleNamespace(tensor=torch.ones(4))
-    met = injector(tmp_path, Fault("nan", 0, 2, "reduce"), gradient_shards=lambda: [shard])
+def test_nan_fault_changes_the_last_gradient_that_has_elements_before_its_reduction(tmp_path: Path) -> None:
+    shards = [SimpleNamespace(tensor=torch.ones(2, size)) for size in (3, 2, 0)]
+    met = injector(tmp_path, Fault("nan", 0, 2, "reduce"), gradient_shards=lambda: shards)
+    for step in (1, 2, 3):
+        met.phase_begins(step, "reduce", 0)
+        spoiled = [shard.tensor.isnan().nonzero().tolist() for shard in shards]
+        assert spoiled == [[], [[0, 0]] if step > 1 else [], []]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "fields"),
+    [
+        ("node", "node3", {"act": "kill_node", "node": 3}),
+        ("node", "pond", {"act": "kill_node", "node": 1}),  # not a simulated node: its number in the world
+        ("cut", "node12", {"act": "cut", "node": 12}),
+    ],
+)
+def test_launcher_is_asked_for_what_a_rank_cannot_do(
+    kind: str, name: str, fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "requests").mkdir()
+    path = tmp_path / "requests" / f"{fields['act']}_0_{os.getpid()}.json"
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        assert json.loads(path.read_text()) == {**fields, "pid": None}
+        if len(waited) == 3:
+            path.with_suffix(".done").touch()
+
+    monkeypatch.setattr(rank, "launch_dir", lambda: tmp_path)
+    monkeypatch.setattr(rank, "host_name", lambda: name)
+    monkeypatch.setattr(rank.time, "sleep", sleep)
+    met = injector(tmp_path, Fault(kind, 0, 2, "reduce"))
+    met._run.world.env = SimpleNamespace(node_rank=1)  # type: ignore[misc]
     met.phase_begins(2, "reduce", 0)
-    assert math.isnan(shard.tensor[0])
-    assert not shard.tensor[1:].isnan().any()
+    assert waited == [0.005] * 3
+
+
+@pytest.mark.parametrize(
+    ("has_launcher", "said"),
+    [
+        (False, "no launcher that could kill a node"),
+        (True, "the launcher did not answer the request to kill_node within 60 s"),
+    ],
+)
+def test_missing_or_silent_launcher_is_an_error(
+    has_launcher: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "requests").mkdir()
+    now = 1000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 20.0
+
+    monkeypatch.setattr(rank, "launch_dir", lambda: tmp_path if has_launcher else None)
+    monkeypatch.setattr(rank, "host_name", lambda: "node0")
+    monkeypatch.setattr(rank, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    met = injector(tmp_path, Fault("node", 0, 2, "reduce"))
+    with pytest.raises(UsageError) as caught:
+        met.phase_begins(2, "reduce", 0)
+    assert caught.value.what == said
+    assert now == (1080.0 if has_launcher else 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "for_s", "requests"),
+    [
+        (0.0, None, [("cut", None)]),
+        (0.0, 2.5, [("cut", None), ("heal", 2.5)]),
+        (1.5, None, [("cut", 1.5)]),
+        (1.5, 2.5, [("cut", 1.5), ("heal", 4.0)]),
+    ],
+)
+def test_network_is_cut_after_and_for_the_seconds_of_the_fault(
+    after_s: float,
+    for_s: float | None,
+    requests: list[tuple[str, float | None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, float | None]] = []
+    monkeypatch.setattr(Injector, "_request", lambda self, act, number: asked.append((act, None)))
+    monkeypatch.setattr(Injector, "_request_later", lambda self, seconds, act, number: asked.append((act, seconds)))
+    injector(tmp_path, Fault("cut", 0, 2, "reduce", after_s=after_s, for_s=for_s)).phase_begins(2, "reduce", 0)
+    assert asked == requests
+
+
+@pytest.mark.parametrize(
+    ("args", "changed"),
+    [
+        ((torch.arange(8.0),), [4]),
+        ((torch.arange(8.0), torch.arange(2.0), "sum"), [4, 1, "sum"]),
+        (([torch.arange(6.0)], [torch.arange(1.0)], 3), [[3], [2], 3]),
+    ],
+)
+def test_tensors_of_a_collective_are_cut_and_other_arguments_are_kept(
+    args: tuple[Any, ...], changed: list[Any]
+) -> None:
+    def sizes(arg: Any) -> Any:
+        if isinstance(arg, torch.Tensor):
+            return arg.numel()
+        return [x.numel() for x in arg] if isinstance(arg, list) else arg
+
+    assert [sizes(arg) for arg in rank._mismatched(args, 2)] == changed
 
 
 @pytest.mark.skipif(not FULL_DEVICE.exists(), reason="this system has no device that is always full")
