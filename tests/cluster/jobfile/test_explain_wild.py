@@ -71,6 +71,10 @@ REPORTED: dict[str, tuple[str, str]] = {
         "goes-on-after-errors",
     ),
     "one GPU of two": (GPUS + "export CUDA_VISIBLE_DEVICES=0\npython x.py\n", "gpus-idle"),
+    "a GPU that the job has not, after an unknown one": (
+        GPUS + "export CUDA_VISIBLE_DEVICES=$1\nexport CUDA_VISIBLE_DEVICES=2\npython x.py\n",
+        "gpu-not-there",
+    ),
     "a GPU that the job has not": (GPUS + "export CUDA_VISIBLE_DEVICES=2\npython x.py\n", "gpu-not-there"),
     "a directive with a small letter": ("#!/bin/bash\n#sBATCH -t 3\n#SBATCH -n 1\n./x\n", "not-a-directive"),
     "an at and braces": (HEAD + "python x.py --style @{style}\n", "template"),

@@ -137,6 +137,18 @@ def test_trial_resumes_a_world_that_failed_and_collects_all_problems(
     assert 0 < verdict.seconds < 60
 
 
+def test_trial_that_has_not_run_claims_nothing() -> None:
+    verdict = Verdict(KILL, 0)
+    assert (verdict.seconds, verdict.code, verdict.left_s, verdict.found, verdict.from_step) == (
+        0,
+        None,
+        None,
+        None,
+        None,
+    )
+    assert (verdict.recovered, verdict.problems, verdict.output, verdict.extras) == (False, [], "", [])
+
+
 def test_diagnosis_is_shown_with_the_fields_that_it_has() -> None:
     assert Verdict(KILL, 0).seen == ""
     found = Diagnosis("kill", "", rank=0, step=0, phase="data")
