@@ -1,0 +1,154 @@
+"""Run programs after the silent bugs of TrainCheck and TTrace, with and without the bug, and judge `frog check`.
+
+    python benchmarks/silent_bugs.py [--only WORD ...] [--keep FOLDER [--judge]]
+
+The programs are in silent_bugs/, each with the rule and the lines that a right answer names. They were written before
+`frog check` saw them; `first` is what it said then, `now` what it says since its rules were corrected on them. A row
+counts as found if the right rule is broken, as certain, likely or possible; `line` tells whether the answer names a
+marked line. Any certain or likely answer, or the same rule, on the program without the bug is a false alarm. Bugs of
+hardware are simulated and not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAMS = Path(__file__).with_suffix("")
+sys.path.insert(0, str(PROGRAMS))
+
+import traincheck  # noqa: E402
+import ttrace  # noqa: E402
+from cases import Case  # noqa: E402
+
+from frog.observe.check.answers import answers_of, broken_rules  # noqa: E402
+from frog.observe.check.rank_records import Place, read_records  # noqa: E402
+from frog.observe.check.rule import Answer  # noqa: E402
+from frog.observe.diagnose.program.program_diagnosis import diagnose_folder  # noqa: E402
+
+FROG = [sys.executable, "-c", "import sys; from frog.cli import main; sys.exit(main())"]
+PAPERS = {"TrainCheck": traincheck.CASES, "TTrace": ttrace.CASES}
+HEAD = f"{'bug':39s} {'rule':15s} {'first try':27s} {'now':27s} {'line':4s} {'twin':5s} paper"
+
+
+def run(cases: list[Case], folder: Path) -> None:
+    """Run all programs that need as many ranks in one world, and those that hang in worlds of their own."""
+    several = [case for case in cases if not case.hangs]
+    for world in sorted({case.world for case in several}):
+        start(world, [case.name for case in several if case.world == world], folder, folder / f"world_{world}")
+    for case in cases:
+        if case.hangs:
+            start(case.world, [case.name], folder, folder / case.name / "run")
+
+
+def start(world: int, names: list[str], folder: Path, runs: Path) -> None:
+    """Run programs in a world under `frog run`."""
+    runs.mkdir(parents=True, exist_ok=True)
+    words = ["run", "--nproc", str(world), "--threads", "1", "--deadline", "20", "--"]
+    env = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [*FROG, *words, str(PROGRAMS / "cases.py"), str(folder), *names],
+        cwd=runs,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    (runs / "output.txt").write_text(done.stdout + done.stderr)
+
+
+def marked_lines(case: Case) -> set[int]:
+    """Return the lines of a program's file that a right answer may name."""
+    own, first = inspect.getsourcelines(case.program)
+    text = Path(inspect.getsourcefile(case.program) or "").read_text().splitlines()
+    found = set()
+    for number, line in enumerate(text, 1):
+        _, mark, names = line.partition("# bug")
+        if mark and (
+            any(case.name.startswith(name) for name in names.removeprefix(":").split())
+            or (not names and first <= number < first + len(own))
+        ):
+            found.add(number)
+    return found
+
+
+def is_marked(case: Case, line: Place | None) -> bool:
+    return line is not None and Path(line.file).parent == PROGRAMS and line.line in marked_lines(case)
+
+
+def answers(folder: Path, case: Case, which: str) -> list[Answer]:
+    return broken_rules(answers_of(read_records(folder / case.name / which)))
+
+
+def said(folder: Path, case: Case) -> tuple[str, str]:
+    """Return what is said of a program with its bug, and whether the line is right."""
+    if case.hangs:
+        found = diagnose_folder(next((folder / case.name / "run" / "runs").iterdir()))
+        line = int(found.line.partition(":")[2].split()[0]) if found.line else 0
+        return f"frog diagnose: {found.fault}", "yes" if line in marked_lines(case) else "no"
+    broken = answers(folder, case, "bug")
+    right = [answer.broken for answer in broken if answer.rule.name == case.rule and answer.broken is not None]
+    if right:
+        return f"found, {right[0].sure}", "yes" if is_marked(case, right[0].line) else "no"
+    others = [answer.rule.name for answer in broken if answer.is_alarm]
+    return (f"another rule: {others[0]}" if others else "not found"), "-"
+
+
+def false_alarms(folder: Path, case: Case) -> list[str]:
+    """Return the rules that accuse the program without its bug."""
+    found = answers(folder, case, "right")
+    return [answer.rule.name for answer in found if answer.is_alarm or answer.rule.name == case.rule]
+
+
+def is_found(words: str) -> bool:
+    return words.startswith(("found", "frog diagnose"))
+
+
+def table(folder: Path, words: list[str]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    first = now = lines = counted = alarms = 0
+    for paper, cases in PAPERS.items():
+        chosen = [case for case in cases if not words or any(word in case.name for word in words)]
+        if chosen:
+            yield f"\n{paper}\n{HEAD}"
+        for case in chosen:
+            what, line = said(folder, case)
+            wrong = false_alarms(folder, case)
+            alarms += len(wrong)
+            if not case.needs:
+                counted, now, first = counted + 1, now + is_found(what), first + is_found(case.first_try)
+                lines += line == "yes"
+            published = f"{case.published}; needs {case.needs}, not counted" if case.needs else case.published
+            row = f"{case.source:39s} {case.rule or '-':15s} {case.first_try:27s} {what:27s} {line:4s}"
+            yield f"{row} {','.join(wrong) or 'quiet':5s} {published}"
+    yield f"\n{counted} bugs: found at first {first}, now {now}, {lines} with a marked line; false alarms {alarms}"
+
+
+def main() -> None:
+    """Run the programs, or judge what was kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="programs with a word in their name")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the records here")
+    parser.add_argument("--judge", action="store_true", help="run nothing, judge the records in --keep again")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (args.keep or Path(temporary)).resolve()
+        chosen = [
+            case
+            for cases in PAPERS.values()
+            for case in cases
+            if not args.only or any(word in case.name for word in args.only)
+        ]
+        if not args.judge:
+            run(chosen, folder)
+        for line in table(folder, args.only):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
