@@ -25,7 +25,7 @@ sys.path.insert(0, str(PROGRAMS))
 
 import traincheck  # noqa: E402
 import ttrace  # noqa: E402
-from cases import Case  # noqa: E402
+from silent_case import Case  # noqa: E402
 
 from frog.observe.check.answers import answers_of, broken_rules  # noqa: E402
 from frog.observe.check.rank_records import Place, read_records  # noqa: E402
@@ -53,7 +53,7 @@ def start(world: int, names: list[str], folder: Path, runs: Path) -> None:
     words = ["run", "--nproc", str(world), "--threads", "1", "--deadline", "20", "--"]
     env = {**os.environ, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
-        [*FROG, *words, str(PROGRAMS / "cases.py"), str(folder), *names],
+        [*FROG, *words, str(PROGRAMS / "silent_case.py"), str(folder), *names],
         cwd=runs,
         env=env,
         capture_output=True,
@@ -78,7 +78,8 @@ def marked_lines(case: Case) -> set[int]:
 
 
 def is_marked(case: Case, line: Place | None) -> bool:
-    return line is not None and Path(line.file).parent == PROGRAMS and line.line in marked_lines(case)
+    source = inspect.getsourcefile(case.program) or ""
+    return line is not None and Path(line.file) == Path(source) and line.line in marked_lines(case)
 
 
 def answers(folder: Path, case: Case, which: str) -> list[Answer]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import Added, Case, ColumnsAndRows, Copied, average, batches, rank, size, update
+from silent_case import Added, Case, ColumnsAndRows, Copied, average, batches, rank, size, update
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -473,7 +473,7 @@ CASES = [
     Case(one_text_for_all, "transformers #34204", "batches", DETECTED, "not found"),
     Case(generates_too_much, "transformers #23723", "", DETECTED, "not found"),
     Case(clipped_on_one_rank, "DeepSpeed #1801", "gradients", DETECTED, "not found"),
-    Case(capacity_of_the_rank, "DeepSpeed #5794", "mismatch", DETECTED, "frog diagnose: shape", hangs=True),
+    Case(capacity_of_the_rank, "DeepSpeed #5794", "shape", DETECTED, "frog diagnose: shape", hangs=True),
     Case(steps_counted_wrongly, "transformers #37777", "schedule", MISSED, "not found"),
     Case(saved_in_part, "transformers #27293", "saved", MISSED, "not found"),
     Case(

@@ -998,6 +998,137 @@ def whole_evaluation(folder: Path) -> None:
                 sum(mse_loss(net.module(x), y) for x, y in loader)
 
 
+# ---- found by reading the rules that came with the silent bugs of two papers -----------------------------------------
+
+
+class NormOfAPart(nn.Module):
+    """Each rank has columns of its own and a norm over them, which is as wide as the norm that all ranks have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.own_norm = nn.LayerNorm(6), nn.LayerNorm(6)
+        torch.manual_seed(50 + dist.get_rank())
+        self.columns, self.rows = nn.Linear(6, 6), nn.Linear(6, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.nn.functional import all_reduce
+
+        return all_reduce(self.rows(self.own_norm(self.columns(self.norm(x))).relu()))
+
+
+def norms_of_parts(folder: Path) -> None:
+    """Split layers by hand, with a norm over each rank's own columns; add the gradients of the common norm."""
+    net = NormOfAPart()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for x, y in batches(seed=30):
+        (mse_loss(net(x), y) / ranks()).backward()
+        for each in net.norm.parameters():
+            dist.all_reduce(each.grad)
+        nn.utils.clip_grad_norm_(net.norm.parameters(), 10.0)
+        update(optimizer)
+
+
+def reduced_over_two_groups(folder: Path) -> None:
+    """Add the gradients of a norm over pairs that split its input, and average those of the pairs."""
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, ranks(), 2)]
+    others = [dist.new_group(list(range(first, ranks(), 2))) for first in range(2)]
+    net, rank = model(), dist.get_rank()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches(seed=31 + rank // 2):
+        half = slice(4 * (rank % 2), 4 * (rank % 2) + 4)
+        (mse_loss(net(x[half]), y[half], reduction="sum") / 8).backward()
+        for each in net.parameters():
+            dist.all_reduce(each.grad, group=pairs[rank // 2])
+            dist.all_reduce(each.grad, group=others[rank % 2])
+            each.grad /= ranks() // 2
+        update(optimizer)
+
+
+def saved_without_the_head(folder: Path) -> None:
+    """Keep what another training will begin with: all but a head."""
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        update(optimizer)
+    if dist.get_rank() == 0:
+        state = net.module.state_dict()
+        torch.save({name: each for name, each in state.items() if not name.startswith("2.")}, folder / "body.pt")
+
+
+class LossInFloat32(nn.Module):
+    """A loss with a layer of its own, for which it leaves autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return mse_loss(self.layer(out.float()), y)
+
+
+def loss_leaves_autocast(folder: Path) -> None:
+    """Compute the loss in float32, in a module with a trained layer that is called under autocast."""
+    net, loss = DistributedDataParallel(model()), DistributedDataParallel(LossInFloat32())
+    optimizer = torch.optim.SGD([*net.parameters(), *loss.parameters()], lr=0.01)
+    for x, y in batches():
+        with torch.autocast("cpu", torch.bfloat16):
+            total = loss(net(x), y)
+        total.backward()
+        update(optimizer)
+
+
+def converted_and_wrapped_again(folder: Path) -> None:
+    """Convert a model that DDP has wrapped, and wrap it again."""
+    inner = model()
+    net = DistributedDataParallel(inner)
+    net.double()
+    net = DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches():
+        mse_loss(net(x.double()), y.double()).backward()
+        update(optimizer)
+
+
+def decays_to_zero(folder: Path) -> None:
+    """Let the learning rate reach zero in the last step."""
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS - 1)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        update(optimizer)
+        schedule.step()
+
+
+class FixedNorm(nn.Module):
+    """Keeps its norm in evaluation mode, as fine-tuning does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.second = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+
+    def train(self, mode: bool = True) -> FixedNorm:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.norm(self.first(x)))
+
+
+def norm_stays_in_evaluation(folder: Path) -> None:
+    """Use a model whose own `train()` keeps a part in evaluation mode."""
+    net = DistributedDataParallel(FixedNorm()).train()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        update(optimizer)
+
+
 PROGRAMS: tuple[Callable[[Path], None], ...] = (
     epochs_with_evaluation,
     scaler_and_autocast,
@@ -1060,6 +1191,13 @@ PROGRAMS: tuple[Callable[[Path], None], ...] = (
     peeks,
     several_tasks,
     whole_evaluation,
+    norms_of_parts,
+    reduced_over_two_groups,
+    saved_without_the_head,
+    loss_leaves_autocast,
+    converted_and_wrapped_again,
+    decays_to_zero,
+    norm_stays_in_evaluation,
 )
 
 

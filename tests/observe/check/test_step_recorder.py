@@ -281,5 +281,5 @@ def test_graph_of_a_loss_has_its_last_six_operations() -> None:
     assert step_recorder._graph_of(None) == step_recorder._graph_of(torch.ones(1)) == []
     logits = torch.zeros(4, 3, requires_grad=True)
     entropy = nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, -100]))
-    assert step_recorder._graph_of(entropy)[0] == ["NllLossBackward0", 1, 3.0]
+    assert step_recorder._graph_of(entropy)[0] == ["NllLossBackward0", 1, 3.0, None]
     assert [name for name, *_ in step_recorder._graph_of(x + x.exp())] == ["AddBackward0"]

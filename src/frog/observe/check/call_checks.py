@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from frog.core.units import span
-from frog.observe.check.comparison import Comparison, NotObservable
-from frog.observe.check.rank_records import Backward, Call
+from frog.core.units import some_of, span
+from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable
+from frog.observe.check.rank_records import Backward, Call, Step
 from frog.observe.check.rule import Broken, Rule
 
 _MEAN = 1
@@ -148,12 +148,14 @@ def sums_of_gradients(case: Comparison) -> Broken | None:
             seen = seen or bool(sums)
             if len(hits) < max(1, len(used) // 2) or not step.backwards:
                 continue
-            if not all(_is_plain_mean(backward) for backward in step.backwards):
-                continue
+            own = hits[0].ranks or case.ranks
+            passes = [backward for other in own if other in moment.of for backward in moment.of[other].backwards]
+            if not all(_is_plain_mean(backward) for backward in passes):
+                continue  # the ranks of a pipeline have parts of the gradient of one loss
             losses = {tuple(backward.loss for backward in each.backwards) for each in moment.of.values()}
             if len(losses) == 1:
                 continue  # ranks that split a layer have parts of the gradient of one loss: their sum is meant
-            size = len(hits[0].ranks or case.ranks)
+            size = len(own)
             return Broken(
                 f"since step {moment.step}, the gradients are the sum over {size} ranks of means, reduced at "
                 f"{hits[0].line}: {size} times those of the whole batch",
@@ -163,9 +165,121 @@ def sums_of_gradients(case: Comparison) -> Broken | None:
                 ranks=(rank,),
                 line=hits[0].line,
             )
-    if not seen:
+    found = _reduced_twice(case) or _scaled_by_the_ranks(case)
+    if found is None and not seen:
         raise NotObservable("the program reduces no gradients of its own")
+    return found
+
+
+def _reduced_twice(case: Comparison) -> Broken | None:
+    """Find a gradient that enters a sum over ranks as the result of the same sum."""
+    for moment in case.all_sampled():
+        for rank, step in moment.of.items():
+            used = {each.bits for each in step.gradients or [] if each is not None and each.norm}
+            sums = [call for call in step.calls if call.call == "all_reduce" and call.op in (None, "SUM") and call.bits]
+            for number, call in enumerate(sums):
+                earlier = [
+                    each
+                    for each in sums[:number]
+                    if each.bits == call.entered and (each.ranks, each.elements) == (call.ranks, call.elements)
+                ]
+                if earlier and call.bits in used and call.bits != call.entered:
+                    size = len(call.ranks or case.ranks)
+                    return Broken(
+                        f"since step {moment.step}, a gradient of {call.elements} elements is added over {size} ranks "
+                        f"twice, at {earlier[-1].line} and at {call.line}: it is {size} times too large",
+                        "likely",
+                        "reduce each gradient once: in the backward of its layer or after it",
+                        step=moment.step,
+                        ranks=(rank,),
+                        line=call.line,
+                    )
     return None
+
+
+def _scaled_by_the_ranks(case: Comparison) -> Broken | None:
+    """Find cross entropies whose weights add up to the number of ranks, or to one part of it, in the mean of all."""
+    for moment in case.all_sampled():
+        if len(moment.of) < len(case.ranks):
+            continue
+        weights = [_share(step) for step in moment.of.values()]
+        losses = {tuple(backward.loss for backward in step.backwards) for step in moment.of.values()}
+        call = _added_at(moment)
+        ranks = _averaged_by_ddp(case, moment)
+        if any(weight is None for weight in weights) or len(losses) == 1 or (call is None and not ranks):
+            continue
+        size = len(case.ranks)
+        total = sum(weight for weight in weights if weight is not None) / (size if ranks else 1)
+        factor = next((each for each in (size, 1 / size) if abs(total - each) < 1e-5 * each), None)
+        first = next(iter(moment.of.values()))
+        if factor is None or len(first.backwards) > 1:
+            continue
+        times = f"{size} times" if factor > 1 else f"1/{size} of"
+        return Broken(
+            f"since step {moment.step}, the weights of all targets add up to {total:.4g}, not to 1: the gradients are "
+            f"{times} those of the mean over all ranks' targets",
+            "likely" if factor > 1 else "possible",
+            "account for the number of ranks once: in the loss, or where the gradients are averaged, as DDP does",
+            step=moment.step,
+            ranks=tuple(moment.of),
+            line=first.backwards[0].line if call is None or factor < 1 else call.line,
+        )
+    return None
+
+
+def _share(step: Step) -> float | None:
+    """Return how much the targets of a step's one cross entropy weigh; None if it is not known."""
+    if len(step.backwards) != 1:
+        return None
+    scale = 1.0
+    for node in step.backwards[0].graph:
+        if node.name.startswith("NllLoss"):
+            return scale * (1.0 if node.reduction == _MEAN else node.weight) if node.weight else None
+        if not node.factor:
+            return None
+        scale = scale * node.factor if node.name.startswith("Mul") else scale / node.factor
+    return None
+
+
+def _added_at(moment: Moment) -> Call | None:
+    """Return a sum over all ranks whose result is a gradient that the optimizer uses, if most gradients are such."""
+    step = next(iter(moment.of.values()))
+    sums = {call.bits: call for call in step.calls if call.call == "all_reduce" and call.op in (None, "SUM")}
+    used = [each.bits for each in step.gradients or [] if each is not None and each.norm]
+    hits = [sums[bits] for bits in used if bits in sums and sums[bits].ranks is None]
+    return hits[0] if used and len(hits) == len(used) else None
+
+
+def _averaged_by_ddp(case: Comparison, moment: Moment) -> bool:
+    """True if DDP averages all gradients of a step over all ranks, and nothing changes them after it."""
+    step, table = next(iter(moment.of.values())), case.any.tables.get(moment.optimizer)
+    left = step.backwards[-1].bits.get(moment.optimizer) if step.backwards else None
+    used = [None if each is None else each.bits for each in step.gradients or []]
+    return table is not None and left == used and all(each.ddp == list(case.ranks) for each in table.parameters)
+
+
+def words_on_a_rank(case: Comparison) -> Broken | None:
+    """Find words that no rank's part of an embedding holds."""
+    sums = [
+        (number, rank, call) for rank, record in case.records.items() for number, call in record.calls("all_reduce")
+    ]
+    if not any(call.bits is not None for _, _, call in sums):
+        raise NotObservable("no sum over ranks was sampled")
+    found = next(((number, rank, call) for number, rank, call in sums if call.words), None)
+    if found is None:
+        return None
+    number, rank, call = found
+    words = ", ".join(map(str, call.words[:8]))
+    return Broken(
+        f"in step {number}, the ranks' parts of an embedding add up to zero at {call.line} for the words {words}: no "
+        "rank has them",
+        "possible",
+        "compare the limits of the ranks' parts with the mask: a word belongs to the rank with first <= word < end. "
+        "The word that pads may be zero on purpose",
+        step=number,
+        ranks=(rank,),
+        line=call.line,
+    )
 
 
 def one_writer(case: Comparison) -> Broken | None:
@@ -214,6 +328,26 @@ def loaded_keys(case: Comparison) -> Broken | None:
     return None
 
 
+def saved_whole(case: Comparison) -> Broken | None:
+    """Find a file of a model in which trained parameters are missing."""
+    saves = [(rank, number, call) for rank, record in case.records.items() for number, call in record.calls("save")]
+    if not saves:
+        raise NotObservable("nothing was saved with torch.save")
+    for rank, number, call in saves:
+        if call.missing:
+            return Broken(
+                f"the file saved at {call.line} has parameters of the model, but not "
+                f"{some_of(call.missing, MOST_NAMES)}, which was trained too",
+                "likely" if call.partly else "possible",
+                "save `model.state_dict()` as it is; tensors that share a storage are not therefore the same. A whole "
+                "layer, such as a head for training alone, may be left out on purpose",
+                step=number,
+                ranks=(rank,),
+                line=call.line,
+            )
+    return None
+
+
 def optimizer_restored(case: Comparison) -> Broken | None:
     """Find a checkpoint whose optimizer was read and not used."""
     seen = False
@@ -247,7 +381,9 @@ RULES = (
     Rule("targets", "means over unequal numbers of targets are weighted", token_weights),
     Rule("collectives", "collectives agree in type, reduction and result", reductions),
     Rule("sums", "gradients are averaged, not added, over ranks", sums_of_gradients),
+    Rule("words", "each word of a split embedding is on one rank", words_on_a_rank),
     Rule("one-writer", "one rank writes a file", one_writer),
+    Rule("saved", "a file of a model has all that was trained", saved_whole),
     Rule("keys", "a loaded model has the keys of the file", loaded_keys),
     Rule("restored", "a resume restores the optimizer", optimizer_restored),
 )

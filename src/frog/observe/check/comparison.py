@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, takewhile
@@ -50,6 +50,7 @@ class Comparison:
         self.records = records
         self.ranks = tuple(sorted(records))
         self._known_moments: dict[int, list[Moment]] = {}
+        self._known_copies: dict[tuple[int, int], set[int]] = {}
 
     @property
     def any(self) -> RankRecord:
@@ -178,10 +179,42 @@ class Comparison:
             return
         if any(parameter.mesh is not None for parameter in parameters.values()):
             return
-        if any(_equal_gradients(moment, index) for moment in moments[:4]):
+        agree = any(_equal_gradients(moment, index) for moment in moments[:4])
+        if agree or index in self._copies_beside_parts(optimizer, moments[0]):
             yield Replica(optimizer, index, tuple(parameters), True)
-        elif len({step.before[index] for step in first.values()}) == 1 and not parameters[self.ranks[0]].constant:
+        elif len({step.before[index] for step in first.values()}) == 1 and (
+            not parameters[self.ranks[0]].constant or self._is_norm_beside_copies(optimizer, index, moments[0])
+        ):
             yield Replica(optimizer, index, tuple(parameters), False)
+
+    def _copies_beside_parts(self, optimizer: int, first: Moment) -> set[int]:
+        """Return the parameters with equal weights and gradients in the first step, if others have other weights.
+
+        Ranks whose weights differ have equal gradients somewhere only if they give each other parts of them: as those
+        do that split layers, with equal losses.
+        """
+        key = optimizer, first.step
+        if key not in self._known_copies:
+            steps = list(first.of.values())
+            places = range(len(steps[0].before))
+            equal = [index for index in places if len({_nth(each.before, index) for each in steps}) == 1]
+            left = [_gradients_after_backward(step) for step in steps]
+            used = [[None if each is None else each.bits for each in step.gradients or ()] for step in steps]
+            same = {
+                index
+                for index in equal
+                if _agree([_nth(each, index) for each in left]) or _agree([_nth(each, index) for each in used])
+            }
+            # one alone may be a bias whose gradient does not depend on what is before it
+            self._known_copies[key] = same if len(same) > 1 and len(equal) < len(places) else set()
+        return self._known_copies[key]
+
+    def _is_norm_beside_copies(self, optimizer: int, index: int, first: Moment) -> bool:
+        """True for a norm as wide as a copy on all ranks, of which no rank has a part: all norms begin with ones."""
+        parameter = self.parameter(optimizer, index)
+        copies = [self.parameter(optimizer, other) for other in self._copies_beside_parts(optimizer, first)]
+        widths = {width for copy in copies if copy is not None for width in copy.shape}
+        return parameter is not None and "Norm" in parameter.owner and set(parameter.shape) <= widths
 
     def _averages_weights(self, optimizer: int, index: int) -> bool:
         """True if something else than an optimizer makes different weights equal again, as local SGD does.
@@ -222,6 +255,12 @@ class Comparison:
             return True
         return None
 
+    @cached_property
+    def splits_layers(self) -> bool:
+        """True if ranks have parts of some layers and copies of others, as in tensor parallelism by hand."""
+        first = {optimizer: self.sampled(optimizer)[:1] for optimizer in self.optimizers}
+        return any(self._copies_beside_parts(optimizer, each[0]) for optimizer, each in first.items() if each)
+
     def is_ddp(self, replica: Replica) -> bool:
         """True if a wrapper of DDP keeps a parameter equal."""
         parameter = self.parameter(replica.optimizer, replica.index, replica.ranks[0])
@@ -248,6 +287,20 @@ def _equal_gradients(moment: Moment, index: int) -> bool:
     first = next(iter(moment.of.values())).gradient(index)
     bits = {step.gradient_bits(index) for step in moment.of.values()}
     return len(moment.of) > 1 and first is not None and bool(first.norm) and len(bits) == 1
+
+
+def _gradients_after_backward(step: Step) -> list[int | None]:
+    """Return the bits of the gradients that the last backward pass left, before anything scaled them."""
+    return step.backwards[-1].bits.get(step.optimizer, []) if step.backwards else []
+
+
+def _nth(values: Sequence[int | None], index: int) -> int | None:
+    return values[index] if index < len(values) else None
+
+
+def _agree(bits: list[int | None]) -> bool:
+    """True if all are the same number, and neither zero nor unknown."""
+    return len(set(bits)) == 1 and bool(bits[0])
 
 
 def _known_ranks(parameter: Parameter, rank: int) -> tuple[int, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from frog.core.units import span
+from frog.core.units import some_of, span
 from frog.observe.check.comparison import Comparison, NotObservable
 from frog.observe.check.rank_records import Loader, Place, RankRecord
 from frog.observe.check.rule import Broken, Rule
@@ -29,7 +29,7 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
         if len(same) < len(informative) or len({tuple(mine[key]) for key in informative}) == 1:
             continue
         replicas = any({one, other} <= set(replica.ranks) for replica in case.replicas)
-        if is_data is None and not replicas:
+        if is_data is None and (not replicas or case.splits_layers):
             continue
         line = _data_line(case.records[one])
         return Broken(
@@ -161,6 +161,18 @@ def samples_twice(case: Comparison) -> Broken | None:
 
 def seeds_of_workers(case: Comparison) -> Broken | None:
     """Find DataLoader workers that draw the same random numbers on all ranks."""
+    copied = next((each for record in case.records.values() for each in record.loaders if _copies(each)), None)
+    if copied is not None:
+        return Broken(
+            f"the {copied.workers} workers of the DataLoader at {copied.line} each begin with a copy of the random "
+            f"numbers of the data set's {some_of(copied.generators, 3)}: they draw the same",
+            "possible",
+            "draw from torch's or the module `random`'s own numbers, which each worker seeds, or make the generator "
+            "in a worker_init_fn",
+            step=1,
+            ranks=case.ranks,
+            line=copied.line,
+        )
     case.require_ranks()
     loaders = {
         rank: [each for each in record.loaders if each.seed is not None] for rank, record in case.records.items()
@@ -177,6 +189,36 @@ def seeds_of_workers(case: Comparison) -> Broken | None:
                 ranks=case.ranks,
                 line=calls[0].line,
             )
+    return None
+
+
+def _copies(loader: Loader) -> bool:
+    return loader.workers > 1 and bool(loader.generators)
+
+
+def sizes_of_batches(case: Comparison) -> Broken | None:
+    """Find batches of which one tensor has all samples and another has one."""
+    seen = False
+    for record in case.records.values():
+        loaders = {(each.loader, each.iteration): each for each in record.loaders}
+        for batch in record.batches:
+            loader = loaders.get((batch.loader, batch.iteration))
+            if loader is None or len(batch.sizes) < 2 or not loader.size or loader.size < 2:
+                continue
+            seen = True
+            if loader.size in batch.sizes and 1 in batch.sizes:
+                return Broken(
+                    f"the batches of the DataLoader at {loader.line} have tensors for {loader.size} samples and others "
+                    "for one: these count for all samples",
+                    "possible",
+                    "does the collate function or the processor merge the samples? If it is a mask for all samples, "
+                    "nothing is wrong",
+                    step=batch.step + 1,
+                    ranks=(record.rank,),
+                    line=loader.line,
+                )
+    if not seen:
+        raise NotObservable("no DataLoader gave batches of several samples and several tensors")
     return None
 
 
@@ -240,6 +282,7 @@ RULES = (
     Rule("samples", "each data rank trains on samples of its own", samples_of_ranks),
     Rule("epochs", "a loader that shuffles has another order in each epoch", order_of_epochs),
     Rule("twice", "an evaluation counts each sample once", samples_twice),
-    Rule("worker-seeds", "workers of different ranks have different seeds", seeds_of_workers),
+    Rule("batches", "the tensors of a batch have as many samples", sizes_of_batches),
+    Rule("worker-seeds", "workers draw different random numbers", seeds_of_workers),
     Rule("randomness", "data ranks draw different random numbers", random_numbers),
 )

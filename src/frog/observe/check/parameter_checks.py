@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 
 from frog.core.units import some_of
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
@@ -15,6 +17,8 @@ _LOW = ("bfloat16", "float16")
 _MOST_LOST = 0.5
 """Least part of a tensor that an update must leave as it was to count as lost in rounding."""
 _LEAST_ELEMENTS = 16
+_IDLE_STEPS = 2
+"""Steps without a learning rate at the end, if they are a tenth of all, that count: a schedule may end at 0."""
 
 
 def gradients_cleared(case: Comparison) -> Broken | None:
@@ -54,6 +58,16 @@ def evaluation_mode(case: Comparison) -> Broken | None:
                     continue
                 module = record.modules.get(forward.module)
                 seen = True
+                if forward.unset is not None:
+                    return Broken(
+                        f"the forward at {forward.line} trains a model whose own `train()`, at {forward.unset}, was "
+                        "never called: what it does, such as freezing layers, has not been done",
+                        "likely",
+                        "call `model.train()` before the first step",
+                        step=step.number,
+                        ranks=(record.rank,),
+                        line=forward.line,
+                    )
                 if forward.training:
                     trained.setdefault(forward.module, step.number)
                 elif forward.module in trained and forward.module not in training and module and module.modes:
@@ -68,6 +82,85 @@ def evaluation_mode(case: Comparison) -> Broken | None:
                     )
     if not seen:
         raise NotObservable("no forward of a module was seen before a backward pass")
+    return None
+
+
+def evaluations(case: Comparison) -> Broken | None:
+    """Find evaluations that draw random numbers, or that use an estimate which only training improves."""
+    seen = False
+    for record in case.records.values():
+        for step in record.steps:
+            for forward in step.forwards:
+                seen = seen or not forward.training
+                if forward.early:
+                    finding = (
+                        f"the forward at {forward.line} evaluates a spectral norm before the first training forward"
+                    )
+                    advice = "evaluate after training forwards: until then the norm is estimated at random"
+                elif forward.noisy:
+                    finding = f"the forward at {forward.line} draws random numbers in evaluation mode"
+                    advice = (
+                        "is it meant, as sampling is? A dropout that is called as a function needs "
+                        "`training=self.training`"
+                    )
+                else:
+                    continue
+                return Broken(
+                    f"step {step.number} on rank {record.rank}: {finding}",
+                    "possible",
+                    advice,
+                    step=step.number,
+                    ranks=(record.rank,),
+                    line=forward.line,
+                )
+    if not seen:
+        raise NotObservable("no forward in evaluation mode was seen before a step")
+    return None
+
+
+def autocast_reaches(case: Comparison) -> Broken | None:
+    """Find forwards under autocast of which no layer computes in half precision."""
+    case.require_steps()
+    seen = False
+    for record in case.records.values():
+        for step in record.steps:
+            for forward in step.forwards:
+                seen = seen or forward.lowered is not None
+                if forward.lowered is False:
+                    others = any(each.lowered for each in step.forwards)
+                    return Broken(
+                        f"the forward at {forward.line} is called under autocast, and all of its linear layers and "
+                        "convolutions return float32: autocast does not reach them",
+                        "possible" if others else "likely",
+                        "look for a region inside of it that turns autocast off, or for a function that was traced or "
+                        "transformed outside of autocast",
+                        step=step.number,
+                        ranks=(record.rank,),
+                        line=forward.line,
+                    )
+    if not seen:
+        raise NotObservable("no linear layer or convolution ran under autocast")
+    return None
+
+
+def initialized_once(case: Comparison) -> Broken | None:
+    """Find parameters whose elements one line draws several times."""
+    case.require_steps()
+    for record in case.records.values():
+        for table in record.tables.values():
+            drawn = [each for each in table.parameters if each.drawn > 1]
+            if drawn:
+                first = drawn[0]
+                return Broken(
+                    f"{some_of(_names_of(drawn), MOST_NAMES)} {'were' if len(drawn) > 1 else 'was'} drawn at random "
+                    f"{first.drawn} times by {first.drawn_at}",
+                    "possible",
+                    "initialize each parameter in one place: an initialization that is applied to every module and "
+                    "looks below each of them meets a parameter once per level",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=first.drawn_at,
+                )
     return None
 
 
@@ -181,7 +274,8 @@ def step_changes(case: Comparison) -> Broken | None:
                         ranks=(record.rank,),
                         line=table.made,
                     )
-                if parameter.dtype not in _LOW and not _changes(steps, index) and _not_tiny(steps, index):
+                moved = [step for step in steps if _is_moved(step, index)]
+                if parameter.dtype not in _LOW and not _changes(steps, index) and _not_tiny(moved, index):
                     return Broken(
                         f"{case.name(optimizer, index, record.rank)} does not change in {len(known)} steps although "
                         "it has a gradient and the learning rate is not 0",
@@ -246,9 +340,69 @@ def tied_weights(case: Comparison) -> Broken | None:
                     ranks=(record.rank,),
                     line=table.parameters[other].made or table.made,
                 )
+    for embedding, head in _ends_of_pipelines(case):
+        seen = True
+        broken = _no_longer_shared(case, embedding, head)
+        if broken is not None:
+            return broken
     if not seen:
         raise NotObservable("no embedding began equal to another layer's separate tensor")
     return None
+
+
+@dataclass(frozen=True)
+class _End:
+    """A parameter of one rank."""
+
+    record: RankRecord
+    optimizer: int
+    index: int
+    parameter: Parameter
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.record.sampled(self.optimizer)
+
+    @property
+    def is_embedding(self) -> bool:
+        return "Embedding" in self.parameter.owner
+
+
+def _ends_of_pipelines(case: Comparison) -> list[tuple[_End, _End]]:
+    """Return embeddings and other layers that began as equal tensors on ranks which send each other messages."""
+    begun: dict[int, list[_End]] = {}
+    for record in case.records.values() if case.has_messages else ():
+        for optimizer, table in record.tables.items():
+            first = next((step for step in record.sampled(optimizer) if step.step == 1), None)
+            before = first.before if first is not None else []
+            for index, (parameter, bits) in enumerate(zip(table.parameters, before, strict=False)):
+                if bits and not parameter.constant:
+                    begun.setdefault(bits, []).append(_End(record, optimizer, index, parameter))
+    return [
+        (one, other)
+        for alike in begun.values()
+        for one, other in product(alike, alike)
+        if one.is_embedding and not other.is_embedding and one.record is not other.record
+    ]
+
+
+def _no_longer_shared(case: Comparison, first: _End, last: _End) -> Broken | None:
+    """Report the step from which the two ends of a pipeline have different weights."""
+    pairs = zip(first.steps, last.steps, strict=False)
+    apart = next((one for one, two in pairs if one.weight_bits(first.index) != two.weight_bits(last.index)), None)
+    if apart is None:
+        return None
+    names = [case.name(end.optimizer, end.index, end.record.rank) for end in (first, last)]
+    ranks = first.record.rank, last.record.rank
+    return Broken(
+        f"{names[0]} on rank {ranks[0]} and {names[1]} on rank {ranks[1]} were equal when training began and differ "
+        f"since step {apart.step}: the two ends of the pipeline no longer share them",
+        "likely",
+        "add the gradients of both ends in each step, and only then divide or scatter them over data ranks",
+        step=apart.step,
+        ranks=ranks,
+        line=last.parameter.made,
+    )
 
 
 def _alike(parameters: list[Parameter]) -> Iterator[tuple[int, int]]:
@@ -329,12 +483,65 @@ def _sampled(case: Comparison) -> Iterator[tuple[RankRecord, Step]]:
             yield record, step
 
 
+def trained_layers(case: Comparison) -> Broken | None:
+    """Find a model of which an optimizer holds many layers and only norms are trained."""
+    case.require_steps()
+    for record in case.records.values():
+        for table in record.tables.values():
+            trained = [each for each in table.parameters if each.trained]
+            frozen = [each for each in table.parameters if not each.trained]
+            if trained and frozen and all("Norm" in each.owner for each in trained):
+                return Broken(
+                    f"the optimizer holds {some_of(_names_of(frozen), MOST_NAMES)}, which need no gradient; of all "
+                    f"that it holds, only the norms {some_of(_names_of(trained), MOST_NAMES)} are trained",
+                    "possible",
+                    "set requires_grad=True for the layers that shall learn, at least for a new head",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=table.made,
+                )
+    return None
+
+
+def _names_of(parameters: list[Parameter]) -> list[str]:
+    return [each.names[0] if each.names else "a tensor" for each in parameters]
+
+
+def schedules(case: Comparison) -> Broken | None:
+    """Find a training that goes on after its learning rate has fallen to zero."""
+    case.require_steps()
+    for record in case.records.values():
+        for optimizer in record.tables:
+            steps = record.steps_of(optimizer)
+            last = next((place for place, step in reversed([*enumerate(steps)]) if any(step.lr)), None)
+            if last is None or not any(any(step.lr) for step in steps[:last]):
+                continue
+            idle = steps[last + 1 :]
+            if len(idle) >= max(_IDLE_STEPS, len(steps) / 10) and all(rate == 0 for step in idle for rate in step.lr):
+                return Broken(
+                    f"the learning rate is 0 since step {idle[0].step}, and {len(idle)} steps follow it, which change "
+                    "nothing: the schedule is shorter than the training",
+                    "likely",
+                    "count the schedule's steps as the optimizer takes them: batches of all epochs divided once by "
+                    "the micro-batches of a step",
+                    step=idle[0].step,
+                    ranks=(record.rank,),
+                    line=idle[0].line,
+                )
+    return None
+
+
 RULES = (
     Rule("cleared", "each step begins with cleared gradients", gradients_cleared),
     Rule("training-mode", "the model is in training mode while it trains", evaluation_mode),
+    Rule("evaluation", "an evaluation draws no random numbers, and does not come too early", evaluations),
+    Rule("autocast", "autocast reaches the layers that are called under it", autocast_reaches),
+    Rule("initialized", "each line draws a parameter once", initialized_once),
     Rule("optimizer", "an optimizer holds every parameter that has a gradient", in_an_optimizer),
+    Rule("frozen", "more than norms is trained of what an optimizer holds", trained_layers),
     Rule("unused", "every parameter of an optimizer gets a gradient", gradients_arrive),
     Rule("changes", "a step changes what has a gradient", step_changes),
+    Rule("schedule", "the learning rate is above 0 until training ends", schedules),
     Rule("tied", "tied weights stay equal", tied_weights),
     Rule("state-type", "weights and optimizer state are kept in float32", types_of_state),
     Rule("finite", "loss, gradients and weights are finite", finite),

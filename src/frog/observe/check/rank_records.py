@@ -85,6 +85,9 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """The class of the module that has it."""
     constant: bool = False
     """True if all its elements were equal when it was first seen."""
+    drawn: int = 0
+    """How often one line drew its elements before the first step, if more than once."""
+    drawn_at: Place | None = None
     placements: list[str] | None = None
     mesh: Any = None
 
@@ -119,6 +122,17 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     """Checksum of the CPU's random state before it."""
     draws: bool | None = None
     """True if it drew random numbers."""
+    noisy: bool = False
+    """True if it drew random numbers although all of the module is in evaluation mode."""
+    early: bool = False
+    """True if it evaluates a spectral norm before the first training forward."""
+    unset: Place | None = None
+    """The `train()` of a class of the user's that acts on its module, if nothing has called it."""
+    others: dict[str, int] = {}
+    """Bits of the weights that the optimizers of other ranks hold, by name."""
+    autocast: bool = False
+    lowered: bool | None = None
+    """True if a layer under autocast returned half precision; None if there was no such layer."""
 
 
 class Node(NamedTuple):
@@ -129,6 +143,8 @@ class Node(NamedTuple):
     """1 for a loss function that averages, 2 for one that adds."""
     weight: float | None
     """How many targets a cross entropy counted."""
+    factor: float | None = None
+    """The number by which it multiplies or divides."""
 
 
 class Backward(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +171,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     elements: int = 0
     ranks: list[Rank] | None = None
     bits: int | None = None
+    entered: int | None = None
+    """The bits with which the rank called it."""
+    words: list[int] = []
+    """Words that a module looked up and whose row in the sum is zero."""
     path: str | None = None
     keys: list[str] = []
     numbers: dict[str, int] = {}
@@ -162,6 +182,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     rates: list[float] = []
     """Learning rates of the optimizers in a checkpoint."""
     missing: list[str] = []
+    partly: bool = False
+    """True if a module has other parameters that are not missing."""
     unexpected: list[str] = []
     module: str = ""
     name: str = msgspec.field(name="class", default="")
@@ -248,6 +270,10 @@ class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     samples: int | None = None
     workers: int = 0
     seed: int | None = None
+    size: int | None = None
+    """Samples in a batch."""
+    generators: list[str] = []
+    """Attributes of the data set that draw random numbers, if no function prepares the workers."""
 
 
 class Batch(_Line, frozen=True, kw_only=True, tag="batch"):
@@ -259,6 +285,8 @@ class Batch(_Line, frozen=True, kw_only=True, tag="batch"):
     iteration: Count
     batch: Count
     rows: list[int] | None = None
+    sizes: list[int] = []
+    """The first dimension of each of its tensors."""
 
 
 class Outside(msgspec.Struct, frozen=True, kw_only=True):

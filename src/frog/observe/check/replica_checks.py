@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable, Replica
-from frog.observe.check.rank_records import Backward, Fingerprint, Place, Step
+from frog.observe.check.rank_records import Backward, Call, Fingerprint, Place, Step
 from frog.observe.check.rule import Broken, Rule, Sure
 
 _SAME_FACTOR = 1e-5
@@ -137,6 +137,50 @@ def _loaded_optimizer_of_some(case: Comparison, moment: Moment) -> tuple[list[in
     return (some, loads[some[0]][-1].line) if some and len(some) < len(loads) else None
 
 
+def weights_of_the_owners(case: Comparison) -> Broken | None:
+    """Find forwards with old weights, where each rank's optimizer holds a part of the parameters and sends it."""
+    case.require_steps()
+    seen = False
+    made = _made_by_owners(case)
+    for rank, record in case.records.items():
+        begun = next((forward.others for step in record.steps[:1] for forward in step.forwards if forward.others), {})
+        shared = [name for name, bits in begun.items() if made.get((0, name)) == {bits}]
+        for before, now in pairwise(record.steps):
+            forward = next((each for each in now.forwards if each.others), None)
+            if forward is None:
+                continue
+            for name in shared:
+                new, used = made.get((before.number, name), set()), forward.others.get(name)
+                seen = seen or bool(new)
+                if len(new) == 1 and used is not None and used not in new:
+                    return Broken(
+                        f"the forward at {forward.line} before step {now.number} uses other weights of {name} on rank "
+                        f"{rank} than its owner's optimizer made in step {before.number}",
+                        "possible" if case.has_exchanges or case.has_messages else "likely",
+                        "send all parameters to all ranks after each step, and wait for them before the next forward",
+                        step=now.number,
+                        ranks=(rank,),
+                        line=forward.line,
+                    )
+    if not seen:
+        raise NotObservable("each rank's optimizers hold all parameters of its model")
+    return None
+
+
+def _made_by_owners(case: Comparison) -> dict[tuple[int, str], set[int | None]]:
+    """Return the bits of each parameter that optimizers hold, by step and name; step 0 is before the first."""
+    found: dict[tuple[int, str], set[int | None]] = {}
+    for record in case.records.values():
+        for step in record.steps:
+            table = record.tables.get(step.optimizer)
+            for index, parameter in enumerate(table.parameters if table is not None and step.weights else ()):
+                for name in parameter.names[:1]:
+                    found.setdefault((step.number, name), set()).add(step.weight_bits(index))
+                    if step.number == 1:
+                        found.setdefault((0, name), set()).add(step.before[index])
+    return found
+
+
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +238,18 @@ def _different_gradients(case: Comparison, moment: Moment, different: list[Repli
             line=line,
             evidence=evidence,
         )
+    moved = _moved_after_wrapping(case, moment, replica)
+    if moved is not None:
+        return Broken(
+            f"{since}{what}: the model was converted or moved at {moved.line} after DDP had wrapped it: that removes "
+            "the hooks with which DDP averages",
+            "certain",
+            "move and convert the model first, and wrap it then: to(), half(), float(), cuda() and cpu() undo it",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=moved.line,
+            evidence=evidence,
+        )
     changed = _changed_after_backward(case, moment, different) or _other_order(case, moment, different)
     if changed is not None:
         return changed
@@ -201,14 +257,15 @@ def _different_gradients(case: Comparison, moment: Moment, different: list[Repli
     if len(different) < len(all_of_it):
         parameter = case.parameter(replica.optimizer, replica.index)
         sure: Sure = "certain" if parameter is not None and parameter.ddp is not None else "possible"
-        if sure == "possible" and any(each.known for each in all_of_it) and not case.has_exchanges:
+        is_weak = parameter is None or parameter.constant or case.has_exchanges
+        if sure == "possible" and any(each.known for each in all_of_it) and not is_weak:
             sure = "likely"
         return Broken(
             f"{since}{what}, while those of {len(all_of_it) - len(different)} other parameters are equal: these are "
             "not reduced",
             sure,
             "put the module into the wrapper too, or reduce its gradients; parameters that are added or replaced "
-            "after DDP was created are not in it. Experts that each rank has for itself may differ",
+            "after DDP was created are not in it. Experts and norms of which each rank has its own may differ",
             step=moment.step,
             ranks=replica.ranks,
             line=(parameter.made if parameter is not None else None) or backward,
@@ -264,6 +321,13 @@ def _past_the_wrapper(case: Comparison, moment: Moment, replica: Replica) -> Pla
         if inside and not wrapped:
             return inside[-1].line
     return None
+
+
+def _moved_after_wrapping(case: Comparison, moment: Moment, replica: Replica) -> Call | None:
+    """Return the call that gave DDP's parameters another type or device, if none has wrapped them again."""
+    rank = replica.ranks[0]
+    calls = [call for number, call in case.records[rank].calls("moved", "ddp") if number <= moment.of[rank].number]
+    return calls[-1] if calls and calls[-1].call == "moved" and case.is_ddp(replica) else None
 
 
 def _changed_after_backward(case: Comparison, moment: Moment, different: list[Replica]) -> Broken | None:
@@ -526,5 +590,6 @@ RULES = (
     Rule("learning-rates", "replicas use equal learning rates", learning_rates),
     Rule("weights-after", "a step leaves replicas equal", weights_after_a_step),
     Rule("clipping", "gradients are clipped by the norm of the whole", clipping_norms),
+    Rule("weights-forward", "a forward uses the weights that the last step made", weights_of_the_owners),
     Rule("steps", "all ranks take the same number of steps", same_number_of_steps),
 )

@@ -153,6 +153,11 @@ def rows(value: Any) -> list[int] | None:
     return None if total is None else [int(each) for each in total.tolist()]
 
 
+def sizes(value: Any) -> list[int]:
+    """Return the first dimension of each tensor of a batch."""
+    return [each.size(0) for each in tensors_of(value) if each.dim() > 0][:16]
+
+
 def tensors_of(value: Any, depth: int = 0) -> list[Any]:
     """Return the tensors of a batch, in order."""
     torch = _torch()

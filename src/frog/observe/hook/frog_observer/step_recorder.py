@@ -11,11 +11,10 @@ import os
 import sys
 import threading
 import weakref
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import fingerprints, frames, module_sums
+from . import fingerprints, frames, module_facts, module_sums
 from .place import Place
 
 NAME = "checks.jsonl"
@@ -61,6 +60,15 @@ class StepRecorder:
         """True if the program has sent or received a message between two ranks."""
         self.has_exchanges = False
         """True if the program has called a collective that gives ranks parts of each other's activations."""
+        self.modes_set: Any = weakref.WeakSet()
+        """The modules that were set to training or evaluation mode."""
+        self.initialized: dict[int, dict[tuple[Any, ...], int]] = {}
+        """How often each line has drawn the elements of a parameter, by id, before the first step."""
+        self._has_learned, self._asked_modes = False, False
+        self._begun = 0
+        """The outermost module that was called last, by id."""
+        self._ids: tuple[int, Any] | None = None
+        """The words that a module is looking up, and how deep it is among the modules."""
         self.iterations: dict[int, int] = {}
         """The last iteration over each DataLoader, by its number."""
         asked = module_sums.asked()
@@ -145,7 +153,7 @@ class StepRecorder:
         elif self._handles and not (self.is_sampled and self.is_on):
             for handle in self._handles:
                 handle.remove()
-            self._handles, self._depth = [], 0
+            self._handles, self._depth, self._ids = [], 0, None
 
     # ---- what happens between two steps ------------------------------------------------------------------------------
 
@@ -154,6 +162,8 @@ class StepRecorder:
         if self.in_backward or not self.is_here():
             return
         self._depth += 1
+        if self._ids is None and self.is_sampled and args and module_facts.are_ids(args[0]):
+            self._ids = self._depth, args[0]
         if self._depth > 1 or len(self._forwards) >= _MOST_FORWARDS:
             return
         if next(module.parameters(), None) is None:
@@ -172,23 +182,46 @@ class StepRecorder:
                 record["sync"] = bool(getattr(wrapper, "require_backward_grad_sync", True))
             if self.is_sampled:
                 record["rows"] = fingerprints.rows([args, _kwargs_of(sys._getframe(2))])
-                record["random"] = _random_state(torch)
+                record["random"] = module_facts.random_state()
+                self._note_facts(module, record)
                 if self._modules is not None:
                     self._modules.begin(record["module"], module)
+            self._begun = id(module)
             self._forwards.append(record)
+
+    def _note_facts(self, module: Any, record: dict[str, Any]) -> None:
+        """Note what an outermost forward begins with."""
+        learns = record["training"] and record["grad"]
+        if not learns and not record["training"] and not self._has_learned:
+            record["early"] = module_facts.estimates_norms(module)
+        if learns and not self._asked_modes:
+            record["unset"] = module_facts.unset_mode(module, self.modes_set)
+            self._asked_modes = True
+        if learns and not any(forward["grad"] for forward in self._forwards):
+            others = module_facts.weights_of_others(module, self._optimizers)
+            record.update({"others": others} if others else {})
+        self._has_learned = self._has_learned or learns
+        if module_facts.autocasts():
+            record["autocast"] = True
 
     def after_forward(self, module: Any, args: Any, output: Any) -> None:
         """Take the end of a module's forward, also after an exception."""
         if self.in_backward or not self.is_here():
             return
+        if self._ids is not None and self._ids[0] >= self._depth:
+            self._ids = None
         self._depth = max(0, self._depth - 1)
         if not self._forwards or not self.is_sampled:
             return
         torch: Any = sys.modules["torch"]
+        multiplies = self._forwards[-1].get("autocast") and module_facts.multiplies(module)
+        if self._depth == 0 or multiplies:
+            with self.reading():
+                self._note_end(module, output if multiplies and isinstance(output, torch.Tensor) else None)
         if self._modules is not None and torch.is_grad_enabled():
             with self.reading():
                 if self._depth == 0:
-                    self._forwards[-1]["draws"] = self._forwards[-1].get("random") != _random_state(torch)
+                    self._forwards[-1]["draws"] = self._forwards[-1].get("random") != module_facts.random_state()
                 self._modules.output(module, output, line_of(sys._getframe(2)))
         if self._saw_nan or not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return
@@ -198,6 +231,19 @@ class StepRecorder:
                 self._calls.append(
                     {"call": "not_finite", "module": self._module_name(module), "line": line_of(sys._getframe(2))}
                 )
+
+    def _note_end(self, module: Any, product: Any) -> None:
+        """Note what a module's forward, the outermost one or one inside of it, ends with.
+
+        product: the output of a layer that autocast computes in half precision.
+        """
+        record = self._forwards[-1]
+        size = product.element_size() if product is not None else 0
+        if size in (2, 4):  # autocast leaves float64 as it is
+            record["lowered"] = record.get("lowered", False) or size == 2
+        is_same = self._begun == id(module) and "random" in record
+        if self._depth == 0 and is_same and not record["training"] and not _in_training(module):
+            record["noisy"] = module_facts.random_state() != record["random"]
 
     def on_backward(self, loss: Any, line: Any) -> None:
         """Take the beginning of a backward pass."""
@@ -247,6 +293,7 @@ class StepRecorder:
         if is_optimizer:
             self._optimizers.number(thing)
         self._made.pop(id(thing), None)  # an earlier thing had the same address
+        self.initialized.pop(id(thing), None)
         if line is not None and len(self._made) < _MOST_PARAMETERS:
             self._made[id(thing)] = line
 
@@ -255,6 +302,35 @@ class StepRecorder:
         group = wrapper.process_group
         distributed: Any = sys.modules["torch.distributed"]
         self._ddp.append((weakref.ref(wrapper), distributed.get_process_group_ranks(group)))
+
+    def on_drawn(self, parameter: Any, line: Any) -> None:
+        """Take a line that draws the elements of a parameter."""
+        if line is not None and len(self.initialized) < _MOST_PARAMETERS:
+            counts = self.initialized.setdefault(id(parameter), {})
+            counts[tuple(line)] = counts.get(tuple(line), 0) + 1
+
+    @property
+    def has_stepped(self) -> bool:
+        """True after the first step."""
+        return self._num_steps > 0
+
+    def left_out(self, held: Any) -> tuple[list[str], bool]:
+        """Return the parameters that are missing in what is saved of a module, and whether a layer is cut."""
+        return module_facts.left_out(held, self._roots)
+
+    def words_without_vector(self, total: Any) -> list[int]:
+        """Return the words whose row in a sum over ranks is zero, if it is the first sum in a module of words."""
+        if self._ids is None or self.in_backward:
+            return []
+        (_, ids), self._ids = self._ids, None
+        return module_facts.zero_rows(ids, total)
+
+    def kinds_in_ddp(self, module: Any) -> list[tuple[str, str]]:
+        """Return types and devices of a module's parameters if DDP has wrapped it, or a part of it."""
+        wrappers = [reference() for reference, _ in self._ddp]
+        if not any(each is not None and module in (each, each.module) for each in wrappers):
+            return []
+        return [(str(each.dtype), str(each.device)) for each in module.parameters()]
 
     def made_at(self, thing: Any) -> Any:
         """Return the line that made a parameter or an optimizer; None if unknown."""
@@ -435,6 +511,10 @@ class StepRecorder:
             "ddp": replicas.get(id(parameter)),
             "constant": _is_constant(parameter),
         }
+        counts = self.initialized.get(id(parameter), {})
+        if max(counts.values(), default=0) > 1:
+            line = max(counts, key=lambda line: counts[line])
+            found["drawn"], found["drawn_at"] = counts[line], list(line)
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is not None:
             found["placements"] = [str(each) for each in parameter.placements]
@@ -553,6 +633,11 @@ def _changed(before: Any, parameter: Any, used: Any) -> float | None:
     return float((after != before)[used].double().mean())
 
 
+def _in_training(module: Any) -> bool:
+    """True if some part of a module is in training mode, as dropout is that shall draw in an evaluation."""
+    return any(each.training for each in module.modules())
+
+
 def _has_modes(module: Any) -> bool:
     """True if a module computes something else in evaluation mode than in training mode."""
     names = {kind.__name__ for kind in type(module).__mro__}
@@ -584,13 +669,19 @@ def _grew(old: Any, new: Any) -> bool:
     return bool(old) and new is not None and old != new
 
 
-def _random_state(torch: Any) -> int:
-    """Return a checksum of the CPU's random state."""
-    return zlib.crc32(torch.get_rng_state().numpy().tobytes())
-
-
 def finite_or_none(number: float) -> float | None:
     return number if number - number == 0 else None
+
+
+def _factor_of(node: Any) -> float | None:
+    """Return the number by which an operation multiplies or divides; None for another operation."""
+    if not node.name().startswith(("MulBackward", "DivBackward")):
+        return None
+    known = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
+    numbers = [each for each in known if each is not None]
+    if len(numbers) != 1 or getattr(numbers[0], "numel", lambda: 0)() != 1:
+        return None
+    return finite_or_none(float(numbers[0]))
 
 
 def _graph_of(loss: Any) -> list[list[Any]]:
@@ -600,7 +691,7 @@ def _graph_of(loss: Any) -> list[list[Any]]:
     while node is not None and len(found) < _MOST_GRAPH_NODES:
         weight = getattr(node, "_saved_total_weight", None)
         total = finite_or_none(float(weight)) if weight is not None and weight.numel() == 1 else None
-        found.append([node.name(), getattr(node, "_saved_reduction", None), total])
+        found.append([node.name(), getattr(node, "_saved_reduction", None), total, _factor_of(node)])
         parents = [parent for parent, _ in node.next_functions if parent is not None]
         node = parents[0] if len(parents) == 1 else None
     return found

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import fingerprints
+from . import fingerprints, module_facts
 from .step_recorder import StepRecorder, finite_or_none, line_of
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
@@ -35,6 +35,7 @@ def _watch(recorder: StepRecorder) -> None:
     watched = _Functions(recorder)
     watched.watch_backward(torch)
     watched.watch_made(torch)
+    watched.watch_modules(torch)
     watched.watch_state_dicts(torch)
     watched.watch_clipping(torch)
     watched.watch_loaders()
@@ -103,6 +104,40 @@ class _Functions:
 
         kind.__new__ = staticmethod(__new__)
 
+    def watch_modules(self, torch: Any) -> None:
+        """Watch the modes of modules, their moves after DDP has wrapped them, and what draws their weights."""
+        recorder = self._recorder
+
+        def make_train(original: Any) -> Any:
+            def train(module: Any, *args: Any, **kwargs: Any) -> Any:
+                recorder.modes_set.add(module)
+                return original(module, *args, **kwargs)
+
+            return train
+
+        def make_apply(original: Any) -> Any:
+            def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
+                before = recorder.kinds_in_ddp(module) if recorder.is_here() else None
+                result = original(module, *args, **kwargs)
+                if before and recorder.kinds_in_ddp(module) != before:
+                    recorder.on_call({"call": "moved", "line": line_of(sys._getframe(1))})
+                return result
+
+            return _apply
+
+        def make_draw(original: Any) -> Any:
+            def draw(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                if isinstance(tensor, torch.nn.Parameter) and recorder.is_here() and not recorder.has_stepped:
+                    recorder.on_drawn(tensor, line_of(sys._getframe(1)))
+                return original(tensor, *args, **kwargs)
+
+            return draw
+
+        self._wrap([torch.nn.Module], "train", make_train)
+        self._wrap([torch.nn.Module], "_apply", make_apply)
+        for name in ("normal_", "uniform_"):
+            self._wrap([torch.Tensor], name, make_draw)
+
     def watch_state_dicts(self, torch: Any) -> None:
         """Watch what is saved and loaded."""
         recorder = self._recorder
@@ -137,9 +172,16 @@ class _Functions:
                     if recorder.is_here():
                         held = result if what == "load" else args[0] if args else kwargs.get("obj")
                         path = args[0] if what == "load" and args else args[1] if len(args) > 1 else kwargs.get("f")
+                        missing: list[str] = []
+                        partly = False
+                        if what == "save":
+                            with recorder.reading():
+                                missing, partly = recorder.left_out(held)
                         recorder.on_call(
                             {
                                 "call": what,
+                                "missing": missing,
+                                "partly": partly,
                                 "path": os.path.abspath(path) if isinstance(path, (str, os.PathLike)) else None,
                                 "keys": [str(key)[:80] for key in held][:40] if isinstance(held, dict) else [],
                                 "numbers": _numbers_of(held),
@@ -218,6 +260,7 @@ class _Functions:
                                 "iteration": at[1],
                                 "batch": at[2],
                                 "rows": fingerprints.rows(batch),
+                                "sizes": fingerprints.sizes(batch),
                             }
                         )
                         at[2] += 1
@@ -272,9 +315,13 @@ class _Functions:
         def collective(*args: Any, **kwargs: Any) -> Any:
             if not recorder.is_here():
                 return original(*args, **kwargs)
-            result = original(*args, **kwargs)
             given = (kwargs.get(name) for name in ("tensor", "output_tensor", "output"))
             tensor: Any = args[0] if args else next((each for each in given if each is not None), None)
+            entered = None
+            if name == "all_reduce" and recorder.is_sampled and not tensor.is_meta:
+                with recorder.reading():
+                    entered = int(fingerprints.bits(tensor))
+            result = original(*args, **kwargs)
             with recorder.reading():
                 record = {
                     "call": name,
@@ -285,7 +332,8 @@ class _Functions:
                     "ranks": _ranks_of(args, kwargs),
                 }
                 if recorder.is_sampled and _is_complete(result) and not tensor.is_meta:
-                    record["bits"] = int(fingerprints.bits(tensor))
+                    record["bits"], record["entered"] = int(fingerprints.bits(tensor)), entered
+                    record["words"] = recorder.words_without_vector(tensor) if name == "all_reduce" else []
                 recorder.on_call(record)
             return result
 
@@ -342,5 +390,7 @@ def _described(loader: Any, iterator: Any) -> dict[str, Any]:
         "padded": bool(is_distributed and sampler.total_size > len(loader.dataset)),
         "samples": len(loader.dataset) if count is not None else None,
         "workers": loader.num_workers,
+        "size": getattr(loader, "batch_size", None),
+        "generators": [] if loader.worker_init_fn is not None else module_facts.own_generators(loader.dataset),
         "seed": iterator._base_seed if loader.num_workers else None,
     }

@@ -1,6 +1,6 @@
 """What a program with a silent bug is, and the parts that several of them share.
 
-    torchrun --nproc-per-node N cases.py FOLDER NAME ...
+    torchrun --nproc-per-node N silent_case.py FOLDER NAME ...
 
 runs the named programs in one world, each with its bug and without it; the records go to FOLDER/NAME/bug and
 FOLDER/NAME/right. `../silent_bugs.py` calls it.

@@ -1,0 +1,108 @@
+"""What a check asks of modules, data sets and checkpoints without calling them."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import Any
+
+from . import fingerprints, frames
+
+_MOST_NAMES = 20
+_GENERATORS = ("random.Random", "numpy.random._generator.Generator", "numpy.random.mtrand.RandomState")
+
+
+def random_state() -> int:
+    """Return a checksum of the CPU's random state."""
+    torch: Any = sys.modules["torch"]
+    return zlib.crc32(torch.get_rng_state().numpy().tobytes())
+
+
+def autocasts() -> bool:
+    """True inside of an autocast region, for whatever device."""
+    torch: Any = sys.modules["torch"]
+    try:
+        return any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+    except TypeError:  # torch before 2.4
+        return bool(torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled())
+
+
+def multiplies(module: Any) -> bool:
+    """True for the layers that autocast computes in half precision."""
+    nn: Any = sys.modules["torch.nn"]
+    return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+
+
+def unset_mode(module: Any, were_set: Any) -> list[Any] | None:
+    """Return the line of a user's `train()` that acts on its module and that nothing has called; None if there is none.
+
+    were_set: the modules on which torch's own `train()` was called, as an override does with `super()`.
+    """
+    for each in module.modules():
+        override = getattr(type(each).train, "__code__", None)
+        if override is None or each in were_set or not frames.is_user_file(override.co_filename):
+            continue
+        if "__class__" in override.co_freevars and "train" in override.co_names:
+            return [override.co_filename, override.co_firstlineno, override.co_name]
+    return None
+
+
+def estimates_norms(module: Any) -> bool:
+    """True if a module has `spectral_norm`: it begins with a random estimate and improves it in training forwards."""
+    hooks = (hook for each in module.modules() for hook in each._forward_pre_hooks.values())
+    return any(type(hook).__name__ == "SpectralNorm" for hook in hooks)
+
+
+def weights_of_others(module: Any, optimizers: Any) -> dict[str, int]:
+    """Return the bits of a module's trained parameters that no optimizer of this rank holds, if one holds others."""
+    held = {id(each) for _, optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+    named = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+    others = [(name, each) for name, each in named if id(each) not in held]
+    if len(others) == len(named) or any(hasattr(each, "_local_tensor") or each.is_meta for _, each in others):
+        return {}
+    return {name: int(fingerprints.bits(each)) for name, each in others}
+
+
+def are_ids(value: Any) -> bool:
+    """True for a tensor of whole numbers, as those of words are."""
+    torch: Any = sys.modules["torch"]
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32) and value.dim() > 0
+
+
+def zero_rows(ids: Any, total: Any) -> list[int]:
+    """Return the words whose row in a tensor is zero; none if the tensor does not have a row for each word."""
+    if not total.is_floating_point() or tuple(total.shape[:-1]) != tuple(ids.shape):
+        return []
+    return sorted({int(word) for word in ids[(total == 0).all(-1)].tolist()})[:_MOST_NAMES]
+
+
+def own_generators(dataset: Any) -> list[str]:
+    """Return the attributes of a data set that draw random numbers, of which each worker gets an equal copy."""
+    found = []
+    for name, value in list(getattr(dataset, "__dict__", {}).items())[:200]:
+        if f"{type(value).__module__}.{type(value).__name__}" in _GENERATORS:
+            found.append(str(name))
+    return found[:_MOST_NAMES]
+
+
+def left_out(held: Any, modules: Any) -> tuple[list[str], bool]:
+    """Return the trained parameters of a module that are missing where others are saved, and whether a layer has both.
+
+    held: what is saved: a mapping, or one of mappings.
+    """
+    mappings = [held, *held.values()] if isinstance(held, dict) else []
+    for saved in mappings:
+        names = {_bare(str(key)) for key in saved} if isinstance(saved, dict) else set()
+        for _, module in modules if names else ():
+            own = [(_bare(name), each) for name, each in module.named_parameters(remove_duplicate=False)]
+            known = {name for name, _ in own} | {_bare(name) for name, _ in module.named_buffers()}
+            kept = {id(each) for name, each in own if name in names}
+            missing = [name for name, each in own if each.requires_grad and id(each) not in kept]
+            if kept and missing and names <= known:
+                layers = {name.rpartition(".")[0] for name in names}
+                return missing[:_MOST_NAMES], any(name.rpartition(".")[0] in layers for name in missing)
+    return [], False
+
+
+def _bare(name: str) -> str:
+    return name[len("module.") :] if name.startswith("module.") else name
