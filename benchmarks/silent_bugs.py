@@ -5,20 +5,23 @@
 The programs are in silent_bugs/, each with the rule and the lines that a right answer names. They were written before
 `frog check` saw them; `first` is what it said then, `now` what it says since its rules were corrected on them. A row
 counts as found if the right rule is broken, as certain, likely or possible; `line` tells whether the answer names a
-marked line. Any certain or likely answer, or the same rule, on the program without the bug is a false alarm. Bugs of
-hardware are simulated and not counted.
+marked line. One program runs under `frog check --against-one`, which came later, since one run cannot show its bug; one
+that hangs is left to `frog diagnose`. Any certain or likely answer, or the same rule, on the program without the bug is
+a false alarm. Bugs of hardware are simulated and not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PROGRAMS = Path(__file__).with_suffix("")
 sys.path.insert(0, str(PROGRAMS))
@@ -27,9 +30,8 @@ import traincheck  # noqa: E402
 import ttrace  # noqa: E402
 from silent_case import Case  # noqa: E402
 
-from frog.observe.check.answers import answers_of, broken_rules  # noqa: E402
-from frog.observe.check.rank_records import Place, read_records  # noqa: E402
-from frog.observe.check.rule import Answer  # noqa: E402
+from frog.observe.check.answers import answers_as_json, answers_of  # noqa: E402
+from frog.observe.check.rank_records import read_records  # noqa: E402
 from frog.observe.diagnose.program.program_diagnosis import diagnose_folder  # noqa: E402
 
 FROG = [sys.executable, "-c", "import sys; from frog.cli import main; sys.exit(main())"]
@@ -38,28 +40,29 @@ HEAD = f"{'bug':39s} {'rule':15s} {'first try':27s} {'now':27s} {'line':4s} {'tw
 
 
 def run(cases: list[Case], folder: Path) -> None:
-    """Run all programs that need as many ranks in one world, and those that hang in worlds of their own."""
-    several = [case for case in cases if not case.hangs]
+    """Run all programs that need as many ranks in one world, and the others in worlds of their own."""
+    several = [case for case in cases if not case.hangs and not case.against_one]
     for world in sorted({case.world for case in several}):
-        start(world, [case.name for case in several if case.world == world], folder, folder / f"world_{world}")
+        names = [case.name for case in several if case.world == world]
+        frog(folder / f"world_{world}", "run", world, str(folder), *names)
     for case in cases:
         if case.hangs:
-            start(case.world, [case.name], folder, folder / case.name / "run")
+            frog(folder / case.name / "run", "run", case.world, str(folder), case.name)
+        for which in ("bug", "right") if case.against_one else ():
+            own = folder / case.name / which
+            text = frog(own, "check --against-one --json", case.world, "--alone", case.name, which)
+            (own / "answers.json").write_text(text[text.index("\n{") :])
 
 
-def start(world: int, names: list[str], folder: Path, runs: Path) -> None:
-    """Run programs in a world under `frog run`."""
-    runs.mkdir(parents=True, exist_ok=True)
-    words = ["run", "--nproc", str(world), "--threads", "1", "--deadline", "20", "--"]
+def frog(own: Path, command: str, world: int, *words: str) -> str:
+    """Run silent_case.py under a command of Frog in a folder of its own; return what was printed."""
+    own.mkdir(parents=True, exist_ok=True)
+    options = [*command.split(), "--nproc", str(world), "--threads", "1", "--deadline", "20", "--"]
     env = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [*FROG, *words, str(PROGRAMS / "silent_case.py"), str(folder), *names],
-        cwd=runs,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    (runs / "output.txt").write_text(done.stdout + done.stderr)
+    program = [str(PROGRAMS / "silent_case.py"), *words]
+    done = subprocess.run([*FROG, *options, *program], cwd=own, env=env, capture_output=True, text=True)
+    (own / "output.txt").write_text(done.stdout + done.stderr)
+    return done.stdout
 
 
 def marked_lines(case: Case) -> set[int]:
@@ -77,33 +80,35 @@ def marked_lines(case: Case) -> set[int]:
     return found
 
 
-def is_marked(case: Case, line: Place | None) -> bool:
-    source = inspect.getsourcefile(case.program) or ""
-    return line is not None and Path(line.file) == Path(source) and line.line in marked_lines(case)
-
-
-def answers(folder: Path, case: Case, which: str) -> list[Answer]:
-    return broken_rules(answers_of(read_records(folder / case.name / which)))
+def broken_rules(folder: Path, case: Case, which: str) -> list[dict[str, Any]]:
+    """Return the rules that a program breaks, as `frog check --json` has them."""
+    path = folder / case.name / which
+    if case.against_one:
+        found = json.loads((path / "answers.json").read_text())["rules"]
+    else:
+        found = answers_as_json(answers_of(read_records(path)))
+    return [rule for rule in found if rule["outcome"] == "broken"]
 
 
 def said(folder: Path, case: Case) -> tuple[str, str]:
     """Return what is said of a program with its bug, and whether the line is right."""
+    marked = {f"{inspect.getsourcefile(case.program)}:{number}" for number in marked_lines(case)}
     if case.hangs:
         found = diagnose_folder(next((folder / case.name / "run" / "runs").iterdir()))
-        line = int(found.line.partition(":")[2].split()[0]) if found.line else 0
-        return f"frog diagnose: {found.fault}", "yes" if line in marked_lines(case) else "no"
-    broken = answers(folder, case, "bug")
-    right = [answer.broken for answer in broken if answer.rule.name == case.rule and answer.broken is not None]
+        line = str(PROGRAMS / found.line.split()[0]) if found.line else ""
+        return f"frog diagnose: {found.fault}", "yes" if line in marked else "no"
+    broken = broken_rules(folder, case, "bug")
+    right = [rule for rule in broken if rule["rule"] == case.rule]
     if right:
-        return f"found, {right[0].sure}", "yes" if is_marked(case, right[0].line) else "no"
-    others = [answer.rule.name for answer in broken if answer.is_alarm]
+        return f"found, {right[0]['sure']}", "yes" if right[0]["line"] in marked else "no"
+    others = [rule["rule"] for rule in broken if rule["sure"] != "possible"]
     return (f"another rule: {others[0]}" if others else "not found"), "-"
 
 
 def false_alarms(folder: Path, case: Case) -> list[str]:
     """Return the rules that accuse the program without its bug."""
-    found = answers(folder, case, "right")
-    return [answer.rule.name for answer in found if answer.is_alarm or answer.rule.name == case.rule]
+    found = broken_rules(folder, case, "right") if not case.hangs else []
+    return [rule["rule"] for rule in found if rule["sure"] != "possible" or rule["rule"] == case.rule]
 
 
 def is_found(words: str) -> bool:

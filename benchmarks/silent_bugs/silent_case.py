@@ -3,7 +3,7 @@
     torchrun --nproc-per-node N silent_case.py FOLDER NAME ...
 
 runs the named programs in one world, each with its bug and without it; the records go to FOLDER/NAME/bug and
-FOLDER/NAME/right. `../silent_bugs.py` calls it.
+FOLDER/NAME/right. `--alone NAME bug` or `--alone NAME right` runs one of them. `../silent_bugs.py` calls both.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Case:
     world: int = 2
     hangs: bool = False
     """True if the bug hangs or fails: the program runs alone, and `frog diagnose` answers."""
+    against_one: bool = False
+    """True if one run cannot show it: the program runs under `frog check --against-one`."""
     needs: str = ""
     """What the bug itself needs and this machine lacks; the program is then a simulation and is not counted."""
 
@@ -158,9 +160,15 @@ def main() -> None:
     from observe.check.planted_programs import recorded
     from traincheck import CASES
 
-    folder, names = Path(sys.argv[1]), sys.argv[2:]
+    every = [*CASES, *ttrace.CASES]
     dist.init_process_group("gloo")
-    for case in [*CASES, *ttrace.CASES]:
+    torch.manual_seed(0)
+    if sys.argv[1] == "--alone":
+        case = next(case for case in every if case.name == sys.argv[2])
+        case.program(sys.argv[3] == "bug", Path())
+        every = []
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
+    for case in every:
         for bug in (True, False) if case.name in names else ():
             with recorded(folder / case.name / ("bug" if bug else "right")) as own:
                 torch.manual_seed(0)
