@@ -202,7 +202,7 @@ def averaged_weights(folder: Path) -> None:
 
 def compiled(folder: Path) -> None:
     """Compile the module in DDP."""
-    net = DistributedDataParallel(torch.compile(model(), backend="aot_eager"))
+    net = DistributedDataParallel(torch.compile(model(), backend="aot_eager", fullgraph=True))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     for x, y in batches():
         mse_loss(net(x), y).backward()

@@ -84,10 +84,10 @@ class StepRecorder:
 
     def is_here(self) -> bool:
         """True in the rank's main thread, outside of what a compiler traces."""
-        if not self.is_on or os.getpid() != self._pid or threading.get_ident() != self._thread:
-            return False
         compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
-        return compiler is None or not compiler.is_compiling()
+        if compiler is not None and compiler.is_compiling():  # first: the compiler follows nothing after it
+            return False
+        return self.is_on and os.getpid() == self._pid and threading.get_ident() == self._thread
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
