@@ -533,6 +533,21 @@ def test_data_ranks_draw_different_numbers(
     check(tmp_path, "randomness", ranks, expected)
 
 
+@pytest.mark.parametrize(
+    ("states", "draws", "is_broken"),
+    [
+        ([1, 1, 1, 2, 2, 2], False, False),  # only the loader's seed, once in an epoch
+        ([1, 1, 1, 2, 2, 2], True, True),
+        ([1, 2, 3, 4, 4, 4], False, True),
+        ([1, 2, 2, 2], False, False),
+    ],
+)
+def test_seed_of_an_epoch_is_no_noise(tmp_path: Path, states: Any, draws: bool, is_broken: bool) -> None:
+    own = [step(at, forwards=[forward(random=state, draws=draws)]) for at, state in enumerate(states, 1)]
+    expected = ("possible", 1, (0, 1), 5) if is_broken else None
+    check(tmp_path, "randomness", [[held({}), *own]] * 2, expected)
+
+
 NO_EPOCH = "no checkpoint with an epoch above 0 was loaded before a DistributedSampler that shuffles"
 
 

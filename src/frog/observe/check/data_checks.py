@@ -225,19 +225,17 @@ def sizes_of_batches(case: Comparison) -> Broken | None:
 def random_numbers(case: Comparison) -> Broken | None:
     """Find data ranks whose random states are equal whenever a forward begins, although the program draws numbers."""
     case.require_ranks()
-    states: dict[int, list[int]] = {
-        rank: [
-            forward.random
-            for step in record.steps
-            for forward in step.forwards
-            if forward.grad and forward.random is not None
-        ]
+    forwards = {
+        rank: [forward for step in record.steps for forward in step.forwards if forward.grad and forward.random]
         for rank, record in case.records.items()
     }
+    states = {rank: [forward.random for forward in found] for rank, found in forwards.items()}
     length = min(map(len, states.values()))
     if length < _LEAST_BATCHES or any(not case.in_data_group(*pair) for pair in pairwise(case.ranks)):
         raise NotObservable("fewer than two training steps of data ranks were sampled")
-    draws = len(set(states[case.ranks[0]][:length])) > 1
+    ours = states[case.ranks[0]][:length]
+    # a DataLoader draws a seed in each epoch, the same one on all ranks; noise is drawn in each step
+    draws = any(forward.draws for forward in forwards[case.ranks[0]]) or 2 * len(set(ours)) > length
     if draws and len({tuple(found[:length]) for found in states.values()}) == 1:
         first = case.any.steps[0].forwards[0] if case.any.steps and case.any.steps[0].forwards else None
         return Broken(

@@ -220,8 +220,6 @@ class StepRecorder:
                 self._note_end(module, output if multiplies and isinstance(output, torch.Tensor) else None)
         if self._modules is not None and torch.is_grad_enabled():
             with self.reading():
-                if self._depth == 0:
-                    self._forwards[-1]["draws"] = self._forwards[-1].get("random") != module_facts.random_state()
                 self._modules.output(module, output, line_of(sys._getframe(2)))
         if self._saw_nan or not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return
@@ -242,8 +240,10 @@ class StepRecorder:
         if size in (2, 4):  # autocast leaves float64 as it is
             record["lowered"] = record.get("lowered", False) or size == 2
         is_same = self._begun == id(module) and "random" in record
-        if self._depth == 0 and is_same and not record["training"] and not _in_training(module):
-            record["noisy"] = module_facts.random_state() != record["random"]
+        if self._depth == 0 and is_same:
+            record["draws"] = module_facts.random_state() != record["random"]
+            if not record["training"] and not _in_training(module):
+                record["noisy"] = record["draws"]
 
     def on_backward(self, loss: Any, line: Any) -> None:
         """Take the beginning of a backward pass."""
