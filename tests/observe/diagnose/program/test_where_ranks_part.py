@@ -9,6 +9,7 @@ import pytest
 from seen import changed, evidence, rank
 
 from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.program import code_blocks
 from frog.observe.diagnose.program.code_blocks import is_readable, ways_past
 from frog.observe.diagnose.program.evidence import Group, RankEvidence
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
@@ -258,6 +259,134 @@ def test_statements_that_leave_out_a_call_are_named_of_a_rank_that_ended(tmp_pat
     found = diagnose_program(evidence(*of_script(script, waits, ended)))
     assert (found.fault, found.rank) == ("batches", 1)
     assert found.finding.endswith("or skipped one, perhaps by `if not valid.any(): continue` in line 2")
+
+
+METRICS = """\
+def gather():
+    metrics = collect()
+    if not metrics:
+        return {}
+    dist.all_gather_object(everyone, metrics)
+for step in range(1, 31):
+    dist.all_reduce(grad)
+    if step % 2 == 0:
+        gather()
+"""
+
+
+def test_early_return_comes_before_a_branch_on_the_round(tmp_path: Path, stacks: dict[int, tuple[int, ...]]) -> None:
+    """All ranks agree on `step % 2 == 0`; one of them leaves the function that is called there."""
+    stacks[5] = (5, 9)
+    step, gather = ("all_reduce", 8, 7), ("all_gather", 1, 5)
+    others = [rank(n, step, step, gather, world=3, pending=1) for n in (0, 1)]
+    left = rank(2, step, step, step, world=3, pending=1)
+    ranks = of_script(written(tmp_path, METRICS), *others, left, functions={5: "gather"})
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.line, found.certain) == ("branch", 2, "train.py:7", False)
+    assert found.finding.endswith("rank 2 left gather by `if not metrics: return` in line 3, rank 0 did not")
+    always = METRICS.replace("step % 2 == 0", "step > args.warmup").replace("        return {}", "        pass")
+    written(tmp_path, always)
+    code_blocks._source.cache_clear()
+    assert "`if step > args.warmup:` in line 8" in diagnose_program(evidence(*ranks)).finding
+
+
+CLIP = """\
+def norm():
+    dist.all_reduce(total)
+def step(grads):
+    if found_inf:
+        return False
+    def unused():
+        if never:
+            return None
+    norm()
+for number in range(20):
+    dist.all_reduce(loss)
+    step(grads)
+"""
+
+
+def test_function_left_early_this_time_is_named(tmp_path: Path, stacks: dict[int, tuple[int, ...]]) -> None:
+    stacks[2] = (2, 9, 12)
+    loss, norm = ("all_reduce", 4, 11), ("all_reduce", 1, 2)
+    ranks = [
+        rank(0, loss, norm, loss, norm, loss, norm, pending=1),
+        rank(1, loss, norm, loss, norm, loss, loss, pending=1),
+    ]
+    functions = {2: "norm", 9: "step"}
+    found = diagnose_program(evidence(*of_script(written(tmp_path, CLIP), *ranks, functions=functions)))
+    assert (found.fault, found.rank, found.certain) == ("skipped", 1, False)
+    assert found.finding.endswith("rank 1 left step this time by `if found_inf: return` in line 4, rank 0 did not")
+
+
+MAIN_FIRST = (
+    "dist.all_reduce(x)\nif rank > 0:\n    dist.barrier()\ndata = prepare()\nif rank == 0:\n    dist.barrier()\n"
+)
+
+
+@pytest.mark.parametrize(("computes", "fault"), [(True, "busy"), (False, "blocked")])
+def test_rank_at_work_is_not_said_to_never_call_what_is_under_a_test_of_the_rank(
+    tmp_path: Path, computes: bool, fault: str
+) -> None:
+    script = written(tmp_path, MAIN_FIRST)
+    works = rank(0, ("all_reduce", 8, 1), state="running", line=here(script, 4), cpu_busy=computes)
+    waits = rank(1, ("all_reduce", 8, 1), ("barrier", 1, 3), state="running", pending=1)
+    found = diagnose_program(evidence(*of_script(script, works, waits)))
+    assert (found.fault, found.rank, found.line, found.peer_line) == (fault, 0, "train.py:4", "train.py:3")
+    assert not found.certain
+    assert "the others wait under `if rank > 0:` in line 2: rank 0 must call it from another line" in found.finding
+    ended = rank(0, ("all_reduce", 8, 1), state="ended", exit_code=0)
+    found = diagnose_program(evidence(*of_script(script, ended, waits)))
+    assert (found.fault, found.certain) == ("branch", True)
+
+
+EVALUATE = """\
+def load():
+    if rank != 0:
+        dist.barrier()
+    if rank == 0:
+        dist.barrier()
+load()
+if rank == 0:
+    load()
+"""
+
+
+def test_test_that_a_rank_passed_before_without_harm_is_not_the_cause(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    stacks.update({3: (3, 6), 5: (5, 6), 50: (5, 8)})
+    script = written(tmp_path, EVALUATE)
+    ranks = [rank(0, ("barrier", 1, 5), ("barrier", 1, 50), pending=1), rank(1, ("barrier", 1, 3), state="ended")]
+    found = diagnose_program(evidence(*of_script(script, *ranks, functions={3: "load", 5: "load"})))
+    assert (found.fault, found.rank, found.line) == ("branch", 0, "train.py:5 (load)")
+    assert found.finding.endswith("only some ranks pass `if rank == 0:` in line 7 of train.py")
+
+
+def test_circle_of_ranks_in_two_kinds_of_groups_is_another_order() -> None:
+    """Ranks 1 and 2 call the all-reduce of their column before the all-to-all of their row, for once."""
+    rows, columns = [Group((0, 1), "1"), Group((2, 3), "2")], [Group((0, 2), "3"), Group((1, 3), "4")]
+    ranks = []
+    for number in range(4):
+        exchange, average = ("all_to_all", 8, 9), ("all_reduce", 64, 15)
+        last = average if number in (1, 2) else exchange
+        one = rank(number, exchange, average, exchange, average, last, world=4, pending=1)
+        one.calls = [
+            changed(
+                call,
+                group=rows[number // 2] if call.op == "all_to_all" else columns[number % 2],
+                seq=(call.seq + 1) // 2,
+            )
+            for call in one.calls
+        ]
+        ranks.append(one)
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("order", 1, False)
+    assert {found.line, found.peer_line} == {"train.py:9 (main)", "train.py:15 (main)"}
+    assert "ranks 0 to 3 wait for each other in a circle" in found.finding
+    assert "ranks 1 and 2 called another group first than before" in found.finding
+    ranks[1].calls[-1] = changed(ranks[1].calls[-1], op="all_to_all", group=rows[0], line=ranks[0].calls[-1].line)
+    assert diagnose_program(evidence(*ranks)).fault == "skipped"
 
 
 def test_source_is_read_only_if_it_has_the_lines_function(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Block:
     """A block of a program."""
 
     kind: str
-    """loop, if, else or except."""
+    """loop, if, else, except, or return: the rest of a function after a conditional return."""
     text: str
     """Its first line, such as `for batch in loader:`."""
     line: int
@@ -49,6 +49,10 @@ class Block:
     """True if it is a branch whose test names a rank."""
     over: str = ""
     """Of a loop: the name that it goes through, as in `for name in pending:`; "{}" if that is a set itself."""
+    function: str = ""
+    """Of a return: the function that it leaves."""
+    is_counted: bool = False
+    """True if it is a branch whose test depends only on the round of a loop over a range, as `step % 10 == 0`."""
 
     def __str__(self) -> str:
         return f"`{self.text}` in line {self.line}"
@@ -72,22 +76,27 @@ def rank_branch(line: CodeLine | None) -> str | None:
     return str(branch) if branch is not None else None
 
 
-def call_branch(call: Call, callers: Iterable[int], others: list[Call]) -> str | None:
+def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: Iterable[Call] = ()) -> str | None:
     """Return the test of the rank that encloses a call, or a line that led to it.
 
     callers: the ranks that made it. others: all calls of the ranks that did not. A test around an outer line counts
     only if no call of theirs came from its block; if their records have no stacks, only if it names the one caller.
+    before: earlier calls of a caller. A test that it passed before, when the others came too, explains least.
     """
-    if (text := rank_branch(call.line)) is not None:
-        return text
+    inner = _rank_block(call.line)
+    passed = [frame for each in before if each.done for frame in stack_of(each)]
+    if inner is not None and not any(inner.holds(each) for each in passed):
+        return str(inner)
     came = [frame for other in others for frame in other.callers]
     for frame in call.callers:
         branch = _rank_block(frame)
-        if branch is None or any(branch.holds(each) for each in came):
+        if branch is None or branch == inner or any(branch.holds(each) for each in came):
+            continue
+        if inner is not None and any(branch.holds(each) for each in passed):
             continue
         if came or branch.names(list(callers)):
             return f"{branch} of {PurePath(frame.file).name}"
-    return None
+    return str(inner) if inner is not None else None
 
 
 def _rank_block(line: CodeLine | None) -> Block | None:
@@ -147,6 +156,8 @@ class Parting:
         """Order of what it explains: the lower, the more."""
         if self.block.kind == "loop":
             return 0 if self.was_common else 4
+        if self.block.is_counted:
+            return 5
         return 3 if self.is_deeper else 1 if self.block.kind == "except" else 2
 
 
@@ -162,11 +173,11 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
     here, there = lines
     found = []
     for frame in one[: list(one).index(here) + 1]:
-        for block in blocks_around(frame):
+        for block in [*_returns_before(frame), *blocks_around(frame)]:
             common, deeper = any(block.holds(line) for line in last), frame is not here
             if (block.holds(there) and not deeper) or (common if block.kind != "loop" else deeper and not common):
                 continue
-            if deeper and _OF_ALL.search(block.text):
+            if (deeper and _OF_ALL.search(block.text)) or (block.kind == "return" and not deeper):
                 continue
             found.append(Parting(block, common, deeper))
     return min(reversed(found), key=lambda parting: parting.weight, default=None)
@@ -179,6 +190,28 @@ def blocks_around(line: CodeLine) -> list[Block]:
     source = _source(line.file)
     start = max((each.first for each in source.functions if each.first <= line.line <= each.last), default=0)
     return [block for block in source.blocks if block.holds(line) and block.line >= start]
+
+
+def _returns_before(line: CodeLine) -> list[Block]:
+    """Return the rest of a function from a line on, as a block that the conditional returns before it leave out."""
+    source = _source(line.file) if line.file.endswith(".py") else _Source()
+    around = [function for function in source.functions if function.first <= line.line <= function.last]
+    if not around or not is_readable(line):
+        return []
+    function = max(around, key=lambda each: each.first)
+    inner = [each for each in source.functions if function.first < each.first <= function.last]
+    ways = [
+        jump
+        for jump in source.returns
+        if function.first < jump.line < line.line
+        and not any(each.first <= jump.line <= each.last for each in inner)
+        and not _OF_ALL.search(jump.test)
+    ]
+    if not ways:
+        return []
+    text = "` or `".join(f"{jump.test} return" for jump in ways[-2:])
+    first = ways[-1].line + 1
+    return [Block("return", text, ways[-1].shown_line, line.file, first, function.last, function=function.name)]
 
 
 def loop_over_a_set(line: CodeLine) -> Block | None:
@@ -260,7 +293,7 @@ class _Jump:
     test: str
     """The test right around it, such as `if should_stop:`; empty without one."""
     loop: int
-    """The line of the loop that it leaves; of a return, each loop around it has one."""
+    """The line of the loop that it leaves, 0 without one; of a return, each loop around it has one."""
     shown_line: int
     """The line of its test, if it has one."""
 
@@ -273,6 +306,8 @@ class _Source:
     blocks: list[Block] = field(default_factory=list)
     functions: list[_Span] = field(default_factory=list)
     jumps: list[_Jump] = field(default_factory=list)
+    returns: list[_Jump] = field(default_factory=list)
+    """Those right under a test, of any function."""
     plain: set[tuple[int, int]] = field(default_factory=set)
     """Lines of loops, each with a line of its own body that every round runs."""
     sets: set[str] = field(default_factory=set)
@@ -283,18 +318,28 @@ class _Source:
 @lru_cache(maxsize=64)
 def _source(file: str) -> _Source:
     """Return the blocks of a file; none if it cannot be read."""
-    found = _Source()
+    found, parsed = _Source(), parse_file(file)
+    if parsed is None:
+        return found
+    tree, text = parsed
     try:
-        text = read_bounded(Path(file), most_bytes=_MOST_BYTES).decode("utf-8", "replace")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(text)
         _Reader(file, text.split("\n"), found).read(tree.body, (), _NO_TEST)
-    except (OSError, FrogError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except RecursionError:
         return _Source()
     found.blocks.sort(key=lambda block: (block.first, -block.last))
     found.is_known = True
     return found
+
+
+def parse_file(path: str) -> tuple[ast.Module, str] | None:
+    """Return the syntax tree of a program's file and its text; None if it cannot be read."""
+    try:
+        text = read_bounded(Path(path), most_bytes=_MOST_BYTES).decode("utf-8", "replace")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text), text
+    except (OSError, FrogError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 _NO_TEST = ("", 0)
@@ -305,6 +350,8 @@ class _Reader:
 
     def __init__(self, file: str, lines: list[str], found: _Source) -> None:
         self._file, self._lines, self._found = file, lines, found
+        self._counters: set[str] = set()
+        """Names that count the rounds of a loop."""
 
     def read(self, body: Sequence[ast.stmt], loops: tuple[int, ...], test: tuple[str, int]) -> None:
         """Read the statements of a body. loops: lines of the loops around it. test: of the branch right around it."""
@@ -318,6 +365,8 @@ class _Reader:
         elif isinstance(node, _Loop):
             over = "" if isinstance(node, ast.While) else _name_of(node.iter)
             self._add("loop", self._head(node), node.lineno, node.lineno, last, over=over)
+            if not isinstance(node, ast.While):
+                self._counters |= _counters(node)
             for statement in node.body:
                 if _has_no_condition(statement):
                     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
@@ -342,6 +391,8 @@ class _Reader:
             word = "break" if isinstance(node, ast.Break) else "continue"
             self._found.jumps.append(_Jump(word, node.lineno, test[0], loops[-1], test[1] or node.lineno))
         elif isinstance(node, ast.Return):
+            if test[0]:
+                self._found.returns.append(_Jump("return", node.lineno, test[0], 0, test[1]))
             self._found.jumps += [_Jump("return", node.lineno, test[0], loop, test[1] or node.lineno) for loop in loops]
 
     def _read_if(self, node: ast.If, loops: tuple[int, ...]) -> None:
@@ -352,7 +403,8 @@ class _Reader:
                 if known:
                     names_rank = bool(_RANK_TEST.search(test))
                     last = block[-1].end_lineno or block[-1].lineno
-                    self._add(kind, words, node.lineno, block[0].lineno, last, names_rank)
+                    counted = not names_rank and _is_counted(node.test, self._counters)
+                    self._add(kind, words, node.lineno, block[0].lineno, last, names_rank, is_counted=counted)
                 self.read(block, loops, (words, node.lineno) if known else _NO_TEST)
 
     def _read_try(self, node: ast.stmt, loops: tuple[int, ...], test: tuple[str, int]) -> None:
@@ -377,9 +429,41 @@ class _Reader:
         return line[test.col_offset : test.end_col_offset].decode(errors="replace")
 
     def _add(
-        self, kind: str, text: str, line: int, first: int, last: int, tests_rank: bool = False, over: str = ""
+        self,
+        kind: str,
+        text: str,
+        line: int,
+        first: int,
+        last: int,
+        tests_rank: bool = False,
+        over: str = "",
+        is_counted: bool = False,
     ) -> None:
-        self._found.blocks.append(Block(kind, text, line, self._file, first, last, tests_rank, over))
+        block = Block(kind, text, line, self._file, first, last, tests_rank, over, is_counted=is_counted)
+        self._found.blocks.append(block)
+
+
+def _counters(loop: ast.For | ast.AsyncFor) -> set[str]:
+    """Return the name that counts the rounds of a loop over a range or an enumeration."""
+    called = loop.iter.func if isinstance(loop.iter, ast.Call) else None
+    if not isinstance(called, ast.Name) or called.id not in ("range", "trange", "enumerate"):
+        return set()
+    target = loop.target
+    if called.id == "enumerate" and isinstance(target, ast.Tuple) and target.elts:
+        target = target.elts[0]
+    return {target.id} if isinstance(target, ast.Name) else set()
+
+
+def _is_counted(test: ast.expr, counters: set[str]) -> bool:
+    """True if a test is about a counter and constants or settings, so that ranks in one round agree on it."""
+    nodes = list(ast.walk(test))
+    if any(isinstance(node, (ast.Call, ast.Subscript, ast.NamedExpr)) for node in nodes):
+        return False
+    settings = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    names = [node for node in nodes if isinstance(node, ast.Name) and id(node) not in settings]
+    return any(node.id in counters for node in names) and all(
+        node.id in counters or node.id.isupper() for node in names
+    )
 
 
 def _is_set(node: ast.expr) -> bool:

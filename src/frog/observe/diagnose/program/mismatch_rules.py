@@ -270,12 +270,13 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
             advice=EVEN_ROUNDS,
         )
     never = not has_passed(block, sides.odd_before)
+    enters = never and block.kind != "return"
     return base.with_more(
         fault="branch" if never else "skipped",
         certain=False,
-        rank=sides.other if never else sides.odd,
-        line=place(inside.line if never else outside.line) or None,
-        peer_line=place(outside.line if never else inside.line) or None,
+        rank=sides.other if enters else sides.odd,
+        line=place(inside.line if enters else outside.line) or None,
+        peer_line=place(outside.line if enters else inside.line) or None,
         finding=f"{differ}: {passes_alone(block, sides.other, sides.odd, never)}",
         advice=AGREE_FIRST,
     )
@@ -307,6 +308,9 @@ def passes_alone(block: Block, inside: int, outside: int, never: bool) -> str:
     """Return words about a branch that only one of two ranks passed."""
     if block.kind == "except":
         return f"an error led only rank {inside} into {block}"
+    if block.kind == "return":
+        when = "" if never else " this time"
+        return f"rank {outside} left {block.function}{when} by {block}, rank {inside} did not"
     when = "" if never else " this time, although it did before"
     return f"rank {inside} passed {block}, rank {outside} did not{when}"
 

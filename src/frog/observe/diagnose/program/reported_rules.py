@@ -120,7 +120,8 @@ def _parted(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
     else:
         never = not has_passed(parting.block, before)
         words = passes_alone(parting.block, inside, outside, never)
-        fault, rank, advice = ("branch", inside, AGREE_FIRST) if never else ("skipped", outside, AGREE_FIRST)
+        fault, advice = "branch" if never else "skipped", AGREE_FIRST
+        rank = inside if never and parting.block.kind != "return" else outside
     return base.with_more(
         fault=fault,
         rank=rank,

@@ -7,6 +7,7 @@ from collections import Counter
 from frog.core.runs.observed import CodeLine, WorkerStack
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
+from frog.observe.diagnose.program.code_ahead import calls_nothing_more, waits_for_itself
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     call_branch,
@@ -92,10 +93,10 @@ def _line(evidence: Evidence, number: int) -> CodeLine | None:
 
 def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     """Find a collective under a test that only some ranks pass."""
-    if any(_has_called(evidence.ranks[each], found) for each in found.absent):
+    missing = [evidence.ranks[each] for each in found.absent]
+    if any(_has_called(rank, found) or (_works(rank) and not calls_nothing_more(rank.stack)) for rank in missing):
         return None
-    others = [call for each in found.absent for call in evidence.ranks[each].calls]
-    branch = call_branch(found.call, found.calls, others)
+    branch = _branch_around(evidence, found)
     certain, passed = True, branch
     if branch is None and (block := _branch_of_callers(evidence, found)) is not None:
         certain, passed = False, str(block)
@@ -113,6 +114,19 @@ def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     )
 
 
+def _branch_around(evidence: Evidence, found: Difference) -> str | None:
+    """Return the test of the rank around a call that the absent ranks did not make."""
+    others = [call for each in found.absent for call in evidence.ranks[each].calls]
+    first = evidence.ranks[min(found.calls)]
+    return call_branch(found.call, found.calls, others, [call for call in first.calls if call.seq < found.seq])
+
+
+def _works(rank: RankEvidence) -> bool:
+    """True if a rank was seen outside of all collectives, at work or waiting: it may still call the one in question."""
+    is_alive = rank.state == "running" and rank.error is None and rank.exit_code is None
+    return is_alive and not rank.pending and rank.line is not None and rank.cpu_busy is not None
+
+
 def _branch_of_callers(evidence: Evidence, found: Difference) -> Block | None:
     """Return a branch around the call, with any test, that the other ranks came by and did not pass."""
     before = [call for number in found.calls for call in evidence.ranks[number].calls if call.seq < found.seq]
@@ -122,7 +136,7 @@ def _branch_of_callers(evidence: Evidence, found: Difference) -> Block | None:
         stacks += [stack_of(call) for call in evidence.ranks[number].pending[:1]]
         for stack in stacks:
             parting = parting_of(stack_of(found.call), stack, last)
-            if parting is not None and parting.block.kind != "loop":
+            if parting is not None and parting.block.kind not in ("loop", "return"):
                 return parting.block
     return None
 
@@ -214,11 +228,63 @@ def _other_group(evidence: Evidence, found: Difference) -> Diagnosis | None:
     for number in found.absent:
         rank = evidence.ranks[number]
         pending = [call for call in rank.pending if call.group != found.group and not call.p2p]
+        if pending and (circle := _circle(evidence, found)) is not None:
+            return circle
         if pending and (skipped := _skipped_in_other_group(evidence, found, number, pending[0])) is not None:
             return skipped
         if pending:
             return _opposite(evidence, found, number, pending[0])
     return None
+
+
+def _circle(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a circle of three or more ranks, each of which waits for the next in a collective of another group.
+
+    If two of them left their habit, they called the groups in another order: one alone would have skipped a call.
+    """
+    waits: dict[int, Call] = {}
+    number: int | None = min(found.calls)
+    while number is not None and number not in waits:
+        pending = [call for call in evidence.ranks[number].pending if not call.p2p]
+        if not pending:
+            return None
+        waits[number] = pending[0]
+        number = _missing(evidence, pending[0])
+    if number is None:
+        return None
+    circle = list(waits)[list(waits).index(number) :]
+    odd = [each for each in circle if is_unusual(_calls_before(evidence.ranks[each], waits[each]), waits[each])]
+    if len(circle) < 3 or not 2 <= len(odd) < len(circle):
+        return None
+    steps = [
+        f"rank {each} in {describe_call(evidence, waits[each])} for rank {awaited}"
+        for each, awaited in zip(circle, [*circle[1:], circle[0]], strict=True)
+    ]
+    there, first = next(waits[each] for each in circle if each not in odd), min(odd)
+    return _base(evidence, found, first).with_more(
+        fault="order",
+        certain=False,
+        finding=f"{span(sorted(circle))} wait for each other in a circle: {'; '.join(steps)}. {span(sorted(odd))} "
+        "called another group first than before: the order of the groups differs between the ranks",
+        line=place(waits[first].line) or None,
+        peer_line=place(there.line) or None,
+        advice="ranks must call the collectives of overlapping groups in the same order",
+    )
+
+
+def _missing(evidence: Evidence, call: Call) -> int | None:
+    """Return a rank that has not called a collective in which others wait."""
+    for number in call.group.members:
+        rank = evidence.ranks.get(number)
+        if rank is not None and not any((each.group, each.seq) == (call.group, call.seq) for each in rank.calls):
+            return number
+    return None
+
+
+def _calls_before(rank: RankEvidence, call: Call) -> list[Call]:
+    """Return the calls of a rank before one, in the order of their times."""
+    earlier = [each for each in rank.calls if (each.created_ns or 0) < (call.created_ns or 0)]
+    return sorted(earlier, key=lambda each: each.created_ns or 0)
 
 
 def _opposite(evidence: Evidence, found: Difference, number: int, other: Call) -> Diagnosis:
@@ -246,8 +312,7 @@ def _skipped_in_other_group(evidence: Evidence, found: Difference, absent: int, 
     """Find a rank that called another group's collective without the one that it called there before."""
     waits = next(iter(found.calls))
     for number, call, missing in ((waits, found.call, pending), (absent, pending, found.call)):
-        earlier = [each for each in evidence.ranks[number].calls if (each.created_ns or 0) < (call.created_ns or 0)]
-        before = sorted(earlier, key=lambda each: each.created_ns or 0)
+        before = _calls_before(evidence.ranks[number], call)
         if not (is_unusual(before, call) and any(same_line(each.line, missing.line) for each in usual_after(before))):
             continue
         error = after_error(evidence.ranks[number])
@@ -356,13 +421,20 @@ def _busy(evidence: Evidence, found: Difference) -> Diagnosis | None:
     at = at_place(rank.line)
     branch = rank_branch(rank.line)
     why = f", which only some ranks reach: {branch}" if branch else ""
+    around = _branch_around(evidence, found)
+    why += _calls_elsewhere(around, busy)
     return _base(evidence, found, busy[0]).with_more(
         fault="busy",
-        certain=rank.line is not None,
+        certain=rank.line is not None and around is None,
         finding=f"{_waits(evidence, found)}; {span(busy)} was still computing{at}{why}{describe_workers(rank)}",
         advice="an endless loop, or work that takes longer than the time-out, such as an evaluation on one rank: raise "
         "the timeout of init_process_group, or give all ranks a share of it",
     )
+
+
+def _calls_elsewhere(branch: str | None, ranks: list[int]) -> str:
+    """Say that living ranks cannot make a call from the line where the others wait."""
+    return f"; the others wait under {branch}: {span(ranks)} must call it from another line" if branch else ""
 
 
 def _blocked(evidence: Evidence, found: Difference) -> Diagnosis | None:
@@ -373,11 +445,12 @@ def _blocked(evidence: Evidence, found: Difference) -> Diagnosis | None:
     rank = evidence.ranks[still[0]]
     branch = rank_branch(rank.line)
     why = f", under {branch}" if branch else ""
+    elsewhere = _calls_elsewhere(_branch_around(evidence, found), still)
     return _base(evidence, found, still[0]).with_more(
         fault="blocked",
         finding=f"{_waits(evidence, found)}; {span(still)} was at {place(rank.line)}{describe_inside(rank)}{why}, "
-        f"and did not compute{_thread(rank)}{describe_workers(rank)}",
-        certain=False,
+        f"and did not compute{_thread(rank)}{describe_workers(rank)}{elsewhere}",
+        certain=evidence.hung and rank.line is not None and waits_for_itself(rank.line, evidence.deadline_s),
         advice="look for a lock, a queue, a file system or a data loader that does not answer, or a sleep, at "
         "that line",
     )
