@@ -41,19 +41,20 @@ def stuck(folder: Path, *, library: bool = False, deadline_s: float | None = Non
     text = {"finish": "print('done')", "waits": "time.sleep(600)", "rest": "return", "head": "if True:", "tail": ""}
     script = folder / "train.py"
     script.write_text(STEP.format(**(text | parts)))
-    stack = [line_of(script, 8, "step"), line_of(script, 11, "<module>")]
+    stack = [line_of(script, 8, "step", code="time.sleep(600)"), line_of(script, 11, "<module>")]
+    line = line_of(script, 8, "step")
     inner = [stack[0], library_line("contextlib.py", "__enter__")] if library else stack[:1]
     ranks = [
         rank(0, ("all_reduce", 8, 4), ("all_reduce", 8, 6), state="running", pending=1),
-        rank(1, ("all_reduce", 8, 4), state="running", cpu_busy=False, line=stack[0], stack=[*inner, stack[1]]),
+        rank(1, ("all_reduce", 8, 4), state="running", cpu_busy=False, line=line, stack=[*inner, stack[1]]),
     ]
     seen = evidence(*(of_script(script, one) for one in ranks))
     seen.deadline_s = deadline_s
     return diagnose_program(seen)
 
 
-def line_of(script: Path, line: int, function: str) -> CodeLine:
-    return CodeLine(file=str(script), line=line, function=function)
+def line_of(script: Path, line: int, function: str, code: str = "") -> CodeLine:
+    return CodeLine(file=str(script), line=line, function=function, code=code)
 
 
 def library_line(file: str, function: str) -> CodeLine:
@@ -113,6 +114,7 @@ def test_branch_is_certain_if_the_waiting_rank_calls_no_collective_any_more(
 def test_rank_that_may_still_come_is_likely_to_be_blocked(tmp_path: Path, parts: dict[str, str]) -> None:
     found = stuck(tmp_path, library=bool(parts.pop("library", "")), **parts)
     assert (found.fault, found.rank, found.line, found.certain) == ("blocked", 1, "train.py:8 (step)", False)
+    assert "rank 1 was at train.py:8 (step), " in found.finding
 
 
 @pytest.mark.parametrize(

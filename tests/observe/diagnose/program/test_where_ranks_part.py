@@ -389,6 +389,118 @@ def test_circle_of_ranks_in_two_kinds_of_groups_is_another_order() -> None:
     assert diagnose_program(evidence(*ranks)).fault == "skipped"
 
 
+REQUESTS = """\
+def receive(number):
+    dist.broadcast_object_list(message, src=0)
+    return message
+def check():
+    if not ongoing:
+        return
+    dist.all_reduce(finished)
+for number in range(12):
+    for request in receive(number):
+        write(request)
+    check()
+"""
+
+
+@pytest.mark.parametrize("generator", [False, True])
+def test_call_in_the_head_of_a_loop_is_made_once(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], generator: bool
+) -> None:
+    """`for x in receive():` calls `receive` before the loop, unless it is a generator, which runs in each round."""
+    stacks.update({2: (2, 9), 7: (7, 11)})
+    script = written(tmp_path, REQUESTS.replace("return message", "yield message") if generator else REQUESTS)
+    message, finished = ("broadcast", 1, 2), ("all_reduce", 4, 7)
+    ranks = [
+        rank(0, message, finished, message, finished, pending=1),
+        rank(1, message, finished, message, message, pending=1),
+    ]
+    ranks = of_script(script, *ranks, functions={2: "receive", 7: "check"})
+    found = diagnose_program(evidence(*ranks))
+    if not generator:
+        written(tmp_path, REQUESTS.replace("return\n    dist", "pass\n    dist"))
+        code_blocks._source.cache_clear()
+        without_return = diagnose_program(evidence(*ranks)).finding
+        assert "for request in" not in without_return
+    if generator:
+        assert "rank 0 has left the loop `for request in receive(number):` in line 9" in found.finding
+    else:
+        assert (found.fault, found.rank, found.line) == ("skipped", 1, "train.py:2 (receive)")
+        assert found.finding.endswith(
+            "rank 1 left check this time by `if not ongoing: return` in line 5, rank 0 did not"
+        )
+
+
+EPOCHS = """\
+def train():
+    for epoch in range(epochs):
+        for batch in {batches}:
+            dist.all_reduce(grad)
+        if patience > 3:
+            break
+    dist.barrier()
+train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ("range(4)", "the loop `for epoch in range(epochs):` in line 2, in which rank 1 begins one more round"),
+        (
+            "loader",
+            "the loops `for batch in loader:` in line 3 and `for epoch in range(epochs):` in line 2, in which rank 1 "
+            "continues: the number of rounds of one of them differs",
+        ),
+    ],
+)
+def test_loops_that_a_rank_left_are_all_named_unless_their_rounds_are_fixed(
+    tmp_path: Path, batches: str, words: str
+) -> None:
+    script = written(tmp_path, EPOCHS.format(batches=batches))
+    grad, barrier = ("all_reduce", 64, 4), ("barrier", 1, 7)
+    ranks = [rank(0, *[grad] * 8, barrier, pending=1), rank(1, *[grad] * 9, pending=1)]
+    found = diagnose_program(evidence(*of_script(script, *ranks, functions={4: "train", 7: "train"})))
+    assert (found.fault, found.rank) == ("batches", 0)
+    assert f"rank 0 has left {words}" in found.finding
+    assert "by `if patience > 3: break` in line 5" in found.finding
+
+
+AVERAGE = """\
+for step in range(9):
+    for p in parameters:
+        {test}
+            dist.all_reduce(p.grad)
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        (
+            "if p.grad is not None:",
+            "probably one rank leaves out a call, by `if p.grad is not None:` in line 3, or",
+        ),
+        ("if dist.is_initialized():", "so probably in another order on rank 0"),
+        ("with torch.no_grad():", "so probably in another order on rank 0"),
+    ],
+)
+@pytest.mark.parametrize("reported", [False, True])
+def test_loop_with_calls_of_several_sizes_and_a_test_that_leaves_some_out(
+    tmp_path: Path, test: str, words: str, reported: bool
+) -> None:
+    script = written(tmp_path, AVERAGE.format(test=test))
+    sizes = [("all_reduce", size, 4) for size in (64, 8, 32)]
+    ranks = of_script(script, rank(0, *sizes, sizes[0], sizes[2], pending=1), rank(1, *sizes, *sizes[:2], pending=1))
+    if reported:
+        ranks[1] = rank(1, mismatch=MISMATCH, line=here(script, 4), exit_code=-6)
+    found = diagnose_program(evidence(*ranks, hung=not reported))
+    assert (found.fault, found.rank, found.certain) == ("order", 0, False)
+    assert "the loop `for p in parameters:` in line 2 calls collectives of several sizes" in found.finding
+    assert words in found.finding
+
+
 def test_source_is_read_only_if_it_has_the_lines_function(tmp_path: Path) -> None:
     """A file may have changed, or another one may have its name."""
     script = written(tmp_path, EARLY_STOP)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import dropwhile
 
 from frog.core.runs.observed import CodeLine
-from frog.observe.diagnose.program.code_blocks import is_readable, parse_file
+from frog.observe.diagnose.program.code_blocks import called_name, is_readable, parse_file
 from frog.observe.diagnose.program.code_lines import is_user_file
 
 _HARMLESS_NAMES = """
@@ -55,9 +55,9 @@ def waits_for_itself(line: CodeLine, deadline_s: float | None) -> bool:
     if not isinstance(statement, (ast.Expr, ast.Assign)) or not isinstance(statement.value, ast.Call):
         return False
     call, first = statement.value, next(iter(statement.value.args), None)
-    if _name_of(call.func) == "sleep" and isinstance(first, ast.Constant) and isinstance(first.value, (int, float)):
+    if called_name(call) == "sleep" and isinstance(first, ast.Constant) and isinstance(first.value, (int, float)):
         return first.value >= deadline_s
-    return _name_of(call.func) in _ENDLESS
+    return called_name(call) in _ENDLESS
 
 
 @dataclass
@@ -95,9 +95,9 @@ class _File:
                 return False
             if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)) and not isinstance(node.iter, ast.Call):
                 return False
-            if isinstance(node, ast.withitem) and _called(node.context_expr) not in _HARMLESS_CONTEXTS:
+            if isinstance(node, ast.withitem) and called_name(node.context_expr) not in _HARMLESS_CONTEXTS:
                 return False
-            if isinstance(node, ast.Call) and not self._calls_harmless(_name_of(node.func), seen):
+            if isinstance(node, ast.Call) and not self._calls_harmless(called_name(node), seen):
                 return False
         return True
 
@@ -146,7 +146,7 @@ def _unfinished(statement: ast.stmt, inner: str) -> list[ast.AST]:
     if isinstance(statement, (*_Function, ast.ClassDef, ast.Match)) or hasattr(statement, "handlers"):
         return [statement]
     calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
-    begun = [call for call in calls if _name_of(call.func) == inner]
+    begun = [call for call in calls if called_name(call) == inner]
     done = {id(node) for call in begun[:1] for node in ast.walk(call)} if len(begun) == 1 else set()
     return [ast.Call(call.func, [], []) for call in calls if id(call) not in done]
 
@@ -163,12 +163,3 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
 
 def _holds(node: ast.stmt, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _called(node: ast.expr) -> str:
-    return _name_of(node.func) if isinstance(node, ast.Call) else ""
-
-
-def _name_of(node: ast.expr) -> str:
-    """Return the last name of an expression such as `dist.barrier`; empty without one."""
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -11,7 +11,7 @@ import ast
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -50,7 +50,7 @@ class Block:
     over: str = ""
     """Of a loop: the name that it goes through, as in `for name in pending:`; "{}" if that is a set itself."""
     function: str = ""
-    """Of a return: the function that it leaves."""
+    """Of a return: the function that it leaves. Of a loop: the function that returns what it goes through."""
     is_counted: bool = False
     """True if it is a branch whose test depends only on the round of a loop over a range, as `step % 10 == 0`."""
 
@@ -150,6 +150,8 @@ class Parting:
     """True if both made their last common call in it."""
     is_deeper: bool
     """True if it is in a function that the other rank may have called too, but has left."""
+    around: tuple[Block, ...] = ()
+    """Of a loop: the loops around it that the other rank has left too, innermost first."""
 
     @property
     def weight(self) -> int:
@@ -172,15 +174,58 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
         return None
     here, there = lines
     found = []
-    for frame in one[: list(one).index(here) + 1]:
+    for number, frame in enumerate(one[: list(one).index(here) + 1]):
         for block in [*_returns_before(frame), *blocks_around(frame)]:
-            common, deeper = any(block.holds(line) for line in last), frame is not here
-            if (block.holds(there) and not deeper) or (common if block.kind != "loop" else deeper and not common):
+            common = any(_is_in(block, last, at) for at in range(len(last)))
+            deeper = frame is not here
+            if not _is_in(block, one, number):
+                continue
+            if (_is_in(block, other, list(other).index(there)) and not deeper) or (
+                common if block.kind != "loop" else deeper and not common
+            ):
                 continue
             if (deeper and _OF_ALL.search(block.text)) or (block.kind == "return" and not deeper):
                 continue
             found.append(Parting(block, common, deeper))
-    return min(reversed(found), key=lambda parting: parting.weight, default=None)
+    best = min(reversed(_that_differ(found)), key=lambda parting: parting.weight, default=None)
+    return _with_loops_around(best, found)
+
+
+def _is_in(block: Block, stack: Sequence[CodeLine], number: int) -> bool:
+    """True if a line of a stack is in a block. The head of `for x in load():` calls `load` once, before the loop."""
+    line, source = stack[number], _source(block.file)
+    if not block.holds(line):
+        return False
+    is_head = block.kind == "loop" and line.line == block.line and number > 0
+    made_once = block.function in source.makers and bool(block.function)
+    return not (is_head and made_once and stack[number - 1].function == block.function)
+
+
+def _that_differ(found: list[Parting]) -> list[Parting]:
+    """Leave out loops of a fixed number of rounds if loops around them may differ."""
+    loops = [parting for parting in found if parting.block.kind == "loop" and parting.was_common]
+    free = [parting for parting in loops if not _is_fixed(parting.block)]
+    return [parting for parting in found if parting not in loops or parting in free] if free else found
+
+
+def _is_fixed(loop: Block) -> bool:
+    """True if a loop has the same number of rounds on all ranks: a range of constants that nothing leaves."""
+    source = _source(loop.file)
+    leaves = [jump for jump in source.jumps if jump.loop == loop.line and jump.word != "continue"]
+    return loop.line in source.constant_loops and not leaves
+
+
+def _with_loops_around(parting: Parting | None, found: list[Parting]) -> Parting | None:
+    if parting is None or parting.block.kind != "loop":
+        return parting
+    loop = parting.block
+    around = [
+        each.block
+        for each in reversed(_that_differ(found))
+        if each.was_common and each.block.kind == "loop" and each.is_deeper == parting.is_deeper
+        if each.block.file == loop.file and each.block.first < loop.first <= loop.last <= each.block.last
+    ]
+    return replace(parting, around=tuple(around))
 
 
 def blocks_around(line: CodeLine) -> list[Block]:
@@ -216,12 +261,10 @@ def _returns_before(line: CodeLine) -> list[Block]:
 
 def loop_over_a_set(line: CodeLine) -> Block | None:
     """Return the innermost loop around a line if it goes through a set."""
-    loops = [block for block in blocks_around(line) if block.kind == "loop"] if is_readable(line) else []
-    if not loops:
+    loop, source = innermost_loop(line), _source(line.file)
+    if loop is None:
         return None
-    sets, others = _source(line.file).sets, _source(line.file).others
-    over = loops[-1].over
-    return loops[-1] if over == "{}" or (over in sets and over not in others) else None
+    return loop if loop.over == "{}" or (loop.over in source.sets and loop.over not in source.others) else None
 
 
 def in_one_loop(one: CodeLine, other: CodeLine) -> bool:
@@ -268,6 +311,32 @@ def ways_past(line: CodeLine, loop: Block | None = None) -> str:
     return " or ".join(shown[:3])
 
 
+def tests_in_loop(line: CodeLine) -> str:
+    """Return the tests by which a rank leaves out a line in a round of its innermost loop; empty without any."""
+    blocks = blocks_around(line) if is_readable(line) else []
+    loops = [number for number, block in enumerate(blocks) if block.kind == "loop"]
+    if not loops:
+        return ""
+    branches = [
+        str(block)
+        for block in blocks[loops[-1] + 1 :]
+        if block.kind in ("if", "else") and not block.is_counted and not _OF_ALL.search(block.text)
+    ]
+    source, loop = _source(line.file), blocks[loops[-1]]
+    skips = [
+        f"`{jump.test} continue` in line {jump.shown_line}"
+        for jump in source.jumps
+        if jump.loop == loop.line and jump.word == "continue" and jump.line < line.line and jump.test
+    ]
+    return " or ".join([*branches, *skips][:3])
+
+
+def innermost_loop(line: CodeLine) -> Block | None:
+    """Return the innermost loop around a line of a function."""
+    loops = [block for block in blocks_around(line) if block.kind == "loop"] if is_readable(line) else []
+    return loops[-1] if loops else None
+
+
 def _function(line: CodeLine) -> tuple[str, str]:
     return line.file, line.function
 
@@ -310,6 +379,10 @@ class _Source:
     """Those right under a test, of any function."""
     plain: set[tuple[int, int]] = field(default_factory=set)
     """Lines of loops, each with a line of its own body that every round runs."""
+    makers: set[str] = field(default_factory=set)
+    """Functions that run when they are called: no generators."""
+    constant_loops: set[int] = field(default_factory=set)
+    """Lines of loops over a range of constants."""
     sets: set[str] = field(default_factory=set)
     """Names that are given a set, and names that are given something else."""
     others: set[str] = field(default_factory=set)
@@ -364,9 +437,12 @@ class _Reader:
             self._read_if(node, loops)
         elif isinstance(node, _Loop):
             over = "" if isinstance(node, ast.While) else _name_of(node.iter)
-            self._add("loop", self._head(node), node.lineno, node.lineno, last, over=over)
+            maker = "" if isinstance(node, ast.While) else called_name(node.iter)
+            self._add("loop", self._head(node), node.lineno, node.lineno, last, over=over, function=maker)
             if not isinstance(node, ast.While):
                 self._counters |= _counters(node)
+                if _is_constant_range(node.iter):
+                    self._found.constant_loops.add(node.lineno)
             for statement in node.body:
                 if _has_no_condition(statement):
                     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
@@ -376,6 +452,8 @@ class _Reader:
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if not isinstance(node, ast.ClassDef):
                 self._found.functions.append(_Span(node.name, node.lineno, last))
+                if not any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in ast.walk(node)):
+                    self._found.makers.add(node.name)
             self.read(node.body, (), _NO_TEST)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
             self.read(node.body, loops, test)
@@ -437,9 +515,10 @@ class _Reader:
         last: int,
         tests_rank: bool = False,
         over: str = "",
+        function: str = "",
         is_counted: bool = False,
     ) -> None:
-        block = Block(kind, text, line, self._file, first, last, tests_rank, over, is_counted=is_counted)
+        block = Block(kind, text, line, self._file, first, last, tests_rank, over, function, is_counted)
         self._found.blocks.append(block)
 
 
@@ -464,6 +543,20 @@ def _is_counted(test: ast.expr, counters: set[str]) -> bool:
     return any(node.id in counters for node in names) and all(
         node.id in counters or node.id.isupper() for node in names
     )
+
+
+def _is_constant_range(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and called_name(node) in ("range", "trange")
+        and all(isinstance(argument, ast.Constant) for argument in node.args)
+    )
+
+
+def called_name(node: ast.expr) -> str:
+    """Return the last name of the function of a call, such as `barrier` of `dist.barrier()`; empty without one."""
+    called = node.func if isinstance(node, ast.Call) else None
+    return called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
 
 
 def _is_set(node: ast.expr) -> bool:

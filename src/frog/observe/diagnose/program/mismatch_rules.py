@@ -13,10 +13,12 @@ from frog.observe.diagnose.program.code_blocks import (
     Parting,
     call_branch,
     in_one_loop,
+    innermost_loop,
     is_each_round,
     is_readable,
     parting_of,
     stack_of,
+    tests_in_loop,
     ways_past,
 )
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
@@ -292,10 +294,17 @@ def leaves_loop(parting: Parting, left: int, stayed: int, inside: CodeLine | Non
     loop = parting.block
     if not parting.was_common:
         return f"rank {stayed} is in the loop {loop}, which rank {left} did not enter this time"
-    ways = ways_past(inside, loop) if inside is not None else ""
+    loops = [loop, *parting.around]
+    ways = [words for each in loops if inside is not None and (words := ways_past(inside, each))]
+    leave = f"; a rank can leave {'it' if len(loops) == 1 else 'them'} by {' or '.join(ways)}" if ways else ""
+    if len(loops) > 1:
+        return (
+            f"rank {left} has left the loops {' and '.join(map(str, loops))}, in which rank {stayed} continues: the "
+            f"number of rounds of one of them differs between the ranks{leave}"
+        )
     return (
         f"rank {left} has left the loop {loop}, in which rank {stayed} begins one more round: the number of rounds "
-        "differs between the ranks" + (f"; a rank can leave it by {ways}" if ways else "")
+        f"differs between the ranks{leave}"
     )
 
 
@@ -439,7 +448,7 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
         return base.with_more(
             fault="order",
             certain=False,
-            finding=f"{differ}: this line calls collectives of several sizes, so probably in another order",
+            finding=f"{differ}: {several_sizes(sides.odd_call.line, sides.odd)}",
             advice="iterate over parameters, buckets or keys in an order that is the same on every rank",
         )
     return base.with_more(
@@ -448,6 +457,17 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
         finding=f"{differ}: another size{_first_dim(sides)}",
         advice="pad to a common size, drop the last uneven batch (drop_last=True), or exchange the sizes first and use "
         "all_to_all or a padded all_gather",
+    )
+
+
+def several_sizes(line: CodeLine | None, odd: int) -> str:
+    """Return words about a line that calls collectives of several sizes, where a rank called another one."""
+    loop, tests = (innermost_loop(line), tests_in_loop(line)) if line is not None else (None, "")
+    where = f"the loop {loop} calls" if loop is not None else "this line calls"
+    if not tests:
+        return f"{where} collectives of several sizes, so probably in another order on rank {odd}"
+    return (
+        f"{where} collectives of several sizes: probably one rank leaves out a call, by {tests}, or its order differs"
     )
 
 

@@ -19,7 +19,8 @@ _OF_A_PEER = re.compile(
     r"failed to recv|failed to send|socket ?(timeout|error)|remote process exited|peer closed|"
     r"wait timeout|store.*timeout|timeout after \d+ms waiting|application timeout caused pair closure|"
     r"connectfullmesh failed|readfromstore|tcpstore|unexpected eof|no more data|read\d* ?error|"
-    r"\bmonitoredbarrier\b.*(failed|timed out|not pass)|ranks? .* failed to pass monitoredbarrier",
+    r"\bmonitoredbarrier\b.*(failed|timed out|not pass)|ranks? .* failed to pass monitoredbarrier|"
+    r"successfully reached monitoredbarrier, but",
     re.IGNORECASE,
 )
 _CONNECTION_CLOSED = re.compile(

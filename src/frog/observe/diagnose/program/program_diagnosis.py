@@ -17,6 +17,7 @@ from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.known_errors.explain import Explanation
 from frog.observe.diagnose.known_errors.log_answer import MORE_HELPS
+from frog.observe.diagnose.program.barrier_rules import missed_barrier
 from frog.observe.diagnose.program.compared_calls import differences
 from frog.observe.diagnose.program.end_rules import (
     exited,
@@ -189,6 +190,7 @@ RULES: tuple[Rule, ...] = (
     differing_numbers,
     awaits_too_many,
     groups_differ,
+    missed_barrier,
     transfer,
     waited,
     joined_without,

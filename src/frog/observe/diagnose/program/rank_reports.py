@@ -7,7 +7,7 @@ import re
 from frog.core.errors import describe_exit
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import note
-from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, place
+from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, place, same_line
 from frog.observe.diagnose.program.peer_errors import is_victim
 
 RECORD_COLLECTIVES = "TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1"
@@ -104,6 +104,6 @@ def describe_call(evidence: Evidence, call: Call) -> str:
 
 def describe_inside(rank: RankEvidence) -> str:
     """Return ` (in wait of threading.py:320)`, the innermost frame, if it is not the user's line; else empty."""
-    if not rank.stack or rank.stack[0] == rank.line:
+    if not rank.stack or same_line(rank.stack[0], rank.line):
         return ""
     return f" (in {rank.stack[0].function} of {place(rank.stack[0]).partition(' ')[0]})"

@@ -22,6 +22,7 @@ from frog.observe.diagnose.program.mismatch_rules import (
     has_passed,
     leaves_loop,
     passes_alone,
+    several_sizes,
 )
 from frog.observe.diagnose.program.peer_errors import in_collective
 from frog.observe.diagnose.program.rank_reports import (
@@ -196,10 +197,10 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
     same = call is not None and (same_line(call.line, met.line) or _has_completed(evidence, met))
     own, others = rank_branch(met.line), rank_branch(call.line) if call is not None else None
     branch = own or others
-    why = f": only some ranks pass {branch}" if branch else ""
     in_order = same and _in_other_order(evidence, met)
     is_others = _is_others(evidence, met) or (others is not None and own is None)
     odd = met.other if is_others and met.other is not None else met.receiver
+    why = f": only some ranks pass {branch}" if branch else f": {several_sizes(met.line, odd)}" if in_order else ""
     lines = (met.line, call.line if call is not None else sender.line if sender is not None else None)
     line, peer_line = lines if own or not others else (lines[1], lines[0])
     return _found(evidence, met).with_more(
