@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from seen import changed, evidence, rank
+from seen import changed, evidence, failed, rank
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program import code_blocks
@@ -465,6 +465,136 @@ def test_loops_that_a_rank_left_are_all_named_unless_their_rounds_are_fixed(
     assert (found.fault, found.rank) == ("batches", 0)
     assert f"rank 0 has left {words}" in found.finding
     assert "by `if patience > 3: break` in line 5" in found.finding
+
+
+TOWER = """\
+for step in range(10):
+    if images is not None:
+        dist.all_gather(full, shard)
+    for layer in layers:
+        dist.all_gather(full, weights)
+"""
+
+
+def test_rank_at_an_earlier_line_may_have_begun_another_round_instead_of_leaving_the_loop(tmp_path: Path) -> None:
+    """Rank 1 has no images in step 2: it is in the loop that both have left in step 1."""
+    script = written(tmp_path, TOWER)
+    tower, layer = ("all_gather", 16, 3), ("all_gather", 64, 5)
+    first = (tower, layer, layer)
+    ranks = of_script(script, rank(0, *first, tower, pending=1), rank(1, *first, layer, pending=1))
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.certain) == ("skipped", False)
+    assert "rank 0 passed `if images is not None:` in line 2, rank 1 did not this time" in found.finding
+
+
+@pytest.mark.parametrize(("head", "certain"), [("if average:", False), ("with torch.no_grad():", True)])
+def test_loop_is_not_certainly_left_if_a_call_after_it_may_be_skipped(tmp_path: Path, head: str, certain: bool) -> None:
+    text = MICRO_BATCHES.replace("    dist.all_reduce(grad)", f"    {head}\n        dist.all_reduce(grad)")
+    script = written(tmp_path, text)
+    gather, total = ("all_gather", 64, 3), ("all_reduce", 64, 6)
+    first = (gather, gather, total, gather, gather)
+    ranks = of_script(script, rank(0, *first, total, pending=1), rank(1, *first, gather, pending=1))
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.certain) == ("batches", certain)
+
+
+VALIDATION = """\
+def objective(batch):
+    dist.all_reduce(total)
+for number in range(4):
+    objective(batch)
+    if valid_loader is not None:
+        objective(valid)
+"""
+
+
+def test_extra_calls_from_the_same_line_through_another_function_are_named(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    """Rank 0 validates after each step; its calls meet those of the others' next steps."""
+    stacks.update({2: (2, 4), 20: (2, 6)})
+    train, valid = ("all_reduce", 2, 2), ("all_reduce", 2, 20)
+    ranks = [
+        rank(0, train, valid, train, valid, train, pending=1),
+        rank(1, train, train, train, train, state="ended", exit_code=0),
+    ]
+    script = written(tmp_path, VALIDATION)
+    found = diagnose_program(evidence(*of_script(script, *ranks, functions={2: "objective"})))
+    assert (found.fault, found.rank, found.certain) == ("branch", 0, False)
+    assert (found.line, found.peer_line) == ("train.py:6", "train.py:4")
+    assert "2 times through train.py:6, where rank 1 never came: rank 0 passed `if valid_loader" in found.finding
+    ranks[0].calls = [changed(call, callers=()) for call in ranks[0].calls]
+    assert diagnose_program(evidence(*ranks)).fault == "batches"
+
+
+STATE = """\
+def broadcast_state(tensors):
+    for name in tensors:
+        dist.broadcast(tensors[name], src=0)
+broadcast_state(restored)
+for step in range(5):
+    dist.all_reduce(weights)
+"""
+
+
+def test_loop_that_a_rank_has_not_come_to_yet_is_not_named(tmp_path: Path, stacks: dict[int, tuple[int, ...]]) -> None:
+    stacks[3] = (3, 4)
+    calls = rank(0, ("broadcast", 6, 3), pending=1), rank(1, ("all_reduce", 60, 6), pending=1)
+    ranks = of_script(written(tmp_path, STATE), *calls, functions={3: "broadcast_state"})
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank) == ("batches", 1)
+    assert found.finding.endswith(
+        "rank 0 is in the loop `for name in tensors:` in line 2, which rank 1 did not enter this time, or left earlier"
+    )
+    written(tmp_path, STATE.replace("for name in tensors", "with no_grad()"))
+    code_blocks._source.cache_clear()
+    assert "in the loop" not in diagnose_program(evidence(*ranks)).finding
+
+
+def test_loop_with_a_warning_and_a_continue_is_named(tmp_path: Path) -> None:
+    """The rank that went on logged why; gloo ended it, so that its record is lost."""
+    script = written(
+        tmp_path,
+        "for epoch in range(4):\n    for x in batches:\n        if not isfinite(loss):\n            continue\n"
+        "        dist.all_reduce(grad)\n    dist.all_reduce(total)\n",
+    )
+    grad, total = ("all_reduce", 49, 5), ("all_reduce", 1, 6)
+    stayed = of_script(script, rank(1, grad, grad, total, grad, grad, pending=1))[0]
+    left = rank(0, mismatch=MISMATCH, line=here(script, 6), exit_code=-6, trouble=["WARNING: loss is not finite"])
+    found = diagnose_program(evidence(left, stayed, hung=False))
+    assert (found.fault, found.rank, found.line, found.certain) == ("batches", 0, "train.py:6", False)
+    assert "by `if not isfinite(loss): continue` in line 3, after an error that its log shows" in found.finding
+
+
+LOAD = """\
+def load(path):
+    if cached:
+        dist.barrier()
+        return
+    dist.all_reduce(size)
+    dist.barrier()
+load("a")
+load("a")
+load("a")
+"""
+
+
+def test_branch_around_a_skipped_call_is_named(tmp_path: Path) -> None:
+    script = written(tmp_path, LOAD)
+    hit, size, last = ("barrier", 1, 3), ("all_reduce", 1, 5), ("barrier", 1, 6)
+    ranks = [rank(0, size, last, hit, hit, hit, pending=1), rank(1, size, last, hit, hit, size, pending=1)]
+    found = diagnose_program(evidence(*of_script(script, *ranks, functions=dict.fromkeys((3, 5, 6), "load"))))
+    assert (found.fault, found.rank) == ("skipped", 1)
+    assert found.finding.endswith("rank 1 skipped barrier at train.py:3 (load), which is under `if cached:` in line 2")
+
+
+def test_error_in_the_log_of_a_rank_that_ended_is_named() -> None:
+    error = replace(failed("KeyError", "8", 13), fatal=False)
+    ranks = [rank(0, ("barrier", 1, 30), pending=1), rank(1, state="ended", exit_code=0, caught=[error])]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.line, found.certain) == ("ended", 1, "train.py:13 (main)", True)
+    assert found.finding.startswith("rank 1 ended with exit code 0 before it called barrier")
+    assert found.finding.endswith("after an error that its log shows: KeyError: 8, at train.py:13 (main)")
 
 
 AVERAGE = """\

@@ -30,7 +30,7 @@ def missed_barrier(evidence: Evidence) -> Diagnosis | None:
     odd, stayed = missing[0], min(waited)
     rank, barrier = evidence.ranks[odd], _lines_of_error(waited[stayed])
     own, last = _lines(rank), [call for call in rank.calls if call.done]
-    parting = parting_of(barrier, own, stack_of(last[-1]) if last else ()) or parting_of(barrier, own, barrier)
+    parting = parting_of(barrier, own, barrier) or parting_of(barrier, own, stack_of(last[-1]) if last else ())
     fault, words = "ended" if _has_ended(rank) else _NOT_THERE[None if rank.pending else rank.cpu_busy], ""
     advice = "find out what it did instead; if it only needs longer, raise the timeout of monitored_barrier"
     if parting is not None and parting.block.kind == "loop":

@@ -150,17 +150,19 @@ class Parting:
     """True if both made their last common call in it."""
     is_deeper: bool
     """True if it is in a function that the other rank may have called too, but has left."""
+    is_past: bool = False
+    """True if the other rank is at a later line of the function, or has left it."""
     around: tuple[Block, ...] = ()
     """Of a loop: the loops around it that the other rank has left too, innermost first."""
 
     @property
     def weight(self) -> int:
         """Order of what it explains: the lower, the more."""
-        if self.block.kind == "loop":
-            return 0 if self.was_common else 4
-        if self.block.is_counted:
-            return 5
-        return 3 if self.is_deeper else 1 if self.block.kind == "except" else 2
+        if self.block.kind == "loop" and self.was_common:
+            return 0 if self.is_past else 3
+        if self.block.kind == "loop" or self.block.is_counted:
+            return 6 if self.block.is_counted else 5
+        return 4 if self.is_deeper else 1 if self.block.kind == "except" else 2
 
 
 def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequence[CodeLine]) -> Parting | None:
@@ -180,13 +182,16 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
             deeper = frame is not here
             if not _is_in(block, one, number):
                 continue
-            if (_is_in(block, other, list(other).index(there)) and not deeper) or (
-                common if block.kind != "loop" else deeper and not common
-            ):
+            past = there.line > (here.line if deeper else block.last)
+            if not deeper and _is_in(block, other, list(other).index(there)):
+                continue
+            if block.kind == "loop" and not (common or past):  # the other rank may yet come to it
+                continue
+            if block.kind != "loop" and common:
                 continue
             if (deeper and _OF_ALL.search(block.text)) or (block.kind == "return" and not deeper):
                 continue
-            found.append(Parting(block, common, deeper))
+            found.append(Parting(block, common, deeper, past))
     best = min(reversed(_that_differ(found)), key=lambda parting: parting.weight, default=None)
     return _with_loops_around(best, found)
 
@@ -226,6 +231,13 @@ def _with_loops_around(parting: Parting | None, found: list[Parting]) -> Parting
         if each.block.file == loop.file and each.block.first < loop.first <= loop.last <= each.block.last
     ]
     return replace(parting, around=tuple(around))
+
+
+def branch_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
+    """Return the innermost branch around a call that holds none of the lines that led to another one."""
+    blocks = [block for frame in one[:2] if is_readable(frame) for block in reversed(blocks_around(frame))]
+    branches = [block for block in blocks if block.kind in ("if", "else") and not _OF_ALL.search(block.text)]
+    return next((block for block in branches if not any(block.holds(frame) for frame in other)), None)
 
 
 def blocks_around(line: CodeLine) -> list[Block]:

@@ -11,6 +11,7 @@ from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     Parting,
+    branch_past,
     call_branch,
     in_one_loop,
     innermost_loop,
@@ -243,8 +244,15 @@ def _parted(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | 
     if not both:
         return None
     parted = _left(evidence, found, *min(both, key=lambda pair: pair[0].weight))
+    if any(parting.block.kind != "loop" for parting, _ in both):  # or one of them skipped a call after the loop
+        parted = parted.with_more(certain=False)
     if not sides.tie:
-        return parted.with_more(rank=sides.odd, node_rank=evidence.ranks[sides.odd].node_rank)
+        return parted.with_more(
+            rank=sides.odd,
+            node_rank=evidence.ranks[sides.odd].node_rank,
+            line=place(sides.odd_call.line) or None,
+            peer_line=place(sides.other_call.line) or None,
+        )
     return parted
 
 
@@ -293,7 +301,7 @@ def leaves_loop(parting: Parting, left: int, stayed: int, inside: CodeLine | Non
     """Return words about a rank that left a loop in which another is."""
     loop = parting.block
     if not parting.was_common:
-        return f"rank {stayed} is in the loop {loop}, which rank {left} did not enter this time"
+        return f"rank {stayed} is in the loop {loop}, which rank {left} did not enter this time, or left earlier"
     loops = [loop, *parting.around]
     ways = [words for each in loops if inside is not None and (words := ways_past(inside, each))]
     leave = f"; a rank can leave {'it' if len(loops) == 1 else 'them'} by {' or '.join(ways)}" if ways else ""
@@ -341,7 +349,8 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         fault="skipped",
         certain=bool(error) or (_left_its_habit(sides) and not (sides.tie and reverse)),
         finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} skipped "
-        f"{sides.other_call.op} at {place(sides.other_call.line)}{error or _way_past(sides.other_call)}",
+        f"{sides.other_call.op} at {place(sides.other_call.line)}"
+        f"{error or _way_past(sides.other_call, sides.odd_call)}",
         advice=SKIP_TOGETHER,
     )
 
@@ -355,10 +364,11 @@ def _left_its_habit(sides: Sides) -> bool:
     return was_there and is_unusual(sides.odd_before, sides.odd_call) is True
 
 
-def _way_past(call: Call) -> str:
-    """Name the statements that leave out a call in its loop."""
+def _way_past(call: Call, instead: Call) -> str:
+    """Name the statements that leave out a call in its loop, or the branch around it. instead: what a rank called."""
     ways = ways_past(call.line) if call.line is not None else ""
-    return f", perhaps by {ways}" if ways else ""
+    branch = branch_past(stack_of(call), stack_of(instead))
+    return f", perhaps by {ways}" if ways else f", which is under {branch}" if branch is not None else ""
 
 
 def _jumped(sides: Sides) -> bool:

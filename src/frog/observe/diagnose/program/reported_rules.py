@@ -58,6 +58,7 @@ def reported(evidence: Evidence) -> Diagnosis | None:
         longer_message(evidence, evidence.ranks[met.receiver], met.message)
         or _parted(evidence, met)
         or _left_its_order(evidence, met)
+        or _parted(evidence, met, after_errors=True)
         or _unexpected(evidence, met)
     )
 
@@ -93,8 +94,11 @@ def _with_line(rank: RankEvidence, call: Call) -> Call:
     return replace(call, line=call.line or error_line)
 
 
-def _parted(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
-    """Find the loop or the branch that holds the line of one of both ranks and not that of the other."""
+def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) -> Diagnosis | None:
+    """Find the loop or the branch that holds the line of one of both ranks and not that of the other.
+
+    after_errors: also for a rank that survived an error, which may have skipped a call.
+    """
     if met.other is None or met.call is None or met.call.line is None or met.line is None:
         return None
     before = _before(evidence, met.other, met.call)
@@ -104,7 +108,7 @@ def _parted(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
     found = []
     for inside, outside in ((met.other, met.receiver), (met.receiver, met.other)):
         parting = parting_of(stacks[inside], stacks[outside], last)
-        if parting is not None and not survived_error(evidence.ranks[outside]):
+        if parting is not None and (after_errors or not survived_error(evidence.ranks[outside])):
             found.append((parting.weight, inside, outside, parting))
     if not found:
         return None
@@ -129,7 +133,7 @@ def _parted(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
         node_rank=evidence.ranks[rank].node_rank,
         line=lines[rank],
         peer_line=lines[inside + outside - rank],
-        finding=f"{met_words}: {words}",
+        finding=f"{met_words}: {words}{after_error(evidence.ranks[outside])}",
         advice=advice,
     )
 

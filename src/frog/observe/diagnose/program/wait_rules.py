@@ -12,6 +12,7 @@ from frog.observe.diagnose.program.code_blocks import (
     Block,
     call_branch,
     in_one_loop,
+    parting_lines,
     parting_of,
     rank_branch,
     stack_of,
@@ -20,7 +21,7 @@ from frog.observe.diagnose.program.code_blocks import (
 from frog.observe.diagnose.program.code_lines import is_user_file, user_line
 from frog.observe.diagnose.program.compared_calls import Difference, is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.mismatch_rules import EVEN_BATCHES
+from frog.observe.diagnose.program.mismatch_rules import EVEN_BATCHES, passes_alone
 from frog.observe.diagnose.program.peer_errors import saw_a_peer_end, timed_out
 from frog.observe.diagnose.program.rank_reports import (
     after_error,
@@ -174,13 +175,18 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
             advice=EVEN_BATCHES,
         )
     if not times:
+        error, last = after_error(rank), rank.caught[-1] if rank.caught else None
         return base.with_more(
             fault="ended",
             certain=_knows_lines(rank, found),
-            finding=f"{span(over)} ended without an error before {'it' if len(over) == 1 else 'they'} called "
-            f"{describe_call(evidence, found.call)}, in which {span(sorted(found.calls))} waited",
+            line=place(last.line) or base.line if last is not None else base.line,
+            finding=f"{span(over)} ended {'with exit code 0' if error else 'without an error'} before "
+            f"{'it' if len(over) == 1 else 'they'} called {describe_call(evidence, found.call)}, in which "
+            f"{span(sorted(found.calls))} waited{error}",
             advice="look for a return, break or sys.exit(0) that only this rank reaches",
         )
+    if (other_way := _came_another_way(evidence, found, over)) is not None:
+        return other_way
     if (survived := survived_error(rank)) is not None:
         return base.with_more(
             fault="skipped",
@@ -200,6 +206,41 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
         f"{_perhaps_by(found.call)}",
         advice=f"{EVEN_BATCHES}\na `continue` or a caught exception that skips a step on one rank has the same effect",
     )
+
+
+def _came_another_way(evidence: Evidence, found: Difference, over: list[int]) -> Diagnosis | None:
+    """Find ranks that called a collective also through other functions than the ranks that ended ever did.
+
+    All calls come from one line, so that they met each other; the ranks with more of them wait in the end.
+    """
+    waiting = evidence.ranks[min(found.calls)]
+    at_line = [call for call in waiting.calls if same_line(call.line, found.call.line)]
+    ended = [call for call in evidence.ranks[over[0]].calls if same_line(call.line, found.call.line)]
+    ways = {_way(call) for call in ended}
+    extra = [call for call in at_line if call.callers and _way(call) not in ways]
+    if not extra or not all(call.callers for call in ended) or not ways <= {_way(call) for call in at_line}:
+        return None
+    lines = parting_lines(stack_of(extra[0]), stack_of(ended[0]))
+    if lines is None:
+        return None
+    parting = parting_of(stack_of(extra[0]), stack_of(ended[0]), ())
+    is_branch = parting is not None and parting.block.kind != "loop"
+    words = f": {passes_alone(parting.block, waiting.rank, over[0], True)}" if parting is not None and is_branch else ""
+    return _base(evidence, found, waiting.rank).with_more(
+        fault="branch",
+        certain=False,
+        line=place(lines[0]),
+        peer_line=place(lines[1]),
+        finding=f"{span(sorted(found.calls))} called {found.call.op} at {place(found.call.line)} {len(extra)} times "
+        f"through {place(lines[0])}, where {span(over)} never came{words}. These calls met later ones of the others, "
+        f"which ended; {_waits(evidence, found)}",
+        advice="move the collective out of the branch: every rank of its group must call it",
+    )
+
+
+def _way(call: Call) -> tuple[tuple[str, int], ...]:
+    """Return the lines that led to a call."""
+    return tuple((frame.file, frame.line) for frame in call.callers)
 
 
 def _perhaps_by(call: Call) -> str:
@@ -426,10 +467,15 @@ def _busy(evidence: Evidence, found: Difference) -> Diagnosis | None:
     return _base(evidence, found, busy[0]).with_more(
         fault="busy",
         certain=rank.line is not None and around is None,
-        finding=f"{_waits(evidence, found)}; {span(busy)} was still computing{at}{why}{describe_workers(rank)}",
+        finding=f"{_waits(evidence, found)}; {span(busy)} {_was(busy)} still computing{at}{why}"
+        f"{describe_workers(rank)}",
         advice="an endless loop, or work that takes longer than the time-out, such as an evaluation on one rank: raise "
         "the timeout of init_process_group, or give all ranks a share of it",
     )
+
+
+def _was(ranks: list[int]) -> str:
+    return "was" if len(ranks) == 1 else "were"
 
 
 def _calls_elsewhere(branch: str | None, ranks: list[int]) -> str:
@@ -448,8 +494,8 @@ def _blocked(evidence: Evidence, found: Difference) -> Diagnosis | None:
     elsewhere = _calls_elsewhere(_branch_around(evidence, found), still)
     return _base(evidence, found, still[0]).with_more(
         fault="blocked",
-        finding=f"{_waits(evidence, found)}; {span(still)} was at {place(rank.line)}{describe_inside(rank)}{why}, "
-        f"and did not compute{_thread(rank)}{describe_workers(rank)}{elsewhere}",
+        finding=f"{_waits(evidence, found)}; {span(still)} {_was(still)} at {place(rank.line)}{describe_inside(rank)}"
+        f"{why}, and did not compute{_thread(rank)}{describe_workers(rank)}{elsewhere}",
         certain=evidence.hung and rank.line is not None and waits_for_itself(rank.line, evidence.deadline_s),
         advice="look for a lock, a queue, a file system or a data loader that does not answer, or a sleep, at "
         "that line",
