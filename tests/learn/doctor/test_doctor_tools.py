@@ -27,8 +27,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         answers["options"] = options
         return SimpleNamespace(returncode=answer[0], stdout=answer[1], stderr=answer[2])
 
-    monkeypatch.setattr(tools.shutil, "which", lambda name: answers.get(name))
-    monkeypatch.setattr(tools.subprocess, "run", ran)
+    monkeypatch.setattr("shutil.which", lambda name: answers.get(name))
+    monkeypatch.setattr("subprocess.run", ran)
     return answers
 
 
@@ -161,8 +161,8 @@ def test_each_rank_reports_its_part(
     for name in ("leave_with_parent", "bind_loopback", "_fork", "_computes", "_gpu", "_version"):
         monkeypatch.setattr(doctor_rank, name, lambda *_: "right")
     monkeypatch.setattr(doctor_rank, "FileStore", lambda *given: given)
-    monkeypatch.setattr(doctor_rank.dist, "init_process_group", lambda *given, **named: worlds.append((given, named)))
-    monkeypatch.setattr(doctor_rank.dist, "new_group", lambda ranks, timeout: (ranks, timeout.total_seconds()))
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *given, **named: worlds.append((given, named)))
+    monkeypatch.setattr("torch.distributed.new_group", lambda ranks, timeout: (ranks, timeout.total_seconds()))
 
     def operation(rank: int, group: Any) -> None:
         assert group == ([0, 1], 5)
