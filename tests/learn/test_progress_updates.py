@@ -16,6 +16,8 @@ from frog.learn.progress import (
     Guess,
     Progress,
     QuizResult,
+    find_folder,
+    is_folder,
     replay,
     with_drill,
     with_guess,
@@ -105,6 +107,26 @@ def test_quizzes_drills_names_and_records_are_added() -> None:
     assert progress.records == {"runs/a": "0" * 64, "runs/b": "2" * 64}
     assert whats(progress) == ["quiz", "drill", "name", "record", "record", "record"]
     assert_replayed(progress)
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (("progress.json", "exercises/"), True),
+        (("progress.json",), False),
+        (("exercises/",), False),
+        (("progress.json", "exercises"), False),
+        (("progress.json/", "exercises/"), False),
+    ],
+)
+def test_course_folder_has_a_progress_file_and_exercises(made: tuple[str, ...], found: bool, tmp_path: Path) -> None:
+    course, inner = tmp_path / "a", tmp_path / "a" / "b" / "c"
+    inner.mkdir(parents=True)
+    for name in made:
+        (course / name).mkdir() if name.endswith("/") else (course / name).touch()
+    expected = course if found else None
+    assert is_folder(course) == found
+    assert [find_folder(start) for start in (course, inner, tmp_path)] == [expected, expected, None]
 
 
 def test_folder_that_is_older_than_the_journal_says_so() -> None:

@@ -63,6 +63,10 @@ def test_paragraphs_are_wrapped_below_their_beginning() -> None:
     assert STYLE.wrap("") == []
 
 
+def test_text_is_80_columns_wide_and_plain_unless_told() -> None:
+    assert Style() == Style(columns=80, colour=False)
+
+
 @pytest.mark.parametrize(("columns", "width"), [(20, 40), (40, 40), (77, 77), (100, 100), (300, 100)])
 def test_output_is_40_to_100_columns_wide(monkeypatch: pytest.MonkeyPatch, columns: int, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
