@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 from run_files import beat, event, record_json, run_json, segment
 
+from frog.core.errors import FrogError
 from frog.core.runs import event_schema, launcher_schema, observed, record
 from frog.core.runs.launch_request import LaunchRequest
-from frog.core.schema import Amount, Digest, FileName, Host, Name, Natural, Port, Positive
+from frog.core.schema import Amount, Digest, FileName, Host, Name, Natural, Port, Positive, decode
 
 COUNT, RANK, SIZE = (0, 2**62), (0, 2**20 - 1), (1, 2**20 - 1)
 
@@ -68,6 +69,23 @@ def test_amount_is_finite_and_not_negative() -> None:
 def test_text_has_its_form(kind: Any, accepted: list[str], refused: list[str]) -> None:
     assert [text for text in accepted if not accepts(kind, text)] == []
     assert [text for text in refused if accepts(kind, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (Digest, "0" * 63, "a SHA-256 in hex"),
+        (FileName, "a/b", "the name of a file in the same folder"),
+        (Host, "a b", "the name or address of a host"),
+        (Port, 0, "int >= 1"),
+        (Annotated[str, msgspec.Meta(pattern="^x$")], "y", "str matching regex '^x$'"),
+    ],
+)
+def test_form_of_a_text_is_said_in_words(kind: Any, value: Any, expected: str) -> None:
+    with pytest.raises(FrogError) as refused:
+        decode(msgspec.json.encode([value]), list[kind], "a.json")
+    assert expected in str(refused.value)
+    assert "matching regex" not in str(refused.value).replace(expected, "")
 
 
 EXIT = {"attempt": 0, "rank": 0, "node": 0, "node_rank": 0, "pid": 1, "code": 1, "error": None, "traceback": None}
