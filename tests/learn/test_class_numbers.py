@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,3 +174,23 @@ def test_twelve_beliefs_of_most_learners_are_listed() -> None:
 def test_labs_of_the_columns_are_counted() -> None:
     columns = [{"lab": "lab1"}, {"lab": "lab1"}, {"lab": "lab12"}, {"lab": "elsewhere"}]
     assert summary.labs_of(columns) == [("lab 1", 2), ("lab 12", 1), ("elsewhere", 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "edits", "proof"),
+    [
+        ({}, (), "whole"),
+        ({"named": "Grace"}, (), "no journal"),
+        ({"exercises": (record("lab1/01_a", "1.1", Work(checks=1)),)}, (), "no journal"),
+        ({"predictions": ("any",)}, (), "no journal"),
+        ({"quizzes": ("any",)}, (), "no journal"),
+        ({"drills": ("any",)}, (), "no journal"),
+        ({"records": {"runs/a": "0" * 64}}, (), "no journal"),
+        ({"named": "Grace", "journal": (SimpleNamespace(what="before"),)}, (), "begun before the journal"),
+        ({"named": "Grace", "journal": (SimpleNamespace(what="check"),)}, (), "whole"),
+        ({}, ("$.named: found 1",), "edited"),
+        ({"journal": (SimpleNamespace(what="before"),)}, ("$.named: found 1",), "edited"),
+    ],
+)
+def test_proof_of_a_report(changes: dict[str, Any], edits: tuple[str, ...], proof: str) -> None:
+    assert replace(report(**changes), edits=edits).proof == proof
