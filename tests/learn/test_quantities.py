@@ -51,6 +51,23 @@ def test_every_unit_has_its_size(unit: str, sizes: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "unit", "told"),
+    [
+        *[(f"5 {name}", "B", True) for name in ("b", "Mb", "Kib", "bit", "bits", "kbit", "Gibits")],
+        *[(f"5 {name}", "B", False) for name in ("s", "MBs", "Pb", "bitss")],
+        ("5 bit", "s", False),
+        ("5 MB", "s", False),
+        ("5 Mb", "", False),
+    ],
+)
+def test_bits_are_told_from_bytes(text: str, unit: str, told: bool) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_quantity(text, unit)
+    assert f"{text}: found the unit {text[2:]}, expected {unit or 'none'}" in str(refused.value)
+    assert ("; a byte has 8 bits" in str(refused.value)) == told
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "many", ".", "1e999", "nan", "1,2", "1.2.3", "3 4", "5 MBs", "5 s", "5Mb", "8 bit", "1e300TB", "1" * 81],
 )
