@@ -570,6 +570,15 @@ def test_resume_continues_with_the_order_of_its_epoch(tmp_path: Path, numbers: A
     check(tmp_path, "resume-order", [[W, *loaded(**loader), step(1), {**own, "step": 2, "number": 2}]], NO_EPOCH)
 
 
+def test_iteration_without_a_step_is_not_the_order_of_a_resume(tmp_path: Path) -> None:
+    """As `next(iter(loader))` for the size of a batch, before `set_epoch`."""
+    own = step(1, calls=[called("load", numbers={"epoch": 2})])
+    looked, trained = loaded([1], **SHUFFLES, epoch=0), loaded([2], [3], iteration=1, **SHUFFLES, epoch=2)
+    check(tmp_path, "resume-order", [[W, *looked, *trained, own]], None)
+    forgotten = loaded([2], [3], iteration=1, **SHUFFLES, epoch=0)
+    check(tmp_path, "resume-order", [[W, *looked, *forgotten, own]], ("likely", 1, (0,), 4))
+
+
 # ---- replicas --------------------------------------------------------------------------------------------------------
 
 NO_REPLICA = "no parameter is known to be equal on several ranks"

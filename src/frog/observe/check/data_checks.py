@@ -256,7 +256,11 @@ def order_after_a_resume(case: Comparison) -> Broken | None:
     for record in case.records.values():
         numbers = [call.numbers for step, call in record.calls("load") if step == 1]
         epochs = [value for found in numbers for key, value in found.items() if "epoch" in key.lower() and value > 0]
-        first = next((each for each in record.loaders if each.distributed and each.shuffle), None)
+        shuffled = [each for each in record.loaders if each.distributed and each.shuffle]
+        # `next(iter(loader))` for the size of a batch is followed by an iteration before any step
+        began = [_first_step(record, each) for each in shuffled]
+        looked_at = [mine is not None and mine == then for mine, then in pairwise([*began, None])]
+        first = next((each for each, was_left in zip(shuffled, looked_at, strict=True) if not was_left), None)
         if not epochs or first is None:
             continue
         seen = True
