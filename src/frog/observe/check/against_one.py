@@ -85,7 +85,7 @@ class Against:
     """The step with the first difference, from 1; else the last one that was compared."""
     first: Compared | None = None
     others: list[Compared] = field(default_factory=list)
-    """Other tensors of the same kind and step that differ."""
+    """All tensors of that kind and step that were compared, also those that agree."""
     counts: Counter[Kind] = field(default_factory=Counter)
     """How many tensors were compared."""
     closest: float = 0.0
@@ -210,20 +210,18 @@ def _named(record: RankRecord, step: Step, kind: Kind) -> dict[str, Sums]:
 
 
 def _of_single_ranks(many: dict[int, RankRecord]) -> set[str]:
-    """Return the parameters that only some ranks hold under a name that others use too, such as experts.
+    """Return the experts that each rank has for itself, under names that other ranks use for theirs.
 
     They begin with other weights than those of the same name on other ranks, while other parameters begin with equal
-    ones. If all differ, the ranks hold shards, or did not begin with equal weights.
+    ones.
     """
     bits: dict[str, set[int | None]] = {}
-    shapes: dict[str, set[tuple[int, ...]]] = {}
     for record in many.values():
         step = record.steps[0]
         table = record.tables.get(step.optimizer)
         for parameter, before in zip(table.parameters if table else (), step.before, strict=False):
             if parameter.names and not parameter.placements:
                 bits.setdefault(parameter.names[0], set()).add(before)
-                shapes.setdefault(parameter.names[0], set()).add(tuple(parameter.shape))
     apart = {name for name, values in bits.items() if len(values) > 1 and ".experts." in f".{name}."}
     return apart if len(apart) < len(bits) else set()
 

@@ -67,11 +67,11 @@ def _check(args: argparse.Namespace) -> int:
     nodes, options = read_world(args)
     options = replace(options, runs=Path("runs"), simulate_gpus=args.simulate_gpus)
     if args.against_one:
-        return _check_against_one(nodes, program, options, args.json)
+        return _check_against_one(nodes, program, options, args.every, args.json)
     return run_checked(nodes, program, options, args.every, lambda folder: print_answers(folder, args.json))
 
 
-def _check_against_one(nodes: Nodes, program: list[str], options: Options, as_json: bool) -> int:
+def _check_against_one(nodes: Nodes, program: list[str], options: Options, every: int, as_json: bool) -> int:
     """Run a program on its ranks, then twice on one, and print what differs."""
     from frog.launch.nodes import Nodes
     from frog.observe.check.program_arguments import arguments_for, require_batch_size
@@ -94,7 +94,7 @@ def _check_against_one(nodes: Nodes, program: list[str], options: Options, as_js
             folders[name] = folder
             return 0
 
-        if code := run_checked(world, arguments_for(program, size), asked, 1, keep):
+        if code := run_checked(world, arguments_for(program, size), asked, every, keep):
             print(f"frog check: the program ended with {code} on {words}, so nothing was compared", file=sys.stderr)
             return code
     write_json(folders["many"] / AGAINST, {name: str(folder.resolve()) for name, folder in folders.items()})
