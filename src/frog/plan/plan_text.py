@@ -31,7 +31,7 @@ def plan_lines(
     lines += ["", *_utilization_lines(step)]
     if budget is not None:
         lines += ["", *_budget_lines(budget, run)]
-    lines += [f"note: {note}" for note in notes]
+    lines += [f"note: {note}" for note in (*notes, *_uneven_stages(run))]
     if explain:
         terms = [*explain_memory(step, memory), *explain_step(step)]
         terms += explain_budget(step, budget) if budget else ()
@@ -130,6 +130,18 @@ _TIME_CAUSES = {
     "optimizer": "optimizer",
     "other": "fixed time, waiting for other nodes",
 }
+
+
+def _uneven_stages(run: PlannedRun) -> Iterator[str]:
+    """Yield a note if the layers do not divide among the stages of a pipeline."""
+    layout, layers = run.layout, run.model.layers
+    chunks = layout.pp * layout.virtual_stages
+    if layers % chunks:
+        stages = f"pp {layout.pp}" + (f" x {layout.virtual_stages} virtual stages" * (layout.virtual_stages > 1))
+        yield (
+            f"{layers} layers do not divide by {stages}: some hold {layers // chunks} and some {layers // chunks + 1}, "
+            "which Megatron-Core refuses unless told to"
+        )
 
 
 def _utilization_lines(step: StepModel) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from frog.plan.model_command import add_target_arguments, options_of, read_constants_of, read_target, refuse_beyond
 
 if TYPE_CHECKING:
+    from frog.plan.quantities import Price
     from frog.plan.search.best import Candidate, Found
 
 _GIB = 2**30
@@ -77,7 +78,7 @@ def _search(args: argparse.Namespace) -> int:
     print(
         f"{found.num_layouts:,} layouts on {', '.join(map(str, counts))} {cluster.gpu.name}; {found.num_fitting:,} fit"
     )
-    for line in _lines(found, args.tokens, zeros):
+    for line in _lines(found, args.tokens, zeros, cluster.price):
         print(line)
     for note in notes:
         print(f"note: {note}")
@@ -86,28 +87,34 @@ def _search(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(found: Found, tokens: float | None, zeros: Sequence[int]) -> Iterator[str]:
+def _lines(found: Found, tokens: float | None, zeros: Sequence[int], price: Price | None) -> Iterator[str]:
     from frog.plan.search.best import what_binds
 
-    yield f"\nthe fastest layout of each mesh\n{_header(tokens)}"
-    yield from (_row(one, tokens) for one in found.best)
-    yield f"\nnot beaten in time, memory and GPU-hours\n{_header(tokens)}"
-    yield from (_row(one, tokens) for one in found.front)
+    yield f"\nthe fastest layout of each mesh\n{_header(tokens, price)}"
+    yield from (_row(one, tokens, price) for one in found.best)
+    yield f"\nnot beaten in time, memory and GPU-hours\n{_header(tokens, price)}"
+    yield from (_row(one, tokens, price) for one in found.front)
+    if price is not None and tokens is None:
+        yield f"\nwith --tokens, the table also has what the training costs, in {price.currency}"
     yield "\nhow much faster the first layout would be with twice"
     for what, gain in what_binds(found, zeros).items():
         if gain > _LEAST_GAIN:
             yield f"  {what:<30} {100 * gain:>5.1f} %"
 
 
-def _header(tokens: float | None) -> str:
-    return f"   step s     GiB   MFU %    GPUs{'    days' if tokens else ''}  layout"
+def _header(tokens: float | None, price: Price | None) -> str:
+    money = f"{price.currency:>12}" if tokens and price is not None else ""
+    return f"   step s     GiB   MFU %    GPUs{'    days' if tokens else ''}{money}  layout"
 
 
-def _row(one: Candidate, tokens: float | None) -> str:
+def _row(one: Candidate, tokens: float | None, price: Price | None) -> str:
     from frog.plan.estimate.budget import num_steps
     from frog.plan.plan_text import layout_words
 
-    layout = one.run.layout
-    days = f"{num_steps(layout, tokens) * one.step_s / 86400:>8.1f}" if tokens else ""
-    numbers = f"{one.step_s:>#9.4g} {one.memory / _GIB:>7.1f} {100 * one.mfu:>7.1f} {layout.num_gpus:>7}{days}"
+    layout, of_training = one.run.layout, ""
+    if tokens:
+        hours = num_steps(layout, tokens) * one.step_s / 3600
+        money = f"{price.amount * layout.num_gpus * hours:>12,.0f}" if price is not None else ""
+        of_training = f"{hours / 24:>8.1f}{money}"
+    numbers = f"{one.step_s:>#9.4g} {one.memory / _GIB:>7.1f} {100 * one.mfu:>7.1f} {layout.num_gpus:>7}{of_training}"
     return f"{numbers}  {layout_words(one.run)}"

@@ -405,6 +405,23 @@ def test_chosen_micro_batch_leaves_a_twentieth_of_the_memory(share: float, micro
     assert run.layout.micro_batch == micro_batch
 
 
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ("--pp 4 --virtual-stages 3", "32 layers do not divide by pp 4 x 3 virtual stages: some hold 2 and some 3"),
+        ("--pp 4 --virtual-stages 4", ""),
+        ("--pp 4", ""),
+    ],
+)
+def test_layers_that_do_not_divide_among_stages_are_said(
+    words: str, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["plan", str(LLAMA_8B), "--cluster", "h100x8", "--nodes", "4", "--global-batch", "128"]
+    assert main([*command, *words.split()]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "do not divide" in line]
+    assert [line.startswith(f"note: {note}") for line in said] == [True] * bool(note)
+
+
 def test_plan_that_does_not_fit_says_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", str(LLAMA_8B), "--cluster", "h100x8", "--zero", "0", "--software", "megatron"]
     assert main([*command, "--recompute", "none"]) == 0

@@ -60,7 +60,6 @@ def test_complete_row_is_predicted_with_a_range() -> None:
     ("changes", "reason"),
     [
         ({"hidden": ""}, "not stated: hidden"),
-        ({"dp": "", "tp": "", "pp": ""}, "not stated: dp, tp, pp"),
         ({"tp": "3"}, "dp x tp x pp x cp = 48 is not n_gpus=64"),
         ({"gpu": "TPUv4"}, "gpu='TPUv4': no profile of this GPU"),
         ({"precision": "nvfp4"}, "precision='nvfp4' is not modelled"),
@@ -95,6 +94,16 @@ def test_row_that_cannot_be_predicted_gives_the_reason(changes: dict[str, str], 
     with pytest.raises(ConfigError) as raised:
         read_row({**ROW, **changes})
     assert reason in str(raised.value)
+
+
+def test_row_without_degrees_is_data_parallel_and_says_so() -> None:
+    row = {**ROW, "dp": "", "tp": "", "pp": "", "virtual_stages": "", "schedule": "", "gpu": "H100-80GB"}
+    run = read_row(row)
+    assert (run.layout.dp, run.layout.tp, run.layout.pp) == (64, 1, 1)
+    assert "dp=64" in run.assumed
+    assert not any(
+        each.startswith("dp=") for each in read_row({**row, "tp": "2"}).assumed
+    )  # the docs say that it follows
 
 
 @settings(max_examples=300, deadline=None)

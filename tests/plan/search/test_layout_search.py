@@ -247,6 +247,18 @@ def test_search_takes_the_overlap_of_experts(tmp_path: Path, capsys: pytest.Capt
     assert "overlap_moe=yes: the model has no experts" in capsys.readouterr().err
 
 
+def test_price_adds_what_the_training_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "search", str(LLAMA_8B), "--cluster", "h100x8", "--nodes", "1", "--price", "2 USD/h"]
+    assert main([*words, "--tokens", "1e9"]) == 0
+    header, first = capsys.readouterr().out.splitlines()[4:6]
+    assert header.split() == ["step", "s", "GiB", "MFU", "%", "GPUs", "days", "USD", "layout"]
+    step_s, _, _, gpus, _, money = first.split()[:6]
+    steps = -(-(10**9) // (512 * 8192))
+    assert float(money.replace(",", "")) == pytest.approx(2 * int(gpus) * steps * float(step_s) / 3600, rel=0.01)
+    assert main(words) == 0
+    assert "with --tokens, the table also has what the training costs, in USD" in capsys.readouterr().out
+
+
 def test_experts_overlap_only_with_another_micro_batch() -> None:
     grid = layout_grid(MIXTURE, H100, 16, Layout(4096, 16, traits=replace(MEGATRON, overlaps_experts=True)))
     num_micro = 16 // (grid.dp * grid.micro_batch)

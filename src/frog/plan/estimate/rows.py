@@ -55,10 +55,10 @@ def read_row(row: Row) -> PlannedRun:
         raise ConfigError("task=lora: adapters next to frozen weights are not modelled")
     if row.get("arch") == "hybrid":
         raise ConfigError("arch=hybrid: layers other than attention are not modelled")
-    if not any(row.get(name) for name in ("dp", "tp", "pp")):
-        raise ConfigError("not stated: dp, tp, pp")
-    assumed = () if row.get("vocab") else (f"vocab={_USUAL_VOCAB}",)
+    assumed: tuple[str, ...] = () if row.get("vocab") else (f"vocab={_USUAL_VOCAB}",)
     run = planned_run(_model(row), row)
+    if not any(row.get(name) for name in ("dp", "tp", "pp")):
+        assumed = (*assumed, f"dp={run.layout.dp}")
     run = replace(run, assumed=(*assumed, *run.assumed))
     if problem := precision_problem(run.layout, run.cluster):
         raise ConfigError(problem)
