@@ -161,7 +161,7 @@ def test_what_was_compared_is_said() -> None:
     assert against_one.scope(compare(1.0 + 5e-5, 1.0, 1.0 + 1e-5)) == (
         "Compared with one rank, in 1 step: 1 output of modules. The largest difference is 50 % of what rounding allows"
     )
-    assert against_one.scope(compare(2.0, 1.0, 1.0)) == "Compared with one rank, in 1 step: 1 output of modules"
+    assert against_one.scope(compare(2.0, 1.0, 1.0 + 1e-5)) == "Compared with one rank, in 1 step: 1 output of modules"
 
 
 def test_comparison_ends_where_rounding_decides() -> None:
@@ -175,15 +175,25 @@ def forward(*rows: int) -> Forward:
 
 
 def test_comparison_ends_if_two_runs_on_one_rank_draw_other_samples() -> None:
-    runs = [record({"forwards": [forward(number)], "outputs": {"layer": sums(1.0)}}) for number in (1, 1, 2)]
+    runs = [
+        record({"forwards": [forward(rows)], "outputs": {"layer": sums(number)}})
+        for rows, number in ((1, 1.0), (1, 1.00001), (2, 1.0))
+    ]
     against = against_one.against_one({0: runs[0], 1: runs[0]}, runs[1], runs[2])
     assert "two runs on one rank draw different samples" in against.ended
-    assert against_one.against_one({0: runs[0], 1: runs[0]}, runs[1], runs[1]).ended == ""
+    assert against_one.against_one({0: runs[0], 1: runs[0]}, runs[0], runs[1]).ended == ""
 
 
 def test_comparison_ends_if_two_runs_on_one_rank_begin_with_other_weights() -> None:
     against = compare(2.0, 1.0, 2.0, "before_sums")
     assert (against.first, "the program sets its seed too late" in against.ended) == (None, True)
+
+
+@pytest.mark.parametrize("kind", ["outputs", "gradient_sums", "weight_sums"])
+def test_nothing_is_compared_if_the_third_run_changed_nothing(kind: str) -> None:
+    against = compare(1.5, 1.0, 1.0, kind)
+    assert against.first is None
+    assert against.ended == "the third run computed the same numbers: its weights could not be changed"
 
 
 def test_no_step_is_said() -> None:
@@ -196,8 +206,8 @@ def test_no_step_is_said() -> None:
 def test_summands_that_are_added_later_equal_the_whole() -> None:
     def runs(first: float, second: float) -> Against:
         ranks = {rank: record({"outputs": {"layer": sums(part)}}) for rank, part in enumerate((first, second))}
-        one = record({"outputs": {"layer": sums(1.0)}})
-        return against_one.against_one(ranks, one, one)
+        one, rounded = (record({"outputs": {"layer": sums(number)}}) for number in (1.0, 1.00001))
+        return against_one.against_one(ranks, one, rounded)
 
     assert runs(0.25, 0.75).first is None  # the rows of a linear layer, before their sum
     assert runs(1.0, 1.0).first is None  # two copies
@@ -249,6 +259,22 @@ def test_each_module_is_recorded_once_under_its_own_name() -> None:
     assert found["outputs"]["1"]["class"] == "Linear"
     assert all(map(torch.equal, before, net.parameters()))
     assert modules.take() == {"outputs": {}, "output_gradients": {}}
+
+
+def test_call_that_no_backward_pass_uses_is_left_out() -> None:
+    net = nn.Linear(3, 2)
+    modules = module_sums.ModuleSums("many")
+    hook = nn.modules.module.register_module_forward_hook(lambda module, args, out: modules.output(module, out, None))
+    modules.begin(0, net)
+    net(torch.full((7, 3), math.nan))  # as a pipeline that asks for shapes
+    net(random(5, 3)).sum().backward()
+    with_one = modules.take()["outputs"]["the model"]
+    net(random(4, 3))
+    net(random(5, 3))
+    with_none = modules.take()["outputs"]["the model"]
+    hook.remove()
+    assert (with_one["calls"], with_one["dims"], with_one["sums"] is not None) == (1, [5, 2], True)
+    assert with_none["calls"] == 2
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,12 @@ def _compare_step(found: Against, index: int) -> bool:
     if _rows(alone) != _rows(third_step):
         found.ended = "two runs on one rank draw different samples: the program's seed is not fixed"
         return False
-    noise = 0.0
     kinds: tuple[Kind, ...] = ("output", "gradient", "weight")
+    tensors = [each for kind in kinds for each in _pairs(found, kind, ranks, alone, third_step)]
+    if tensors and not any(_change(third, whole) for _, _, whole, third in tensors):
+        found.ended = "the third run computed the same numbers: its weights could not be changed"
+        return False
+    noise = 0.0
     for kind in kinds if index else ("start", *kinds):
         compared = []
         for name, parts, whole, third in _pairs(found, kind, ranks, alone, third_step):

@@ -39,21 +39,26 @@ class Sums:
 
     def add(self, tensor: Any, weighs_first: bool) -> None:
         """Add a tensor, whose first dimension counts samples unless it is to be weighted."""
-        local = fingerprints.local_of(tensor)
-        dims = _dims(local)
-        total, square = _sums(local.reshape(dims), weighs_first)
-        if self.total is not None and self.total.shape != total.shape:  # another number of dimensions: only the sum
+        local, summands = fingerprints.local_of(tensor), _summands(tensor)
+        one = Sums()
+        one.calls, one.elements, one.dims, one.is_partial = 1, local.numel() / summands, _dims(local), summands > 1
+        one.total, one.square = _sums(local.reshape(one.dims), weighs_first)
+        self.merge(one)
+
+    def merge(self, other: Sums) -> None:
+        """Add what another call returned."""
+        total = other.total
+        if self.total is None:
+            self.dims = other.dims
+        elif self.total.shape != total.shape:  # another number of dimensions: only the sum
             self.dims, total, self.total = [], total.reshape(-1)[:1], self.total.reshape(-1)[:1]
-        elif self.calls == 0:
-            self.dims = dims
         else:
-            self.dims = [size if size == dims[number] else -1 for number, size in enumerate(self.dims)]
+            self.dims = [size if size == other.dims[number] else -1 for number, size in enumerate(self.dims)]
         self.total = total if self.total is None else self.total + total
-        self.square = square if self.square is None else self.square + square
-        self.calls += 1
-        summands = _summands(tensor)
-        self.is_partial |= summands > 1
-        self.elements += local.numel() / summands
+        self.square = other.square if self.square is None else self.square + other.square
+        self.calls += other.calls
+        self.is_partial |= other.is_partial
+        self.elements += other.elements
 
     def record(self) -> dict[str, Any]:
         numbers = [*self.total.reshape(-1).tolist(), float(self.square)]
@@ -69,6 +74,13 @@ class Sums:
         }
 
 
+class _Call:
+    """What a call of a module returned."""
+
+    def __init__(self, sums: Sums, has_gradient: bool) -> None:
+        self.sums, self.has_gradient = sums, has_gradient
+
+
 class ModuleSums:
     """The sums of all modules in the step that is under way."""
 
@@ -78,7 +90,7 @@ class ModuleSums:
         """Names of the modules below the outermost ones, by id; they live as long as the program's model."""
         self._known: set[int] = set()
         self._rounded: set[int] = set()
-        self._outputs: dict[str, Sums] = {}
+        self._outputs: dict[str, list[_Call]] = {}
         self._gradients: dict[str, Sums] = {}
 
     def begin(self, number: int, root: Any) -> None:
@@ -105,8 +117,11 @@ class ModuleSums:
             if id(parameter) in self._rounded or not parameter.is_floating_point():
                 continue
             self._rounded.add(id(parameter))
-            local = getattr(parameter.detach(), "_local_tensor", parameter.detach())
-            inputs = max(1, parameter.numel() // max(1, parameter.shape[0])) if parameter.dim() > 1 else 1
+            # DeepSpeed's ZeRO-3 keeps the shard of a parameter, which is empty meanwhile, in an attribute
+            local = getattr(parameter, "ds_tensor", None)
+            local = getattr(parameter.detach(), "_local_tensor", parameter.detach()) if local is None else local
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            inputs = max(1, shape.numel() // max(1, shape[0])) if len(shape) > 1 else 1
             unit = _unit(torch, local.dtype)
             unit = max(unit, min(unit, _unit_of(torch, torch.float32)) * inputs**0.5)
             signs = torch.randint(2, local.shape, generator=generator, device="cpu").to(local.device) * 2 - 1
@@ -121,22 +136,38 @@ class ModuleSums:
         tensors = [each for each in tensors if each.is_floating_point() and each.dim() and not each.is_meta]
         for number, tensor in enumerate(tensors[:_MOST_OUTPUTS]):
             key = name if number == 0 else f"{name}[{number}]"
-            self._outputs.setdefault(key, Sums(type(module).__name__, line)).add(tensor, weighs_first=False)
+            sums = Sums(type(module).__name__, line)
+            sums.add(tensor, weighs_first=False)
+            call = _Call(sums, not tensor.requires_grad)
+            self._outputs.setdefault(key, []).append(call)
             if tensor.requires_grad:
-                tensor.register_hook(self._gradient_of(key, type(module).__name__, line))
+                tensor.register_hook(self._gradient_of(key, call))
 
-    def _gradient_of(self, key: str, kind: str, line: Any) -> Any:
+    def _gradient_of(self, key: str, call: _Call) -> Any:
         def take(gradient: Any) -> None:
             torch: Any = sys.modules["torch"]
+            call.has_gradient = True
             with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
-                self._gradients.setdefault(key, Sums(kind, line)).add(gradient, weighs_first=False)
+                sums = self._gradients.setdefault(key, Sums(call.sums.kind, call.sums.line))
+                sums.add(gradient, weighs_first=False)
 
         return take
 
     def take(self) -> dict[str, Any]:
-        """Return the sums of the step that ends, in the order in which the modules ended."""
+        """Return the sums of the step that ends, in the order in which the modules ended.
+
+        A call that no backward pass has used says nothing about the step: a pipeline that asks for shapes runs its
+        stages on memory that nobody has written.
+        """
+        outputs = {}
+        for name, calls in self._outputs.items():
+            used = [call for call in calls if call.has_gradient] or calls
+            whole = Sums(calls[0].sums.kind, calls[0].sums.line)
+            for call in used:
+                whole.merge(call.sums)
+            outputs[name] = whole.record()
         record = {
-            "outputs": {name: sums.record() for name, sums in self._outputs.items()},
+            "outputs": outputs,
             "output_gradients": {name: sums.record() for name, sums in self._gradients.items()},
         }
         self._outputs, self._gradients = {}, {}
