@@ -10,6 +10,16 @@ from frog.learn.grader.client import Grader
 
 
 @pytest.fixture(scope="session")
-def grader() -> Iterator[Grader]:
-    with Grader() as grader:
-        yield grader
+def graders() -> Iterator[list[Grader]]:
+    graders: list[Grader] = []
+    yield graders
+    for grader in graders:
+        grader.close()
+
+
+@pytest.fixture
+def grader(graders: list[Grader]) -> Grader:
+    """Return the grader of this process; a new one if a test has ended it, as one that ends all descendants does."""
+    if not graders or graders[-1]._process.poll() is not None:
+        graders.append(Grader())
+    return graders[-1]
