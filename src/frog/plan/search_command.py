@@ -113,8 +113,8 @@ def _row(one: Candidate, tokens: float | None, price: Price | None) -> str:
 
     layout, of_training = one.run.layout, ""
     if tokens:
-        hours = num_steps(layout, tokens) * one.step_s / 3600
-        money = f"{price.amount * layout.num_gpus * hours:>12,.0f}" if price is not None else ""
-        of_training = f"{hours / 24:>8.1f}{money}"
+        steps = num_steps(layout, tokens)
+        money = f"{price.amount * steps * one.gpu_s / 3600:>12,.0f}" if price is not None else ""
+        of_training = f"{steps * one.step_s / 86400:>8.1f}{money}"
     numbers = f"{one.step_s:>#9.4g} {one.memory / _GIB:>7.1f} {100 * one.mfu:>7.1f} {layout.num_gpus:>7}{of_training}"
     return f"{numbers}  {layout_words(one.run)}"
