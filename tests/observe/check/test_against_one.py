@@ -15,10 +15,11 @@ from torch import nn
 from frog.cli import main
 from frog.core.errors import RunError, UsageError
 from frog.observe.check import against_one
-from frog.observe.check.against_one import Against, answers_against_one, copies_of
+from frog.observe.check.against_one import RULES_AGAINST_ONE, Against, copies_of
 from frog.observe.check.program_arguments import arguments_for, require_batch_size
-from frog.observe.check.rank_records import Forward, RankRecord, Start, Step, Sums
-from frog.observe.hook.frog_observer import module_sums
+from frog.observe.check.rank_records import Backward, Forward, Node, RankRecord, Start, Step, Sums
+from frog.observe.check.rule import apply_rules
+from frog.observe.hook.frog_observer import module_facts, module_sums
 
 EXACT = 1e-12
 SHAPES = [(6,), (6, 5), (6, 5, 4), (6, 5, 4, 3), (6, 5, 4, 3, 2)]
@@ -167,7 +168,30 @@ def test_what_was_compared_is_said() -> None:
 def test_comparison_ends_where_rounding_decides() -> None:
     against = compare(3.0, 1.0, 1.1)
     assert (against.first, against.ended) == (None, "in step 1, rounding alone changes layer by 7%")
-    assert {answer.why_not for answer in answers_against_one(against)} == {against.ended}
+    assert {answer.why_not for answer in apply_rules(RULES_AGAINST_ONE, against)} == {against.ended}
+
+
+def test_kind_that_is_left_before_its_end_is_not_said_to_hold() -> None:
+    def step(second: float) -> dict[str, Any]:
+        return {"outputs": {"first": sums(1.0), "second": sums(second)}}
+
+    against = against_one.against_one(
+        {0: record(step(1.0)), 1: record(step(1.0))}, record(step(1.0)), record(step(2.0))
+    )
+    assert "rounding alone changes second" in against.ended
+    assert [answer.held for answer in apply_rules(RULES_AGAINST_ONE, against)] == [False] * 4
+
+
+@pytest.mark.parametrize(("reduction", "is_named"), [(1, True), (2, False)])
+def test_unequal_targets_explain_only_losses_that_are_means(reduction: int, is_named: bool) -> None:
+    def step(targets: float, gradient: Sums) -> dict[str, Any]:
+        return {"gradient_sums": [gradient], "backwards": [Backward(graph=[Node("NllLoss", reduction, targets)])]}
+
+    ranks = {rank: record(step(4.0 + rank, sums(2.0, 9.0))) for rank in (0, 1)}
+    against = against_one.against_one(ranks, record(step(9.0, sums(1.0))), record(step(9.0, sums(1.00001))))
+    broken = apply_rules(RULES_AGAINST_ONE, against)[2].broken
+    assert broken is not None
+    assert ("a mean over its own targets" in broken.finding) is is_named
 
 
 def forward(*rows: int) -> Forward:
@@ -198,7 +222,7 @@ def test_nothing_is_compared_if_the_third_run_changed_nothing(kind: str) -> None
 
 def test_no_step_is_said() -> None:
     against = against_one.against_one({0: record(), 1: record()}, record(), record())
-    assert {answer.why_not for answer in answers_against_one(against)} == {
+    assert {answer.why_not for answer in apply_rules(RULES_AGAINST_ONE, against)} == {
         "no optimizer of torch.optim took a step in all runs"
     }
 
@@ -234,7 +258,7 @@ def test_names_are_those_without_wrappers() -> None:
         "_orig_mod.blocks.0.up",
         "blocks.0._checkpoint_wrapped_module.up",
     )
-    assert {module_sums.plain_name(name) for name in names} == {"blocks.0.up"}
+    assert {module_facts.plain_name(name) for name in names} == {"blocks.0.up"}
 
 
 def test_each_module_is_recorded_once_under_its_own_name() -> None:
@@ -320,7 +344,7 @@ def test_arguments_are_computed_from_the_number_of_ranks(word: str, world: int, 
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("{30/world}", "30/4 is no whole number with world=4"),
+        ("{30/world}", "30/4 is not a whole number with world=4"),
         ("{1/0}", "cannot"),
         ("{2 2}", "cannot"),
         ("{1//0}", "cannot"),
@@ -356,6 +380,13 @@ def test_other_arguments_are_no_batch_size(words: list[str]) -> None:
 def test_one_rank_cannot_be_compared_with_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--nproc", "1", "--against-one", "--", "train.py"]) == 2
     assert "--against-one compares several ranks with one" in capsys.readouterr().err
+
+
+def test_mistake_in_an_argument_is_said_before_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--nproc", "2", "--against-one", "--", "train.py", "{4//(world - 1)}"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be computed" in said
+    assert "run 1 of 3" not in said
 
 
 def test_run_whose_companions_are_gone_says_so(tmp_path: Path) -> None:

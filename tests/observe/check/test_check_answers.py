@@ -14,7 +14,7 @@ from frog.cli import main
 from frog.core.errors import LaunchError, RunError
 from frog.launch import world
 from frog.launch.node_agents import Options
-from frog.observe.check import against_one
+from frog.observe.check.against_one import RULES_AGAINST_ONE
 from frog.observe.check.answers import RULES, answers_as_json, answers_of, broken_rules, page
 from frog.observe.check.rank_records import Fingerprint, read_records
 from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
@@ -254,7 +254,7 @@ def test_page_names_the_ranks_that_recorded_nothing(tmp_path: Path) -> None:
 def test_page_of_the_documentation_has_every_rule() -> None:
     text = (Path(__file__).parents[3] / "docs" / "observe" / "check.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \|", text, re.MULTILINE)
-    assert rows == [(rule.name, rule.says) for rule in (*RULES, *against_one.RULES)]
+    assert rows == [(rule.name, rule.says) for rule in (*RULES, *RULES_AGAINST_ONE)]
 
 
 def test_check_without_a_run_folder_is_not_a_success(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import pytest
 from harness import Harness
 from observe.check.divided_programs import CASES, STEPS, Case
 
-from frog.observe.check.against_one import Against, against_one, answers_against_one
+from frog.observe.check.against_one import RULES_AGAINST_ONE, Against, against_one
 from frog.observe.check.rank_records import read_records
+from frog.observe.check.rule import apply_rules
 
 PROGRAMS = Path(__file__).parent / "divided_programs.py"
 RANKS = {"many": 4, "one": 1, "rounded": 1}
@@ -36,7 +37,7 @@ def compared(records: Path, case: Case, which: str) -> Against:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_planted_bug_is_the_first_difference(records: Path, case: Case) -> None:
     against = compared(records, case, "bug")
-    found = [(answer.rule.name, answer.broken) for answer in answers_against_one(against) if answer.broken]
+    found = [(answer.rule.name, answer.broken) for answer in apply_rules(RULES_AGAINST_ONE, against) if answer.broken]
     assert against.first is not None
     assert [(rule, against.first.name, broken.sure) for rule, broken in found] == [(case.rule, case.first, case.sure)]
     assert case.says in found[0][1].finding
@@ -46,7 +47,7 @@ def test_planted_bug_is_the_first_difference(records: Path, case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_program_without_its_bug_equals_one_rank(records: Path, case: Case) -> None:
     against = compared(records, case, "right")
-    assert [answer.broken for answer in answers_against_one(against)] == [None] * 4
+    assert [answer.broken for answer in apply_rules(RULES_AGAINST_ONE, against)] == [None] * 4
     assert against.step == STEPS or "rounding alone" in against.ended
     assert min(against.counts[kind] for kind in ("start", "output", "gradient", "weight")) > 0
     # what rounding changes is far below what is allowed, and what a bug changes far above

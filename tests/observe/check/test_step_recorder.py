@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from frog.observe.check.rank_records import RankRecord, read_records
-from frog.observe.hook.frog_observer import module_sums, step_recorder
+from frog.observe.hook.frog_observer import module_facts, step_recorder
 from frog.observe.hook.frog_observer.place import Place
 from frog.observe.hook.frog_observer.step_recorder import StepRecorder
 
@@ -250,7 +250,7 @@ def test_objects_are_numbered_in_order_and_forgotten() -> None:
     ],
 )
 def test_name_of_a_parameter_is_without_its_wrappers(name: str, plain: str) -> None:
-    assert module_sums.plain_name(name) == plain
+    assert module_facts.plain_name(name) == plain
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_name_of_a_parameter_is_without_its_wrappers(name: str, plain: str) -> N
 )
 def test_wrapper_is_known_by_its_class_or_a_base_of_it(name: str, kind: str | None) -> None:
     base = type(name, (), {})
-    assert module_sums.kind_of(base()) == module_sums.kind_of(type("Own", (base,), {})()) == kind
+    assert module_facts.kind_of(base()) == module_facts.kind_of(type("Own", (base,), {})()) == kind
 
 
 @pytest.mark.parametrize(

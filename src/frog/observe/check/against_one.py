@@ -23,9 +23,11 @@ from frog.core.errors import RunError
 from frog.core.schema import read_typed
 from frog.core.units import count, some_of
 from frog.observe.check.comparison import MOST_NAMES, NotObservable
-from frog.observe.check.rank_records import Place, RankRecord, Step, Sums, read_records
-from frog.observe.check.rule import Answer, Broken, Rule, Sure
+from frog.observe.check.rank_records import MEAN, Place, RankRecord, Step, Sums, read_records
+from frog.observe.check.rule import Broken, Rule, Sure
 
+AGAINST = "against_one.json"
+"""In the run folder of many ranks: the folders of its three runs, by name."""
 WHOLE = "the model"
 """Name of the outermost module (hook/frog_observer/module_sums.py)."""
 Kind = Literal["start", "output", "gradient", "weight"]
@@ -57,7 +59,7 @@ class Compared:
     kind: Kind
     name: str
     difference: float
-    """Of the norm on one rank; infinite if only one of both is finite."""
+    """Relative to the norm on one rank; infinite if only one of both is finite."""
     allowed: float
     line: Place | None = None
     module: str = ""
@@ -107,7 +109,7 @@ def read_against(folder: Path) -> Against | None:
 
     Raises:  RunError if one of them is gone or has no records.
     """
-    path = folder / "against_one.json"
+    path = folder / AGAINST
     if not path.exists():
         return None
     folders = read_typed(path, _Folders)
@@ -143,10 +145,12 @@ def _compare_step(found: Against, index: int) -> bool:
         found.ended = "two runs on one rank draw different samples: the program's seed is not fixed"
         return False
     kinds: tuple[Kind, ...] = ("output", "gradient", "weight")
-    tensors = [each for kind in kinds for each in _pairs(found, kind, ranks, alone, third_step)]
-    if tensors and not any(_change(third, whole) for _, _, whole, third in tensors):
-        found.ended = "the third run computed the same numbers: its weights could not be changed"
-        return False
+    if index == 0:
+        pairs = (each for kind in kinds for each in _pairs(found, kind, ranks, alone, third_step))
+        changes = [_change(third, whole) for _, _, whole, third in pairs]
+        if changes and not any(changes):
+            found.ended = "the third run computed the same numbers: its weights could not be changed"
+            return False
     noise = 0.0
     for kind in kinds if index else ("start", *kinds):
         compared = []
@@ -165,9 +169,9 @@ def _compare_step(found: Against, index: int) -> bool:
                 found.skipped.add(name)
                 continue
             compared.append(each)
-            found.counts[kind] += 1
             if each.differs and kind == "output":
                 break  # all later modules use it
+        found.counts[kind] += len(compared)  # a kind that was left before its end does not count
         different = [each for each in compared if each.differs]
         if different:
             found.first, found.others = different[0], compared
@@ -185,7 +189,7 @@ def _pairs(found: Against, kind: Kind, ranks: dict[int, Step], alone: Step, chan
     if kind == "output":
         stages = any(step.messages for step in ranks.values())
         for name, whole in alone.outputs.items():
-            if stages and name.startswith(WHOLE):  # of each stage of a pipeline, the model is something else
+            if stages and name.startswith(WHOLE):  # each stage of a pipeline has another model
                 continue
             parts = [step.outputs[name] for step in ranks.values() if name in step.outputs]
             third = changed.outputs.get(name)
@@ -263,7 +267,7 @@ def _compare(kind: Kind, name: str, parts: list[Sums], whole: Sums, noise: float
 
 
 def _multiple(ours: list[float], theirs: list[float], norm: float) -> tuple[float | None, float]:
-    """Return by which factor one list of sums is nearest to another, and what is left of the difference."""
+    """Return by which factor one list of sums is nearest to another, and the remaining difference."""
     size = sum(value * value for value in ours)
     factor = sum(one * other for one, other in zip(ours, theirs, strict=True)) / size if size else 0.0
     if not factor:
@@ -272,7 +276,7 @@ def _multiple(ours: list[float], theirs: list[float], norm: float) -> tuple[floa
 
 
 def copies_of(parts: list[Sums], whole: Sums) -> int | None:
-    """Return how many copies of a tensor the ranks hold together; None if it is no whole number."""
+    """Return how many copies of a tensor the ranks hold together; None if it is not a whole number."""
     if not whole.elements:
         return None
     elements = sum(each.elements for each in parts)
@@ -395,7 +399,8 @@ def _output(case: Against, first: Compared) -> Broken:
             evidence=_evidence(first),
         )
     says = f"in step {case.step}, the output of {where} is the first that differs from one rank's"
-    says += f"; {count(before, 'output')} before it agree" if case.step == 1 and before else ""
+    if case.step == 1 and before:
+        says += f"; {count(before, 'output')} before it {'agrees' if before == 1 else 'agree'}"
     sure: Sure = "possible"
     if "BatchNorm" in first.module and "Sync" not in first.module:
         says += ": each rank normalizes by the mean and variance of its own samples"
@@ -447,7 +452,8 @@ def _gradient(case: Against, first: Compared) -> Broken:
             evidence=evidence,
         )
     backward = _first_backward(case)
-    targets = [node.weight for step in ranks for each in step.backwards for node in each.graph if node.weight]
+    nodes = [node for step in ranks for each in step.backwards for node in each.graph]
+    targets = [node.weight for node in nodes if node.weight and node.reduction == MEAN]
     says = f"in step {case.step}, the gradients of {some_of(names, MOST_NAMES)} differ from those of one rank"
     says += f", while those of {len(case.others) - len(names)} others agree" if len(names) < len(case.others) else ""
     advice = "compare how these gradients are reduced: over which ranks, as a sum or as a mean, and exactly once"
@@ -465,7 +471,7 @@ def _gradient(case: Against, first: Compared) -> Broken:
 
 
 def _one_factor(compared: list[Compared]) -> float | None:
-    """Return the factor between all gradients on many ranks and on one; None if there is no single one."""
+    """Return the factor between all gradients on many ranks and on one; None if they differ by several."""
     whole = math.sqrt(math.fsum(each.norm**2 for each in compared))
     large = [each for each in compared if each.norm >= _LEAST_SHARE * whole]
     factors = [each.factor for each in large if each.factor is not None and each.rest <= each.allowed]
@@ -476,7 +482,7 @@ def _one_factor(compared: list[Compared]) -> float | None:
 
 
 def _first_backward(case: Against) -> tuple[str, Sums] | None:
-    """Return the first module in the backward pass whose output's gradient is no multiple of that on one rank.
+    """Return the first module in the backward pass whose output's gradient is not a multiple of that on one rank.
 
     A mean over a rank's own samples has larger gradients than one over all: each by the same factor.
     """
@@ -542,7 +548,7 @@ def _evidence(first: Compared) -> tuple[str, ...]:
     return (f"{first.name}: differs by {first.difference:.2g} of its norm; rounding explains {first.allowed:.2g}",)
 
 
-RULES: tuple[Rule, ...] = (
+RULES_AGAINST_ONE: tuple[Rule, ...] = (
     Rule("one-start", "many ranks begin with the weights of one rank", _look("start")),
     Rule("one-forward", "each module returns on many ranks what it returns on one", _look("output")),
     Rule("one-gradients", "the optimizer uses the gradients of one rank", _look("gradient")),
@@ -567,14 +573,3 @@ def scope(case: Against) -> str:
     if case.skipped:
         says += f". Not compared: {some_of(sorted(case.skipped), MOST_NAMES)}"
     return says
-
-
-def answers_against_one(case: Against) -> list[Answer]:
-    """Return what became of each rule."""
-    answers: list[Answer] = []
-    for rule in RULES:
-        try:
-            answers.append(Answer(rule, broken=rule.look(case)))
-        except NotObservable as error:
-            answers.append(Answer(rule, why_not=str(error)))
-    return answers

@@ -8,10 +8,10 @@ from typing import Any
 
 from frog.core.units import count
 from frog.observe.check import call_checks, data_checks, parameter_checks, replica_checks
-from frog.observe.check.against_one import answers_against_one, read_against, scope
-from frog.observe.check.comparison import Comparison, NotObservable
+from frog.observe.check.against_one import RULES_AGAINST_ONE, read_against, scope
+from frog.observe.check.comparison import Comparison
 from frog.observe.check.rank_records import RankRecord, read_records
-from frog.observe.check.rule import Answer, Rule
+from frog.observe.check.rule import Answer, Rule, apply_rules
 
 RULES: tuple[Rule, ...] = (
     *replica_checks.RULES,
@@ -24,14 +24,7 @@ _ORDER = {"certain": 0, "likely": 1, "possible": 2}
 
 def answers_of(records: dict[int, RankRecord]) -> list[Answer]:
     """Apply all rules; the answers come in the order of the rules."""
-    case = Comparison(records)
-    answers: list[Answer] = []
-    for rule in RULES if records else ():
-        try:
-            answers.append(Answer(rule, broken=rule.look(case)))
-        except NotObservable as error:
-            answers.append(Answer(rule, why_not=str(error)))
-    return answers
+    return apply_rules(RULES, Comparison(records)) if records else []
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ def read_answers(run: Path, attempt: int | None = None) -> Answers:
     against = read_against(run)
     if against is None:
         return Answers(records, answers)
-    return Answers(records, [*answers_against_one(against), *answers], scope(against))
+    return Answers(records, [*apply_rules(RULES_AGAINST_ONE, against), *answers], scope(against))
 
 
 def broken_rules(answers: list[Answer]) -> list[Answer]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable
-from frog.observe.check.rank_records import Backward, Call, Step
+from frog.observe.check.rank_records import MEAN, Backward, Call, Step
 from frog.observe.check.rule import Broken, Rule
 
-_MEAN = 1
-"""`_saved_reduction` of a loss function that averages."""
 _LOSSES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "L1Loss", "KlDiv", "SoftMarginLoss")
 _SCALES = ("DivBackward", "MulBackward")
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
@@ -62,7 +60,7 @@ def _is_plain_mean(backward: Backward) -> bool:
         if node.name.startswith("MeanBackward"):
             return True
         if node.name.startswith(_LOSSES):
-            return node.reduction == _MEAN
+            return node.reduction == MEAN
     return False
 
 
@@ -75,7 +73,7 @@ def token_weights(case: Comparison) -> Broken | None:
         for step in moment.of.values():
             for backward in step.backwards:
                 loss = next((node for node in backward.graph if node.name.startswith("NllLoss")), None)
-                if loss is not None and loss.reduction == _MEAN and loss.weight is not None:
+                if loss is not None and loss.reduction == MEAN and loss.weight is not None:
                     weights.append(loss.weight)
         seen = seen or len(weights) > 1
         parts = sum(len(step.backwards) for step in moment.of.values())
@@ -234,7 +232,7 @@ def _share(step: Step) -> float | None:
     scale = 1.0
     for node in step.backwards[0].graph:
         if node.name.startswith("NllLoss"):
-            return scale * (1.0 if node.reduction == _MEAN else node.weight) if node.weight else None
+            return scale * (1.0 if node.reduction == MEAN else node.weight) if node.weight else None
         if not node.factor:
             return None
         scale = scale * node.factor if node.name.startswith("Mul") else scale / node.factor
@@ -383,7 +381,7 @@ RULES = (
     Rule("sums", "gradients are averaged, not added, over ranks", sums_of_gradients),
     Rule("words", "each word of a split embedding is on one rank", words_on_a_rank),
     Rule("one-writer", "one rank writes a file", one_writer),
-    Rule("saved", "a file of a model has all that was trained", saved_whole),
+    Rule("saved", "a file of a model has everything that was trained", saved_whole),
     Rule("keys", "a loaded model has the keys of the file", loaded_keys),
     Rule("restored", "a resume restores the optimizer", optimizer_restored),
 )

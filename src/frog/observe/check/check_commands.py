@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from frog.launch.node_agents import Options
     from frog.launch.nodes import Nodes
 
-AGAINST = "against_one.json"
-"""In the run folder of many ranks: the folders of its three runs, by name."""
-
 
 def add_check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `frog check`."""
@@ -74,19 +71,21 @@ def _check(args: argparse.Namespace) -> int:
 def _check_against_one(nodes: Nodes, program: list[str], options: Options, every: int, as_json: bool) -> int:
     """Run a program on its ranks, then twice on one, and print what differs."""
     from frog.launch.nodes import Nodes
+    from frog.observe.check.against_one import AGAINST
     from frog.observe.check.program_arguments import arguments_for, require_batch_size
 
     num_ranks = nodes.most * nodes.ranks
     if num_ranks < 2:
         raise UsageError("--against-one compares several ranks with one", "--nproc 2")
     require_batch_size(program, num_ranks)
+    alone = Nodes(1, 1, 1), arguments_for(program, 1)  # before the first run: a mistake in them is an error at once
     runs = {
-        "many": (nodes, num_ranks, f"{num_ranks} ranks"),
-        "one": (Nodes(1, 1, 1), 1, "1 rank"),
-        "rounded": (Nodes(1, 1, 1), 1, "1 rank, its weights changed as much as rounding may change a result"),
+        "many": (nodes, arguments_for(program, num_ranks), f"{num_ranks} ranks"),
+        "one": (*alone, "1 rank"),
+        "rounded": (*alone, "1 rank, its weights changed as much as rounding may change a result"),
     }
     folders: dict[str, Path] = {}
-    for name, (world, size, words) in runs.items():
+    for name, (world, own_program, words) in runs.items():
         print(f"run {len(folders) + 1} of 3: {words}", file=sys.stderr)
         asked = replace(options, extra_env={**options.extra_env, "FROG_CHECK_MODULES": name})
 
@@ -94,7 +93,7 @@ def _check_against_one(nodes: Nodes, program: list[str], options: Options, every
             folders[name] = folder
             return 0
 
-        if code := run_checked(world, arguments_for(program, size), asked, every, keep):
+        if code := run_checked(world, own_program, asked, every, keep):
             print(f"frog check: the program ended with {code} on {words}, so nothing was compared", file=sys.stderr)
             return code
     write_json(folders["many"] / AGAINST, {name: str(folder.resolve()) for name, folder in folders.items()})

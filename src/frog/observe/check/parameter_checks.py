@@ -508,7 +508,7 @@ def _names_of(parameters: list[Parameter]) -> list[str]:
 
 
 def schedules(case: Comparison) -> Broken | None:
-    """Find a training that goes on after its learning rate has fallen to zero."""
+    """Find a training that continues after its learning rate has fallen to zero."""
     case.require_steps()
     for record in case.records.values():
         for optimizer in record.tables:

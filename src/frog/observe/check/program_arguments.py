@@ -15,7 +15,7 @@ _BATCH_SIZE = re.compile(r"--?(?:[\w-]*batch[-_]?size[\w-]*|micro[-_]?batch|batc
 def arguments_for(program: Sequence[str], world_size: int) -> list[str]:
     """Return a command with each `{...}` in it computed for a number of ranks.
 
-    Raises:  UsageError for a quotient that is no whole number.
+    Raises:  UsageError for a quotient that is not a whole number.
     """
     return [_TEMPLATE.sub(lambda match: str(_value(match[1], match[0], world_size)), word) for word in program]
 
@@ -42,7 +42,7 @@ def _value(expression: str, text: str, world_size: int) -> int:
         tree = ast.parse(expression.strip(), mode="eval").body
         return _of(tree, world_size)
     except _NotWhole as error:
-        raise UsageError(f"{text}: {error} is no whole number with world={world_size}", "another number") from None
+        raise UsageError(f"{text}: {error} is not a whole number with world={world_size}", "another number") from None
     except (SyntaxError, ValueError, ZeroDivisionError):
         raise UsageError(
             f"{text} cannot be computed", "numbers, world, + - * / // and parentheses: {32/world}"
@@ -50,7 +50,7 @@ def _value(expression: str, text: str, world_size: int) -> int:
 
 
 class _NotWhole(Exception):
-    """A quotient that is no whole number."""
+    """A quotient that is not a whole number."""
 
 
 def _of(node: ast.expr, world_size: int) -> int:

@@ -18,6 +18,8 @@ from frog.core.runs.event_schema import Count, Rank
 from frog.core.schema import read_bounded
 
 NAME = "checks.jsonl"
+MEAN = 1
+"""The reduction of a loss function that averages, as torch numbers it."""
 _MOST_BYTES = 128 << 20
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from frog.observe.check.comparison import NotObservable
 from frog.observe.check.rank_records import Place
 
 Sure = Literal["certain", "likely", "possible"]
@@ -56,3 +57,14 @@ class Answer:
     def held(self) -> bool:
         """True if the rule was checked and is not broken."""
         return self.broken is None and not self.why_not
+
+
+def apply_rules(rules: Iterable[Rule], case: Any) -> list[Answer]:
+    """Return what became of each rule on what is compared, in their order."""
+    answers: list[Answer] = []
+    for rule in rules:
+        try:
+            answers.append(Answer(rule, broken=rule.look(case)))
+        except NotObservable as error:
+            answers.append(Answer(rule, why_not=str(error)))
+    return answers

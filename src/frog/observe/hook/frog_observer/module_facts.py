@@ -9,6 +9,7 @@ from typing import Any
 from . import fingerprints, frames
 
 _MOST_NAMES = 20
+_OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _GENERATORS = ("random.Random", "numpy.random._generator.Generator", "numpy.random.mtrand.RandomState")
 
 
@@ -92,10 +93,10 @@ def left_out(held: Any, modules: Any) -> tuple[list[str], bool]:
     """
     mappings = [held, *held.values()] if isinstance(held, dict) else []
     for saved in mappings:
-        names = {_bare(str(key)) for key in saved} if isinstance(saved, dict) else set()
+        names = {plain_name(str(key)) for key in saved} if isinstance(saved, dict) else set()
         for _, module in modules if names else ():
-            own = [(_bare(name), each) for name, each in module.named_parameters(remove_duplicate=False)]
-            known = {name for name, _ in own} | {_bare(name) for name, _ in module.named_buffers()}
+            own = [(plain_name(name), each) for name, each in module.named_parameters(remove_duplicate=False)]
+            known = {name for name, _ in own} | {plain_name(name) for name, _ in module.named_buffers()}
             kept = {id(each) for name, each in own if name in names}
             missing = [name for name, each in own if each.requires_grad and id(each) not in kept]
             if kept and missing and names <= known:
@@ -104,5 +105,24 @@ def left_out(held: Any, modules: Any) -> tuple[list[str], bool]:
     return [], False
 
 
-def _bare(name: str) -> str:
-    return name[len("module.") :] if name.startswith("module.") else name
+def kind_of(module: Any) -> str | None:
+    """Return what a wrapper of torch's or DeepSpeed's is: ddp, fsdp1, fsdp2 or deepspeed."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    kinds = {
+        "DistributedDataParallel": "ddp",
+        "FullyShardedDataParallel": "fsdp1",
+        "FSDPModule": "fsdp2",
+        "DeepSpeedEngine": "deepspeed",
+    }
+    return next((kind for name, kind in kinds.items() if name in names), None)
+
+
+def is_wrapper(module: Any) -> bool:
+    """True if a module only calls another one, whose name without what wrappers add is the same."""
+    return kind_of(module) in ("ddp", "fsdp1", "deepspeed") or any(name in module._modules for name in _OF_WRAPPERS)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a module or parameter without what wrappers add."""
+    parts = [part for part in name.split(".") if part not in _OF_WRAPPERS]
+    return ".".join(parts[1:] if parts[:1] == ["module"] else parts)

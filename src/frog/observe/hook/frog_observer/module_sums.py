@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from . import fingerprints
+from . import fingerprints, module_facts
 
 VARIABLE = "FROG_CHECK_MODULES"
 ROUNDED = "rounded"
@@ -98,8 +98,8 @@ class ModuleSums:
         if id(root) not in self._known:
             self._known.add(id(root))
             for name, module in root.named_modules():
-                if not is_wrapper(module):
-                    own = plain_name(name) or "the model"
+                if not module_facts.is_wrapper(module):
+                    own = module_facts.plain_name(name) or "the model"
                     self._names[id(module)] = own if number == 0 else f"{own} of model {number}"
         if self._rounds:
             self._round(root)
@@ -157,7 +157,7 @@ class ModuleSums:
         """Return the sums of the step that ends, in the order in which the modules ended.
 
         A call that no backward pass has used says nothing about the step: a pipeline that asks for shapes runs its
-        stages on memory that nobody has written.
+        stages on memory that was never written.
         """
         outputs = {}
         for name, calls in self._outputs.items():
@@ -185,32 +185,6 @@ def of_tensors(tensors: list[Any]) -> list[dict[str, Any] | None]:
         sums.add(tensor, weighs_first=True)
         found.append(sums.record())
     return found
-
-
-_OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-
-
-def kind_of(module: Any) -> str | None:
-    """Return what a wrapper of torch's or DeepSpeed's is: ddp, fsdp1, fsdp2 or deepspeed."""
-    names = {kind.__name__ for kind in type(module).__mro__}
-    kinds = {
-        "DistributedDataParallel": "ddp",
-        "FullyShardedDataParallel": "fsdp1",
-        "FSDPModule": "fsdp2",
-        "DeepSpeedEngine": "deepspeed",
-    }
-    return next((kind for name, kind in kinds.items() if name in names), None)
-
-
-def is_wrapper(module: Any) -> bool:
-    """True if a module only calls another one, whose name without what wrappers add is the same."""
-    return kind_of(module) in ("ddp", "fsdp1", "deepspeed") or any(name in module._modules for name in _OF_WRAPPERS)
-
-
-def plain_name(name: str) -> str:
-    """Return the name of a module or parameter without what wrappers add."""
-    parts = [part for part in name.split(".") if part not in _OF_WRAPPERS]
-    return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
 
 
 def asked() -> str:

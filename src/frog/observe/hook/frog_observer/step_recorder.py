@@ -443,7 +443,7 @@ class StepRecorder:
                     "kind": "module",
                     "module": number,
                     "class": type(module).__name__,
-                    "wrapper": module_sums.kind_of(module),
+                    "wrapper": module_facts.kind_of(module),
                     "inside": type(wrapper).__name__ if wrapper is not None and wrapper is not module else None,
                     "modes": any(map(_has_modes, module.modules())),
                 }
@@ -462,7 +462,7 @@ class StepRecorder:
         for _, root in self._roots:
             for name, each in root.named_modules():
                 if each is module:
-                    return f"{module_sums.plain_name(name) or 'the model'} ({type(module).__name__})"
+                    return f"{module_facts.plain_name(name) or 'the model'} ({type(module).__name__})"
         return type(module).__name__
 
     def _names(self) -> dict[int, tuple[int, list[str]]]:
@@ -471,8 +471,8 @@ class StepRecorder:
         for number, root in self._roots:
             for name, parameter in root.named_parameters(remove_duplicate=False):
                 names = found.setdefault(id(parameter), (number, []))[1]
-                if module_sums.plain_name(name) not in names:
-                    names.append(module_sums.plain_name(name))
+                if module_facts.plain_name(name) not in names:
+                    names.append(module_facts.plain_name(name))
         return found
 
     def _owners(self) -> dict[int, str]:
@@ -540,7 +540,7 @@ class StepRecorder:
                 if parameter.grad is None or id(parameter) in held or len(self._outside) >= _MOST_OUTSIDE:
                     continue
                 made = self.made_at(parameter)
-                self._outside[number, name] = {"module": number, "name": module_sums.plain_name(name), "made": made}
+                self._outside[number, name] = {"module": number, "name": module_facts.plain_name(name), "made": made}
 
 
 class _Known:
