@@ -22,7 +22,7 @@ from frog.cli import main
 from frog.core.config import load_run_config, to_dict
 from frog.core.config.fault_kinds import KINDS
 from frog.core.config.faults import Fault, Scene, marks_folder
-from frog.core.errors import LaunchError, UsageError
+from frog.core.errors import LaunchError, RunError, UsageError
 from frog.core.files import write_json
 from frog.core.runs.folder import RunFolder
 from frog.core.runs.record import Record
@@ -473,6 +473,68 @@ def test_first_message_of_each_rank_and_phase_has_no_fault() -> None:
     assert aimed == {(rank, steps[1], phase) for (rank, phase), steps in entered.items()}
     always = replace(oracle, places=tuple(place._replace(alterable="all_reduce") for place in places))
     assert len({(f.step, f.phase) for f in always.everywhere(["missing"], 1)}) == 7  # collectives may be any
+
+
+@pytest.mark.parametrize(
+    ("strategy", "native"),
+    [
+        ({"implementation": "frog"}, False),
+        ({"implementation": "torch"}, True),
+        ({"implementation": "deepspeed"}, True),
+        ({"implementation": "frog", "file": "mine.py"}, True),
+    ],
+)
+def test_strategy_of_torch_or_in_a_file_of_its_own_is_native(
+    strategy: dict[str, str], native: bool, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path / "run", [event("start", node_rank=0)])
+    write_json(folder.run_json, run_json(config={"strategy": strategy}))
+    assert read_oracle(folder).native == native
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", None])
+def test_undisturbed_run_must_be_complete(status: str | None, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "run", [event("start", node_rank=0)], status=status or "completed")
+    if status is None:
+        folder.record_json.unlink()
+    with pytest.raises(RunError, match="the undisturbed run is incomplete"):
+        read_oracle(folder)
+
+
+def test_collectives_belong_to_the_phase_in_which_they_begin_or_after_which(tmp_path: Path) -> None:
+    """A place communicates if one begins in the phase; a fault can alter one up to the next phase."""
+    spans = [(10, 19), (20, 29), (30, 39)]
+    starts = {"broadcast": 9, "all_gather": 10, "reduce_scatter": 19, "all_reduce": 20, "send_recv": 35, "recv": 40}
+    events = [event("start", node_rank=0)]
+    events += [
+        event("span", phase=phase, start_ns=start, end_ns=end)
+        for phase, (start, end) in zip(("data", "forward", "reduce"), spans, strict=True)
+    ]
+    for left, expected in (
+        ((), [("all_gather", True), ("all_reduce", True), ("send_recv", True)]),
+        (("all_gather",), [("reduce_scatter", True), ("all_reduce", True), ("send_recv", True)]),
+        (("all_gather", "reduce_scatter", "send_recv"), [(None, False), ("all_reduce", True), ("recv", False)]),
+        (("all_gather", "reduce_scatter", "all_reduce"), [(None, False), (None, False), ("send_recv", True)]),
+    ):
+        calls = [event("collective", op=op, start_ns=at) for op, at in starts.items() if op not in left]
+        folder = folder_of(tmp_path / str(len(left) and "-".join(left)), [*events, *calls])
+        write_json(folder.run_json, run_json(config={"strategy": {"implementation": "frog"}}))
+        assert [(place.alterable, place.communicates) for place in read_oracle(folder).places] == expected, left
+
+
+def test_slow_faults_of_a_campaign_take_three_seconds() -> None:
+    faults = [*ORACLE.draw(["slow", "kill"], 4, 1), *ORACLE.everywhere(["slow", "kill"], 1)]
+    assert {(fault.kind, fault.seconds) for fault in faults} == {("slow", 3.0), ("kill", 0.5)}
+
+
+def test_each_step_or_one_drawn_step_of_a_phase_is_aimed_at() -> None:
+    every, one = (ORACLE.everywhere(["kill"], 1, each_step=each) for each in (True, False))
+    assert Counter((fault.step, fault.phase) for fault in every) == {
+        (step, phase): 1 for step in (1, 2, 3, 4) for phase in PHASES
+    }
+    assert Counter(fault.phase for fault in one) == dict.fromkeys(PHASES, 1)
+    drawn = {fault.step for seed in range(20) for fault in ORACLE.everywhere(["kill"], seed, each_step=False)}
+    assert drawn == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from torch import nn
 
 from frog.core.config.fault_kinds import FULL_DEVICE, KINDS
 from frog.core.config.faults import Fault, dump_faults, marks_folder
-from frog.core.errors import UsageError
+from frog.core.errors import CheckpointError, UsageError
 from frog.core.runs import EventWriter
 from frog.core.runs.event_schema import ErrorEvent
 from frog.core.runs.folder import RunFolder
@@ -490,6 +490,134 @@ def test_healing_cut_makes_two_distinct_requests(tmp_path: Path, monkeypatch: py
     assert granted == ["cut"]
     launcher.join(timeout=LIMIT_S)
     assert granted == ["cut", "heal"]
+
+
+@pytest.mark.parametrize(("kind", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])
+def test_process_is_killed_or_stopped_by_its_own_signal(
+    kind: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int, list[str]]] = []
+    monkeypatch.setattr(rank.os, "kill", lambda pid, number: sent.append((pid, number, marks(tmp_path))))
+    met = injector(tmp_path, Fault(kind, 0, 2, "reduce"))
+    for _ in range(2):
+        met.phase_begins(2, "reduce", 0)
+    assert sent == [(os.getpid(), number, ["0.0"])]  # the mark is written first
+
+
+def test_extra_collective_has_one_element(tmp_path: Path) -> None:
+    reduced: list[torch.Tensor] = []
+    met = injector(tmp_path, Fault("extra", 0, 2, "reduce"))
+    met._run.world.axis = SimpleNamespace(all_reduce=reduced.append)  # type: ignore[misc]
+    met._run.world.device = torch.device("cpu")  # type: ignore[misc]
+    met.phase_begins(2, "reduce", 0)
+    assert [tensor.tolist() for tensor in reduced] == [[0.0]]
+
+
+def test_faults_of_an_earlier_world_do_not_continue_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that others have lost gets another number, and its faults with it."""
+    slept: list[float] = []
+    monkeypatch.setattr(rank.time, "sleep", slept.append)
+    met = injector(tmp_path, Fault("slow", 0, 2, "data"), Fault("missing", 0, 2, "data"))
+    met.phase_begins(2, "data", 0)
+    met.run_built(met._run, met._strategy)
+    args = (torch.ones(4),)
+    assert met.collective_begins("all_reduce", 2, args) is args
+    met.phase_begins(3, "data", 0)
+    assert slept == [0.5]
+
+
+def test_checkpoint_that_never_appears_cannot_be_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 2.0
+
+    monkeypatch.setattr(rank, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    met = injector(tmp_path, Fault("torn", 0, 2, "checkpoint"))
+    met.phase_begins(2, "checkpoint", 0)
+    with pytest.raises(CheckpointError, match="step_00000002: does not exist, so it cannot be damaged"):
+        met.phase_ends(2, "checkpoint", 0)
+    assert now == 1006.0  # after train.timeout_s
+
+
+def test_disk_fault_leaves_what_other_ranks_wrote_and_removes_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit: list[Callable[[], object]] = []
+    monkeypatch.setattr(
+        rank.atexit, "register", lambda act, **options: at_exit.append(lambda: act(**options))
+    )
+    staging = tmp_path / "run" / "checkpoints" / ".step_00000002.a1"
+    staging.mkdir(parents=True)
+    (staging / "rank_1.safetensors").touch()
+    injector(tmp_path, Fault("disk", 0, 2, "checkpoint")).phase_begins(2, "checkpoint", 0)
+    assert {path.name: path.is_symlink() for path in staging.iterdir()} == {
+        "rank_0.safetensors": True, "rank_1.safetensors": False,
+    }  # fmt: skip
+    for _ in range(2):  # the checkpoint may have removed it
+        at_exit[0]()
+    assert [path.name for path in staging.iterdir()] == ["rank_1.safetensors"]
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_port_fault_closes_only_connections_of_the_network(family: int, host: str, tmp_path: Path) -> None:
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    one, other = socket.socketpair()
+    with server, socket.create_connection(server.getsockname()[:2]) as mine, one, other:
+        injector(tmp_path, Fault("port", 0, 2, "reduce")).phase_begins(2, "reduce", 0)
+        with pytest.raises(OSError, match=r"Broken pipe|Errno 32"):
+            mine.send(b"x")
+        one.send(b"still open")
+        assert other.recv(20) == b"still open"
+
+
+def test_later_request_is_made_by_a_timer_that_does_not_keep_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[Any] = []
+
+    def timer(seconds: float, act: Callable[..., None], args: tuple[Any, ...]) -> Any:
+        timers.append(SimpleNamespace(told=(seconds, act, args), daemon=False, starts=0))
+        timers[-1].start = lambda: setattr(timers[-1], "starts", 1)
+        return timers[-1]
+
+    monkeypatch.setattr(rank.threading, "Timer", timer)
+    met = injector(tmp_path, Fault("cut", 0, 2, "reduce", after_s=1.5))
+    met.phase_begins(2, "reduce", 0)
+    assert [(each.told, each.daemon, each.starts) for each in timers] == [((1.5, met._request, ("cut", 0)), True, 1)]
+
+
+def test_kill_within_a_message_waits_for_one_and_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(collective_kills.os, "kill", lambda pid, number: killed.append(number))
+    sent: list[bytes] = []
+    sock: Any = SimpleNamespace(send=sent.append)
+    places: list[str] = []
+    met = CollectiveKills()
+    met.kill_after(1, lambda where: places.append(where) is None, sent_bytes=3)
+    met.message_leaves(sock, [b"first"])  # a sign of life, too early
+    met.counter_rises(0, 1)
+    met.message_arrives()
+    assert killed == []
+    met.message_leaves(sock, [b"ab", memoryview(b"cdef")])
+    met.message_leaves(sock, [b"more"])
+    assert (killed, sent) == ([signal.SIGKILL], [b"abc"])
+    assert places == ["between two collectives, with 3 of 6 bytes of a message sent"]
+
+
+def test_unwanted_kill_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective_kills.os, "kill", lambda pid, number: pytest.fail("it was killed"))
+    met = CollectiveKills()
+    for sent_bytes in (None, 3):
+        met.kill_after(0, lambda where: False, sent_bytes)
+    met.message_leaves(SimpleNamespace(send=lambda data: pytest.fail("it was sent")), [b"abcdef"])  # type: ignore[arg-type]
+    met.message_arrives()
 
 
 # ---- real worlds -----------------------------------------------------------------------------------------------------
