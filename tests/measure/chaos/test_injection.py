@@ -547,9 +547,7 @@ def test_disk_fault_leaves_what_other_ranks_wrote_and_removes_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_exit: list[Callable[[], object]] = []
-    monkeypatch.setattr(
-        rank.atexit, "register", lambda act, **options: at_exit.append(lambda: act(**options))
-    )
+    monkeypatch.setattr(rank.atexit, "register", lambda act, **options: at_exit.append(lambda: act(**options)))
     staging = tmp_path / "run" / "checkpoints" / ".step_00000002.a1"
     staging.mkdir(parents=True)
     (staging / "rank_1.safetensors").touch()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from harness import Harness
 
 from frog.cli import main
-from frog.core.errors import UsageError
+from frog.core.errors import LaunchError, UsageError
 from frog.core.units import format_bytes
+from frog.launch.node_agents import Options
+from frog.launch.nodes import Nodes
 from frog.measure.peers import bench, tune
 from frog.measure.peers.bench import sizes, table
 from frog.measure.peers.measurement import OPERATIONS, Limit, Request, Result, Row, read_request
@@ -294,3 +297,113 @@ def test_tune_fits_a_line_to_the_times_and_shows_from_where_a_ring_is_faster(
 
 def test_time_of_an_addition_is_per_byte() -> None:
     assert 1e-12 < tune.add_s_per_byte(1 << 16) < 1e-6
+
+
+# ---- Open MPI --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (0, None),
+        (3, "mpirun ended with exit code 3; its last output:\nline 10\n"),
+        (None, "mpirun did not end within 3600 s; its last output:\nline 10\n"),
+    ],
+)
+def test_open_mpi_starts_the_measured_world(
+    code: int | None,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+    waited: list[float] = []
+
+    class Mpirun:
+        def __init__(self, command: list[str], scratch: Path, env: dict[str, str]) -> None:
+            started.append((command, env))
+            request = read_request(Path(command[-2]))
+            assert request.contenders == ("frog", "mpi")
+            Path(command[-1]).write_text(json.dumps(asdict(RESULT)))
+            self.output = "\n".join(f"line {number}" for number in range(30))
+
+        def __enter__(self) -> Mpirun:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def wait(self, seconds: float) -> int | None:
+            waited.append(seconds)
+            return code
+
+    monkeypatch.setattr(bench, "mpirun", lambda num_ranks, command: ["mpirun", str(num_ranks), *command])
+    monkeypatch.setattr(bench, "Program", Mpirun)
+    monkeypatch.setattr(bench, "run_world", lambda *_: pytest.fail("torchrun started it"))
+    words = ["collectives", "bench", "--nproc", "4", "--against", "mpi"]
+    assert main(words) == (0 if said is None else LaunchError.exit_code)
+    told = capsys.readouterr()
+    assert (told.out == bench.table(RESULT) + "\n") == (said is None)
+    assert (said or "") in told.err
+    ((command, env),) = started
+    assert command[:-2] == ["mpirun", "4", sys.executable, "-P", "-m", "frog.measure.peers.peers_rank"]
+    assert (env, waited) == ({"OMP_NUM_THREADS": "1"}, [3600.0])
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "network"),
+    [
+        (["--nproc", "3"], Nodes(1, 1, 3), False),
+        (["--nodes", "2x2", "--network", "rate=10mbit"], Nodes(2, 2, 2), True),
+    ],
+)
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_measured_world_has_one_thread_and_no_second_attempt(
+    command: str, words: list[str], nodes: Nodes, network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds: list[tuple[Nodes, Options]] = []
+
+    def run_world(nodes: Nodes, words: list[str], options: Options) -> int:
+        worlds.append((nodes, options))
+        return 7
+
+    monkeypatch.setattr(bench, "run_world", run_world)
+    monkeypatch.setattr(tune, "run_world", run_world)
+    if command == "tune":
+        words, nodes = (
+            [word.replace("2x2", "2x1").replace("3", "2") for word in words],
+            replace(nodes, ranks=2 // nodes.most),
+        )
+    assert main(["collectives", command, *words]) == 7
+    ((found, options),) = worlds
+    assert (found, options.network is not None) == (nodes, network)
+    assert (options.threads, options.restarts, options.replace) == (1, 0, 0)
+    assert (options.deadline_s, options.idle_s) == (60.0, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "request_"),
+    [
+        ([], Request(("all_reduce",), (4096, 1 << 18, 1 << 22, 1 << 26), ("frog",))),
+        (
+            ["--against", "gloo,tcp", "--operations", "broadcast,all_to_all", "--sizes", "8", "--rounds", "2"],
+            Request(("broadcast", "all_to_all"), (8,), ("frog", "gloo", "tcp"), 2),
+        ),
+    ],
+)
+def test_measurement_is_that_of_the_options(
+    words: list[str], request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Request] = []
+    monkeypatch.setattr(bench, "run_world", lambda _, words, options: asked.append(read_request(Path(words[1]))) or 7)
+    assert main(["collectives", "bench", "--nproc", "2", *words]) == 7
+    assert asked == [request_]
+
+
+@pytest.mark.parametrize(
+    "words", [["--against", "frog"], ["--against", "nccl"], ["--operations", "scan"], ["--nproc", "2", "--nodes", "2"]]
+)
+def test_unknown_contender_or_operation_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["collectives", "bench", *words])
+    assert "is not one of" in capsys.readouterr().err or "--nodes" in words

@@ -52,6 +52,7 @@ def test_json_output_contains_the_same_findings(idle_peer: str, capsys: pytest.C
     [
         (["--world", "1"], "sizes from 2 to 8"),
         (["--world", "2,x"], "sizes from 2 to 8"),
+        (["--world", "2,9"], "sizes from 2 to 8"),
         (["--only", "speed"], "'speed' is not one of results, "),
         (["--operations", "all_reduce,scan"], "'scan' is not one of all_reduce, "),
     ],
@@ -72,3 +73,25 @@ def test_invalid_peer_command_is_rejected(peer: str, said: str, capsys: pytest.C
 def test_example_prints_a_peer(language: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collectives", "example", language]) == 0
     assert capsys.readouterr().out == (EXAMPLES / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([], {}),
+        (["--world", "2,8"], {"world": (2, 8)}),
+        (["--operations", "broadcast,all_gather"], {"operations": ("broadcast", "all_gather")}),
+        (["--only", "ring", "--only", "large"], {"only": ["ring", "large"]}),
+        (["--exit-first", "--json", "--seed", "0"], {"exit_first": True, "json": True, "seed": 0}),
+        (["--keep", "there"], {"keep": Path("there")}),
+    ],
+)
+def test_options_of_a_check_and_their_defaults(
+    words: list[str], options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr("frog.measure.peers.check.check", lambda args: asked.append(vars(args)) or 3)
+    assert main(["collectives", "check", "--peer", "my peer", *words]) == 3
+    usual = {"world": None, "operations": ("all_reduce",), "only": [], "exit_first": False, "json": False}
+    expected = {"peer": "my peer", "keep": None, "seed": None, **usual, **options}
+    assert {name: asked[0][name] for name in expected} == expected

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from frog.measure.peers import peers_rank
 from frog.measure.peers.limits import Around
-from frog.measure.peers.measurement import Limit, Request, Row
+from frog.measure.peers.measurement import Limit, Request, Result, Row
+from frog.measure.peers.open_mpi import OpenMPI
 from frog.measure.peers.peers_rank import Bench, _call, _elements, _group
 from frog.train.comm.process_group import FrogProcessGroup
 
@@ -175,3 +180,152 @@ def test_buffers_go_around_the_ring_of_sockets() -> None:
 
     with ThreadPoolExecutor(size) as pool:
         assert list(pool.map(work, range(size))) == [bytes([(rank - 1) % size + 1]) * num_bytes for rank in range(size)]
+
+
+# ---- a rank from its start to its end --------------------------------------------------------------------------------
+
+
+class Ring:
+    """Stands for the sockets of a rank."""
+
+    def __init__(self, host: str) -> None:
+        self.address, self.after = (host, 7), None
+        self.is_open = True
+
+    def connect(self, after: tuple[str, int]) -> None:
+        self.after = after
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.mark.parametrize(("rank", "after"), [(0, "one"), (1, "two"), (2, "zero")])
+def test_each_rank_connects_to_the_next_and_the_last_to_the_first(
+    rank: int, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(places: list[Any], own: tuple[str, int]) -> None:
+        assert own == ("here", 7)
+        places[:] = ["zero", "one", "two"][: len(places)]
+
+    monkeypatch.setattr(peers_rank, "Around", Ring)
+    monkeypatch.setattr(peers_rank, "own_host", lambda address: {"10.0.0.1": "here"}[address])
+    monkeypatch.setattr(peers_rank, "_group", lambda name: SimpleNamespace(group=SimpleNamespace(costs=None)))
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    world: Any = SimpleNamespace(rank=rank, size=3, env=SimpleNamespace(master_addr="10.0.0.1"))
+    for steps in (False, True):
+        bench = Bench(Request(("all_reduce",), (4,), ("tcp", "frog"), steps=steps), world)
+        assert bench._around.after == after  # type: ignore[attr-defined]
+        costs = bench._groups["tcp"].group.costs
+        assert (costs is not None) == steps
+        assert costs is None or not costs.takes_ring(1 << 40, 8)  # else not a single step would be timed
+        assert bench._groups["frog"].group.costs is None
+        bench.close()
+        assert not bench._around.is_open  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize(("is_main", "local_size", "several"), [(True, 4, False), (True, 2, True), (False, 4, None)])
+def test_main_rank_writes_what_was_measured(
+    steps: bool, is_main: bool, local_size: int, several: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Measured:
+        def __init__(self, request: Request, world: Any) -> None:
+            assert request.steps == steps
+
+        def rows(self) -> list[Row]:
+            return [Row("all_reduce", 4, "frog", 0.5, 3)]
+
+        def limits(self) -> list[Limit]:
+            return [Limit("memory", 4, 0.25)]
+
+        def close(self) -> None:
+            done.append("closed")
+
+    env = SimpleNamespace(local_world_size=local_size)
+    world = SimpleNamespace(
+        size=4, env=env, is_main=is_main, barrier=lambda: done.append("met"), leave=lambda: done.append("left")
+    )
+    monkeypatch.setattr(peers_rank, "Bench", Measured)
+    monkeypatch.setattr(peers_rank, "world_env", lambda: env)
+    monkeypatch.setattr(peers_rank, "join_world", lambda *_: world)
+    monkeypatch.setattr(peers_rank, "register", lambda: None)
+    request, answer = tmp_path / "request.json", tmp_path / "answer.json"
+    Request(("all_reduce",), (4,), ("frog",), steps=steps).write(request)
+    threads = torch.get_num_threads()
+    try:
+        assert peers_rank.main([str(request), str(answer)]) == 0
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
+    assert done == ["met", "closed", "left"]
+    assert answer.exists() == is_main
+    if several is not None:
+        limits = () if steps else (Limit("memory", 4, 0.25),)
+        expected = Result(4, several, (Row("all_reduce", 4, "frog", 0.5, 3),), limits)
+        assert Result.of(json.loads(answer.read_text())) == expected
+
+
+class Library:
+    """Stands for Open MPI's library: three symbols, and functions that note their arguments."""
+
+    def __init__(self) -> None:
+        self.symbols = {name: ctypes.c_char() for name in ("comm_world", "float", "op_sum")}
+        self.calls: list[tuple[str, ...]] = []
+        self.names: dict[int | None, str] = {ctypes.addressof(symbol): name for name, symbol in self.symbols.items()}
+        self.names[1] = "in place"
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            self.calls.append((name, *(self._word(arg) for arg in args)))
+            return 0
+
+        return call
+
+    def _word(self, arg: Any) -> str:
+        return self.names.get(arg.value, "?") if isinstance(arg, ctypes.c_void_p) else str(arg)
+
+
+@pytest.mark.parametrize(
+    ("operation", "called"),
+    [
+        ("all_reduce", "MPI_Allreduce in_place whole 12 float op_sum comm_world"),
+        ("broadcast", "MPI_Bcast whole 12 float 0 comm_world"),
+        ("all_gather", "MPI_Allgather part 4 float whole 4 float comm_world"),
+        ("reduce_scatter", "MPI_Reduce_scatter_block whole part 4 float op_sum comm_world"),
+        ("all_to_all", "MPI_Alltoall whole 4 float other 4 float comm_world"),
+    ],
+)
+def test_operation_of_open_mpi_has_its_standard_arguments(
+    operation: str, called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the MPI standard: buffers, counts, types, the sum or the root, and the communicator."""
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, mode: library)
+    monkeypatch.setattr(
+        "frog.measure.peers.open_mpi.ctypes.c_char",
+        SimpleNamespace(in_dll=lambda _, name: library.symbols[name.removeprefix("ompi_mpi_")]),
+    )
+    mpi = OpenMPI()
+    buffers = {"whole": np.zeros(12, "float32"), "part": np.zeros(4, "float32"), "other": np.zeros(12, "float32")}
+    library.names |= {array.ctypes.data: name for name, array in buffers.items()}
+    mpi.call(operation, *buffers.values())()
+    mpi.close()
+    init, call, end = library.calls
+    assert (init[0], end) == ("MPI_Init", ("MPI_Finalize",))
+    assert " ".join(word.replace(" ", "_") for word in call) == called
+
+
+def test_buffers_of_open_mpi_are_those_of_the_other_contenders() -> None:
+    seen: list[Any] = []
+    mpi = OpenMPI.__new__(OpenMPI)
+    mpi.call = lambda operation, *arrays: seen.append((operation, [array.size for array in arrays]))  # type: ignore[assignment, return-value]
+    _call("all_to_all", 12, 3, mpi)
+    assert seen == [("all_to_all", [12, 4, 12])]
+    finished: list[bool] = []
+    mpi.close = lambda: finished.append(True)  # type: ignore[method-assign]
+    bench = Timed()
+    bench._around, bench._groups = Ring("here"), {"mpi": mpi, "frog": object()}  # type: ignore[assignment]
+    bench.close()
+    assert finished == [True]
