@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from run_files import record_json
 
 from frog.cli import main
 from frog.core.config.fault_kinds import KINDS
-from frog.core.config.faults import Fault
+from frog.core.config.faults import Fault, marks_folder
 from frog.core.errors import UsageError
 from frog.core.runs import RankEvents, RecordedRun
 from frog.core.runs.event_schema import EndEvent, MembershipEvent, StepEvent
@@ -352,6 +353,57 @@ def test_joining_rank_ends_well_or_as_it_is_killed(dies: bool, code: int | None,
     loss = Loss(KILL, 0, joins=True, joining_dies=dies, output="said")
     assert survival._joining_problems(loss, joining) == problems
     assert (loss.output, waited) == ("said and more", [60.0])
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_joining_rank_is_started_next_to_the_run_and_its_end_is_checked(
+    dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    environments: list[Any] = []
+
+    class Joining:
+        output = " joined"
+
+        def __init__(self, words: list[str], scratch: Path, env: dict[str, str]) -> None:
+            assert (scratch.is_dir(), scratch.name) == (True, "joining")
+            assert scratch.with_name("faults.toml").exists()
+            started.append(words)
+            environments.append(env)
+
+        def __enter__(self) -> Joining:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            started.append(["ended"])
+
+        def wait(self, seconds: float) -> int:
+            return 3
+
+    class Launched:
+        def __init__(self, *_: object) -> None:
+            self.code, self.output, self.problems = 0, "said", list[str]()
+
+        def run(self, folder: RunFolder) -> None:
+            assert len(started) == 1  # it already runs
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(survival, "Program", Joining)
+    monkeypatch.setattr(survival, "Launch", Launched)
+    monkeypatch.setattr(survival, "met_faults", lambda path: {0: 1.0, 1: 1.0})
+    said = tuple([step(1, 4.0), change(identity), joined(identity), end()] for identity in (0, 1, 3, 4))
+    monkeypatch.setattr(survival, "read_run", lambda folder: run_of(*said))
+    fault = Fault("midway", 4, 0, "data", signs=9) if dies else KILL
+    loss = Loss(fault, 0, others=(Fault("slow", 1, 1, "data"),), joins=True, joining_dies=dies)
+    survival.run_loss(Setting(("train",), (), 1, 1), loss, "x", ORACLE)
+    words, ended = started
+    mark = Path(words[-1])
+    assert words[:4] == [sys.executable, "-P", "-c", survival._JOINING]
+    assert words[4:6] == ["runs/x", "9" if dies else ""]
+    assert (mark.name, mark.parent.name) == ("0.0", marks_folder(Path("faults.toml")).name)
+    assert (environments, ended) == ([{"OMP_NUM_THREADS": "1"}], ["ended"])
+    assert loss.problems[0] == f"the joining rank's exit code 3, not {-9 if dies else 0}"
+    assert (loss.output, loss.recovered) == ("said joined", True)
 
 
 def test_on_loss_without_campaign_suggests_the_setting(capsys: pytest.CaptureFixture[str]) -> None:

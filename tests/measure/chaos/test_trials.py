@@ -286,6 +286,22 @@ def test_launch_must_end_in_time_and_leave_nothing(
     assert abs(launch.end_s - time.time()) < 60
 
 
+def test_interrupted_launch_has_a_minute_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Ended):
+        def wait(self, seconds: float) -> int | None:
+            raise KeyboardInterrupt
+
+        def end(self, grace_s: float = 0.0) -> None:
+            self.waited.append(grace_s)
+
+    program = Interrupted(0)
+    monkeypatch.setattr(trial, "Program", program)
+    launch = trial.Launch(SETTING, [], 0, tmp_path, {})
+    with pytest.raises(KeyboardInterrupt):
+        launch.run(RunFolder(tmp_path / "run"))
+    assert (program.waited, launch.code, launch.problems) == ([60.0], None, [])
+
+
 @pytest.mark.parametrize(("world", "is_probed"), [(("--nproc", "2"), True), (("--network", "rate=1mbit"), False)])
 def test_port_of_a_world_must_be_free_after_it(
     world: tuple[str, ...], is_probed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from harness import LIMIT_S
 from wrong_peers import EXAMPLES, WRONG
 
 from frog.core.errors import UsageError
+from frog.core.terminal import printable_lines
 from frog.launch import resource_limits
 from frog.measure.peers import session
 from frog.measure.peers.calls import OPERATIONS
 from frog.measure.peers.check import remembered
 from frog.measure.peers.checks import CHECKS, Outcome, Scope, examine
+from frog.measure.peers.observed import Breach, Fault, Plan
 
 PAGE = Path(__file__).parents[3] / "docs" / "measure" / "collectives.md"
 SEED = 4
@@ -131,3 +137,77 @@ def test_rust_example_builds_as_documented_and_passes(tmp_path: Path) -> None:
     (tmp_path / "sessions").mkdir()
     found = outcomes_of([str(tmp_path / "ring/target/release/ring")], tmp_path / "sessions", (2, 3, 4))
     assert {name: outcome.finding for name, outcome in found.items() if outcome.finding} == {}
+
+
+# ---- parts of a session, without processes ---------------------------------------------------------------------------
+
+
+def session_of(folder: Path, *outputs: str, codes: tuple[int | None, ...] = ()) -> Any:
+    """Return a session whose copies have printed something, and ended with codes (None: still running)."""
+    plan = Plan("one", len(outputs), (), fault=Fault("kill", (1, 1), 4))
+    found = session._Session.__new__(session._Session)
+    found._plan, found._folder, found._ended, found._start = plan, folder, {}, time.monotonic()
+    for rank, output in enumerate(outputs):
+        (folder / f"rank_{rank}").mkdir()
+        (folder / f"rank_{rank}" / "output.txt").write_text(output)
+    found._programs = [
+        SimpleNamespace(
+            output=output, process=SimpleNamespace(poll=lambda code=code: code), all_gone=lambda _, code=code: code != 5
+        )
+        for output, code in zip(outputs, codes or (None,) * len(outputs), strict=True)
+    ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("output", "lost"),
+    [
+        ("lost 2\n", 2),
+        ("step 1\nlost 0  \nlost 1\n", 0),
+        ("lost 123456", 123456),
+        ("lost 1234567", None),
+        ("I lost 2", None),
+        ("lost 2 of them", None),
+        ("lost 2" + "\n" * 1994, 2),  # in the last 2,000 characters
+        ("lost 2" + "\n" * 1995, None),
+    ],
+)
+def test_lost_rank_is_read_from_a_line_of_its_own(output: str, lost: int | None, tmp_path: Path) -> None:
+    end = session_of(tmp_path, output).end(0)
+    assert (end.code, end.lost, end.output) == (None, lost, printable_lines(output[-2000:]))
+    assert 0 <= end.at_s < 60
+
+
+def test_ends_are_noted_once_with_their_time(tmp_path: Path) -> None:
+    found = session_of(tmp_path, "", "", "", codes=(0, None, 5))
+    assert found._note_ends() == 2
+    first = dict(found._ended)
+    assert {rank: code for rank, (code, _) in first.items()} == {0: 0, 2: 5}
+    assert (found._note_ends(), found._ended) == (2, first)
+    assert [found._is_alive(rank) for rank in range(4)] == [False, True, False, False]
+    assert found.left() == [2]
+    assert (found.end(2).code, found.end(2).at_s) == first[2]
+
+
+def test_output_and_resources_of_a_copy_are_limited(tmp_path: Path) -> None:
+    found = session_of(tmp_path, "", "x" * 10)
+    checked: list[set[int]] = []
+    monitor: Any = SimpleNamespace(check=lambda ended: checked.append(ended))
+    os.truncate(tmp_path / "rank_1/output.txt", 4 << 20)
+    found._ended = {0: (0, 1.0)}
+    assert (found._exceeded_limit(monitor), checked) == (None, [{0}])
+    monitor.check = lambda ended: resource_limits.Breach("too-much-memory", "much", 1)
+    assert found._exceeded_limit(monitor) == Breach("too-much-memory", "much")
+    os.truncate(tmp_path / "rank_1/output.txt", (4 << 20) + 1)
+    assert found._exceeded_limit(monitor) == Breach("too-much-output", "rank 1 printed more than 4 MiB.")
+
+
+@pytest.mark.parametrize("kind", ["kill", "cut"])
+def test_only_a_kill_ends_a_copy(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[object] = []
+    monkeypatch.setattr(session, "kill_tree", killed.append)
+    found = session_of(tmp_path, "", "")
+    found._plan = Plan("one", 2, (), fault=Fault(kind, (1, 1) if kind == "kill" else (1, 0), 4))  # type: ignore[arg-type]
+    found._on_fault()
+    assert killed == ([found._programs[1].process] if kind == "kill" else [])
+    assert 0 <= found.fault_at_s < 60
