@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from core.runs.test_observed_files import STATUS
 from harness import wait_until
 
 from frog.core.runs.observed import Status
+from frog.launch import watchdog
 from frog.launch.watchdog import take_snapshot
 
 
@@ -68,3 +71,73 @@ def test_rank_inside_torch_distributed_waits_without_a_pending_collective() -> N
 def test_program_that_has_ended_is_seen_while_its_process_exists(state: str, failed: bool) -> None:
     seen = take_snapshot(status(os.getpid(), state=state), with_children=False)
     assert (seen.ended, seen.failed) == (True, failed)
+
+
+class Process:
+    """Stands for psutil's process: its state and times are the test's."""
+
+    def __init__(self, state: str = "running", user: float = 1.0, *children: Process) -> None:
+        self._state, self._user, self._children = state, user, [*children]
+
+    def __call__(self, pid: int) -> Process:
+        return self
+
+    def status(self) -> str:
+        return self._state
+
+    def cpu_times(self) -> Any:
+        if self._state == "gone":
+            raise psutil.NoSuchProcess(1)
+        return SimpleNamespace(user=self._user, system=0.25)
+
+    def children(self, recursive: bool) -> list[Process]:
+        assert recursive
+        return self._children
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "stopped"),
+    [
+        (psutil.STATUS_RUNNING, False, False),
+        (psutil.STATUS_SLEEPING, False, False),
+        (psutil.STATUS_STOPPED, False, True),
+        (psutil.STATUS_TRACING_STOP, False, True),
+        (psutil.STATUS_ZOMBIE, True, False),
+        ("gone", True, False),
+    ],
+)
+def test_state_of_a_process_is_that_of_the_system(
+    state: str, ended: bool, stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process(state, 3.0, Process(user=1.0), Process("gone"), Process(user=2.0))
+    monkeypatch.setattr(psutil, "Process", process)
+    seen, alone = (take_snapshot(status(7), with_children=children) for children in (True, False))
+    assert (seen.ended, seen.stopped) == (alone.ended, alone.stopped) == (ended, stopped)
+    if state != "gone":
+        assert (seen.cpu_s, seen.children_cpu_s, alone.children_cpu_s) == (3.25, 3.5, None)
+
+
+IO = "rchar: 1\nwchar: 20\nsyscr: 7\nread_bytes: 300\nwrite_bytes: 4000\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "queued_s", "moved_bytes"),
+    [
+        ({"schedstat": "900 1500000000 3\n", "io": IO}, 1.5, 4321),
+        ({"schedstat": "900\n", "io": "rchar: 1\n"}, 0.0, 0),
+        ({"schedstat": "a b c\n", "io": "none\n"}, 0.0, 0),
+        ({}, 0.0, 0),
+    ],
+)
+def test_waits_for_a_core_and_moved_bytes_are_read_if_the_system_has_them(
+    files: dict[str, str], queued_s: float, moved_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: str) -> str:
+        folder, _, name = path.rpartition("/")
+        assert folder == "/proc/7"
+        if name not in files:
+            raise FileNotFoundError
+        return files[name]
+
+    monkeypatch.setattr(watchdog, "Path", lambda path: SimpleNamespace(read_text=lambda: read(path)))
+    assert (watchdog._queued_s(7), watchdog._moved_bytes(7)) == (queued_s, moved_bytes)

@@ -110,3 +110,31 @@ def test_watchdog_ignores_ended_ranks(tmp_path: Path, living: int) -> None:
     ended.wait()
     leave_beat(folder, ended.pid, beat_ns=long_ago_ns)
     assert kinds(folder, ended.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "waited_s"),
+    [({"beat_ns": 94 * S}, "silent", 6.0), ({"beat_ns": 99 * S, "open": [opened(39 * S)]}, "stuck", 61.0)],
+)
+def test_hang_says_how_long_the_rank_has_waited(
+    seen: dict[str, Any], kind: str, waited_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    leave_beat(folder, os.getpid(), **seen)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 100 * S)
+    (hang,) = find_hangs(folder, {1: os.getpid(), 0: 1}, deadline_s=5, stuck_s=60)
+    assert (hang.rank, hang.kind, hang.waited_s) == (1, kind, waited_s)
+    assert list(find_hangs(folder, {1: os.getpid()}, deadline_s=waited_s, stuck_s=waited_s)) == []
+
+
+def test_oldest_open_collective_counts_and_a_hang_of_one_rank_does_not_hide_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    leave_beat(folder, os.getpid(), 0, beat_ns=99 * S, open=[opened(30 * S), opened(98 * S)])
+    leave_beat(folder, os.getppid(), 1, beat_ns=80 * S)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 100 * S)
+    pids = {0: os.getpid(), 1: os.getppid()}
+    assert [(hang.rank, hang.kind, hang.waited_s) for hang in find_hangs(folder, pids, 5, 60)] == [
+        (0, "stuck", 70.0), (1, "silent", 20.0),
+    ]  # fmt: skip
