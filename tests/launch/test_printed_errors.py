@@ -276,3 +276,64 @@ def test_error_of_another_thread_did_not_end_the_program(thread: str, is_read: b
         assert (found["error"], found["traceback"], found["time_s"]) == (fields, BAD, 99.0)
     else:
         assert found["error"] is None
+
+
+CHAINS = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+
+
+@pytest.mark.parametrize("between", CHAINS)
+@pytest.mark.parametrize("gap", ["\n", "\n\n\n"])
+def test_first_of_three_exceptions_is_the_cause(between: str, gap: str) -> None:
+    chain = f"{gap}{between}{gap}".join([f"{BAD}", f"{CLOSED}", f"{MEMORY}"])
+    error = read_printed_error(lines(f"before\n{chain}\n{TEARDOWN.partition('finished')[0]}"))
+    assert error is not None
+    assert (error.type, error.message, error.blame) == ("ValueError", "bad batch", Blame.CAUSE)
+    assert error.text.startswith(BAD)
+    assert error.text.count("Traceback") == 3
+
+
+def test_words_of_a_chain_without_an_exception_above_chain_nothing() -> None:
+    for between in CHAINS:
+        error = read_printed_error(lines(f"{between}\n\n{BAD}"))
+        assert error is not None
+        assert error.text == BAD
+
+
+def test_empty_lines_between_an_exception_and_an_abort_do_not_hide_it() -> None:
+    for gap in ("\n", "\n\n", "\n \n"):
+        error = read_printed_error(lines(f"{BAD}{gap}terminate called without an active exception"))
+        assert error is not None
+        assert (error.type, error.text) == ("ValueError", BAD)
+        error = read_printed_error(lines(f"{BAD}\nhandled{gap}terminate called without an active exception"))
+        assert error is not None
+        assert error.blame in (Blame.TEARDOWN, Blame.CAUSE)
+
+
+@pytest.mark.parametrize(
+    ("first", "kind", "most"),
+    [
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "std::bad_alloc", 30),
+        ("Fatal Python error: Aborted", "Fatal Python error", 60),
+    ],
+)
+def test_text_of_a_crash_is_limited(first: str, kind: str, most: int) -> None:
+    for more in (0, most - 1, most, 200):
+        said = "\n".join(["step 1", first, *(f"  line {number}" for number in range(more))])
+        error = read_printed_error(lines(said))
+        assert error is not None
+        shown = error.text.splitlines()
+        assert (error.type, shown[0], len(shown)) == (kind, first, min(most, 1 + more))
+    named = read_printed_error(lines(f"{first}\n  what():  no room  "))
+    assert named is not None
+    assert named.message == ("no room" if most == 30 else "Aborted")
+
+
+def test_ignored_exception_is_skipped_and_the_one_above_it_is_found() -> None:
+    said = f"{BAD}\nException ignored in: <function f>\n{MEMORY}"
+    error = read_printed_error(lines(said))
+    assert error is not None
+    assert (error.type, error.text) == ("ValueError", BAD)
+    assert read_printed_error(lines(f"Exception ignored in: <function f>\n{MEMORY}")) is None

@@ -94,7 +94,7 @@ def _of_traceback(lines: Lines, last: int) -> PrintedError:
     if len(shown) > _MOST_LINES:
         shown = [*root[: _MOST_LINES - 2], "...", shown[-1]]
     match = _ERROR.match("\n".join(_message_lines(root)))
-    kind, message = (match[1].rpartition(".")[2], match[2] or "") if match else (None, "")
+    kind, message = (match[1].rpartition(".")[2], (match[2] or "").rstrip()) if match else (None, "")
     return PrintedError(
         kind, message, "\n".join(shown).rstrip(), lines[first][0], _blame("\n".join(_message_lines(root)))
     )
