@@ -206,3 +206,45 @@ def test_agent_is_idle_since_its_ranks_ended(tmp_path: Path, monkeypatch: pytest
     assert agent.idle_s(90.0) == 0.0
     now, alive = 107.0, False
     assert (agent.idle_s(90.0), agent.idle_s(105.0), agent.has_ranks()) == (7.0, 2.0, False)
+
+
+# ---- a disk without room ---------------------------------------------------------------------------------------------
+
+
+def test_line_that_was_written_in_part_is_removed_and_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = [10, 10**6, 10**6]
+
+    class Small:
+        """A file on a disk that takes only so many bytes of a write."""
+
+        def __init__(self, path: Path, mode: str, buffering: int) -> None:
+            self._file = open(path, mode, buffering=buffering)  # noqa: SIM115
+
+        def __enter__(self) -> Small:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+        def write(self, data: bytes) -> int:
+            return self._file.write(data[: room.pop(0)])
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+    folder = RunFolder(tmp_path / "run")
+    journal = Journal(tmp_path, folder)
+    monkeypatch.setattr(launch_record, "open", Small, raising=False)
+    journal.record("end", code=1, network=None)
+    assert folder.launcher_events.read_text() == ""
+    journal.record("end", code=2, network=None)
+    assert [event["code"] for event in events(folder)] == [1, 2]
+    journal.look_for_folder()  # nothing is written twice
+    assert (len(events(folder)), room) == (2, [10**6])
+    with folder.launcher_events.open("a") as file:
+        file.write("{")  # a launcher was killed
+    journal.record("end", code=3, network=None)
+    *_, torn, last = folder.launcher_events.read_text().splitlines()
+    assert (torn, json.loads(last)["code"]) == ("{", 3)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frog.core.runs.observed import Collectives, Observed, ProgramError, Stacks, Status
+from frog.core.runs.observed import Collectives, GroupCounts, Observed, ProgramError, Stacks, Status
 from frog.launch.stalls import describe_stall
 from frog.launch.watchdog import Finding, Kind, Role
 
@@ -129,3 +129,48 @@ def test_many_different_ranks_are_cut() -> None:
     ranks = [observed(rank, {**SLEEP, "line": rank}) for rank in range(30)]
     lines = describe(Kind.HANG, dict.fromkeys(range(30), Role.IDLE), *ranks)
     assert (len(lines), lines[-1]) == (14, "  and 18 more groups of ranks")
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "text"),
+    [
+        ("HERE/sub/my.py", "main", " at sub/my.py:8 in main"),
+        ("HERE/my.py", "<module>", " at my.py:8"),
+        ("/elsewhere/my.py", "", " at /elsewhere/my.py:8"),
+        ("my.py", "main", " at my.py:8 in main"),
+    ],
+)
+def test_line_is_relative_to_the_folder_in_which_the_user_is(
+    file: str, function: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = {"file": file.replace("HERE", str(tmp_path)), "line": 8, "function": function}
+    (_, found) = describe(Kind.HANG, {0: Role.STOPPED}, observed(0, line))
+    assert found == f"  rank 0: is stopped{text}, after 4 collectives"
+
+
+def test_oldest_pending_collective_is_named_with_all_its_tensors() -> None:
+    head = {"rank": 0, "pid": 0, "unix_ns": 0, "frames": True}
+    entry = {"group": "0", "op": "all_gather", "sizes": [[10], [2, 3]], "dtypes": ["Float", "Int"], "line": None}
+    entries = [{**entry, "seq": seq, "done": seq < 5} for seq in (4, 5, 6)]
+    own = observed(0, REDUCE, enqueued=6, collectives=msgspec.convert({**head, "entries": entries}, Collectives))
+    assert describe(Kind.HANG, {0: Role.WAITS}, own)[1:] == [
+        "  rank 0: waits in all_gather number 5 of group 0 (Float [10], Int [2, 3]) at /me/train.py:6 in step"
+    ]
+
+
+def test_group_with_a_pending_collective_is_named() -> None:
+    own = observed(0, REDUCE, enqueued=4)
+    counts = [{"group": name, "enqueued": 9, "completed": done} for name, done in (("0", 9), ("1", 7), ("2", 8))]
+    own.status = msgspec.structs.replace(own.status, groups=msgspec.convert(counts, list[GroupCounts]))  # type: ignore[type-var]
+    assert describe(Kind.HANG, {0: Role.WAITS}, own)[1:] == [
+        "  rank 0: waits in collective number 8 of group 1 at /me/train.py:6 in step"
+    ]
+
+
+@pytest.mark.parametrize(("groups", "last"), [(12, None), (13, "  and 1 more group of ranks")])
+def test_groups_of_ranks_are_shown_up_to_a_limit(groups: int, last: str | None) -> None:
+    ranks = [observed(rank, {**SLEEP, "line": rank}) for rank in range(groups)]
+    lines = describe(Kind.HANG, dict.fromkeys(range(groups), Role.IDLE), *ranks)
+    assert len(lines) == 1 + groups
+    assert (lines[-1] == last) == (last is not None)

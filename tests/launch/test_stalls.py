@@ -199,3 +199,28 @@ def test_ranks_that_have_not_all_started_are_not_watched(tmp_path: Path, monkeyp
     watch.journal.is_chosen = True  # a run of Frog's trainer, which has heartbeats
     assert watch.look(0, {0, 1}, 100) is None
     assert watch.asked_children == []
+
+
+def test_new_attempt_is_watched_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Played(tmp_path, monkeypatch)
+    watch.seen = {0: WAITS, 1: WAITS}
+    assert watch.until(12) is None  # asked at 11 s
+    for rank in (0, 1):
+        status = (tmp_path / f"observed/attempt_0/rank_{rank}/status.json").read_text()
+        path = tmp_path / f"observed/attempt_1/rank_{rank}/status.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(status)
+    looked = [now for now in range(13, 60) if watch.look(1, {0, 1}, now) is not None]
+    assert looked[0] == 33  # seen at 13 s, asked at 23 s, ended ten seconds later
+    assert watch.error(0) is None
+
+
+@pytest.mark.parametrize("change", ["no observers", "Frog's trainer"])
+def test_only_observed_programs_are_asked(change: str, tmp_path: Path) -> None:
+    journal = Journal(tmp_path, RunFolder(tmp_path))
+    watch = StallWatch(journal, Options(observe=change != "no observers"))
+    journal.is_chosen = change == "Frog's trainer"
+    watch._watch.wait = lambda *_: pytest.fail("it was watched")  # type: ignore[method-assign]
+    assert (watch.ask_before_stop(8), watch.may_stop(8), watch.look(0, {0}, 8), watch.error(0)) == (
+        False, False, None, None,
+    )  # fmt: skip

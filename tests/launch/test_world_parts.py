@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frog.core.env import SURVIVES
+from frog.core.env import MAY_MEET, SURVIVES
 from frog.core.errors import HangError, LaunchError, UsageError
 from frog.core.processes import NOT_MET
 from frog.core.runs.folder import RunFolder
@@ -485,3 +485,73 @@ def test_figures_of_the_network_may_be_missing_at_the_end(tmp_path: Path) -> Non
     assert launch._network_figures() == {"mtu": 1500}
     launch.network = SimpleNamespace(describe=refuse)  # type: ignore[assignment]
     assert launch._network_figures() is None
+
+
+# ---- a look at the world, twenty times a second ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "has_folder"), [("2x1", False), ("2x1", True), ("1x1", True)])
+def test_nodes_have_logs_once_there_is_a_run_folder(nodes: str, has_folder: bool, tmp_path: Path) -> None:
+    launch = launch_of(tmp_path, nodes, Node(0, 0), Node(1, 0))
+    logs: list[tuple[int, Path]] = []
+    signs: list[str] = []
+    launch.output.open_log = lambda node, path: logs.append((node, path))  # type: ignore[method-assign]
+    launch.recorded = SimpleNamespace(sign=lambda: signs.append("alive"))  # type: ignore[assignment]
+    folder = RunFolder(tmp_path / "run")
+    launch.journal.folder = folder if has_folder else None
+    launch._tick()
+    expected = [(node, folder.node_log(node)) for node in (0, 1)] if has_folder and nodes == "2x1" else []
+    assert (logs, signs) == (expected, ["alive"])
+
+
+def test_last_reports_of_an_ended_agent_are_read_before_its_end_is_judged(tmp_path: Path) -> None:
+    node = Node(0, 3)
+    launch = launch_of(tmp_path, "1x1", node)
+    order: list[str] = []
+    launch._handle_reports = lambda agent: order.append("reports")  # type: ignore[method-assign]
+    launch._ended = lambda agent: order.append("end")  # type: ignore[method-assign]
+    launch._tick()
+    assert order == ["reports", "reports", "end"]
+    node.done = True
+    launch._tick()
+    assert order[3:] == ["reports"]
+
+
+@pytest.mark.parametrize(("nodes", "is_asked"), [("1x1", True), ("2x1", False)])
+def test_agent_that_starts_after_a_signal_is_asked_to_stop(nodes: str, is_asked: bool, tmp_path: Path) -> None:
+    acts: list[str] = []
+    agent: Any = SimpleNamespace(
+        process=SimpleNamespace(terminate=lambda: acts.append("asked")), copy_lines=lambda _: acts.append("copied")
+    )
+    launch = launch_of(tmp_path, nodes)
+    launch.starter.start_agent = lambda node: agent  # type: ignore[method-assign]
+    launch.signals = [2] if is_asked else []
+    launch._start(0)
+    assert launch.agents == [agent]
+    assert acts == ["asked"] * is_asked + ["copied"] * (nodes == "2x1")
+
+
+def test_program_without_heartbeats_has_begun(tmp_path: Path) -> None:
+    launch = launch_of(tmp_path, "1x1")
+    assert launch._has_begun()
+    launch.journal.folder = RunFolder(tmp_path)
+    assert not launch._has_begun()
+
+
+def test_heartbeats_are_read_twice_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = 100.0, list[tuple[float, dict[int, int], float, float]]()
+    monkeypatch.setattr(world.time, "monotonic", lambda: now)
+    monkeypatch.setattr(world, "find_hangs", lambda folder, *args: looks.append((now, *args)) or [])
+    launch = launch_of(tmp_path, "1x2", Node(0, r0=10, r1=11), Node(1, code=0, r2=12), deadline_s=7.0, stuck_s=9.0)
+    launch._look_for_hangs()  # there is no run folder yet
+    launch.journal.folder = RunFolder(tmp_path)
+    for now in (100.0, 100.25, 100.5, 100.99, 101.0):  # noqa: B007
+        launch._look_for_hangs()
+    assert looks == [(at, {0: 10, 1: 11}, 7.0, 9.0) for at in (100.0, 100.5, 101.0)]
+
+
+@pytest.mark.parametrize("nodes", ["2x1", "1:2x1"])
+def test_rendezvous_of_a_fixed_world_starts_at_once(nodes: str, tmp_path: Path) -> None:
+    launch = launch_of(tmp_path, nodes, *(SimpleNamespace(process=Node(0), is_up=lambda: False) for _ in range(2)))
+    launch._let_meet()
+    assert (tmp_path / MAY_MEET).exists() == (nodes == "2x1")
