@@ -153,6 +153,14 @@ def test_only_programs_with_checkpoints_restart_and_only_training_is_joined(
             run_world(1, [program, "x"], Options(**options))  # type: ignore[arg-type]
 
 
+def test_unknown_start_method_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Launched(monkeypatch)
+    monkeypatch.setenv("FROG_START", "clone")
+    with pytest.raises(UsageError, match="FROG_START=clone: expected fork or spawn"):
+        run_world(1, ["train", "run.toml"])
+    assert launched.acts == []
+
+
 @pytest.mark.parametrize(
     ("program", "runs", "is_recorded"),
     [("my.py", "runs", True), ("my.py", None, False), ("train", "runs", False)],

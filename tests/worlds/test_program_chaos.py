@@ -57,13 +57,6 @@ def test_rank_of_a_program_with_simulated_gpus_is_killed_at_a_collective(program
 
 
 @pytest.mark.slow
-def test_fault_after_the_end_of_a_program_never_happens(program: Harness) -> None:
-    fault = ("--fault", "kill rank=1 collective=100000")
-    done = program.run("frog", "chaos", *WORLD, *fault, "--", "steps.py", "step,weight,momentum", code=1)
-    assert "fault never happened: kill rank=1 collective=100000" in done.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "code", "lines"),
     [

@@ -56,11 +56,3 @@ def test_run_folder_contains_the_network_settings(harness: Harness, slow: str) -
     lines = harness.folder(slow).launcher_events.read_text().splitlines()
     network = json.loads(lines[0])["network"]
     assert (network["rate_bits_per_s"], network["delay_s"]) == (1e7, 0.005)
-
-
-def test_impossible_network_is_rejected_before_start(harness: Harness) -> None:
-    def refused(*words: str) -> str:
-        return harness.run("frog", "run", *words, "--", "train", "run.toml", code=2).stderr
-
-    assert "rate=9gbit is 9000 Mbit/s" in refused("--nodes", "2x1", "--network", "rate=9gbit")
-    assert "--network" in refused("--nproc", "2", "--network", "rate=1mbit")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Harness, run_to_end, set_words, wait_until
+from harness import Harness, set_words
 from msgspec import convert
 from run_files import event, record_json, run_json, segment
 
@@ -628,32 +628,3 @@ def test_small_campaign_passes(harness: Harness, seed: int, count: int, words: l
     assert f"recovered to the undisturbed run's weights: {count} of {count}" in table
     assert "restarted at step" in table
     assert not list((harness.root / "runs").glob(f"chaos-{seed}-0*"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_interrupted_campaign_keeps_its_finished_trials(harness: Harness) -> None:
-    out = harness.root / "stopped.txt"
-    program = ["train", "run.toml", "--set", "train.steps=2", "--set", "checkpoint.every=1"]
-    process = harness.start(
-        "frog",
-        "chaos",
-        "--campaign",
-        "9",
-        "--seed",
-        "4",
-        "--kinds",
-        "slow",
-        "--nproc",
-        "2",
-        "--out",
-        str(out),
-        "--",
-        *program,
-    )
-    wait_until(out.exists, "the first trial's line", process)
-    process.send_signal(signal.SIGINT)
-    told, _ = run_to_end(process)
-    assert process.returncode == 130
-    assert "stopped: " in told
-    assert " of 9 faults tested: " in out.read_text()

@@ -666,12 +666,3 @@ def test_world_ends_and_names_the_failed_rank_first(
     if kind == "disk":  # rank 0 notices the loss of its peer, and does not wait for its part of the checkpoint
         types = [told.of(ErrorEvent)[-1].type for _, told in sorted(harness.events("end-disk").ranks.items())]
         assert types == ["CommError", "CheckpointError"]
-
-
-@pytest.mark.slow
-def test_fault_that_never_occurred_is_reported(harness: Harness) -> None:
-    program = ["train", "run.toml", "--set", "train.steps=2", "--set", "name=unmet"]
-    fault = "missing rank=0 step=1 phase=forward"  # ddp has no collective there
-    done = harness.run("frog", "chaos", "--fault", fault, "--nproc", "2", "--threads", "1", "--", *program, code=1)
-    assert f"fault never occurred: {fault}" in done.stderr
-    assert harness.record("unmet")["status"] == "completed"
