@@ -393,6 +393,10 @@ def test_diagnosis_of_a_node_names_the_node_and_one_of_its_ranks() -> None:
     assert problems_of(cut, seen, pairs, node_rank=2) != []
     two = replace(ORACLE, node_of={0: 0, 1: 1})  # each of two nodes sees the other one leave
     assert problems_of(cut, seen, two, rank=None, node_rank=None) == []
+    assert problems_of(Fault("node", 1, 3, "reduce"), replace(seen, fault="node", rank=1, node_rank=1), two) == []
+    assert problems_of(
+        Fault("node", 1, 3, "reduce"), replace(seen, fault="node", rank=1, node_rank=1, collective=None), two
+    ) == ["diagnosis: no collective, although others waited in one"]
 
 
 def test_diagnosis_must_name_the_collective() -> None:
