@@ -50,6 +50,7 @@ def test_program_that_ignores_sigterm_is_killed(tmp_path: Path, grace_s: float) 
 def test_program_ends_on_sigterm_within_the_grace_time(tmp_path: Path) -> None:
     with Program(python("print('up', flush=True); import time; time.sleep(600)"), tmp_path) as program:
         wait_until(lambda: program.output == "up\n", "its first word")
+        assert os.getsid(program.process.pid) == program.process.pid  # Ctrl-C in the terminal does not reach it
         program.end(60)
         assert program.wait(0) == -signal.SIGTERM
 
