@@ -182,6 +182,42 @@ def test_buffers_go_around_the_ring_of_sockets() -> None:
         assert list(pool.map(work, range(size))) == [bytes([(rank - 1) % size + 1]) * num_bytes for rank in range(size)]
 
 
+@pytest.mark.parametrize(
+    ("takes", "gives", "yields"),
+    [
+        ([1, 1, 1, 1, 1], [3], 0),  # all has arrived before all is sent
+        ([5], [1, 1, 1], 0),
+        ([None, 5], [None, 3], 1),
+        ([2, None, 3], [None, None, 2, None, 1], 2),
+    ],
+)
+def test_each_direction_ends_by_itself_and_a_look_at_nothing_yields_the_core(
+    takes: list[int | None], gives: list[int | None], yields: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: the socket is not ready. A byte more or less would belong to the next message."""
+    sent, yielded = bytearray(), list[bool]()
+
+    def send(data: memoryview) -> int:
+        if (count := takes.pop(0)) is None:
+            raise BlockingIOError
+        sent.extend(data[:count])
+        return count
+
+    def recv_into(room: memoryview) -> int:
+        if (count := gives.pop(0)) is None:
+            raise BlockingIOError
+        room[:count] = bytes(len(gives) + 1 for _ in range(count))
+        return count
+
+    monkeypatch.setattr("os.sched_yield", lambda: yielded.append(True))
+    around = Around.__new__(Around)
+    around._after, around._before = SimpleNamespace(send=send), SimpleNamespace(recv_into=recv_into)  # type: ignore[assignment]
+    arrived = bytearray(3)
+    around.pass_on(memoryview(b"abcde"), memoryview(arrived))
+    assert (bytes(sent), takes, gives, len(yielded)) == (b"abcde", [], [], yields)
+    assert 0 not in arrived
+
+
 # ---- a rank from its start to its end --------------------------------------------------------------------------------
 
 
