@@ -195,6 +195,18 @@ def test_threads_of_libraries_are_stopped_before_they_are_counted(
     assert waited == [(66, 0)] * forks
 
 
+def test_process_that_only_stops_threads_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(forkserver, "_num_threads", lambda: 2)
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: pytest.fail("it waited"))
+    with pytest.raises(SystemExit, match="0"):
+        forkserver._has_one_thread()
+
+
 def test_fork_without_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise BlockingIOError

@@ -216,3 +216,15 @@ def test_nodes_have_their_own_logs_and_names(tmp_path: Path, capsys: pytest.Capt
     output.close()
     output.copy(io.BytesIO(b"late\n"), two)
     assert "late" not in (tmp_path / "two.log").read_text()
+
+
+def test_long_lines_of_a_node_continue_below_their_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node_agents, "terminal_columns", lambda: 24)
+    agent = Agent(1, "node1", SimpleNamespace(pid=7), tmp_path)  # type: ignore[arg-type]
+    NodeOutput().copy(io.BytesIO(b"three words of twenty letters\n"), agent)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("node1 | three words")
+    assert others
+    assert {len(line) - len(line.lstrip()) for line in others} == {len("node1 | ")}
