@@ -98,15 +98,17 @@ def unquote(raw: str) -> str:
 
 
 def live_text(raw: str) -> str:
-    """Return `raw` without the parts that the shell takes literally: single quotes and escaped characters."""
+    """Return `raw` with `''` in place of what the shell takes literally: single quotes and escaped characters."""
     if "'" not in raw and "\\" not in raw:
         return raw
     live, place, in_double = [], 0, False
     while place < len(raw):
         char = raw[place]
         if char == "\\":
+            live.append("''")
             place += 2
         elif char == "'" and not in_double:
+            live.append("''")
             end = raw.find("'", place + 1)
             place = len(raw) if end < 0 else end + 1
         else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from frog.cluster.jobfile.shell_script import parse
-from frog.cluster.jobfile.shell_words import Assignment, Word, live_text
+from frog.cluster.jobfile.shell_words import Assignment, Word
 
 PLACEHOLDER = "\u2370"
 """Marks a placeholder of a template, whose value is unknown."""
@@ -91,7 +91,7 @@ class Values:
         if assignments:
             last = assignments[-1]
             own = last.conditional or last.items is not None or name in last.word.expansions() - {"$"}
-            return self.resolve(last.raw, seen | {name}) if not own or _defaults(last) else None
+            return None if own else self.resolve(last.raw, seen | {name})
         known = self.known.get(name)
         return known[0] if known else None
 
@@ -167,8 +167,3 @@ class Values:
         certain = [item for item in assignments if not item.conditional]
         begins = max((place for place, item in enumerate(certain) if not item.adds), default=0)
         return tuple(word for item in certain[begins:] for word in item.items or ())
-
-
-def _defaults(item: Assignment) -> bool:
-    """True for `NAME=${NAME:-default}`."""
-    return bool(re.fullmatch(rf'"?\$\{{{item.name}:?[-=][^}}]*\}}"?', live_text(item.raw)))
