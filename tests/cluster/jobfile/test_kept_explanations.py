@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import test_explain_ranks
+import test_explain_strangers
+import test_explain_traps
 import test_explain_wild
 from test_explain_traps import CASES, GOOD, ON_MN5, changed, on_mn5
 from test_planted_mistakes import PLANTED, RIGHT
@@ -38,6 +40,9 @@ TEXTS: dict[str, dict[str, str]] = {
     "ranks, right": {name: text for name, (text, *_) in test_explain_ranks.NOT_REPORTED.items()},
     "wild": {name: text for name, (text, *_) in test_explain_wild.REPORTED.items()},
     "wild, right": {name: text for name, (text, *_) in test_explain_wild.NOT_REPORTED.items()},
+    "strangers": {name: text for name, (text, _) in test_explain_strangers.WRONG.items()},
+    "strangers, right": dict(test_explain_strangers.RIGHT),
+    "narrowed": {name: test_explain_traps.HEAD + text for name, text in test_explain_traps.NARROWED.items()},
 }
 
 
@@ -53,13 +58,13 @@ def kept() -> Iterator[dict[str, dict[str, list[str]]]]:
 def test_no_word_of_an_explanation_changes_unnoticed(
     group: str, kept: dict[str, dict[str, list[str]]], tmp_path: Path
 ) -> None:
-    """Findings and resources of every text; of correct files also what each line means."""
+    """Findings and resources of every text; of correct files, and those of strangers, also what each line means."""
     profile = load_profile("marenostrum5", CLUSTERS) if group == "on a site" else None
     found = {}
     for name, text in TEXTS[group].items():
         explained = explain(text, Path("job.sbatch"), profile, (tmp_path,))
         lines = [f"{one.line}:{one.code} {one.kind}: {one.what}" for one in explained.findings]
-        if group == "right":
+        if group in ("right", "strangers", "strangers, right", "narrowed"):
             meanings = sorted(explain_lines(explained.job).items())
             lines += [f"{number}: {text}" for number, texts in meanings for text in texts]
         found[name] = [line.replace(str(tmp_path), "FOLDER") for line in (*lines, *summary(explained.job))]
