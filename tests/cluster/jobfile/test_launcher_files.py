@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,29 @@ def test_command_explains_a_file_for_the_job_in_its_options(tmp_path: Path, caps
     assert f"{path}:2: will fail [batch-size] train_batch_size 64, but 4 x 2 x 12 processes = 96" in shown
     assert main(["slurm", "explain", str(path), "--json", "--ntasks", "8"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "world"),
+    [
+        ("", None),
+        ("--nodes 3", None),
+        ("--ntasks-per-node 4", None),
+        ("--gpus-per-node 4", 4),
+        ("--nodes 3 --gpus-per-node 4", 12),
+        ("--nodes 3 --ntasks-per-node 2", 6),
+        ("--nodes 3 --ntasks-per-node 2 --gpus-per-node 4", 12),
+        ("--nodes 3 --gpus-per-node 4 --ntasks 8", 8),
+        ("--nodes x --gpus-per-node 4", 4),
+    ],
+)
+def test_options_of_the_job_say_how_many_processes_use_the_file(
+    options: str, world: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True}}))
+    assert main(["slurm", "explain", str(tmp_path / "ds.json"), "--json", *options.split()]) == 0
+    (about,) = json.loads(capsys.readouterr().out)["summary"]
+    assert re.findall(r"(\d+) processes", about) == ([] if world is None else [str(world)])
 
 
 @pytest.mark.parametrize(

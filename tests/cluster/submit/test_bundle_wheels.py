@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import platform
 import shutil
@@ -16,7 +18,7 @@ from bundle_harness import bundle
 from harness import LIMIT_S
 
 from frog import __version__
-from frog.cluster.submit import make_bundle
+from frog.cluster.submit import bundle_wheels, make_bundle
 from frog.cluster.submit.bundle_folder import check_sums
 from frog.cluster.submit.bundle_wheels import PROJECT, build_wheel, pack_wheel
 from frog.core.config.project import FILES
@@ -124,6 +126,101 @@ def test_setup_refuses_another_python_version(here: Path, monkeypatch: pytest.Mo
     assert "the wheels are for 3.99" in done.stderr
     done = set_up(here / "out" / "it", PYTHON="/nowhere/python")
     assert "/nowhere/python does not run" in done.stderr
+
+
+@pytest.fixture
+def pip_words(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Record what pip is asked for, instead of asking it."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(bundle_wheels, "_pip", lambda words, timeout_s: asked.append(words))
+    return asked
+
+
+def test_wheel_is_built_from_a_copy_of_the_sources(
+    tmp_path: Path, pip_words: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"pyproject.toml", "constraints.txt", "src/frog/cli.py", "labs/lab.toml", "docs/a.md", "config/run.toml"}
+    for name in (*files, "src/frog/__pycache__/cli.pyc", "tests/test_a.py", "notes.txt"):
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_text("")
+    taken: set[str] = set()
+
+    def pip(words: list[str], timeout_s: float) -> None:
+        copy = Path(words[-1])
+        taken.update(path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file())
+        pip_words.append(words[:-1])
+        (tmp_path / "frog-1-py3-none-any.whl").write_text("")
+
+    monkeypatch.setattr(bundle_wheels, "_pip", pip)
+    assert build_wheel(tmp_path, tmp_path / "project") == tmp_path / "frog-1-py3-none-any.whl"
+    assert taken == files
+    assert pip_words == [["wheel", "--no-deps", "--wheel-dir", str(tmp_path)]]
+
+
+def test_packed_wheel_has_the_installed_files_with_their_hashes(tmp_path: Path) -> None:
+    small_wheel(tmp_path / "wheels", "pond", "2.5")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(tmp_path / "wheels" / "pond-2.5-py3-none-any.whl") as wheel:
+        wheel.extractall(site)
+    about = site / "pond-2.5.dist-info"
+    for added in ("INSTALLER", "REQUESTED", "direct_url.json"):
+        (about / added).write_text("")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pond").write_text("a script of pip's")
+    (site / "pond_tool").mkdir()
+    (site / "pond_tool" / "RECORD").write_text("a file of its own, and not pip's")
+    names = ["pond.py", "pond_tool/RECORD", "__pycache__/pond.pyc", "../bin/pond"]
+    names += [f"pond-2.5.dist-info/{path.name}" for path in about.iterdir()]
+    (about / "RECORD").write_text("".join(f"{name},,\n" for name in names))
+    (installed,) = distributions(path=[str(site)])
+    with zipfile.ZipFile(pack_wheel(tmp_path, installed)) as wheel:
+        assert Path(wheel.filename or "").name == "pond-2.5-py3-none-any.whl"
+        kept = {"pond.py", "pond_tool/RECORD", "pond-2.5.dist-info/METADATA", "pond-2.5.dist-info/WHEEL"}
+        assert set(wheel.namelist()) == {*kept, "pond-2.5.dist-info/RECORD"}
+        rows = [line.split(",") for line in wheel.read("pond-2.5.dist-info/RECORD").decode().splitlines()]
+        assert rows[0] == ["pond-2.5.dist-info/RECORD", "", ""]
+        assert {name for name, *_ in rows[1:]} == kept
+        for name, digest, size in rows[1:]:
+            data = wheel.read(name)
+            assert digest == f"sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip('=')}"
+            assert int(size) == len(data)
+
+
+def test_wheels_for_a_platform_are_those_that_its_pip_would_accept(
+    tmp_path: Path, pip_words: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_wheels, "PROJECT", tmp_path)
+    own = tmp_path / "frog.whl"
+    bundle_wheels.download_wheels(tmp_path, own, (), None, None)
+    (tmp_path / "constraints.txt").write_text("")
+    bundle_wheels.download_wheels(tmp_path, own, ("hf", "parquet"), "manylinux_2_6_x86_64", "3.11")
+    bundle_wheels.download_requirements(tmp_path / "more", tmp_path / "r.txt", "musllinux_1_2_x86_64", "3.9")
+    plain, manylinux, musllinux = pip_words
+    assert plain == ["wheel", "--wheel-dir", str(tmp_path), str(own)]
+    assert manylinux == [
+        "download", "--dest", str(tmp_path), "--only-binary=:all:", "--platform", "manylinux_2_6_x86_64",
+        "--python-version", "311", "--implementation", "cp", "--abi", "cp311", "--platform", "manylinux_2_5_x86_64",
+        "--platform", "manylinux2014_x86_64", "--platform", "manylinux2010_x86_64", "--platform", "manylinux1_x86_64",
+        "-c", str(tmp_path / "constraints.txt"), f"{own}[hf,parquet]",
+    ]  # fmt: skip
+    assert musllinux[4:] == [
+        "--platform", "musllinux_1_2_x86_64", "--python-version", "39", "--implementation", "cp", "--abi", "cp39",
+        "--requirement", str(tmp_path / "r.txt"),
+    ]  # fmt: skip
+    assert (tmp_path / "more").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("No matching distribution found for x", "check that a wheel exists"),
+        ("Could not find a version that satisfies x", "check that a wheel exists"),
+        ("No space left on device", "free some space"),
+        ("Connection refused", "check the network"),
+    ],
+)
+def test_message_of_pip_has_a_hint(said: str, hint: str) -> None:
+    assert bundle_wheels._hint(f"ERROR: {said}").startswith(hint)
 
 
 @pytest.mark.slow
