@@ -71,3 +71,23 @@ def test_no_word_of_an_explanation_changes_unnoticed(
     if REWRITE:
         kept[group] = found
     assert found == kept[group], "if the change is meant, rewrite explanations.json: see above"
+
+
+HARMLESS = 'if [ -d /pond ]; then\n  echo "a pond"\nfi\nPOND=1\necho "$POND"\n'
+ABOUT_THE_BEGINNING = {"no-directive", "not-a-directive"}
+
+
+@pytest.mark.parametrize("group", TEXTS)
+def test_harmless_lines_before_the_first_command_change_no_finding(group: str, tmp_path: Path) -> None:
+    """A line of no interest must not end the search in the lines after it."""
+    profile = load_profile("marenostrum5", CLUSTERS) if group == "on a site" else None
+
+    def codes(text: str) -> list[str]:
+        return sorted(one.code for one in explain(text, Path("job.sbatch"), profile, (tmp_path,)).findings)
+
+    for name, text in TEXTS[group].items():
+        lines = text.splitlines(keepends=True)
+        first = next((place for place, line in enumerate(lines) if line.strip() and line[0] != "#"), len(lines))
+        found = codes(text)
+        if not ABOUT_THE_BEGINNING & set(found):
+            assert codes("".join([*lines[:first], HARMLESS, *lines[first:]])) == found, name
