@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from test_both_slurms import COMMANDS, JOBS, NOT_EMULATED, RECORD, plain
 
-from frog.cluster.emulator import command
+from frog.cluster.emulator import SlurmRefusal, command
 from frog.cluster.emulator import command_options as opt
 from frog.cluster.emulator.controller import SlurmController
 from frog.cluster.emulator.daemon import _Server, step_answer
@@ -199,3 +200,21 @@ def test_queue_and_nodes_show_a_running_job_and_a_waiting_one(
     assert shown("squeue --noheader --format=%i", capfd) == ["70002"]
     assert "RunTime=00:01:00" in shown("scontrol show job 70001", capfd)[4]
     assert shown("squeue --states=F --noheader --format=%i|%R", capfd) == ["70001|(None)"]
+
+
+def test_daemon_ends_while_a_client_still_waits(tmp_path: Path) -> None:
+    """A hung `sbatch --wait` must not keep the daemon alive."""
+    controller = SlurmController(tmp_path, "frogtest", [Node("node1", 64, 4)], 70001, 1.0)
+    with _Server(controller, "secret") as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        conversation = Client(int(server.server_address[1]), "secret", tmp_path).open("step", job="1")
+        stranger = socket.create_connection(server.server_address[:2])  # it asks for nothing
+        with pytest.raises(SlurmRefusal, match="Invalid job id specified for job 1"):
+            conversation.hear()
+        conversation.close()
+        server.shutdown()
+        closing = threading.Thread(target=server.server_close, daemon=True)
+        closing.start()
+        closing.join(timeout=20)
+        stranger.close()
+        assert not closing.is_alive()
