@@ -30,6 +30,7 @@ def add_calibrate_parser(actions: argparse._SubParsersAction[Any]) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
     from frog.core.files import write_atomic
     from frog.core.machine import usable_cores
     from frog.core.runs.folder import check_output
@@ -38,6 +39,8 @@ def _calibrate(args: argparse.Namespace) -> int:
     from frog.plan.machine.world import worlds_of
 
     check_output(args.to)
+    if args.to.is_dir() or not args.to.parent.is_dir():  # not only after minutes of measuring
+        raise UsageError(f"--to {args.to}: not a file in an existing folder", "--to machine.toml")
     worlds = worlds_of(args.ranks, args.threads)
     request = quick(worlds, usable_cores()) if args.quick else Request(worlds, usable_cores())
     found = calibrate(request)
