@@ -80,6 +80,10 @@ WRONG = {
     "a dependency on a name": (HEAD + "#SBATCH --dependency=after-all\n./x\n", "refused"),
     "GPUs per task without tasks": (HEAD + "#SBATCH --gpus-per-task=1\n./x\n", "refused"),
     "a step with GPUs in a job without": (HEAD + "#SBATCH -n 2\nsrun -n1 --gpus=1 ./x\n", "step-beyond-job"),
+    "an item without braces, and zsh elsewhere": (
+        HEAD + "names=(a b)\n./x $names[1]\nzsh other.zsh\n",
+        "no-braces",
+    ),
     "a step with more tasks than CPUs": (HEAD + "#SBATCH -n 2\nsrun -n8 ./x\n", "step-beyond-job"),
 }  # fmt: skip
 
@@ -94,6 +98,7 @@ RIGHT = {
         FOUR + "module load python/3.11\nsource env/bin/activate\nmodule load cuda/12\npython train.py\n"
     ),
     "ranks on CPUs": HEAD + "#SBATCH -c 16\ntorchrun --standalone --nproc_per_node=4 train.py --backend gloo\n",
+    "an item without braces in zsh": "#!/bin/zsh\n#SBATCH --time=01:00:00\nnames=(a b)\n./x $names[1]\n",
     "two steps that share the GPUs": (
         FOUR + "#SBATCH -n 2\nsrun --exact -n1 -G2 python a.py &\nsrun --exact -n1 -G2 python b.py &\nwait\n"
     ),

@@ -130,6 +130,19 @@ def test_job_file_is_compared_with_the_file_that_accelerate_gets(tmp_path: Path)
     assert [(f.code, f.line) for f in findings if "a.yaml" in f.what] == [("machines-differ", 6)]
 
 
+def test_every_file_that_a_command_names_is_read(tmp_path: Path) -> None:
+    """One that cannot be read, one that does not exist, or one named twice, does not hide the next."""
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "ds.json").write_text(json.dumps({**BATCH, "train_batch_size": 60}))
+    (tmp_path / "more.json").write_text(json.dumps({"zero_optimization": {"stage": 4}}))
+    names = ("broken.json", "none.json", "ds.json", "ds.json", "more.json")
+    words = " ".join(f"--deepspeed {name}" for name in names)
+    findings = explain(JOB + f"srun python train.py {words}\n", Path("job.sbatch"), None, (tmp_path,)).findings
+    found = [(finding.code, finding.what.partition(":")[0].rpartition("/")[2]) for finding in findings]
+    assert sorted(name for _, name in found if name.endswith(".json")) == ["broken.json", "ds.json", "more.json"]
+    assert {code for code, _ in found} >= {"unreadable-configuration", "batch-size", "zero-stage"}
+
+
 def test_command_explains_a_file_for_the_job_in_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(BATCH, indent=2))

@@ -64,6 +64,35 @@ def test_only_one_of_two_split_worlds_continues(
         survive._yield_to_larger_part(run, (0, 1, 2, 3), members, {*own})
 
 
+@pytest.mark.parametrize("status", ["completed", "interrupted", "failed"])
+def test_processes_that_only_end_do_not_count_as_another_world(
+    status: str, others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survive, "_GONE_S", 0)
+    folder = RunFolder(tmp_path)
+    leave_beats(folder, [os.getpid(), *others], status=status)
+    run: Any = SimpleNamespace(folder=folder)
+    survive._yield_to_larger_part(run, (0, 1, 2, 3), (0,), {os.getpid()})
+
+
+@pytest.mark.parametrize("status", ["completed", "interrupted"])
+def test_world_that_the_others_finished_without_does_not_continue(
+    status: str, others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are seen first while they run, and then at their end."""
+    folder = RunFolder(tmp_path)
+    leave_beats(folder, [os.getpid(), *others])
+
+    def sleep(seconds: float) -> None:
+        for path in folder.heartbeats.iterdir():
+            path.write_text(path.read_text().replace('"running"', f'"{status}"'))
+
+    monkeypatch.setattr("time.sleep", sleep)
+    run: Any = SimpleNamespace(folder=folder)
+    with pytest.raises(LostError, match=r"3 ranks continue elsewhere, 1 are here"):
+        survive._yield_to_larger_part(run, (0, 1, 2, 3), (0,), {os.getpid()})
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_left_out_ranks_on_this_machine_are_ended_by_the_launcher(
     here: bool, others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
