@@ -34,7 +34,7 @@ class Grid:
                 ranks = ranks.unsqueeze(-1) + torch.tensor([rank - mesh.world.rank for rank in axis.ranks])
             groups: Any = [axis.group or dist.group.WORLD for axis in used]
             self._mesh = DeviceMesh.from_group(
-                groups if len(groups) > 1 else groups[0],
+                groups,
                 mesh.world.device.type,
                 mesh=ranks,
                 mesh_dim_names=tuple(self._names.values()),

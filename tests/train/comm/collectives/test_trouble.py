@@ -7,6 +7,7 @@ import json
 import mmap
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,38 @@ def test_different_collectives_over_tcp_are_reported(tmp_path: Path) -> None:
     assert "rank 1 of the group sent" in found[0]
     assert "80 bytes" in found[0]
     assert "40 bytes" in found[0]
+
+
+EMPTY = np.ones(0, np.float32)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group: group.all_reduce(EMPTY),
+        lambda group: group.all_gather([EMPTY, EMPTY], EMPTY),
+        lambda group: group.reduce_scatter(EMPTY, [EMPTY, EMPTY]),
+        lambda group: group.broadcast(EMPTY, 0),
+        lambda group: group.reduce(EMPTY, 0),
+    ],
+    ids=["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"],
+)
+def test_call_of_one_rank_alone_is_reported_although_it_sent_nothing(
+    call: Callable[[Group], None], tmp_path: Path
+) -> None:
+    """Calls are counted: an empty one too, or the next ones would be taken for each other."""
+    both = threading.Barrier(2)
+
+    def act(group: Group) -> None:
+        call(group)
+        _all_reduce(group, 3)
+        if group.rank == 0:
+            call(group)
+        with pytest.raises(Mismatch):
+            _all_reduce(group, 3)
+        both.wait(10)
+
+    together(tmp_path, 2, act, memory=False, costs=DOUBLING)
 
 
 def _all_reduce(group: Group, count: int) -> None:
