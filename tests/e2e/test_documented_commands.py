@@ -113,6 +113,7 @@ RUN_FOR_EXERCISES = {
     "frog run --nproc 4 -- train config/demo.toml --set": "docs/train/strategies.md",
     "frog report": "docs/train/own-strategy.md",
     "frog collectives check": "docs/measure/collectives.md",
+    "frog check --nproc 2": "docs/observe/check.md",
 }
 """Beginnings of commands on exercise pages, and the files that run such commands."""
 

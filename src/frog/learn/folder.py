@@ -46,7 +46,7 @@ Frog check them:
 
 Frog stores everything it knows about you in `progress.json`, and keeps each file that it replaces in `backups/`.
 """
-_IGNORED = "/runs/\n/data/\n/chaos/\n/logs\n.progress.lock\n.progress.json.*.tmp\nprogress.html\n__pycache__/\n"
+_IGNORED = "runs/\n/data/\n/chaos/\n/logs\n.progress.lock\n.progress.json.*.tmp\nprogress.html\n__pycache__/\n"
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ README_COMMANDS = (
     "frog run --nproc 4 -- train config/demo.toml --set",
     "frog report",
     "frog collectives check",
+    "frog check --nproc 2",
 )
 """Beginnings of the commands that an exercise's README.md may show. tests/e2e names the file that runs each."""
 

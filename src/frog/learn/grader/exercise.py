@@ -30,6 +30,7 @@ READ = (
     "launch/network.md",
     "learn/learn.md",
     "measure/collectives.md",
+    "observe/check.md",
     "observe/run-folder.md",
     "train/own-strategy.md",
     "train/strategies.md",
