@@ -1,4 +1,4 @@
-"""`frog check` finds the mistake of exercise 2.18 as its page says."""
+"""`frog check` finds the mistakes of exercises 2.18 and 4.13 as their pages say."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ def test_step_without_a_reduction_is_found_at_its_forward(harness: Harness) -> N
     line = int(rule["line"].rpartition(":")[2])
     assert (rule["rule"], rule["sure"], rule["step"]) == ("gradients", "certain", 3)
     assert "model(inputs)" in (harness.root / "train.py").read_text().splitlines()[line - 1]
+
+
+@pytest.mark.slow
+def test_gradients_that_only_the_root_adds_differ_from_one_rank(harness: Harness) -> None:
+    words = ("--against-one", "--", "train.py", "--steps", "2", "--batch-size", "{16/world}")
+    (rule,) = broken_rules(harness, "4.13", *words)
+    assert (rule["rule"], rule["step"]) == ("one-gradients", 1)
+    assert "blocks.0.norm.weight" in rule["finding"]
+    assert "while those of 3 others agree" in rule["finding"]
