@@ -229,6 +229,70 @@ CASES = {
         "str(('aten::mul' in [e.key for e in p.key_averages()], ProfilerActivity.CUDA in found))",
         "(True, True)",
     ),
+    "scatter": (
+        "x = torch.arange(6.0, requires_grad=True)\n"
+        "a, b = nn.parallel.scatter(x.cuda(), [0, 1])\n"
+        "(a.sum() + 2 * b.sum().cuda(0)).backward()\n"
+        "str((str(a.device), str(b.device), b.tolist(), x.grad.tolist()))",
+        "('cuda:0', 'cuda:1', [3.0, 4.0, 5.0], [1.0, 1.0, 1.0, 2.0, 2.0, 2.0])",
+    ),
+    "gather": (
+        "parts = [torch.ones(1, 2, device='cuda:0'), torch.zeros(2, 2, device='cuda:1')]\n"
+        "y, host = (nn.parallel.gather(parts, where) for where in (1, 'cpu'))\n"
+        "str((str(y.device), y.tolist(), str(host.device)))",
+        "('cuda:1', [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]], 'cpu')",
+    ),
+    "gather into a tensor": (
+        "out = torch.zeros(3, device='cuda:1')\n"
+        "nn.parallel.comm.gather([torch.ones(1).cuda(), torch.ones(2).cuda() * 2], out=out)\n"
+        "str((str(out.device), out.tolist()))",
+        "('cuda:1', [1.0, 2.0, 2.0])",
+    ),
+    "scatter into tensors, by sizes": (
+        "x = torch.arange(3.0).cuda()\n"
+        "out = [torch.zeros(1, device='cuda:0'), torch.zeros(2, device='cuda:1')]\n"
+        "nn.parallel.comm.scatter(x, out=out)\n"
+        "parts = nn.parallel.comm.scatter(x, [1, 0], chunk_sizes=[2, 1])\n"
+        "str(([o.tolist() for o in out], [(str(p.device), p.tolist()) for p in parts]))",
+        "([[0.0], [1.0, 2.0]], [('cuda:1', [0.0, 1.0]), ('cuda:0', [2.0])])",
+    ),
+    "broadcast": (
+        "x = torch.ones(2, device='cuda:0')\n"
+        "a, b = nn.parallel.comm.broadcast(x, [0, 1])\n"
+        "out = [torch.zeros(2, device='cuda:1')]\n"
+        "nn.parallel.comm.broadcast(x, out=out)\n"
+        "x.add_(1)\n"
+        "str((a.tolist(), b.tolist(), str(b.device), out[0].tolist()))",
+        "([2.0, 2.0], [1.0, 1.0], 'cuda:1', [1.0, 1.0])",
+    ),
+    "gradients of replicas": (
+        "m = nn.Linear(2, 1, bias=False).cuda()\n"
+        "first, second = nn.parallel.replicate(m, [0, 1])\n"
+        "loss = first(torch.ones(1, 2).cuda(0)).sum() + 3 * second(torch.ones(1, 2).cuda(1)).sum().cuda(0)\n"
+        "loss.backward()\n"
+        "str((str(second.weight.device), str(m.weight.grad.device), m.weight.grad.tolist()))",
+        "('cuda:1', 'cuda:0', [[4.0, 4.0]])",
+    ),
+    "data parallel has a replica for each GPU": (
+        "class Seen(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.linear = nn.Linear(2, 2)\n"
+        "    def forward(self, x): seen.append((str(x.device), str(self.linear.weight.device), len(x))); return x\n"
+        "seen = []\n"
+        "y = nn.DataParallel(Seen().cuda())(torch.ones(5, 2).cuda())\n"
+        "str((sorted(seen), str(y.device), tuple(y.shape)))",
+        "([('cuda:0', 'cuda:0', 3), ('cuda:1', 'cuda:1', 2)], 'cuda:0', (5, 2))",
+    ),
+    "data parallel refuses a module on the CPU": (
+        "nn.DataParallel(nn.Linear(2, 2))(torch.ones(4, 2))",
+        "RuntimeError: module must have its parameters and buffers on device cuda:0 (device_ids[0]) "
+        "but found one of them on device: cpu",
+    ),
+    "object received on a GPU": (
+        "import torch.distributed.distributed_c10d as c10d\n"
+        "tensor, size = c10d._object_to_tensor({'a': 1}, torch.device('cuda:1'), None)\n"
+        "str((str(tensor.device), c10d._tensor_to_object(tensor, size, None)))",
+        "('cuda:1', {'a': 1})",
+    ),
     "data parallel moves inputs": (
         "m = nn.Linear(2, 2).cuda()\n"
         "y = nn.DataParallel(m)(torch.ones(4, 2))\n"

@@ -197,12 +197,16 @@ def _patch_nvtx_and_nccl() -> None:
     replace(nccl, "is_available", lambda tensors: False)
 
 
+_ASKS_FOR_GPUS = ("torch.utils.data", "torch.nn.parallel.parallel_apply")
+"""Modules of torch that ask for the accelerator on behalf of the program."""
+
+
 def _unless_torch(simulated: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Answer a program and torch's data loader with a simulated GPU, and the rest of torch with the truth."""
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs) if called_by_torch(but="torch.utils.data") else simulated(*args, **kwargs)
+            return function(*args, **kwargs) if called_by_torch(but=_ASKS_FOR_GPUS) else simulated(*args, **kwargs)
 
         return call
 

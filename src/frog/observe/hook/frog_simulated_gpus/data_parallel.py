@@ -1,69 +1,67 @@
-"""nn.DataParallel and nn.parallel.data_parallel: the whole batch on the first GPU, to which inputs are moved."""
+"""nn.parallel.scatter, gather, replicate and nn.DataParallel: the copies between GPUs that torch makes in C++.
+
+A build of torch for the CPU lacks these functions, and one for CUDA refuses tensors of the CPU.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
-from .replace import remark, wrap, wrap_everywhere
+from .placement import HOST, Place, device_at, place_of
 from .tensors import index_of
 
-Function = Callable[..., Any]
-REMARK = "nn.DataParallel computes the whole batch on one simulated GPU"
+Tensor = Any
+"""torch.Tensor, with the methods that simulated GPUs replace."""
 
 
-def moved(values: Any, index: int) -> Any:
-    """Return nested inputs on a GPU, as a scatter leaves them."""
-    device = torch.device("cuda", index)
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), values)
+def _moved(tensor: Tensor, index: int | None) -> Tensor:
+    """Return a tensor on a GPU, by default the current one, or for -1 on the CPU; the same one if it is there."""
+    where: Place = HOST if index == -1 else index_of(index)
+    return tensor if place_of(tensor) == where else tensor.to(device_at(where))
 
 
-def _first(device_ids: Any) -> int:
-    """Return the GPU that computes."""
-    chosen = [index_of(device) for device in device_ids or ()]
-    return chosen[0] if chosen else 0
+def _scatter(
+    tensor: Tensor, devices: Sequence[int], chunk_sizes: Sequence[int] | None = None, dim: int = 0, streams: Any = None
+) -> list[Tensor]:
+    chunks = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)
+    return [_moved(chunk, index) for chunk, index in zip(chunks, devices, strict=False)]
 
 
-def _init(function: Function) -> Function:
-    def __init__(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
-        function(self, module, device_ids, *args, **kwargs)
-        self.simulated_index = _first(device_ids)
-        self.device_ids = []
-        self.module = module
-        remark(REMARK)
-
-    return __init__
+def _scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int = 0, streams: Any = None) -> list[Tensor]:
+    chunks = tensor.split([part.size(dim) for part in out], dim)
+    return [part.copy_(chunk) for part, chunk in zip(out, chunks, strict=True)]
 
 
-def _forward(function: Function) -> Function:
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        inputs, kwargs = moved((inputs, kwargs), self.simulated_index)
-        return self.module(*inputs, **kwargs)
-
-    return forward
+def _gather(tensors: Sequence[Tensor], dim: int = 0, destination: int | None = None) -> Tensor:
+    return torch.cat([_moved(tensor, destination) for tensor in tensors], dim)
 
 
-def _data_parallel(
-    module: Any,
-    inputs: Any,
-    device_ids: Any = None,
-    output_device: Any = None,
-    dim: int = 0,
-    module_kwargs: Any = None,
-) -> Any:
-    """Compute the whole batch, and leave the output where it is asked for."""
-    remark(REMARK)
-    index = _first(device_ids)
-    inputs, kwargs = moved((inputs if isinstance(inputs, tuple) else (inputs,), module_kwargs or {}), index)
-    return moved(module(*inputs, **kwargs), index if output_device is None else index_of(output_device))
+def _gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int = 0) -> Tensor:
+    parts = out.split([tensor.size(dim) for tensor in tensors], dim)
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.copy_(tensor)
+    return out
+
+
+def _broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
+    return [_moved(tensor, index) for index in devices]
+
+
+def _broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> list[Tensor]:
+    return [copy.copy_(tensor) for copy in out]
+
+
+def _broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int = 0) -> list[list[Tensor]]:
+    return [[_moved(tensor, index) for tensor in tensors] for index in devices]
 
 
 def patch_data_parallel() -> None:
-    """Replace the class and the function."""
-    wrap(torch.nn.DataParallel, "__init__", _init)
-    wrap(torch.nn.DataParallel, "forward", _forward)
-    wrap_everywhere(sys.modules["torch.nn.parallel.data_parallel"], {"data_parallel": lambda function: _data_parallel})
+    """Give torch the functions; it adds gradients without NCCL."""
+    for function in (
+        *(_scatter, _scatter_out, _gather, _gather_out),
+        *(_broadcast, _broadcast_out, _broadcast_coalesced),
+    ):
+        setattr(torch._C, function.__name__, function)

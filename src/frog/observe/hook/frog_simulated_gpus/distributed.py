@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
 
-from .data_parallel import moved
 from .placement import CPU
 from .replace import called_by_torch, count_ignored, note_rank, wrap, wrap_everywhere
 from .tensors import index_of, is_gpu, real
@@ -194,6 +194,15 @@ def _coalescing(function: Function) -> Function:
     return _coalescing_manager
 
 
+def _tensor_to_object(function: Function) -> Function:
+    """Read an object from the CPU, whichever GPU it was received on."""
+
+    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(tensor.cpu(), *args, **kwargs)
+
+    return call
+
+
 def _get_future(function: Function) -> Function:
     """Return a future that has finished where gloo has none."""
 
@@ -247,7 +256,8 @@ def _pre_forward(function: Function) -> Function:
 
     def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if self.simulated_index is not None and not torch.compiler.is_compiling():
-            inputs, kwargs = moved((inputs, kwargs), self.simulated_index)
+            device = torch.device("cuda", self.simulated_index)
+            inputs, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (inputs, kwargs))
         return function(self, *inputs, **kwargs)
 
     return _pre_forward
@@ -274,6 +284,7 @@ def patch_distributed() -> None:
             "all_gather": _all_gather,
             "all_to_all": _all_to_all,
             "_coalescing_manager": _coalescing,
+            "_tensor_to_object": _tensor_to_object,
             **{name: _flat for name in _FLAT if hasattr(dist, name)},
             "is_nccl_available": lambda function: lambda: True,
         },

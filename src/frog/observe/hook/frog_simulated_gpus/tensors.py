@@ -160,9 +160,16 @@ def _patch_constructors() -> None:
         wrap(torch.Tensor, name, _with_device)
 
 
+_DATA_PARALLEL = tuple(
+    f"torch.nn.parallel.{name}"
+    for name in ("_functions", "comm", "data_parallel", "parallel_apply", "replicate", "scatter_gather")
+)
+"""nn.DataParallel and its parts, which copy tensors between GPUs by their places; DDP does not."""
+
 _CPU_IS_MEANT = (
     *("torch.nn.modules.module", "torch.utils.data", "torch.utils.checkpoint", "torch.optim"),
     *("torch.distributed._state_dict_utils", "torch.distributed.checkpoint.staging", "torch.amp.grad_scaler"),
+    *_DATA_PARALLEL,
 )
 """Modules of torch in which the CPU's name comes from the program, or that read a tensor's place as a program does."""
 
@@ -548,6 +555,7 @@ _SEES_PLACES = (
     "torch._tensor_str",
     "torch.amp.grad_scaler",
     "torch.nn.modules.batchnorm",
+    *_DATA_PARALLEL,
 )
 """Modules of torch that see a tensor's place, as a program does."""
 
