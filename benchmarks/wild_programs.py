@@ -125,9 +125,9 @@ PROGRAMS = [
     Program(
         EXAMPLES, "mnist", "{python} main.py --epochs 1 --dry-run", 1, VISION, link("mnist", to="../data/MNIST")
     ),
-    Program("karpathy/nanoGPT", "", torchrun(2, f"train.py core/config/train_shakespeare_char.py {NANO} --compile=False"
+    Program("karpathy/nanoGPT", "", torchrun(2, f"train.py config/train_shakespeare_char.py {NANO} --compile=False"
             " --gradient_accumulation_steps=2"), needs=("requests",), prepare=characters),
-    Program("karpathy/nanoGPT", "", f"{{python}} train.py core/config/train_shakespeare_char.py {NANO} --compile=True",
+    Program("karpathy/nanoGPT", "", f"{{python}} train.py config/train_shakespeare_char.py {NANO} --compile=True",
             needs=("requests",), prepare=characters),
     Program("karpathy/minGPT", "",
             "{python} projects/adder/adder.py --trainer.max_iters=20 --model.model_type=gpt-nano", 1,
