@@ -16,13 +16,18 @@ PREDICTED = {"parameters": [("weight", [100, 300], "trained"), ("scale", [1], "t
 TINY = {"parameters": [("a", [2], "trained"), ("b", [1], "trained"), ("c", [], "trained")], "tied": True}
 """As many elements as two shards of a world of three: the third rank has nothing but padding."""
 
+UNLIMITED = 1 << 30
+"""Bytes that a rank may hold where its memory is not judged."""
+
 
 def check(grade: Grade) -> None:
     drawn = draw_case(random.Random(grade.seed))
     for size in (3, 2):
         most = 12 * -(-numel(drawn) // size) + 100  # a shard, its moments, and step counters
-        named = {"seed": grade.seed % 1_000_000, "most": most if size == 3 else 1 << 30}
+        named = {"seed": grade.seed % 1_000_000, "most": UNLIMITED}
         cases = [named | drawn, named | TINY, named | PREDICTED]
+        if size == 3:
+            cases[0]["most"] = most
         world = grade.world(size, {"cases": cases})
         runs = [Run(case, world, number) for number, case in enumerate(cases)]
         for run in runs:
