@@ -6,7 +6,6 @@ The comments `odd` and `waits` mark the lines that a diagnosis must name.
 
 import datetime
 import os
-import resource
 import signal
 import sys
 import time
@@ -58,13 +57,6 @@ def branch(rank):
     dist.all_reduce(torch.ones(3))  # waits: branch
 
 
-def lone_barrier(rank):
-    for _ in range(STEPS):
-        step()
-    if rank == 0:
-        dist.barrier()  # odd: lone_barrier
-
-
 def loop(rank):
     for number in range(STEPS):
         if rank == 1 and number == 3:
@@ -90,12 +82,6 @@ def batches(rank):
     train(STEPS + (rank == 0))
 
 
-def order(rank):
-    sizes = {"weight": 12, "bias": 3, "scale": 7}
-    for name in sorted(sizes, reverse=rank == 1):
-        dist.all_reduce(torch.ones(sizes[name]))  # odd: order
-
-
 def not_finite(rank):
     for number in range(STEPS):
         loss = torch.tensor(float("nan") if rank == 1 and number == 3 else 0.5)
@@ -110,15 +96,6 @@ def early_exit(rank):
         print("no data for this rank")
         return
     dist.all_reduce(torch.ones(5))  # waits: early_exit
-
-
-def memory(rank):
-    step()
-    if rank == 1:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
-        torch.ones(1 << 30)  # odd: memory
-    step()
 
 
 def skipped(rank):
@@ -174,29 +151,6 @@ def batch(rank):
     dist.barrier()  # odd: batch
 
 
-def groups(rank):
-    world = range(dist.get_world_size())
-    one, two = dist.new_group(list(world)), dist.new_group(list(world))
-    for group in (one, two) if rank == 0 else (two, one):
-        dist.barrier(group=group)  # odd: groups
-
-
-def evaluation(rank):
-    step()
-    if rank == 0:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            torch.randn(64, 64).square().sum()  # odd: evaluation
-    dist.barrier()  # waits: evaluation
-
-
-def blocked(rank):
-    step()
-    if rank == 1:
-        time.sleep(60)  # odd: blocked
-    dist.barrier()  # waits: blocked
-
-
 def healthy(rank):
     train(STEPS)
 
@@ -228,13 +182,6 @@ def dtype(rank):
     for number in range(STEPS):
         wrong = rank == 1 and number == 3
         dist.all_reduce(torch.ones(5, dtype=torch.int32 if wrong else torch.float32))  # odd: dtype
-
-
-def micro_batches(rank):
-    for number in range(STEPS):
-        for _ in range(3 + (rank == 1 and number == 4)):
-            dist.all_reduce(torch.ones(5))  # waits: micro_batches
-        dist.all_reduce(torch.ones(5))  # odd: micro_batches
 
 
 def stale_world(rank):
