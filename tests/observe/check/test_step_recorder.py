@@ -283,3 +283,28 @@ def test_graph_of_a_loss_has_its_last_six_operations() -> None:
     entropy = nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, -100]))
     assert step_recorder._graph_of(entropy)[0] == ["NllLossBackward0", 1, 3.0, None]
     assert [name for name, *_ in step_recorder._graph_of(x + x.exp())] == ["AddBackward0"]
+
+
+def test_optimizer_of_flat_tensors_names_its_parts(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    weight = next(training.model.parameters())
+    flat = nn.Parameter(weight.detach().view(-1))
+    training.optimizer = torch.optim.SGD([flat], lr=0.5)
+
+    def named_parts() -> list[tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor, torch.Tensor | None]]:
+        assert weight.grad is not None
+        return [("0.weight", (0, 1), (1, 2), flat.detach()[1:].view(1, 1), weight.grad[:, 1:])]
+
+    recorder.on_made(training.optimizer, ["train.py", 3, "main"], is_optimizer=True)
+    training.backward()
+    flat.grad = weight.grad.view(-1) if weight.grad is not None else None
+    vars(training.optimizer).update(named_parts=named_parts, clipped=(2.0, 1.0))
+    training.step()
+    record = read(recorder, tmp_path)
+    step = record.steps[0]
+    (parameter,) = record.tables[step.optimizer].parameters
+    assert (parameter.names, parameter.shape) == (["0.weight"], [1, 1])
+    assert (parameter.offset, parameter.whole) == ([0, 1], [1, 2])
+    assert step.gradient(0) is not None
+    assert [(call.call, call.norm, call.limit) for call in step.calls] == [("clip", 2.0, 1.0)]
+    assert step.changed == [1.0]

@@ -276,7 +276,7 @@ def _is_flat(record: RankRecord) -> bool:
 def _are_same(parameters: list[Parameter]) -> bool:
     """True if an optimizer's place holds the parameter of the same name and shape on all ranks."""
     first = parameters[0]
-    return all(each.shape == first.shape and each.names == first.names for each in parameters)
+    return all((each.shape, each.names, each.offset) == (first.shape, first.names, first.offset) for each in parameters)
 
 
 def _equal_gradients(moment: Moment, index: int) -> bool:

@@ -92,6 +92,10 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     drawn_at: Place | None = None
     placements: list[str] | None = None
     mesh: Any = None
+    offset: list[Count] = []
+    """The place of its first element in the whole, if an optimizer's flat tensor has only a part of a parameter."""
+    whole: list[Count] = []
+    """The shape of that whole."""
 
     @property
     def numel(self) -> int:

@@ -451,8 +451,9 @@ def clipping_norms(case: Comparison) -> Broken | None:
                 and (_reduces_gradients(case, moment) or case.has_messages or case.is_sharded or case.replicas)
             ):
                 values = ", ".join(f"{norm:.6g}" for norm in norms[:8])
+                at = f" at {calls[0].line}" if calls[0].line is not None else ""
                 return Broken(
-                    f"since step {moment.step}, each rank clips by a norm of its own at {calls[0].line}: {values}",
+                    f"since step {moment.step}, each rank clips by a norm of its own{at}: {values}",
                     "likely",
                     "the norm must be that of the whole gradient: add the squares over the ranks that hold parts of "
                     "it (all_reduce), then take the root; DTensors and FSDP's own clip_grad_norm_ do this",

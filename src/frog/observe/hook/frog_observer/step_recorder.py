@@ -51,7 +51,7 @@ class StepRecorder:
         self._forwards: list[dict[str, Any]] = []
         self._backwards: list[dict[str, Any]] = []
         self._calls: list[dict[str, Any]] = []
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[int, list[Any]] = {}
         self._before: tuple[int, dict[str, Any]] | None = None
         self._saw_nan = False
         self._outside: dict[tuple[int, str], dict[str, Any]] = {}
@@ -185,7 +185,7 @@ class StepRecorder:
                 record["random"] = module_facts.random_state()
                 self._note_facts(module, record)
                 if self._modules is not None:
-                    self._modules.begin(record["module"], module)
+                    self._modules.begin(record["module"], module, [each for _, each in self._optimizers])
             self._begun = id(module)
             self._forwards.append(record)
 
@@ -362,13 +362,17 @@ class StepRecorder:
             number = self._optimizers.number(optimizer)
             self._update_table(number, optimizer)
             record: dict[str, Any] = {"line": line, "lr": _learning_rates(optimizer)}
+            clipped = vars(optimizer).pop("clipped", None)
+            if clipped is not None:
+                self.on_call({"call": "clip", "line": None, "norm": finite_or_none(clipped[0]), "limit": clipped[1]})
             if self.is_sampled:
                 parameters, gradients = _parameters(optimizer), _gradients(optimizer)
                 record["gradients"] = _fingerprints(gradients)
                 record["before"] = [_bits_of(each) for each in parameters]
                 if self._modules is not None:
-                    record["gradient_sums"] = module_sums.of_tensors(gradients)
-                    record["before_sums"] = module_sums.of_tensors(parameters)
+                    places = _places(optimizer)
+                    record["gradient_sums"] = module_sums.of_tensors(gradients, places)
+                    record["before_sums"] = module_sums.of_tensors(parameters, places)
                 record["stale"] = number in self._stale and number in self._added
                 self._note_outside()
                 record["samples"] = [fingerprints.sampled(each) for each in parameters]
@@ -392,7 +396,7 @@ class StepRecorder:
                 parameters = _parameters(optimizer)
                 record["weights"] = _fingerprints(parameters)
                 if self._modules is not None:
-                    record["weight_sums"] = module_sums.of_tensors(parameters)
+                    record["weight_sums"] = module_sums.of_tensors(parameters, _places(optimizer))
                 record["changed"] = list(map(_changed, record.pop("samples"), parameters, record.pop("used")))
                 record["state"] = _state_types(optimizer)
             self.write(
@@ -482,20 +486,26 @@ class StepRecorder:
 
     def _update_table(self, number: int, optimizer: Any) -> None:
         """Write which parameters an optimizer has, if they have changed."""
+        parts = _parts_of(optimizer)
         parameters = _parameters(optimizer)
-        if self._tables.get(number) == [id(each) for each in parameters]:
+        now = [id(each) for each in parameters] if parts is None else [[each[:3], each[3].shape] for each in parts]
+        if self._tables.get(number) == now:
             return
-        self._tables[number] = [id(each) for each in parameters]
+        self._tables[number] = now
         names, replicas, owners = self._names(), self._replicas(), self._owners()
+        described = [
+            {**self._described(each, names, replicas), "owner": owners.get(id(each), "")} for each in parameters
+        ]
+        if parts is not None:
+            for each, (name, offset, whole, _, _) in zip(described, parts):  # noqa: B905 Python 3.9
+                each.update(names=[name], offset=list(offset), whole=list(whole))
         self.write(
             {
                 "kind": "parameters",
                 "optimizer": number,
                 "class": type(optimizer).__name__,
                 "made": self.made_at(optimizer),
-                "parameters": [
-                    {**self._described(each, names, replicas), "owner": owners.get(id(each), "")} for each in parameters
-                ],
+                "parameters": described,
             }
         )
 
@@ -535,6 +545,8 @@ class StepRecorder:
     def _note_outside(self) -> None:
         """Remember the parameters that have a gradient now and that no optimizer holds."""
         held = {id(each) for _, optimizer in self._optimizers for each in _parameters(optimizer)}
+        if any(_parts_of(optimizer) is not None for _, optimizer in self._optimizers):
+            return  # it holds flat tensors, and not the module's parameters
         for number, root in self._roots:
             for name, parameter in root.named_parameters():
                 if parameter.grad is None or id(parameter) in held or len(self._outside) >= _MOST_OUTSIDE:
@@ -595,12 +607,33 @@ def _is_constant(tensor: Any) -> bool:
     return elements.numel() == 0 or bool((elements == elements[0]).all())
 
 
+def _parts_of(optimizer: Any) -> list[Any] | None:
+    """Return the parts of parameters of which an optimizer's flat tensors consist, if it tells; None if it does not.
+
+    Each is a name, the place of its first element in the whole parameter, the whole's shape, the part, its gradient.
+    """
+    named_parts = getattr(optimizer, "named_parts", None)
+    return None if named_parts is None else list(named_parts())
+
+
 def _parameters(optimizer: Any) -> list[Any]:
+    parts = _parts_of(optimizer)
+    if parts is not None:
+        return [part for _, _, _, part, _ in parts]
     return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
 
 
 def _gradients(optimizer: Any) -> list[Any]:
+    parts = _parts_of(optimizer)
+    if parts is not None:
+        return [gradient for _, _, _, _, gradient in parts]
     return [each.grad for each in _parameters(optimizer)]
+
+
+def _places(optimizer: Any) -> list[Any] | None:
+    """Return the place of each part in its whole parameter, and the whole's shape."""
+    parts = _parts_of(optimizer)
+    return None if parts is None else [(offset, whole) for _, offset, whole, _, _ in parts]
 
 
 def _learning_rates(optimizer: Any) -> list[float | None]:
