@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -94,8 +95,13 @@ def on_rank(folder: Path, world_size: int, names: list[str]) -> None:
         if run.world_size != world_size or run.folder not in names:
             continue
         plant = planted.get((run.strategy, run.mistake, run.world_size), contextlib.nullcontext)
-        with plant(), recorded(folder / run.folder):
-            spread(_case(run, alone=world.size == 1), world)
+        try:
+            with plant(), recorded(folder / run.folder):
+                spread(_case(run, alone=world.size == 1), world)
+        except ValueError:  # a mistake that calls torch's collectives, which one rank has not
+            assert world.size == 1
+            shutil.rmtree(folder / run.folder)
+            shutil.copytree(folder / run.as_written.folder, folder / run.folder)
         world.forget_axes()
         if world.is_main:
             print(run.folder, flush=True)
@@ -116,10 +122,12 @@ def recorded(folder: Path) -> Iterator[None]:
     assert place is not None
     recorder = StepRecorder(place, 1)
     watch(recorder)
-    yield
-    recorder.at_end()
-    recorder.is_on = False
-    recorder.hook_modules()  # removes the hooks
+    try:
+        yield
+        recorder.at_end()
+    finally:
+        recorder.is_on = False
+        recorder.hook_modules()  # removes the hooks
 
 
 def _case(run: Run, alone: bool) -> Any:

@@ -993,3 +993,53 @@ def test_later_step_is_looked_at_after_one_that_tells_nothing(tmp_path: Path) ->
         [W, *loaded([1], [2], every=3), step(1)],
         [W, *loaded([1], [2], every=3, distributed=True, padded=True, samples=3), step(1)],
     ], ("possible", None, (1,), 4))  # fmt: skip
+
+
+def halved(times: int) -> dict[str, Any]:
+    graph = [["DivBackward0", None, None, 2.0]] * times
+    return micro(*graph, MEAN)
+
+
+def test_loss_that_is_divided_twice_by_the_micro_batches(tmp_path: Path) -> None:
+    check(tmp_path, "accumulation", [[W, halved(1)]], None)
+    check(tmp_path, "accumulation", [[W, halved(2)]], ("possible", 1, (0,), 8, "2 micro-batches by 2 twice"))
+    in_three = {**halved(2), "backwards": [*halved(2)["backwards"], halved(2)["backwards"][-1]]}
+    check(tmp_path, "accumulation", [[W, in_three]], None)  # by 2, not by 3
+
+
+@pytest.mark.parametrize(("untouched", "expected"), [(True, ("likely", 1, (0,), 8)), (False, None)])
+def test_clipping_does_not_hide_micro_batches_that_are_added(tmp_path: Path, untouched: bool, expected: Any) -> None:
+    clip = called("clip", norm=2.0, limit=1.0, untouched=untouched, passes=2)
+    check(tmp_path, "accumulation", [[W, {**micro(MEAN, bits=[6]), "calls": [clip]}]], expected)
+
+
+@pytest.mark.parametrize(("passes", "expected"), [(1, ("likely", 1, (0, 1), 6, "of a micro-batch")), (2, None)])
+def test_micro_batch_clipped_by_the_norm_of_a_rank(tmp_path: Path, passes: int, expected: Any) -> None:
+    ranks = []
+    for norm in (2.0, 3.0):
+        calls = [called("clip", norm=norm, limit=1.0, line=at(6), passes=passes)]
+        ranks.append([DDP, held({}), {**micro(MEAN), "calls": calls}])
+    check(tmp_path, "clipping", ranks, expected)
+
+
+def test_samples_that_are_split_twice(tmp_path: Path) -> None:
+    loader = {"kind": "loader", "loader": 0, "iteration": 0, "line": at(4), "split_again": True}
+    expected = ("likely", 1, (0,), 4, "split among the ranks twice", "only 1 of 2 samples")
+    check(tmp_path, "samples", [[W, loader, step(1)]] * 2, expected)
+
+
+def test_layers_that_are_no_part_of_the_model(tmp_path: Path) -> None:
+    stranger = {"module": 0, "name": "weight of a Linear", "made": at(2), "stranger": True}
+    expected = ("likely", 1, (0,), 2, "calls layers that are no part of it (weight of a Linear)")
+    check(tmp_path, "optimizer", [[W, step(1), end(1, outside=[stranger])]], expected)
+
+
+def test_schedule_that_ends_early_names_the_line_that_made_it(tmp_path: Path) -> None:
+    steps = [step(number, lr=[0.1 if number < 3 else 0.0]) for number in range(1, 9)]
+    check(tmp_path, "schedule", [[held({}, schedule=at(4)), *steps]], ("likely", 3, (0,), 4))
+
+
+def test_model_that_is_never_in_training_mode(tmp_path: Path) -> None:
+    steps = [step(number, forwards=[EVALUATES]) for number in (1, 2, 3)]
+    check(tmp_path, "training-mode", [[W, *steps]], ("possible", 1, (0,), 6, "in evaluation mode in all steps"))
+    check(tmp_path, "training-mode", [[W, *steps[:2]]], None)

@@ -308,3 +308,75 @@ def test_optimizer_of_flat_tensors_names_its_parts(recorder: StepRecorder, tmp_p
     assert step.gradient(0) is not None
     assert [(call.call, call.norm, call.limit) for call in step.calls] == [("clip", 2.0, 1.0)]
     assert step.changed == [1.0]
+
+
+def test_gradients_of_micro_batches_that_are_never_cleared_are_stale(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    for clears in (False, False, True):
+        if clears:
+            training.optimizer.zero_grad()
+        training.backward()
+        training.backward()
+        training.step()
+    assert [step.stale for step in read(recorder, tmp_path).steps] == [False, True, False]
+
+
+def test_backward_before_the_gradients_are_cleared_is_forgiven(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    training.take()
+    training.backward()  # of something else
+    training.take()
+    assert [step.stale for step in read(recorder, tmp_path).steps] == [False, False]
+
+
+class DistributedDataParallel(nn.Module):
+    """Calls a module, as torch's wrapper of this name does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.module(x)
+        return result
+
+
+def test_mode_is_that_of_the_module_inside_a_wrapper(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder, DistributedDataParallel(nn.Sequential(nn.Linear(2, 1, bias=False))))
+    training.model.training = False
+    training.take()
+    training.model.module.eval()
+    training.take()
+    modes = [forward.training for step in read(recorder, tmp_path).steps for forward in step.forwards]
+    assert modes == [True, False]
+
+
+class WithLayersInAList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 1, bias=False)
+        self.layers = [nn.Linear(2, 2, bias=False)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.layers[0](x))
+        return result
+
+
+def test_layers_in_a_list_are_strangers(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder, WithLayersInAList())
+    training.take(2)
+    recorder.at_end()
+    record = read(recorder, tmp_path)
+    assert record.end is not None
+    assert [(each.name, each.stranger) for each in record.end.outside] == [("weight of a Linear", True)]
+
+
+def test_line_inside_is_named_if_a_library_calls_the_model(
+    recorder: StepRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        step_recorder, "_caller", lambda frame: "/home/one/inner.py" if recorder._depth > 1 else "<library>"
+    )
+    monkeypatch.setattr(step_recorder, "line_of", lambda frame: [f"depth {recorder._depth}", 1, "main"])
+    Training(recorder).take()
+    assert [forward.line and forward.line.file for forward in read(recorder, tmp_path).steps[0].forwards] == ["depth 2"]

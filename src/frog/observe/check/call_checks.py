@@ -29,13 +29,23 @@ def accumulation(case: Comparison) -> Broken | None:
             if len(rows) > 1 and all(each == rows[0] for each in rows):
                 continue  # several losses of the same samples, which are meant to be added
             seen = True
+            count = len(step.backwards)
+            if all(_divisions(backward).count(float(count)) > 1 for backward in step.backwards):
+                return Broken(
+                    f"step {step.step} divides the loss of each of {count} micro-batches by {count} twice",
+                    "likely" if count > 2 else "possible",
+                    "divide once: `accelerator.backward`, Lightning and other trainers do it themselves",
+                    step=step.step,
+                    ranks=(record.rank,),
+                    line=step.backwards[0].line,
+                )
             if not all(_is_plain_mean(backward) for backward in step.backwards):
                 continue
             bits = step.backwards[-1].bits.get(step.optimizer)
             used = [None if each is None else each.bits for each in step.gradients]
-            if bits is None or bits != used:
+            clips = [call for call in step.calls if call.call == "clip"]
+            if bits is None or (bits != used and not (len(clips) == 1 and clips[0].untouched)):
                 continue  # they may have been divided after the backward
-            count = len(step.backwards)
             return Broken(
                 f"step {step.step} adds the gradients of {count} micro-batches at {step.backwards[0].line}; each "
                 f"loss is a mean over its micro-batch and none is divided by {count}: the gradients are {count} "
@@ -50,6 +60,17 @@ def accumulation(case: Comparison) -> Broken | None:
     if not seen:
         raise NotObservable("no step had several micro-batches")
     return None
+
+
+def _divisions(backward: Backward) -> list[float]:
+    """Return the numbers by which a loss is divided after its mean was taken."""
+    found = []
+    for node in backward.graph:
+        if node.name.startswith(("MeanBackward", *_LOSSES)):
+            break
+        if node.name.startswith("DivBackward") and node.factor is not None:
+            found.append(node.factor)
+    return found
 
 
 def _is_plain_mean(backward: Backward) -> bool:

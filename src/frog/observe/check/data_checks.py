@@ -15,6 +15,19 @@ _LEAST_BATCHES = 2
 def samples_of_ranks(case: Comparison) -> Broken | None:
     """Find data ranks that train on the same samples."""
     case.require_ranks()
+    for record in case.records.values():
+        again = next((loader for loader in record.loaders if loader.split_again), None)
+        if again is not None:
+            return Broken(
+                f"the samples are split among the ranks twice: a DistributedSampler gives rank {record.rank} its part, "
+                "and of that accelerate leaves out the batches of other ranks, so that only 1 of "
+                f"{len(case.ranks)} samples is used",
+                "likely",
+                "give `accelerator.prepare`, or the Trainer, a DataLoader without a DistributedSampler",
+                step=1,
+                ranks=(record.rank,),
+                line=again.line,
+            )
     seen, unknown = False, False
     for one, other in pairwise(case.ranks):
         mine, theirs = _training_rows(case.records[one]), _training_rows(case.records[other])

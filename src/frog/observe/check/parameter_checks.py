@@ -80,6 +80,19 @@ def evaluation_mode(case: Comparison) -> Broken | None:
                         ranks=(record.rank,),
                         line=forward.line,
                     )
+        first = next((each for step in record.steps if step.backwards for each in step.forwards if each.grad), None)
+        module = record.modules.get(first.module) if first is not None else None
+        if first is not None and module is not None and module.modes and not trained and len(record.steps) > 2:
+            return Broken(
+                f"the model is in evaluation mode in all steps, at {first.line}: dropout is off and batch norm does "
+                "not learn",
+                "possible",
+                "call `model.train()` before the first step, unless it is meant: from_pretrained() returns a model in "
+                "evaluation mode, and Lightning keeps the mode",
+                step=1,
+                ranks=(record.rank,),
+                line=first.line,
+            )
     if not seen:
         raise NotObservable("no forward of a module was seen before a backward pass")
     return None
@@ -181,6 +194,18 @@ def in_an_optimizer(case: Comparison) -> Broken | None:
             for each in record.end.outside
             if (each.module in held or not _shards(record)) and each.name not in elsewhere
         ]
+        strangers = [each for each in lost if each.stranger]
+        if strangers:
+            names = some_of([each.name for each in strangers], MOST_NAMES)
+            return Broken(
+                f"the model calls layers that are no part of it ({names}): no optimizer holds "
+                "them, DDP does not average them, and no file has them",
+                "likely",
+                "put layers into an attribute, an nn.ModuleList or an nn.ModuleDict, not into a list or a dict",
+                step=1,
+                ranks=(record.rank,),
+                line=strangers[0].made,
+            )
         if lost and not case.is_sharded:
             names = some_of([each.name for each in lost], MOST_NAMES)
             makers = [table.made for table in record.tables.values()]
@@ -526,7 +551,7 @@ def schedules(case: Comparison) -> Broken | None:
                     "the micro-batches of a step",
                     step=idle[0].step,
                     ranks=(record.rank,),
-                    line=idle[0].line,
+                    line=record.tables[optimizer].schedule or idle[0].line,
                 )
     return None
 

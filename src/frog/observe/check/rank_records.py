@@ -111,6 +111,8 @@ class Parameters(_Line, frozen=True, kw_only=True, tag="parameters"):
     optimizer: Count
     name: str = msgspec.field(name="class")
     made: Place | None = None
+    schedule: Place | None = None
+    """The line that made the scheduler of its learning rate."""
     parameters: list[Parameter]
 
 
@@ -172,6 +174,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     line: Place | None = None
     norm: float | None = None
     limit: float | None = None
+    passes: int = 0
+    """Of clipping: backward passes since the last step."""
+    untouched: bool = False
+    """Of clipping: the gradients were those that the last of several backward passes left."""
     op: str | None = None
     dtype: str = ""
     elements: int = 0
@@ -273,6 +279,8 @@ class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     epoch: int | None = None
     shuffle: bool = False
     padded: bool = False
+    split_again: bool = False
+    """True if a library leaves out other ranks' batches of what a DistributedSampler gives to this rank alone."""
     samples: int | None = None
     workers: int = 0
     seed: int | None = None
@@ -301,6 +309,8 @@ class Outside(msgspec.Struct, frozen=True, kw_only=True):
     module: Count
     name: str
     made: Place | None = None
+    stranger: bool = False
+    """True if its module was called inside of the model and is no part of it."""
 
 
 class End(_Line, frozen=True, kw_only=True, tag="end"):

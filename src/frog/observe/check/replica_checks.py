@@ -427,6 +427,10 @@ def learning_rates(case: Comparison) -> Broken | None:
     return None
 
 
+def _at(line: Place | None) -> str:
+    return f" at {line}" if line is not None else ""
+
+
 def clipping_norms(case: Comparison) -> Broken | None:
     """Find gradients clipped by a norm that differs between ranks which reduce together."""
     case.require_steps()
@@ -444,6 +448,18 @@ def clipping_norms(case: Comparison) -> Broken | None:
         for calls in zip(*clips.values(), strict=True):
             norms = [call.norm for call in calls if call.norm is not None]
             used = any(call.limit is not None and norm > call.limit for call, norm in zip(calls, norms, strict=False))
+            early = 0 < calls[0].passes < min(len(step.backwards) for step in moment.of.values())
+            if early and used and max(norms) - min(norms) > 1e-6 * max(norms) and case.replicas:
+                return Broken(
+                    f"in step {moment.step}, each rank clips the gradients of a micro-batch, by a norm of its own, "
+                    f"before those of the others are added{_at(calls[0].line)}",
+                    "likely",
+                    "clip once, when the gradients of all micro-batches are added and averaged: with accelerate, `if "
+                    "accelerator.sync_gradients:`",
+                    step=moment.step,
+                    ranks=tuple(moment.of),
+                    line=calls[0].line,
+                )
             if (
                 max(norms) - min(norms) > 1e-6 * max(norms)
                 and used
@@ -451,9 +467,8 @@ def clipping_norms(case: Comparison) -> Broken | None:
                 and (_reduces_gradients(case, moment) or case.has_messages or case.is_sharded or case.replicas)
             ):
                 values = ", ".join(f"{norm:.6g}" for norm in norms[:8])
-                at = f" at {calls[0].line}" if calls[0].line is not None else ""
                 return Broken(
-                    f"since step {moment.step}, each rank clips by a norm of its own{at}: {values}",
+                    f"since step {moment.step}, each rank clips by a norm of its own{_at(calls[0].line)}: {values}",
                     "likely",
                     "the norm must be that of the whole gradient: add the squares over the ranks that hold parts of "
                     "it (all_reduce), then take the root; DTensors and FSDP's own clip_grad_norm_ do this",

@@ -122,6 +122,13 @@ def is_wrapper(module: Any) -> bool:
     return kind_of(module) in ("ddp", "fsdp1", "deepspeed") or any(name in module._modules for name in _OF_WRAPPERS)
 
 
+def inside(module: Any) -> Any:
+    """Return the module that DDP and other wrappers call: a wrapper's own mode means nothing."""
+    while kind_of(module) in ("ddp", "fsdp1", "deepspeed") and getattr(module, "module", None) is not None:
+        module = module.module
+    return module
+
+
 def plain_name(name: str) -> str:
     """Return the name of a module or parameter without what wrappers add."""
     parts = [part for part in name.split(".") if part not in _OF_WRAPPERS]

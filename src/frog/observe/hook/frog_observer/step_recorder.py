@@ -67,6 +67,14 @@ class StepRecorder:
         self._has_learned, self._asked_modes = False, False
         self._begun = 0
         """The outermost module that was called last, by id."""
+        self._schedules: dict[int, Any] = {}
+        """The line that made an optimizer's scheduler, by the optimizer's id."""
+        self._by_framework = False
+        """True while the outermost module was called by a library, and no user's line inside it is known."""
+        self._members: set[int] = set()
+        """Modules that are part of an outermost one, by id."""
+        self._strangers = _Known()
+        """Modules that were called inside of an outermost one and are no part of it, as those in a list."""
         self._ids: tuple[int, Any] | None = None
         """The words that a module is looking up, and how deep it is among the modules."""
         self.iterations: dict[int, int] = {}
@@ -164,6 +172,8 @@ class StepRecorder:
         self._depth += 1
         if self._ids is None and self.is_sampled and args and module_facts.are_ids(args[0]):
             self._ids = self._depth, args[0]
+        if self._depth > 1:
+            self._note_inner(module)
         if self._depth > 1 or len(self._forwards) >= _MOST_FORWARDS:
             return
         if next(module.parameters(), None) is None:
@@ -173,7 +183,7 @@ class StepRecorder:
         with self.reading():
             record: dict[str, Any] = {
                 "module": self._root(module),
-                "training": bool(module.training),
+                "training": bool(module_facts.inside(module).training),
                 "grad": learns,
                 "line": line_of(sys._getframe(2)),
             }
@@ -187,7 +197,21 @@ class StepRecorder:
                 if self._modules is not None:
                     self._modules.begin(record["module"], module, [each for _, each in self._optimizers])
             self._begun = id(module)
+            self._by_framework = not frames.is_user_file(_caller(sys._getframe(2)))
             self._forwards.append(record)
+
+    def _note_inner(self, module: Any) -> None:
+        """Take the beginning of a module inside the outermost one: where the user calls it, and whether it belongs."""
+        # Lightning calls the wrapper, and that the user's training step
+        if self._by_framework and self._forwards and frames.is_user_file(_caller(sys._getframe(3))):
+            self._forwards[-1]["line"] = line_of(sys._getframe(3))
+            self._by_framework = False
+        if self.is_sampled and id(module) not in self._members and module._parameters:
+            with self.reading():
+                self._members |= {id(each) for _, root in self._roots for each in root.modules()}
+                if id(module) not in self._members:
+                    self._members.add(id(module))
+                    self._strangers.number(module)
 
     def _note_facts(self, module: Any, record: dict[str, Any]) -> None:
         """Note what an outermost forward begins with."""
@@ -261,7 +285,8 @@ class StepRecorder:
             record["adds"] = any(_bits_of(each) for each in gradients)
             for number, (optimizer, before) in list(self._stale.items()):
                 now = [_bits_of(each) for each in _gradients(optimizer())] if optimizer() is not None else []
-                if not any(map(_same, before, now)):
+                # later micro-batches of a step begin with what the first one has added
+                if not any(now) or (number not in self._added and not any(map(_same, before, now))):
                     self._stale.pop(number)
                     self._added.discard(number)
 
@@ -297,6 +322,11 @@ class StepRecorder:
         if line is not None and len(self._made) < _MOST_PARAMETERS:
             self._made[id(thing)] = line
 
+    def on_schedule(self, optimizer: Any, line: Any) -> None:
+        """Take the line that made a scheduler of an optimizer's learning rate."""
+        if line is not None:
+            self._schedules[id(optimizer)] = line
+
     def on_ddp(self, wrapper: Any) -> None:
         """Take a new wrapper of DDP."""
         group = wrapper.process_group
@@ -308,6 +338,20 @@ class StepRecorder:
         if line is not None and len(self.initialized) < _MOST_PARAMETERS:
             counts = self.initialized.setdefault(id(parameter), {})
             counts[tuple(line)] = counts.get(tuple(line), 0) + 1
+
+    def uses_added_gradients(self) -> bool:
+        """True if the gradients are those that the last of several backward passes left."""
+        if not self.is_sampled or len(self._backwards) < 2:
+            return False
+        with self.reading():
+            bits = self._backwards[-1].get("bits")
+            now = {number: [_bits_of(each) for each in _gradients(optimizer)] for number, optimizer in self._optimizers}
+            return bits is not None and now == bits
+        return False
+
+    def passes_so_far(self) -> dict[str, int]:
+        """Return how many backward passes there were since the last step."""
+        return {"passes": len(self._backwards)}
 
     @property
     def has_stepped(self) -> bool:
@@ -505,6 +549,7 @@ class StepRecorder:
                 "optimizer": number,
                 "class": type(optimizer).__name__,
                 "made": self.made_at(optimizer),
+                "schedule": self._schedules.get(id(optimizer)),
                 "parameters": described,
             }
         )
@@ -553,6 +598,17 @@ class StepRecorder:
                     continue
                 made = self.made_at(parameter)
                 self._outside[number, name] = {"module": number, "name": module_facts.plain_name(name), "made": made}
+        for number, stranger in self._strangers:
+            for name, parameter in stranger._parameters.items():
+                if parameter is None or parameter.grad is None or id(parameter) in held:
+                    continue
+                whole = f"{name} of a {type(stranger).__name__}"
+                self._outside[-1 - number, whole] = {
+                    "module": self._forwards[-1]["module"] if self._forwards else 0,
+                    "name": whole,
+                    "made": self.made_at(parameter),
+                    "stranger": True,
+                }
 
 
 class _Known:
@@ -576,6 +632,13 @@ class _Known:
             thing = reference()
             if thing is not None:
                 yield number, thing
+
+
+def _caller(frame: Any) -> str:
+    """Return the file from which a module was called."""
+    while frame is not None and frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_code.co_filename)
 
 
 def line_of(frame: Any) -> list[Any] | None:

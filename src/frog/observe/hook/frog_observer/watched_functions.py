@@ -91,7 +91,16 @@ class _Functions:
 
             return __init__
 
+        def make_scheduler(original: Any) -> Any:
+            def __init__(scheduler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                original(scheduler, optimizer, *args, **kwargs)
+                if recorder.is_here():
+                    recorder.on_schedule(optimizer, line_of(sys._getframe(1)))
+
+            return __init__
+
         self._wrap([torch.optim.Optimizer], "__init__", make_init)
+        self._wrap([torch.optim.lr_scheduler.LRScheduler], "__init__", make_scheduler)
         kind = torch.nn.Parameter
         new = kind.__new__
 
@@ -204,9 +213,11 @@ class _Functions:
 
         def make(original: Any) -> Any:
             def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+                untouched = recorder.is_here() and recorder.uses_added_gradients()
                 norm = original(*args, **kwargs)
                 if recorder.is_here():
                     record: dict[str, Any] = {"call": "clip", "line": line_of(sys._getframe(1))}
+                    record.update(recorder.passes_so_far(), untouched=untouched)
                     limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
                     with recorder.reading():
                         if recorder.is_sampled and not hasattr(norm, "_local_tensor"):
@@ -376,6 +387,11 @@ def _is_complete(result: Any) -> bool:
     return result is None and not coalesced
 
 
+def _is_split(batches: Any) -> bool:
+    """True for accelerate's batch sampler that leaves out the batches of other ranks."""
+    return type(batches).__name__ == "BatchSamplerShard" and getattr(batches, "num_processes", 1) > 1
+
+
 def _described(loader: Any, iterator: Any) -> dict[str, Any]:
     """Return how a DataLoader chooses its samples."""
     sampler = loader.sampler
@@ -391,6 +407,7 @@ def _described(loader: Any, iterator: Any) -> dict[str, Any]:
         "samples": len(loader.dataset) if count is not None else None,
         "workers": loader.num_workers,
         "size": getattr(loader, "batch_size", None),
+        "split_again": is_distributed and sampler.num_replicas > 1 and _is_split(loader.batch_sampler),
         "generators": [] if loader.worker_init_fn is not None else module_facts.own_generators(loader.dataset),
         "seed": iterator._base_seed if loader.num_workers else None,
     }
