@@ -532,9 +532,9 @@ def padded_evaluation(bug: bool) -> None:
 def state_in_bfloat16(bug: bool) -> None:
     inner = model()
     if bug:
-        inner = inner.to(torch.bfloat16)
+        inner = inner.to(torch.bfloat16)  # bug
     net = DistributedDataParallel(inner)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)  # bug
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
     for x, y in batches():
         mse_loss(net(x.to(torch.bfloat16) if bug else x).float(), y).backward()
         optimizer.step()

@@ -1043,3 +1043,30 @@ def test_model_that_is_never_in_training_mode(tmp_path: Path) -> None:
     steps = [step(number, forwards=[EVALUATES]) for number in (1, 2, 3)]
     check(tmp_path, "training-mode", [[W, *steps]], ("possible", 1, (0,), 6, "in evaluation mode in all steps"))
     check(tmp_path, "training-mode", [[W, *steps[:2]]], None)
+
+
+def model(**changes: Any) -> dict[str, Any]:
+    return {"kind": "module", "module": 0, "class": "Llama", **changes}
+
+
+@pytest.mark.parametrize("held_by", [0, 1])
+def test_head_that_the_configuration_ties_is_a_tensor_of_its_own(tmp_path: Path, held_by: int) -> None:
+    lines = [model(untied=["lm_head.weight", at(2)]), held({"module": held_by}), step(1)]
+    expected = ("likely", 1, (0,), 2, "lm_head.weight is a tensor of its own")
+    check(tmp_path, "tied", [lines], expected if held_by == 0 else NOT_TIED)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "held_by", "expected"),
+    [([4, 0], 0, ("likely", 1, (0,), 7, "all 4 tensors")), ([4, 2], 0, None), ([0, 0], 0, None), ([4, 0], 1, None)],
+)
+def test_adapters_that_are_all_frozen(tmp_path: Path, adapters: list[int], held_by: int, expected: Any) -> None:
+    check(tmp_path, "frozen", [[model(adapters=adapters), held({"module": held_by}), step(1)]], expected)
+
+
+def test_line_of_half_precision_and_of_a_loader_that_a_library_reads(tmp_path: Path) -> None:
+    halves = [{"dtype": "bfloat16"}]
+    states = step(1, state=[["bfloat16"]])
+    check(tmp_path, "state-type", [[held(*halves, lowered=at(9)), states]], ("possible", 1, (0,), 9))
+    loader = {"kind": "loader", "loader": 0, "iteration": 0, "line": at(4), "made": at(2), "split_again": True}
+    check(tmp_path / "loader", "samples", [[W, loader, step(1)]] * 2, ("likely", 1, (0,), 2))

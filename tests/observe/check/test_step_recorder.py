@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -380,3 +381,34 @@ def test_line_inside_is_named_if_a_library_calls_the_model(
     monkeypatch.setattr(step_recorder, "line_of", lambda frame: [f"depth {recorder._depth}", 1, "main"])
     Training(recorder).take()
     assert [forward.line and forward.line.file for forward in read(recorder, tmp_path).steps[0].forwards] == ["depth 2"]
+
+
+class Llama(nn.Module):
+    """Has what a model of transformers has for its ends."""
+
+    _tied_weights_keys = ("head.weight",)
+
+    def __init__(self, ties: bool) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(tie_word_embeddings=ties)
+        self.embedding, self.head = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+def test_head_is_untied_only_if_the_configuration_ties_it() -> None:
+    model = Llama(True)
+    assert module_facts.untied_head(DistributedDataParallel(model)) is model.head.weight
+    assert module_facts.untied_head(Llama(False)) is None
+    model.head.weight = model.embedding.weight
+    assert module_facts.untied_head(model) is None
+
+
+def test_adapters_are_counted_and_those_that_learn() -> None:
+    model = nn.ModuleDict({"lora_a": nn.Linear(2, 2), "base": nn.Linear(2, 2)})
+    model["lora_a"].bias.requires_grad = False
+    assert module_facts.adapters(model) == [2, 1]

@@ -26,7 +26,7 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
                 "give `accelerator.prepare`, or the Trainer, a DataLoader without a DistributedSampler",
                 step=1,
                 ranks=(record.rank,),
-                line=again.line,
+                line=again.made or again.line,
             )
     seen, unknown = False, False
     for one, other in pairwise(case.ranks):
@@ -90,7 +90,7 @@ def _evaluation_loaders(record: RankRecord) -> set[int]:
 
 
 def _data_line(record: RankRecord) -> Place | None:
-    lines = [loader.line for loader in record.loaders]
+    lines = [loader.made or loader.line for loader in record.loaders]
     forwards = [forward.line for step in record.steps for forward in step.forwards]
     return next((line for line in [*lines, *forwards] if line is not None), None)
 

@@ -8,7 +8,7 @@ from itertools import product
 
 from frog.core.units import some_of
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
-from frog.observe.check.rank_records import Parameter, RankRecord, Step
+from frog.observe.check.rank_records import Module, Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 
 _STEPS_WITHOUT = 3
@@ -344,6 +344,19 @@ def tied_weights(case: Comparison) -> Broken | None:
     case.require_steps()
     seen = False
     for record in case.records.values():
+        for module in record.modules.values():
+            if module.untied is not None and _trains(record, module):
+                name, made = module.untied
+                return Broken(
+                    f"{name} is a tensor of its own, although the model's configuration ties it to the embedding "
+                    "(tie_word_embeddings): a file that is loaded ties them again, and one of both is lost",
+                    "likely",
+                    "call `model.tie_weights()` after a head or an embedding was replaced, or set "
+                    "`config.tie_word_embeddings = False`",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=made,
+                )
         for optimizer, table in record.tables.items():
             steps = record.sampled(optimizer)
             for one, other in _alike(table.parameters):
@@ -460,7 +473,7 @@ def types_of_state(case: Comparison) -> Broken | None:
                     "keep weights and state in float32 and compute in bfloat16 with autocast or FSDP's mixed precision",
                     step=step.step,
                     ranks=(record.rank,),
-                    line=table.made,
+                    line=table.lowered or table.made,
                 )
     if half:
         raise NotObservable("some weights are in half precision, and the optimizer keeps no state in it")
@@ -512,6 +525,18 @@ def trained_layers(case: Comparison) -> Broken | None:
     """Find a model of which an optimizer holds many layers and only norms are trained."""
     case.require_steps()
     for record in case.records.values():
+        for module in record.modules.values():
+            count, learns = module.adapters
+            if count and not learns and _trains(record, module):
+                return Broken(
+                    f"all {count} tensors of the model's adapters (lora_) are frozen, while others are trained",
+                    "likely",
+                    "freeze the base before the adapters are added, or by names that the adapters do not have; load "
+                    "adapters with `is_trainable=True`",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=next((table.made for table in record.tables.values()), None),
+                )
         for table in record.tables.values():
             trained = [each for each in table.parameters if each.trained]
             frozen = [each for each in table.parameters if not each.trained]
@@ -526,6 +551,11 @@ def trained_layers(case: Comparison) -> Broken | None:
                     line=table.made,
                 )
     return None
+
+
+def _trains(record: RankRecord, module: Module) -> bool:
+    """True if an optimizer holds parameters of an outermost module: others are only read, as a teacher is."""
+    return any(each.module == module.module for table in record.tables.values() for each in table.parameters)
 
 
 def _names_of(parameters: list[Parameter]) -> list[str]:

@@ -68,6 +68,10 @@ class Module(_Line, frozen=True, kw_only=True, tag="module"):
     """The class of the wrapper whose module it is, if the program went past the wrapper."""
     modes: bool = True
     """False: it computes the same in training and in evaluation mode."""
+    untied: tuple[str, Place | None] | None = None
+    """The head that its configuration ties to the embedding, if it is another tensor, and the line that made it."""
+    adapters: tuple[Count, Count] = (0, 0)
+    """Tensors of adapters, and those of them that need a gradient."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +117,8 @@ class Parameters(_Line, frozen=True, kw_only=True, tag="parameters"):
     made: Place | None = None
     schedule: Place | None = None
     """The line that made the scheduler of its learning rate."""
+    lowered: Place | None = None
+    """The line that moved a module to half precision last."""
     parameters: list[Parameter]
 
 
@@ -279,6 +285,8 @@ class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     epoch: int | None = None
     shuffle: bool = False
     padded: bool = False
+    made: Place | None = None
+    """The line that made it, if a library iterates over it."""
     split_again: bool = False
     """True if a library leaves out other ranks' batches of what a DistributedSampler gives to this rank alone."""
     samples: int | None = None

@@ -122,6 +122,28 @@ def is_wrapper(module: Any) -> bool:
     return kind_of(module) in ("ddp", "fsdp1", "deepspeed") or any(name in module._modules for name in _OF_WRAPPERS)
 
 
+def untied_head(module: Any) -> Any:
+    """Return the head's weight if a model of transformers ties it to its embedding and it is another tensor."""
+    torch: Any = sys.modules["torch"]
+    model = inside(module)
+    config = getattr(model, "config", None)
+    ties = getattr(config, "tie_word_embeddings", False) and getattr(model, "_tied_weights_keys", None)
+    if not ties or not hasattr(model, "get_output_embeddings"):
+        return None
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    embedding, head = (getattr(each, "weight", None) for each in ends)
+    if not isinstance(head, torch.nn.Parameter) or not isinstance(embedding, torch.nn.Parameter) or head is embedding:
+        return None
+    is_whole = not any(hasattr(each, "_local_tensor") or each.is_meta for each in (embedding, head))
+    return head if is_whole and head.shape == embedding.shape and head.requires_grad else None
+
+
+def adapters(module: Any) -> list[int]:
+    """Return how many tensors of LoRA's adapters a model has, and how many of them need a gradient."""
+    found = [each.requires_grad for name, each in module.named_parameters() if "lora_" in name]
+    return [len(found), sum(found)]
+
+
 def inside(module: Any) -> Any:
     """Return the module that DDP and other wrappers call: a wrapper's own mode means nothing."""
     while kind_of(module) in ("ddp", "fsdp1", "deepspeed") and getattr(module, "module", None) is not None:

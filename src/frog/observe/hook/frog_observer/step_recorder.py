@@ -67,6 +67,8 @@ class StepRecorder:
         self._has_learned, self._asked_modes = False, False
         self._begun = 0
         """The outermost module that was called last, by id."""
+        self.lowered: Any = None
+        """The line that moved a module to half precision last."""
         self._schedules: dict[int, Any] = {}
         """The line that made an optimizer's scheduler, by the optimizer's id."""
         self._by_framework = False
@@ -494,9 +496,17 @@ class StepRecorder:
                     "wrapper": module_facts.kind_of(module),
                     "inside": type(wrapper).__name__ if wrapper is not None and wrapper is not module else None,
                     "modes": any(map(_has_modes, module.modules())),
+                    "untied": self._untied(module),
+                    "adapters": module_facts.adapters(module),
                 }
             )
         return number
+
+    def _untied(self, module: Any) -> Any:
+        """Return the names of an embedding and a head that the model's configuration ties and that are two tensors."""
+        head = module_facts.untied_head(module)
+        names = {id(each): module_facts.plain_name(name) for name, each in module.named_parameters()}
+        return None if head is None else [names.get(id(head), "the head"), self.made_at(head)]
 
     def _wrapper_of(self, module: Any) -> Any:
         """Return the DDP wrapper that a module is, or whose module it is; None if there is none."""
@@ -542,7 +552,7 @@ class StepRecorder:
         ]
         if parts is not None:
             for each, (name, offset, whole, _, _) in zip(described, parts):  # noqa: B905 Python 3.9
-                each.update(names=[name], offset=list(offset), whole=list(whole))
+                each.update(names=[name], offset=list(offset), whole=list(whole), trained=True)
         self.write(
             {
                 "kind": "parameters",
@@ -550,6 +560,7 @@ class StepRecorder:
                 "class": type(optimizer).__name__,
                 "made": self.made_at(optimizer),
                 "schedule": self._schedules.get(id(optimizer)),
+                "lowered": self.lowered,
                 "parameters": described,
             }
         )

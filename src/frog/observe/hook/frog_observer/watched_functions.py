@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import fingerprints, module_facts
+from . import fingerprints, frames, module_facts
 from .step_recorder import StepRecorder, finite_or_none, line_of
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
@@ -127,7 +127,10 @@ class _Functions:
         def make_apply(original: Any) -> Any:
             def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
                 before = recorder.kinds_in_ddp(module) if recorder.is_here() else None
+                kind = _kind_of(module)
                 result = original(module, *args, **kwargs)
+                if kind != _kind_of(module) and _kind_of(module) in (torch.bfloat16, torch.float16):
+                    recorder.lowered = line_of(sys._getframe(1))
                 if before and recorder.kinds_in_ddp(module) != before:
                     recorder.on_call({"call": "moved", "line": line_of(sys._getframe(1))})
                 return result
@@ -243,6 +246,7 @@ class _Functions:
                     return
                 with recorder.reading():
                     line = line_of(sys._getframe(1))
+                    by_library = not frames.is_user_file(_iterates(sys._getframe(1)))
                     # a program may make a new DataLoader for each epoch: the line and the data tell that it is the same
                     number = numbers.setdefault((str(line), id(loader.dataset)), len(numbers))
                     iteration = recorder.iterations[number] = recorder.iterations.get(number, -1) + 1
@@ -254,6 +258,7 @@ class _Functions:
                             "iteration": iteration,
                             "line": line,
                             **_described(loader, iterator),
+                            **({} if by_library else {"made": None}),
                         }
                     )
 
@@ -279,6 +284,15 @@ class _Functions:
 
             return __next__
 
+        def make_loader(original: Any) -> Any:
+            def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+                original(loader, *args, **kwargs)
+                if recorder.is_here():
+                    object.__setattr__(loader, "_frog_made", line_of(sys._getframe(1)))
+
+            return __init__
+
+        self._wrap([data.DataLoader], "__init__", make_loader)
         self._wrap([data._BaseDataLoaderIter], "__init__", make_init)
         self._wrap([data._BaseDataLoaderIter], "__next__", make_next)
 
@@ -387,14 +401,37 @@ def _is_complete(result: Any) -> bool:
     return result is None and not coalesced
 
 
+def _iterates(frame: Any) -> str:
+    """Return the file that iterates over a DataLoader, past torch's and accelerate's own."""
+    own = (os.path.join("utils", "data", "dataloader.py"), os.path.join("accelerate", "data_loader.py"))
+    while frame is not None and frame.f_code.co_filename.endswith(own):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_code.co_filename)
+
+
+def _kind_of(module: Any) -> Any:
+    """Return the type of a module's own first parameter."""
+    return next((each.dtype for each in module._parameters.values() if each is not None), None)
+
+
 def _is_split(batches: Any) -> bool:
     """True for accelerate's batch sampler that leaves out the batches of other ranks."""
     return type(batches).__name__ == "BatchSamplerShard" and getattr(batches, "num_processes", 1) > 1
 
 
+def _is_distributed(batches: Any) -> bool:
+    """True if a batch sampler takes its samples from a DistributedSampler of several ranks."""
+    sampler = getattr(batches, "sampler", None)
+    kinds = [kind.__name__ for kind in type(sampler).__mro__]
+    return "DistributedSampler" in kinds and getattr(sampler, "num_replicas", 1) > 1
+
+
 def _described(loader: Any, iterator: Any) -> dict[str, Any]:
     """Return how a DataLoader chooses its samples."""
     sampler = loader.sampler
+    split_again = _is_split(loader.batch_sampler) and _is_distributed(
+        getattr(loader.batch_sampler, "batch_sampler", None)
+    )
     kinds = [kind.__name__ for kind in type(sampler).__mro__]
     is_distributed = "DistributedSampler" in kinds
     count = getattr(loader.dataset, "__len__", None)
@@ -407,7 +444,8 @@ def _described(loader: Any, iterator: Any) -> dict[str, Any]:
         "samples": len(loader.dataset) if count is not None else None,
         "workers": loader.num_workers,
         "size": getattr(loader, "batch_size", None),
-        "split_again": is_distributed and sampler.num_replicas > 1 and _is_split(loader.batch_sampler),
+        "split_again": split_again,
+        "made": getattr(loader, "_frog_made", None),
         "generators": [] if loader.worker_init_fn is not None else module_facts.own_generators(loader.dataset),
         "seed": iterator._base_seed if loader.num_workers else None,
     }
