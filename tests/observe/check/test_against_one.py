@@ -18,7 +18,7 @@ from frog.core.errors import RunError, UsageError
 from frog.observe.check import against_one
 from frog.observe.check.against_one import RULES_AGAINST_ONE, Against, copies_of
 from frog.observe.check.program_arguments import arguments_alone, arguments_for, require_batch_size
-from frog.observe.check.rank_records import Backward, Call, Forward, Node, RankRecord, Start, Step, Sums
+from frog.observe.check.rank_records import Backward, Call, Forward, Node, Place, RankRecord, Start, Step, Sums
 from frog.observe.check.rule import apply_rules
 from frog.observe.hook.frog_observer import module_facts, module_sums
 
@@ -457,3 +457,18 @@ def test_run_whose_companions_are_gone_says_so(tmp_path: Path) -> None:
     (tmp_path / "against_one.json").write_text(json.dumps(folders))
     with pytest.raises(RunError, match="no records of the run on one rank"):
         against_one.read_against(tmp_path)
+
+
+@pytest.mark.parametrize("own_line", [True, False])
+def test_reduction_of_the_users_is_named_if_a_library_runs_backward(own_line: bool) -> None:
+    place, reduction = Place("train.py", 5, "main"), Place("mine.py", 9, "reduce")
+
+    def run(gradient: float) -> RankRecord:
+        calls = [Call(call="all_reduce", line=reduction)]
+        backwards = [Backward(line=place if own_line else None)]
+        return record({"gradient_sums": [sums(gradient, gradient**2)], "calls": calls, "backwards": backwards})
+
+    against = against_one.against_one({0: run(2.0), 1: run(2.0)}, run(1.0), run(1.00001))
+    broken = apply_rules(RULES_AGAINST_ONE, against)[2].broken
+    assert broken is not None
+    assert broken.line == (place if own_line else reduction)

@@ -1070,3 +1070,34 @@ def test_line_of_half_precision_and_of_a_loader_that_a_library_reads(tmp_path: P
     check(tmp_path, "state-type", [[held(*halves, lowered=at(9)), states]], ("possible", 1, (0,), 9))
     loader = {"kind": "loader", "loader": 0, "iteration": 0, "line": at(4), "made": at(2), "split_again": True}
     check(tmp_path / "loader", "samples", [[W, loader, step(1)]] * 2, ("likely", 1, (0,), 2))
+
+
+@pytest.mark.parametrize(
+    ("gathered", "fills_up", "expected"),
+    [
+        (
+            ("gather",),
+            True,
+            ("possible", None, (0,), 9, "until all ranks have equal batches, and `gather` at train.py:9"),
+        ),
+        (("gather", "gather_for_metrics"), True, None),
+        ((), True, None),
+        (("gather",), False, None),
+    ],
+)
+def test_samples_that_accelerate_repeats_are_gathered(
+    tmp_path: Path, gathered: tuple[str, ...], fills_up: bool, expected: Any
+) -> None:
+    calls = [called(name, line=at(9)) for name in gathered]
+    lines = [W, *loaded([1], [2], [3], every=3, fills_up=fills_up), step(1, calls=calls)]
+    check(tmp_path, "twice", [lines], expected)
+
+
+@pytest.mark.parametrize(
+    ("whole", "expected"), [([4, 4], None), ([8, 4], ("likely", 1, (0, 1), 6)), ([], ("likely", 1, (0, 1), 6))]
+)
+def test_norms_of_whole_models_that_train_apart_may_differ(tmp_path: Path, whole: list[int], expected: Any) -> None:
+    table = {"ddp": None, "constant": True, "whole": whole, "offset": [0, 0]}
+    lines = [clipped(2.0), clipped(3.0)]
+    ranks = [[held({"names": [f"of rank {rank}"], **table}), line] for rank, line in enumerate(lines)]
+    check(tmp_path, "clipping", ranks, expected)

@@ -43,6 +43,8 @@ _LARGEST = 3.0
 """No weight of a sum is larger."""
 _CLIPPED = 1e-6
 """Rounding of a norm in float32, relative."""
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+_TRANSFERS = ("broadcast", "all_gather_into_tensor")
 _LEAST_SHARE = 1e-4
 """Gradients with a smaller share of the norm of all tell no factor."""
 
@@ -462,7 +464,14 @@ def _output(case: Against, first: Compared) -> Broken:
             "compare what this module does on one rank and on many: which part of its input, weights or heads each "
             "rank has, and which results are added or gathered"
         )
-    return Broken(says, sure, advice, step=case.step, line=first.line, evidence=_evidence(first))
+    line = first.line or _call_line(ranks, _TRANSFERS)  # what was sent after the step before
+    return Broken(says, sure, advice, step=case.step, line=line, evidence=_evidence(first))
+
+
+def _call_line(ranks: list[Step], names: tuple[str, ...]) -> Place | None:
+    """Return the last line of the user's that called one of some collectives: a library runs the rest of the step."""
+    lines = [call.line for step in ranks for call in step.calls if call.call in names and call.line is not None]
+    return lines[-1] if lines else None
 
 
 def _other_samples(alone: Step, ranks: list[Step]) -> bool:
@@ -476,7 +485,7 @@ def _gradient(case: Against, first: Compared) -> Broken:
     alone = case.one.steps[case.step - 1]
     ranks = [record.steps[case.step - 1] for record in case.many.values()]
     names = [each.name for each in case.others if each.differs]
-    line = alone.backwards[-1].line if alone.backwards else alone.line
+    line = (alone.backwards[-1].line if alone.backwards else alone.line) or _call_line(ranks, _REDUCTIONS)
     evidence = _evidence(first)
     factor = first.factor if first.name == CLIPPED_NORM else _one_factor(case.others)
     world = case.world_size

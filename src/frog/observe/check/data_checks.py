@@ -169,6 +169,16 @@ def samples_twice(case: Comparison) -> Broken | None:
                 ranks=(record.rank,),
                 line=loader.line,
             )
+        gathered = [call for _, call in record.calls("gather", "gather_for_metrics")]
+        if loader.fills_up and gathered and not any(call.call == "gather_for_metrics" for call in gathered):
+            return Broken(
+                f"the evaluation at {loader.line} counts some samples twice: accelerate repeats samples until all "
+                f"ranks have equal batches, and `gather` at {gathered[-1].line} keeps them",
+                "possible",
+                "use `accelerator.gather_for_metrics`, which leaves out what was repeated",
+                ranks=(record.rank,),
+                line=gathered[-1].line,
+            )
     return None
 
 

@@ -289,6 +289,8 @@ class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     """The line that made it, if a library iterates over it."""
     split_again: bool = False
     """True if a library leaves out other ranks' batches of what a DistributedSampler gives to this rank alone."""
+    fills_up: bool = False
+    """True if accelerate repeats samples, so that all ranks have batches of the same size."""
     samples: int | None = None
     workers: int = 0
     seed: int | None = None

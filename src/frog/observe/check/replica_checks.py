@@ -486,6 +486,8 @@ def _has_parts(case: Comparison, moment: Moment) -> bool:
     gradients do, which is another rule's finding."""
     held = {replica.index for replica in case.replicas if replica.optimizer == moment.optimizer}
     table = case.any.tables.get(moment.optimizer)
+    if table is not None and all(each.whole and each.whole == each.shape for each in table.parameters):
+        return False  # a flat optimizer with a whole model, as DiLoCo's between two rounds
     return table is None or len(held) < len(table.parameters)
 
 

@@ -48,6 +48,7 @@ def _watch(recorder: StepRecorder) -> None:
 class _Functions:
     def __init__(self, recorder: StepRecorder) -> None:
         self._recorder = recorder
+        self._watches_accelerate = False
 
     def _wrap(self, owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
         """Replace a function in all places under which programs find it."""
@@ -244,6 +245,7 @@ class _Functions:
                 original(iterator, loader)
                 if not recorder.is_here():
                     return
+                self.watch_accelerate()
                 with recorder.reading():
                     line = line_of(sys._getframe(1))
                     by_library = not frames.is_user_file(_iterates(sys._getframe(1)))
@@ -295,6 +297,29 @@ class _Functions:
         self._wrap([data.DataLoader], "__init__", make_loader)
         self._wrap([data._BaseDataLoaderIter], "__init__", make_init)
         self._wrap([data._BaseDataLoaderIter], "__next__", make_next)
+
+    def watch_accelerate(self) -> None:
+        """Watch how a program gathers what it evaluates, once accelerate is there."""
+        kind = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
+        if kind is None or self._watches_accelerate:
+            return
+        self._watches_accelerate = True
+        recorder = self._recorder
+
+        def make(original: Any) -> Any:
+            def gathers(*args: Any, **kwargs: Any) -> Any:
+                caller = sys._getframe(1)
+                if recorder.is_here() and frames.is_user_file(caller.f_code.co_filename):
+                    has_samples = any(each.dim() for each in fingerprints.tensors_of([args[1:], kwargs]))
+                    name = original.__name__
+                    if has_samples or name != "gather":
+                        recorder.on_call({"call": name, "line": line_of(caller)})
+                return original(*args, **kwargs)
+
+            return gathers
+
+        for name in ("gather", "gather_for_metrics"):
+            self._wrap([kind], name, make)
 
     def watch_ddp(self) -> None:
         """Watch which modules DDP wraps."""
@@ -419,6 +444,15 @@ def _is_split(batches: Any) -> bool:
     return type(batches).__name__ == "BatchSamplerShard" and getattr(batches, "num_processes", 1) > 1
 
 
+def _fills_up(loader: Any) -> bool:
+    """True if accelerate repeats samples, so that all ranks have batches of the same size."""
+    batches, count = loader.batch_sampler, getattr(loader.dataset, "__len__", None)
+    if not _is_split(batches) or count is None or not getattr(batches, "even_batches", False):
+        return False
+    together = (getattr(batches, "batch_size", None) or 1) * batches.num_processes
+    return not getattr(batches, "drop_last", False) and len(loader.dataset) % together != 0
+
+
 def _is_distributed(batches: Any) -> bool:
     """True if a batch sampler takes its samples from a DistributedSampler of several ranks."""
     sampler = getattr(batches, "sampler", None)
@@ -445,6 +479,7 @@ def _described(loader: Any, iterator: Any) -> dict[str, Any]:
         "workers": loader.num_workers,
         "size": getattr(loader, "batch_size", None),
         "split_again": split_again,
+        "fills_up": _fills_up(loader),
         "made": getattr(loader, "_frog_made", None),
         "generators": [] if loader.worker_init_fn is not None else module_facts.own_generators(loader.dataset),
         "seed": iterator._base_seed if loader.num_workers else None,
