@@ -62,6 +62,7 @@ BENCHMARKS = {
     "chaos_shrink-tcp": Benchmark("chaos.py", ("shrink-tcp",), ("shrink-tcp", "--count", "1")),
     "chaos_two-ranks": Benchmark("chaos.py", ("two-ranks",), ("two-ranks", "--count", "1")),
     "check_cost": Benchmark("check_cost.py", tiny=("--tiny",)),
+    "checked_strategies": Benchmark("checked_strategies.py", tiny=("--only", "no-strategy")),
     "checkpoint": Benchmark("checkpoint.py", tiny=("--sizes", "4", "--rounds", "1")),
     "collectives": Benchmark("collectives.py", tiny=("--tiny",)),
     "cs336": Benchmark("cs336.py", tiny=(str(HERE), "--only", "no-test"), needs="a folder after --"),
