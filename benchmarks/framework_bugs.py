@@ -194,12 +194,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--clones", type=Path, metavar="FOLDER", help="has copies of the public repositories")
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="bugs with a word in name or framework")
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="keep the runs here; what is there is not run again"
-    )
-    parser.add_argument(
-        "--judge", action="store_true", help="run nothing, apply the rules of now to the runs in --keep"
-    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs here, and do not repeat those")
+    parser.add_argument("--judge", action="store_true", help="run nothing, judge the runs in --keep again")
     parser.add_argument("--first", action="store_true", help="write what is said of bugs that were never seen before")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
