@@ -97,7 +97,13 @@ def run(case: Case, folder: Path, clones: Path | None, edits: tuple[tuple[str, s
     else:
         shutil.copytree(PROGRAMS, folder, ignore=shutil.ignore_patterns("__pycache__", "prepare_*"))
     if case.prepare:
-        subprocess.run([sys.executable, str(PROGRAMS / case.prepare)], cwd=folder, check=True)
+        subprocess.run(
+            [sys.executable, str(PROGRAMS / case.prepare)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     for file, replace, by in edits:
         path = folder / file
         text = path.read_text()
