@@ -94,7 +94,7 @@ def main() -> None:
 
     parameters = [*model.parameters(), *criterion.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.05)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=1e-4)
     scaler = torch.amp.GradScaler("cpu", enabled=args.half)
     train, held_out = Text(args.samples, seed=3), Text(32, seed=4)
     sampler = DistributedSampler(train, shuffle=True)
@@ -118,7 +118,7 @@ def main() -> None:
                     loss = criterion(logits, targets) * world / count
                     scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(parameters, 0.5)
+            nn.utils.clip_grad_norm_(parameters, 0.05)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
