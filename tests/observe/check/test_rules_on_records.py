@@ -151,7 +151,8 @@ def in_low(*parts: float, dtype: str = "bfloat16", **changes: Any) -> Lines:
         ("unused", [TWO, *SECOND_WITHOUT], ("possible", 1, (0,), 3, "w1 got no gradient in any of 3 steps")),
         ("unused", [held({}, {"trained": False}), *SECOND_WITHOUT], None),
         ("unused", [TWO, *SECOND_WITHOUT, moved(4, (1.0, 4, 5), (1.0, 5, 5))], None),
-        ("unused", [held({}), *[moved(number, (None, 5, 5)) for number in (1, 2, 3)]], None),
+        ("unused", [held({}), *[moved(number, (None, 5, 5)) for number in (1, 2, 3)]],
+         ("likely", 1, (0,), 7, "no parameter of the optimizer made at train.py:7")),
         ("changes", [W, step(1)], NO_RATE),
         ("changes", [W, *STILL], ("likely", 1, (0,), 7, "w0 does not change in 2 steps although it has a gradient")),
         ("changes", [W, *[moved(number, (1.0, 5, 5), lr=0.0) for number in (1, 2)]], NO_RATE),
@@ -846,7 +847,10 @@ def test_norms_of_ranks_that_reduce_nothing_or_hold_replicas_may_differ(tmp_path
         line["calls"][1]["elements"] = 15
     check(tmp_path, "clipping", parts(lines), None)  # a reduction smaller than the parameter
     check(tmp_path, "clipping", parts([{**line, "messages": True} for line in lines]), ("likely", 1, (0, 1), 6))
-    check(tmp_path, "clipping", [[DDP, W, line] for line in lines], None)  # gradients' finding
+    apart = [{**line, "gradients": [[bits, 0.5, 1.0]]} for line, bits in zip(lines, (7, 8), strict=True)]
+    check(tmp_path, "clipping", [[DDP, W, line] for line in apart], None)  # gradients' finding
+    before = ("likely", 1, (0, 1), 6, "before they are averaged, by 2, 3")
+    check(tmp_path, "clipping", [[DDP, W, line] for line in lines], before)
     some = held({}, {"names": ["x"], "ddp": None, "constant": True})
     two = [
         {**line, "gradients": [[7, 0.5, 1.0]] * 2, "before": [5, 5], "weights": [[6, 0.5, 1.0]] * 2} for line in lines
