@@ -1,4 +1,4 @@
-"""Train a small language model with DDP: pretrained weights, micro-batches, clipping, a plateau, float16 if asked for."""
+"""Train a small language model with DDP: pretrained weights, micro-batches, clipping, a plateau, float16 on demand."""
 
 import argparse
 import contextlib

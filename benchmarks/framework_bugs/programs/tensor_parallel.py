@@ -116,7 +116,7 @@ def main() -> None:
 
     data = torch.randint(0, VOCABULARY, (256, LENGTH + 1), generator=torch.Generator().manual_seed(6))
     batches = data[dp_rank :: world // tp].split(args.batch_size)
-    for step, tokens in zip(range(args.steps), batches):
+    for step, tokens in zip(range(args.steps), batches, strict=False):
         logits = model(tokens[:, :-1])
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
