@@ -172,6 +172,17 @@ def test_comparison_ends_where_rounding_decides() -> None:
     assert {answer.why_not for answer in apply_rules(RULES_AGAINST_ONE, against)} == {against.ended}
 
 
+def test_gradient_that_is_rounding_alone_ends_nothing() -> None:
+    def step(noise: float, other: float) -> dict[str, Any]:
+        return {"gradient_sums": [sums(1.0, 1.0), sums(noise, 1e-16), sums(other, 1.0)]}
+
+    one, rounded = record(step(1e-8, 1.0)), record(step(-1e-8, 1.00001))
+    against = against_one.against_one({rank: record(step(3e-8, 2.0)) for rank in (0, 1)}, one, rounded)
+    assert against.first is not None
+    assert (against.first.name, against.ended) == ("parameter 2 of the optimizer", "")
+    assert against.skipped == {"parameter 1 of the optimizer"}
+
+
 def test_kind_that_is_left_before_its_end_is_not_said_to_hold() -> None:
     def step(second: float) -> dict[str, Any]:
         return {"outputs": {"first": sums(1.0), "second": sums(second)}}
@@ -298,6 +309,18 @@ def test_frogs_trainer_divides_nothing_on_one_rank() -> None:
         assert alone[: len(words)] == words
         config = load_run_config(Path("config/demo.toml"), [word for word in alone if word.startswith("strategy.")])
         assert config.strategy == StrategyConfig()
+
+
+@pytest.mark.parametrize(("second", "is_named"), [(0.7, True), (2.0, False)])
+def test_parts_that_nothing_adds_are_named(second: float, is_named: bool) -> None:
+    def outputs(rows: float, after: float) -> dict[str, Any]:
+        return {"outputs": {"rows": sums(rows), "norm": sums(after)}}
+
+    ranks = {0: record(outputs(0.25, 2.0)), 1: record(outputs(0.75, second))}
+    against = against_one.against_one(ranks, record(outputs(1.0, 1.0)), record(outputs(1.00001, 1.00001)))
+    broken = apply_rules(RULES_AGAINST_ONE, against)[1].broken
+    assert broken is not None
+    assert ("of rows before it" in broken.finding) is is_named
 
 
 def test_gradients_that_differ_by_one_factor_are_told_from_others() -> None:

@@ -151,7 +151,8 @@ def in_low(*parts: float, dtype: str = "bfloat16", **changes: Any) -> Lines:
         ("unused", [TWO, *SECOND_WITHOUT], ("possible", 1, (0,), 3, "w1 got no gradient in any of 3 steps")),
         ("unused", [held({}, {"trained": False}), *SECOND_WITHOUT], None),
         ("unused", [TWO, *SECOND_WITHOUT, moved(4, (1.0, 4, 5), (1.0, 5, 5))], None),
-        ("unused", [held({}), *[moved(number, (None, 5, 5)) for number in (1, 2, 3)]], None),
+        ("unused", [held({}), *[moved(number, (None, 5, 5)) for number in (1, 2, 3)]],
+         ("likely", 1, (0,), 7, "no parameter of the optimizer made at train.py:7")),
         ("changes", [W, step(1)], NO_RATE),
         ("changes", [W, *STILL], ("likely", 1, (0,), 7, "w0 does not change in 2 steps although it has a gradient")),
         ("changes", [W, *[moved(number, (1.0, 5, 5), lr=0.0) for number in (1, 2)]], NO_RATE),
@@ -846,7 +847,10 @@ def test_norms_of_ranks_that_reduce_nothing_or_hold_replicas_may_differ(tmp_path
         line["calls"][1]["elements"] = 15
     check(tmp_path, "clipping", parts(lines), None)  # a reduction smaller than the parameter
     check(tmp_path, "clipping", parts([{**line, "messages": True} for line in lines]), ("likely", 1, (0, 1), 6))
-    check(tmp_path, "clipping", [[DDP, W, line] for line in lines], None)  # gradients' finding
+    apart = [{**line, "gradients": [[bits, 0.5, 1.0]]} for line, bits in zip(lines, (7, 8), strict=True)]
+    check(tmp_path, "clipping", [[DDP, W, line] for line in apart], None)  # gradients' finding
+    before = ("likely", 1, (0, 1), 6, "before they are averaged, by 2, 3")
+    check(tmp_path, "clipping", [[DDP, W, line] for line in lines], before)
     some = held({}, {"names": ["x"], "ddp": None, "constant": True})
     two = [
         {**line, "gradients": [[7, 0.5, 1.0]] * 2, "before": [5, 5], "weights": [[6, 0.5, 1.0]] * 2} for line in lines
@@ -1009,17 +1013,16 @@ def test_loss_that_is_divided_twice_by_the_micro_batches(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("untouched", "expected"), [(True, ("likely", 1, (0,), 8)), (False, None)])
 def test_clipping_does_not_hide_micro_batches_that_are_added(tmp_path: Path, untouched: bool, expected: Any) -> None:
-    clip = called("clip", norm=2.0, limit=1.0, untouched=untouched, passes=2)
+    clip = called("clip", norm=2.0, limit=1.0, untouched=untouched)
     check(tmp_path, "accumulation", [[W, {**micro(MEAN, bits=[6]), "calls": [clip]}]], expected)
 
 
-@pytest.mark.parametrize(("passes", "expected"), [(1, ("likely", 1, (0, 1), 6, "of a micro-batch")), (2, None)])
-def test_micro_batch_clipped_by_the_norm_of_a_rank(tmp_path: Path, passes: int, expected: Any) -> None:
+def test_micro_batch_clipped_by_the_norm_of_a_rank(tmp_path: Path) -> None:
     ranks = []
     for norm in (2.0, 3.0):
-        calls = [called("clip", norm=norm, limit=1.0, line=at(6), passes=passes)]
+        calls = [called("clip", norm=norm, limit=1.0, line=at(6))]
         ranks.append([DDP, held({}), {**micro(MEAN), "calls": calls}])
-    check(tmp_path, "clipping", ranks, expected)
+    check(tmp_path, "clipping", ranks, ("likely", 1, (0, 1), 6, "before they are averaged"))
 
 
 def test_samples_that_are_split_twice(tmp_path: Path) -> None:

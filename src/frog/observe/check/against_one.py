@@ -74,6 +74,10 @@ class Compared:
     rest: float = math.inf
     """The difference from that multiple, of its norm."""
     norm: float = 0.0
+    is_sum: bool = False
+    """True if the ranks' outputs are parts of a sum that the program adds later."""
+    is_apart: bool = False
+    """True if ranks that should hold copies hold other numbers."""
 
     @property
     def differs(self) -> bool:
@@ -158,6 +162,7 @@ def _compare_step(found: Against, index: int) -> bool:
         if changes and not any(changes):
             found.ended = "the third run computed the same numbers: its weights could not be changed"
             return False
+    least = _LEAST_SHARE * math.sqrt(math.fsum(each.square or 0.0 for each in alone.gradient_sums if each is not None))
     for kind in kinds if index else ("start", *kinds):
         compared = []
         pairs = list(_pairs(found, kind, ranks, alone, third_step))
@@ -168,6 +173,9 @@ def _compare_step(found: Against, index: int) -> bool:
             if kind == "start" and change > _LOST:
                 found.ended = f"two runs on one rank begin with another {name}: the program sets its seed too late"
                 return False
+            if kind == "gradient" and change > _LOST and math.sqrt(whole.square or 0.0) < least:
+                found.skipped.add(name)  # rounding is all of it, as of the bias of a key, which no softmax depends on
+                continue
             if kind in ("output", "gradient"):  # what one changes, those that use it change too
                 found.noise = max(found.noise, change)
                 if found.noise > _LOST:
@@ -302,15 +310,21 @@ def _compare(kind: Kind, name: str, parts: list[Sums], whole: Sums, noise: float
     if added is None:
         return Compared(kind, name, math.inf, 0.0, **facts)
     ours, theirs = added
+    is_sum = False
     fewer = [number for number in range(1, copies) if kind == "output" and copies % number == 0]
     for number in fewer:  # not only copies, but summands that the program adds later?
         summed = _added([replace(each, square=None) for each in parts], number, whole)
         if summed is not None and _distance(*summed, norm) < _distance(ours, theirs, norm):
             ours, theirs = summed
+            is_sum = True
     allowed = _DEVIATIONS * max(noise, _rounding(whole))
+    own = [each.sums for each in parts if each.sums is not None]
+    is_apart = copies == len(parts) > 1 and any(_distance(own[0], each, norm) > allowed for each in own[1:])
     factor, rest = _multiple(ours, theirs, norm)
     difference = _distance(ours, theirs, norm)
-    return Compared(kind, name, difference, allowed, **facts, factor=factor, rest=rest, norm=norm)
+    return Compared(
+        kind, name, difference, allowed, **facts, factor=factor, rest=rest, norm=norm, is_sum=is_sum, is_apart=is_apart
+    )
 
 
 def _multiple(ours: list[float], theirs: list[float], norm: float) -> tuple[float | None, float]:
@@ -423,8 +437,15 @@ def _start(case: Against, first: Compared) -> Broken:
         "begin both with the same weights: load them from one file, or draw the whole model with one seed on every "
         "rank before it is divided. A checkpoint that the first run left may have been loaded by the second",
         step=1,
+        line=_made(case, first.name),
         evidence=_evidence(first),
     )
+
+
+def _made(case: Against, name: str) -> Place | None:
+    """Return the line that made a parameter on the ranks."""
+    tables = (table for record in case.many.values() for table in record.tables.values())
+    return next((each.made for table in tables for each in table.parameters if name in each.names[:1]), None)
 
 
 def _output(case: Against, first: Compared) -> Broken:
@@ -448,6 +469,13 @@ def _output(case: Against, first: Compared) -> Broken:
     says = f"in step {case.step}, the output of {where} is the first that differs from one rank's"
     if case.step == 1 and before:
         says += f"; {count(before, 'output')} before it {'agrees' if before == 1 else 'agree'}"
+    line = first.line
+    parts = _last_sum(case.others[:-1]) if first.is_apart else None
+    if parts is not None:
+        says += (
+            f". The outputs of {parts.name} before it, called at {parts.line}, are parts of a sum: nothing adds them"
+        )
+        line = parts.line
     sure: Sure = "possible"
     if "BatchNorm" in first.module and "Sync" not in first.module:
         says += ": each rank normalizes by the mean and variance of its own samples"
@@ -464,7 +492,7 @@ def _output(case: Against, first: Compared) -> Broken:
             "compare what this module does on one rank and on many: which part of its input, weights or heads each "
             "rank has, and which results are added or gathered"
         )
-    line = first.line or _call_line(ranks, _TRANSFERS)  # what was sent after the step before
+    line = line or _call_line(ranks, _TRANSFERS)  # what was sent after the step before
     return Broken(says, sure, advice, step=case.step, line=line, evidence=_evidence(first))
 
 
@@ -472,6 +500,16 @@ def _call_line(ranks: list[Step], names: tuple[str, ...]) -> Place | None:
     """Return the last line of the user's that called one of some collectives: a library runs the rest of the step."""
     lines = [call.line for step in ranks for call in step.calls if call.call in names and call.line is not None]
     return lines[-1] if lines else None
+
+
+def _last_sum(before: list[Compared]) -> Compared | None:
+    """Return the innermost of the modules just before the first difference whose outputs are parts of a sum."""
+    last = None
+    for each in reversed(before):
+        if not each.is_sum or each.name.startswith(WHOLE):
+            break
+        last = each
+    return last
 
 
 def _other_samples(alone: Step, ranks: list[Step]) -> bool:

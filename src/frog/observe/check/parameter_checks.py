@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from frog.core.units import some_of
+from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
-from frog.observe.check.rank_records import Module, Parameter, RankRecord, Step
+from frog.observe.check.rank_records import Call, Module, Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 
 _STEPS_WITHOUT = 3
@@ -17,6 +18,7 @@ _LOW = ("bfloat16", "float16")
 _MOST_LOST = 0.5
 """Least part of a tensor that an update must leave as it was to count as lost in rounding."""
 _LEAST_ELEMENTS = 16
+_MOST_DRAWS = 2
 _IDLE_STEPS = 2
 """Steps without a learning rate at the end, if they are a tenth of all, that count: a schedule may end at 0."""
 
@@ -95,6 +97,32 @@ def evaluation_mode(case: Comparison) -> Broken | None:
             )
     if not seen:
         raise NotObservable("no forward of a module was seen before a backward pass")
+    return _evaluates_on_some_ranks(case)
+
+
+def _evaluates_on_some_ranks(case: Comparison) -> Broken | None:
+    """Find replicas of which some train in evaluation mode and others do not."""
+    for replica in case.replicas[:1]:
+        for moment in case.moments(replica.optimizer):
+            modes = {
+                rank: forward
+                for rank, step in moment.of.items()
+                for forward in step.forwards[-1:]
+                if forward.grad and case.records[rank].modules[forward.module].modes
+            }
+            still = [rank for rank, forward in modes.items() if not forward.training]
+            if still and len(still) < len(modes):
+                line = modes[still[0]].line
+                return Broken(
+                    f"in step {moment.step}, the model is in evaluation mode on {span(still)}, at {line}, and in "
+                    "training mode on other ranks: dropout and batch norm differ between replicas",
+                    "likely",
+                    "call `model.train()` after each evaluation, also after one before the first step and on the ranks "
+                    "that evaluate alone",
+                    step=moment.step,
+                    ranks=tuple(still),
+                    line=line,
+                )
     return None
 
 
@@ -161,7 +189,8 @@ def initialized_once(case: Comparison) -> Broken | None:
     case.require_steps()
     for record in case.records.values():
         for table in record.tables.values():
-            drawn = [each for each in table.parameters if each.drawn > 1]
+            # twice is common: a part of a model is initialized alone, and again with the whole
+            drawn = [each for each in table.parameters if each.drawn > _MOST_DRAWS]
             if drawn:
                 first = drawn[0]
                 return Broken(
@@ -251,6 +280,20 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                     for other in case.records.values()
                 )
             ]
+            if without and len(without) == len(table.parameters) and all(step.backwards for step in steps):
+                is_used = any(each.names for each in table.parameters)
+                return Broken(
+                    f"no parameter of the optimizer made at {table.made} got a gradient in any of {len(steps)} steps"
+                    + ("" if is_used else ", and no module that was called has them")
+                    + ": the steps change nothing",
+                    "likely",
+                    "reduce the gradients in the last micro-batch of each step, and leave them until the step"
+                    if is_used
+                    else "make the optimizer of the parameters that the model has after it is wrapped or sharded",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=steps[0].line if is_used else table.made,
+                )
             if without and len(without) < len(table.parameters):
                 names = some_of([case.name(optimizer, index, record.rank) for index in without], MOST_NAMES)
                 return Broken(
@@ -583,7 +626,36 @@ def schedules(case: Comparison) -> Broken | None:
                     ranks=(record.rank,),
                     line=record.tables[optimizer].schedule or idle[0].line,
                 )
+            again = _schedules_again(record, optimizer)
+            if again is not None:
+                return again
     return None
+
+
+def _schedules_again(record: RankRecord, optimizer: int) -> Broken | None:
+    """Find a line of the program that steps a scheduler several times between two steps of its optimizer."""
+    steps = record.steps_of(optimizer)[1:]
+    counts = [
+        Counter(call.line for call in step.calls if _schedules(call, optimizer) and call.line is not None)
+        for step in steps
+    ]
+    for line in {line for count in counts for line in count}:
+        several = [count[line] for count in counts if count[line] > 1]
+        if len(several) > 1 and len(several) > len(steps) / 2:
+            return Broken(
+                f"the scheduler at {line} changes the learning rate {several[0]} times for each step of its optimizer",
+                "possible",
+                "step the scheduler once after each `optimizer.step()`, not for each micro-batch; if its length counts "
+                "micro-batches, nothing is wrong",
+                step=steps[0].step,
+                ranks=(record.rank,),
+                line=line,
+            )
+    return None
+
+
+def _schedules(call: Call, optimizer: int) -> bool:
+    return call.call == "schedule" and call.direct and call.optimizer == optimizer
 
 
 RULES = (
@@ -596,7 +668,7 @@ RULES = (
     Rule("frozen", "more than norms is trained of what an optimizer holds", trained_layers),
     Rule("unused", "every parameter of an optimizer gets a gradient", gradients_arrive),
     Rule("changes", "a step changes what has a gradient", step_changes),
-    Rule("schedule", "the learning rate is above 0 until training ends", schedules),
+    Rule("schedule", "the learning rate follows the steps, and is above 0 until training ends", schedules),
     Rule("tied", "tied weights stay equal", tied_weights),
     Rule("state-type", "weights and optimizer state are kept in float32", types_of_state),
     Rule("finite", "loss, gradients and weights are finite", finite),

@@ -66,6 +66,12 @@ class Module(_Line, frozen=True, kw_only=True, tag="module"):
     """ddp, fsdp1, fsdp2 or deepspeed, if it is such a wrapper."""
     inside: str | None = None
     """The class of the wrapper whose module it is, if the program went past the wrapper."""
+    broadcasts: bool | None = None
+    """True if the DDP wrapper that it is, or is inside of, sends the buffers of rank 0; None without one."""
+    made: Place | None = None
+    """The line that made this wrapper."""
+    shards: bool = False
+    """True if FSDP2 keeps a part of it, or of a module inside of it, on each rank."""
     modes: bool = True
     """False: it computes the same in training and in evaluation mode."""
     untied: tuple[str, Place | None] | None = None
@@ -133,7 +139,7 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     """False: in DDP's `no_sync`. None: no DDP."""
     rows: list[int] | None = None
     random: int | None = None
-    """Checksum of the CPU's random state before it."""
+    """Checksum of the random states of CPU and GPU before it."""
     draws: bool | None = None
     """True if it drew random numbers."""
     noisy: bool = False
@@ -144,6 +150,8 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     """The `train()` of a class of the user's that acts on its module, if nothing has called it."""
     others: dict[str, int] = {}
     """Bits of the weights that the optimizers of other ranks hold, by name."""
+    buffers: dict[str, int] = {}
+    """Bits of the running statistics that the first evaluation after a step begins with, by name."""
     autocast: bool = False
     lowered: bool | None = None
     """True if a layer under autocast returned half precision; None if there was no such layer."""
@@ -180,8 +188,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     line: Place | None = None
     norm: float | None = None
     limit: float | None = None
-    passes: int = 0
-    """Of clipping: backward passes since the last step."""
     untouched: bool = False
     """Of clipping: the gradients were those that the last of several backward passes left."""
     op: str | None = None
@@ -203,6 +209,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     partly: bool = False
     """True if a module has other parameters that are not missing."""
     unexpected: list[str] = []
+    direct: bool = True
+    """False: a library called it, not the user's program."""
+    optimizer: int | None = None
+    """The optimizer whose learning rate a scheduler changed."""
     module: str = ""
     name: str = msgspec.field(name="class", default="")
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import zlib
 from typing import Any
 
 from . import fingerprints, frames
 
-_MOST_NAMES = 20
+_MOST_NAMES, _MOST_STATISTICS = 20, 400
 _OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _GENERATORS = ("random.Random", "numpy.random._generator.Generator", "numpy.random.mtrand.RandomState")
 
 
 def random_state() -> int:
-    """Return a checksum of the CPU's random state."""
+    """Return a checksum of the random states of the CPU and of the rank's GPU, which does not wait for the GPU."""
     torch: Any = sys.modules["torch"]
-    return zlib.crc32(torch.get_rng_state().numpy().tobytes())
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):  # while a CUDA graph is captured
+            states.append(torch.cuda.get_rng_state())
+    return zlib.crc32(b"".join(each.numpy().tobytes() for each in states))
 
 
 def autocasts() -> bool:
@@ -62,6 +67,23 @@ def weights_of_others(module: Any, optimizers: Any) -> dict[str, int]:
     if len(others) == len(named) or any(hasattr(each, "_local_tensor") or each.is_meta for _, each in others):
         return {}
     return {name: int(fingerprints.bits(each)) for name, each in others}
+
+
+def own_statistics(module: Any, wrapper: Any) -> dict[str, int]:
+    """Return the bits of the running statistics that a module begins an evaluation with, by the buffer's name.
+
+    wrapper: DDP's. If the module is this wrapper and it sends the buffers of rank 0, they are not the rank's own.
+    """
+    if wrapper is module and wrapper.broadcast_buffers:
+        return {}
+    found: dict[str, int] = {}
+    for name, each in module.named_modules():
+        statistics = ("running_mean", "running_var") if getattr(each, "track_running_stats", False) else ()
+        for kind in statistics:
+            buffer = getattr(each, kind, None)
+            if buffer is not None and not buffer.is_meta and len(found) < _MOST_STATISTICS:
+                found[plain_name(f"{name}.{kind}" if name else kind)] = int(fingerprints.bits(buffer))
+    return found
 
 
 def are_ids(value: Any) -> bool:

@@ -220,6 +220,9 @@ class StepRecorder:
         learns = record["training"] and record["grad"]
         if not learns and not record["training"] and not self._has_learned:
             record["early"] = module_facts.estimates_norms(module)
+        if not record["training"] and not record["grad"] and not any("buffers" in each for each in self._forwards):
+            buffers = module_facts.own_statistics(module, self._wrapper_of(module))
+            record.update({"buffers": buffers} if buffers else {})
         if learns and not self._asked_modes:
             record["unset"] = module_facts.unset_mode(module, self.modes_set)
             self._asked_modes = True
@@ -329,8 +332,13 @@ class StepRecorder:
         if line is not None:
             self._schedules[id(optimizer)] = line
 
-    def on_ddp(self, wrapper: Any) -> None:
-        """Take a new wrapper of DDP."""
+    def number_of(self, optimizer: Any) -> int:
+        """Return the number of an optimizer."""
+        return self._optimizers.number(optimizer)
+
+    def on_ddp(self, wrapper: Any, line: Any) -> None:
+        """Take a new wrapper of DDP, and the line that made it."""
+        self._made[id(wrapper)] = line
         group = wrapper.process_group
         distributed: Any = sys.modules["torch.distributed"]
         self._ddp.append((weakref.ref(wrapper), distributed.get_process_group_ranks(group)))
@@ -350,10 +358,6 @@ class StepRecorder:
             now = {number: [_bits_of(each) for each in _gradients(optimizer)] for number, optimizer in self._optimizers}
             return bits is not None and now == bits
         return False
-
-    def passes_so_far(self) -> dict[str, int]:
-        """Return how many backward passes there were since the last step."""
-        return {"passes": len(self._backwards)}
 
     @property
     def has_stepped(self) -> bool:
@@ -495,6 +499,9 @@ class StepRecorder:
                     "class": type(module).__name__,
                     "wrapper": module_facts.kind_of(module),
                     "inside": type(wrapper).__name__ if wrapper is not None and wrapper is not module else None,
+                    "broadcasts": None if wrapper is None else bool(wrapper.broadcast_buffers),
+                    "made": self.made_at(wrapper) if wrapper is not None else None,
+                    "shards": any(module_facts.kind_of(each) == "fsdp2" for each in module.modules()),
                     "modes": any(map(_has_modes, module.modules())),
                     "untied": self._untied(module),
                     "adapters": module_facts.adapters(module),

@@ -38,6 +38,8 @@ def _watch(recorder: StepRecorder) -> None:
     watched.watch_modules(torch)
     watched.watch_state_dicts(torch)
     watched.watch_clipping(torch)
+    watched.watch_scaling()
+    watched.watch_schedules()
     watched.watch_loaders()
     if torch.distributed.is_available():
         watched.watch_ddp()
@@ -221,7 +223,7 @@ class _Functions:
                 norm = original(*args, **kwargs)
                 if recorder.is_here():
                     record: dict[str, Any] = {"call": "clip", "line": line_of(sys._getframe(1))}
-                    record.update(recorder.passes_so_far(), untouched=untouched)
+                    record["untouched"] = untouched
                     limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
                     with recorder.reading():
                         if recorder.is_sampled and not hasattr(norm, "_local_tensor"):
@@ -233,6 +235,66 @@ class _Functions:
             return clip_grad_norm_
 
         self._wrap([torch.nn.utils.clip_grad, torch.nn.utils], "clip_grad_norm_", make)
+
+    def watch_scaling(self) -> None:
+        """Watch when a GradScaler divides gradients by its scale, and when it steps an optimizer."""
+        recorder = self._recorder
+        try:
+            scaler = importlib.import_module("torch.amp.grad_scaler").GradScaler
+        except (ImportError, AttributeError):  # torch before 2.3
+            return
+        inside: list[Any] = []
+
+        def make_unscale(original: Any) -> Any:
+            def unscale_(owner: Any, *args: Any, **kwargs: Any) -> Any:
+                if owner._enabled and not inside and recorder.is_here():
+                    recorder.on_call({"call": "unscale", "line": line_of(sys._getframe(1))})
+                return original(owner, *args, **kwargs)
+
+            return unscale_
+
+        def make_step(original: Any) -> Any:
+            def step(owner: Any, *args: Any, **kwargs: Any) -> Any:
+                if owner._enabled and type(owner).unscale_ is scaler.unscale_ and recorder.is_here():
+                    recorder.on_call({"call": "scaled_step", "line": line_of(sys._getframe(1))})
+                inside.append(owner)
+                try:
+                    return original(owner, *args, **kwargs)
+                finally:
+                    inside.pop()
+
+            return step
+
+        self._wrap([scaler], "unscale_", make_unscale)
+        self._wrap([scaler], "step", make_step)
+
+    def watch_schedules(self) -> None:
+        """Watch the steps of schedulers that change a learning rate."""
+        recorder = self._recorder
+        schedulers = importlib.import_module("torch.optim.lr_scheduler")
+
+        def make(original: Any) -> Any:
+            def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+                groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
+                before = [group.get("lr") for group in groups]
+                result = original(scheduler, *args, **kwargs)
+                if recorder.is_here() and before != [group.get("lr") for group in groups]:
+                    caller = sys._getframe(1)
+                    recorder.on_call(
+                        {
+                            "call": "schedule",
+                            "line": line_of(caller),
+                            "direct": frames.is_user_file(caller.f_code.co_filename),
+                            "optimizer": recorder.number_of(scheduler.optimizer),
+                        }
+                    )
+                return result
+
+            return step
+
+        for kind in vars(schedulers).values():
+            if isinstance(kind, type) and "step" in vars(kind) and hasattr(kind, "state_dict"):
+                self._wrap([kind], "step", make)
 
     def watch_loaders(self) -> None:
         """Watch the batches of DataLoaders."""
@@ -331,8 +393,9 @@ class _Functions:
                 original(wrapper, *args, **kwargs)
                 if recorder.is_here():
                     with recorder.reading():
-                        recorder.on_ddp(wrapper)
-                        recorder.on_call({"call": "ddp", "line": line_of(sys._getframe(1))})
+                        line = line_of(sys._getframe(1))
+                        recorder.on_ddp(wrapper, line)
+                        recorder.on_call({"call": "ddp", "line": line})
 
             return __init__
 
