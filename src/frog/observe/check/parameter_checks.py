@@ -82,22 +82,29 @@ def evaluation_mode(case: Comparison) -> Broken | None:
                         ranks=(record.rank,),
                         line=forward.line,
                     )
-        first = next((each for step in record.steps if step.backwards for each in step.forwards if each.grad), None)
-        module = record.modules.get(first.module) if first is not None else None
-        if first is not None and module is not None and module.modes and not trained and len(record.steps) > 2:
-            return Broken(
-                f"the model is in evaluation mode in all steps, at {first.line}: dropout is off and batch norm does "
-                "not learn",
-                "possible",
-                "call `model.train()` before the first step, unless it is meant: from_pretrained() returns a model in "
-                "evaluation mode, and Lightning keeps the mode",
-                step=1,
-                ranks=(record.rank,),
-                line=first.line,
-            )
     if not seen:
         raise NotObservable("no forward of a module was seen before a backward pass")
-    return _evaluates_on_some_ranks(case)
+    return _evaluates_on_some_ranks(case) or _never_trains(case)
+
+
+def _never_trains(case: Comparison) -> Broken | None:
+    """Find a model that no rank ever has in training mode."""
+    for record in case.records.values():
+        forwards = [each for step in record.steps if step.backwards for each in step.forwards if each.grad]
+        module = record.modules.get(forwards[0].module) if forwards else None
+        if module is None or not module.modes or any(each.training for each in forwards) or len(record.steps) < 3:
+            return None
+    record = case.any
+    line = next(each.line for step in record.steps if step.backwards for each in step.forwards if each.grad)
+    return Broken(
+        f"the model is in evaluation mode in all steps, at {line}: dropout is off and batch norm does not learn",
+        "possible",
+        "call `model.train()` before the first step, unless it is meant: from_pretrained() returns a model in "
+        "evaluation mode, and Lightning keeps the mode",
+        step=1,
+        ranks=(record.rank,),
+        line=line,
+    )
 
 
 def _evaluates_on_some_ranks(case: Comparison) -> Broken | None:
