@@ -40,6 +40,7 @@ def frame_in(file: str, inner: str = "sys._getframe()") -> FrameType:
         ("<frozen importlib._bootstrap>", False),
         (json.__file__, False),
         ("/x/site-packages/torch/nn.py", False),
+        (str(Path(HOOK).parents[1] / "train" / "loop.py"), False),
         ("/x/dist-packages/torch/nn.py", False),
         ("/x/my-site-packages-notes/a.py", True),
         (f"{HOOK}/frog_observer/beat.py", False),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frog.core.errors import UsageError
+from frog.core.errors import FrogError, UsageError
 from frog.core.user_input import at_least
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _LEAST_DEADLINE_S = 2.0
 """A shorter deadline would kill a healthy rank that is slow for a moment."""
 CHECK_HOOKS = ("frog_observer", "frog_observer.checks")
+CHECKED_PROGRAMS = ("train", "frog.train", "finetune", "frog.train.finetune")
+"""Frog's programs that train, as a command names them or as modules."""
 CHECK_EVERY = 50
 """Steps from one sampled step to the next: the sampled ones then cost less than 1 % of the run's time."""
 
@@ -153,18 +156,37 @@ def run_checked(
     from frog.launch.program import parse_program
     from frog.launch.world import run_and_answer
 
-    if parse_program(program).kind == "frog":
-        raise UsageError(
-            "Frog's own training is proved, not checked: it computes the same numbers on one rank and on many",
-            "frog prove --world 2",
-        )
+    parsed = parse_program(program)
 
     def answer_below(folder: Path) -> int:
         print()
         return answer(folder)
 
-    asked = {**options.extra_env, "FROG_CHECK": str(every)}
-    return run_and_answer(nodes, program, replace(options, extra_env=asked, hooks=CHECK_HOOKS), answer_below)
+    asked = replace(options, extra_env={**options.extra_env, "FROG_CHECK": str(every)}, hooks=CHECK_HOOKS)
+    if parsed.kind != "frog":
+        return run_and_answer(nodes, program, asked, answer_below)
+    if parsed.name not in CHECKED_PROGRAMS and parsed.target[0] == "-m":
+        raise UsageError(f"{parsed.name} does not train, so there is nothing to check", "frog check -- train RUN.toml")
+    return _check_own(nodes, program, asked, parsed.name, answer_below)
+
+
+def _check_own(nodes: Nodes, program: Sequence[str], options: Options, name: str, answer: Callable[[Path], int]) -> int:
+    """Run a program of Frog's, which writes a run folder of its own, and record its numbers in a second one."""
+    from frog.hooks import rank_environment
+    from frog.launch.launch_record import new_folder
+    from frog.launch.world import run_world
+
+    folder = new_folder(options.runs or Path("runs"), f"check-{name}")
+    print(f"records of the check: {folder}", file=sys.stderr, flush=True)
+    recorded = rank_environment(options.extra_env, folder, options.hooks[1:], None)
+    recorded |= {"FROG_START": "spawn"}  # a forked rank would not start the hooks
+    try:
+        code = run_world(nodes, program, replace(options, extra_env={**options.extra_env, **recorded}))
+    except FrogError:
+        answer(folder)
+        raise
+    said = answer(folder)
+    return code or said
 
 
 def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = None) -> tuple[Nodes, Options]:

@@ -99,7 +99,7 @@ class RecordedProgram:
         A folder that cannot be written does not prevent the run: a warning says so.
         """
         try:
-            folder = RunFolder(_new_folder(runs, program.name))
+            folder = RunFolder(new_folder(runs, program.name))
             write_json(folder.run_json, _run_file(program, folder, environment))
         except OSError as error:
             print(f"no run folder: {runs}: {error.strerror}", file=sys.stderr, flush=True)
@@ -143,7 +143,8 @@ def _recorded_error(error: LaunchError, first: Failure | None) -> dict[str, obje
     return {"type": kind, "message": message[:_MOST_MESSAGE], "rank": first["rank"], "step": 0}
 
 
-def _new_folder(runs: Path, name: str) -> Path:
+def new_folder(runs: Path, name: str) -> Path:
+    """Create and return `runs/NAME`, or `runs/NAME-2` and so on if it exists."""
     runs.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:

@@ -15,10 +15,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
@@ -113,6 +116,75 @@ def rate_of_the_rank(bug: bool) -> None:
         optimizer.zero_grad()
 
 
+def plateau_of_the_rank(bug: bool) -> None:
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step, (x, y) in enumerate(batches()):
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        plateau.step(1.0 - step if bug and dist.get_rank() else 1.0)  # bug
+
+
+def scheduled_in_each_micro_batch(bug: bool) -> None:
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
+    for x, y in batches():
+        for part, target in zip(x.chunk(2), y.chunk(2), strict=True):
+            (mse_loss(net(part), target) / 2).backward()
+            if bug:
+                scheduler.step()  # bug
+        optimizer.step()
+        optimizer.zero_grad()
+        if not bug:
+            scheduler.step()
+
+
+def statistics_of_the_rank(bug: bool) -> None:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    net = DistributedDataParallel(inner, broadcast_buffers=not bug)  # bug
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        net.eval()
+        with torch.no_grad():
+            net(x)
+        net.train()
+
+
+def clipped_while_scaled(bug: bool) -> None:
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for x, y in batches():
+        scaler.scale(mse_loss(net(x), y)).backward()
+        if not bug:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)  # bug
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def clipped_before_averaging(bug: bool) -> None:
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches():
+        with net.no_sync():
+            (mse_loss(net(x[:4]), y[:4]) / 2).backward()
+        if bug:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.01)  # bug
+        (mse_loss(net(x[4:]), y[4:]) / 2).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def scale_of_the_rank(bug: bool) -> None:
     net = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -166,6 +238,30 @@ def head_outside(bug: bool) -> None:
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.05)
     for x, y in batches():
         mse_loss(head(body(x)), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Scale(nn.Module):
+    """A factor, as the loss of a contrastive model has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))  # bug
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.log_scale.exp()
+
+
+def scale_outside(bug: bool) -> None:
+    net, scale = DistributedDataParallel(model()), Scale()
+    if not bug:
+        scale = DistributedDataParallel(scale)
+    parameters = [*net.parameters(), *scale.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.05)
+    for x, y in batches():
+        mse_loss(scale(net(x)), y).backward()
+        nn.utils.clip_grad_norm_(parameters, 0.1)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -243,6 +339,19 @@ def no_sampler(bug: bool) -> None:
     trained_on(DataLoader(every, batch_size=8, sampler=sampler), net, optimizer)
 
 
+def one_seed(bug: bool) -> None:
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    torch.manual_seed(1 if bug else 1 + dist.get_rank())
+    for step in range(STEPS):
+        x = torch.randn(8, 6)
+        mse_loss(net(x), x[:, :1]).backward()  # bug
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 2 == 0 and dist.get_rank() == 0:
+            torch.rand(8)
+
+
 class Stream(IterableDataset):
     def __init__(self, first: int, step: int) -> None:
         self.first, self.step = first, step
@@ -269,6 +378,77 @@ def no_set_epoch(bug: bool) -> None:
         if not bug:
             sampler.set_epoch(epoch)
         trained_on(loader, net, optimizer)
+
+
+def no_set_epoch_for_a_list(bug: bool) -> None:
+    net, every = DistributedDataParallel(model()), data()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    sampler = DistributedSampler(every)
+    loader = DataLoader(every, batch_size=4, sampler=sampler)
+    for epoch in range(2):
+        if not bug:
+            sampler.set_epoch(epoch)
+        for x, y in list(loader):  # bug
+            mse_loss(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def samples_of_each_part(bug: bool) -> None:
+    net = model()
+    mesh = init_device_mesh("cpu", (2,))
+    parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(10 + dist.get_rank() * bug)
+    for _ in range(STEPS):
+        x = torch.randn(8, 6, generator=generator)
+        out = net(x)  # bug
+        mse_loss(out, x[:, :1] * 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Gain(nn.Module):
+    """A factor for each of eight features, of which a rank uses those of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.ones(8))  # bug
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factors.chunk(2)[dist.get_rank()]
+
+
+def used_in_parts(bug: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), Gain(), nn.Linear(8, 1))
+    mesh = init_device_mesh("cpu", (2,))
+    parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(10)
+    for _ in range(STEPS):
+        x = torch.randn(8, 6, generator=generator)
+        mse_loss(net(x), x[:, :1] * 2).backward()
+        if not bug:
+            dist.all_reduce(net[1].factors.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def dropout_of_each_part(bug: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    mesh = init_device_mesh("cpu", (2,))
+    parallelize_module(net, mesh, {"2": ColwiseParallel(), "4": RowwiseParallel()})
+    torch.manual_seed(dist.get_rank() * bug)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(10)
+    for _ in range(STEPS):
+        x = torch.randn(8, 6, generator=generator)
+        out = net(x)  # bug
+        mse_loss(out, x[:, :1] * 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def seed_in_the_loop(bug: bool) -> None:
@@ -308,6 +488,22 @@ def stays_in_evaluation(bug: bool) -> None:
                 net.train()
 
 
+def one_rank_stays_in_evaluation(bug: bool) -> None:
+    torch.manual_seed(0)
+    net = DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 1)))
+    torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    if dist.get_rank() == 0:
+        net.eval()
+        with torch.no_grad():
+            net.module(torch.zeros(2, 6))
+        net.train(not bug)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()  # bug
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def head_replaced(bug: bool) -> None:
     inner = model()
     if not bug:
@@ -336,6 +532,16 @@ def unused(bug: bool) -> None:
         average([each.grad for each in net.parameters() if each.grad is not None])
         optimizer.step()
         optimizer.zero_grad()
+
+
+def steps_without_gradients(bug: bool) -> None:
+    net = DistributedDataParallel(model())
+    parameters = [*copy.deepcopy(net.module).parameters()] if bug else [*net.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.05)  # bug
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+        net.zero_grad()
 
 
 def update_lost(bug: bool) -> None:
@@ -415,6 +621,22 @@ def mean_of_means(bug: bool) -> None:
             dist.all_reduce(count)
             loss = cross_entropy(net(x), target, reduction="sum") * 2 / count
         loss.backward()  # bug
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sum_over_its_own_number(bug: bool) -> None:
+    torch.manual_seed(0)
+    net = DistributedDataParallel(nn.Linear(6, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, _ in batches():
+        target = torch.arange(8) % 4
+        target[2 + 4 * dist.get_rank() :] = -100
+        count = (target != -100).sum().float()
+        if not bug:
+            dist.all_reduce(count)
+            count /= 2
+        (cross_entropy(net(x), target, reduction="sum") / count).backward()  # bug
         optimizer.step()
         optimizer.zero_grad()
 
@@ -532,9 +754,9 @@ def padded_evaluation(bug: bool) -> None:
 def state_in_bfloat16(bug: bool) -> None:
     inner = model()
     if bug:
-        inner = inner.to(torch.bfloat16)
+        inner = inner.to(torch.bfloat16)  # bug
     net = DistributedDataParallel(inner)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)  # bug
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
     for x, y in batches():
         mse_loss(net(x.to(torch.bfloat16) if bug else x).float(), y).backward()
         optimizer.step()
@@ -549,7 +771,7 @@ class Case:
     rule: str
     sure: str
     source: str
-    where: Callable[..., None] | None = None
+    where: Callable[..., Any] | None = None
     """The function with the marked line, if it is another."""
 
     @property
@@ -564,26 +786,40 @@ CASES = [
     Case(not_broadcast, "weights-start", "certain", "docs of DistributedDataParallel: parameters are broadcast"),
     Case(one_rank_writes, "weights-between", "certain", "prototype: drift"),
     Case(rate_of_the_rank, "learning-rates", "certain", "prototype: lr"),
+    Case(plateau_of_the_rank, "learning-rates", "certain", "Lightning: ReduceLROnPlateau without sync_dist"),
+    Case(scheduled_in_each_micro_batch, "schedule", "possible", "pytorch forums: scheduler.step() and accumulation"),
+    Case(statistics_of_the_rank, "buffers", "likely", "docs of DistributedDataParallel: broadcast_buffers"),
+    Case(clipped_while_scaled, "unscaled", "likely", "docs of torch.amp: gradient clipping"),
+    Case(clipped_before_averaging, "clipping", "likely", "accelerate: clip when sync_gradients"),
     Case(scale_of_the_rank, "gradients", "certain", "pytorch #136009"),
     Case(clipped_alone, "clipping", "likely", "AReaL #312, torchtitan #766"),
     Case(head_outside, "gradients", "likely", "docs of DistributedDataParallel: only the wrapped module"),
+    Case(scale_outside, "gradients", "certain", "pytorch-metric-learning: losses with parameters", Scale),
     Case(nothing_reduced, "gradients", "likely", "TrainCheck: forgotten DDP"),
     Case(other_order, "gradients", "certain", "strangers 35: a loop over a set"),
     Case(one_rank_restores_the_optimizer, "weights-after", "certain", "cf. OLMo-core #319"),
     Case(one_rank_skips, "steps", "certain", "pytorch #136009: a local decision to skip"),
     Case(no_sampler, "samples", "certain", "docs of DistributedSampler", trained_on),
+    Case(one_seed, "samples", "possible", "nanoGPT: a seed for each rank"),
     Case(stream_not_sharded, "samples", "certain", "datasets #5360", trained_on),
     Case(no_set_epoch, "epochs", "certain", "docs of DistributedSampler.set_epoch", trained_on),
+    Case(no_set_epoch_for_a_list, "epochs", "certain", "docs of DistributedSampler.set_epoch"),
+    Case(samples_of_each_part, "gradients", "certain", "pytorch tutorials: the same input on tensor-parallel ranks"),
+    Case(used_in_parts, "gradients", "possible", "Megatron-LM #1446: parameters that are used in parts", Gain),
+    Case(dropout_of_each_part, "gradients", "likely", "Megatron-LM, tensor_parallel/random.py"),
     Case(seed_in_the_loop, "epochs", "certain", "prototype: no-sampler", trained_on),
     Case(not_cleared, "cleared", "certain", "TrainCheck: missing zero_grad"),
     Case(stays_in_evaluation, "training-mode", "likely", "TrainCheck: missing model.train()"),
+    Case(one_rank_stays_in_evaluation, "training-mode", "likely", "nanoGPT: rank 0 evaluates alone"),
     Case(head_replaced, "optimizer", "likely", "docs of torch.optim: construct after .cuda()"),
     Case(unused, "unused", "possible", "docs of find_unused_parameters"),
+    Case(steps_without_gradients, "unused", "likely", "docs of FSDP2: make the optimizer after fully_shard"),
     Case(update_lost, "changes", "likely", "torchtitan: training in bfloat16"),
     Case(untied, "tied", "likely", "lingua #75, NeMo-RL #227"),
     Case(not_a_number, "finite", "certain", "pytorch discussions: NaN on one rank"),
     Case(not_divided, "accumulation", "likely", "verl #3332"),
     Case(mean_of_means, "targets", "possible", "transformers #34191"),
+    Case(sum_over_its_own_number, "targets", "possible", "transformers #34242"),
     Case(other_type, "collectives", "certain", "pytorch #84525"),
     Case(other_reduction, "collectives", "certain", "pytorch #84525"),
     Case(summed, "sums", "likely", "docs of all_reduce: SUM is the default"),

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from frog.cli import main
+from frog.core.config import StrategyConfig, load_run_config
 from frog.core.errors import RunError, UsageError
 from frog.observe.check import against_one
 from frog.observe.check.against_one import RULES_AGAINST_ONE, Against, copies_of
-from frog.observe.check.program_arguments import arguments_for, require_batch_size
-from frog.observe.check.rank_records import Backward, Forward, Node, RankRecord, Start, Step, Sums
+from frog.observe.check.program_arguments import arguments_alone, arguments_for, require_batch_size
+from frog.observe.check.rank_records import Backward, Call, Forward, Node, Place, RankRecord, Start, Step, Sums
 from frog.observe.check.rule import apply_rules
 from frog.observe.hook.frog_observer import module_facts, module_sums
 
@@ -171,6 +172,17 @@ def test_comparison_ends_where_rounding_decides() -> None:
     assert {answer.why_not for answer in apply_rules(RULES_AGAINST_ONE, against)} == {against.ended}
 
 
+def test_gradient_that_is_rounding_alone_ends_nothing() -> None:
+    def step(noise: float, other: float) -> dict[str, Any]:
+        return {"gradient_sums": [sums(1.0, 1.0), sums(noise, 1e-16), sums(other, 1.0)]}
+
+    one, rounded = record(step(1e-8, 1.0)), record(step(-1e-8, 1.00001))
+    against = against_one.against_one({rank: record(step(3e-8, 2.0)) for rank in (0, 1)}, one, rounded)
+    assert against.first is not None
+    assert (against.first.name, against.ended) == ("parameter 2 of the optimizer", "")
+    assert against.skipped == {"parameter 1 of the optimizer"}
+
+
 def test_kind_that_is_left_before_its_end_is_not_said_to_hold() -> None:
     def step(second: float) -> dict[str, Any]:
         return {"outputs": {"first": sums(1.0), "second": sums(second)}}
@@ -236,6 +248,79 @@ def test_summands_that_are_added_later_equal_the_whole() -> None:
     assert runs(0.25, 0.75).first is None  # the rows of a linear layer, before their sum
     assert runs(1.0, 1.0).first is None  # two copies
     assert runs(0.25, 1.0).first is not None
+
+
+def test_summands_of_several_copies_equal_the_whole() -> None:
+    def runs(*parts: float) -> Against:
+        ranks = {rank: record({"outputs": {"layer": sums(part)}}) for rank, part in enumerate(parts)}
+        one, rounded = (record({"outputs": {"layer": sums(number)}}) for number in (1.0, 1.00001))
+        return against_one.against_one(ranks, one, rounded)
+
+    assert runs(0.25, 0.75, 0.25, 0.75).first is None  # two groups of data ranks, of two tensor ranks each
+    assert runs(0.25, 0.75, 0.25, 0.25).first is not None
+
+
+def test_rounding_in_one_weight_allows_as_much_in_others_and_later() -> None:
+    def run(*weights: tuple[float, float], output: float = 1.0) -> RankRecord:
+        steps = [{"outputs": {"layer": sums(1.0)}, "weight_sums": [sums(each) for each in weights[0]]}]
+        return record(*steps, {"outputs": {"layer": sums(output)}})
+
+    def compared(many: RankRecord) -> Against:
+        return against_one.against_one({0: many, 1: many}, run((1.0, 1.0)), run((1.00001, 1.0)))
+
+    assert compared(run((1.0, 1.00009))).first is None  # Adam's step turned in another tensor
+    assert compared(run((1.0, 1.00011))).first is not None
+    assert compared(run((1.0, 1.0), output=1.00009)).first is None
+    assert compared(run((1.0, 1.0), output=1.00011)).first is not None
+
+
+@pytest.mark.parametrize(("limit", "is_hidden"), [(0.5, True), (3.0, False)])
+def test_factor_that_clipping_hides_is_seen_in_the_norm(limit: float, is_hidden: bool) -> None:
+    def run(norm: float, gradient: float = 1.0) -> RankRecord:
+        return record({"gradient_sums": [sums(gradient)], "calls": [Call(call="clip", norm=norm, limit=limit)]})
+
+    many = run(2.0)
+    against = against_one.against_one({0: many, 1: many}, run(1.0), run(1.00001, 1.00001))
+    broken = apply_rules(RULES_AGAINST_ONE, against)[2].broken
+    assert (broken is not None) is is_hidden
+    if broken is not None:
+        assert "all gradients are 2 times those of one rank: the number of ranks" in broken.finding
+    right = run(1.0)
+    assert against_one.against_one({0: right, 1: right}, run(1.0), run(1.00001, 1.00001)).first is None
+
+
+def test_parts_of_a_flat_optimizer_add_up_to_the_parameter() -> None:
+    tensor = random(6, 5)
+    whole = taken([tensor], weighs_first=True)
+    cut = [((0, 0), tensor[:2]), ((2, 0), tensor[2:3, :4]), ((2, 4), tensor[2:3, 4:]), ((3, 0), tensor[3:])]
+    places = [(offset, tuple(tensor.shape)) for offset, _ in cut]
+    parts = [msgspec.convert(each, Sums) for each in module_sums.of_tensors([part for _, part in cut], places)]
+    first = against_one._together(parts[0], parts[1])  # of one rank
+    assert copies_of([first, *parts[2:]], whole) == 1
+    assert distance([first, *parts[2:]], whole) < EXACT
+    others = module_sums.of_tensors([part for _, part in cut], [places[0], places[2], places[1], places[3]])
+    assert distance([msgspec.convert(each, Sums) for each in others], whole) > 0.01  # shards in another order
+
+
+def test_frogs_trainer_divides_nothing_on_one_rank() -> None:
+    assert arguments_alone(["my.py", "--batch", "{8/world}"]) == ["my.py", "--batch", "8"]
+    for words in (["train", "run.toml"], ["-m", "frog.train", "run.toml"]):
+        alone = arguments_alone([*words, "--set", "strategy.tp={world}"])
+        assert alone[: len(words)] == words
+        config = load_run_config(Path("config/demo.toml"), [word for word in alone if word.startswith("strategy.")])
+        assert config.strategy == StrategyConfig()
+
+
+@pytest.mark.parametrize(("second", "is_named"), [(0.7, True), (2.0, False)])
+def test_parts_that_nothing_adds_are_named(second: float, is_named: bool) -> None:
+    def outputs(rows: float, after: float) -> dict[str, Any]:
+        return {"outputs": {"rows": sums(rows), "norm": sums(after)}}
+
+    ranks = {0: record(outputs(0.25, 2.0)), 1: record(outputs(0.75, second))}
+    against = against_one.against_one(ranks, record(outputs(1.0, 1.0)), record(outputs(1.00001, 1.00001)))
+    broken = apply_rules(RULES_AGAINST_ONE, against)[1].broken
+    assert broken is not None
+    assert ("of rows before it" in broken.finding) is is_named
 
 
 def test_gradients_that_differ_by_one_factor_are_told_from_others() -> None:
@@ -395,3 +480,18 @@ def test_run_whose_companions_are_gone_says_so(tmp_path: Path) -> None:
     (tmp_path / "against_one.json").write_text(json.dumps(folders))
     with pytest.raises(RunError, match="no records of the run on one rank"):
         against_one.read_against(tmp_path)
+
+
+@pytest.mark.parametrize("own_line", [True, False])
+def test_reduction_of_the_users_is_named_if_a_library_runs_backward(own_line: bool) -> None:
+    place, reduction = Place("train.py", 5, "main"), Place("mine.py", 9, "reduce")
+
+    def run(gradient: float) -> RankRecord:
+        calls = [Call(call="all_reduce", line=reduction)]
+        backwards = [Backward(line=place if own_line else None)]
+        return record({"gradient_sums": [sums(gradient, gradient**2)], "calls": calls, "backwards": backwards})
+
+    against = against_one.against_one({0: run(2.0), 1: run(2.0)}, run(1.0), run(1.00001))
+    broken = apply_rules(RULES_AGAINST_ONE, against)[2].broken
+    assert broken is not None
+    assert broken.line == (place if own_line else reduction)

@@ -194,7 +194,8 @@ def test_check_of_an_earlier_run_prints_its_answers(tmp_path: Path, capsys: pyte
     ("words", "error"),
     [
         (["check", "--nproc", "2"], "check needs a program"),
-        (["check", "--nproc", "2", "--", "train", "config/demo.toml"], "proved, not checked"),
+        (["check", "--nproc", "2", "--", "prove", "cases.json"], "prove does not train"),
+        (["check", "--nproc", "2", "--", "-m", "frog.observe"], "frog.observe does not train"),
         (["check", "--run", "latest", "--", "my.py"], "no program is started"),
         (["check", "--", "my.py"], "no world size"),
         (["run", "--nproc", "2", "--no-observe", "--check", "--", "my.py"], "--check needs the observer"),

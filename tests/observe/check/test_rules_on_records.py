@@ -151,7 +151,8 @@ def in_low(*parts: float, dtype: str = "bfloat16", **changes: Any) -> Lines:
         ("unused", [TWO, *SECOND_WITHOUT], ("possible", 1, (0,), 3, "w1 got no gradient in any of 3 steps")),
         ("unused", [held({}, {"trained": False}), *SECOND_WITHOUT], None),
         ("unused", [TWO, *SECOND_WITHOUT, moved(4, (1.0, 4, 5), (1.0, 5, 5))], None),
-        ("unused", [held({}), *[moved(number, (None, 5, 5)) for number in (1, 2, 3)]], None),
+        ("unused", [held({}), *[moved(number, (None, 5, 5)) for number in (1, 2, 3)]],
+         ("likely", 1, (0,), 7, "no parameter of the optimizer made at train.py:7")),
         ("changes", [W, step(1)], NO_RATE),
         ("changes", [W, *STILL], ("likely", 1, (0,), 7, "w0 does not change in 2 steps although it has a gradient")),
         ("changes", [W, *[moved(number, (1.0, 5, 5), lr=0.0) for number in (1, 2)]], NO_RATE),
@@ -846,7 +847,10 @@ def test_norms_of_ranks_that_reduce_nothing_or_hold_replicas_may_differ(tmp_path
         line["calls"][1]["elements"] = 15
     check(tmp_path, "clipping", parts(lines), None)  # a reduction smaller than the parameter
     check(tmp_path, "clipping", parts([{**line, "messages": True} for line in lines]), ("likely", 1, (0, 1), 6))
-    check(tmp_path, "clipping", [[DDP, W, line] for line in lines], None)  # gradients' finding
+    apart = [{**line, "gradients": [[bits, 0.5, 1.0]]} for line, bits in zip(lines, (7, 8), strict=True)]
+    check(tmp_path, "clipping", [[DDP, W, line] for line in apart], None)  # gradients' finding
+    before = ("likely", 1, (0, 1), 6, "before they are averaged, by 2, 3")
+    check(tmp_path, "clipping", [[DDP, W, line] for line in lines], before)
     some = held({}, {"names": ["x"], "ddp": None, "constant": True})
     two = [
         {**line, "gradients": [[7, 0.5, 1.0]] * 2, "before": [5, 5], "weights": [[6, 0.5, 1.0]] * 2} for line in lines
@@ -993,3 +997,110 @@ def test_later_step_is_looked_at_after_one_that_tells_nothing(tmp_path: Path) ->
         [W, *loaded([1], [2], every=3), step(1)],
         [W, *loaded([1], [2], every=3, distributed=True, padded=True, samples=3), step(1)],
     ], ("possible", None, (1,), 4))  # fmt: skip
+
+
+def halved(times: int) -> dict[str, Any]:
+    graph = [["DivBackward0", None, None, 2.0]] * times
+    return micro(*graph, MEAN)
+
+
+def test_loss_that_is_divided_twice_by_the_micro_batches(tmp_path: Path) -> None:
+    check(tmp_path, "accumulation", [[W, halved(1)]], None)
+    check(tmp_path, "accumulation", [[W, halved(2)]], ("possible", 1, (0,), 8, "2 micro-batches by 2 twice"))
+    in_three = {**halved(2), "backwards": [*halved(2)["backwards"], halved(2)["backwards"][-1]]}
+    check(tmp_path, "accumulation", [[W, in_three]], None)  # by 2, not by 3
+
+
+@pytest.mark.parametrize(("untouched", "expected"), [(True, ("likely", 1, (0,), 8)), (False, None)])
+def test_clipping_does_not_hide_micro_batches_that_are_added(tmp_path: Path, untouched: bool, expected: Any) -> None:
+    clip = called("clip", norm=2.0, limit=1.0, untouched=untouched)
+    check(tmp_path, "accumulation", [[W, {**micro(MEAN, bits=[6]), "calls": [clip]}]], expected)
+
+
+def test_micro_batch_clipped_by_the_norm_of_a_rank(tmp_path: Path) -> None:
+    ranks = []
+    for norm in (2.0, 3.0):
+        calls = [called("clip", norm=norm, limit=1.0, line=at(6))]
+        ranks.append([DDP, held({}), {**micro(MEAN), "calls": calls}])
+    check(tmp_path, "clipping", ranks, ("likely", 1, (0, 1), 6, "before they are averaged"))
+
+
+def test_samples_that_are_split_twice(tmp_path: Path) -> None:
+    loader = {"kind": "loader", "loader": 0, "iteration": 0, "line": at(4), "split_again": True}
+    expected = ("likely", 1, (0,), 4, "split among the ranks twice", "only 1 of 2 samples")
+    check(tmp_path, "samples", [[W, loader, step(1)]] * 2, expected)
+
+
+def test_layers_that_are_no_part_of_the_model(tmp_path: Path) -> None:
+    stranger = {"module": 0, "name": "weight of a Linear", "made": at(2), "stranger": True}
+    expected = ("likely", 1, (0,), 2, "calls layers that are no part of it (weight of a Linear)")
+    check(tmp_path, "optimizer", [[W, step(1), end(1, outside=[stranger])]], expected)
+
+
+def test_schedule_that_ends_early_names_the_line_that_made_it(tmp_path: Path) -> None:
+    steps = [step(number, lr=[0.1 if number < 3 else 0.0]) for number in range(1, 9)]
+    check(tmp_path, "schedule", [[held({}, schedule=at(4)), *steps]], ("likely", 3, (0,), 4))
+
+
+def test_model_that_is_never_in_training_mode(tmp_path: Path) -> None:
+    steps = [step(number, forwards=[EVALUATES]) for number in (1, 2, 3)]
+    check(tmp_path, "training-mode", [[W, *steps]], ("possible", 1, (0,), 6, "in evaluation mode in all steps"))
+    check(tmp_path, "training-mode", [[W, *steps[:2]]], None)
+
+
+def model(**changes: Any) -> dict[str, Any]:
+    return {"kind": "module", "module": 0, "class": "Llama", **changes}
+
+
+@pytest.mark.parametrize("held_by", [0, 1])
+def test_head_that_the_configuration_ties_is_a_tensor_of_its_own(tmp_path: Path, held_by: int) -> None:
+    lines = [model(untied=["lm_head.weight", at(2)]), held({"module": held_by}), step(1)]
+    expected = ("likely", 1, (0,), 2, "lm_head.weight is a tensor of its own")
+    check(tmp_path, "tied", [lines], expected if held_by == 0 else NOT_TIED)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "held_by", "expected"),
+    [([4, 0], 0, ("likely", 1, (0,), 7, "all 4 tensors")), ([4, 2], 0, None), ([0, 0], 0, None), ([4, 0], 1, None)],
+)
+def test_adapters_that_are_all_frozen(tmp_path: Path, adapters: list[int], held_by: int, expected: Any) -> None:
+    check(tmp_path, "frozen", [[model(adapters=adapters), held({"module": held_by}), step(1)]], expected)
+
+
+def test_line_of_half_precision_and_of_a_loader_that_a_library_reads(tmp_path: Path) -> None:
+    halves = [{"dtype": "bfloat16"}]
+    states = step(1, state=[["bfloat16"]])
+    check(tmp_path, "state-type", [[held(*halves, lowered=at(9)), states]], ("possible", 1, (0,), 9))
+    loader = {"kind": "loader", "loader": 0, "iteration": 0, "line": at(4), "made": at(2), "split_again": True}
+    check(tmp_path / "loader", "samples", [[W, loader, step(1)]] * 2, ("likely", 1, (0,), 2))
+
+
+@pytest.mark.parametrize(
+    ("gathered", "fills_up", "expected"),
+    [
+        (
+            ("gather",),
+            True,
+            ("possible", None, (0,), 9, "until all ranks have equal batches, and `gather` at train.py:9"),
+        ),
+        (("gather", "gather_for_metrics"), True, None),
+        ((), True, None),
+        (("gather",), False, None),
+    ],
+)
+def test_samples_that_accelerate_repeats_are_gathered(
+    tmp_path: Path, gathered: tuple[str, ...], fills_up: bool, expected: Any
+) -> None:
+    calls = [called(name, line=at(9)) for name in gathered]
+    lines = [W, *loaded([1], [2], [3], every=3, fills_up=fills_up), step(1, calls=calls)]
+    check(tmp_path, "twice", [lines], expected)
+
+
+@pytest.mark.parametrize(
+    ("whole", "expected"), [([4, 4], None), ([8, 4], ("likely", 1, (0, 1), 6)), ([], ("likely", 1, (0, 1), 6))]
+)
+def test_norms_of_whole_models_that_train_apart_may_differ(tmp_path: Path, whole: list[int], expected: Any) -> None:
+    table = {"ddp": None, "constant": True, "whole": whole, "offset": [0, 0]}
+    lines = [clipped(2.0), clipped(3.0)]
+    ranks = [[held({"names": [f"of rank {rank}"], **table}), line] for rank, line in enumerate(lines)]
+    check(tmp_path, "clipping", ranks, expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -283,3 +284,131 @@ def test_graph_of_a_loss_has_its_last_six_operations() -> None:
     entropy = nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, -100]))
     assert step_recorder._graph_of(entropy)[0] == ["NllLossBackward0", 1, 3.0, None]
     assert [name for name, *_ in step_recorder._graph_of(x + x.exp())] == ["AddBackward0"]
+
+
+def test_optimizer_of_flat_tensors_names_its_parts(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    weight = next(training.model.parameters())
+    flat = nn.Parameter(weight.detach().view(-1))
+    training.optimizer = torch.optim.SGD([flat], lr=0.5)
+
+    def named_parts() -> list[tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor, torch.Tensor | None]]:
+        assert weight.grad is not None
+        return [("0.weight", (0, 1), (1, 2), flat.detach()[1:].view(1, 1), weight.grad[:, 1:])]
+
+    recorder.on_made(training.optimizer, ["train.py", 3, "main"], is_optimizer=True)
+    training.backward()
+    flat.grad = weight.grad.view(-1) if weight.grad is not None else None
+    vars(training.optimizer).update(named_parts=named_parts, clipped=(2.0, 1.0))
+    training.step()
+    record = read(recorder, tmp_path)
+    step = record.steps[0]
+    (parameter,) = record.tables[step.optimizer].parameters
+    assert (parameter.names, parameter.shape) == (["0.weight"], [1, 1])
+    assert (parameter.offset, parameter.whole) == ([0, 1], [1, 2])
+    assert step.gradient(0) is not None
+    assert [(call.call, call.norm, call.limit) for call in step.calls] == [("clip", 2.0, 1.0)]
+    assert step.changed == [1.0]
+
+
+def test_gradients_of_micro_batches_that_are_never_cleared_are_stale(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    for clears in (False, False, True):
+        if clears:
+            training.optimizer.zero_grad()
+        training.backward()
+        training.backward()
+        training.step()
+    assert [step.stale for step in read(recorder, tmp_path).steps] == [False, True, False]
+
+
+def test_backward_before_the_gradients_are_cleared_is_forgiven(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    training.take()
+    training.backward()  # of something else
+    training.take()
+    assert [step.stale for step in read(recorder, tmp_path).steps] == [False, False]
+
+
+class DistributedDataParallel(nn.Module):
+    """Calls a module, as torch's wrapper of this name does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.module(x)
+        return result
+
+
+def test_mode_is_that_of_the_module_inside_a_wrapper(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder, DistributedDataParallel(nn.Sequential(nn.Linear(2, 1, bias=False))))
+    training.model.training = False
+    training.take()
+    training.model.module.eval()
+    training.take()
+    modes = [forward.training for step in read(recorder, tmp_path).steps for forward in step.forwards]
+    assert modes == [True, False]
+
+
+class WithLayersInAList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 1, bias=False)
+        self.layers = [nn.Linear(2, 2, bias=False)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.layers[0](x))
+        return result
+
+
+def test_layers_in_a_list_are_strangers(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder, WithLayersInAList())
+    training.take(2)
+    recorder.at_end()
+    record = read(recorder, tmp_path)
+    assert record.end is not None
+    assert [(each.name, each.stranger) for each in record.end.outside] == [("weight of a Linear", True)]
+
+
+def test_line_inside_is_named_if_a_library_calls_the_model(
+    recorder: StepRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        step_recorder, "_caller", lambda frame: "/home/one/inner.py" if recorder._depth > 1 else "<library>"
+    )
+    monkeypatch.setattr(step_recorder, "line_of", lambda frame: [f"depth {recorder._depth}", 1, "main"])
+    Training(recorder).take()
+    assert [forward.line and forward.line.file for forward in read(recorder, tmp_path).steps[0].forwards] == ["depth 2"]
+
+
+class Llama(nn.Module):
+    """Has what a model of transformers has for its ends."""
+
+    _tied_weights_keys = ("head.weight",)
+
+    def __init__(self, ties: bool) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(tie_word_embeddings=ties)
+        self.embedding, self.head = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+def test_head_is_untied_only_if_the_configuration_ties_it() -> None:
+    model = Llama(True)
+    assert module_facts.untied_head(DistributedDataParallel(model)) is model.head.weight
+    assert module_facts.untied_head(Llama(False)) is None
+    model.head.weight = model.embedding.weight
+    assert module_facts.untied_head(model) is None
+
+
+def test_adapters_are_counted_and_those_that_learn() -> None:
+    model = nn.ModuleDict({"lora_a": nn.Linear(2, 2), "base": nn.Linear(2, 2)})
+    model["lora_a"].bias.requires_grad = False
+    assert module_facts.adapters(model) == [2, 1]

@@ -23,13 +23,14 @@ from frog.core.errors import RunError
 from frog.core.schema import read_typed
 from frog.core.units import count, some_of
 from frog.observe.check.comparison import MOST_NAMES, NotObservable
-from frog.observe.check.rank_records import MEAN, Place, RankRecord, Step, Sums, read_records
+from frog.observe.check.rank_records import MEAN, Call, Place, RankRecord, Step, Sums, read_records
 from frog.observe.check.rule import Broken, Rule, Sure
 
 AGAINST = "against_one.json"
 """In the run folder of many ranks: the folders of its three runs, by name."""
 WHOLE = "the model"
 """Name of the outermost module (hook/frog_observer/module_sums.py)."""
+CLIPPED_NORM = "the norm before clipping"
 Kind = Literal["start", "output", "gradient", "weight"]
 
 _DEVIATIONS = 10.0
@@ -40,6 +41,10 @@ _LOST = 0.05
 _UNIT = 2.0**-53
 _LARGEST = 3.0
 """No weight of a sum is larger."""
+_CLIPPED = 1e-6
+"""Rounding of a norm in float32, relative."""
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+_TRANSFERS = ("broadcast", "all_gather_into_tensor")
 _LEAST_SHARE = 1e-4
 """Gradients with a smaller share of the norm of all tell no factor."""
 
@@ -69,6 +74,10 @@ class Compared:
     rest: float = math.inf
     """The difference from that multiple, of its norm."""
     norm: float = 0.0
+    is_sum: bool = False
+    """True if the ranks' outputs are parts of a sum that the program adds later."""
+    is_apart: bool = False
+    """True if ranks that should hold copies hold other numbers."""
 
     @property
     def differs(self) -> bool:
@@ -92,6 +101,8 @@ class Against:
     """How many tensors were compared."""
     closest: float = 0.0
     """The largest difference that was found, as a share of what is allowed."""
+    noise: float = 0.0
+    """The largest relative change by rounding alone that was found so far: later tensors use what it changed."""
     ended: str = ""
     """Why no later step was compared."""
     skipped: set[str] = field(default_factory=set)
@@ -146,31 +157,39 @@ def _compare_step(found: Against, index: int) -> bool:
         return False
     kinds: tuple[Kind, ...] = ("output", "gradient", "weight")
     if index == 0:
-        pairs = (each for kind in kinds for each in _pairs(found, kind, ranks, alone, third_step))
-        changes = [_change(third, whole) for _, _, whole, third in pairs]
+        every = (each for kind in kinds for each in _pairs(found, kind, ranks, alone, third_step))
+        changes = [_change(third, whole) for _, _, whole, third in every]
         if changes and not any(changes):
             found.ended = "the third run computed the same numbers: its weights could not be changed"
             return False
-    noise = 0.0
+    least = _LEAST_SHARE * math.sqrt(math.fsum(each.square or 0.0 for each in alone.gradient_sums if each is not None))
     for kind in kinds if index else ("start", *kinds):
         compared = []
-        for name, parts, whole, third in _pairs(found, kind, ranks, alone, third_step):
-            change = _change(third, whole)
+        pairs = list(_pairs(found, kind, ranks, alone, third_step))
+        changes = [_change(third, whole) for _, _, whole, third in pairs]
+        if kind == "weight":  # Adam's step for a gradient near zero depends on rounding: in any tensor, but in few
+            found.noise = max(found.noise, *(change for change in changes if change <= _LOST), 0.0)
+        for (name, parts, whole, _), change in zip(pairs, changes, strict=True):
             if kind == "start" and change > _LOST:
                 found.ended = f"two runs on one rank begin with another {name}: the program sets its seed too late"
                 return False
+            if kind == "gradient" and change > _LOST and math.sqrt(whole.square or 0.0) < least:
+                found.skipped.add(name)  # rounding is all of it, as of the bias of a key, which no softmax depends on
+                continue
             if kind in ("output", "gradient"):  # what one changes, those that use it change too
-                change = noise = max(noise, change)
-                if noise > _LOST:
-                    found.ended = f"in step {found.step}, rounding alone changes {name} by {noise:.0%}"
+                found.noise = max(found.noise, change)
+                if found.noise > _LOST:
+                    found.ended = f"in step {found.step}, rounding alone changes {name} by {found.noise:.0%}"
                     return False
-            each = _compare(kind, name, parts, whole, 0.0 if kind == "start" else change)
+            each = _compare(kind, name, parts, whole, 0.0 if kind == "start" else found.noise)
             if each is None or change > _LOST:
                 found.skipped.add(name)
                 continue
             compared.append(each)
             if each.differs and kind == "output":
                 break  # all later modules use it
+        if kind == "gradient":
+            compared += _clipping_norms(ranks, alone, third_step, found.noise)
         found.counts[kind] += len(compared)  # a kind that was left before its end does not count
         different = [each for each in compared if each.differs]
         if different:
@@ -179,6 +198,29 @@ def _compare_step(found: Against, index: int) -> bool:
         shares = (each.difference / each.allowed for each in compared if each.allowed)
         found.closest = max(found.closest, max(shares, default=0.0))
     return True
+
+
+def _clipping_norms(ranks: dict[int, Step], alone: Step, changed: Step, noise: float) -> list[Compared]:
+    """Compare the norms that were larger than the limit: clipping hides a factor between all gradients."""
+    ours, third = _clips(alone), _clips(changed)
+    theirs = [_clips(step) for step in ranks.values()]
+    if len({len(each) for each in (ours, third, *theirs)}) > 1:
+        return []
+    compared = []
+    for number, (call, other) in enumerate(zip(ours, third, strict=True)):
+        norms = {each[number].norm for each in theirs}
+        (norm,) = norms if len(norms) == 1 else (None,)
+        if not call.norm or not other.norm or not norm or call.limit is None or min(call.norm, norm) <= call.limit:
+            continue
+        change = max(noise, abs(other.norm / call.norm - 1), _CLIPPED)
+        facts: dict[str, Any] = {"line": call.line, "factor": norm / call.norm, "rest": 0.0, "norm": call.norm}
+        difference, allowed = abs(norm / call.norm - 1), _DEVIATIONS * change
+        compared.append(Compared("gradient", CLIPPED_NORM, difference, allowed, **facts))
+    return [each for each in compared if each.differs]
+
+
+def _clips(step: Step) -> list[Call]:
+    return [call for call in step.calls if call.call == "clip"]
 
 
 _Pair = tuple[str, list[Sums], Sums, Sums]
@@ -213,8 +255,19 @@ def _named(record: RankRecord, step: Step, kind: Kind) -> dict[str, Sums]:
     for index, each in enumerate(sums):
         name = names[index] if index < len(names) and names[index] else f"parameter {index} of the optimizer"
         if each is not None:
-            found[name] = each
+            found[name] = _together(found[name], each) if name in found else each
     return found
+
+
+def _together(one: Sums, other: Sums) -> Sums:
+    """Return the sums of two parts of a parameter that one rank has."""
+    known = one.sums is not None and other.sums is not None and len(one.sums) == len(other.sums)
+    return replace(
+        one,
+        elements=one.elements + other.elements,
+        sums=list(map(sum, zip(one.sums or (), other.sums or (), strict=True))) if known else None,
+        square=None if one.square is None or other.square is None else one.square + other.square,
+    )
 
 
 def _of_single_ranks(many: dict[int, RankRecord]) -> set[str]:
@@ -228,7 +281,8 @@ def _of_single_ranks(many: dict[int, RankRecord]) -> set[str]:
         step = record.steps[0]
         table = record.tables.get(step.optimizer)
         for parameter, before in zip(table.parameters if table else (), step.before, strict=False):
-            if parameter.names and not parameter.placements:
+            is_part = bool(parameter.whole) and parameter.whole != parameter.shape
+            if parameter.names and not parameter.placements and not is_part:
                 bits.setdefault(parameter.names[0], set()).add(before)
     apart = {name for name, values in bits.items() if len(values) > 1 and ".experts." in f".{name}."}
     return apart if len(apart) < len(bits) else set()
@@ -256,14 +310,21 @@ def _compare(kind: Kind, name: str, parts: list[Sums], whole: Sums, noise: float
     if added is None:
         return Compared(kind, name, math.inf, 0.0, **facts)
     ours, theirs = added
-    if kind == "output" and copies == len(parts):  # not copies, but summands that the program adds later?
-        summed = _added([replace(each, square=None) for each in parts], 1, whole)
+    is_sum = False
+    fewer = [number for number in range(1, copies) if kind == "output" and copies % number == 0]
+    for number in fewer:  # not only copies, but summands that the program adds later?
+        summed = _added([replace(each, square=None) for each in parts], number, whole)
         if summed is not None and _distance(*summed, norm) < _distance(ours, theirs, norm):
             ours, theirs = summed
+            is_sum = True
     allowed = _DEVIATIONS * max(noise, _rounding(whole))
+    own = [each.sums for each in parts if each.sums is not None]
+    is_apart = copies == len(parts) > 1 and any(_distance(own[0], each, norm) > allowed for each in own[1:])
     factor, rest = _multiple(ours, theirs, norm)
     difference = _distance(ours, theirs, norm)
-    return Compared(kind, name, difference, allowed, **facts, factor=factor, rest=rest, norm=norm)
+    return Compared(
+        kind, name, difference, allowed, **facts, factor=factor, rest=rest, norm=norm, is_sum=is_sum, is_apart=is_apart
+    )
 
 
 def _multiple(ours: list[float], theirs: list[float], norm: float) -> tuple[float | None, float]:
@@ -376,8 +437,15 @@ def _start(case: Against, first: Compared) -> Broken:
         "begin both with the same weights: load them from one file, or draw the whole model with one seed on every "
         "rank before it is divided. A checkpoint that the first run left may have been loaded by the second",
         step=1,
+        line=_made(case, first.name),
         evidence=_evidence(first),
     )
+
+
+def _made(case: Against, name: str) -> Place | None:
+    """Return the line that made a parameter on the ranks."""
+    tables = (table for record in case.many.values() for table in record.tables.values())
+    return next((each.made for table in tables for each in table.parameters if name in each.names[:1]), None)
 
 
 def _output(case: Against, first: Compared) -> Broken:
@@ -401,6 +469,13 @@ def _output(case: Against, first: Compared) -> Broken:
     says = f"in step {case.step}, the output of {where} is the first that differs from one rank's"
     if case.step == 1 and before:
         says += f"; {count(before, 'output')} before it {'agrees' if before == 1 else 'agree'}"
+    line = first.line
+    parts = _last_sum(case.others[:-1]) if first.is_apart else None
+    if parts is not None:
+        says += (
+            f". The outputs of {parts.name} before it, called at {parts.line}, are parts of a sum: nothing adds them"
+        )
+        line = parts.line
     sure: Sure = "possible"
     if "BatchNorm" in first.module and "Sync" not in first.module:
         says += ": each rank normalizes by the mean and variance of its own samples"
@@ -417,7 +492,24 @@ def _output(case: Against, first: Compared) -> Broken:
             "compare what this module does on one rank and on many: which part of its input, weights or heads each "
             "rank has, and which results are added or gathered"
         )
-    return Broken(says, sure, advice, step=case.step, line=first.line, evidence=_evidence(first))
+    line = line or _call_line(ranks, _TRANSFERS)  # what was sent after the step before
+    return Broken(says, sure, advice, step=case.step, line=line, evidence=_evidence(first))
+
+
+def _call_line(ranks: list[Step], names: tuple[str, ...]) -> Place | None:
+    """Return the last line of the user's that called one of some collectives: a library runs the rest of the step."""
+    lines = [call.line for step in ranks for call in step.calls if call.call in names and call.line is not None]
+    return lines[-1] if lines else None
+
+
+def _last_sum(before: list[Compared]) -> Compared | None:
+    """Return the innermost of the modules just before the first difference whose outputs are parts of a sum."""
+    last = None
+    for each in reversed(before):
+        if not each.is_sum or each.name.startswith(WHOLE):
+            break
+        last = each
+    return last
 
 
 def _other_samples(alone: Step, ranks: list[Step]) -> bool:
@@ -431,9 +523,9 @@ def _gradient(case: Against, first: Compared) -> Broken:
     alone = case.one.steps[case.step - 1]
     ranks = [record.steps[case.step - 1] for record in case.many.values()]
     names = [each.name for each in case.others if each.differs]
-    line = alone.backwards[-1].line if alone.backwards else alone.line
+    line = (alone.backwards[-1].line if alone.backwards else alone.line) or _call_line(ranks, _REDUCTIONS)
     evidence = _evidence(first)
-    factor = _one_factor(case.others)
+    factor = first.factor if first.name == CLIPPED_NORM else _one_factor(case.others)
     world = case.world_size
     if factor is not None:
         known = {float(world): "the number of ranks", 1.0 / world: "one over the number of ranks"}

@@ -29,13 +29,23 @@ def accumulation(case: Comparison) -> Broken | None:
             if len(rows) > 1 and all(each == rows[0] for each in rows):
                 continue  # several losses of the same samples, which are meant to be added
             seen = True
+            count = len(step.backwards)
+            if all(_divisions(backward).count(float(count)) > 1 for backward in step.backwards):
+                return Broken(
+                    f"step {step.step} divides the loss of each of {count} micro-batches by {count} twice",
+                    "likely" if count > 2 else "possible",
+                    "divide once: `accelerator.backward`, Lightning and other trainers do it themselves",
+                    step=step.step,
+                    ranks=(record.rank,),
+                    line=step.backwards[0].line,
+                )
             if not all(_is_plain_mean(backward) for backward in step.backwards):
                 continue
             bits = step.backwards[-1].bits.get(step.optimizer)
             used = [None if each is None else each.bits for each in step.gradients]
-            if bits is None or bits != used:
+            clips = [call for call in step.calls if call.call == "clip"]
+            if bits is None or (bits != used and not (len(clips) == 1 and clips[0].untouched)):
                 continue  # they may have been divided after the backward
-            count = len(step.backwards)
             return Broken(
                 f"step {step.step} adds the gradients of {count} micro-batches at {step.backwards[0].line}; each "
                 f"loss is a mean over its micro-batch and none is divided by {count}: the gradients are {count} "
@@ -50,6 +60,17 @@ def accumulation(case: Comparison) -> Broken | None:
     if not seen:
         raise NotObservable("no step had several micro-batches")
     return None
+
+
+def _divisions(backward: Backward) -> list[float]:
+    """Return the numbers by which a loss is divided after its mean was taken."""
+    found = []
+    for node in backward.graph:
+        if node.name.startswith(("MeanBackward", *_LOSSES)):
+            break
+        if node.name.startswith("DivBackward") and node.factor is not None:
+            found.append(node.factor)
+    return found
 
 
 def _is_plain_mean(backward: Backward) -> bool:
@@ -69,27 +90,40 @@ def token_weights(case: Comparison) -> Broken | None:
     case.require_steps()
     seen = False
     for moment in case.all_sampled():
-        weights: list[float] = []
-        for step in moment.of.values():
-            for backward in step.backwards:
-                loss = next((node for node in backward.graph if node.name.startswith("NllLoss")), None)
-                if loss is not None and loss.reduction == MEAN and loss.weight is not None:
-                    weights.append(loss.weight)
-        seen = seen or len(weights) > 1
-        parts = sum(len(step.backwards) for step in moment.of.values())
-        if len(weights) == parts > 1 and max(weights) > min(weights):
-            first = next(iter(moment.of.values())).backwards[0]
+        passes = [backward for step in moment.of.values() for backward in step.backwards]
+        known = [each for each in map(_weight_of_targets, passes) if each is not None]
+        seen = seen or sum(is_mean or weight < 1 for is_mean, _, weight in known) > 1
+        if len(known) < len(passes) or len(passes) < 2 or len({is_mean for is_mean, _, _ in known}) > 1:
+            continue
+        counts, weights = [number for _, number, _ in known], [weight for _, _, weight in known]
+        if max(counts) > min(counts) and max(weights) > min(weights) * (1 + 1e-4):
+            line = next(iter(moment.of.values())).backwards[0].line
             return Broken(
-                f"step {moment.step} averages means over unequal numbers of targets, {min(weights):g} to "
-                f"{max(weights):g}, at {first.line}: targets in short batches count more",
+                f"step {moment.step} averages means over unequal numbers of targets, {min(counts):g} to "
+                f"{max(counts):g}, at {line}: targets in short batches count more",
                 "possible",
                 "sum the losses, reduce the number of targets over ranks and micro-batches, and divide by the total",
                 step=moment.step,
                 ranks=tuple(moment.of),
-                line=first.line,
+                line=line,
             )
     if not seen:
         raise NotObservable("no cross entropy with a mean over several ranks or micro-batches was seen")
+    return None
+
+
+def _weight_of_targets(backward: Backward) -> tuple[bool, float, float] | None:
+    """Return whether a cross entropy averages, over how many targets it does or adds, and how much each counts."""
+    scale = 1.0
+    for node in backward.graph:
+        if node.name.startswith("NllLoss"):
+            is_mean = node.reduction == MEAN
+            return (is_mean, node.weight, abs(scale) / (node.weight if is_mean else 1.0)) if node.weight else None
+        if not node.factor:
+            loss = next((each for each in backward.graph if each.name.startswith("NllLoss")), None)
+            is_mean = loss is not None and loss.reduction == MEAN
+            return (True, loss.weight, 1.0 / loss.weight) if loss is not None and is_mean and loss.weight else None
+        scale = scale * node.factor if node.name.startswith("Mul") else scale / node.factor
     return None
 
 
@@ -147,6 +181,8 @@ def sums_of_gradients(case: Comparison) -> Broken | None:
             if len(hits) < max(1, len(used) // 2) or not step.backwards:
                 continue
             own = hits[0].ranks or case.ranks
+            if len(own) < 2:
+                continue
             passes = [backward for other in own if other in moment.of for backward in moment.of[other].backwards]
             if not all(_is_plain_mean(backward) for backward in passes):
                 continue  # the ranks of a pipeline have parts of the gradient of one loss
@@ -374,11 +410,41 @@ def optimizer_restored(case: Comparison) -> Broken | None:
     return None
 
 
+def unscaled_before_clipping(case: Comparison) -> Broken | None:
+    """Find gradients that are clipped while they are multiplied by a GradScaler's scale."""
+    case.require_steps()
+    seen = False
+    for rank, record in case.records.items():
+        clipped, divided, at = None, False, 0
+        for number, call in record.calls("clip", "unscale", "scaled_step"):
+            if number != at:  # a step without a scaler is between them
+                clipped, divided, at = None, False, number
+            if call.call == "clip":
+                clipped = clipped if divided or clipped is not None else call
+                continue
+            seen = True
+            if clipped is not None:
+                return Broken(
+                    f"gradients are clipped at {clipped.line} before the GradScaler divides them by its scale, at "
+                    f"{call.line}: the limit is as many times too small",
+                    "likely",
+                    "call `scaler.unscale_(optimizer)` before clip_grad_norm_",
+                    step=number,
+                    ranks=(rank,),
+                    line=clipped.line,
+                )
+            divided = call.call == "unscale"
+    if not seen:
+        raise NotObservable("no GradScaler was used")
+    return None
+
+
 RULES = (
     Rule("accumulation", "the losses of micro-batches are divided by their number", accumulation),
     Rule("targets", "means over unequal numbers of targets are weighted", token_weights),
     Rule("collectives", "collectives agree in type, reduction and result", reductions),
     Rule("sums", "gradients are averaged, not added, over ranks", sums_of_gradients),
+    Rule("unscaled", "gradients are divided by the loss scale before they are clipped", unscaled_before_clipping),
     Rule("words", "each word of a split embedding is on one rank", words_on_a_rank),
     Rule("one-writer", "one rank writes a file", one_writer),
     Rule("saved", "a file of a model has everything that was trained", saved_whole),

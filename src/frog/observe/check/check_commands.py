@@ -72,13 +72,13 @@ def _check_against_one(nodes: Nodes, program: list[str], options: Options, every
     """Run a program on its ranks, then twice on one, and print what differs."""
     from frog.launch.nodes import Nodes
     from frog.observe.check.against_one import AGAINST
-    from frog.observe.check.program_arguments import arguments_for, require_batch_size
+    from frog.observe.check.program_arguments import arguments_alone, arguments_for, require_batch_size
 
     num_ranks = nodes.most * nodes.ranks
     if num_ranks < 2:
         raise UsageError("--against-one compares several ranks with one", "--nproc 2")
     require_batch_size(program, num_ranks)
-    alone = Nodes(1, 1, 1), arguments_for(program, 1)  # before the first run: a mistake in them is an error at once
+    alone = Nodes(1, 1, 1), arguments_alone(program)  # before the first run: a mistake in them is an error at once
     runs = {
         "many": (nodes, arguments_for(program, num_ranks), f"{num_ranks} ranks"),
         "one": (*alone, "1 rank"),

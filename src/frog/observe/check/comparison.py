@@ -183,7 +183,9 @@ class Comparison:
         if agree or index in self._copies_beside_parts(optimizer, moments[0]):
             yield Replica(optimizer, index, tuple(parameters), True)
         elif len({step.before[index] for step in first.values()}) == 1 and (
-            not parameters[self.ranks[0]].constant or self._is_norm_beside_copies(optimizer, index, moments[0])
+            not parameters[self.ranks[0]].constant
+            or self._is_norm_beside_copies(optimizer, index, moments[0])
+            or self._is_whole_beside_parts(optimizer, index)
         ):
             yield Replica(optimizer, index, tuple(parameters), False)
 
@@ -216,6 +218,19 @@ class Comparison:
         widths = {width for copy in copies if copy is not None for width in copy.shape}
         return parameter is not None and "Norm" in parameter.owner and set(parameter.shape) <= widths
 
+    def _is_whole_beside_parts(self, optimizer: int, index: int) -> bool:
+        """True for a tensor as long as the whole of a dimension that a mesh divides: it is no part of it."""
+        parameter, table = self.parameter(optimizer, index), self.any.tables.get(optimizer)
+        if parameter is None or table is None:
+            return False
+        divided = {
+            each.shape[int(placement[2:-1])]
+            for each in table.parameters
+            for placement in each.placements or ()
+            if placement.startswith("S(") and placement[2:-1].isdigit()
+        }
+        return bool(divided & set(parameter.shape))
+
     def _averages_weights(self, optimizer: int, index: int) -> bool:
         """True if something else than an optimizer makes different weights equal again, as local SGD does.
 
@@ -244,6 +259,20 @@ class Comparison:
         table = self.any.tables.get(optimizer)
         parameters = table.parameters if table is not None and names else []
         return [place for place, each in enumerate(parameters) if each.names == names or (optimizer, place) == own]
+
+    def share_layers(self, one: int, other: int) -> bool:
+        """True if a mesh, or its last dimension, divides a parameter among ranks with both, and FSDP2 does not."""
+        if self.is_sharded or any(module.shards for module in self.records[one].modules.values()):
+            return False
+        for table in self.records[one].tables.values():
+            for parameter in table.parameters:
+                if parameter.mesh is None or not parameter.placements or not parameter.placements[-1].startswith("S"):
+                    continue
+                coordinates = dict(_coordinates(parameter.mesh, ()))
+                mine, theirs = coordinates.get(one), coordinates.get(other)
+                if mine is not None and theirs is not None and mine != theirs and mine[:-1] == theirs[:-1]:
+                    return True
+        return False
 
     def in_data_group(self, one: int, other: int) -> bool | None:
         """True if two ranks train replicas of one model on samples of their own; None if unknown."""
@@ -276,7 +305,7 @@ def _is_flat(record: RankRecord) -> bool:
 def _are_same(parameters: list[Parameter]) -> bool:
     """True if an optimizer's place holds the parameter of the same name and shape on all ranks."""
     first = parameters[0]
-    return all(each.shape == first.shape and each.names == first.names for each in parameters)
+    return all((each.shape, each.names, each.offset) == (first.shape, first.names, first.offset) for each in parameters)
 
 
 def _equal_gradients(moment: Moment, index: int) -> bool:

@@ -15,21 +15,47 @@ _LEAST_BATCHES = 2
 def samples_of_ranks(case: Comparison) -> Broken | None:
     """Find data ranks that train on the same samples."""
     case.require_ranks()
-    seen, unknown = False, False
+    for record in case.records.values():
+        again = next((loader for loader in record.loaders if loader.split_again), None)
+        if again is not None:
+            return Broken(
+                f"the samples are split among the ranks twice: a DistributedSampler gives rank {record.rank} its part, "
+                "and of that accelerate leaves out the batches of other ranks, so that only 1 of "
+                f"{len(case.ranks)} samples is used",
+                "likely",
+                "give `accelerator.prepare`, or the Trainer, a DataLoader without a DistributedSampler",
+                step=1,
+                ranks=(record.rank,),
+                line=again.made or again.line,
+            )
+    seen, unknown, beginning = False, False, None
     for one, other in pairwise(case.ranks):
         mine, theirs = _training_rows(case.records[one]), _training_rows(case.records[other])
         common = sorted(set(mine) & set(theirs))
         informative = [key for key in common if len(set(mine[key])) > 1 or len(mine[key]) == 1]
         if len(informative) < _LEAST_BATCHES:
             continue
-        is_data = case.in_data_group(one, other)
+        is_data = False if case.share_layers(one, other) else case.in_data_group(one, other)
         seen = seen or is_data is not None
         unknown = unknown or is_data is None
         same = [key for key in informative if set(mine[key]) == set(theirs[key])]
+        first = informative[0]
+        others_differ = not any(set(mine[key]) & set(theirs[key]) for key in informative[1:])
+        if is_data and same == [first] and len(set(mine[first])) > 1 and others_differ:
+            beginning = Broken(
+                f"the first batch is the same on ranks {one} and {other}, as if they drew samples with one seed; later "
+                "ones differ, since a rank alone draws other random numbers in between",
+                "possible",
+                "seed what draws the samples with the rank too: `torch.manual_seed(seed + rank)`",
+                step=1,
+                ranks=(one, other),
+                line=_data_line(case.records[one]),
+            )
+            continue
         if len(same) < len(informative) or len({tuple(mine[key]) for key in informative}) == 1:
             continue
         replicas = any({one, other} <= set(replica.ranks) for replica in case.replicas)
-        if is_data is None and (not replicas or case.splits_layers):
+        if is_data is False or (is_data is None and (not replicas or case.splits_layers)):
             continue
         line = _data_line(case.records[one])
         return Broken(
@@ -42,6 +68,8 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
             ranks=(one, other),
             line=line,
         )
+    if beginning is not None:
+        return beginning
     if not seen:
         raise NotObservable(
             "which ranks must have samples of their own is not known: no DDP or FSDP"
@@ -63,9 +91,9 @@ def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
         return loaded
     found: dict[tuple[int, int, int], list[int]] = {}
     for step in record.steps:
-        for number, forward in enumerate(step.forwards):
-            if forward.grad and forward.rows:
-                found[step.optimizer, step.step, number] = forward.rows
+        training = [forward for forward in step.forwards if forward.grad and forward.rows]
+        for number, forward in enumerate(training):
+            found[step.optimizer, step.step, number] = forward.rows or []
     return found
 
 
@@ -77,8 +105,9 @@ def _evaluation_loaders(record: RankRecord) -> set[int]:
 
 
 def _data_line(record: RankRecord) -> Place | None:
-    lines = [loader.line for loader in record.loaders]
-    forwards = [forward.line for step in record.steps for forward in step.forwards]
+    lines = [loader.made or loader.line for loader in record.loaders]
+    every = [forward for step in record.steps for forward in step.forwards]
+    forwards = [forward.line for forward in sorted(every, key=lambda forward: not forward.grad)]
     return next((line for line in [*lines, *forwards] if line is not None), None)
 
 
@@ -86,14 +115,18 @@ def order_of_epochs(case: Comparison) -> Broken | None:
     """Find a shuffling loader whose second epoch has the order of its first."""
     seen = False
     for record in case.records.values():
+        trains = any(_trains_in(record, each) for each in record.loaders)
         by_loader: dict[int, list[Loader]] = {}
         for loader in record.loaders:
             by_loader.setdefault(loader.loader, []).append(loader)
         evaluated = _evaluation_loaders(record)
         for number, iterations in by_loader.items():
-            # a loop that peeks at a batch, or compares two orders, does not train on it
-            iterations = [each for each in iterations if _trains_in(record, each)]
-            if len(iterations) < 2 or number in evaluated or not iterations[0].shuffle:
+            # a loop that peeks at a batch, or compares two orders, does not train on it; a list of all batches may
+            if trains:
+                iterations = [each for each in iterations if _trains_in(record, each)]
+            else:
+                iterations = [each for each in iterations if _is_listed(record, each)]
+            if len(iterations) < 2 or (trains and number in evaluated) or not iterations[0].shuffle:
                 continue
             seen = True
             first, second = iterations[:2]
@@ -130,6 +163,22 @@ def _trains_in(record: RankRecord, loader: Loader) -> bool:
     return len({batch.step for batch in record.batches_of(loader)}) >= _LEAST_BATCHES
 
 
+def _is_listed(record: RankRecord, loader: Loader) -> bool:
+    """True if several batches were drawn one after the other, no evaluation used them, and as many forwards trained."""
+    batches = record.batches_of(loader)
+    if len(batches) < _LEAST_BATCHES:
+        return False
+    begin = batches[-1].step
+    later = [each for each in record.batches if each.loader == loader.loader and each.iteration > loader.iteration]
+    steps = record.steps[begin : later[0].step if later else None]
+    if not steps or steps[0].gradients is None:  # the forwards of other steps are not recorded
+        return False
+    evaluated = sum(not forward.grad for forward in steps[0].forwards)
+    of_others = sum(each.step == begin and each.loader != loader.loader for each in record.batches)
+    trained = sum(forward.grad for step in steps for forward in step.forwards)
+    return evaluated - of_others < len(batches) <= trained
+
+
 def _first_step(record: RankRecord, loader: Loader) -> int | None:
     return next((batch.step + 1 for batch in record.batches_of(loader)), None)
 
@@ -155,6 +204,16 @@ def samples_twice(case: Comparison) -> Broken | None:
                 "ranks divide",
                 ranks=(record.rank,),
                 line=loader.line,
+            )
+        gathered = [call for _, call in record.calls("gather", "gather_for_metrics")]
+        if loader.fills_up and gathered and not any(call.call == "gather_for_metrics" for call in gathered):
+            return Broken(
+                f"the evaluation at {loader.line} counts some samples twice: accelerate repeats samples until all "
+                f"ranks have equal batches, and `gather` at {gathered[-1].line} keeps them",
+                "possible",
+                "use `accelerator.gather_for_metrics`, which leaves out what was repeated",
+                ranks=(record.rank,),
+                line=gathered[-1].line,
             )
     return None
 

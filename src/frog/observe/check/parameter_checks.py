@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from frog.core.units import some_of
+from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
-from frog.observe.check.rank_records import Parameter, RankRecord, Step
+from frog.observe.check.rank_records import Call, Module, Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 
 _STEPS_WITHOUT = 3
@@ -17,6 +18,7 @@ _LOW = ("bfloat16", "float16")
 _MOST_LOST = 0.5
 """Least part of a tensor that an update must leave as it was to count as lost in rounding."""
 _LEAST_ELEMENTS = 16
+_MOST_DRAWS = 2
 _IDLE_STEPS = 2
 """Steps without a learning rate at the end, if they are a tenth of all, that count: a schedule may end at 0."""
 
@@ -82,6 +84,52 @@ def evaluation_mode(case: Comparison) -> Broken | None:
                     )
     if not seen:
         raise NotObservable("no forward of a module was seen before a backward pass")
+    return _evaluates_on_some_ranks(case) or _never_trains(case)
+
+
+def _never_trains(case: Comparison) -> Broken | None:
+    """Find a model that no rank ever has in training mode."""
+    for record in case.records.values():
+        forwards = [each for step in record.steps if step.backwards for each in step.forwards if each.grad]
+        module = record.modules.get(forwards[0].module) if forwards else None
+        if module is None or not module.modes or any(each.training for each in forwards) or len(record.steps) < 3:
+            return None
+    record = case.any
+    line = next(each.line for step in record.steps if step.backwards for each in step.forwards if each.grad)
+    return Broken(
+        f"the model is in evaluation mode in all steps, at {line}: dropout is off and batch norm does not learn",
+        "possible",
+        "call `model.train()` before the first step, unless it is meant: from_pretrained() returns a model in "
+        "evaluation mode, and Lightning keeps the mode",
+        step=1,
+        ranks=(record.rank,),
+        line=line,
+    )
+
+
+def _evaluates_on_some_ranks(case: Comparison) -> Broken | None:
+    """Find replicas of which some train in evaluation mode and others do not."""
+    for replica in case.replicas[:1]:
+        for moment in case.moments(replica.optimizer):
+            modes = {
+                rank: forward
+                for rank, step in moment.of.items()
+                for forward in step.forwards[-1:]
+                if forward.grad and case.records[rank].modules[forward.module].modes
+            }
+            still = [rank for rank, forward in modes.items() if not forward.training]
+            if still and len(still) < len(modes):
+                line = modes[still[0]].line
+                return Broken(
+                    f"in step {moment.step}, the model is in evaluation mode on {span(still)}, at {line}, and in "
+                    "training mode on other ranks: dropout and batch norm differ between replicas",
+                    "likely",
+                    "call `model.train()` after each evaluation, also after one before the first step and on the ranks "
+                    "that evaluate alone",
+                    step=moment.step,
+                    ranks=tuple(still),
+                    line=line,
+                )
     return None
 
 
@@ -148,7 +196,8 @@ def initialized_once(case: Comparison) -> Broken | None:
     case.require_steps()
     for record in case.records.values():
         for table in record.tables.values():
-            drawn = [each for each in table.parameters if each.drawn > 1]
+            # twice is common: a part of a model is initialized alone, and again with the whole
+            drawn = [each for each in table.parameters if each.drawn > _MOST_DRAWS]
             if drawn:
                 first = drawn[0]
                 return Broken(
@@ -181,6 +230,18 @@ def in_an_optimizer(case: Comparison) -> Broken | None:
             for each in record.end.outside
             if (each.module in held or not _shards(record)) and each.name not in elsewhere
         ]
+        strangers = [each for each in lost if each.stranger]
+        if strangers:
+            names = some_of([each.name for each in strangers], MOST_NAMES)
+            return Broken(
+                f"the model calls layers that are no part of it ({names}): no optimizer holds "
+                "them, DDP does not average them, and no file has them",
+                "likely",
+                "put layers into an attribute, an nn.ModuleList or an nn.ModuleDict, not into a list or a dict",
+                step=1,
+                ranks=(record.rank,),
+                line=strangers[0].made,
+            )
         if lost and not case.is_sharded:
             names = some_of([each.name for each in lost], MOST_NAMES)
             makers = [table.made for table in record.tables.values()]
@@ -226,6 +287,20 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                     for other in case.records.values()
                 )
             ]
+            if without and len(without) == len(table.parameters) and all(step.backwards for step in steps):
+                is_used = any(each.names for each in table.parameters)
+                return Broken(
+                    f"no parameter of the optimizer made at {table.made} got a gradient in any of {len(steps)} steps"
+                    + ("" if is_used else ", and no module that was called has them")
+                    + ": the steps change nothing",
+                    "likely",
+                    "reduce the gradients in the last micro-batch of each step, and leave them until the step"
+                    if is_used
+                    else "make the optimizer of the parameters that the model has after it is wrapped or sharded",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=steps[0].line if is_used else table.made,
+                )
             if without and len(without) < len(table.parameters):
                 names = some_of([case.name(optimizer, index, record.rank) for index in without], MOST_NAMES)
                 return Broken(
@@ -319,6 +394,19 @@ def tied_weights(case: Comparison) -> Broken | None:
     case.require_steps()
     seen = False
     for record in case.records.values():
+        for module in record.modules.values():
+            if module.untied is not None and _trains(record, module):
+                name, made = module.untied
+                return Broken(
+                    f"{name} is a tensor of its own, although the model's configuration ties it to the embedding "
+                    "(tie_word_embeddings): a file that is loaded ties them again, and one of both is lost",
+                    "likely",
+                    "call `model.tie_weights()` after a head or an embedding was replaced, or set "
+                    "`config.tie_word_embeddings = False`",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=made,
+                )
         for optimizer, table in record.tables.items():
             steps = record.sampled(optimizer)
             for one, other in _alike(table.parameters):
@@ -435,7 +523,7 @@ def types_of_state(case: Comparison) -> Broken | None:
                     "keep weights and state in float32 and compute in bfloat16 with autocast or FSDP's mixed precision",
                     step=step.step,
                     ranks=(record.rank,),
-                    line=table.made,
+                    line=table.lowered or table.made,
                 )
     if half:
         raise NotObservable("some weights are in half precision, and the optimizer keeps no state in it")
@@ -487,6 +575,18 @@ def trained_layers(case: Comparison) -> Broken | None:
     """Find a model of which an optimizer holds many layers and only norms are trained."""
     case.require_steps()
     for record in case.records.values():
+        for module in record.modules.values():
+            count, learns = module.adapters
+            if count and not learns and _trains(record, module):
+                return Broken(
+                    f"all {count} tensors of the model's adapters (lora_) are frozen, while others are trained",
+                    "likely",
+                    "freeze the base before the adapters are added, or by names that the adapters do not have; load "
+                    "adapters with `is_trainable=True`",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=next((table.made for table in record.tables.values()), None),
+                )
         for table in record.tables.values():
             trained = [each for each in table.parameters if each.trained]
             frozen = [each for each in table.parameters if not each.trained]
@@ -501,6 +601,11 @@ def trained_layers(case: Comparison) -> Broken | None:
                     line=table.made,
                 )
     return None
+
+
+def _trains(record: RankRecord, module: Module) -> bool:
+    """True if an optimizer holds parameters of an outermost module: others are only read, as a teacher is."""
+    return any(each.module == module.module for table in record.tables.values() for each in table.parameters)
 
 
 def _names_of(parameters: list[Parameter]) -> list[str]:
@@ -526,9 +631,38 @@ def schedules(case: Comparison) -> Broken | None:
                     "the micro-batches of a step",
                     step=idle[0].step,
                     ranks=(record.rank,),
-                    line=idle[0].line,
+                    line=record.tables[optimizer].schedule or idle[0].line,
                 )
+            again = _schedules_again(record, optimizer)
+            if again is not None:
+                return again
     return None
+
+
+def _schedules_again(record: RankRecord, optimizer: int) -> Broken | None:
+    """Find a line of the program that steps a scheduler several times between two steps of its optimizer."""
+    steps = record.steps_of(optimizer)[1:]
+    counts = [
+        Counter(call.line for call in step.calls if _schedules(call, optimizer) and call.line is not None)
+        for step in steps
+    ]
+    for line in {line for count in counts for line in count}:
+        several = [count[line] for count in counts if count[line] > 1]
+        if len(several) > 1 and len(several) > len(steps) / 2:
+            return Broken(
+                f"the scheduler at {line} changes the learning rate {several[0]} times for each step of its optimizer",
+                "possible",
+                "step the scheduler once after each `optimizer.step()`, not for each micro-batch; if its length counts "
+                "micro-batches, nothing is wrong",
+                step=steps[0].step,
+                ranks=(record.rank,),
+                line=line,
+            )
+    return None
+
+
+def _schedules(call: Call, optimizer: int) -> bool:
+    return call.call == "schedule" and call.direct and call.optimizer == optimizer
 
 
 RULES = (
@@ -541,7 +675,7 @@ RULES = (
     Rule("frozen", "more than norms is trained of what an optimizer holds", trained_layers),
     Rule("unused", "every parameter of an optimizer gets a gradient", gradients_arrive),
     Rule("changes", "a step changes what has a gradient", step_changes),
-    Rule("schedule", "the learning rate is above 0 until training ends", schedules),
+    Rule("schedule", "the learning rate follows the steps, and is above 0 until training ends", schedules),
     Rule("tied", "tied weights stay equal", tied_weights),
     Rule("state-type", "weights and optimizer state are kept in float32", types_of_state),
     Rule("finite", "loss, gradients and weights are finite", finite),

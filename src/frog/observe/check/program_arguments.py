@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from frog.core.errors import UsageError
 
 _TEMPLATE = re.compile(r"\{([\sworld\d+*/()-]+)\}")
+_UNDIVIDED = ("implementation=frog", "name=ddp", "tp=1", "pp=1", "cp=1", "ep=1", "schedule=1f1b", "compression=off")
 _BATCH_SIZE = re.compile(r"--?(?:[\w-]*batch[-_]?size[\w-]*|micro[-_]?batch|batch|bs|bsz|b)", re.IGNORECASE)
 
 
@@ -18,6 +19,16 @@ def arguments_for(program: Sequence[str], world_size: int) -> list[str]:
     Raises:  UsageError for a quotient that is not a whole number.
     """
     return [_TEMPLATE.sub(lambda match: str(_value(match[1], match[0], world_size)), word) for word in program]
+
+
+def arguments_alone(program: Sequence[str]) -> list[str]:
+    """Return a command for one rank. Frog's own trainer, whose global batch is the same on any number of ranks, then
+    divides nothing.
+    """
+    own = arguments_for(program, 1)
+    if own[:1] != ["train"] and own[:2] != ["-m", "frog.train"]:
+        return own
+    return [*own, *(word for setting in _UNDIVIDED for word in ("--set", f"strategy.{setting}"))]
 
 
 def require_batch_size(program: Sequence[str], world_size: int) -> None:

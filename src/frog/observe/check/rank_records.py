@@ -66,8 +66,18 @@ class Module(_Line, frozen=True, kw_only=True, tag="module"):
     """ddp, fsdp1, fsdp2 or deepspeed, if it is such a wrapper."""
     inside: str | None = None
     """The class of the wrapper whose module it is, if the program went past the wrapper."""
+    broadcasts: bool | None = None
+    """True if the DDP wrapper that it is, or is inside of, sends the buffers of rank 0; None without one."""
+    made: Place | None = None
+    """The line that made this wrapper."""
+    shards: bool = False
+    """True if FSDP2 keeps a part of it, or of a module inside of it, on each rank."""
     modes: bool = True
     """False: it computes the same in training and in evaluation mode."""
+    untied: tuple[str, Place | None] | None = None
+    """The head that its configuration ties to the embedding, if it is another tensor, and the line that made it."""
+    adapters: tuple[Count, Count] = (0, 0)
+    """Tensors of adapters, and those of them that need a gradient."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +102,10 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     drawn_at: Place | None = None
     placements: list[str] | None = None
     mesh: Any = None
+    offset: list[Count] = []
+    """The place of its first element in the whole, if an optimizer's flat tensor has only a part of a parameter."""
+    whole: list[Count] = []
+    """The shape of that whole."""
 
     @property
     def numel(self) -> int:
@@ -107,6 +121,10 @@ class Parameters(_Line, frozen=True, kw_only=True, tag="parameters"):
     optimizer: Count
     name: str = msgspec.field(name="class")
     made: Place | None = None
+    schedule: Place | None = None
+    """The line that made the scheduler of its learning rate."""
+    lowered: Place | None = None
+    """The line that moved a module to half precision last."""
     parameters: list[Parameter]
 
 
@@ -121,7 +139,7 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     """False: in DDP's `no_sync`. None: no DDP."""
     rows: list[int] | None = None
     random: int | None = None
-    """Checksum of the CPU's random state before it."""
+    """Checksum of the random states of CPU and GPU before it."""
     draws: bool | None = None
     """True if it drew random numbers."""
     noisy: bool = False
@@ -132,6 +150,8 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     """The `train()` of a class of the user's that acts on its module, if nothing has called it."""
     others: dict[str, int] = {}
     """Bits of the weights that the optimizers of other ranks hold, by name."""
+    buffers: dict[str, int] = {}
+    """Bits of the running statistics that the first evaluation after a step begins with, by name."""
     autocast: bool = False
     lowered: bool | None = None
     """True if a layer under autocast returned half precision; None if there was no such layer."""
@@ -168,6 +188,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     line: Place | None = None
     norm: float | None = None
     limit: float | None = None
+    untouched: bool = False
+    """Of clipping: the gradients were those that the last of several backward passes left."""
     op: str | None = None
     dtype: str = ""
     elements: int = 0
@@ -187,6 +209,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     partly: bool = False
     """True if a module has other parameters that are not missing."""
     unexpected: list[str] = []
+    direct: bool = True
+    """False: a library called it, not the user's program."""
+    optimizer: int | None = None
+    """The optimizer whose learning rate a scheduler changed."""
     module: str = ""
     name: str = msgspec.field(name="class", default="")
 
@@ -269,6 +295,12 @@ class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     epoch: int | None = None
     shuffle: bool = False
     padded: bool = False
+    made: Place | None = None
+    """The line that made it, if a library iterates over it."""
+    split_again: bool = False
+    """True if a library leaves out other ranks' batches of what a DistributedSampler gives to this rank alone."""
+    fills_up: bool = False
+    """True if accelerate repeats samples, so that all ranks have batches of the same size."""
     samples: int | None = None
     workers: int = 0
     seed: int | None = None
@@ -297,6 +329,8 @@ class Outside(msgspec.Struct, frozen=True, kw_only=True):
     module: Count
     name: str
     made: Place | None = None
+    stranger: bool = False
+    """True if its module was called inside of the model and is no part of it."""
 
 
 class End(_Line, frozen=True, kw_only=True, tag="end"):

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable, Replica
-from frog.observe.check.rank_records import Backward, Call, Fingerprint, Place, Step
+from frog.observe.check.rank_records import Backward, Call, Fingerprint, Parameter, Place, Step
 from frog.observe.check.rule import Broken, Rule, Sure
 
 _SAME_FACTOR = 1e-5
@@ -181,6 +181,45 @@ def _made_by_owners(case: Comparison) -> dict[tuple[int, str], set[int | None]]:
     return found
 
 
+def statistics_in_evaluations(case: Comparison) -> Broken | None:
+    """Find evaluations of replicas with running statistics that each rank has gathered from its own samples."""
+    case.require_ranks()
+    groups = {replica.ranks for replica in case.replicas if replica.known}
+    seen = False
+    for ranks in sorted(groups):
+        evaluations = {
+            rank: {
+                step.number: forward
+                for step in case.records[rank].steps
+                for forward in step.forwards
+                if forward.buffers and not forward.grad
+            }
+            for rank in ranks
+        }
+        for number in sorted(set.intersection(*(set(each) for each in evaluations.values()))):
+            forwards = [evaluations[rank][number] for rank in ranks]
+            names = [name for name in forwards[0].buffers if all(name in each.buffers for each in forwards)]
+            seen = seen or bool(names)
+            apart = [name for name in names if len({each.buffers[name] for each in forwards}) > 1]
+            if apart:
+                module = case.records[ranks[0]].modules[forwards[0].module]
+                stays = module.broadcasts is False
+                return Broken(
+                    f"the evaluation at {forwards[0].line} before step {number} uses other running statistics on each "
+                    f"of {span([*ranks])}: {some_of(apart, MOST_NAMES)}"
+                    + (f"; DDP, at {module.made}, does not send buffers" if stays else ""),
+                    "likely" if stays else "possible",
+                    "let DDP send them (broadcast_buffers=True, and call the wrapper), use SyncBatchNorm, or average "
+                    "them over the ranks before an evaluation and before they are saved",
+                    step=number,
+                    ranks=ranks,
+                    line=(module.made if stays else None) or forwards[0].line,
+                )
+    if not seen:
+        raise NotObservable("no evaluation of replicas with running statistics of their own was sampled")
+    return None
+
+
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +289,18 @@ def _different_gradients(case: Comparison, moment: Moment, different: list[Repli
             line=moved.line,
             evidence=evidence,
         )
+    parts = _of_parts(case, moment, replica)
+    if parts is not None:
+        why, advice, line = parts
+        return Broken(
+            f"{since}{what}: {why}",
+            "certain" if known else "likely",
+            advice,
+            step=moment.step,
+            ranks=replica.ranks,
+            line=line,
+            evidence=evidence,
+        )
     changed = _changed_after_backward(case, moment, different) or _other_order(case, moment, different)
     if changed is not None:
         return changed
@@ -282,6 +333,37 @@ def _different_gradients(case: Comparison, moment: Moment, different: list[Repli
         line=backward or step.line,
         evidence=evidence,
     )
+
+
+def _of_parts(case: Comparison, moment: Moment, replica: Replica) -> tuple[str, str, Place | None] | None:
+    """Explain why ranks that have parts of the same layers compute other gradients: other samples, or other noise."""
+    first, *others = replica.ranks
+    if case.is_sharded or not any(case.share_layers(first, other) for other in others):
+        return None
+    for other in (rank for rank in others if case.share_layers(first, rank)):
+        pairs = [
+            (mine, theirs)
+            for mine, theirs in zip(moment.of[first].forwards, moment.of[other].forwards, strict=False)
+            if mine.grad and theirs.grad and mine.rows and theirs.rows
+        ]
+        for mine, theirs in pairs:
+            who = f"ranks {first} and {other}, which have parts of the same layers,"
+            if not set(mine.rows or ()) & set(theirs.rows or ()):
+                return (
+                    f"{who} train on other samples, at {mine.line}",
+                    "give all ranks that share a model the same batch: divide the samples by the rank in the data "
+                    "group, not by the rank in the world. With parts of a sequence, add these gradients",
+                    mine.line,
+                )
+            if mine.rows == theirs.rows and mine.draws and theirs.draws and mine.random != theirs.random:
+                return (
+                    f"{who} draw other random numbers for the same samples in the forward at {mine.line}, such as "
+                    "those of dropout",
+                    "seed ranks that share a model alike: with the rank in the data group, not in the world; only "
+                    "inside of divided layers may masks differ",
+                    mine.line,
+                )
+    return None
 
 
 def _trains_apart(case: Comparison, moment: Moment) -> bool:
@@ -349,6 +431,18 @@ def _changed_after_backward(case: Comparison, moment: Moment, different: list[Re
     other = next((rank for rank, factor in factors.items() if factor is None or abs(factor - 1) > _SAME_FACTOR), None)
     factor = factors.get(other) if other is not None else None
     clip = _call_line(moment, list(replica.ranks), "clip")
+    outside = _not_reduced(case, moment, replica, before) if clip else None
+    if outside is not None:
+        return Broken(
+            f"since step {moment.step}, the gradient of {case.name(replica.optimizer, outside)} is not reduced: it "
+            f"differs between {span([*replica.ranks])}, and so does the norm by which each clips, at {clip}",
+            "certain" if replica.known else "likely",
+            "put the module that has it into the wrapper too, or reduce its gradient before clipping",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=_made(case, replace(replica, index=outside)) or clip,
+            evidence=_values(case, moment, [replace(replica, index=outside), *different[:1]], "gradients"),
+        )
     begin, end = last[first].line, moment.of[first].line
     ratio = f"; those of rank {other} are {factor:.6g} times those of rank {first}" if factor is not None else ""
     return Broken(
@@ -367,6 +461,30 @@ def _changed_after_backward(case: Comparison, moment: Moment, different: list[Re
         line=clip or end,
         evidence=_values(case, moment, different, "gradients"),
     )
+
+
+def _not_reduced(
+    case: Comparison, moment: Moment, replica: Replica, left: dict[int, list[int | None] | None]
+) -> int | None:
+    """Return a parameter beside the replicas of which the backward pass leaves other gradients on each rank."""
+    held = {each.index for each in case.replicas if each.optimizer == moment.optimizer}
+    table = case.any.tables.get(moment.optimizer)
+    for index, parameter in enumerate(table.parameters if table is not None else ()):
+        if index in held or parameter.mesh is not None or not parameter.names:
+            continue
+        bits = {values[index] if values is not None and index < len(values) else None for values in left.values()}
+        same = {(tuple(each.names), tuple(each.shape)) for each in _on(case, replica, index)}
+        if len(bits) > 1 and None not in bits and len(same) == 1:
+            return index
+    return None
+
+
+def _on(case: Comparison, replica: Replica, index: int) -> Iterator[Parameter]:
+    """Yield a parameter of an optimizer on each rank of a replica."""
+    for rank in replica.ranks:
+        parameter = case.parameter(replica.optimizer, index, rank)
+        if parameter is not None:
+            yield parameter
 
 
 def _other_order(case: Comparison, moment: Moment, different: list[Replica]) -> Broken | None:
@@ -412,6 +530,12 @@ def learning_rates(case: Comparison) -> Broken | None:
             rates = {rank: tuple(step.lr) for rank, step in moment.of.items() if rank in replica.ranks}
             if len(set(rates.values())) > 1:
                 made = case.records[replica.ranks[0]].tables[optimizer].made
+                changes = [
+                    call.line
+                    for rank in rates
+                    for number, call in case.records[rank].calls("schedule")
+                    if number <= moment.of[rank].number
+                ]
                 shown = ", ".join(
                     f"{rate[0]:.6g} on rank {rank}" for rank, rate in rates.items() if rate and rate[0] is not None
                 )
@@ -422,9 +546,13 @@ def learning_rates(case: Comparison) -> Broken | None:
                     "loss",
                     step=moment.step,
                     ranks=tuple(rates),
-                    line=made,
+                    line=changes[-1] if changes else made,
                 )
     return None
+
+
+def _at(line: Place | None) -> str:
+    return f" at {line}" if line is not None else ""
 
 
 def clipping_norms(case: Comparison) -> Broken | None:
@@ -444,15 +572,24 @@ def clipping_norms(case: Comparison) -> Broken | None:
         for calls in zip(*clips.values(), strict=True):
             norms = [call.norm for call in calls if call.norm is not None]
             used = any(call.limit is not None and norm > call.limit for call, norm in zip(calls, norms, strict=False))
-            if (
-                max(norms) - min(norms) > 1e-6 * max(norms)
-                and used
-                and _has_parts(case, moment)
-                and (_reduces_gradients(case, moment) or case.has_messages or case.is_sharded or case.replicas)
-            ):
-                values = ", ".join(f"{norm:.6g}" for norm in norms[:8])
+            if not used or max(norms) - min(norms) <= 1e-6 * max(norms):
+                continue
+            values = ", ".join(f"{norm:.6g}" for norm in norms[:8])
+            if _end_equal(case, moment):
                 return Broken(
-                    f"since step {moment.step}, each rank clips by a norm of its own at {calls[0].line}: {values}",
+                    f"since step {moment.step}, each rank clips its own gradients at {calls[0].line} before they are "
+                    f"averaged, by {values}",
+                    "likely",
+                    "clip once in a step, after the last micro-batch, whose backward pass averages the gradients",
+                    step=moment.step,
+                    ranks=tuple(moment.of),
+                    line=calls[0].line,
+                )
+            if _has_parts(case, moment) and (
+                _reduces_gradients(case, moment) or case.has_messages or case.is_sharded or case.replicas
+            ):
+                return Broken(
+                    f"since step {moment.step}, each rank clips by a norm of its own{_at(calls[0].line)}: {values}",
                     "likely",
                     "the norm must be that of the whole gradient: add the squares over the ranks that hold parts of "
                     "it (all_reduce), then take the root; DTensors and FSDP's own clip_grad_norm_ do this",
@@ -465,11 +602,21 @@ def clipping_norms(case: Comparison) -> Broken | None:
     return None
 
 
+def _end_equal(case: Comparison, moment: Moment) -> bool:
+    """True if an optimizer holds replicas only, and their gradients are equal when it uses them."""
+    replicas = [replica for replica in case.replicas if replica.optimizer == moment.optimizer]
+    if not replicas or _has_parts(case, moment) or not all(replica.known for replica in replicas):
+        return False
+    return not any(_differs(moment, replica, Step.gradient_bits) for replica in replicas)
+
+
 def _has_parts(case: Comparison, moment: Moment) -> bool:
     """True if a rank's optimizer holds parameters that other ranks do not: the norms of replicas differ only if their
     gradients do, which is another rule's finding."""
     held = {replica.index for replica in case.replicas if replica.optimizer == moment.optimizer}
     table = case.any.tables.get(moment.optimizer)
+    if table is not None and all(each.whole and each.whole == each.shape for each in table.parameters):
+        return False  # a flat optimizer with a whole model, as DiLoCo's between two rounds
     return table is None or len(held) < len(table.parameters)
 
 
@@ -591,5 +738,6 @@ RULES = (
     Rule("weights-after", "a step leaves replicas equal", weights_after_a_step),
     Rule("clipping", "gradients are clipped by the norm of the whole", clipping_norms),
     Rule("weights-forward", "a forward uses the weights that the last step made", weights_of_the_owners),
+    Rule("buffers", "replicas evaluate with equal running statistics", statistics_in_evaluations),
     Rule("steps", "all ranks take the same number of steps", same_number_of_steps),
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from frog.core.config import RunConfig
 from frog.core.config.model import split_dim
+from frog.core.env import variable
 from frog.train.comm import Axis
 from frog.train.comm.local_shard import LocalShard, slice_shards, whole_copy
 from frog.train.data import Batch
@@ -24,6 +26,10 @@ from frog.train.parallel.strategy import Agreement, MakeOptimizer, Span, Strateg
 
 if TYPE_CHECKING:  # each way to split a model is loaded by the runs that use it
     from frog.train.parallel.model.pipeline import Pipeline
+
+
+NamedPart = tuple[str, tuple[int, ...], tuple[int, ...], Tensor, Tensor | None]
+"""A part of a parameter: the parameter's name, the part's first element, the parameter's shape, values, gradient."""
 
 
 class FromScratch(Strategy):
@@ -64,6 +70,8 @@ class FromScratch(Strategy):
         self.optimizer = make_optimizer(
             [updated for group in self.groups for partition in group.data.partitions for updated in partition.tensors]
         )
+        if variable("FROG_CHECK"):  # its flat tensors say nothing to an observer of the optimizer
+            vars(self.optimizer).update(named_parts=self.named_parts, whole_model=model)
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
@@ -150,6 +158,8 @@ class FromScratch(Strategy):
         return total
 
     def clip(self, norm: float, max_norm: float) -> None:
+        if "named_parts" in vars(self.optimizer):
+            vars(self.optimizer).update(clipped=(norm, max_norm))
         if norm > max_norm:
             for group in self.groups:
                 for partition in group.data.partitions:
@@ -202,6 +212,19 @@ class FromScratch(Strategy):
             if group.splits_parameters:
                 shards += self._shards_like(group, lambda tensor: tensor.detach()) + self._frozen(group)
         return shards
+
+    def named_parts(self) -> list[NamedPart]:
+        """Return the parts of parameters of which the optimizer's tensors consist."""
+        parts: list[NamedPart] = []
+        for group in self.groups:
+            gradients: Iterable[LocalShard | None] = repeat(None)
+            if all(updated.tensor.grad is not None for each in group.data.partitions for updated in each.tensors):
+                gradients = self._shards_like(group, lambda tensor: tensor.grad)
+            values = self._shards_like(group, lambda tensor: tensor.detach())
+            for shard, gradient in zip(values, gradients, strict=False):
+                given = None if gradient is None else gradient.tensor
+                parts.append((shard.name, shard.offset, shard.whole, shard.tensor, given))
+        return parts
 
     def gradient_shards(self) -> list[LocalShard]:
         return [shard for group in self.groups for shard in self._shards_like(group, lambda tensor: tensor.grad)]

@@ -14,6 +14,9 @@ from typing import Any
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(_OWN.rstrip(os.sep)))
+_TRAINER = (os.path.join(_PACKAGE, "train") + os.sep,) if os.path.basename(_PACKAGE) == "frog" else ()
+"""Frog's trainer, which is no installed package in a clone, and may run a user's strategy."""
 _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _TYPED_IN = ("<string>", "<stdin>")
 """File names of `python -c` and of code from stdin."""
@@ -30,7 +33,7 @@ def is_user_file(path: str) -> bool:
     """True for a file outside the standard library, the installed packages and this observer."""
     if path.startswith("<"):
         return path in _TYPED_IN
-    return not path.startswith((_STANDARD_LIBRARY, _OWN)) and not any(part in path for part in _INSTALLED)
+    return not path.startswith((_STANDARD_LIBRARY, _OWN, *_TRAINER)) and not any(part in path for part in _INSTALLED)
 
 
 def full_path(name: str) -> str:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import zlib
 from typing import Any
 
 from . import fingerprints, frames
 
-_MOST_NAMES = 20
+_MOST_NAMES, _MOST_STATISTICS = 20, 400
 _OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _GENERATORS = ("random.Random", "numpy.random._generator.Generator", "numpy.random.mtrand.RandomState")
 
 
 def random_state() -> int:
-    """Return a checksum of the CPU's random state."""
+    """Return a checksum of the random states of the CPU and of the rank's GPU, which does not wait for the GPU."""
     torch: Any = sys.modules["torch"]
-    return zlib.crc32(torch.get_rng_state().numpy().tobytes())
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):  # while a CUDA graph is captured
+            states.append(torch.cuda.get_rng_state())
+    return zlib.crc32(b"".join(each.numpy().tobytes() for each in states))
 
 
 def autocasts() -> bool:
@@ -62,6 +67,23 @@ def weights_of_others(module: Any, optimizers: Any) -> dict[str, int]:
     if len(others) == len(named) or any(hasattr(each, "_local_tensor") or each.is_meta for _, each in others):
         return {}
     return {name: int(fingerprints.bits(each)) for name, each in others}
+
+
+def own_statistics(module: Any, wrapper: Any) -> dict[str, int]:
+    """Return the bits of the running statistics that a module begins an evaluation with, by the buffer's name.
+
+    wrapper: DDP's. If the module is this wrapper and it sends the buffers of rank 0, they are not the rank's own.
+    """
+    if wrapper is module and wrapper.broadcast_buffers:
+        return {}
+    found: dict[str, int] = {}
+    for name, each in module.named_modules():
+        statistics = ("running_mean", "running_var") if getattr(each, "track_running_stats", False) else ()
+        for kind in statistics:
+            buffer = getattr(each, kind, None)
+            if buffer is not None and not buffer.is_meta and len(found) < _MOST_STATISTICS:
+                found[plain_name(f"{name}.{kind}" if name else kind)] = int(fingerprints.bits(buffer))
+    return found
 
 
 def are_ids(value: Any) -> bool:
@@ -120,6 +142,35 @@ def kind_of(module: Any) -> str | None:
 def is_wrapper(module: Any) -> bool:
     """True if a module only calls another one, whose name without what wrappers add is the same."""
     return kind_of(module) in ("ddp", "fsdp1", "deepspeed") or any(name in module._modules for name in _OF_WRAPPERS)
+
+
+def untied_head(module: Any) -> Any:
+    """Return the head's weight if a model of transformers ties it to its embedding and it is another tensor."""
+    torch: Any = sys.modules["torch"]
+    model = inside(module)
+    config = getattr(model, "config", None)
+    ties = getattr(config, "tie_word_embeddings", False) and getattr(model, "_tied_weights_keys", None)
+    if not ties or not hasattr(model, "get_output_embeddings"):
+        return None
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    embedding, head = (getattr(each, "weight", None) for each in ends)
+    if not isinstance(head, torch.nn.Parameter) or not isinstance(embedding, torch.nn.Parameter) or head is embedding:
+        return None
+    is_whole = not any(hasattr(each, "_local_tensor") or each.is_meta for each in (embedding, head))
+    return head if is_whole and head.shape == embedding.shape and head.requires_grad else None
+
+
+def adapters(module: Any) -> list[int]:
+    """Return how many tensors of LoRA's adapters a model has, and how many of them need a gradient."""
+    found = [each.requires_grad for name, each in module.named_parameters() if "lora_" in name]
+    return [len(found), sum(found)]
+
+
+def inside(module: Any) -> Any:
+    """Return the module that DDP and other wrappers call: a wrapper's own mode means nothing."""
+    while kind_of(module) in ("ddp", "fsdp1", "deepspeed") and getattr(module, "module", None) is not None:
+        module = module.module
+    return module
 
 
 def plain_name(name: str) -> str:

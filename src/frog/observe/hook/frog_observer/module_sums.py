@@ -9,6 +9,7 @@ offset. FROG_CHECK_MODULES asks for it: `1`, or `rounded` to change the weights 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from typing import Any
@@ -37,12 +38,19 @@ class Sums:
         self.is_partial = False
         """True if the ranks' tensors are still to be added: the squares of summands say nothing about the sum's."""
 
-    def add(self, tensor: Any, weighs_first: bool) -> None:
-        """Add a tensor, whose first dimension counts samples unless it is to be weighted."""
+    def add(self, tensor: Any, weighs_first: bool, place: Any = None) -> None:
+        """Add a tensor, whose first dimension counts samples unless it is to be weighted.
+
+        place: where its first element is in a whole tensor, and the whole's shape. As each dimension then begins where
+        it does in the whole, the sums of the parts add up in all of them, and count as the whole's.
+        """
         local, summands = fingerprints.local_of(tensor), _summands(tensor)
         one = Sums()
         one.calls, one.elements, one.dims, one.is_partial = 1, local.numel() / summands, _dims(local), summands > 1
-        one.total, one.square = _sums(local.reshape(one.dims), weighs_first)
+        starts = [0] * len(one.dims)
+        if place is not None and len(place[1]) == local.dim() <= _MOST_DIMENSIONS and local.dim():
+            starts, one.dims = list(place[0]), list(place[1])
+        one.total, one.square = _sums(local.reshape(_dims(local)), weighs_first, starts)
         self.merge(one)
 
     def merge(self, other: Sums) -> None:
@@ -89,22 +97,29 @@ class ModuleSums:
         self._names: dict[int, str] = {}
         """Names of the modules below the outermost ones, by id; they live as long as the program's model."""
         self._known: set[int] = set()
-        self._rounded: set[int] = set()
+        self._rounded: set[Any] = set()
         self._outputs: dict[str, list[_Call]] = {}
         self._gradients: dict[str, Sums] = {}
 
-    def begin(self, number: int, root: Any) -> None:
-        """Take an outermost module that is about to run."""
+    def begin(self, number: int, root: Any, optimizers: Any = ()) -> None:
+        """Take an outermost module that is about to run.
+
+        optimizers: one that holds flat tensors names their parts, and the model that has the module.
+        """
         if id(root) not in self._known:
+            model = next((each.whole_model for each in optimizers if hasattr(each, "whole_model")), None)
+            if model is not None and any(each is root for each in model.modules()):
+                number, root = 0, model  # a pipeline calls its layers one by one
+                self._known.update(id(each) for each in model.modules())
             self._known.add(id(root))
             for name, module in root.named_modules():
                 if not module_facts.is_wrapper(module):
                     own = module_facts.plain_name(name) or "the model"
                     self._names[id(module)] = own if number == 0 else f"{own} of model {number}"
         if self._rounds:
-            self._round(root)
+            self._round(_weights_of(root, optimizers))
 
-    def _round(self, root: Any) -> None:
+    def _round(self, weights: list[tuple[Any, Any, Any]]) -> None:
         """Change each weight by as much as rounding changes a result that is computed from it.
 
         That is half a unit in the last place of the type of the result, or of float32 times the root of the number of
@@ -113,15 +128,11 @@ class ModuleSums:
         """
         torch: Any = sys.modules["torch"]
         generator = torch.Generator(device="cpu").manual_seed(_SEED)
-        for parameter in root.parameters():
-            if id(parameter) in self._rounded or not parameter.is_floating_point():
+        for key, local, shape in weights:
+            if key in self._rounded or not local.is_floating_point():
                 continue
-            self._rounded.add(id(parameter))
-            # DeepSpeed's ZeRO-3 keeps the shard of a parameter, which is empty meanwhile, in an attribute
-            local = getattr(parameter, "ds_tensor", None)
-            local = getattr(parameter.detach(), "_local_tensor", parameter.detach()) if local is None else local
-            shape = getattr(parameter, "ds_shape", parameter.shape)
-            inputs = max(1, shape.numel() // max(1, shape[0])) if len(shape) > 1 else 1
+            self._rounded.add(key)
+            inputs = max(1, math.prod(shape[1:]))
             unit = _unit(torch, local.dtype)
             unit = max(unit, min(unit, _unit_of(torch, torch.float32)) * inputs**0.5)
             signs = torch.randint(2, local.shape, generator=generator, device="cpu").to(local.device) * 2 - 1
@@ -174,17 +185,34 @@ class ModuleSums:
         return record
 
 
-def of_tensors(tensors: list[Any]) -> list[dict[str, Any] | None]:
-    """Return the sums of parameters or of their gradients, with the first dimension weighted too."""
+def of_tensors(tensors: list[Any], places: list[Any] | None = None) -> list[dict[str, Any] | None]:
+    """Return the sums of parameters or of their gradients, with the first dimension weighted too.
+
+    places: where each part is in its whole parameter, and the whole's shape.
+    """
     found: list[dict[str, Any] | None] = []
-    for tensor in tensors:
+    for number, tensor in enumerate(tensors):
         if tensor is None or tensor.is_meta:
             found.append(None)
             continue
         sums = Sums()
-        sums.add(tensor, weighs_first=True)
+        sums.add(tensor, weighs_first=True, place=None if places is None else places[number])
         found.append(sums.record())
     return found
+
+
+def _weights_of(root: Any, optimizers: Any) -> list[tuple[Any, Any, Any]]:
+    """Return what holds this rank's weights: a key for each, the tensor, the shape of the whole."""
+    parts = [part for each in optimizers if hasattr(each, "named_parts") for part in each.named_parts()]
+    if parts:
+        return [((name, *offset), part, whole) for name, offset, whole, part, _ in parts]
+    weights = []
+    for parameter in root.parameters():
+        # DeepSpeed's ZeRO-3 keeps the shard of a parameter, which is empty meanwhile, in an attribute
+        local = getattr(parameter, "ds_tensor", None)
+        local = getattr(parameter.detach(), "_local_tensor", parameter.detach()) if local is None else local
+        weights.append((id(parameter), local, getattr(parameter, "ds_shape", parameter.shape)))
+    return weights
 
 
 def asked() -> str:
@@ -224,11 +252,11 @@ def _summands(tensor: Any) -> int:
     return summands
 
 
-def _sums(tensor: Any, weighs_first: bool) -> tuple[Any, Any]:
+def _sums(tensor: Any, weighs_first: bool, starts: list[int]) -> tuple[Any, Any]:
     """Return the sums of a tensor of at most four dimensions, and that of its squares, in float64.
 
     The sums have one axis of two for each weighted dimension, last dimension first: 0 added up, 1 weighted. The first
-    dimension is weighted only if asked.
+    dimension is weighted only if asked. starts: the place of the tensor's first element in each dimension.
     """
     torch: Any = sys.modules["torch"]
     per_row = max(1, tensor.numel() // max(1, tensor.shape[0]))
@@ -239,10 +267,10 @@ def _sums(tensor: Any, weighs_first: bool) -> tuple[Any, Any]:
         part = tensor[start : start + rows].double()
         square = square + (part * part).sum()
         for dimension in range(tensor.dim() - 1, 0, -1):
-            weights = _weights(dimension, part.shape[dimension], 0, part.device)
+            weights = _weights(dimension, part.shape[dimension], starts[dimension], part.device)
             part = torch.tensordot(part, weights, dims=([dimension], [0]))
         if weighs_first:
-            part = torch.tensordot(part, _weights(0, part.shape[0], start, part.device), dims=([0], [0]))
+            part = torch.tensordot(part, _weights(0, part.shape[0], starts[0] + start, part.device), dims=([0], [0]))
         else:
             part = part.sum(dim=0)
         total = part if total is None else total + part

@@ -51,7 +51,7 @@ class StepRecorder:
         self._forwards: list[dict[str, Any]] = []
         self._backwards: list[dict[str, Any]] = []
         self._calls: list[dict[str, Any]] = []
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[int, list[Any]] = {}
         self._before: tuple[int, dict[str, Any]] | None = None
         self._saw_nan = False
         self._outside: dict[tuple[int, str], dict[str, Any]] = {}
@@ -67,6 +67,16 @@ class StepRecorder:
         self._has_learned, self._asked_modes = False, False
         self._begun = 0
         """The outermost module that was called last, by id."""
+        self.lowered: Any = None
+        """The line that moved a module to half precision last."""
+        self._schedules: dict[int, Any] = {}
+        """The line that made an optimizer's scheduler, by the optimizer's id."""
+        self._by_framework = False
+        """True while the outermost module was called by a library, and no user's line inside it is known."""
+        self._members: set[int] = set()
+        """Modules that are part of an outermost one, by id."""
+        self._strangers = _Known()
+        """Modules that were called inside of an outermost one and are no part of it, as those in a list."""
         self._ids: tuple[int, Any] | None = None
         """The words that a module is looking up, and how deep it is among the modules."""
         self.iterations: dict[int, int] = {}
@@ -164,6 +174,8 @@ class StepRecorder:
         self._depth += 1
         if self._ids is None and self.is_sampled and args and module_facts.are_ids(args[0]):
             self._ids = self._depth, args[0]
+        if self._depth > 1:
+            self._note_inner(module)
         if self._depth > 1 or len(self._forwards) >= _MOST_FORWARDS:
             return
         if next(module.parameters(), None) is None:
@@ -173,7 +185,7 @@ class StepRecorder:
         with self.reading():
             record: dict[str, Any] = {
                 "module": self._root(module),
-                "training": bool(module.training),
+                "training": bool(module_facts.inside(module).training),
                 "grad": learns,
                 "line": line_of(sys._getframe(2)),
             }
@@ -185,15 +197,32 @@ class StepRecorder:
                 record["random"] = module_facts.random_state()
                 self._note_facts(module, record)
                 if self._modules is not None:
-                    self._modules.begin(record["module"], module)
+                    self._modules.begin(record["module"], module, [each for _, each in self._optimizers])
             self._begun = id(module)
+            self._by_framework = not frames.is_user_file(_caller(sys._getframe(2)))
             self._forwards.append(record)
+
+    def _note_inner(self, module: Any) -> None:
+        """Take the beginning of a module inside the outermost one: where the user calls it, and whether it belongs."""
+        # Lightning calls the wrapper, and that the user's training step
+        if self._by_framework and self._forwards and frames.is_user_file(_caller(sys._getframe(3))):
+            self._forwards[-1]["line"] = line_of(sys._getframe(3))
+            self._by_framework = False
+        if self.is_sampled and id(module) not in self._members and module._parameters:
+            with self.reading():
+                self._members |= {id(each) for _, root in self._roots for each in root.modules()}
+                if id(module) not in self._members:
+                    self._members.add(id(module))
+                    self._strangers.number(module)
 
     def _note_facts(self, module: Any, record: dict[str, Any]) -> None:
         """Note what an outermost forward begins with."""
         learns = record["training"] and record["grad"]
         if not learns and not record["training"] and not self._has_learned:
             record["early"] = module_facts.estimates_norms(module)
+        if not record["training"] and not record["grad"] and not any("buffers" in each for each in self._forwards):
+            buffers = module_facts.own_statistics(module, self._wrapper_of(module))
+            record.update({"buffers": buffers} if buffers else {})
         if learns and not self._asked_modes:
             record["unset"] = module_facts.unset_mode(module, self.modes_set)
             self._asked_modes = True
@@ -261,7 +290,8 @@ class StepRecorder:
             record["adds"] = any(_bits_of(each) for each in gradients)
             for number, (optimizer, before) in list(self._stale.items()):
                 now = [_bits_of(each) for each in _gradients(optimizer())] if optimizer() is not None else []
-                if not any(map(_same, before, now)):
+                # later micro-batches of a step begin with what the first one has added
+                if not any(now) or (number not in self._added and not any(map(_same, before, now))):
                     self._stale.pop(number)
                     self._added.discard(number)
 
@@ -297,8 +327,18 @@ class StepRecorder:
         if line is not None and len(self._made) < _MOST_PARAMETERS:
             self._made[id(thing)] = line
 
-    def on_ddp(self, wrapper: Any) -> None:
-        """Take a new wrapper of DDP."""
+    def on_schedule(self, optimizer: Any, line: Any) -> None:
+        """Take the line that made a scheduler of an optimizer's learning rate."""
+        if line is not None:
+            self._schedules[id(optimizer)] = line
+
+    def number_of(self, optimizer: Any) -> int:
+        """Return the number of an optimizer."""
+        return self._optimizers.number(optimizer)
+
+    def on_ddp(self, wrapper: Any, line: Any) -> None:
+        """Take a new wrapper of DDP, and the line that made it."""
+        self._made[id(wrapper)] = line
         group = wrapper.process_group
         distributed: Any = sys.modules["torch.distributed"]
         self._ddp.append((weakref.ref(wrapper), distributed.get_process_group_ranks(group)))
@@ -308,6 +348,16 @@ class StepRecorder:
         if line is not None and len(self.initialized) < _MOST_PARAMETERS:
             counts = self.initialized.setdefault(id(parameter), {})
             counts[tuple(line)] = counts.get(tuple(line), 0) + 1
+
+    def uses_added_gradients(self) -> bool:
+        """True if the gradients are those that the last of several backward passes left."""
+        if not self.is_sampled or len(self._backwards) < 2:
+            return False
+        with self.reading():
+            bits = self._backwards[-1].get("bits")
+            now = {number: [_bits_of(each) for each in _gradients(optimizer)] for number, optimizer in self._optimizers}
+            return bits is not None and now == bits
+        return False
 
     @property
     def has_stepped(self) -> bool:
@@ -362,13 +412,17 @@ class StepRecorder:
             number = self._optimizers.number(optimizer)
             self._update_table(number, optimizer)
             record: dict[str, Any] = {"line": line, "lr": _learning_rates(optimizer)}
+            clipped = vars(optimizer).pop("clipped", None)
+            if clipped is not None:
+                self.on_call({"call": "clip", "line": None, "norm": finite_or_none(clipped[0]), "limit": clipped[1]})
             if self.is_sampled:
                 parameters, gradients = _parameters(optimizer), _gradients(optimizer)
                 record["gradients"] = _fingerprints(gradients)
                 record["before"] = [_bits_of(each) for each in parameters]
                 if self._modules is not None:
-                    record["gradient_sums"] = module_sums.of_tensors(gradients)
-                    record["before_sums"] = module_sums.of_tensors(parameters)
+                    places = _places(optimizer)
+                    record["gradient_sums"] = module_sums.of_tensors(gradients, places)
+                    record["before_sums"] = module_sums.of_tensors(parameters, places)
                 record["stale"] = number in self._stale and number in self._added
                 self._note_outside()
                 record["samples"] = [fingerprints.sampled(each) for each in parameters]
@@ -392,7 +446,7 @@ class StepRecorder:
                 parameters = _parameters(optimizer)
                 record["weights"] = _fingerprints(parameters)
                 if self._modules is not None:
-                    record["weight_sums"] = module_sums.of_tensors(parameters)
+                    record["weight_sums"] = module_sums.of_tensors(parameters, _places(optimizer))
                 record["changed"] = list(map(_changed, record.pop("samples"), parameters, record.pop("used")))
                 record["state"] = _state_types(optimizer)
             self.write(
@@ -445,10 +499,21 @@ class StepRecorder:
                     "class": type(module).__name__,
                     "wrapper": module_facts.kind_of(module),
                     "inside": type(wrapper).__name__ if wrapper is not None and wrapper is not module else None,
+                    "broadcasts": None if wrapper is None else bool(wrapper.broadcast_buffers),
+                    "made": self.made_at(wrapper) if wrapper is not None else None,
+                    "shards": any(module_facts.kind_of(each) == "fsdp2" for each in module.modules()),
                     "modes": any(map(_has_modes, module.modules())),
+                    "untied": self._untied(module),
+                    "adapters": module_facts.adapters(module),
                 }
             )
         return number
+
+    def _untied(self, module: Any) -> Any:
+        """Return the names of an embedding and a head that the model's configuration ties and that are two tensors."""
+        head = module_facts.untied_head(module)
+        names = {id(each): module_facts.plain_name(name) for name, each in module.named_parameters()}
+        return None if head is None else [names.get(id(head), "the head"), self.made_at(head)]
 
     def _wrapper_of(self, module: Any) -> Any:
         """Return the DDP wrapper that a module is, or whose module it is; None if there is none."""
@@ -482,20 +547,28 @@ class StepRecorder:
 
     def _update_table(self, number: int, optimizer: Any) -> None:
         """Write which parameters an optimizer has, if they have changed."""
+        parts = _parts_of(optimizer)
         parameters = _parameters(optimizer)
-        if self._tables.get(number) == [id(each) for each in parameters]:
+        now = [id(each) for each in parameters] if parts is None else [[each[:3], each[3].shape] for each in parts]
+        if self._tables.get(number) == now:
             return
-        self._tables[number] = [id(each) for each in parameters]
+        self._tables[number] = now
         names, replicas, owners = self._names(), self._replicas(), self._owners()
+        described = [
+            {**self._described(each, names, replicas), "owner": owners.get(id(each), "")} for each in parameters
+        ]
+        if parts is not None:
+            for each, (name, offset, whole, _, _) in zip(described, parts):  # noqa: B905 Python 3.9
+                each.update(names=[name], offset=list(offset), whole=list(whole), trained=True)
         self.write(
             {
                 "kind": "parameters",
                 "optimizer": number,
                 "class": type(optimizer).__name__,
                 "made": self.made_at(optimizer),
-                "parameters": [
-                    {**self._described(each, names, replicas), "owner": owners.get(id(each), "")} for each in parameters
-                ],
+                "schedule": self._schedules.get(id(optimizer)),
+                "lowered": self.lowered,
+                "parameters": described,
             }
         )
 
@@ -535,12 +608,25 @@ class StepRecorder:
     def _note_outside(self) -> None:
         """Remember the parameters that have a gradient now and that no optimizer holds."""
         held = {id(each) for _, optimizer in self._optimizers for each in _parameters(optimizer)}
+        if any(_parts_of(optimizer) is not None for _, optimizer in self._optimizers):
+            return  # it holds flat tensors, and not the module's parameters
         for number, root in self._roots:
             for name, parameter in root.named_parameters():
                 if parameter.grad is None or id(parameter) in held or len(self._outside) >= _MOST_OUTSIDE:
                     continue
                 made = self.made_at(parameter)
                 self._outside[number, name] = {"module": number, "name": module_facts.plain_name(name), "made": made}
+        for number, stranger in self._strangers:
+            for name, parameter in stranger._parameters.items():
+                if parameter is None or parameter.grad is None or id(parameter) in held:
+                    continue
+                whole = f"{name} of a {type(stranger).__name__}"
+                self._outside[-1 - number, whole] = {
+                    "module": self._forwards[-1]["module"] if self._forwards else 0,
+                    "name": whole,
+                    "made": self.made_at(parameter),
+                    "stranger": True,
+                }
 
 
 class _Known:
@@ -564,6 +650,13 @@ class _Known:
             thing = reference()
             if thing is not None:
                 yield number, thing
+
+
+def _caller(frame: Any) -> str:
+    """Return the file from which a module was called."""
+    while frame is not None and frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_code.co_filename)
 
 
 def line_of(frame: Any) -> list[Any] | None:
@@ -595,12 +688,33 @@ def _is_constant(tensor: Any) -> bool:
     return elements.numel() == 0 or bool((elements == elements[0]).all())
 
 
+def _parts_of(optimizer: Any) -> list[Any] | None:
+    """Return the parts of parameters of which an optimizer's flat tensors consist, if it tells; None if it does not.
+
+    Each is a name, the place of its first element in the whole parameter, the whole's shape, the part, its gradient.
+    """
+    named_parts = getattr(optimizer, "named_parts", None)
+    return None if named_parts is None else list(named_parts())
+
+
 def _parameters(optimizer: Any) -> list[Any]:
+    parts = _parts_of(optimizer)
+    if parts is not None:
+        return [part for _, _, _, part, _ in parts]
     return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
 
 
 def _gradients(optimizer: Any) -> list[Any]:
+    parts = _parts_of(optimizer)
+    if parts is not None:
+        return [gradient for _, _, _, _, gradient in parts]
     return [each.grad for each in _parameters(optimizer)]
+
+
+def _places(optimizer: Any) -> list[Any] | None:
+    """Return the place of each part in its whole parameter, and the whole's shape."""
+    parts = _parts_of(optimizer)
+    return None if parts is None else [(offset, whole) for _, offset, whole, _, _ in parts]
 
 
 def _learning_rates(optimizer: Any) -> list[float | None]:

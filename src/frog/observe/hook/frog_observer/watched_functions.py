@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import fingerprints, module_facts
+from . import fingerprints, frames, module_facts
 from .step_recorder import StepRecorder, finite_or_none, line_of
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
@@ -38,6 +38,8 @@ def _watch(recorder: StepRecorder) -> None:
     watched.watch_modules(torch)
     watched.watch_state_dicts(torch)
     watched.watch_clipping(torch)
+    watched.watch_scaling()
+    watched.watch_schedules()
     watched.watch_loaders()
     if torch.distributed.is_available():
         watched.watch_ddp()
@@ -48,6 +50,7 @@ def _watch(recorder: StepRecorder) -> None:
 class _Functions:
     def __init__(self, recorder: StepRecorder) -> None:
         self._recorder = recorder
+        self._watches_accelerate = False
 
     def _wrap(self, owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
         """Replace a function in all places under which programs find it."""
@@ -91,7 +94,16 @@ class _Functions:
 
             return __init__
 
+        def make_scheduler(original: Any) -> Any:
+            def __init__(scheduler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                original(scheduler, optimizer, *args, **kwargs)
+                if recorder.is_here():
+                    recorder.on_schedule(optimizer, line_of(sys._getframe(1)))
+
+            return __init__
+
         self._wrap([torch.optim.Optimizer], "__init__", make_init)
+        self._wrap([torch.optim.lr_scheduler.LRScheduler], "__init__", make_scheduler)
         kind = torch.nn.Parameter
         new = kind.__new__
 
@@ -118,7 +130,10 @@ class _Functions:
         def make_apply(original: Any) -> Any:
             def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
                 before = recorder.kinds_in_ddp(module) if recorder.is_here() else None
+                kind = _kind_of(module)
                 result = original(module, *args, **kwargs)
+                if kind != _kind_of(module) and _kind_of(module) in (torch.bfloat16, torch.float16):
+                    recorder.lowered = line_of(sys._getframe(1))
                 if before and recorder.kinds_in_ddp(module) != before:
                     recorder.on_call({"call": "moved", "line": line_of(sys._getframe(1))})
                 return result
@@ -204,9 +219,11 @@ class _Functions:
 
         def make(original: Any) -> Any:
             def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+                untouched = recorder.is_here() and recorder.uses_added_gradients()
                 norm = original(*args, **kwargs)
                 if recorder.is_here():
                     record: dict[str, Any] = {"call": "clip", "line": line_of(sys._getframe(1))}
+                    record["untouched"] = untouched
                     limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
                     with recorder.reading():
                         if recorder.is_sampled and not hasattr(norm, "_local_tensor"):
@@ -219,6 +236,66 @@ class _Functions:
 
         self._wrap([torch.nn.utils.clip_grad, torch.nn.utils], "clip_grad_norm_", make)
 
+    def watch_scaling(self) -> None:
+        """Watch when a GradScaler divides gradients by its scale, and when it steps an optimizer."""
+        recorder = self._recorder
+        try:
+            scaler = importlib.import_module("torch.amp.grad_scaler").GradScaler
+        except (ImportError, AttributeError):  # torch before 2.3
+            return
+        inside: list[Any] = []
+
+        def make_unscale(original: Any) -> Any:
+            def unscale_(owner: Any, *args: Any, **kwargs: Any) -> Any:
+                if owner._enabled and not inside and recorder.is_here():
+                    recorder.on_call({"call": "unscale", "line": line_of(sys._getframe(1))})
+                return original(owner, *args, **kwargs)
+
+            return unscale_
+
+        def make_step(original: Any) -> Any:
+            def step(owner: Any, *args: Any, **kwargs: Any) -> Any:
+                if owner._enabled and type(owner).unscale_ is scaler.unscale_ and recorder.is_here():
+                    recorder.on_call({"call": "scaled_step", "line": line_of(sys._getframe(1))})
+                inside.append(owner)
+                try:
+                    return original(owner, *args, **kwargs)
+                finally:
+                    inside.pop()
+
+            return step
+
+        self._wrap([scaler], "unscale_", make_unscale)
+        self._wrap([scaler], "step", make_step)
+
+    def watch_schedules(self) -> None:
+        """Watch the steps of schedulers that change a learning rate."""
+        recorder = self._recorder
+        schedulers = importlib.import_module("torch.optim.lr_scheduler")
+
+        def make(original: Any) -> Any:
+            def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+                groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
+                before = [group.get("lr") for group in groups]
+                result = original(scheduler, *args, **kwargs)
+                if recorder.is_here() and before != [group.get("lr") for group in groups]:
+                    caller = sys._getframe(1)
+                    recorder.on_call(
+                        {
+                            "call": "schedule",
+                            "line": line_of(caller),
+                            "direct": frames.is_user_file(caller.f_code.co_filename),
+                            "optimizer": recorder.number_of(scheduler.optimizer),
+                        }
+                    )
+                return result
+
+            return step
+
+        for kind in vars(schedulers).values():
+            if isinstance(kind, type) and "step" in vars(kind) and hasattr(kind, "state_dict"):
+                self._wrap([kind], "step", make)
+
     def watch_loaders(self) -> None:
         """Watch the batches of DataLoaders."""
         recorder = self._recorder
@@ -230,8 +307,10 @@ class _Functions:
                 original(iterator, loader)
                 if not recorder.is_here():
                     return
+                self.watch_accelerate()
                 with recorder.reading():
                     line = line_of(sys._getframe(1))
+                    by_library = not frames.is_user_file(_iterates(sys._getframe(1)))
                     # a program may make a new DataLoader for each epoch: the line and the data tell that it is the same
                     number = numbers.setdefault((str(line), id(loader.dataset)), len(numbers))
                     iteration = recorder.iterations[number] = recorder.iterations.get(number, -1) + 1
@@ -243,6 +322,7 @@ class _Functions:
                             "iteration": iteration,
                             "line": line,
                             **_described(loader, iterator),
+                            **({} if by_library else {"made": None}),
                         }
                     )
 
@@ -268,8 +348,40 @@ class _Functions:
 
             return __next__
 
+        def make_loader(original: Any) -> Any:
+            def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+                original(loader, *args, **kwargs)
+                if recorder.is_here():
+                    object.__setattr__(loader, "_frog_made", line_of(sys._getframe(1)))
+
+            return __init__
+
+        self._wrap([data.DataLoader], "__init__", make_loader)
         self._wrap([data._BaseDataLoaderIter], "__init__", make_init)
         self._wrap([data._BaseDataLoaderIter], "__next__", make_next)
+
+    def watch_accelerate(self) -> None:
+        """Watch how a program gathers what it evaluates, once accelerate is there."""
+        kind = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
+        if kind is None or self._watches_accelerate:
+            return
+        self._watches_accelerate = True
+        recorder = self._recorder
+
+        def make(original: Any) -> Any:
+            def gathers(*args: Any, **kwargs: Any) -> Any:
+                caller = sys._getframe(1)
+                if recorder.is_here() and frames.is_user_file(caller.f_code.co_filename):
+                    has_samples = any(each.dim() for each in fingerprints.tensors_of([args[1:], kwargs]))
+                    name = original.__name__
+                    if has_samples or name != "gather":
+                        recorder.on_call({"call": name, "line": line_of(caller)})
+                return original(*args, **kwargs)
+
+            return gathers
+
+        for name in ("gather", "gather_for_metrics"):
+            self._wrap([kind], name, make)
 
     def watch_ddp(self) -> None:
         """Watch which modules DDP wraps."""
@@ -281,8 +393,9 @@ class _Functions:
                 original(wrapper, *args, **kwargs)
                 if recorder.is_here():
                     with recorder.reading():
-                        recorder.on_ddp(wrapper)
-                        recorder.on_call({"call": "ddp", "line": line_of(sys._getframe(1))})
+                        line = line_of(sys._getframe(1))
+                        recorder.on_ddp(wrapper, line)
+                        recorder.on_call({"call": "ddp", "line": line})
 
             return __init__
 
@@ -376,9 +489,46 @@ def _is_complete(result: Any) -> bool:
     return result is None and not coalesced
 
 
+def _iterates(frame: Any) -> str:
+    """Return the file that iterates over a DataLoader, past torch's and accelerate's own."""
+    own = (os.path.join("utils", "data", "dataloader.py"), os.path.join("accelerate", "data_loader.py"))
+    while frame is not None and frame.f_code.co_filename.endswith(own):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_code.co_filename)
+
+
+def _kind_of(module: Any) -> Any:
+    """Return the type of a module's own first parameter."""
+    return next((each.dtype for each in module._parameters.values() if each is not None), None)
+
+
+def _is_split(batches: Any) -> bool:
+    """True for accelerate's batch sampler that leaves out the batches of other ranks."""
+    return type(batches).__name__ == "BatchSamplerShard" and getattr(batches, "num_processes", 1) > 1
+
+
+def _fills_up(loader: Any) -> bool:
+    """True if accelerate repeats samples, so that all ranks have batches of the same size."""
+    batches, count = loader.batch_sampler, getattr(loader.dataset, "__len__", None)
+    if not _is_split(batches) or count is None or not getattr(batches, "even_batches", False):
+        return False
+    together = (getattr(batches, "batch_size", None) or 1) * batches.num_processes
+    return not getattr(batches, "drop_last", False) and len(loader.dataset) % together != 0
+
+
+def _is_distributed(batches: Any) -> bool:
+    """True if a batch sampler takes its samples from a DistributedSampler of several ranks."""
+    sampler = getattr(batches, "sampler", None)
+    kinds = [kind.__name__ for kind in type(sampler).__mro__]
+    return "DistributedSampler" in kinds and getattr(sampler, "num_replicas", 1) > 1
+
+
 def _described(loader: Any, iterator: Any) -> dict[str, Any]:
     """Return how a DataLoader chooses its samples."""
     sampler = loader.sampler
+    split_again = _is_split(loader.batch_sampler) and _is_distributed(
+        getattr(loader.batch_sampler, "batch_sampler", None)
+    )
     kinds = [kind.__name__ for kind in type(sampler).__mro__]
     is_distributed = "DistributedSampler" in kinds
     count = getattr(loader.dataset, "__len__", None)
@@ -391,6 +541,9 @@ def _described(loader: Any, iterator: Any) -> dict[str, Any]:
         "samples": len(loader.dataset) if count is not None else None,
         "workers": loader.num_workers,
         "size": getattr(loader, "batch_size", None),
+        "split_again": split_again,
+        "fills_up": _fills_up(loader),
+        "made": getattr(loader, "_frog_made", None),
         "generators": [] if loader.worker_init_fn is not None else module_facts.own_generators(loader.dataset),
         "seed": iterator._base_seed if loader.num_workers else None,
     }
