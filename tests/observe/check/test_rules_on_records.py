@@ -420,6 +420,7 @@ def loaded(*rows: list[int], every: int = 1, iteration: int = 0, **changes: Any)
         (loaded([1, 2], [3, 4]), loaded([2, 1], [4, 3]), ("certain", 1, (0, 1), 4)),
         (loaded([1, 2], [3, 4]), loaded([1, 2], [3, 5]), None),
         (loaded([1, 2], [1, 2]), loaded([1, 2], [1, 2]), None),  # the same batch in every step
+        (loaded([1, 2, 2], [3, 4, 4]), loaded([1, 1, 2], [3, 3, 4]), None),  # rows of one word each, of few words
         (loaded([1], [2]), loaded([1], [2]), ("certain", 1, (0, 1), 4)),
         (loaded([1, 1], [2, 2]), loaded([1, 1], [2, 2]), FEW_BATCHES),  # of equal rows nothing is known
         (loaded([1, 2], [3, 4], [5, 6], every=3), loaded([1, 2], [3, 4], [5, 6], every=3), FEW_BATCHES),  # evaluation

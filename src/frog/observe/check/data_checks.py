@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 from frog.core.units import some_of, span
@@ -38,7 +39,7 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
         is_data = False if case.share_layers(one, other) else case.in_data_group(one, other)
         seen = seen or is_data is not None
         unknown = unknown or is_data is None
-        same = [key for key in informative if set(mine[key]) == set(theirs[key])]
+        same = [key for key in informative if Counter(mine[key]) == Counter(theirs[key])]
         first = informative[0]
         others_differ = not any(set(mine[key]) & set(theirs[key]) for key in informative[1:])
         if is_data and same == [first] and len(set(mine[first])) > 1 and others_differ:
