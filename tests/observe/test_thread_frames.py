@@ -12,7 +12,7 @@ from types import FrameType
 
 import pytest
 
-from frog.observe.hook.frog_observer import frames
+from frog.observe.hook.frog_observer import crashes, frames
 
 HOOK = str(Path(frames.__file__).parents[1])
 
@@ -156,3 +156,44 @@ def test_long_line_of_code_is_cut() -> None:
         assert len(frames._with_code({"file": "/me/long.py", "line": 2}, True)["code"]) == 200
     finally:
         del linecache.cache["/me/long.py"]
+
+
+HANDLES = {
+    "except": "try: fail()\nexcept OSError: look()",
+    "finally": "def run():\n    try: fail()\n    finally: look()\ntry: run()\nexcept OSError: pass",
+    "with": "class Room:\n    def __enter__(self): pass\n    def __exit__(self, *error): return look() is None\n"
+    "with Room(): fail()",
+    "nothing": "try: fail()\nexcept OSError: pass\nlook()",
+}
+
+
+@pytest.mark.parametrize("where", HANDLES)
+def test_exception_that_a_thread_handles_is_seen_from_another_one(where: str) -> None:
+    seen = []
+
+    def look() -> None:
+        """Ask in another thread, as the observer does."""
+        thread = threading.Thread(
+            target=lambda ident: seen.append(crashes.handled_by(ident)), args=[threading.get_ident()]
+        )
+        thread.start()
+        thread.join()
+
+    names = {"look": look}
+    exec(
+        compile("def fail():\n    raise OSError('disk is full')\n" + HANDLES[where], "/home/me/train.py", "exec"), names
+    )
+    (found,) = seen
+    if where == "nothing":
+        assert found is None
+    else:
+        assert found == {"type": "OSError", "message": "disk is full", "line": found["line"]}
+        assert (found["line"]["file"], found["line"]["line"]) == ("/home/me/train.py", 2)
+
+
+def test_exception_without_a_text_is_left_out() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert crashes.handled(Silent()) is None

@@ -226,6 +226,15 @@ class ThreadStack(Typed, frozen=True, kw_only=True, rename={"is_main": "main"}):
     frames: list[CodeLine] = msgspec.field(default_factory=list)
 
 
+class EarlierError(Typed, frozen=True, kw_only=True):
+    """An exception that ended a thread before the program failed, or that a rank was handling."""
+
+    type: str
+    message: str = ""
+    line: CodeLine | None = None
+    thread: str = ""
+
+
 class Stacks(Typed, frozen=True, kw_only=True):
     """stacks.json: all threads of a rank."""
 
@@ -240,6 +249,8 @@ class Stacks(Typed, frozen=True, kw_only=True):
     """The message for which the main thread waits in `send` or `recv`."""
     joining: Joining | None = None
     """The group that the main thread joins."""
+    handled: EarlierError | None = None
+    """The exception that the main thread handles: in an `except`, in a `finally`, or at the end of a `with`."""
     threads: list[ThreadStack] = msgspec.field(default_factory=list)
 
 
@@ -255,15 +266,6 @@ class WorkerStack(Typed, frozen=True, kw_only=True):
     worker: Count
     frames: list[CodeLine] = msgspec.field(default_factory=list)
     """Innermost last."""
-
-
-class EarlierError(Typed, frozen=True, kw_only=True):
-    """An exception that ended a thread before the program failed."""
-
-    type: str
-    message: str = ""
-    line: CodeLine | None = None
-    thread: str = ""
 
 
 class ProgramError(Typed, frozen=True, kw_only=True):
@@ -287,6 +289,8 @@ class ProgramError(Typed, frozen=True, kw_only=True):
     joining: Joining | None = None
     """The group that it was joining."""
     earlier: list[EarlierError] = msgspec.field(default_factory=list)
+    handled: EarlierError | None = None
+    """The exception that the main thread was handling when this one was raised."""
 
 
 class Request(Typed, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ _RANK_TEST = re.compile(
 )
 _OF_ALL = re.compile(r"is_initialized|is_available|world_size|__name__|is_distributed|use_ddp|TYPE_CHECKING")
 """Tests that all ranks pass, or none."""
+_COMMUNICATES = re.compile(r"reduce|gather|scatter|broadcast|barrier|all_to_all|send|recv|sync")
+_KEEPS_RESULTS = re.compile(r"cache|memoi[sz]e", re.IGNORECASE)
 _MAIN_TEST = re.compile(r"is_main|is_master|master_process|main_process|is_first|is_chief|is_leader|process_zero")
 _Loop = (ast.For, ast.AsyncFor, ast.While)
 
@@ -37,7 +40,8 @@ class Block:
     """A block of a program."""
 
     kind: str
-    """loop, if, else, except, or return: the rest of a function after a conditional return."""
+    """loop, if, else, except, cache: a function whose results are kept, or return: the rest of a function after a
+    conditional return."""
     text: str
     """Its first line, such as `for batch in loader:`."""
     line: int
@@ -53,6 +57,10 @@ class Block:
     """Of a return: the function that it leaves. Of a loop: the function that returns what it goes through."""
     is_counted: bool = False
     """True if it is a branch whose test depends only on the round of a loop over a range, as `step % 10 == 0`."""
+    is_partial: bool = False
+    """True if it is a part of a line, as `f(x)` of `y = f(x) if x else g()`."""
+    besides: frozenset[str] = frozenset()
+    """Of a part of a line: what the rest of its statement calls."""
 
     def __str__(self) -> str:
         return f"`{self.text}` in line {self.line}"
@@ -178,7 +186,7 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
     found = []
     for number, frame in enumerate(one[: list(one).index(here) + 1]):
         for block in [*_returns_before(frame), *blocks_around(frame)]:
-            common = any(_is_in(block, last, at) for at in range(len(last)))
+            common = block.kind != "cache" and holds_stack(block, last)
             deeper = frame is not here
             if not _is_in(block, one, number):
                 continue
@@ -201,9 +209,18 @@ def _is_in(block: Block, stack: Sequence[CodeLine], number: int) -> bool:
     line, source = stack[number], _source(block.file)
     if not block.holds(line):
         return False
+    if block.is_partial and number > 0 and stack[number - 1].function in block.besides:
+        return False
+    if block.is_partial and number == 0 and any(map(_COMMUNICATES.search, block.besides)):
+        return False
     is_head = block.kind == "loop" and line.line == block.line and number > 0
     made_once = block.function in source.makers and bool(block.function)
     return not (is_head and made_once and stack[number - 1].function == block.function)
+
+
+def holds_stack(block: Block, stack: Sequence[CodeLine]) -> bool:
+    """True if one of the lines of a stack, innermost first, is in a block."""
+    return any(_is_in(block, stack, number) for number in range(len(stack)))
 
 
 def _that_differ(found: list[Parting]) -> list[Parting]:
@@ -317,10 +334,42 @@ def ways_past(line: CodeLine, loop: Block | None = None) -> str:
     jumps = [
         jump
         for jump in _source(line.file).jumps
-        if jump.loop == chosen.line and (jump.word != "continue" or jump.line < line.line)
+        if jump.loop == chosen.line and (jump.word not in ("continue", "") or jump.line < line.line <= jump.until)
     ]
-    shown = [f"`{jump.test}{' ' if jump.test else ''}{jump.word}` in line {jump.shown_line}" for jump in jumps]
+    shown = [f"`{f'{jump.test} {jump.word}'.strip()}` in line {jump.shown_line}" for jump in jumps]
     return " or ".join(shown[:3])
+
+
+def backward_line(stack: Sequence[CodeLine]) -> CodeLine | None:
+    """Return the line with `backward` that led to a call in a hook of a gradient; None if none did."""
+    return next((frame for frame in stack[1:] if is_readable(frame) and ".backward(" in _text_of(frame)), None)
+
+
+def _text_of(line: CodeLine) -> str:
+    lines = _source(line.file).lines
+    return lines[line.line - 1] if 0 < line.line <= len(lines) else ""
+
+
+def ways_out(loop: Block, stack: Sequence[CodeLine]) -> str:
+    """Return the statements with which a rank leaves a loop, or a round of it, before a call; empty without any.
+
+    stack: the lines that led to the call in the loop, innermost first.
+    """
+    number = next((number for number, frame in enumerate(stack) if _is_in(loop, stack, number)), None)
+    return ways_past(stack[number], loop) if number is not None else ""
+
+
+def tests_before(loop: Block, stack: Sequence[CodeLine]) -> str:
+    """Return the tests between a loop and a call in it, by which a round of the loop leaves out the call."""
+    number = next((number for number, frame in enumerate(stack) if _is_in(loop, stack, number)), -1)
+    tests = []
+    for at in reversed(range(number + 1)):
+        for block in [*(_returns_before(stack[at]) if at < number else []), *blocks_around(stack[at])]:
+            is_test = block.kind in ("if", "else", "return", "cache") and not block.is_counted
+            outside = at == number and not (loop.first <= block.first and block.last <= loop.last)
+            if is_test and not outside and not _OF_ALL.search(block.text) and _is_in(block, stack, at):
+                tests.append(str(block))
+    return " or ".join(tests[:3])
 
 
 def tests_in_loop(line: CodeLine) -> str:
@@ -369,14 +418,17 @@ class _Jump:
     """A statement that leaves a loop or the rest of a round."""
 
     word: str
-    """break, continue or return."""
+    """break, continue or return; empty for a handler of exceptions, which passes by the rest of its `try` alone."""
     line: int
+    """Its own line; in a handler of exceptions, that of the `try`, since an error may come from any of its lines."""
     test: str
     """The test right around it, such as `if should_stop:`; empty without one."""
     loop: int
     """The line of the loop that it leaves, 0 without one; of a return, each loop around it has one."""
     shown_line: int
     """The line of its test, if it has one."""
+    until: int = sys.maxsize
+    """The last line that it passes by."""
 
 
 @dataclass
@@ -384,6 +436,7 @@ class _Source:
     """What a file contains, in the order of its lines."""
 
     is_known: bool = False
+    lines: list[str] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     functions: list[_Span] = field(default_factory=list)
     jumps: list[_Jump] = field(default_factory=list)
@@ -412,7 +465,7 @@ def _source(file: str) -> _Source:
     except RecursionError:
         return _Source()
     found.blocks.sort(key=lambda block: (block.first, -block.last))
-    found.is_known = True
+    found.is_known, found.lines = True, text.split("\n")
     return found
 
 
@@ -437,6 +490,8 @@ class _Reader:
         self._file, self._lines, self._found = file, lines, found
         self._counters: set[str] = set()
         """Names that count the rounds of a loop."""
+        self._tries: dict[int, tuple[int, ...]] = {}
+        """The lines of handlers of exceptions, and of the `try` of each."""
 
     def read(self, body: Sequence[ast.stmt], loops: tuple[int, ...], test: tuple[str, int]) -> None:
         """Read the statements of a body. loops: lines of the loops around it. test: of the branch right around it."""
@@ -445,6 +500,7 @@ class _Reader:
 
     def _read_statement(self, node: ast.stmt, loops: tuple[int, ...], test: tuple[str, int]) -> None:
         last = node.end_lineno or node.lineno
+        self._read_expressions(node)
         if isinstance(node, ast.If):
             self._read_if(node, loops)
         elif isinstance(node, _Loop):
@@ -464,6 +520,10 @@ class _Reader:
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if not isinstance(node, ast.ClassDef):
                 self._found.functions.append(_Span(node.name, node.lineno, last))
+                for decorator in node.decorator_list:
+                    if _KEEPS_RESULTS.search(called_name(decorator) or _last_name(decorator)):
+                        text = f"@{ast.unparse(decorator)}"[:_MOST_TEST]
+                        self._add("cache", text, node.lineno, node.body[0].lineno, last, function=node.name)
                 if not any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in ast.walk(node)):
                     self._found.makers.add(node.name)
             self.read(node.body, (), _NO_TEST)
@@ -473,13 +533,17 @@ class _Reader:
             self._read_try(node, loops, test)
         elif isinstance(node, ast.Match):
             for case in node.cases:
-                self.read(case.body, loops, _NO_TEST)
+                head, line = self._lines[case.pattern.lineno - 1].strip()[:_MOST_TEST], case.pattern.lineno
+                end = case.body[-1].end_lineno or case.body[-1].lineno
+                self._add("if", head, line, case.body[0].lineno, end)
+                self.read(case.body, loops, (head, line))
         elif isinstance(node, ast.Assign):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
             (self._found.sets if _is_set(node.value) else self._found.others).update(names)
         elif isinstance(node, (ast.Break, ast.Continue)) and loops:
             word = "break" if isinstance(node, ast.Break) else "continue"
-            self._found.jumps.append(_Jump(word, node.lineno, test[0], loops[-1], test[1] or node.lineno))
+            line = min(node.lineno, *self._tries.get(test[1], (node.lineno,)))
+            self._found.jumps.append(_Jump(word, line, test[0], loops[-1], test[1] or node.lineno))
         elif isinstance(node, ast.Return):
             if test[0]:
                 self._found.returns.append(_Jump("return", node.lineno, test[0], 0, test[1]))
@@ -503,10 +567,53 @@ class _Reader:
         for handler in node.handlers:
             head = self._lines[handler.lineno - 1].strip()[:_MOST_TEST]
             first, last = handler.body[0].lineno, handler.end_lineno or handler.lineno
+            self._tries[handler.lineno] = (node.lineno,)
+            if loops and not isinstance(handler.body[-1], (ast.Raise, ast.Return, ast.Break, ast.Continue)):
+                end = node.body[-1].end_lineno or last  # type: ignore[attr-defined]
+                self._found.jumps.append(_Jump("", node.lineno, head, loops[-1], handler.lineno, end))
             self._add("except", head, handler.lineno, first, last)
             self.read(handler.body, loops, (head, handler.lineno))
         self.read(node.orelse, loops, _NO_TEST)  # type: ignore[attr-defined]
         self.read(node.finalbody, loops, test)  # type: ignore[attr-defined]
+
+    def _read_expressions(self, statement: ast.stmt) -> None:
+        """Read the loops and conditions inside the expressions of a statement, without those of its body."""
+        own = [node for child in _expressions(statement) for node in ast.walk(child)]
+        for node in own:
+            if isinstance(node, ast.IfExp):
+                test = ast.unparse(node.test)
+                self._add_part("if", f"… if {test} else …", node, [node.body], own, test)
+                self._add_part("else", f"… if {test} else …", node, [node.orelse], own, test)
+            elif isinstance(node, ast.BoolOp):
+                self._add_part("if", ast.unparse(node), node, node.values[1:], own, ast.unparse(node.values[0]))
+            elif isinstance(node, _Comprehension):
+                first = node.generators[0]
+                text, over, maker = ast.unparse(first).strip(), _name_of(first.iter), called_name(first.iter)
+                last = node.end_lineno or node.lineno
+                line = first.target.lineno
+                block = Block("loop", text[:_MOST_TEST], line, self._file, node.lineno, last, over=over, function=maker)
+                self._found.blocks.append(block)
+                for only in first.ifs:
+                    parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                    self._add_part("if", f"if {ast.unparse(only)}", node, parts, own, "")
+
+    def _add_part(
+        self, kind: str, text: str, node: ast.expr, parts: Sequence[ast.expr], own: Sequence[ast.AST], test: str
+    ) -> None:
+        """Add a part of a line that runs only under a condition, if it calls something."""
+        inside = {
+            id(call): called_name(call) for part in parts for call in ast.walk(part) if isinstance(call, ast.Call)
+        }
+        besides = frozenset(called_name(call) for call in own if isinstance(call, ast.Call) and id(call) not in inside)
+        if not inside or len(text) > _MOST_TEST:
+            return
+        first = min(part.lineno for part in parts)
+        last = max(part.end_lineno or part.lineno for part in parts)
+        is_whole = not besides - {
+            called_name(call) for call in ast.walk(ast.parse(test or "0")) if isinstance(call, ast.Call)
+        }
+        block = Block(kind, text, node.lineno, self._file, first, last, is_whole and bool(_RANK_TEST.search(test)))
+        self._found.blocks.append(replace(block, is_partial=True, besides=besides))
 
     def _head(self, node: ast.stmt) -> str:
         return self._lines[node.lineno - 1].strip()[:_MOST_TEST]
@@ -532,6 +639,25 @@ class _Reader:
     ) -> None:
         block = Block(kind, text, line, self._file, first, last, tests_rank, over, function, is_counted)
         self._found.blocks.append(block)
+
+
+_Comprehension = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _expressions(statement: ast.stmt) -> list[ast.AST]:
+    """Return the expressions of a statement: of one with a body, those of its head."""
+    kinds = (ast.expr, ast.keyword, ast.withitem)
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return []
+    return [child for child in ast.iter_child_nodes(statement) if isinstance(child, kinds)]
+
+
+def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
+    return [call for node in nodes for call in ast.walk(node) if isinstance(call, ast.Call)]
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _counters(loop: ast.For | ast.AsyncFor) -> set[str]:

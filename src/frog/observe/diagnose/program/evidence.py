@@ -143,6 +143,8 @@ class RankEvidence:
     error: SeenError | None = None
     thread_error: SeenError | None = None
     """An exception that ended one of its threads, while the main thread continued."""
+    handled: SeenError | None = None
+    """The exception that it was handling when it made its last call: in an `except`, a `finally`, or after a `with`."""
     caught: list[SeenError] = field(default_factory=list)
     """Exceptions in its log that did not end it."""
     calls: list[Call] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frog.core.runs.observed import CodeLine
@@ -11,20 +12,30 @@ from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     Parting,
+    backward_line,
     branch_past,
     call_branch,
+    holds_stack,
     in_one_loop,
     innermost_loop,
     is_each_round,
     is_readable,
     parting_of,
     stack_of,
+    tests_before,
     tests_in_loop,
+    ways_out,
     ways_past,
 )
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
-from frog.observe.diagnose.program.rank_reports import after_error, describe_call, report_ranks, survived_error
+from frog.observe.diagnose.program.rank_reports import (
+    after_error,
+    describe_call,
+    led_by_error,
+    report_ranks,
+    survived_error,
+)
 
 EVEN_BATCHES = (
     "give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed number of steps; "
@@ -114,7 +125,7 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     """Explain the first collective at which the members of a group do not match."""
     sides = _sides(evidence, found)
     both = (sides, sides.swapped()) if sides.tie else (sides,)
-    for rule in (_order, _guarded, _guarded_others, _parted, _skipped, _extra, _batches):
+    for rule in (_led_by_error, _order, _guarded, _guarded_others, _parted, _skipped, _extra, _batches):
         for each in both:
             explained = rule(evidence, found, each)
             if explained is not None:
@@ -190,6 +201,19 @@ def _differ(evidence: Evidence, found: Difference, sides: Sides) -> str:
     return (
         f"collective {found.seq} of {found.group.label(evidence.world)} {where}: rank {sides.odd} called "
         f"{sides.odd_call}{at}, {span(others)} called {sides.other_call}{there}"
+    )
+
+
+def _led_by_error(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a rank that made its call while it was handling an error, which the others did not have."""
+    odd, other = evidence.ranks[sides.odd], evidence.ranks[sides.other]
+    if odd.handled is None or other.handled is not None or sides.odd_call.done:
+        return None
+    return _base(evidence, found, sides).with_more(
+        fault="skipped",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: {led_by_error(odd)}",
+        advice=SKIP_TOGETHER,
     )
 
 
@@ -276,7 +300,7 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         return base.with_more(
             fault="batches",
             certain=is_proved(parting, inside) and in_step and bool(sides.other_before),
-            finding=f"{differ}: {leaves_loop(parting, sides.odd, sides.other, inside.line)}",
+            finding=f"{differ}: {leaves_loop(parting, sides.odd, sides.other, stack_of(inside))}",
             advice=EVEN_ROUNDS,
         )
     never = not has_passed(block, sides.odd_before)
@@ -297,14 +321,19 @@ def is_proved(parting: Parting, inside: Call) -> bool:
     return parting.was_common and inside.line is not None and is_each_round(parting.block, inside.line)
 
 
-def leaves_loop(parting: Parting, left: int, stayed: int, inside: CodeLine | None) -> str:
-    """Return words about a rank that left a loop in which another is."""
+def leaves_loop(parting: Parting, left: int, stayed: int, inside: Sequence[CodeLine]) -> str:
+    """Return words about a rank that left a loop in which another is.
+
+    inside: the lines that led to the call of the rank that is in the loop, innermost first.
+    """
     loop = parting.block
     if not parting.was_common:
         return f"rank {stayed} is in the loop {loop}, which rank {left} did not enter this time, or left earlier"
     loops = [loop, *parting.around]
-    ways = [words for each in loops if inside is not None and (words := ways_past(inside, each))]
+    ways = [words for words in (ways_out(each, inside) for each in loops) if words]
     leave = f"; a rank can leave {'it' if len(loops) == 1 else 'them'} by {' or '.join(ways)}" if ways else ""
+    if tests := tests_before(loop, inside):
+        leave += f"; or rank {left} left out this call in its last round, by {tests}"
     if len(loops) > 1:
         return (
             f"rank {left} has left the loops {' and '.join(map(str, loops))}, in which rank {stayed} continues: the "
@@ -318,17 +347,21 @@ def leaves_loop(parting: Parting, left: int, stayed: int, inside: CodeLine | Non
 
 def has_passed(block: Block, calls: list[Call]) -> bool:
     """True if one of a rank's calls came from a block."""
-    return any(block.holds(frame) for call in calls for frame in stack_of(call))
+    return any(holds_stack(block, stack_of(call)) for call in calls)
 
 
 def passes_alone(block: Block, inside: int, outside: int, never: bool) -> str:
     """Return words about a branch that only one of two ranks passed."""
     if block.kind == "except":
         return f"an error led only rank {inside} into {block}"
+    if block.kind == "cache":
+        return f"rank {inside} ran {block.function}, whose results are kept ({block}): rank {outside} had this one"
     if block.kind == "return":
         when = "" if never else " this time"
         return f"rank {outside} left {block.function}{when} by {block}, rank {inside} did not"
     when = "" if never else " this time, although it did before"
+    if block.is_partial:
+        return f"rank {inside} made the call in {block}, rank {outside} left it out{when and ' this time'}"
     return f"rank {inside} passed {block}, rank {outside} did not{when}"
 
 
@@ -368,7 +401,17 @@ def _way_past(call: Call, instead: Call) -> str:
     """Name the statements that leave out a call in its loop, or the branch around it. instead: what a rank called."""
     ways = ways_past(call.line) if call.line is not None else ""
     branch = branch_past(stack_of(call), stack_of(instead))
-    return f", perhaps by {ways}" if ways else f", which is under {branch}" if branch is not None else ""
+    if not ways and branch is None:
+        return by_backward(call)
+    return f", perhaps by {ways}" if ways else f", which is under {branch}"
+
+
+def by_backward(call: Call) -> str:
+    """Say of a call in a hook of a gradient why a rank may leave it out; empty for another call."""
+    line = backward_line(stack_of(call))
+    if line is None:
+        return ""
+    return f", which the backward{at_place(line)} calls: a parameter or a layer without a gradient does not come to it"
 
 
 def _jumped(sides: Sides) -> bool:

@@ -36,7 +36,7 @@ from frog.observe.diagnose.program.join_rules import awaits_too_many, groups_dif
 from frog.observe.diagnose.program.log_rules import with_log
 from frog.observe.diagnose.program.mismatch_rules import mismatched, passed
 from frog.observe.diagnose.program.peer_errors import in_collective, is_victim
-from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, report_ranks
+from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, led_by_error, report_ranks
 from frog.observe.diagnose.program.reported_rules import differing_numbers, reported
 from frog.observe.diagnose.program.run_folder_evidence import attempts_of
 from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
@@ -125,6 +125,7 @@ def diagnose_program(evidence: Evidence) -> Diagnosis:
     """Return what went wrong in a program, or that nothing did."""
     explained = (rule(evidence) for rule in RULES)
     diagnosis = next((each for each in explained if each is not None), None) or _unknown(evidence)
+    diagnosis = _with_handled(evidence, diagnosis)
     if evidence.hung and evidence.stopped_by_user:
         diagnosis = _as_stopped(evidence, diagnosis)
     return _with_gaps(evidence, _with_passed(evidence, diagnosis))
@@ -138,6 +139,15 @@ def _with_passed(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
     """Add calls that differed and passed, before the program failed for another reason."""
     earlier = passed(evidence) if evidence.has_failed and diagnosis.fault not in _OF_CALLS else None
     return diagnosis if earlier is None else diagnosis.with_more(also=(*diagnosis.also, earlier))
+
+
+def _with_handled(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
+    """Add the error that one rank alone was handling when the others waited, if the finding does not name it."""
+    handling = [rank for rank in evidence.ranks.values() if rank.handled is not None]
+    if len(handling) != 1 or diagnosis.outcome != "failed" or len(evidence.ranks) < 2:
+        return diagnosis
+    words = led_by_error(handling[0])
+    return diagnosis if words in diagnosis.finding else diagnosis.with_more(finding=f"{diagnosis.finding}; {words}")
 
 
 def _as_stopped(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:

@@ -7,7 +7,7 @@ import re
 from frog.core.errors import describe_exit
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import note
-from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, place, same_line
+from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.peer_errors import is_victim
 
 RECORD_COLLECTIVES = "TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1"
@@ -94,6 +94,17 @@ def after_error(rank: RankEvidence) -> str:
     """Return the end of a sentence about a rank that skipped something after an error which it survived."""
     error = survived_error(rank)
     return f", after an error that its log shows: {error}" if error else ""
+
+
+def led_by_error(rank: RankEvidence) -> str:
+    """Return words about an error that a rank was handling when it made its last call; empty without one."""
+    error = rank.handled
+    if error is None:
+        return ""
+    message = f": {error.first_line}" if error.first_line else ""
+    return (
+        f"an error led rank {rank.rank} there, which it was handling: {error.short_type}{at_place(error.line)}{message}"
+    )
 
 
 def describe_call(evidence: Evidence, call: Call) -> str:

@@ -19,6 +19,7 @@ from frog.observe.diagnose.program.mismatch_rules import (
     AGREE_FIRST,
     EVEN_ROUNDS,
     SKIP_TOGETHER,
+    by_backward,
     has_passed,
     leaves_loop,
     passes_alone,
@@ -29,6 +30,7 @@ from frog.observe.diagnose.program.rank_reports import (
     RECORD_COLLECTIVES,
     after_error,
     describe_call,
+    led_by_error,
     report_ranks,
     survived_error,
     they_wait,
@@ -55,11 +57,30 @@ def reported(evidence: Evidence) -> Diagnosis | None:
     if met is None:
         return None
     return (
-        longer_message(evidence, evidence.ranks[met.receiver], met.message)
+        _led_there(evidence, met)
+        or longer_message(evidence, evidence.ranks[met.receiver], met.message)
         or _parted(evidence, met)
         or _left_its_order(evidence, met)
         or _parted(evidence, met, after_errors=True)
+        or _left_out(evidence, met)
         or _unexpected(evidence, met)
+    )
+
+
+def _led_there(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
+    """Find a rank that made its call while it was handling an error."""
+    other = evidence.ranks[met.other] if met.other is not None else None
+    if other is None or met.call is None or not (words := led_by_error(other)):
+        return None
+    return _found(evidence, met).with_more(
+        fault="skipped",
+        rank=met.other,
+        node_rank=other.node_rank,
+        line=place(met.call.line) or None,
+        peer_line=place(met.line) or None,
+        finding=f"rank {met.receiver} received a message of another size than its collective{at_place(met.line)} "
+        f"expects; rank {met.other} called {describe_call(evidence, met.call)}: {words}",
+        advice=SKIP_TOGETHER,
     )
 
 
@@ -120,7 +141,7 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
     )
     base = _found(evidence, met)
     if parting.block.kind == "loop":
-        words = leaves_loop(parting, outside, inside, stacks[inside][0])
+        words = leaves_loop(parting, outside, inside, stacks[inside])
         fault, rank, advice = "batches", outside, EVEN_ROUNDS
     else:
         never = not has_passed(parting.block, before)
@@ -158,6 +179,27 @@ def _left_its_order(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
         finding=f"rank {met.other} called {describe_call(evidence, met.call)} while rank {met.receiver} was in the "
         f"collective at {place(met.line)}: rank {met.other} skipped that one, which it had called {times} times "
         f"before{error}",
+        advice=SKIP_TOGETHER,
+    )
+
+
+def _left_out(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
+    """Find a receiver that is ahead of a rank which keeps its order: it left out the call in which that rank is."""
+    if met.other is None or met.call is None or met.line is None or same_line(met.call.line, met.line):
+        return None
+    before = _before(evidence, met.other, met.call)
+    is_ahead = any(same_line(call.line, met.line) for call in before)
+    if is_unusual(before, met.call) is not False or not is_ahead or rank_branch(met.line) or rank_branch(met.call.line):
+        return None
+    return _found(evidence, met).with_more(
+        fault="skipped",
+        rank=met.receiver,
+        node_rank=evidence.ranks[met.receiver].node_rank,
+        line=place(met.line),
+        peer_line=place(met.call.line) or None,
+        finding=f"rank {met.receiver} received a message of another size than its collective{at_place(met.line)} "
+        f"expects; rank {met.other} called {describe_call(evidence, met.call)}, in its usual order: rank "
+        f"{met.receiver} probably left out that one{by_backward(met.call)}",
         advice=SKIP_TOGETHER,
     )
 

@@ -17,11 +17,20 @@ from frog.core.runs.launcher_schema import (
     StallEvent,
     WorldEvent,
 )
-from frog.core.runs.observed import CollectiveEntry, Collectives, Observed, ProgramError, Status, read_observed
+from frog.core.runs.observed import (
+    CollectiveEntry,
+    Collectives,
+    EarlierError,
+    Observed,
+    ProgramError,
+    Status,
+    read_observed,
+)
 from frog.core.runs.read import read_launcher
 from frog.core.runs.run import is_active
 from frog.observe.diagnose.program.code_lines import fault_frames, user_line
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, GroupNames, RankEvidence, SeenError
+from frog.observe.diagnose.program.peer_errors import lost_peers
 from frog.observe.diagnose.program.program_logs import with_origin
 
 _LEAST_BEATS = 3
@@ -83,6 +92,8 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
         error = _error(observed.error, f"{folder}/error.json")
         if observed.error.thread in ("", "MainThread") or rank.state == "failed":
             rank.error, rank.transfer, rank.joining = error, observed.error.transfer, observed.error.joining
+            if lost_peers(error):
+                rank.handled = _handled(observed.error.handled)
         else:
             rank.thread_error = replace(error, fatal=False)
         rank.add_source(f"{folder}/error.json")
@@ -91,6 +102,7 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
         rank.stack = list(reversed(main.frames)) if main is not None else []
         rank.transfer = rank.transfer or observed.stacks.transfer
         rank.joining = rank.joining or observed.stacks.joining
+        rank.handled = rank.handled or _handled(observed.stacks.handled)
         rank.add_source(f"{folder}/stacks.json")
     rank.workers = observed.workers
     rank.crash = observed.crash
@@ -158,6 +170,10 @@ def _call(entry: CollectiveEntry, group: Group, source: str) -> Call:
 def _error(error: ProgramError, source: str) -> SeenError:
     seen = SeenError(error.type, error.message, error.line, tuple(error.frames), error.unix_ns, source)
     return with_origin(seen)
+
+
+def _handled(error: EarlierError | None) -> SeenError | None:
+    return SeenError(error.type, error.message, error.line, fatal=False) if error is not None else None
 
 
 def _add_launcher(evidence: Evidence, folder: RunFolder, attempt: int) -> None:

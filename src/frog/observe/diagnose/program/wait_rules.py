@@ -12,6 +12,7 @@ from frog.observe.diagnose.program.code_blocks import (
     Block,
     call_branch,
     in_one_loop,
+    innermost_loop,
     parting_lines,
     parting_of,
     rank_branch,
@@ -244,8 +245,8 @@ def _way(call: Call) -> tuple[tuple[str, int], ...]:
 
 
 def _perhaps_by(call: Call) -> str:
-    """Name the statements with which a rank leaves the loop around a call, or a round of it."""
-    ways = ways_past(call.line) if call.line is not None else ""
+    """Name the statements with which a rank leaves the innermost loop around a call, or a round of it."""
+    ways = next((ways for frame in stack_of(call) if innermost_loop(frame) and (ways := ways_past(frame))), "")
     return f", perhaps by {ways}" if ways else ""
 
 

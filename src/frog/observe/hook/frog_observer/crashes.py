@@ -86,9 +86,31 @@ class Errors:
             "transfer": transfer_of(stack),
             "joining": joining_of(stack),
             "earlier": self._earlier,
+            "handled": handled(error.__context__),
         }
         rank_files.write_json(self._place.folder, "error.json", whole)
         return short
+
+
+def handled(error: BaseException | None) -> dict[str, Any] | None:
+    """Return an exception that a handler, a `finally` or the end of a `with` was at work on, as data."""
+    if error is None:
+        return None
+    try:
+        lines = [place for place in frames.traceback_places(error.__traceback__) if frames.is_user_file(place["file"])]
+        return {
+            "type": _class_name(type(error)),
+            "message": _shortened(str(error)),
+            "line": lines[-1] if lines else None,
+        }
+    except Exception:  # its text cannot be computed
+        return None
+
+
+def handled_by(thread: int) -> dict[str, Any] | None:
+    """Return the exception that a thread handles at this moment, if it does."""
+    error: Any = sys._current_exceptions().get(thread)
+    return handled(error[1] if isinstance(error, tuple) else error)  # a tuple before Python 3.12
 
 
 def _shortened(text: str) -> str:
