@@ -177,6 +177,8 @@ class Joining(Typed, frozen=True, kw_only=True):
     rank: Rank | None = None
     ranks: list[int] | None = None
     """Members of the new group."""
+    name: str | None = None
+    """The name that torch has given the new group, a number in most programs."""
 
 
 class Message(Transfer, frozen=True, kw_only=True):

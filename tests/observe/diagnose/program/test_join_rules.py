@@ -35,10 +35,12 @@ def test_processes_that_join_as_the_same_rank_are_counted() -> None:
     assert found.finding.endswith("; 2 processes join as rank 0")
 
 
-def created(number: int, groups: dict[str, tuple[int, ...]], joining: list[int] | None = None) -> RankEvidence:
+def created(
+    number: int, groups: dict[str, tuple[int, ...]], joining: list[int] | None = None, name: str | None = "1"
+) -> RankEvidence:
     one = rank(number, ("all_reduce", 8, 3), world=3, state="running", line=at(9))
     one.groups = {"0": (0, 1, 2), **groups}
-    one.joining = Joining(op="new_group", ranks=joining) if joining else None
+    one.joining = Joining(op="new_group", ranks=joining, name=name) if joining else None
     return one
 
 
@@ -50,9 +52,28 @@ def test_new_group_with_other_ranks_is_named() -> None:
 
 
 def test_new_group_that_a_rank_did_not_call_shifts_its_numbers() -> None:
-    ranks = [created(0, {"1": (0, 1)}, [0, 1, 2]), created(1, {"1": (0, 1)}, [0, 1, 2]), created(2, {}, [0, 1, 2])]
+    ranks = [created(number, {"1": (0, 1)}, [0, 1, 2], "2") for number in (0, 1)]
+    found = diagnose_program(evidence(*ranks, created(2, {}, [0, 1, 2])))
+    assert (found.fault, found.rank, found.certain) == ("groups", 2, True)
+
+
+def test_number_of_a_group_comes_from_torch_since_calls_for_others_groups_count() -> None:
+    """Rank 1 is not in the first group, so that the one it creates is number 2."""
+    ranks = [created(0, {}, [0, 2]), created(1, {}, [0, 1], "2"), created(2, {}, [0, 1, 2])]
     found = diagnose_program(evidence(*ranks))
-    assert (found.fault, found.rank) == ("groups", 2)
+    assert (found.fault, found.rank, found.certain) == ("groups", 2, True)
+    assert "rank 2 called new_group number 1 with ranks [0, 1, 2], rank 0 with [0, 2]" in found.finding
+
+
+def test_without_torchs_number_of_a_group_the_answer_is_not_certain() -> None:
+    ranks = [created(0, {}, [0, 1], None), created(1, {}, [0, 1], None), created(2, {"1": (0, 2)})]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("groups", 2, False)
+
+
+def test_group_that_is_named_by_its_members_has_no_number() -> None:
+    ranks = [created(number, {}, members, "a1b2") for number, members in ((0, [0, 1]), (1, [0, 1]), (2, [0, 2]))]
+    assert diagnose_program(evidence(*ranks)).fault != "groups"
 
 
 def test_groups_of_which_ranks_know_only_their_own_are_no_fault() -> None:
@@ -72,10 +93,14 @@ def distributed(text: str) -> FrameType | None:
 def test_variables_of_the_call_are_read_only_as_far_as_they_are_known() -> None:
     frame = distributed("def init_process_group(world_size=4, rank=-1): note()\ninit_process_group()")
     assert frame is not None
-    assert joining_of([frame]) == {"op": "init_process_group", "world_size": 4, "rank": None, "ranks": None}
+    nothing = {"world_size": None, "rank": None, "ranks": None, "name": None}
+    assert joining_of([frame]) == {**nothing, "op": "init_process_group", "world_size": 4}
     frame = distributed("def new_group(ranks=None): note()\nnew_group(range(2, 4))")
     assert frame is not None
-    assert joining_of([frame]) == {"op": "new_group", "world_size": None, "rank": None, "ranks": [2, 3]}
+    assert joining_of([frame]) == {**nothing, "op": "new_group", "ranks": [2, 3]}
+    inner = distributed("def _new_group_with_tag(group_name): note()\n_new_group_with_tag('3')")
+    assert inner is not None
+    assert (joining_of([inner, frame]) or {})["name"] == "3"
     frame = distributed("def new_group(ranks=None): note()\nnew_group(7)")  # another version of torch
     assert frame is not None
     assert joining_of([frame]) is None

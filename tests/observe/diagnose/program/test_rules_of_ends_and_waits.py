@@ -283,7 +283,7 @@ def test_world_size_above_the_started_ranks_is_named(
 
 
 def grouped(number: int, *groups: tuple[int, ...], new: list[int] | None = None) -> RankEvidence:
-    join = Joining(op="new_group", ranks=new) if new is not None else None
+    join = Joining(op="new_group", ranks=new, name=str(len(groups) + 1)) if new is not None else None
     names = {str(name): members for name, members in enumerate([(0, 1, 2), *groups])}
     return RankEvidence(number, groups=names, joining=join, line=at(6))
 

@@ -72,14 +72,22 @@ def groups_differ(evidence: Evidence) -> Diagnosis | None:
 def _groups(rank: RankEvidence) -> dict[str, tuple[int, ...]]:
     """Return the members of a rank's groups that torch has numbered, and of the one that it is creating.
 
-    Every rank counts every call of `new_group`, so that one number is one call. Other names say their members.
+    Every rank counts every call of `new_group`, also for groups that it is not in, so that one number is one call.
+    Other names say their members.
     """
     found = {name: tuple(sorted(ranks)) for name, ranks in rank.groups.items() if name.isdecimal() and ranks}
     join = rank.joining
     if join is not None and join.op == "new_group" and join.ranks:
-        number = max([0, *(int(name) for name in found)]) + 1
-        found[str(number)] = tuple(sorted(join.ranks))
+        after = str(max([0, *(int(name) for name in found)]) + 1)  # if the rank is in all groups so far
+        name = after if join.name is None else join.name
+        if name.isdecimal():
+            found[name] = tuple(sorted(join.ranks))
     return found
+
+
+def _is_numbered(rank: RankEvidence) -> bool:
+    """True if the number of the group that the rank is creating is torch's own, or if it creates none."""
+    return rank.joining is None or rank.joining.name is not None
 
 
 def _matters(evidence: Evidence, name: str, members: dict[int, tuple[int, ...]]) -> bool:
@@ -109,7 +117,7 @@ def _of_group(evidence: Evidence, name: str, members: dict[int, tuple[int, ...]]
         rank=odd[0],
         node_rank=evidence.ranks[odd[0]].node_rank,
         line=place(line) or None,
-        certain=bool(inside),
+        certain=bool(inside) and all(_is_numbered(evidence.ranks[number]) for number in members),
         evidence=report_ranks(evidence, [*odd, *rest]),
         advice="all ranks of the world must call new_group, with the same ranks and in the same order, also those "
         "outside the new group: loop over the lists of all groups on every rank\n"

@@ -177,9 +177,18 @@ def joining_of(stack: list[FrameType]) -> dict[str, Any] | None:
             "world_size": _known(values.get("world_size")),
             "rank": _known(values.get("rank")),
             "ranks": None if ranks is None else [int(rank) for rank in list(ranks)[:_MOST_CHANNELS]],
+            "name": _name_of_new_group(stack),
         }
     except Exception:  # another version of torch
         return None
+
+
+def _name_of_new_group(stack: list[FrameType]) -> str | None:
+    """Return the name that torch has given the group: its number, counted by each rank in all calls of `new_group`."""
+    for frame in stack:
+        if frame.f_code.co_name == "_new_group_with_tag" and "group_name" in frame.f_locals:
+            return str(frame.f_locals["group_name"])
+    return None
 
 
 def _is_join(frame: FrameType) -> bool:
