@@ -119,7 +119,10 @@ def test_program_is_run_in_its_world(
     [
         ("--nproc 2 --dry-run -- my.py", "--dry-run: needs a manifest"),
         ("--nproc 2 --check --no-observe -- my.py", "--check needs the observer"),
-        ("--nproc 2 --check 5 -- train run.toml", "Frog's own training is proved, not checked"),
+        (
+            "--nproc 2 --check 5 -- -m frog.measure.bench",
+            "frog.measure.bench does not train, so there is nothing to check",
+        ),
         ("--from k8s.yaml --nproc 2", "--nproc cannot be combined with --from"),
         ("--from k8s.yaml --nodes 2", "--nodes cannot be combined with --from"),
         ("--from k8s.yaml --restarts 0", "--restarts cannot be combined with --from"),
