@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import zipfile
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.objects import Manifest
 from frog.cluster.submit.submitted_work import LARGEST_NAMED, find_program_files
 from frog.core.errors import UsageError
+from frog.observe.environment import HOOK
 
 sys.path.append(str(Path(__file__).parents[1] / "kubernetes"))
 
@@ -120,6 +122,17 @@ def test_binary_or_large_argument_must_be_on_the_volume(submit: Submit, project:
     assert "long.txt" not in documents(text)["ConfigMap"]["data"]
 
 
+def imported_without_checks(part: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return a part of the observer with all that it imports, but for what only `frog check` starts."""
+    seen |= {part}
+    for node in ast.walk(ast.parse((HOOK / f"frog_observer/{part}.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            for name in [node.module] if node.module else [alias.name for alias in node.names]:
+                if name not in seen and name != "checks":
+                    seen = imported_without_checks(name, seen)
+    return seen
+
+
 def test_config_map_has_the_program_and_the_observer(submit: Submit, project: Path) -> None:
     _, text, _ = submit("--", "my.py")
     manifest = manifest_of(text, project)
@@ -131,7 +144,8 @@ def test_config_map_has_the_program_and_the_observer(submit: Submit, project: Pa
     with zipfile.ZipFile(BytesIO(files.content("observer.zip"))) as archive:
         names = set(archive.namelist())
     assert {"sitecustomize.py", "frog_observer/__init__.py"} <= names
-    assert not any("simulated" in name for name in names)
+    parts = imported_without_checks("__init__") | {"faults", "profiler"}  # which variables of the environment start
+    assert names == {"sitecustomize.py", *(f"frog_observer/{part}.py" for part in parts)}
     assert submit("--", "my.py")[1] == text, "the same files give the same manifest"
 
 

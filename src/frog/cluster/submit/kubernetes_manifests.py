@@ -60,7 +60,10 @@ PROGRAM_PATH = "/program"
 OBSERVER_PATH = "/observer"
 OBSERVER_ZIP = "observer.zip"
 _OBSERVER = ("sitecustomize.py", "frog_observer")
-_OF_CHECKS = ("checks.py", "fingerprints.py", "step_recorder.py", "watched_functions.py")
+_OF_CHECKS = (
+    *("checks.py", "fingerprints.py", "module_facts.py", "module_sums.py", "step_recorder.py"),
+    "watched_functions.py",
+)
 """Parts of the observer that only `frog check` starts, which no manifest asks for."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time of the archive's entries, so that equal files give an equal archive."""
