@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator
 
 from frog.core.units import format_count, format_seconds
 from frog.plan.estimate.budget import RESTART_S, Budget, num_nodes, training_budget
-from frog.plan.estimate.explain import Term, explain_budget, explain_memory, explain_step
+from frog.plan.estimate.explain import (
+    LEAST_SHARE,
+    Term,
+    explain_budget,
+    explain_memory,
+    explain_range,
+    explain_step,
+    explain_utilization,
+)
 from frog.plan.estimate.nearest import nearest_runs
 from frog.plan.estimate.predict import spread_of
 from frog.plan.estimate.rows import PlannedRun
@@ -16,8 +24,6 @@ from frog.plan.estimate.utilization import losses, utilization
 from frog.plan.memory import USABLE, Memory
 
 _GIB = 2**30
-_LEAST_SHARE = 0.0005
-"""Shares below this print as 0.0 %, and are left out."""
 
 
 def plan_lines(
@@ -33,7 +39,7 @@ def plan_lines(
         lines += ["", *_budget_lines(budget, run)]
     lines += [f"note: {note}" for note in (*notes, *_uneven_stages(run))]
     if explain:
-        terms = [*explain_memory(step, memory), *explain_step(step)]
+        terms = [*explain_memory(step, memory), *explain_step(step), *explain_range(run), *explain_utilization(step)]
         terms += explain_budget(step, budget) if budget else ()
         lines += ["", *_explained(terms)]
     return lines
@@ -102,7 +108,7 @@ def _time_lines(run: PlannedRun, step: StepModel) -> Iterator[str]:
     yield "step time by cause                             s    forward   backward   recomp."
     passes = [part * run.layout.num_micro for part in vars(step.stages[0]).values()]
     for cause, seconds in vars(whole).items():
-        if seconds / whole.total < _LEAST_SHARE:
+        if seconds / whole.total < LEAST_SHARE:
             continue
         split = [f"{getattr(part, cause):>10.3f}" for part in passes if hasattr(part, cause)]
         yield f"  {_TIME_CAUSES[cause]:<38} {seconds:>8.3f} {' '.join(split)}".rstrip()
@@ -151,7 +157,7 @@ def _utilization_lines(step: StepModel) -> Iterator[str]:
     yield f"MFU {100 * utilization(step):.1f} %; the rest of the peak:"
     shares = sorted(losses(step).items(), key=lambda pair: -pair[1])
     for cause, share in shares:
-        if share >= _LEAST_SHARE:
+        if share >= LEAST_SHARE:
             yield f"  {cause:<38} {100 * share:>6.1f} %"
 
 

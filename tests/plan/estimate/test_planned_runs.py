@@ -15,11 +15,17 @@ from frog.cli import _parser, main
 from frog.core.errors import ConfigError, UsageError
 from frog.plan.estimate.architectures import model_of
 from frog.plan.estimate.budget import daly_interval, training_budget, young_interval
-from frog.plan.estimate.explain import explain_budget, explain_memory, explain_step
+from frog.plan.estimate.explain import (
+    explain_budget,
+    explain_memory,
+    explain_range,
+    explain_step,
+    explain_utilization,
+)
 from frog.plan.estimate.fit import read_measured
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.nearest import beyond_measured, spread_of_nearest
-from frog.plan.estimate.predict import predict_run
+from frog.plan.estimate.predict import predict_run, spread_of
 from frog.plan.estimate.requests import request_run
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.sources import NamedModel, read_named_model
@@ -171,20 +177,38 @@ def test_float8_is_refused_on_a_gpu_without_it() -> None:
         llama_run(16, "a100x8", cp=2, zero=1, software="megatron", precision="fp8")
 
 
+def with_few_words(run: PlannedRun) -> PlannedRun:
+    """Return the run with a small vocabulary, so that it needs most memory after the loss."""
+    return replace(run, model=replace(run.model, vocab=1000))
+
+
 RUNS = [
     llama_run(),
     llama_run(64, tp=4, pp=4, virtual_stages=2, recompute="full"),
     llama_run(16, "h100x8", cp=2, zero=1, software="megatron", precision="fp8"),
     llama_run(16, "a100x8", cp=2, zero=1, software="megatron"),
     llama_run(32, "h100x8", tp=16, zero=1, software="deepspeed"),
+    llama_run(8, zero=3, recompute="full", micro_batch=4),
+    llama_run(64, tp=8, zero=3, software="torchtitan", recompute="alternate"),
+    llama_run(16, pp=4, zero=3, software="torchtitan"),
+    llama_run(8, software="frog", tp=2),
+    with_few_words(llama_run(8, zero=3)),
+    with_few_words(llama_run(8, zero=3, recompute="full")),
+    with_few_words(llama_run(8, zero=1, recompute="full", software="internevo", micro_batch=1, seq_len=512)),
+]
+TEMPORARY = ("logits and their loss", "a layer that is computed again", "tensors of the optimizer's step")
+NAMES = [
+    *("fsdp", "megatron", "context", "context on A100", "tensor over nodes", "recomputed", "loss parallelism"),
+    *("stages of fsdp", "frog", "few words", "few words, recomputed", "optimizer's step"),
 ]
 
 
-@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100", "tensor over nodes"])
+@pytest.mark.parametrize("run", RUNS, ids=NAMES)
 def test_explained_sums_give_the_numbers_of_the_plan(run: PlannedRun) -> None:
     step = StepModel(run.model, run.layout, run.cluster)
     memory, budget = step.memory, training_budget(step, 300e9)
     terms = [*explain_memory(step, memory), *explain_step(step), *explain_budget(step, budget)]
+    terms += [*explain_range(run), *explain_utilization(step)]
     for term in terms:
         assert eval(term.sum) == pytest.approx(term.value, rel=1e-4), term
     values = {term.name: term.value for term in terms}
@@ -196,12 +220,34 @@ def test_explained_sums_give_the_numbers_of_the_plan(run: PlannedRun) -> None:
     for name in ("parameters", "gradients", "optimizer state"):
         assert values[name] == getattr(memory, name.split()[0]) / 2**30
     assert values["allocator's share, CUDA and NCCL"] == memory.allocator / 2**30
+    passing = [value for name, value in values.items() if name in TEMPORARY]
+    assert passing == ([memory.temporary / 2**30] if memory.temporary else [])
+    assert values.get("gathered parameters, their gradients", 0.0) == memory.communication / 2**30
+    backward, again = step.layers.layer(mixture=False).backward, step.layers.layer(mixture=False).recomputed.total
+    assert values["products, one layer backward"] == backward.products * 1e3
+    assert values["memory-bound operations, one layer backward"] == backward.memory * 1e3
+    assert values.get("computed again, one layer", 0.0) == again * 1e3
+    assert values["product of the logits, forward"] == step.head.forward.products * 1e3
+    total, spread = step.step.total, spread_of(run)
+    ends = (spread, total / (1 + spread), total * (1 + spread))
+    assert (values["width of the range"], values["lower end"], values["upper end"]) == ends
+    shares = {name: values.get(f"share of {name}", 0.0) for name in losses(step)}
+    assert sum(shares.values()) + 100 * utilization(step) == pytest.approx(100, abs=0.5)
     assert values["data parallelism"] == step.step.data
     assert ("messages between stages" in values) == (run.layout.pp > 1)
     assert ("all-reduce of tensor parallelism" in values) == (run.layout.tp > 1)
     assert (values["GPU-hours"], values["energy"]) == (budget.gpu_hours, budget.energy_wh / 1e6)
     assert budget.checkpoints is not None
     assert (values["interval of Daly"], values["failures"]) == (budget.checkpoints.daly_s, budget.failures)
+
+
+def test_runs_need_most_memory_at_different_moments() -> None:
+    """Show that the sums above are compared at each of the moments."""
+    steps = [StepModel(run.model, run.layout, run.cluster) for run in RUNS]
+    seen = {term.formula.split(" x ")[0] for step in steps for term in explain_memory(step, step.memory)}
+    assert {"tokens", "12 bytes", "2", "(2 + bytes of a gradient)", "bytes of a parameter"} <= seen
+    names = {term.name for step in steps for term in explain_memory(step, step.memory)}
+    assert set(TEMPORARY) <= names
 
 
 def test_explained_bandwidths_are_those_of_the_links() -> None:
@@ -224,13 +270,13 @@ def test_explained_bandwidths_are_those_of_the_links() -> None:
     assert step.sends == pytest.approx(2 * (message_s + step.constants.network_latency_s))
 
 
-@pytest.mark.parametrize("run", RUNS, ids=["fsdp", "megatron", "context", "context on A100", "tensor over nodes"])
+@pytest.mark.parametrize("run", RUNS, ids=NAMES)
 def test_utilization_and_losses_make_the_whole_step(run: PlannedRun) -> None:
     step = StepModel(run.model, run.layout, run.cluster)
     lost = losses(step)
     assert utilization(step) + sum(lost.values()) == pytest.approx(1)
     assert all(share > -1e-12 for share in lost.values())
-    assert (lost["recomputation"] > 0) == (run.layout.recompute == "full")
+    assert (lost["recomputation"] > 0) == (run.layout.recompute in ("full", "alternate"))
 
 
 def test_intervals_of_young_and_daly_agree_for_rare_failures() -> None:

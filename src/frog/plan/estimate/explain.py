@@ -10,16 +10,27 @@ from dataclasses import dataclass
 
 from frog.plan.estimate.budget import CHECKPOINT_BYTES, Budget, num_nodes
 from frog.plan.estimate.kernels import BLOCK
+from frog.plan.estimate.nearest import WIDER, nearest_runs, typical_error
+from frog.plan.estimate.predict import least_spread, spread_of
+from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel, idle_share
-from frog.plan.estimate.utilization import peak_flops, utilization
+from frog.plan.estimate.utilization import losses, peak_flops, utilization
 from frog.plan.links import Group
 from frog.plan.memory import (
     ALLOCATOR_SHARE,
     CONTEXT_BYTES,
+    FUSED_LOGIT_BYTES,
+    LOGIT_BYTES,
+    PARALLEL_LOGIT_BYTES,
     Memory,
     activations_in_flight,
+    gathered_bytes,
     kept_activations,
+    kept_tensors,
+    layer_activations,
+    loss_bytes,
     state_bytes,
+    updated_parameters,
 )
 
 
@@ -42,21 +53,21 @@ def explain_step(step: StepModel) -> Iterator[Term]:
     whole = step.step
     rate = step.kernels.product_rate / 1e12
     yield Term("rate of products", "best measured product x constant `product`", *_rate(step), "TFLOP/s")
-    for inner, columns in [*model.attention_products(), *model.ffn_products(model.ffn)]:
-        rows, split = layout.tokens, layout.tp
-        inner_, columns_ = (inner / split, columns) if columns == model.hidden else (inner, columns / split)
-        flops = 2 * rows * inner_ * columns_
-        seconds = step.kernels.product(rows, inner_, columns_)
+    rows = layout.tokens
+    for inner, columns in _layer_products(step):
+        flops, seconds = 2 * rows * inner * columns, step.kernels.product(rows, inner, columns)
         efficiency = flops / seconds / step.kernels.product_rate
         yield Term(
-            f"product {rows} x {inner_:.0f} x {columns_:.0f}",
+            f"product {rows} x {inner:.0f} x {columns:.0f}",
             "2 r i c / (rate x size efficiency)",
-            f"2 * {rows} * {inner_:g} * {columns_:g} / ({_n(rate)}e12 * {_n(efficiency)}) * 1e3",
+            f"2 * {rows} * {inner:g} * {columns:g} / ({_n(rate)}e12 * {_n(efficiency)}) * 1e3",
             seconds * 1e3,
             "ms",
             "roofline, Williams et al. 2009",
         )
+    yield from _explain_head(step)
     yield from _explain_layer(step)
+    yield from _explain_backward(step)
     yield from _explain_fat_tree(step)
     m = layout.num_micro
     for name, value in vars(heaviest.total).items():
@@ -165,6 +176,66 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
         )
 
 
+def _explain_head(step: StepModel) -> Iterator[Term]:
+    """Yield the product that computes the logits, of one micro-batch."""
+    rows, inner, columns = step.layout.tokens, step.model.hidden, step.model.vocab / step.layout.tp
+    flops, seconds = 2 * rows * inner * columns, step.head.forward.products
+    yield Term(
+        "product of the logits, forward",
+        "2 x tokens x hidden x vocabulary / tp / (rate x size efficiency)",
+        f"2 * {rows} * {inner} * {columns:g} / {_n(flops / seconds)} * 1e3",
+        seconds * 1e3,
+        "ms",
+    )
+
+
+def _layer_products(step: StepModel) -> list[tuple[float, float]]:
+    """Return inner dimension and columns of each product of a dense layer, on one tensor-parallel rank."""
+    model, tp = step.model, step.layout.tp
+    pairs = [*model.attention_products(), *model.ffn_products(model.ffn)]
+    return [(inner / tp, columns) if columns == model.hidden else (inner, columns / tp) for inner, columns in pairs]
+
+
+def _explain_backward(step: StepModel) -> Iterator[Term]:
+    """Yield what the backward pass of one layer takes, and what it computes again."""
+    layout, passes = step.layout, step.layers.layer(mixture=bool(step.model.moe_layers))
+    if not step.model.moe_layers:
+        seconds = [step.kernels.linear(layout.tokens, *pair)[1] for pair in _layer_products(step)]
+        yield Term(
+            "products, one layer backward",
+            "gradients of the input and of the weight, for each product",
+            " + ".join(_n(each * 1e3) for each in seconds),
+            passes.backward.products * 1e3,
+            "ms",
+        )
+    if layout.traits.attention != "scores" and layout.cp == 1:
+        yield Term(
+            "attention, one layer backward",
+            "five products of the scores' size for two",
+            f"{_n(passes.forward.attention * 1e3)} * 5 / 2",
+            passes.backward.attention * 1e3,
+            "ms",
+            "Dao 2023",
+        )
+    yield Term(
+        "memory-bound operations, one layer backward",
+        "bytes / memory rate",
+        f"{_n(passes.backward.memory * step.kernels.memory_rate)} / {_n(step.kernels.memory_rate)} * 1e3",
+        passes.backward.memory * 1e3,
+        "ms",
+    )
+    again = {cause: seconds for cause, seconds in vars(passes.recomputed).items() if seconds}
+    if again:
+        yield Term(
+            "computed again, one layer",
+            f"forward: {' + '.join(_CAUSES[cause] for cause in again)}",
+            " + ".join(_n(seconds * 1e3) for seconds in again.values()),
+            passes.recomputed.total * 1e3,
+            "ms",
+            "Chen et al. 2016",
+        )
+
+
 def _explain_fat_tree(step: StepModel) -> Iterator[Term]:
     """Yield the bandwidth of each group that leaves its NVLink domain, if the profile describes leaf switches."""
     links, layout = step.links, step.layout
@@ -257,6 +328,7 @@ def explain_memory(step: StepModel, memory: Memory) -> Iterator[Term]:
         "GiB",
         "Korthikanti et al. 2022",
     )
+    yield from _explain_moment(step, memory)
     for name, words in _STATES.items():
         num_bytes, held = getattr(memory, name), getattr(memory, name) / state_bytes(layout)[name]
         formula = f"{words} x parameters of the rank"
@@ -279,6 +351,84 @@ def explain_memory(step: StepModel, memory: Memory) -> Iterator[Term]:
     )
     parts = " + ".join(_n(value / 2**30) for value in vars(memory).values())
     yield Term("memory", "sum of the kinds", parts, memory.total / 2**30, "GiB")
+
+
+def _explain_moment(step: StepModel, memory: Memory) -> Iterator[Term]:
+    """Yield what exists only for a while: logits, a layer that is computed again, gathered parameters."""
+    model, layout = step.model, step.layout
+    if memory.temporary:
+        what, formula, numbers = _temporary(step, memory)
+        yield Term(what, formula, f"({numbers}) / 2**30", memory.temporary / 2**30, "GiB")
+    if not memory.communication:
+        return
+    each, is_only_stage = 2 + layout.traits.gradient_bytes, layout.pp == 1
+    stage = sum(layout.stage_parameters(model))
+    head = model.head_parameters() if is_only_stage else 0
+    ends = (model.embedding_parameters() + head) / layout.tp
+    output = (model.vocab * model.hidden if is_only_stage else 0) / layout.tp
+    layer = (stage - ends) / layout.heaviest_layers(model.layers)
+    if layout.traits.keeps_gathered and layout.pp > 1:
+        formula, numbers = "(2 + bytes of a gradient) x parameters of the stage", f"{each} * {_n(stage)}"
+    elif memory.communication == gathered_bytes(model, layout)[0]:
+        formula, numbers = "2 x parameters outside of the layers, at the loss", f"2 * {_n(ends)}"
+    else:
+        formula = "2 x (outside of the layers + gradient of the output matrix) + (6 + bytes of a gradient) x a layer"
+        numbers = f"2 * ({_n(ends)} + {_n(output)}) + {4 + each} * {_n(layer)}"
+    yield Term(
+        "gathered parameters, their gradients",
+        formula,
+        f"({numbers}) / 2**30",
+        memory.communication / 2**30,
+        "GiB",
+        "Zhao et al. 2023",
+    )
+
+
+def _temporary(step: StepModel, memory: Memory) -> tuple[str, str, str]:
+    """Return the name, the formula and the numbers of the temporary tensors at the moment that needs most."""
+    model, layout = step.model, step.layout
+    traits, tokens, columns = layout.traits, layout.tokens, model.vocab / layout.tp
+    if memory.temporary == loss_bytes(model, layout):
+        what = "logits and their loss"
+        if traits.parallel_loss and layout.tp > 1:
+            formula = f"tokens x ({PARALLEL_LOGIT_BYTES} bytes x vocabulary / tp + 2 bytes x hidden)"
+            return what, formula, f"{tokens} * ({PARALLEL_LOGIT_BYTES} * {columns:g} + 2 * {model.hidden})"
+        each = FUSED_LOGIT_BYTES if traits.fuses_loss else LOGIT_BYTES
+        return what, f"{each} bytes x tokens x vocabulary / tp", f"{each} * {tokens} * {columns:g}"
+    if memory.temporary == layer_activations(model, layout):
+        kept = " + ".join(
+            f"{tensor.numbers:g} * {tensor.num_bytes} / {tensor.split}" for tensor in kept_tensors(model, layout)
+        )
+        return "a layer that is computed again", "tokens x what the layer keeps", f"{tokens} * ({kept})"
+    updated = updated_parameters(layout, step.stage_parameter_parts)
+    formula = "bytes of a parameter x parameters that the rank updates"
+    return "tensors of the optimizer's step", formula, f"{traits.step_bytes} * {_n(updated)}"
+
+
+def explain_utilization(step: StepModel) -> Iterator[Term]:
+    """Yield the way from the peak down to the MFU, by cause."""
+    shares = {cause: share for cause, share in losses(step).items() if abs(share) >= LEAST_SHARE}
+    total = step.step.total
+    for cause, share in sorted(shares.items(), key=lambda pair: -pair[1]):
+        yield Term(f"share of {cause}", "seconds / step", f"100 * {_n(share * total)} / {_n(total)}", 100 * share, "%")
+    parts = " - ".join(_n(100 * share) for share in losses(step).values())
+    yield Term("MFU in percent", "100 - shares of all causes", f"100 - {parts}", 100 * utilization(step), "%")
+
+
+def explain_range(run: PlannedRun) -> Iterator[Term]:
+    """Yield the width of the range around the step time, and its ends."""
+    total, spread, distance = run.step.step.total, spread_of(run), nearest_runs(run)[0][0]
+    typical = typical_error(run)
+    yield Term(
+        "width of the range",
+        "larger of the least width for this kind of run, and the ninth of ten errors of the nearest measured runs x "
+        f"(1 + {WIDER} x doublings to the nearest)",
+        f"max({_n(least_spread(run))}, {_n(typical)} * (1 + {WIDER} * {_n(distance)}))",
+        spread,
+        "",
+    )
+    yield Term("lower end", "step / (1 + width)", f"{_n(total)} / (1 + {_n(spread)})", total / (1 + spread), "s")
+    yield Term("upper end", "step x (1 + width)", f"{_n(total)} * (1 + {_n(spread)})", total * (1 + spread), "s")
 
 
 def explain_budget(step: StepModel, budget: Budget) -> Iterator[Term]:
@@ -374,6 +524,8 @@ def _exact(number: float) -> str:
     return f"{number:.12g}"
 
 
+LEAST_SHARE = 0.0005
+"""Shares of the step below this print as 0.0 %, and are left out."""
 _STATES = {
     "parameters": "bytes of a parameter",
     "gradients": "bytes of a gradient",

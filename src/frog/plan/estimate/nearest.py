@@ -16,7 +16,7 @@ from frog.plan.estimate.rows import PlannedRun
 _NEAREST = 8
 _BEYOND = 2.0
 """Factor beyond the largest measured run up to which a plan counts as validated."""
-_WIDER = 0.1
+WIDER = 0.1
 """Growth of the range for each doubling of distance to the nearest measured run."""
 
 
@@ -78,10 +78,13 @@ def _doublings(one: float, other: float) -> float:
 
 def spread_of_nearest(run: PlannedRun) -> float:
     """Return the error that nine of ten of the nearest measured runs do not exceed, more for runs far from them."""
-    near = nearest_runs(run)
-    errors = sorted(abs(other.error) for _, other in near)
-    typical = math.expm1(errors[round(0.9 * (len(errors) - 1))])
-    return typical * (1 + _WIDER * near[0][0])
+    return typical_error(run) * (1 + WIDER * nearest_runs(run)[0][0])
+
+
+def typical_error(run: PlannedRun) -> float:
+    """Return the relative error that nine of ten of the nearest measured runs do not exceed."""
+    errors = sorted(abs(other.error) for _, other in nearest_runs(run))
+    return math.expm1(errors[round(0.9 * (len(errors) - 1))])
 
 
 def beyond_measured(run: PlannedRun) -> list[str]:

@@ -98,12 +98,17 @@ def predict_run(run: PlannedRun, row_id: str, *, only_layer: bool = False) -> Pr
 
 def spread_of(run: PlannedRun) -> float:
     """Return the relative width of the range around a prediction's time: at least what the nearest runs were off."""
+    return max(least_spread(run), spread_of_nearest(run))
+
+
+def least_spread(run: PlannedRun) -> float:
+    """Return the least width of the range for a run of this kind."""
     spread = _SPREAD
     if run.cluster.gpu.name not in _MEASURED_GPUS:
         spread *= _WIDER["gpu"]
     if run.model.experts:
         spread *= _WIDER["experts"]
-    return max(spread * (_WIDER["assumed"] if run.assumed else 1.0), spread_of_nearest(run))
+    return spread * (_WIDER["assumed"] if run.assumed else 1.0)
 
 
 def _why(run: PlannedRun, memory: float) -> str:
