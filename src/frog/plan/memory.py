@@ -371,6 +371,26 @@ def moments(
     ]
 
 
+@dataclass(frozen=True)
+class GatheredParameters:
+    """Numbers of parameters on the first stage, of which a rank gathers some at a time."""
+
+    stage: Column
+    outside: Column
+    """Those outside of the layers."""
+    output: Column
+    """The output matrix, if this stage has it: its gradient is as large."""
+    layer: Column
+
+
+def gathered_parameters(model: PlannedModel, layout: Layout) -> GatheredParameters:
+    """Return what ZeRO 3 can gather."""
+    is_only_stage, stage = layout.pp == 1, sum(layout.stage_parameters(model))
+    outside = (model.embedding_parameters() + choose(is_only_stage, model.head_parameters(), 0)) / layout.tp
+    output = choose(is_only_stage, model.vocab * model.hidden, 0) / layout.tp
+    return GatheredParameters(stage, outside, output, (stage - outside) / layout.heaviest_layers(model.layers))
+
+
 def gathered_bytes(model: PlannedModel, layout: Layout) -> tuple[Column, Column]:
     """Return the bytes of gathered parameters and unreduced gradients under ZeRO 3, at the loss and in a layer's
     backward pass.
@@ -380,17 +400,14 @@ def gathered_bytes(model: PlannedModel, layout: Layout) -> tuple[Column, Column]
     A pipeline that keeps what it gathers has both of all its layers. With one data-parallel rank, FSDP only casts its
     parameters, which takes the same copies.
     """
-    traits, is_only_stage = layout.traits, layout.pp == 1
-    stage = sum(layout.stage_parameters(model))
+    traits, gathered = layout.traits, gathered_parameters(model, layout)
     each = 2 + traits.gradient_bytes
-    ends = (model.embedding_parameters() + choose(is_only_stage, model.head_parameters(), 0)) / layout.tp
-    head = choose(is_only_stage, model.vocab * model.hidden, 0) / layout.tp
-    layer = (stage - ends) / layout.heaviest_layers(model.layers)
+    in_backward = 2 * gathered.outside + 2 * gathered.output + gathered.layer * (4 + each)
     keeps = traits.keeps_gathered & (layout.pp > 1)
     gathers = (layout.zero >= 3) & ((layout.shard >= 2) | (not traits.keeps_whole_copy))
     at_loss, in_backward = (
-        choose(gathers, choose(keeps, each * stage, moment), 0.0)
-        for moment in (2 * ends, 2 * ends + 2 * head + layer * (4 + each))
+        choose(gathers, choose(keeps, each * gathered.stage, moment), 0.0)
+        for moment in (2 * gathered.outside, in_backward)
     )
     return at_loss, in_backward
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from frog.plan.estimate.budget import CHECKPOINT_BYTES, Budget, num_nodes
 from frog.plan.estimate.kernels import BLOCK
+from frog.plan.estimate.layer_time import part_of
 from frog.plan.estimate.nearest import WIDER, nearest_runs, typical_error
 from frog.plan.estimate.predict import least_spread, spread_of
 from frog.plan.estimate.rows import PlannedRun
@@ -25,6 +26,7 @@ from frog.plan.memory import (
     Memory,
     activations_in_flight,
     gathered_bytes,
+    gathered_parameters,
     kept_activations,
     kept_tensors,
     layer_activations,
@@ -32,6 +34,9 @@ from frog.plan.memory import (
     state_bytes,
     updated_parameters,
 )
+
+LEAST_SHARE = 0.0005
+"""Shares of the step below this print as 0.0 %, and are left out."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,7 @@ def _layer_products(step: StepModel) -> list[tuple[float, float]]:
     """Return inner dimension and columns of each product of a dense layer, on one tensor-parallel rank."""
     model, tp = step.model, step.layout.tp
     pairs = [*model.attention_products(), *model.ffn_products(model.ffn)]
-    return [(inner / tp, columns) if columns == model.hidden else (inner, columns / tp) for inner, columns in pairs]
+    return [part_of(pair, model.hidden, tp) for pair in pairs]
 
 
 def _explain_backward(step: StepModel) -> Iterator[Term]:
@@ -361,19 +366,14 @@ def _explain_moment(step: StepModel, memory: Memory) -> Iterator[Term]:
         yield Term(what, formula, f"({numbers}) / 2**30", memory.temporary / 2**30, "GiB")
     if not memory.communication:
         return
-    each, is_only_stage = 2 + layout.traits.gradient_bytes, layout.pp == 1
-    stage = sum(layout.stage_parameters(model))
-    head = model.head_parameters() if is_only_stage else 0
-    ends = (model.embedding_parameters() + head) / layout.tp
-    output = (model.vocab * model.hidden if is_only_stage else 0) / layout.tp
-    layer = (stage - ends) / layout.heaviest_layers(model.layers)
+    each, gathered = 2 + layout.traits.gradient_bytes, gathered_parameters(model, layout)
     if layout.traits.keeps_gathered and layout.pp > 1:
-        formula, numbers = "(2 + bytes of a gradient) x parameters of the stage", f"{each} * {_n(stage)}"
+        formula, numbers = "(2 + bytes of a gradient) x parameters of the stage", f"{each} * {_n(gathered.stage)}"
     elif memory.communication == gathered_bytes(model, layout)[0]:
-        formula, numbers = "2 x parameters outside of the layers, at the loss", f"2 * {_n(ends)}"
+        formula, numbers = "2 x parameters outside of the layers, at the loss", f"2 * {_n(gathered.outside)}"
     else:
         formula = "2 x (outside of the layers + gradient of the output matrix) + (6 + bytes of a gradient) x a layer"
-        numbers = f"2 * ({_n(ends)} + {_n(output)}) + {4 + each} * {_n(layer)}"
+        numbers = f"2 * ({_n(gathered.outside)} + {_n(gathered.output)}) + {4 + each} * {_n(gathered.layer)}"
     yield Term(
         "gathered parameters, their gradients",
         formula,
@@ -524,8 +524,6 @@ def _exact(number: float) -> str:
     return f"{number:.12g}"
 
 
-LEAST_SHARE = 0.0005
-"""Shares of the step below this print as 0.0 %, and are left out."""
 _STATES = {
     "parameters": "bytes of a parameter",
     "gradients": "bytes of a gradient",

@@ -136,7 +136,7 @@ class LayerModel:
                 return Times(attention=forward.attention)
             case "selective":
                 tp, tokens = self.layout.tp, self.layout.tokens
-                pairs = [_split(pair, self.model.hidden, tp) for pair in self.model.latent_products()]
+                pairs = [part_of(pair, self.model.hidden, tp) for pair in self.model.latent_products()]
                 return Times(products=sum(self.kernels.linear(tokens, *pair)[0] for pair in pairs))
             case "alternate":
                 return Times(products=forward.products / 2, memory=forward.memory, tensor=forward.tensor / 2)
@@ -144,12 +144,12 @@ class LayerModel:
 
     def _products(self, mixture: bool) -> tuple[float, float]:
         model, tp, tokens = self.model, self.layout.tp, self.layout.tokens
-        pairs = [self.kernels.linear(tokens, *_split(pair, model.hidden, tp)) for pair in model.attention_products()]
+        pairs = [self.kernels.linear(tokens, *part_of(pair, model.hidden, tp)) for pair in model.attention_products()]
         if not mixture:
-            pairs += [self.kernels.linear(tokens, *_split(p, model.hidden, tp)) for p in model.ffn_products(model.ffn)]
+            pairs += [self.kernels.linear(tokens, *part_of(p, model.hidden, tp)) for p in model.ffn_products(model.ffn)]
             return sum(f for f, _ in pairs), sum(b for _, b in pairs)
         shared = model.ffn_products(model.expert_ffn * model.shared_experts) if model.shared_experts else []
-        pairs += [self.kernels.linear(tokens, *_split(pair, model.hidden, tp)) for pair in shared]
+        pairs += [self.kernels.linear(tokens, *part_of(pair, model.hidden, tp)) for pair in shared]
         pairs.append(self.kernels.linear(tokens / tp, model.hidden, model.experts))
         pairs += self._experts()
         return sum(f for f, _ in pairs), sum(b for _, b in pairs)
@@ -161,7 +161,7 @@ class LayerModel:
         split = layout.tp if layout.ep == 1 else 1
         rows = layout.tokens * model.experts_per_token / layout.tp * split * layout.ep / model.experts
         pairs = model.ffn_products(model.expert_ffn)
-        return [self.kernels.linear(rows, *_split(pair, model.hidden, split), num=local) for pair in pairs]
+        return [self.kernels.linear(rows, *part_of(pair, model.hidden, split), num=local) for pair in pairs]
 
     def _attention(self) -> tuple[float, float]:
         """Return the seconds of attention in both passes, of a mean layer if some have a sliding window."""
@@ -238,7 +238,7 @@ class LayerModel:
         return Times(tensor=tensor, context=context, expert=expert)
 
 
-def _split(pair: tuple[int, int], hidden: int, tp: int) -> tuple[float, float]:
+def part_of(pair: tuple[int, int], hidden: int, tp: int) -> tuple[float, float]:
     """Split a product over tp: along its inputs if its outputs are the stream, else along its outputs."""
     inner, columns = pair
     return (inner / tp, columns) if columns == hidden else (inner, columns / tp)
