@@ -375,9 +375,7 @@ def test_layers_in_a_list_are_strangers(recorder: StepRecorder, tmp_path: Path) 
 def test_line_inside_is_named_if_a_library_calls_the_model(
     recorder: StepRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        step_recorder, "_caller", lambda frame: "/home/one/inner.py" if recorder._depth > 1 else "<library>"
-    )
+    monkeypatch.setattr(step_recorder, "_is_called_by_user", lambda frame: recorder._depth > 1)
     monkeypatch.setattr(step_recorder, "line_of", lambda frame: [f"depth {recorder._depth}", 1, "main"])
     Training(recorder).take()
     assert [forward.line and forward.line.file for forward in read(recorder, tmp_path).steps[0].forwards] == ["depth 2"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable
-from frog.observe.check.rank_records import MEAN, Backward, Call, Step
+from frog.observe.check.rank_records import MEAN, Backward, Call, Node, Step
 from frog.observe.check.rule import Broken, Rule
 
 _LOSSES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "L1Loss", "KlDiv", "SoftMarginLoss")
@@ -112,19 +112,27 @@ def token_weights(case: Comparison) -> Broken | None:
     return None
 
 
-def _weight_of_targets(backward: Backward) -> tuple[bool, float, float] | None:
-    """Return whether a cross entropy averages, over how many targets it does or adds, and how much each counts."""
+def _cross_entropy(backward: Backward) -> tuple[Node, float] | None:
+    """Return a loss's cross entropy and the factor by which the loss scales it; None if there is none, or no factor."""
     scale = 1.0
     for node in backward.graph:
         if node.name.startswith("NllLoss"):
-            is_mean = node.reduction == MEAN
-            return (is_mean, node.weight, abs(scale) / (node.weight if is_mean else 1.0)) if node.weight else None
+            return node, scale
         if not node.factor:
-            loss = next((each for each in backward.graph if each.name.startswith("NllLoss")), None)
-            is_mean = loss is not None and loss.reduction == MEAN
-            return (True, loss.weight, 1.0 / loss.weight) if loss is not None and is_mean and loss.weight else None
+            return None
         scale = scale * node.factor if node.name.startswith("Mul") else scale / node.factor
     return None
+
+
+def _weight_of_targets(backward: Backward) -> tuple[bool, float, float] | None:
+    """Return whether a cross entropy averages, over how many targets it does or adds, and how much each counts."""
+    scaled = _cross_entropy(backward)
+    loss = scaled[0] if scaled else next((node for node in backward.graph if node.name.startswith("NllLoss")), None)
+    is_mean = loss is not None and loss.reduction == MEAN
+    if loss is None or not loss.weight or not (scaled or is_mean):
+        return None
+    scale = scaled[1] if scaled else 1.0
+    return is_mean, loss.weight, abs(scale) / (loss.weight if is_mean else 1.0)
 
 
 def reductions(case: Comparison) -> Broken | None:
@@ -265,14 +273,11 @@ def _share(step: Step) -> float | None:
     """Return how much the targets of a step's one cross entropy weigh; None if it is not known."""
     if len(step.backwards) != 1:
         return None
-    scale = 1.0
-    for node in step.backwards[0].graph:
-        if node.name.startswith("NllLoss"):
-            return scale * (1.0 if node.reduction == MEAN else node.weight) if node.weight else None
-        if not node.factor:
-            return None
-        scale = scale * node.factor if node.name.startswith("Mul") else scale / node.factor
-    return None
+    scaled = _cross_entropy(step.backwards[0])
+    if scaled is None:
+        return None
+    node, scale = scaled
+    return scale * (1.0 if node.reduction == MEAN else node.weight) if node.weight else None
 
 
 def _added_at(moment: Moment) -> Call | None:

@@ -551,10 +551,6 @@ def learning_rates(case: Comparison) -> Broken | None:
     return None
 
 
-def _at(line: Place | None) -> str:
-    return f" at {line}" if line is not None else ""
-
-
 def clipping_norms(case: Comparison) -> Broken | None:
     """Find gradients clipped by a norm that differs between ranks which reduce together."""
     case.require_steps()
@@ -588,8 +584,11 @@ def clipping_norms(case: Comparison) -> Broken | None:
             if _has_parts(case, moment) and (
                 _reduces_gradients(case, moment) or case.has_messages or case.is_sharded or case.replicas
             ):
+                at = (
+                    f" at {calls[0].line}" if calls[0].line is not None else ""
+                )  # Frog's trainer clips without the user
                 return Broken(
-                    f"since step {moment.step}, each rank clips by a norm of its own{_at(calls[0].line)}: {values}",
+                    f"since step {moment.step}, each rank clips by a norm of its own{at}: {values}",
                     "likely",
                     "the norm must be that of the whole gradient: add the squares over the ranks that hold parts of "
                     "it (all_reduce), then take the root; DTensors and FSDP's own clip_grad_norm_ do this",

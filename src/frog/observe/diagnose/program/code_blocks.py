@@ -490,7 +490,7 @@ class _Reader:
         self._file, self._lines, self._found = file, lines, found
         self._counters: set[str] = set()
         """Names that count the rounds of a loop."""
-        self._tries: dict[int, tuple[int, ...]] = {}
+        self._tries: dict[int, int] = {}
         """The lines of handlers of exceptions, and of the `try` of each."""
 
     def read(self, body: Sequence[ast.stmt], loops: tuple[int, ...], test: tuple[str, int]) -> None:
@@ -542,7 +542,7 @@ class _Reader:
             (self._found.sets if _is_set(node.value) else self._found.others).update(names)
         elif isinstance(node, (ast.Break, ast.Continue)) and loops:
             word = "break" if isinstance(node, ast.Break) else "continue"
-            line = min(node.lineno, *self._tries.get(test[1], (node.lineno,)))
+            line = min(node.lineno, self._tries.get(test[1], node.lineno))
             self._found.jumps.append(_Jump(word, line, test[0], loops[-1], test[1] or node.lineno))
         elif isinstance(node, ast.Return):
             if test[0]:
@@ -567,7 +567,7 @@ class _Reader:
         for handler in node.handlers:
             head = self._lines[handler.lineno - 1].strip()[:_MOST_TEST]
             first, last = handler.body[0].lineno, handler.end_lineno or handler.lineno
-            self._tries[handler.lineno] = (node.lineno,)
+            self._tries[handler.lineno] = node.lineno
             if loops and not isinstance(handler.body[-1], (ast.Raise, ast.Return, ast.Break, ast.Continue)):
                 end = node.body[-1].end_lineno or last  # type: ignore[attr-defined]
                 self._found.jumps.append(_Jump("", node.lineno, head, loops[-1], handler.lineno, end))
@@ -581,11 +581,11 @@ class _Reader:
         own = [node for child in _expressions(statement) for node in ast.walk(child)]
         for node in own:
             if isinstance(node, ast.IfExp):
-                test = ast.unparse(node.test)
-                self._add_part("if", f"… if {test} else …", node, [node.body], own, test)
-                self._add_part("else", f"… if {test} else …", node, [node.orelse], own, test)
+                text = f"… if {ast.unparse(node.test)} else …"
+                self._add_part("if", text, node, [node.body], own, node.test)
+                self._add_part("else", text, node, [node.orelse], own, node.test)
             elif isinstance(node, ast.BoolOp):
-                self._add_part("if", ast.unparse(node), node, node.values[1:], own, ast.unparse(node.values[0]))
+                self._add_part("if", ast.unparse(node), node, node.values[1:], own, node.values[0])
             elif isinstance(node, _Comprehension):
                 first = node.generators[0]
                 text, over, maker = ast.unparse(first).strip(), _name_of(first.iter), called_name(first.iter)
@@ -595,24 +595,30 @@ class _Reader:
                 self._found.blocks.append(block)
                 for only in first.ifs:
                     parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-                    self._add_part("if", f"if {ast.unparse(only)}", node, parts, own, "")
+                    self._add_part("if", f"if {ast.unparse(only)}", node, parts, own, None)
 
     def _add_part(
-        self, kind: str, text: str, node: ast.expr, parts: Sequence[ast.expr], own: Sequence[ast.AST], test: str
+        self,
+        kind: str,
+        text: str,
+        node: ast.expr,
+        parts: Sequence[ast.expr],
+        own: Sequence[ast.AST],
+        test: ast.expr | None,
     ) -> None:
-        """Add a part of a line that runs only under a condition, if it calls something."""
-        inside = {
-            id(call): called_name(call) for part in parts for call in ast.walk(part) if isinstance(call, ast.Call)
-        }
-        besides = frozenset(called_name(call) for call in own if isinstance(call, ast.Call) and id(call) not in inside)
+        """Add a part of a line that runs only under a condition, if it calls something.
+
+        own: the nodes of the whole statement.
+        """
+        inside = {id(call) for call in _calls(parts)}
         if not inside or len(text) > _MOST_TEST:
             return
+        besides = frozenset(called_name(each) for each in own if isinstance(each, ast.Call) and id(each) not in inside)
         first = min(part.lineno for part in parts)
         last = max(part.end_lineno or part.lineno for part in parts)
-        is_whole = not besides - {
-            called_name(call) for call in ast.walk(ast.parse(test or "0")) if isinstance(call, ast.Call)
-        }
-        block = Block(kind, text, node.lineno, self._file, first, last, is_whole and bool(_RANK_TEST.search(test)))
+        tested = {called_name(call) for call in _calls([test] if test is not None else [])}
+        names_rank = test is not None and bool(_RANK_TEST.search(ast.unparse(test)))
+        block = Block(kind, text, node.lineno, self._file, first, last, names_rank and besides <= tested)
         self._found.blocks.append(replace(block, is_partial=True, besides=besides))
 
     def _head(self, node: ast.stmt) -> str:

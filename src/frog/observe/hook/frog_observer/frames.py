@@ -36,6 +36,13 @@ def is_user_file(path: str) -> bool:
     return not path.startswith((_STANDARD_LIBRARY, _OWN, *_TRAINER)) and not any(part in path for part in _INSTALLED)
 
 
+def file_past(frame: FrameType | None, own: tuple[str, ...]) -> str:
+    """Return the file of the first frame, from this one outwards, whose path has none of these ends; "" without one."""
+    while frame is not None and frame.f_code.co_filename.endswith(own):
+        frame = frame.f_back
+    return "" if frame is None else frame.f_code.co_filename
+
+
 def full_path(name: str) -> str:
     """Return the absolute path of a code object's file, which may be relative to where Python started."""
     return name if name.startswith("<") else os.path.normpath(os.path.join(_START, name))

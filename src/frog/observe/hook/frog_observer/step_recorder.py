@@ -199,13 +199,13 @@ class StepRecorder:
                 if self._modules is not None:
                     self._modules.begin(record["module"], module, [each for _, each in self._optimizers])
             self._begun = id(module)
-            self._by_framework = not frames.is_user_file(_caller(sys._getframe(2)))
+            self._by_framework = not _is_called_by_user(sys._getframe(2))
             self._forwards.append(record)
 
     def _note_inner(self, module: Any) -> None:
         """Take the beginning of a module inside the outermost one: where the user calls it, and whether it belongs."""
         # Lightning calls the wrapper, and that the user's training step
-        if self._by_framework and self._forwards and frames.is_user_file(_caller(sys._getframe(3))):
+        if self._by_framework and self._forwards and _is_called_by_user(sys._getframe(3)):
             self._forwards[-1]["line"] = line_of(sys._getframe(3))
             self._by_framework = False
         if self.is_sampled and id(module) not in self._members and module._parameters:
@@ -416,11 +416,10 @@ class StepRecorder:
             if clipped is not None:
                 self.on_call({"call": "clip", "line": None, "norm": finite_or_none(clipped[0]), "limit": clipped[1]})
             if self.is_sampled:
-                parameters, gradients = _parameters(optimizer), _gradients(optimizer)
+                parameters, gradients, places = _held(optimizer)
                 record["gradients"] = _fingerprints(gradients)
                 record["before"] = [_bits_of(each) for each in parameters]
                 if self._modules is not None:
-                    places = _places(optimizer)
                     record["gradient_sums"] = module_sums.of_tensors(gradients, places)
                     record["before_sums"] = module_sums.of_tensors(parameters, places)
                 record["stale"] = number in self._stale and number in self._added
@@ -443,10 +442,10 @@ class StepRecorder:
         with self.reading():
             step = self._steps[number] = self._steps.get(number, 0) + 1
             if "samples" in record:
-                parameters = _parameters(optimizer)
+                parameters, _, places = _held(optimizer)
                 record["weights"] = _fingerprints(parameters)
                 if self._modules is not None:
-                    record["weight_sums"] = module_sums.of_tensors(parameters, _places(optimizer))
+                    record["weight_sums"] = module_sums.of_tensors(parameters, places)
                 record["changed"] = list(map(_changed, record.pop("samples"), parameters, record.pop("used")))
                 record["state"] = _state_types(optimizer)
             self.write(
@@ -546,9 +545,11 @@ class StepRecorder:
         return {id(each): type(module).__name__ for module in modules for each in module.parameters(recurse=False)}
 
     def _update_table(self, number: int, optimizer: Any) -> None:
-        """Write which parameters an optimizer has, if they have changed."""
+        """Write which parameters an optimizer has, if they have changed; of flat tensors, in sampled steps."""
+        if not self.is_sampled and number in self._tables and hasattr(optimizer, "named_parts"):
+            return
         parts = _parts_of(optimizer)
-        parameters = _parameters(optimizer)
+        parameters = _parameters(optimizer) if parts is None else [each[3] for each in parts]
         now = [id(each) for each in parameters] if parts is None else [[each[:3], each[3].shape] for each in parts]
         if self._tables.get(number) == now:
             return
@@ -607,9 +608,10 @@ class StepRecorder:
 
     def _note_outside(self) -> None:
         """Remember the parameters that have a gradient now and that no optimizer holds."""
-        held = {id(each) for _, optimizer in self._optimizers for each in _parameters(optimizer)}
-        if any(_parts_of(optimizer) is not None for _, optimizer in self._optimizers):
+        optimizers = [optimizer for _, optimizer in self._optimizers]
+        if any(getattr(optimizer, "named_parts", None) is not None for optimizer in optimizers):
             return  # it holds flat tensors, and not the module's parameters
+        held = {id(each) for optimizer in optimizers for each in _parameters(optimizer)}
         for number, root in self._roots:
             for name, parameter in root.named_parameters():
                 if parameter.grad is None or id(parameter) in held or len(self._outside) >= _MOST_OUTSIDE:
@@ -652,11 +654,9 @@ class _Known:
                 yield number, thing
 
 
-def _caller(frame: Any) -> str:
-    """Return the file from which a module was called."""
-    while frame is not None and frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")):
-        frame = frame.f_back
-    return "" if frame is None else str(frame.f_code.co_filename)
+def _is_called_by_user(frame: Any) -> bool:
+    """True if the user's code called a module, past torch's own functions that call it."""
+    return frames.is_user_file(frames.file_past(frame, (os.path.join("nn", "modules", "module.py"),)))
 
 
 def line_of(frame: Any) -> list[Any] | None:
@@ -705,16 +705,17 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def _gradients(optimizer: Any) -> list[Any]:
-    parts = _parts_of(optimizer)
-    if parts is not None:
-        return [gradient for _, _, _, _, gradient in parts]
-    return [each.grad for each in _parameters(optimizer)]
+    return _held(optimizer)[1]
 
 
-def _places(optimizer: Any) -> list[Any] | None:
-    """Return the place of each part in its whole parameter, and the whole's shape."""
+def _held(optimizer: Any) -> tuple[list[Any], list[Any], list[Any] | None]:
+    """Return parameters, gradients and, of parts, the place of each in its whole parameter and the whole's shape."""
     parts = _parts_of(optimizer)
-    return None if parts is None else [(offset, whole) for _, offset, whole, _, _ in parts]
+    if parts is None:
+        parameters = _parameters(optimizer)
+        return parameters, [each.grad for each in parameters], None
+    places = [(offset, whole) for _, offset, whole, _, _ in parts]
+    return [part for _, _, _, part, _ in parts], [gradient for *_, gradient in parts], places
 
 
 def _learning_rates(optimizer: Any) -> list[float | None]:

@@ -16,6 +16,8 @@ from .step_recorder import StepRecorder, finite_or_none, line_of
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+_LOADERS = (os.path.join("utils", "data", "dataloader.py"), os.path.join("accelerate", "data_loader.py"))
+"""Files of torch and accelerate that iterate over a DataLoader for the program."""
 
 
 def watch(recorder: StepRecorder) -> None:
@@ -132,7 +134,8 @@ class _Functions:
                 before = recorder.kinds_in_ddp(module) if recorder.is_here() else None
                 kind = _kind_of(module)
                 result = original(module, *args, **kwargs)
-                if kind != _kind_of(module) and _kind_of(module) in (torch.bfloat16, torch.float16):
+                new_kind = _kind_of(module)
+                if kind != new_kind and new_kind in (torch.bfloat16, torch.float16):
                     recorder.lowered = line_of(sys._getframe(1))
                 if before and recorder.kinds_in_ddp(module) != before:
                     recorder.on_call({"call": "moved", "line": line_of(sys._getframe(1))})
@@ -310,7 +313,7 @@ class _Functions:
                 self.watch_accelerate()
                 with recorder.reading():
                     line = line_of(sys._getframe(1))
-                    by_library = not frames.is_user_file(_iterates(sys._getframe(1)))
+                    by_library = not frames.is_user_file(frames.file_past(sys._getframe(1), _LOADERS))
                     # a program may make a new DataLoader for each epoch: the line and the data tell that it is the same
                     number = numbers.setdefault((str(line), id(loader.dataset)), len(numbers))
                     iteration = recorder.iterations[number] = recorder.iterations.get(number, -1) + 1
@@ -489,14 +492,6 @@ def _is_complete(result: Any) -> bool:
     return result is None and not coalesced
 
 
-def _iterates(frame: Any) -> str:
-    """Return the file that iterates over a DataLoader, past torch's and accelerate's own."""
-    own = (os.path.join("utils", "data", "dataloader.py"), os.path.join("accelerate", "data_loader.py"))
-    while frame is not None and frame.f_code.co_filename.endswith(own):
-        frame = frame.f_back
-    return "" if frame is None else str(frame.f_code.co_filename)
-
-
 def _kind_of(module: Any) -> Any:
     """Return the type of a module's own first parameter."""
     return next((each.dtype for each in module._parameters.values() if each is not None), None)
@@ -516,32 +511,32 @@ def _fills_up(loader: Any) -> bool:
     return not getattr(batches, "drop_last", False) and len(loader.dataset) % together != 0
 
 
-def _is_distributed(batches: Any) -> bool:
-    """True if a batch sampler takes its samples from a DistributedSampler of several ranks."""
-    sampler = getattr(batches, "sampler", None)
-    kinds = [kind.__name__ for kind in type(sampler).__mro__]
-    return "DistributedSampler" in kinds and getattr(sampler, "num_replicas", 1) > 1
+def _is_a(sampler: Any, name: str) -> bool:
+    """True if a sampler's class, or one that it extends, has this name."""
+    return name in [kind.__name__ for kind in type(sampler).__mro__]
+
+
+def _splits_again(batches: Any) -> bool:
+    """True if accelerate leaves out batches of what a DistributedSampler of several ranks gives to this one."""
+    sampler = getattr(getattr(batches, "batch_sampler", None), "sampler", None)
+    return _is_split(batches) and _is_a(sampler, "DistributedSampler") and getattr(sampler, "num_replicas", 1) > 1
 
 
 def _described(loader: Any, iterator: Any) -> dict[str, Any]:
     """Return how a DataLoader chooses its samples."""
     sampler = loader.sampler
-    split_again = _is_split(loader.batch_sampler) and _is_distributed(
-        getattr(loader.batch_sampler, "batch_sampler", None)
-    )
-    kinds = [kind.__name__ for kind in type(sampler).__mro__]
-    is_distributed = "DistributedSampler" in kinds
+    is_distributed, is_random = (_is_a(sampler, name) for name in ("DistributedSampler", "RandomSampler"))
     count = getattr(loader.dataset, "__len__", None)
     return {
         "sampler": type(sampler).__name__,
         "distributed": is_distributed,
         "epoch": getattr(sampler, "epoch", None) if is_distributed else None,
-        "shuffle": bool(getattr(sampler, "shuffle", False)) if is_distributed else "RandomSampler" in kinds,
+        "shuffle": bool(getattr(sampler, "shuffle", False)) if is_distributed else is_random,
         "padded": bool(is_distributed and sampler.total_size > len(loader.dataset)),
         "samples": len(loader.dataset) if count is not None else None,
         "workers": loader.num_workers,
         "size": getattr(loader, "batch_size", None),
-        "split_again": split_again,
+        "split_again": _splits_again(loader.batch_sampler),
         "fills_up": _fills_up(loader),
         "made": getattr(loader, "_frog_made", None),
         "generators": [] if loader.worker_init_fn is not None else module_facts.own_generators(loader.dataset),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .placement import HOST, Place, device_at, place_of
+from .placement import HOST, device_at
 from .tensors import index_of
 
 Tensor = Any
@@ -19,8 +19,7 @@ Tensor = Any
 
 def _moved(tensor: Tensor, index: int | None) -> Tensor:
     """Return a tensor on a GPU, by default the current one, or for -1 on the CPU; the same one if it is there."""
-    where: Place = HOST if index == -1 else index_of(index)
-    return tensor if place_of(tensor) == where else tensor.to(device_at(where))
+    return tensor.to(device_at(HOST if index == -1 else index_of(index)))
 
 
 def _scatter(
