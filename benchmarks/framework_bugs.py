@@ -28,6 +28,7 @@ from typing import Any
 
 BUGS = Path(__file__).resolve().with_suffix("")
 PROGRAMS = BUGS / "programs"
+OWN_STRATEGY = BUGS.parents[1] / "config" / "own_ddp.py"
 FIRST = BUGS / "first_sight.json"
 FROG = [sys.executable, "-c", "import sys; from frog.cli import main; sys.exit(main())"]
 LIMIT_S = 600
@@ -96,6 +97,7 @@ def run(case: Case, folder: Path, clones: Path | None, edits: tuple[tuple[str, s
         shutil.copytree(clone, folder, ignore=shutil.ignore_patterns(".git", "runs", "assets"))
     else:
         shutil.copytree(PROGRAMS, folder, ignore=shutil.ignore_patterns("__pycache__", "prepare_*"))
+        shutil.copy(OWN_STRATEGY, folder)
     if case.prepare:
         subprocess.run(
             [sys.executable, str(PROGRAMS / case.prepare)],
