@@ -75,7 +75,7 @@ def all_runs() -> list[Run]:
 
 
 def on_rank(folder: Path, world_size: int, names: list[str]) -> None:
-    """Take the steps of some runs on this rank. world_size: the ranks on which they are divided, or were."""
+    """Run the training steps of some runs on this rank. world_size: the ranks on which they are divided, or were."""
     from frog.observe.environment import HOOK
 
     sys.path.append(str(HOOK))

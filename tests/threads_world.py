@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class Done:
-    """A collective that has completed; `late` does what is left to do."""
+    """A collective that has completed; `late` does the remaining work."""
 
     def __init__(self, late: Callable[[], None] = lambda: None) -> None:
         self._late = late

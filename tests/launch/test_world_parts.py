@@ -356,7 +356,7 @@ def test_ranks_of_a_healthy_world_that_hangs_are_ended(
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
-WENT_ON, CAME_BACK, FAILED, NOTHING = "goes on without it", "comes back", "fails", "nothing"
+WENT_ON, CAME_BACK, FAILED, NOTHING = "continues without it", "comes back", "fails", "nothing"
 
 
 @pytest.mark.parametrize(

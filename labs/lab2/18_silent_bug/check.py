@@ -11,7 +11,7 @@ from frog.learn.grader.grade import Grade
 
 SIZES = (2, 3)
 TOLERANCE = 1e-4
-"""Of a tensor's norm. Rounding explains 1e-6."""
+"""Allowed difference, relative to a tensor's norm. Rounding explains 1e-6."""
 
 
 def check(grade: Grade) -> None:

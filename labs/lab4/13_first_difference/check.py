@@ -11,7 +11,7 @@ from frog.learn.grader.grade import Grade
 
 SIZES = (2, 3)
 TOLERANCE = 1e-3
-"""Of a tensor's norm. Rounding explains 1e-5 at most: AdamW makes whole steps of the smallest gradients."""
+"""Allowed difference as a share of the norm. Rounding explains 1e-5: AdamW makes full steps of tiny gradients."""
 
 
 def check(grade: Grade) -> None:

@@ -123,7 +123,7 @@ def test_binary_or_large_argument_must_be_on_the_volume(submit: Submit, project:
 
 
 def imported_without_checks(part: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return a part of the observer with all that it imports, but for what only `frog check` starts."""
+    """Return a part of the observer with everything that it imports, except what only `frog check` starts."""
     seen |= {part}
     for node in ast.walk(ast.parse((HOOK / f"frog_observer/{part}.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == 1:

@@ -295,7 +295,7 @@ def test_parts_of_a_flat_optimizer_add_up_to_the_parameter() -> None:
     cut = [((0, 0), tensor[:2]), ((2, 0), tensor[2:3, :4]), ((2, 4), tensor[2:3, 4:]), ((3, 0), tensor[3:])]
     places = [(offset, tuple(tensor.shape)) for offset, _ in cut]
     parts = [msgspec.convert(each, Sums) for each in module_sums.of_tensors([part for _, part in cut], places)]
-    first = against_one._together(parts[0], parts[1])  # of one rank
+    first = against_one._together(parts[0], parts[1])  # both parts are on one rank
     assert copies_of([first, *parts[2:]], whole) == 1
     assert distance([first, *parts[2:]], whole) < EXACT
     others = module_sums.of_tensors([part for _, part in cut], [places[0], places[2], places[1], places[3]])

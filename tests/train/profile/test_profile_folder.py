@@ -139,7 +139,7 @@ def test_every_number_of_a_rank_matches_hand_computed_values(folder: RunFolder) 
     # Operators compute for 100 + 120 us. Of its blocked time, rank 0 waits 60 us for rank 1, and in its message.
     assert first.parts == pytest.approx({OPERATORS: 220, TRANSFER: 140, WAITING: 68, PYTHON: 900 - 220 - 208})
     assert second.parts == pytest.approx({OPERATORS: 220, TRANSFER: 130, WAITING: 4, PYTHON: 900 - 220 - 134})
-    # Of the collectives' 180 + 180 us of rank 0, the first one's 160 do not block; messages do not count.
+    # Rank 0's collectives take 180 + 180 us: the first one's 160 do not block. Messages do not count.
     assert first.communication == Communication(3, 368, 208, pytest.approx(160 / 360))
     assert second.communication == Communication(3, 308, 134, pytest.approx((160 + 10) / 300))
 

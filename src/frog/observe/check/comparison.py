@@ -219,7 +219,7 @@ class Comparison:
         return parameter is not None and "Norm" in parameter.owner and set(parameter.shape) <= widths
 
     def _is_whole_beside_parts(self, optimizer: int, index: int) -> bool:
-        """True for a tensor as long as the whole of a dimension that a mesh divides: it is no part of it."""
+        """True for a tensor as long as the whole of a dimension that a mesh divides: it is not a part of it."""
         parameter, table = self.parameter(optimizer, index), self.any.tables.get(optimizer)
         if parameter is None or table is None:
             return False

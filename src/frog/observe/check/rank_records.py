@@ -330,7 +330,7 @@ class Outside(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     made: Place | None = None
     stranger: bool = False
-    """True if its module was called inside of the model and is no part of it."""
+    """True if its module was called inside of the model and is not a part of it."""
 
 
 class End(_Line, frozen=True, kw_only=True, tag="end"):

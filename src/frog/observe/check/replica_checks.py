@@ -466,7 +466,7 @@ def _changed_after_backward(case: Comparison, moment: Moment, different: list[Re
 def _not_reduced(
     case: Comparison, moment: Moment, replica: Replica, left: dict[int, list[int | None] | None]
 ) -> int | None:
-    """Return a parameter beside the replicas of which the backward pass leaves other gradients on each rank."""
+    """Return a parameter next to the replicas whose gradients differ between ranks after the backward pass."""
     held = {each.index for each in case.replicas if each.optimizer == moment.optimizer}
     table = case.any.tables.get(moment.optimizer)
     for index, parameter in enumerate(table.parameters if table is not None else ()):

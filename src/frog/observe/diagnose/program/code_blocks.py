@@ -60,7 +60,7 @@ class Block:
     is_partial: bool = False
     """True if it is a part of a line, as `f(x)` of `y = f(x) if x else g()`."""
     besides: frozenset[str] = frozenset()
-    """Of a part of a line: what the rest of its statement calls."""
+    """What the rest of the statement calls, if the block is a part of a line."""
 
     def __str__(self) -> str:
         return f"`{self.text}` in line {self.line}"

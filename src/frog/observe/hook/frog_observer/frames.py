@@ -16,7 +16,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(_OWN.rstrip(os.sep)))
 _TRAINER = (os.path.join(_PACKAGE, "train") + os.sep,) if os.path.basename(_PACKAGE) == "frog" else ()
-"""Frog's trainer, which is no installed package in a clone, and may run a user's strategy."""
+"""Frog's trainer, which is not an installed package in a clone, and may run a user's strategy."""
 _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _TYPED_IN = ("<string>", "<stdin>")
 """File names of `python -c` and of code from stdin."""
