@@ -85,8 +85,12 @@ def test_own_strategies_equal_one_process_and_mistakes_do_not(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_own_strategies_equal_one_process_in_every_world_and_variant() -> None:
-    """Muon needs whole matrices, which the owners of whole parameters have."""
-    elementwise = [variant for variant in ALL_VARIANTS if variant not in MUON]
+    """The second default variant has accumulated, tied, frozen and uneven parts at once: none is proved by itself here.
+
+    Muon needs whole matrices, which the owners of whole parameters have.
+    """
+    combined = {"accumulated", "other tying", "frozen", "uneven"}
+    elementwise = [variant for variant in ALL_VARIANTS if variant not in MUON and variant.name not in combined]
     cells = [cell for file in FILES for cell in cells_of(file, [1, 3], *DEFAULT_VARIANTS)]
     cells += [cell for file in FILES for cell in cells_of(file, [2], *elementwise)]
     cells += [cell for name in ("own_ddp", "own_zero1") for cell in cells_of(ROOT / f"config/{name}.py", [2], *MUON)]
