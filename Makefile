@@ -72,11 +72,13 @@ system:
 	for package in $(PAGE_PACKAGES); do apt-get install -y -qq --no-install-recommends $$package \
 	|| echo "make system: $$package cannot be installed: no test looks at the slides' pages"; done; fi
 
-# DEMO_STEPS=100 shortens the run.
+# Fewer steps than config/demo.toml has, so that the report is there within a minute: DEMO_STEPS=600 takes all of them.
+# OPEN=1 opens the report in the browser.
+DEMO_STEPS ?= 240
 demo: setup
 	$(BIN)/frog data prepare
-	$(BIN)/frog run --nproc 4 -- train config/demo.toml $(if $(DEMO_STEPS),--set train.steps=$(DEMO_STEPS))
-	$(BIN)/frog report latest
+	$(BIN)/frog run --nproc 4 -- train config/demo.toml --set train.steps=$(DEMO_STEPS) --set eval.every=60
+	$(BIN)/frog report latest $(if $(OPEN),--open)
 
 # A session's demonstrations, step by step; AUTO=--auto does not wait for Enter.
 session-a session-b session-c session-d session-e: setup

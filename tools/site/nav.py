@@ -20,7 +20,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         {
             "Start": [
                 {"Frog": "index.md"},
-                *_docs("glossary"),
+                *_docs("tour", "glossary"),
                 {"README": "project.md"},
                 {"Changelog": "CHANGELOG.md"},
             ]
