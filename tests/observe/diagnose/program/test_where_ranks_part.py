@@ -131,7 +131,7 @@ def test_rounds_that_differ_are_not_certainly_skipped_without_the_source() -> No
 SAVE = """\
 for step in range(9):
     dist.all_reduce(grad)
-if is_global_zero:
+if has_state:
     dist.barrier()
 dist.barrier()
 dist.all_reduce(total)
@@ -146,7 +146,7 @@ def test_barrier_that_met_another_one_is_where_the_ranks_part(tmp_path: Path, en
     found = diagnose_program(evidence(*of_script(written(tmp_path, SAVE), first, other)))
     assert (found.fault, found.rank, found.line, found.peer_line) == ("branch", 0, "train.py:4", "train.py:5")
     assert "collective 3 of all ranks comes from different lines" in found.finding
-    assert "rank 0 passed `if is_global_zero:` in line 3, rank 1 did not" in found.finding
+    assert "rank 0 passed `if has_state:` in line 3, rank 1 did not" in found.finding
 
 
 def test_call_from_the_same_line_before_is_not_from_the_branch(
@@ -639,3 +639,133 @@ def test_source_is_read_only_if_it_has_the_lines_function(tmp_path: Path) -> Non
     assert not is_readable(here(script, 8, {8: "evaluate"}))
     assert not is_readable(here(tmp_path / "other.py", 8))
     assert ways_past(here(tmp_path / "other.py", 8)) == ""
+
+
+LAYERS = """\
+for update in range(100):
+    for layer in layers:
+        if keeps(layer):
+            dist.all_gather(full, shard)
+    dist.all_reduce(loss)
+"""
+
+
+@pytest.mark.parametrize(("first", "fault"), [(3, "skipped"), (1, "batches")], ids=["as often before", "not as often"])
+def test_test_in_a_loop_comes_before_its_end_if_it_had_as_many_rounds_before(
+    tmp_path: Path, first: int, fault: str
+) -> None:
+    gather, total = ("all_gather", 64, 4), ("all_reduce", 1, 5)
+    before = [gather] * 3 + [total] + [gather] * first + [total]
+    ranks = [rank(0, *before, *[gather] * 3, pending=1), rank(1, *before, gather, gather, total, pending=1)]
+    found = diagnose_program(evidence(*of_script(written(tmp_path, LAYERS), *ranks)))
+    assert (found.fault, found.rank, found.line, found.certain) == (fault, 1, "train.py:5", False)
+    assert ("`for layer in layers:` in line 2, by `if keeps(layer):` in line 3" in found.finding) == (first == 3)
+    assert "number of its rounds differs" in found.finding or first == 1
+
+
+AGAIN = """\
+def work():
+    dist.all_gather(everyone, x)
+    dist.all_reduce(out)
+def attempt():
+    for _ in range(3):
+        try:
+            return work()
+        except MemoryError:
+            free()
+for step in range(12):
+    attempt()
+"""
+
+
+@pytest.mark.parametrize("handler", ["            free()", "            raise"])
+def test_handler_of_an_error_by_which_a_rank_tried_again_is_named(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], handler: str
+) -> None:
+    stacks.update({2: (2, 7, 11), 3: (3, 7, 11)})
+    gather, total = ("all_gather", 10, 2), ("all_reduce", 30, 3)
+    ranks = [
+        rank(0, gather, total, gather, total, pending=1),
+        rank(1, gather, total, gather, gather, pending=1),
+    ]
+    functions = {2: "work", 3: "work", 7: "attempt"}
+    script = written(tmp_path, AGAIN.replace("            free()", handler))
+    found = diagnose_program(evidence(*of_script(script, *ranks, functions=functions)))
+    assert (found.fault, found.rank, found.line) == ("skipped", 1, "train.py:2 (work)")
+    caught = ", perhaps by an error that `except MemoryError:` in line 8 caught"
+    assert found.finding.endswith(caught) == (handler == "            free()")
+
+
+FALLBACK = """\
+def load():
+    try:
+        module = compiled()
+        dist.all_reduce(healthy)
+        return module
+    except (ImportError, SyntaxError):
+        return None
+load()
+dist.all_reduce(grad)
+"""
+
+
+def test_error_that_was_caught_before_a_call_of_the_others_is_the_cause(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    """gloo ended the process that received the longer message, so that only its stack is known."""
+    script = written(tmp_path, FALLBACK)
+    frames = [here(script, 4, {4: "load"}), here(script, 8)]
+    receiver = RankEvidence(
+        0, line=frames[0], stack=frames, exit_code=-6, state="running", mismatch=MISMATCH, sources=["x"]
+    )
+    past = of_script(script, rank(1, ("all_reduce", 12, 9), pending=1))
+    found = diagnose_program(evidence(receiver, *past))
+    assert (found.fault, found.rank, found.line, found.certain) == ("branch", 1, "train.py:9", False)
+    assert "led only rank 1 into `except (ImportError, SyntaxError):` in line 6" in found.finding
+
+
+TWO_GROUPS = """\
+def execute(tokens):
+    if tokens == 0:
+        return forward(1)
+    dist.all_reduce(size, group=dp)
+    return forward(tokens)
+for step in range(20):
+    execute(tokens)
+    dist.all_reduce(hidden, group=tp)
+"""
+
+
+@pytest.mark.parametrize(("rounds", "fault"), [("range(20)", "skipped"), ("batches", "batches")])
+def test_test_by_which_a_rank_that_ended_left_out_a_call_is_named(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], rounds: str, fault: str
+) -> None:
+    """A loop with a fixed number of rounds cannot have ended earlier on one rank."""
+    stacks[4] = (4, 7)
+    size = ("all_reduce", 1, 4)
+    waits, ended = rank(0, *[size] * 4, pending=1), rank(1, *[size] * 3, state="ended", exit_code=0)
+    script = written(tmp_path, TWO_GROUPS.replace("range(20)", rounds))
+    found = diagnose_program(evidence(*of_script(script, waits, ended, functions={4: "execute"})))
+    assert (found.fault, found.rank, found.certain) == (fault, 1, False)
+    assert found.finding.endswith("by `if tokens == 0: return` in line 2") == (fault == "skipped")
+
+
+AT_END = """\
+dist.all_reduce(grad)
+if writes:
+    dist.all_gather(everyone, output)
+"""
+
+
+def test_branch_that_the_ranks_which_ended_did_not_pass_is_named(tmp_path: Path) -> None:
+    step = ("all_reduce", 8, 1)
+    ended = [rank(number, step, world=3, state="ended", exit_code=0) for number in (1, 2)]
+    waits = rank(0, step, ("all_gather", 8, 3), world=3, pending=1)
+    script = written(tmp_path, AT_END)
+    found = diagnose_program(evidence(*of_script(script, waits, *ended)))
+    assert (found.fault, found.rank, found.line, found.certain) == ("branch", 0, "train.py:3", False)
+    assert found.finding.endswith("only rank 0 passed `if writes:` in line 2, or the others ended before it")
+    written(tmp_path, AT_END.replace("writes", "trainer.is_global_zero"))
+    code_blocks._source.cache_clear()
+    found = diagnose_program(evidence(waits, *ended))
+    assert (found.fault, found.rank, found.certain) == ("branch", 0, True)

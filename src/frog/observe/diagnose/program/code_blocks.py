@@ -24,14 +24,17 @@ from frog.observe.diagnose.program.evidence import Call
 
 _MOST_BYTES, _MOST_TEST = 2 << 20, 200
 _RANK_TEST = re.compile(
-    r"\b\w*(rank|is_main|is_master|master_process|main_process|is_first|is_last|is_chief|is_leader|process_zero|process_index)\w*\b",
+    r"\b\w*(rank|is_main|is_master|master_process|main_process|is_first|is_last|is_chief|is_leader|process_zero|process_index"
+    r"|global_zero|local_zero|node_zero|is_root|is_coordinator)\w*\b",
     re.IGNORECASE,
 )
 _OF_ALL = re.compile(r"is_initialized|is_available|world_size|__name__|is_distributed|use_ddp|TYPE_CHECKING")
 """Tests that all ranks pass, or none."""
 _COMMUNICATES = re.compile(r"reduce|gather|scatter|broadcast|barrier|all_to_all|send|recv|sync")
 _KEEPS_RESULTS = re.compile(r"cache|memoi[sz]e", re.IGNORECASE)
-_MAIN_TEST = re.compile(r"is_main|is_master|master_process|main_process|is_first|is_chief|is_leader|process_zero")
+_MAIN_TEST = re.compile(
+    r"is_main|is_master|master_process|main_process|is_first|is_chief|is_leader|process_zero|global_zero|is_root|is_coordinator"
+)
 _Loop = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -40,8 +43,8 @@ class Block:
     """A block of a program."""
 
     kind: str
-    """loop, if, else, except, cache: a function whose results are kept, or return: the rest of a function after a
-    conditional return."""
+    """loop, if, else, except, try: the body of a `try` that goes on after an error, cache: a function whose results are
+    kept, or return: the rest of a function after a conditional return."""
     text: str
     """Its first line, such as `for batch in loader:`."""
     line: int
@@ -164,12 +167,14 @@ class Parting:
     """Of a loop: the loops around it that the other rank has left too, innermost first."""
 
     @property
-    def weight(self) -> int:
+    def weight(self) -> float:
         """Order of what it explains: the lower, the more."""
         if self.block.kind == "loop" and self.was_common:
             return 0 if self.is_past else 3
         if self.block.kind == "loop" or self.block.is_counted:
             return 6 if self.block.is_counted else 5
+        if self.block.kind == "try":
+            return 4.5
         return 4 if self.is_deeper else 1 if self.block.kind == "except" else 2
 
 
@@ -226,11 +231,11 @@ def holds_stack(block: Block, stack: Sequence[CodeLine]) -> bool:
 def _that_differ(found: list[Parting]) -> list[Parting]:
     """Leave out loops of a fixed number of rounds if loops around them may differ."""
     loops = [parting for parting in found if parting.block.kind == "loop" and parting.was_common]
-    free = [parting for parting in loops if not _is_fixed(parting.block)]
+    free = [parting for parting in loops if not is_fixed(parting.block)]
     return [parting for parting in found if parting not in loops or parting in free] if free else found
 
 
-def _is_fixed(loop: Block) -> bool:
+def is_fixed(loop: Block) -> bool:
     """True if a loop has the same number of rounds on all ranks: a range of constants that nothing leaves."""
     source = _source(loop.file)
     leaves = [jump for jump in source.jumps if jump.loop == loop.line and jump.word != "continue"]
@@ -255,6 +260,19 @@ def branch_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | N
     blocks = [block for frame in one[:2] if is_readable(frame) for block in reversed(blocks_around(frame))]
     branches = [block for block in blocks if block.kind in ("if", "else") and not _OF_ALL.search(block.text)]
     return next((block for block in branches if not any(block.holds(frame) for frame in other)), None)
+
+
+def handlers_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> str:
+    """Return the innermost handler by which an error before a call may have led to another one; empty without any.
+
+    one, other: the lines that led to the calls, innermost first. A `try` that holds both explains it only if the other
+    call is at an earlier line, as of a loop that tries again.
+    """
+    lines = parting_lines(one, other)
+    again = lines is None or lines[1].line <= lines[0].line
+    blocks = (block for frame in one if is_readable(frame) for block in reversed(blocks_around(frame)))
+    handlers = (block for block in blocks if block.kind == "try" and (again or not holds_stack(block, other)))
+    return next(map(str, handlers), "")
 
 
 def blocks_around(line: CodeLine) -> list[Block]:
@@ -572,6 +590,8 @@ class _Reader:
                 end = node.body[-1].end_lineno or last  # type: ignore[attr-defined]
                 self._found.jumps.append(_Jump("", node.lineno, head, loops[-1], handler.lineno, end))
             self._add("except", head, handler.lineno, first, last)
+            if _goes_on(handler):
+                self._add("try", head, handler.lineno, node.body[0].lineno, node.body[-1].end_lineno or first)  # type: ignore[attr-defined]
             self.read(handler.body, loops, (head, handler.lineno))
         self.read(node.orelse, loops, _NO_TEST)  # type: ignore[attr-defined]
         self.read(node.finalbody, loops, test)  # type: ignore[attr-defined]
@@ -648,6 +668,19 @@ class _Reader:
 
 
 _Comprehension = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+_ENDS_PROGRAMS = ("exit", "_exit", "abort", "kill")
+_NO_ERRORS = ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration")
+
+
+def _goes_on(handler: ast.ExceptHandler) -> bool:
+    """True if a handler of errors neither raises nor ends the program."""
+    caught = handler.type if handler.type is not None else ast.Name("BaseException")
+    if _last_name(caught) in _NO_ERRORS:
+        return False
+    ends = [node for node in ast.walk(handler) if isinstance(node, ast.Raise)]
+    return not ends and not any(called_name(call) in _ENDS_PROGRAMS for call in _calls(handler.body))
 
 
 def _expressions(statement: ast.stmt) -> list[ast.AST]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from frog.core.runs.observed import CodeLine
@@ -15,6 +16,7 @@ from frog.observe.diagnose.program.code_blocks import (
     backward_line,
     branch_past,
     call_branch,
+    handlers_past,
     holds_stack,
     in_one_loop,
     innermost_loop,
@@ -295,6 +297,10 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
     """Say that the odd side left a block, or did not enter it, in which the other side is."""
     inside, outside, block = sides.other_call, sides.odd_call, parting.block
     differ, base = _differ(evidence, found, sides), _base(evidence, found, sides)
+    if left_out := _left_out_of_round(parting, sides):
+        return base.with_more(
+            fault="skipped", certain=False, finding=f"{differ}: {left_out}", advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}"
+        )
     if block.kind == "loop":
         in_step = all(same_line(a.line, b.line) for a, b in zip(sides.odd_before, sides.other_before, strict=False))
         return base.with_more(
@@ -304,7 +310,7 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
             advice=EVEN_ROUNDS,
         )
     never = not has_passed(block, sides.odd_before)
-    enters = never and block.kind != "return"
+    enters = never and block.kind not in ("return", "try")
     return base.with_more(
         fault="branch" if never else "skipped",
         certain=False,
@@ -314,6 +320,30 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         finding=f"{differ}: {passes_alone(block, sides.other, sides.odd, never)}",
         advice=AGREE_FIRST,
     )
+
+
+def _left_out_of_round(parting: Parting, sides: Sides) -> str:
+    """Return words about a call that the odd rank left out of a round of a loop; empty if it may as well have left it.
+
+    Each time before, it made the same number of calls in this loop, which nothing but its end leaves: so the number of
+    its rounds is probably the same, and a test in it has left out a call.
+    """
+    loop, inside = parting.block, stack_of(sides.other_call)
+    if loop.kind != "loop" or not parting.was_common:
+        return ""
+    tests = tests_before(loop, inside)
+    *visits, last = [sum(1 for _ in calls) for is_in, calls in _in_and_out(loop, sides.odd_before) if is_in] or [0]
+    if not tests or not visits or len(set(visits)) > 1 or last >= visits[0] or ways_out(loop, inside):
+        return ""
+    return (
+        f"rank {sides.odd} left out a call in a round of the loop {loop}, by {tests}: it made {last} calls there, and "
+        f"{visits[0]} each time before; or the number of its rounds differs between the ranks"
+    )
+
+
+def _in_and_out(loop: Block, calls: list[Call]) -> Iterator[tuple[bool, Iterator[Call]]]:
+    """Return a rank's calls in groups: those in a loop, one visit after the other, and those elsewhere."""
+    return itertools.groupby(calls, key=lambda call: holds_stack(loop, stack_of(call)))
 
 
 def is_proved(parting: Parting, inside: Call) -> bool:
@@ -354,6 +384,8 @@ def passes_alone(block: Block, inside: int, outside: int, never: bool) -> str:
     """Return words about a branch that only one of two ranks passed."""
     if block.kind == "except":
         return f"an error led only rank {inside} into {block}"
+    if block.kind == "try":
+        return f"an error before this call led only rank {outside} into {block}, and it went on from there"
     if block.kind == "cache":
         return f"rank {inside} ran {block.function}, whose results are kept ({block}): rank {outside} had this one"
     if block.kind == "return":
@@ -402,7 +434,8 @@ def _way_past(call: Call, instead: Call) -> str:
     ways = ways_past(call.line) if call.line is not None else ""
     branch = branch_past(stack_of(call), stack_of(instead))
     if not ways and branch is None:
-        return by_backward(call)
+        handlers = handlers_past(stack_of(call), stack_of(instead))
+        return f", perhaps by an error that {handlers} caught" if handlers else by_backward(call)
     return f", perhaps by {ways}" if ways else f", which is under {branch}"
 
 

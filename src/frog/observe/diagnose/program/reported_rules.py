@@ -147,7 +147,7 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
         never = not has_passed(parting.block, before)
         words = passes_alone(parting.block, inside, outside, never)
         fault, advice = "branch" if never else "skipped", AGREE_FIRST
-        rank = inside if never and parting.block.kind != "return" else outside
+        rank = inside if never and parting.block.kind not in ("return", "try") else outside
     return base.with_more(
         fault=fault,
         rank=rank,

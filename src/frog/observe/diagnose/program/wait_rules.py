@@ -10,13 +10,17 @@ from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_ahead import calls_nothing_more, waits_for_itself
 from frog.observe.diagnose.program.code_blocks import (
     Block,
+    branch_past,
     call_branch,
+    holds_stack,
     in_one_loop,
     innermost_loop,
+    is_fixed,
     parting_lines,
     parting_of,
     rank_branch,
     stack_of,
+    tests_before,
     ways_past,
 )
 from frog.observe.diagnose.program.code_lines import is_user_file, user_line
@@ -138,7 +142,7 @@ def _branch_of_callers(evidence: Evidence, found: Difference) -> Block | None:
         stacks += [stack_of(call) for call in evidence.ranks[number].pending[:1]]
         for stack in stacks:
             parting = parting_of(stack_of(found.call), stack, last)
-            if parting is not None and parting.block.kind not in ("loop", "return"):
+            if parting is not None and parting.block.kind not in ("loop", "return", "try"):
                 return parting.block
     return None
 
@@ -175,6 +179,8 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
             f"{describe_call(evidence, found.call)}: one rank has fewer batches, or left early",
             advice=EVEN_BATCHES,
         )
+    if not times and (guarded := _past_a_branch(evidence, found, over)) is not None:
+        return guarded
     if not times:
         error, last = after_error(rank), rank.caught[-1] if rank.caught else None
         return base.with_more(
@@ -198,6 +204,16 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
             advice="a rank that catches an error must still call the collectives of that step, or all ranks must agree "
             "to skip it: all-reduce a flag first",
         )
+    if tests := _left_out(evidence, found, over[0]):
+        return base.with_more(
+            fault="skipped",
+            certain=False,
+            finding=f"{span(over)} left out {found.call.op} at {place(found.call.line)} in a round of its loop: "
+            f"rank {over[0]} called it {times} times and ended, {span(sorted(found.calls))} once more, and waited in "
+            f"{describe_call(evidence, found.call)}: by {tests}",
+            advice="a condition that only one rank meets must not skip a collective: let all ranks agree first, for "
+            "example by an all-reduce of a flag",
+        )
     return base.with_more(
         fault="batches",
         certain=False,
@@ -207,6 +223,52 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
         f"{_perhaps_by(found.call)}",
         advice=f"{EVEN_BATCHES}\na `continue` or a caught exception that skips a step on one rank has the same effect",
     )
+
+
+def _past_a_branch(evidence: Evidence, found: Difference, over: list[int]) -> Diagnosis | None:
+    """Find a branch around the call that nothing shows the ranks to have passed which ended without it."""
+    callers = sorted(found.calls)
+    calls = [call for each in over for call in evidence.ranks[each].calls]
+    if not all(call.callers for call in calls):
+        return None
+    came = [frame for call in calls for frame in stack_of(call)]
+    before = [call for call in evidence.ranks[callers[0]].calls if call.seq < found.seq]
+    passed = stack_of(before[-1]) if before else ()
+    branch = branch_past(stack_of(found.call), [*came, *passed])
+    if branch is None or len(callers) > len(over) or survived_error(evidence.ranks[over[0]]):
+        return None
+    return _base(evidence, found, callers[0]).with_more(
+        fault="branch",
+        certain=False,
+        finding=f"{_waits(evidence, found)}, which {span(over)} did not call before the end of the program: only "
+        f"{span(callers)} passed {branch}, or the others ended before it",
+        advice="move the collective out of the branch: every rank of its group must call it\n"
+        "look for a return, break or sys.exit(0) that only some ranks reach",
+    )
+
+
+def _left_out(evidence: Evidence, found: Difference, over: int) -> str:
+    """Return the tests by which a rank left out a call in a round of a loop that it ran as often; empty if it did not.
+
+    It ran the loop as often if that has a fixed number of rounds, or if it made another call in it as often.
+    """
+    stack, waiting = stack_of(found.call), evidence.ranks[min(found.calls)]
+    loop = next((loop for frame in stack if (loop := innermost_loop(frame)) is not None), None)
+    tests = tests_before(loop, stack) if loop is not None else ""
+    if loop is None or not tests:
+        return ""
+    made, others = (_lines_in(loop, rank) for rank in (evidence.ranks[over], waiting))
+    full = any(count <= made[line] for line, count in others.items() if line != _at(found.call))
+    return tests if full or is_fixed(loop) else ""
+
+
+def _lines_in(loop: Block, rank: RankEvidence) -> Counter[tuple[str, int] | None]:
+    """Count a rank's calls in a loop by their lines."""
+    return Counter(_at(call) for call in rank.calls if holds_stack(loop, stack_of(call)))
+
+
+def _at(call: Call) -> tuple[str, int] | None:
+    return (call.line.file, call.line.line) if call.line is not None else None
 
 
 def _came_another_way(evidence: Evidence, found: Difference, over: list[int]) -> Diagnosis | None:
