@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import FrameType
 
 import pytest
-from seen import at, evidence, rank
+from seen import at, changed, evidence, rank
 
-from frog.core.runs.observed import Joining
-from frog.observe.diagnose.program.evidence import RankEvidence
+from frog.core.runs.observed import CodeLine, Joining
+from frog.observe.diagnose.program.evidence import Group, RankEvidence
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 from frog.observe.hook.frog_observer.unrecorded_calls import joining_of
 
@@ -88,6 +89,56 @@ def distributed(text: str) -> FrameType | None:
     names = {"note": lambda: frames.append(sys._getframe(1))}
     exec(compile(text, "/x/torch/distributed/distributed_c10d.py", "exec"), names)
     return frames[0] if frames else None
+
+
+EVALUATION = """\
+def start():
+    group = dist.new_group()
+    dist.broadcast(seed, group=group)
+for epoch in range(3):
+    start()
+    dist.all_reduce(grad)
+    if rank == 0:
+        start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("extra", "now", "is_named"),
+    [([(3, 8)], 5, True), ([], 8, True), ([], 5, False)],
+    ids=["its extra group met another", "it creates its extra group", "without its extra group"],
+)
+def test_new_group_that_one_rank_called_once_more_is_named_with_its_branch(
+    tmp_path: Path, extra: list[tuple[int, ...]], now: int, is_named: bool
+) -> None:
+    """The group of rank 0's evaluation meets the one of rank 1's next epoch, and so on."""
+    script = tmp_path / "train.py"
+    script.write_text(EVALUATION)
+
+    def at_lines(*lines: int) -> tuple[CodeLine, ...]:
+        names = {2: "start", 3: "start"}
+        return tuple(CodeLine(file=str(script), line=line, function=names.get(line, "<module>")) for line in lines)
+
+    def of(number: int, pending: int, *ways: tuple[int, ...]) -> RankEvidence:
+        """Return a rank that made calls through these lines: those of `start` in groups of their own."""
+        made = rank(number, *[("broadcast", 1, way[0]) for way in ways], pending=pending, state="running")
+        counts = {6: iter(range(1, 9)), 3: iter(range(1, 9))}
+        for place, (call, way) in enumerate(zip(made.calls, ways, strict=True)):
+            group = Group((0, 1), "0" if way[0] == 6 else str(next(counts[3])))
+            seq = next(counts[6]) if way[0] == 6 else 1
+            made.calls[place] = changed(call, group=group, seq=seq, line=at_lines(way[0])[0], callers=at_lines(*way))
+        made.groups = {"0": (0, 1), "1": (0, 1), "2": (0, 1)}
+        return made
+
+    creates = of(0, 0, (3, 5), (6,), *extra)
+    creates.joining, creates.stack = Joining(op="new_group", name="3"), list(at_lines(2, now))
+    creates.line = creates.stack[0]
+    waits = of(1, 1, (3, 5), (6,), (3, 5), (6,))
+    found = diagnose_program(evidence(creates, waits))
+    assert (found.fault, found.rank, found.certain) == ("groups", 0, False)
+    assert (found.line, found.peer_line) == ("train.py:2 (start)", "train.py:6")
+    assert "rank 0 waits in new_group number 3 at train.py:2 (start), which rank 1 did not call" in found.finding
+    assert found.finding.endswith("rank 0 passed `if rank == 0:` in line 7, rank 1 did not") == is_named
 
 
 def test_variables_of_the_call_are_read_only_as_far_as_they_are_known() -> None:

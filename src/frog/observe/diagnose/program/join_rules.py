@@ -7,8 +7,17 @@ from collections import Counter
 from frog.core.runs.observed import CodeLine, Joining
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
-from frog.observe.diagnose.program.rank_reports import report_ranks, they_wait
+from frog.observe.diagnose.program.code_blocks import Block, parting_of, stack_of
+from frog.observe.diagnose.program.code_lines import is_user_file
+from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place
+from frog.observe.diagnose.program.mismatch_rules import passes_alone
+from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
+
+_ALL_CREATE = (
+    "all ranks of the world must call new_group, with the same ranks and in the same order, also those outside the new "
+    "group: loop over the lists of all groups on every rank\n"
+    "use_local_synchronization=True lets only the members call it"
+)
 
 
 def awaits_too_many(evidence: Evidence) -> Diagnosis | None:
@@ -54,6 +63,73 @@ def _shared_ranks(joining: dict[int, Joining]) -> str:
     numbers = Counter(join.rank for join in joining.values() if join.rank is not None)
     twice = sorted(number for number, times in numbers.items() if times > 1)
     return f"; {numbers[twice[0]]} processes join as rank {twice[0]}" if twice else ""
+
+
+def creates_alone(evidence: Evidence) -> Diagnosis | None:
+    """Find a rank in `new_group` while other members, which have not called it as often, wait elsewhere or ended."""
+    if not evidence.has_failed:
+        return None
+    for number, rank in sorted(evidence.ranks.items()):
+        join = rank.joining
+        if join is None or join.op != "new_group" or join.name is None or not join.name.isdecimal():
+            continue
+        members = [each for each in (join.ranks or evidence.world) if each != number]
+        absent = [
+            each for each in members if each in evidence.ranks and _comes_no_more(evidence.ranks[each], join.name)
+        ]
+        if absent:
+            inside = sorted(each for each, other in evidence.ranks.items() if other.joining == join)
+            return _created_alone(evidence, inside, absent, join.name)
+    return None
+
+
+def _comes_no_more(rank: RankEvidence, name: str) -> bool:
+    """True if a rank has not created a group, and waits in a collective or has ended."""
+    is_behind = all(int(each) < int(name) for each in rank.groups if each.isdecimal())
+    is_elsewhere = bool(rank.pending) or rank.state == "ended" or rank.exit_code == 0
+    return rank.joining is None and bool(rank.groups) and is_behind and is_elsewhere
+
+
+def _created_alone(evidence: Evidence, inside: list[int], absent: list[int], name: str) -> Diagnosis:
+    odd = inside[0] if len(inside) <= len(absent) else absent[0]
+    rank, other = evidence.ranks[inside[0]], evidence.ranks[absent[0]]
+    pending = other.pending[0] if other.pending else None
+    does = f"waits in {describe_call(evidence, pending)}" if pending is not None else "ended"
+    lines = (rank.line, pending.line if pending is not None else other.line)
+    line, peer_line = lines if odd == inside[0] else reversed(lines)
+    block = _extra_branch(rank, other)
+    why = f": {passes_alone(block, inside[0], absent[0], True)}" if block is not None else ""
+    return Diagnosis(
+        "groups",
+        f"{they_wait(inside)} in new_group number {name}{at_place(rank.line)}, which {span(absent)} did not call: rank "
+        f"{absent[0]} {does}. {span(inside)} called new_group more often{why}",
+        rank=odd,
+        node_rank=evidence.ranks[odd].node_rank,
+        line=place(line) or None,
+        peer_line=place(peer_line) or None,
+        certain=False,
+        evidence=report_ranks(evidence, [*inside, *absent]),
+        advice=_ALL_CREATE,
+    )
+
+
+def _extra_branch(rank: RankEvidence, other: RankEvidence) -> Block | None:
+    """Return a branch by which a rank called `new_group` once more than another; None if no branch shows it.
+
+    Its extra call met a later one of the other rank, so that collectives of one group came from different lines.
+    """
+    there = {(call.group, call.seq): call for call in other.calls}
+    met = [(stack_of(call), stack_of(there[call.group, call.seq])) for call in rank.calls if _key(call) in there]
+    stacks = [(mine, others) for mine, others in met if mine != others]
+    if other.pending:
+        now = tuple(frame for frame in rank.stack if is_user_file(frame.file))
+        stacks.append((now, stack_of(other.pending[0])))
+    partings = (parting_of(mine, others, ()) for mine, others in stacks)
+    return next((parting.block for parting in partings if parting is not None and parting.block.kind != "loop"), None)
+
+
+def _key(call: Call) -> tuple[Group, int]:
+    return call.group, call.seq
 
 
 def groups_differ(evidence: Evidence) -> Diagnosis | None:
@@ -119,7 +195,5 @@ def _of_group(evidence: Evidence, name: str, members: dict[int, tuple[int, ...]]
         line=place(line) or None,
         certain=bool(inside) and all(_is_numbered(evidence.ranks[number]) for number in members),
         evidence=report_ranks(evidence, [*odd, *rest]),
-        advice="all ranks of the world must call new_group, with the same ranks and in the same order, also those "
-        "outside the new group: loop over the lists of all groups on every rank\n"
-        "use_local_synchronization=True lets only the members call it",
+        advice=_ALL_CREATE,
     )

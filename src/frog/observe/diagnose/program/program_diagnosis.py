@@ -32,7 +32,7 @@ from frog.observe.diagnose.program.end_rules import (
 )
 from frog.observe.diagnose.program.evidence import Evidence
 from frog.observe.diagnose.program.gather import gather_all
-from frog.observe.diagnose.program.join_rules import awaits_too_many, groups_differ
+from frog.observe.diagnose.program.join_rules import awaits_too_many, creates_alone, groups_differ
 from frog.observe.diagnose.program.log_rules import with_log
 from frog.observe.diagnose.program.mismatch_rules import mismatched, passed
 from frog.observe.diagnose.program.peer_errors import in_collective, is_victim
@@ -200,6 +200,7 @@ RULES: tuple[Rule, ...] = (
     differing_numbers,
     awaits_too_many,
     groups_differ,
+    creates_alone,
     missed_barrier,
     transfer,
     waited,
