@@ -769,3 +769,140 @@ def test_branch_that_the_ranks_which_ended_did_not_pass_is_named(tmp_path: Path)
     code_blocks._source.cache_clear()
     found = diagnose_program(evidence(waits, *ended))
     assert (found.fault, found.rank, found.certain) == ("branch", 0, True)
+
+
+BUFFER = """\
+def memory():
+    dist.reduce(used)
+def log(line):
+    if "time" in line:
+        memory()
+def epoch():
+    for i in range(4):
+        dist.all_reduce(grad)
+    log(line)
+for number in range(3):
+    epoch()
+    log(line)
+"""
+
+
+def test_branch_that_the_last_common_call_passed_on_another_way_is_named(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    stacks[8] = (8, 11)
+    step, used = ("all_reduce", 32, 8), ("reduce", 1, 2)
+    first = [step] * 4 + [used]
+    ranks = [
+        rank(0, *first, step, world=3, pending=1),
+        *[rank(number, *first, used, world=3, pending=1) for number in (1, 2)],
+    ]
+    functions = {2: "memory", 5: "log", 8: "epoch", 9: "epoch"}
+    script = written(tmp_path, BUFFER)
+    of_script(script, *ranks, functions=functions)
+    for one in ranks:
+        for number, call in enumerate(one.calls):
+            if call.op == "reduce":
+                way = (2, 5, 9, 11) if number == 4 else (2, 5, 12)
+                one.calls[number] = changed(call, callers=tuple(here(script, line, functions) for line in way))
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.line, found.certain) == ("skipped", 0, "train.py:8 (epoch)", False)
+    assert 'rank 1 passed `if "time" in line:` in line 4, rank 0 did not this time' in found.finding
+
+
+KEPT = """\
+def read(shards):
+    for shard in shards:
+        dist.all_reduce(piece)
+def load(shards):
+    try:
+        read(shards)
+    except OSError as error:
+        kept = error
+    dist.all_gather(errors, kept)
+load([1, 2, 3])
+load([4, 5, 6])
+"""
+
+
+@pytest.mark.parametrize("before", [3, 0], ids=["with an earlier visit", "without"])
+def test_loop_that_a_caught_error_may_have_left_is_not_certainly_of_fewer_rounds(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], before: int
+) -> None:
+    stacks.update({3: (3, 6, 11), 9: (9, 11)})
+    piece, errors = ("all_reduce", 16, 3), ("all_gather", 1, 9)
+    first = [piece] * before + [errors] * (before > 0)
+    ranks = [rank(0, *first, piece, piece, pending=1), rank(1, *first, piece, errors, pending=1)]
+    functions = {3: "read", 6: "load", 9: "load"}
+    found = diagnose_program(evidence(*of_script(written(tmp_path, KEPT), *ranks, functions=functions)))
+    assert (found.rank, found.line, found.certain) == (1, "train.py:9 (load)", False)
+    assert found.fault == ("skipped" if before else "batches")
+    if before:
+        assert "by an error that `except OSError as error:` in line 7 caught: it made 1 call there" in found.finding
+    else:
+        assert "or an error led rank 1 out of it, which `except OSError as error:` in line 7 caught" in found.finding
+
+
+def test_handler_is_named_beside_the_branch_that_the_rank_may_have_passed(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    stacks.update({2: (2, 6)})
+    script = written(
+        tmp_path,
+        "def drain():\n    if pending: wait(); dist.barrier()\nfor step in range(9):\n    dist.all_reduce(grad)\n"
+        "    try:\n        drain()\n    except Exception as error:\n        log(error)\n",
+    )
+    grad, met = ("all_reduce", 64, 4), ("barrier", 1, 2)
+    ranks = [rank(0, grad, met, grad, met, pending=1), rank(1, grad, met, grad, grad, pending=1)]
+    found = diagnose_program(evidence(*of_script(script, *ranks, functions={2: "drain"})))
+    assert (found.rank, found.line, found.certain) == (1, "train.py:4", False)
+    assert found.finding.endswith(
+        "; or an error before this call led rank 1 into `except Exception as error:` in line 7"
+    )
+
+
+def test_loop_over_a_set_explains_a_message_of_another_size(tmp_path: Path) -> None:
+    script = written(
+        tmp_path, "self.names = {name for name in names}\nfor name in self.names:\n    dist.all_gather(shards, name)\n"
+    )
+    crashed = RankEvidence(
+        0, line=here(script, 3), exit_code=-6, state="running", mismatch=MISMATCH, sources=["train.log"]
+    )
+    waits = of_script(script, rank(1, ("all_gather", 64, 3), pending=1))
+    found = diagnose_program(evidence(crashed, *waits))
+    assert (found.fault, found.line, found.certain) == ("order", "train.py:3", False)
+    assert "the loop `for name in self.names:` in line 2 goes through a set" in found.finding
+
+
+RETURNS = """\
+def forward(x):
+    dist.all_to_all(received, sent)
+def main():
+    for step in range(3):
+        forward(x)
+    if not writes:
+        return
+    forward(sample)
+    dist.all_gather(everyone, output)
+main()
+"""
+
+
+@pytest.mark.parametrize(("extra", "fault"), [(2, "branch"), (9, "ended")], ids=["same line", "new line"])
+def test_return_by_which_a_rank_ended_is_named(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], extra: int, fault: str
+) -> None:
+    stacks.update({2: (2, 5, 10), 9: (9, 10)})
+    step, functions = ("all_to_all", 8, 2), {2: "forward", 5: "main", 8: "main", 9: "main"}
+    last = step if extra == 2 else ("all_gather", 8, 9)
+    waits, ended = rank(0, step, step, last, pending=1), rank(1, step, step, state="ended", exit_code=0)
+    script = written(tmp_path, RETURNS)
+    of_script(script, waits, ended, functions=functions)
+    if extra == 2:
+        way = tuple(here(script, line, functions) for line in (2, 8, 10))
+        waits.calls[-1] = changed(waits.calls[-1], callers=way)
+    found = diagnose_program(evidence(waits, ended))
+    assert (found.fault, found.rank) == (fault, 1)
+    assert "left main by `if not writes: return` in line 6" in found.finding
+    if extra == 2:
+        assert (found.line, found.peer_line) == ("train.py:5 (main)", "train.py:8 (main)")

@@ -34,7 +34,7 @@ def missed_barrier(evidence: Evidence) -> Diagnosis | None:
     fault, words = "ended" if _has_ended(rank) else _NOT_THERE[None if rank.pending else rank.cpu_busy], ""
     advice = "find out what it did instead; if it only needs longer, raise the timeout of monitored_barrier"
     if parting is not None and parting.block.kind == "loop":
-        fault, words, advice = "batches", leaves_loop(parting, odd, stayed, barrier), EVEN_ROUNDS
+        fault, words, advice = "batches", leaves_loop(parting, odd, stayed, barrier, own), EVEN_ROUNDS
     elif parting is not None:
         fault, words, advice = "branch", passes_alone(parting.block, stayed, odd, True), AGREE_FIRST
     return Diagnosis(

@@ -191,7 +191,7 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
     found = []
     for number, frame in enumerate(one[: list(one).index(here) + 1]):
         for block in [*_returns_before(frame), *blocks_around(frame)]:
-            common = block.kind != "cache" and holds_stack(block, last)
+            common = block.kind != "cache" and _held(block, last, one, number)
             deeper = frame is not here
             if not _is_in(block, one, number):
                 continue
@@ -221,6 +221,19 @@ def _is_in(block: Block, stack: Sequence[CodeLine], number: int) -> bool:
     is_head = block.kind == "loop" and line.line == block.line and number > 0
     made_once = block.function in source.makers and bool(block.function)
     return not (is_head and made_once and stack[number - 1].function == block.function)
+
+
+def _held(block: Block, last: Sequence[CodeLine], stack: Sequence[CodeLine], number: int) -> bool:
+    """True if a block that holds a line of a stack held an earlier one. Of a branch: if the same lines led to it."""
+    return any(
+        _is_in(block, last, at) and (block.kind == "loop" or _led_alike(last[at + 1 :], stack[number + 1 :]))
+        for at in range(len(last))
+    )
+
+
+def _led_alike(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> bool:
+    """True if lines that led to two calls may be the same: long stacks lack their outermost lines."""
+    return all((a.file, a.line) == (b.file, b.line) for a, b in zip(one, other, strict=False))
 
 
 def holds_stack(block: Block, stack: Sequence[CodeLine]) -> bool:
@@ -304,6 +317,17 @@ def _returns_before(line: CodeLine) -> list[Block]:
     text = "` or `".join(f"{jump.test} return" for jump in ways[-2:])
     first = ways[-1].line + 1
     return [Block("return", text, ways[-1].shown_line, line.file, first, function.last, function=function.name)]
+
+
+def returns_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
+    """Return the conditional returns before a call by which a rank may have ended after another; None without any.
+
+    one, other: the lines that led to the calls, innermost first.
+    """
+    lines = parting_lines(one, other)
+    if lines is None or lines[1].line >= lines[0].line:
+        return None
+    return next((block for block in _returns_before(lines[0]) if lines[1].line < block.line), None)
 
 
 def loop_over_a_set(line: CodeLine) -> Block | None:
@@ -556,7 +580,7 @@ class _Reader:
                 self._add("if", head, line, case.body[0].lineno, end)
                 self.read(case.body, loops, (head, line))
         elif isinstance(node, ast.Assign):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            names = [name for target in node.targets if (name := _full_name(target))]
             (self._found.sets if _is_set(node.value) else self._found.others).update(names)
         elif isinstance(node, (ast.Break, ast.Continue)) and loops:
             word = "break" if isinstance(node, ast.Break) else "continue"
@@ -743,7 +767,14 @@ def _is_set(node: ast.expr) -> bool:
 
 def _name_of(node: ast.expr) -> str:
     """Return the name that a loop goes through; "{}" if that is a set, empty if it is something else."""
-    return "{}" if _is_set(node) else node.id if isinstance(node, ast.Name) else ""
+    return "{}" if _is_set(node) else _full_name(node)
+
+
+def _full_name(node: ast.expr) -> str:
+    """Return a name, or that of an attribute of one, such as `self.pending`; empty for another expression."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _has_no_condition(node: ast.stmt) -> bool:

@@ -301,12 +301,13 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         return base.with_more(
             fault="skipped", certain=False, finding=f"{differ}: {left_out}", advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}"
         )
+    caught = _new_handler(stack_of(inside), stack_of(outside), block)
     if block.kind == "loop":
         in_step = all(same_line(a.line, b.line) for a, b in zip(sides.odd_before, sides.other_before, strict=False))
         return base.with_more(
             fault="batches",
-            certain=is_proved(parting, inside) and in_step and bool(sides.other_before),
-            finding=f"{differ}: {leaves_loop(parting, sides.odd, sides.other, stack_of(inside))}",
+            certain=is_proved(parting, inside) and in_step and bool(sides.other_before) and not caught,
+            finding=f"{differ}: {leaves_loop(parting, sides.odd, sides.other, stack_of(inside), stack_of(outside))}",
             advice=EVEN_ROUNDS,
         )
     never = not has_passed(block, sides.odd_before)
@@ -317,9 +318,22 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         rank=sides.other if enters else sides.odd,
         line=place(inside.line if enters else outside.line) or None,
         peer_line=place(outside.line if enters else inside.line) or None,
-        finding=f"{differ}: {passes_alone(block, sides.other, sides.odd, never)}",
+        finding=f"{differ}: {passes_alone(block, sides.other, sides.odd, never)}"
+        + (f"; or an error before this call led rank {sides.odd} into {caught}" if caught else ""),
         advice=AGREE_FIRST,
     )
+
+
+def _new_handler(inside: Sequence[CodeLine], outside: Sequence[CodeLine], block: Block) -> str:
+    """Return the handler by which an error may have led a rank out of a block; empty if the block is one, or without.
+
+    A handler in the block, such as one in a loop, leads out of a round of it, and is a way out of its own.
+    """
+    if block.kind in ("try", "except"):
+        return ""
+    caught = handlers_past(inside, outside)
+    is_way_out = caught in ways_out(block, inside)
+    return "" if is_way_out else caught
 
 
 def _left_out_of_round(parting: Parting, sides: Sides) -> str:
@@ -331,13 +345,15 @@ def _left_out_of_round(parting: Parting, sides: Sides) -> str:
     loop, inside = parting.block, stack_of(sides.other_call)
     if loop.kind != "loop" or not parting.was_common:
         return ""
-    tests = tests_before(loop, inside)
+    tests, caught = tests_before(loop, inside), handlers_past(inside, stack_of(sides.odd_call))
     *visits, last = [sum(1 for _ in calls) for is_in, calls in _in_and_out(loop, sides.odd_before) if is_in] or [0]
-    if not tests or not visits or len(set(visits)) > 1 or last >= visits[0] or ways_out(loop, inside):
+    if not visits or len(set(visits)) > 1 or last >= visits[0] or ways_out(loop, inside) or not (tests or caught):
         return ""
+    ways = [f"left out a call in a round of the loop {loop}, by {tests}"] if tests else []
+    ways += [f"left the loop {loop} by an error that {caught} caught"] if caught else []
     return (
-        f"rank {sides.odd} left out a call in a round of the loop {loop}, by {tests}: it made {last} calls there, and "
-        f"{visits[0]} each time before; or the number of its rounds differs between the ranks"
+        f"rank {sides.odd} {', or '.join(ways)}: it made {last} call{'s' * (last != 1)} there, and {visits[0]} each "
+        "time before; or the number of its rounds differs between the ranks"
     )
 
 
@@ -351,12 +367,15 @@ def is_proved(parting: Parting, inside: Call) -> bool:
     return parting.was_common and inside.line is not None and is_each_round(parting.block, inside.line)
 
 
-def leaves_loop(parting: Parting, left: int, stayed: int, inside: Sequence[CodeLine]) -> str:
+def leaves_loop(
+    parting: Parting, left: int, stayed: int, inside: Sequence[CodeLine], outside: Sequence[CodeLine]
+) -> str:
     """Return words about a rank that left a loop in which another is.
 
-    inside: the lines that led to the call of the rank that is in the loop, innermost first.
+    inside, outside: the lines that led to the call of the rank that is in the loop, and of the one that left it,
+    innermost first.
     """
-    loop = parting.block
+    loop, caught = parting.block, _new_handler(inside, outside, parting.block)
     if not parting.was_common:
         return f"rank {stayed} is in the loop {loop}, which rank {left} did not enter this time, or left earlier"
     loops = [loop, *parting.around]
@@ -364,6 +383,8 @@ def leaves_loop(parting: Parting, left: int, stayed: int, inside: Sequence[CodeL
     leave = f"; a rank can leave {'it' if len(loops) == 1 else 'them'} by {' or '.join(ways)}" if ways else ""
     if tests := tests_before(loop, inside):
         leave += f"; or rank {left} left out this call in its last round, by {tests}"
+    if caught:
+        leave += f"; or an error led rank {left} out of it, which {caught} caught"
     if len(loops) > 1:
         return (
             f"rank {left} has left the loops {' and '.join(map(str, loops))}, in which rank {stayed} continues: the "

@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from frog.core.runs.observed import CodeLine
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
-from frog.observe.diagnose.program.code_blocks import parting_of, rank_branch, stack_of
+from frog.observe.diagnose.program.code_blocks import (
+    loop_over_a_set,
+    parting_of,
+    rank_branch,
+    stack_of,
+)
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.compared_calls import is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place, same_line
@@ -141,7 +146,7 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
     )
     base = _found(evidence, met)
     if parting.block.kind == "loop":
-        words = leaves_loop(parting, outside, inside, stacks[inside])
+        words = leaves_loop(parting, outside, inside, stacks[inside], stacks[outside])
         fault, rank, advice = "batches", outside, EVEN_ROUNDS
     else:
         never = not has_passed(parting.block, before)
@@ -243,10 +248,13 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
     same = call is not None and (same_line(call.line, met.line) or _has_completed(evidence, met))
     own, others = rank_branch(met.line), rank_branch(call.line) if call is not None else None
     branch = own or others
-    in_order = same and _in_other_order(evidence, met)
+    over_set = loop_over_a_set(met.line) if same and met.line is not None else None
+    in_order = same and (over_set is not None or _in_other_order(evidence, met))
     is_others = _is_others(evidence, met) or (others is not None and own is None)
     odd = met.other if is_others and met.other is not None else met.receiver
     why = f": only some ranks pass {branch}" if branch else f": {several_sizes(met.line, odd)}" if in_order else ""
+    if over_set is not None and not branch:
+        why = f": the loop {over_set} goes through a set, whose order differs between processes for text"
     lines = (met.line, call.line if call is not None else sender.line if sender is not None else None)
     line, peer_line = lines if own or not others else (lines[1], lines[0])
     return _found(evidence, met).with_more(

@@ -19,6 +19,7 @@ from frog.observe.diagnose.program.code_blocks import (
     parting_lines,
     parting_of,
     rank_branch,
+    returns_past,
     stack_of,
     tests_before,
     ways_past,
@@ -183,13 +184,15 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
         return guarded
     if not times:
         error, last = after_error(rank), rank.caught[-1] if rank.caught else None
+        returns = returns_past(stack_of(found.call), stack_of(rank.calls[-1])) if rank.calls and not error else None
+        why = f": it probably left {returns.function} by {returns}" if returns is not None else ""
         return base.with_more(
             fault="ended",
             certain=_knows_lines(rank, found),
             line=place(last.line) or base.line if last is not None else base.line,
             finding=f"{span(over)} ended {'with exit code 0' if error else 'without an error'} before "
             f"{'it' if len(over) == 1 else 'they'} called {describe_call(evidence, found.call)}, in which "
-            f"{span(sorted(found.calls))} waited{error}",
+            f"{span(sorted(found.calls))} waited{error}{why}",
             advice="look for a return, break or sys.exit(0) that only this rank reaches",
         )
     if (other_way := _came_another_way(evidence, found, over)) is not None:
@@ -287,13 +290,15 @@ def _came_another_way(evidence: Evidence, found: Difference, over: list[int]) ->
     if lines is None:
         return None
     parting = parting_of(stack_of(extra[0]), stack_of(ended[0]), ())
-    is_branch = parting is not None and parting.block.kind != "loop"
-    words = f": {passes_alone(parting.block, waiting.rank, over[0], True)}" if parting is not None and is_branch else ""
-    return _base(evidence, found, waiting.rank).with_more(
+    block = parting.block if parting is not None and parting.block.kind != "loop" else None
+    block = block or returns_past(stack_of(extra[0]), stack_of(evidence.ranks[over[0]].calls[-1]))
+    words = f": {passes_alone(block, waiting.rank, over[0], True)}" if block is not None else ""
+    odd = over[0] if block is not None and block.kind == "return" else waiting.rank
+    return _base(evidence, found, odd).with_more(
         fault="branch",
         certain=False,
-        line=place(lines[0]),
-        peer_line=place(lines[1]),
+        line=place(lines[0] if odd == waiting.rank else lines[1]),
+        peer_line=place(lines[1] if odd == waiting.rank else lines[0]),
         finding=f"{span(sorted(found.calls))} called {found.call.op} at {place(found.call.line)} {len(extra)} times "
         f"through {place(lines[0])}, where {span(over)} never came{words}. These calls met later ones of the others, "
         f"which ended; {_waits(evidence, found)}",
