@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from seen import at, evidence, failed, rank
+from seen import at, changed, evidence, failed, rank
 
 from frog.core.files import write_json
 from frog.core.runs.observed import CodeLine, Message, Messages, Transfer
@@ -385,3 +385,36 @@ def test_rank_that_sent_the_fewest_messages_to_one_that_waits_for_any_is_odd(oth
     found = diagnose_program(evidence(client, server, *sent.values()))
     assert (found.fault, found.rank, found.certain) == ("message", odd, False)
     assert ("rank 1 has sent it fewer than any other rank" in found.finding) is (odd == 1)
+
+
+SCHEDULE = """\
+def schedule(stage):
+    if stage == 0:
+        dist.send(hidden, dst=1)
+    else:
+        dist.recv(hidden, src=0)
+def evaluate(stage):
+    schedule(stage)
+    if collects and stage == last:
+        schedule(stage)
+evaluate(stage)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("sends", [True, False], ids=["a schedule", "a receiver"])
+def test_branch_by_which_one_rank_runs_a_schedule_of_messages_alone_is_named(tmp_path: Path, sends: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCHEDULE if sends else SCHEDULE.replace("dist.send", "print"))
+
+    def here(line: int, function: str = "<module>") -> CodeLine:
+        return CodeLine(file=str(script), line=line, function=function)
+
+    receives = waits(1, "recv", 0, 5, stack=[here(5, "schedule"), here(9, "evaluate"), here(10)])
+    receives.line = receives.stack[0]
+    other = rank(0, STEP, ("barrier", 1, 11), pending=1, state="running", line=here(11))
+    other.calls[-1] = changed(other.calls[-1], line=here(11), callers=(here(11),))
+    found = diagnose_program(evidence(receives, other))
+    assert (found.fault, found.line, found.certain) == ("message", "train.py:11", False)
+    branch = ": rank 1 passed `if collects and stage == last:` in line 8, rank 0 did not"
+    assert found.finding.endswith(branch) == sends

@@ -330,6 +330,22 @@ def returns_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | 
     return next((block for block in _returns_before(lines[0]) if lines[1].line < block.line), None)
 
 
+_SENDS, _RECEIVES = re.compile(r"send\w*\("), re.compile(r"(recv|receive)\w*\(")
+
+
+def sends_and_receives(line: CodeLine) -> bool:
+    """True if the function around a line both sends and receives messages, as a schedule of a pipeline does."""
+    if not is_readable(line):
+        return False
+    source = _source(line.file)
+    around = [function for function in source.functions if function.first <= line.line <= function.last]
+    if not around:
+        return False
+    function = max(around, key=lambda each: each.first)
+    text = "\n".join(source.lines[function.first : function.last])
+    return bool(_SENDS.search(text) and _RECEIVES.search(text))
+
+
 def loop_over_a_set(line: CodeLine) -> Block | None:
     """Return the innermost loop around a line if it goes through a set."""
     loop, source = innermost_loop(line), _source(line.file)

@@ -10,9 +10,11 @@ from typing import NamedTuple
 from frog.core.runs.observed import CodeLine, Message, Transfer
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
-from frog.observe.diagnose.program.code_lines import collective_frames
+from frog.observe.diagnose.program.code_blocks import parting_of, sends_and_receives, stack_of
+from frog.observe.diagnose.program.code_lines import collective_frames, is_user_file
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
+from frog.observe.diagnose.program.mismatch_rules import passes_alone
 from frog.observe.diagnose.program.peer_errors import lost_peers, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
 from frog.observe.diagnose.program.stack_rules import reason_of_absence
@@ -221,11 +223,26 @@ def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, 
     first_is_odd = _deviation(rank) is None and (is_extra or in_step or _deviation(waits) is not None)
     odd, other = (waits, rank) if first_is_odd else (rank, waits)
     skipped = f": rank {waits.rank} probably skipped that collective" if first_is_odd and in_step else ""
-    why = left_order(odd) or skipped
+    why = left_order(odd) or skipped or _schedule_alone(waits, rank, call)
     return _pair(evidence, odd, other).with_more(
         collective=describe_call(evidence, call),
         finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}{why}",
     )
+
+
+def _schedule_alone(waits: RankEvidence, rank: RankEvidence, call: Call) -> str:
+    """Name the branch by which a rank called a function that sends and receives, without the other; empty without one.
+
+    A branch right around a message says nothing: `if rank == 0:` often sends, and its `else` receives.
+    """
+    stack = tuple(frame for frame in waits.stack if is_user_file(frame.file))
+    parting = parting_of(stack, stack_of(call), ())
+    if parting is None or parting.block.kind != "if":
+        return ""
+    inside = list(itertools.takewhile(lambda frame: not parting.block.holds(frame), stack))
+    if len(inside) == len(stack) or not any(map(sends_and_receives, inside)):
+        return ""
+    return f": {passes_alone(parting.block, waits.rank, rank.rank, True)}"
 
 
 def _keeps_step(rank: RankEvidence, call: Call) -> bool:
