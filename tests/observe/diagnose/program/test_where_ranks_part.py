@@ -850,7 +850,7 @@ def test_handler_is_named_beside_the_branch_that_the_rank_may_have_passed(
     script = written(
         tmp_path,
         "def drain():\n    if pending: wait(); dist.barrier()\nfor step in range(9):\n    dist.all_reduce(grad)\n"
-        "    try:\n        drain()\n    except Exception as error:\n        log(error)\n",
+        "    try:\n        drain()\n    except Exception as error:\n        log('checkpoint %d was not saved', step)\n",
     )
     grad, met = ("all_reduce", 64, 4), ("barrier", 1, 2)
     ranks = [rank(0, grad, met, grad, met, pending=1), rank(1, grad, met, grad, grad, pending=1)]
@@ -859,6 +859,13 @@ def test_handler_is_named_beside_the_branch_that_the_rank_may_have_passed(
     assert found.finding.endswith(
         "; or an error before this call led rank 1 into `except Exception as error:` in line 7"
     )
+    ranks[1].last_lines = ["step 1", "checkpoint 4 was not saved: stale"]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("skipped", 1, False)
+    assert "led only rank 1 into `except Exception as error:` in line 7" in found.finding
+    assert found.finding.endswith("“checkpoint 4 was not saved: stale”")
+    ranks[0].last_lines = ["checkpoint 2 was not saved: stale"]
+    assert "; or an error before this call" in diagnose_program(evidence(*ranks)).finding
 
 
 def test_loop_over_a_set_explains_a_message_of_another_size(tmp_path: Path) -> None:

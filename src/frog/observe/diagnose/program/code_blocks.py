@@ -64,6 +64,8 @@ class Block:
     """True if it is a part of a line, as `f(x)` of `y = f(x) if x else g()`."""
     besides: frozenset[str] = frozenset()
     """What the rest of the statement calls, if the block is a part of a line."""
+    says: tuple[str, ...] = ()
+    """Of a try: words that its handler writes, as in `print("skipped", error)`."""
 
     def __str__(self) -> str:
         return f"`{self.text}` in line {self.line}"
@@ -275,8 +277,8 @@ def branch_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | N
     return next((block for block in branches if not any(block.holds(frame) for frame in other)), None)
 
 
-def handlers_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> str:
-    """Return the innermost handler by which an error before a call may have led to another one; empty without any.
+def handler_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
+    """Return the innermost `try` from which an error before a call may have led to another one; None without any.
 
     one, other: the lines that led to the calls, innermost first. A `try` that holds both explains it only if the other
     call is at an earlier line, as of a loop that tries again.
@@ -284,8 +286,7 @@ def handlers_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> str:
     lines = parting_lines(one, other)
     again = lines is None or lines[1].line <= lines[0].line
     blocks = (block for frame in one if is_readable(frame) for block in reversed(blocks_around(frame)))
-    handlers = (block for block in blocks if block.kind == "try" and (again or not holds_stack(block, other)))
-    return next(map(str, handlers), "")
+    return next((block for block in blocks if block.kind == "try" and (again or not holds_stack(block, other))), None)
 
 
 def blocks_around(line: CodeLine) -> list[Block]:
@@ -631,7 +632,9 @@ class _Reader:
                 self._found.jumps.append(_Jump("", node.lineno, head, loops[-1], handler.lineno, end))
             self._add("except", head, handler.lineno, first, last)
             if _goes_on(handler):
-                self._add("try", head, handler.lineno, node.body[0].lineno, node.body[-1].end_lineno or first)  # type: ignore[attr-defined]
+                body: Sequence[ast.stmt] = node.body  # type: ignore[attr-defined]
+                self._add("try", head, handler.lineno, body[0].lineno, body[-1].end_lineno or first)
+                self._found.blocks[-1] = replace(self._found.blocks[-1], says=_words_of(handler))
             self.read(handler.body, loops, (head, handler.lineno))
         self.read(node.orelse, loops, _NO_TEST)  # type: ignore[attr-defined]
         self.read(node.finalbody, loops, test)  # type: ignore[attr-defined]
@@ -721,6 +724,22 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
         return False
     ends = [node for node in ast.walk(handler) if isinstance(node, ast.Raise)]
     return not ends and not any(called_name(call) in _ENDS_PROGRAMS for call in _calls(handler.body))
+
+
+_GAPS = re.compile(r"%[-+ #0-9.]*[a-z]|\{[^{}]*\}|\n")
+_LEAST_WORDS = 6
+
+
+def _words_of(handler: ast.ExceptHandler) -> tuple[str, ...]:
+    """Return the constant words in what a handler writes or logs."""
+    texts = [
+        node.value
+        for call in _calls(handler.body)
+        for node in ast.walk(call)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    words = [part.strip() for text in texts for part in _GAPS.split(text)]
+    return tuple(part for part in words if len(part) >= _LEAST_WORDS)
 
 
 def _expressions(statement: ast.stmt) -> list[ast.AST]:

@@ -16,7 +16,7 @@ from frog.observe.diagnose.program.code_blocks import (
     backward_line,
     branch_past,
     call_branch,
-    handlers_past,
+    handler_past,
     holds_stack,
     in_one_loop,
     innermost_loop,
@@ -302,6 +302,14 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
             fault="skipped", certain=False, finding=f"{differ}: {left_out}", advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}"
         )
     caught = _new_handler(stack_of(inside), stack_of(outside), block)
+    if caught is not None and (written := _handler_wrote(evidence, sides, caught)):
+        return base.with_more(
+            fault="skipped",
+            certain=False,
+            finding=f"{differ}: an error before this call led only rank {sides.odd} into {caught}, since only its log "
+            f"has the words of that handler: “{written[:160]}”",
+            advice=SKIP_TOGETHER,
+        )
     if block.kind == "loop":
         in_step = all(same_line(a.line, b.line) for a, b in zip(sides.odd_before, sides.other_before, strict=False))
         return base.with_more(
@@ -324,16 +332,22 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
     )
 
 
-def _new_handler(inside: Sequence[CodeLine], outside: Sequence[CodeLine], block: Block) -> str:
-    """Return the handler by which an error may have led a rank out of a block; empty if the block is one, or without.
+def _new_handler(inside: Sequence[CodeLine], outside: Sequence[CodeLine], block: Block) -> Block | None:
+    """Return the handler by which an error may have led a rank out of a block; None if the block is one, or without.
 
     A handler in the block, such as one in a loop, leads out of a round of it, and is a way out of its own.
     """
-    if block.kind in ("try", "except"):
-        return ""
-    caught = handlers_past(inside, outside)
-    is_way_out = caught in ways_out(block, inside)
-    return "" if is_way_out else caught
+    caught = handler_past(inside, outside) if block.kind not in ("try", "except") else None
+    is_way_out = caught is not None and str(caught) in ways_out(block, inside)
+    return None if is_way_out else caught
+
+
+def _handler_wrote(evidence: Evidence, sides: Sides, handler: Block) -> str:
+    """Return the last line of the odd rank's log with the words of a handler; empty if another rank wrote them too."""
+    odd, *others = (evidence.ranks[number].last_lines for number in (sides.odd, sides.other))
+    written = [line for line in odd if any(words in line for words in handler.says)]
+    also = any(words in line for lines in others for line in lines for words in handler.says)
+    return "" if also or not written else written[-1].strip()
 
 
 def _left_out_of_round(parting: Parting, sides: Sides) -> str:
@@ -345,9 +359,11 @@ def _left_out_of_round(parting: Parting, sides: Sides) -> str:
     loop, inside = parting.block, stack_of(sides.other_call)
     if loop.kind != "loop" or not parting.was_common:
         return ""
-    tests, caught = tests_before(loop, inside), handlers_past(inside, stack_of(sides.odd_call))
+    tests, caught = tests_before(loop, inside), handler_past(inside, stack_of(sides.odd_call))
     *visits, last = [sum(1 for _ in calls) for is_in, calls in _in_and_out(loop, sides.odd_before) if is_in] or [0]
-    if not visits or len(set(visits)) > 1 or last >= visits[0] or ways_out(loop, inside) or not (tests or caught):
+    if not visits or len(set(visits)) > 1 or last >= visits[0] or ways_out(loop, inside):
+        return ""
+    if not tests and caught is None:
         return ""
     ways = [f"left out a call in a round of the loop {loop}, by {tests}"] if tests else []
     ways += [f"left the loop {loop} by an error that {caught} caught"] if caught else []
@@ -455,8 +471,8 @@ def _way_past(call: Call, instead: Call) -> str:
     ways = ways_past(call.line) if call.line is not None else ""
     branch = branch_past(stack_of(call), stack_of(instead))
     if not ways and branch is None:
-        handlers = handlers_past(stack_of(call), stack_of(instead))
-        return f", perhaps by an error that {handlers} caught" if handlers else by_backward(call)
+        handler = handler_past(stack_of(call), stack_of(instead))
+        return f", perhaps by an error that {handler} caught" if handler is not None else by_backward(call)
     return f", perhaps by {ways}" if ways else f", which is under {branch}"
 
 
