@@ -18,7 +18,19 @@ from frog.core.errors import RunError, UsageError
 from frog.observe.check import against_one
 from frog.observe.check.against_one import RULES_AGAINST_ONE, Against, copies_of
 from frog.observe.check.program_arguments import arguments_alone, arguments_for, require_batch_size
-from frog.observe.check.rank_records import Backward, Call, Forward, Node, Place, RankRecord, Start, Step, Sums
+from frog.observe.check.rank_records import (
+    Backward,
+    Call,
+    Forward,
+    Node,
+    Parameter,
+    Parameters,
+    Place,
+    RankRecord,
+    Start,
+    Step,
+    Sums,
+)
 from frog.observe.check.rule import apply_rules
 from frog.observe.hook.frog_observer import module_facts, module_sums
 
@@ -495,3 +507,23 @@ def test_reduction_of_the_users_is_named_if_a_library_runs_backward(own_line: bo
     broken = apply_rules(RULES_AGAINST_ONE, against)[2].broken
     assert broken is not None
     assert broken.line == (place if own_line else reduction)
+
+
+@pytest.mark.parametrize("is_changed_before", [False, True])
+def test_reduction_that_takes_a_wrong_gradient_is_named(is_changed_before: bool) -> None:
+    reduction, place = Place("mine.py", 9, "reduce"), Place("mine.py", 7, "train")
+    named = Parameter(names=["w"], module=0, shape=[4], dtype="float32", trained=True)
+
+    def run(gradient: float) -> RankRecord:
+        calls = [Call(call="all_reduce", line=reduction, entered=4 if is_changed_before else 3)]
+        backwards = [Backward(line=place, bits={0: [3, 5]})]
+        both = [sums(gradient, gradient**2), sums(1.0)]  # one of two agrees: no factor between all
+        made = record({"gradient_sums": both, "calls": calls, "backwards": backwards})
+        other = Parameter(names=["v"], module=0, shape=[4], dtype="float32", trained=True)
+        made.tables[0] = Parameters(optimizer=0, name="SGD", parameters=[named, other])
+        return made
+
+    against = against_one.against_one({0: run(2.0), 1: run(2.0)}, run(1.0), run(1.00001))
+    broken = apply_rules(RULES_AGAINST_ONE, against)[2].broken
+    assert broken is not None
+    assert broken.line == (place if is_changed_before else reduction)

@@ -249,6 +249,8 @@ def called(name: str, **changes: Any) -> dict[str, Any]:
                                             "none is divided by 2: the gradients are 2 times those")),
         ("accumulation", [W, micro(["AddBackward0", None, None], ["MseLossBackward0", 1, None])],
          ("likely", 1, (0,), 8)),
+        # a library that is called once runs forward, backward and step
+        ("accumulation", [W, {**micro(MEAN), "forwards": [forward(rows=[1])], "line": at(8)}], ("likely", 1, (0,), 5)),
         ("accumulation", [W, micro(SUMMED)], None),
         ("accumulation", [W, micro(SCALED, MEAN)], None),
         ("accumulation", [W, micro(["MulBackward0", None, None], MEAN)], None),

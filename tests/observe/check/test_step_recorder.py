@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from frog.observe.check.rank_records import RankRecord, read_records
-from frog.observe.hook.frog_observer import module_facts, step_recorder
+from frog.observe.hook.frog_observer import module_facts, step_recorder, watched_functions
 from frog.observe.hook.frog_observer.place import Place
 from frog.observe.hook.frog_observer.step_recorder import StepRecorder
 
@@ -410,3 +412,26 @@ def test_adapters_are_counted_and_those_that_learn() -> None:
     model = nn.ModuleDict({"lora_a": nn.Linear(2, 2), "base": nn.Linear(2, 2)})
     model["lora_a"].bias.requires_grad = False
     assert module_facts.adapters(model) == [2, 1]
+
+
+class Shared(torch.autograd.Function):
+    """A sum over ranks, as all layers of a library call it; the line of the layer says more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, lines: list[Any]) -> torch.Tensor:
+        lines.append(watched_functions._line_of_layer(sys._getframe()))
+        return x
+
+
+class Layer(nn.Module):
+    def forward(self, x: torch.Tensor, lines: list[Any]) -> Any:
+        return Shared.apply(x, lines)  # type: ignore[no-untyped-call]
+
+
+def test_line_of_a_layer_is_outside_of_what_all_layers_share() -> None:
+    lines: list[Any] = []
+    Layer()(torch.ones(1), lines)
+    code = Layer.forward.__code__
+    assert lines == [[code.co_filename, code.co_firstlineno + 1, "forward"]]
+    Shared.apply(torch.ones(1), lines)  # type: ignore[no-untyped-call]
+    assert lines[1] is None

@@ -556,10 +556,26 @@ def _gradient(case: Against, first: Compared) -> Broken:
         name, sums = backward
         says += f"; in the backward pass, the gradient of the output of {name} ({sums.name}) is the first that differs"
         line = sums.line or line
+    else:
+        line = _reduced_at(case, names) or line
     sure: Sure = "likely"
     if any(forward.draws for step in (alone, *ranks) for forward in step.forwards):
         sure = "possible"
     return Broken(says, sure, advice, step=case.step, line=line, evidence=evidence)
+
+
+def _reduced_at(case: Against, names: list[str]) -> Place | None:
+    """Return the line of the all_reduce into which the program gave a gradient as the backward pass left it."""
+    for record in case.many.values():
+        step = record.steps[case.step - 1]
+        table = record.tables.get(step.optimizer)
+        left = step.backwards[-1].bits.get(step.optimizer, []) if step.backwards else []
+        parameters = table.parameters if table is not None else []
+        bits = {bits for each, bits in zip(parameters, left, strict=False) if bits and set(each.names) & set(names)}
+        line = next((call.line for call in step.calls if call.call == "all_reduce" and call.entered in bits), None)
+        if line is not None:
+            return line
+    return None
 
 
 def _one_factor(compared: list[Compared]) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable
-from frog.observe.check.rank_records import MEAN, Backward, Call, Node, Step
+from frog.observe.check.rank_records import MEAN, Backward, Call, Node, Place, Step
 from frog.observe.check.rule import Broken, Rule
 
 _LOSSES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "L1Loss", "KlDiv", "SoftMarginLoss")
@@ -37,7 +37,7 @@ def accumulation(case: Comparison) -> Broken | None:
                     "divide once: `accelerator.backward`, Lightning and other trainers do it themselves",
                     step=step.step,
                     ranks=(record.rank,),
-                    line=step.backwards[0].line,
+                    line=_line_of_loss(step),
                 )
             if not all(_is_plain_mean(backward) for backward in step.backwards):
                 continue
@@ -55,11 +55,18 @@ def accumulation(case: Comparison) -> Broken | None:
                 "about the same, but clipping and weight decay are not",
                 step=step.step,
                 ranks=(record.rank,),
-                line=step.backwards[0].line,
+                line=_line_of_loss(step),
             )
     if not seen:
         raise NotObservable("no step had several micro-batches")
     return None
+
+
+def _line_of_loss(step: Step) -> Place | None:
+    """Return the line of a step's backward, or of its last forward if a library calls both backward and step."""
+    line = step.backwards[0].line
+    forwards = [forward.line for forward in step.forwards if forward.grad and forward.line is not None]
+    return forwards[-1] if line == step.line and forwards else line
 
 
 def _divisions(backward: Backward) -> list[float]:

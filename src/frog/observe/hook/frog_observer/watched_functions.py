@@ -450,10 +450,22 @@ class _Functions:
                 if recorder.is_sampled and _is_complete(result) and not tensor.is_meta:
                     record["bits"], record["entered"] = int(fingerprints.bits(tensor)), entered
                     record["words"] = recorder.words_without_vector(tensor) if name == "all_reduce" else []
+                    if record["words"]:
+                        record["line"] = _line_of_layer(sys._getframe(1)) or record["line"]
                 recorder.on_call(record)
             return result
 
         return collective
+
+
+def _line_of_layer(frame: Any) -> list[Any] | None:
+    """Return the line of the user's module that is computing, past the functions that all layers share."""
+    module: Any = sys.modules["torch.nn"].Module
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), module):
+            return line_of(frame)
+        frame = frame.f_back
+    return None
 
 
 def _numbers_of(held: Any) -> dict[str, int]:
