@@ -85,8 +85,8 @@ def one_rank_loads(bug: bool) -> None:
 
 
 def not_broadcast(bug: bool) -> None:
-    torch.manual_seed(dist.get_rank() if bug else 0)
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))  # bug
+    torch.manual_seed(dist.get_rank() if bug else 0)  # bug
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     for x, y in batches():
         mse_loss(net(x), y).backward()
@@ -102,8 +102,8 @@ def one_rank_writes(bug: bool) -> None:
         mse_loss(net(x), y).backward()
         if bug and step == 2 and dist.get_rank() == 1:
             with torch.no_grad():
-                net.module[0].bias.add_(1e-3)
-        optimizer.step()  # bug
+                net.module[0].bias.add_(1e-3)  # bug
+        optimizer.step()
         optimizer.zero_grad()
 
 

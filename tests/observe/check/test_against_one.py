@@ -527,3 +527,21 @@ def test_reduction_that_takes_a_wrong_gradient_is_named(is_changed_before: bool)
     broken = apply_rules(RULES_AGAINST_ONE, against)[2].broken
     assert broken is not None
     assert broken.line == (place if is_changed_before else reduction)
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_seeds_of_the_ranks_explain_another_start(seed: int) -> None:
+    made, seeded = Place("mine.py", 3, "main"), Place("mine.py", 2, "main")
+
+    def run(number: float, own: int) -> RankRecord:
+        each = record({"before_sums": [sums(number)], "weight_sums": [sums(number)]})
+        parameter = Parameter(
+            names=["w"], module=0, shape=[4], dtype="float32", trained=True, made=made, seed=(own, seeded)
+        )
+        each.tables[0] = Parameters(optimizer=0, name="SGD", parameters=[parameter])
+        return each
+
+    many = {0: run(2.0, 5), 1: run(2.0, seed)}
+    broken = apply_rules(RULES_AGAINST_ONE, against_one.against_one(many, run(1.0, 5), run(1.00001, 5)))[0].broken
+    assert broken is not None
+    assert broken.line == (made if seed == 5 else seeded)

@@ -621,6 +621,9 @@ def test_rule_on_replicas_needs_replicas(
 
 
 LOADS = {"calls": [called("load_model")]}
+WRITES = {"calls": [called("written", line=at(4))]}
+WRAPS = {"calls": [called("ddp")]}
+WRAPS_WRITES = {"calls": [called("ddp"), called("written", line=at(4))]}
 
 
 @pytest.mark.parametrize(
@@ -636,6 +639,15 @@ LOADS = {"calls": [called("load_model")]}
          ("certain", 2, (1,), 7, "w0 changed on rank 1 between steps 1 and 2, not by the optimizer")),
         ("weights-between", [one(1, 5, 6), one(2, 6, 7)], [one(1, 5, 6), one(2, 8, 7, **LOADS)],
          ("certain", 2, (1,), 5)),
+        ("weights-between", [one(1, 5, 6), one(2, 6, 7)], [one(1, 5, 6), one(2, 8, 7, **WRITES)],
+         ("certain", 2, (1,), 4)),
+        ("weights-between", [one(1, 5, 6), one(2, 6, 7, **WRITES)], [one(1, 5, 6), one(2, 8, 7, **WRITES)],
+         ("certain", 2, (1,), 7)),
+        # equal after DDP, and changed before the first step
+        ("weights-start", [one(1, 5, 6, **WRAPS)], [one(1, 4, 6, **WRAPS_WRITES)], None),
+        ("weights-between", [one(1, 5, 6, **WRAPS)], [one(1, 4, 6, **WRAPS_WRITES)], ("certain", 1, (0, 1), 4)),
+        ("weights-start", [one(1, 5, 6, **WRAPS_WRITES)], [one(1, 4, 6, **WRAPS_WRITES)], ("certain", 1, (0, 1), 3)),
+        ("weights-start", [one(1, 5, 6)], [one(1, 4, 6, **WRITES)], ("certain", 1, (0, 1), 3)),
         ("weights-between", [one(1, 5, 6), one(2, 9, 7)], [one(1, 5, 6), one(2, 8, 7)],
          ("certain", 2, (0, 1), 7, "w0 changed on ranks 0 and 1 between")),
         ("weights-between", [one(1, 5, 6), one(2, 9, 7)], [one(1, 5, 6), one(2, 9, 7)], None),
@@ -1107,3 +1119,16 @@ def test_norms_of_whole_models_that_train_apart_may_differ(tmp_path: Path, whole
     lines = [clipped(2.0), clipped(3.0)]
     ranks = [[held({"names": [f"of rank {rank}"], **table}), line] for rank, line in enumerate(lines)]
     check(tmp_path, "clipping", ranks, expected)
+
+
+def test_line_that_chose_what_is_trained_is_named(tmp_path: Path) -> None:
+    frozen = model(adapters=[4, 0], adapters_selected=at(9))
+    check(tmp_path, "frozen", [[frozen, held({}), step(1)]], ("likely", 1, (0,), 9))
+    chosen = held({}, {"selected": at(9)})
+    check(tmp_path / "unused", "unused", [[chosen, *SECOND_WITHOUT]], ("possible", 1, (0,), 9))
+
+
+@pytest.mark.parametrize(("seed", "line"), [(6, 2), (5, 3)])
+def test_seeds_of_the_ranks_explain_weights_that_differ(tmp_path: Path, seed: int, line: int) -> None:
+    ranks = [[held({"seed": [each, at(2)]}), one(1, before, 6)] for each, before in ((5, 5), (seed, 4))]
+    check(tmp_path, "weights-start", ranks, ("certain", 1, (0, 1), line))

@@ -435,3 +435,32 @@ def test_line_of_a_layer_is_outside_of_what_all_layers_share() -> None:
     assert lines == [[code.co_filename, code.co_firstlineno + 1, "forward"]]
     Shared.apply(torch.ones(1), lines)  # type: ignore[no-untyped-call]
     assert lines[1] is None
+
+
+def test_lines_that_choose_and_change_parameters_are_recorded(recorder: StepRecorder, tmp_path: Path) -> None:
+    watched_functions._Functions(recorder).watch_parameters(torch)
+    kind, first = vars(nn.Parameter), sys._getframe().f_lineno
+    training = Training(recorder, nn.Sequential(nn.Linear(2, 1)))
+    for name, parameter in training.model.named_parameters():
+        parameter.requires_grad = name == "0.weight"
+    training.take()
+    assert "__setattr__" not in kind
+    with torch.no_grad():
+        training.model[0].weight.clamp_(-9, 9)  # type: ignore[index, operator]
+    training.take(2)
+    assert "clamp_" in kind
+    training.take()  # the fifth step is not sampled
+    assert "clamp_" not in kind
+    record = read(recorder, tmp_path)
+    chosen = [each.selected and each.selected.line for each in record.tables[0].parameters]
+    assert chosen == [first + 3, first + 3]
+    # the optimizer changes the weights in each step
+    assert [[call.line and call.line.line for call in step.calls] for step in record.steps[:3]] == [[], [first + 7], []]
+
+
+def test_line_that_decides_the_same_for_all_parameters_chose_none(recorder: StepRecorder, tmp_path: Path) -> None:
+    watched_functions._Functions(recorder).watch_parameters(torch)
+    training = Training(recorder, nn.Sequential(nn.Linear(2, 1)))
+    training.model.requires_grad_(True)
+    training.take()
+    assert [each.selected for each in read(recorder, tmp_path).tables[0].parameters] == [None, None]

@@ -23,7 +23,7 @@ from frog.core.errors import RunError
 from frog.core.schema import read_typed
 from frog.core.units import count, some_of
 from frog.observe.check.comparison import MOST_NAMES, NotObservable
-from frog.observe.check.rank_records import MEAN, Call, Place, RankRecord, Step, Sums, read_records
+from frog.observe.check.rank_records import MEAN, Call, Place, RankRecord, Step, Sums, read_records, seeded_apart
 from frog.observe.check.rule import Broken, Rule, Sure
 
 AGAINST = "against_one.json"
@@ -443,7 +443,10 @@ def _start(case: Against, first: Compared) -> Broken:
 
 
 def _made(case: Against, name: str) -> Place | None:
-    """Return the line that made a parameter on the ranks."""
+    """Return the line that made a parameter on the ranks, or that gave each of them another seed before."""
+    apart = seeded_apart(case.many.values(), name)
+    if apart is not None:
+        return apart
     tables = (table for record in case.many.values() for table in record.tables.values())
     return next((each.made for table in tables for each in table.parameters if name in each.names[:1]), None)
 

@@ -309,7 +309,7 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                     "is it used in the forward? A tensor that is detached, made again or under no_grad has none",
                     step=1,
                     ranks=(record.rank,),
-                    line=table.parameters[without[0]].made,
+                    line=table.parameters[without[0]].selected or table.parameters[without[0]].made,
                 )
     if not seen:
         raise NotObservable(f"fewer than {_STEPS_WITHOUT} steps of each optimizer were sampled")
@@ -585,7 +585,7 @@ def trained_layers(case: Comparison) -> Broken | None:
                     "adapters with `is_trainable=True`",
                     step=1,
                     ranks=(record.rank,),
-                    line=next((table.made for table in record.tables.values()), None),
+                    line=module.adapters_selected or next((table.made for table in record.tables.values()), None),
                 )
         for table in record.tables.values():
             trained = [each for each in table.parameters if each.trained]
@@ -598,7 +598,7 @@ def trained_layers(case: Comparison) -> Broken | None:
                     "set requires_grad=True for the layers that shall learn, at least for a new head",
                     step=1,
                     ranks=(record.rank,),
-                    line=table.made,
+                    line=frozen[0].selected or table.made,
                 )
     return None
 

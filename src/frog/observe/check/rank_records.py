@@ -5,7 +5,7 @@ A rank may have been killed while it wrote, so the last line may be damaged; a d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -78,6 +78,8 @@ class Module(_Line, frozen=True, kw_only=True, tag="module"):
     """The head that its configuration ties to the embedding, if it is another tensor, and the line that made it."""
     adapters: tuple[Count, Count] = (0, 0)
     """Tensors of adapters, and those of them that need a gradient."""
+    adapters_selected: Place | None = None
+    """The line that chose which parameters need a gradient, and decided it for the adapters."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +102,10 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     drawn: int = 0
     """How often one line drew its elements before the first step, if more than once."""
     drawn_at: Place | None = None
+    seed: tuple[int, Place | None] | None = None
+    """The seed that was set when it was created, and the line that set it."""
+    selected: Place | None = None
+    """The line that chose which parameters need a gradient, if it decided it for this one too."""
     placements: list[str] | None = None
     mesh: Any = None
     offset: list[Count] = []
@@ -404,6 +410,18 @@ class RankRecord:
 
 _AnyLine = Start | Module | Parameters | Step | Loader | Batch | End | Stopped
 _decoder = msgspec.json.Decoder(_AnyLine)
+
+
+def seeded_apart(records: Iterable[RankRecord], name: str) -> Place | None:
+    """Return the line that set another seed on each of some ranks before they created a parameter; None if none did."""
+    seeds = [
+        each.seed
+        for record in records
+        for table in record.tables.values()
+        for each in table.parameters
+        if each.names[:1] == [name] and each.seed is not None
+    ]
+    return seeds[0][1] if len({number for number, _ in seeds}) > 1 else None
 
 
 def read_records(run: Path, attempt: int | None = None) -> dict[int, RankRecord]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable, Replica
-from frog.observe.check.rank_records import Backward, Call, Fingerprint, Parameter, Place, Step
+from frog.observe.check.rank_records import Backward, Call, Fingerprint, Parameter, Place, Step, seeded_apart
 from frog.observe.check.rule import Broken, Rule, Sure
 
 _SAME_FACTOR = 1e-5
@@ -34,7 +34,9 @@ def weights_at_the_start(case: Comparison) -> Broken | None:
     different = []
     for replica in _replicas(case):
         moments = case.sampled(replica.optimizer)
-        if moments and replica.known and _differs(moments[0], replica, _bits_before):
+        if not moments or not replica.known or not _differs(moments[0], replica, _bits_before):
+            continue
+        if _changed_since_ddp(moments[0], replica) is None:
             different.append(replica)
     if not different:
         return None
@@ -55,6 +57,13 @@ def weights_at_the_start(case: Comparison) -> Broken | None:
     )
 
 
+def _changed_since_ddp(moment: Moment, replica: Replica) -> Place | None:
+    """Return the line that changed a replica on some ranks after DDP had made it equal and before the first step."""
+    if not replica.known or moment.step != 1 or not _differs(moment, replica, _bits_before):
+        return None
+    return _written_by_some(moment, replica, after="ddp")
+
+
 def _loads_of_some(case: Comparison) -> tuple[list[int], Place | None] | None:
     """Return the ranks that loaded a model before the first step, and where, if others did not."""
     loads = {
@@ -73,6 +82,18 @@ def weights_between_steps(case: Comparison) -> Broken | None:
     seen = False
     for replica in _replicas(case):
         moments = case.sampled(replica.optimizer)
+        line = _changed_since_ddp(moments[0], replica) if moments else None
+        if line is not None:
+            return Broken(
+                f"{case.name(replica.optimizer, replica.index)} changed at {line} on some of {span([*replica.ranks])} "
+                "after DDP had sent the same weights to all, and before the first step: the replicas differ since then",
+                "certain",
+                "change weights on all ranks, or on one and send them to the others",
+                step=moments[0].step,
+                ranks=replica.ranks,
+                line=line,
+                evidence=_values(case, moments[0], [replica], "weights before the step"),
+            )
         for before, now in pairwise(moments):
             if now.step != before.step + 1 or not set(replica.ranks) <= set(now.of) & set(before.of):
                 continue
@@ -92,12 +113,31 @@ def weights_between_steps(case: Comparison) -> Broken | None:
                     "ranks only: a load, a clamp, an average of weights, an initialization",
                     step=now.step,
                     ranks=tuple(own),
-                    line=_call_line(now, own, "load_model") or now.of[(own or [0])[0]].line,
+                    line=_call_line(now, own, "load_model")
+                    or _written_by_some(now, replica)
+                    or now.of[(own or [0])[0]].line,
                     evidence=_values(case, now, [replica], "weights before the step"),
                 )
     if not seen:
         raise NotObservable("no two steps in a row were sampled on all ranks with equal weights between them")
     return None
+
+
+def _written_by_some(moment: Moment, replica: Replica, after: str = "") -> Place | None:
+    """Return a line that changed parameters by hand on some ranks of a replica and not on others, before a step.
+
+    after: the call after which it must have done so.
+    """
+    lines: dict[int, list[Place]] = {}
+    for rank in replica.ranks:
+        calls = moment.of[rank].calls
+        begin = max((number for number, call in enumerate(calls, start=1) if call.call == after), default=0)
+        if after and not begin:
+            return None
+        own = (call.line for call in calls[begin:] if call.call == "written")
+        lines[rank] = [line for line in own if line is not None]
+    every = [line for own in lines.values() for line in own]
+    return next((line for line in every if not all(line in own for own in lines.values())), None)
 
 
 def weights_after_a_step(case: Comparison) -> Broken | None:
@@ -319,7 +359,9 @@ def _different_gradients(case: Comparison, moment: Moment, different: list[Repli
             "after DDP was created are not in it. Experts and norms of which each rank has its own may differ",
             step=moment.step,
             ranks=replica.ranks,
-            line=(parameter.made if parameter is not None else None) or backward,
+            line=(_made(case, replica) if _differs(moment, replica, _bits_before) else None)
+            or (parameter.made if parameter is not None else None)
+            or backward,
             evidence=evidence,
         )
     exchanges = case.reduces or known
@@ -726,7 +768,10 @@ def _call_line(moment: Moment, ranks: list[int], name: str) -> Place | None:
 
 def _made(case: Comparison, replica: Replica) -> Place | None:
     parameter = case.parameter(replica.optimizer, replica.index)
-    return parameter.made if parameter is not None else None
+    if parameter is None:
+        return None
+    records = [case.records[rank] for rank in replica.ranks]
+    return seeded_apart(records, parameter.names[0] if parameter.names else "") or parameter.made
 
 
 RULES = (

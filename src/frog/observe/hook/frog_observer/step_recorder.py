@@ -22,7 +22,7 @@ _FIRST_STEPS = 3
 """Steps at the beginning that are always sampled."""
 _MOST_BYTES = 64 << 20
 _MOST_CALLS, _MOST_FORWARDS, _MOST_BATCHES, _MOST_PARAMETERS = 64, 64, 4096, 20_000
-_MOST_GRAPH_NODES, _MOST_OUTSIDE = 6, 200
+_MOST_GRAPH_NODES, _MOST_OUTSIDE, _MOST_WRITERS = 6, 200, 8
 
 
 class StepRecorder:
@@ -69,6 +69,20 @@ class StepRecorder:
         """The outermost module that was called last, by id."""
         self.lowered: Any = None
         """The line that moved a module to half precision last."""
+        self.seed: Any = None
+        """The seed that the program set last before the first step, and the line that did."""
+        self._seeds: dict[int, Any] = {}
+        """The seed that was set when a parameter was made, by the parameter's id."""
+        self._selected: dict[int, Any] = {}
+        """The line that decided last whether a parameter needs a gradient, by id."""
+        self._selections: dict[Any, set[bool]] = {}
+        """What each such line decided."""
+        self.until_learning: list[tuple[Any, str]] = []
+        """Functions that are watched until the first forward that learns, with their class."""
+        self.writers: list[tuple[Any, str, Any]] = []
+        """Methods that change a parameter, with the class that gets them for sampled steps."""
+        self._written: set[Any] = set()
+        """Lines of the user's that have changed a parameter since the last step."""
         self._schedules: dict[int, Any] = {}
         """The line that made an optimizer's scheduler, by the optimizer's id."""
         self._by_framework = False
@@ -160,10 +174,13 @@ class StepRecorder:
                 module.register_module_forward_pre_hook(self.on_forward),
                 module.register_module_forward_hook(self.after_forward, always_call=True),
             ]
+            for owner, name, method in self.writers:
+                setattr(owner, name, method)
         elif self._handles and not (self.is_sampled and self.is_on):
             for handle in self._handles:
                 handle.remove()
             self._handles, self._depth, self._ids = [], 0, None
+            _remove([(owner, name) for owner, name, _ in self.writers])
 
     # ---- what happens between two steps ------------------------------------------------------------------------------
 
@@ -229,6 +246,8 @@ class StepRecorder:
         if learns and not any(forward["grad"] for forward in self._forwards):
             others = module_facts.weights_of_others(module, self._optimizers)
             record.update({"others": others} if others else {})
+        if learns:
+            _remove(self.until_learning)
         self._has_learned = self._has_learned or learns
         if module_facts.autocasts():
             record["autocast"] = True
@@ -326,6 +345,29 @@ class StepRecorder:
         self.initialized.pop(id(thing), None)
         if line is not None and len(self._made) < _MOST_PARAMETERS:
             self._made[id(thing)] = line
+        self._selected.pop(id(thing), None)
+        if not is_optimizer and not self.has_stepped and len(self._seeds) < _MOST_PARAMETERS:
+            self._seeds[id(thing)] = self.seed
+
+    def on_selected(self, parameter: Any, line: Any) -> None:
+        """Take a line that decides whether a parameter needs a gradient."""
+        if line is not None and len(self._selected) < _MOST_PARAMETERS:
+            self._selected[id(parameter)] = line
+            self._selections.setdefault(tuple(line), set()).add(bool(parameter.requires_grad))
+
+    def on_written(self, parameter: Any, frame: Any) -> None:
+        """Take a line of the user's that changes a parameter outside of an optimizer's step."""
+        if self._before is not None or not frames.is_user_file(frame.f_code.co_filename):
+            return
+        line = line_of(frame)
+        if line is not None and tuple(line) not in self._written and len(self._written) < _MOST_WRITERS:
+            self._written.add(tuple(line))
+            self.on_call({"call": "written", "line": line, "elements": parameter.numel()})
+
+    def selected_at(self, parameter: Any) -> Any:
+        """Return the line that chose which parameters need a gradient, and this one with them; None if none chose."""
+        line = self._selected.get(id(parameter))
+        return line if line is not None and len(self._selections[tuple(line)]) > 1 else None
 
     def on_schedule(self, optimizer: Any, line: Any) -> None:
         """Take the line that made a scheduler of an optimizer's learning rate."""
@@ -465,6 +507,8 @@ class StepRecorder:
             )
             self._num_steps += 1
             self._forwards, self._backwards, self._calls = [], [], []
+            self._written.clear()
+            _remove(self.until_learning)
             self.hook_modules()
 
     def at_end(self) -> None:
@@ -504,6 +548,7 @@ class StepRecorder:
                     "modes": any(map(_has_modes, module.modules())),
                     "untied": self._untied(module),
                     "adapters": module_facts.adapters(module),
+                    "adapters_selected": self._adapters_selected(module),
                 }
             )
         return number
@@ -513,6 +558,15 @@ class StepRecorder:
         head = module_facts.untied_head(module)
         names = {id(each): module_facts.plain_name(name) for name, each in module.named_parameters()}
         return None if head is None else [names.get(id(head), "the head"), self.made_at(head)]
+
+    def _adapters_selected(self, module: Any) -> Any:
+        """Return the line that decided last that the first adapter of a model needs a gradient, or that it needs none.
+
+        A name that no adapter has chooses none of them: other parameters must be chosen at this line.
+        """
+        named = (each for name, each in module.named_parameters() if "lora_" in name)
+        first = next(named, None)
+        return None if first is None else self.selected_at(first)
 
     def _wrapper_of(self, module: Any) -> Any:
         """Return the DDP wrapper that a module is, or whose module it is; None if there is none."""
@@ -584,6 +638,8 @@ class StepRecorder:
             "made": self.made_at(parameter),
             "ddp": replicas.get(id(parameter)),
             "constant": _is_constant(parameter),
+            "seed": self._seeds.get(id(parameter)),
+            "selected": self.selected_at(parameter),
         }
         counts = self.initialized.get(id(parameter), {})
         if max(counts.values(), default=0) > 1:
@@ -629,6 +685,14 @@ class StepRecorder:
                     "made": self.made_at(parameter),
                     "stranger": True,
                 }
+
+
+def _remove(methods: list[tuple[Any, str]]) -> None:
+    """Remove methods from classes that have them only to be watched: the classes inherit what they do."""
+    while methods:
+        owner, name = methods.pop()
+        if name in vars(owner):
+            delattr(owner, name)
 
 
 class _Known:

@@ -14,6 +14,8 @@ from . import fingerprints, frames, module_facts
 from .step_recorder import StepRecorder, finite_or_none, line_of
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+_WRITERS = ("add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "copy_", "fill_", "zero_")
+"""Methods of tensors with which programs change weights by hand."""
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 _LOADERS = (os.path.join("utils", "data", "dataloader.py"), os.path.join("accelerate", "data_loader.py"))
@@ -37,6 +39,7 @@ def _watch(recorder: StepRecorder) -> None:
     watched = _Functions(recorder)
     watched.watch_backward(torch)
     watched.watch_made(torch)
+    watched.watch_parameters(torch)
     watched.watch_modules(torch)
     watched.watch_state_dicts(torch)
     watched.watch_clipping(torch)
@@ -117,6 +120,50 @@ class _Functions:
             return made
 
         kind.__new__ = staticmethod(__new__)
+
+        def make_seed(original: Any) -> Any:
+            def manual_seed(seed: Any) -> Any:
+                result = original(seed)
+                if recorder.is_here() and not recorder.has_stepped:
+                    recorder.seed = [int(seed) % 2**53, line_of(sys._getframe(1))]
+                return result
+
+            return manual_seed
+
+        self._wrap([torch, torch.random], "manual_seed", make_seed)
+
+    def watch_parameters(self, torch: Any) -> None:
+        """Watch what decides which parameters are trained, until the first step, and what changes them by hand."""
+        recorder, kind = self._recorder, torch.nn.Parameter
+        set_attribute, requires_grad_ = kind.__setattr__, torch.Tensor.requires_grad_
+
+        def __setattr__(parameter: Any, name: str, value: Any) -> None:
+            set_attribute(parameter, name, value)
+            if name == "requires_grad" and recorder.is_here():
+                recorder.on_selected(parameter, line_of(sys._getframe(1)))
+
+        @functools.wraps(requires_grad_)
+        def selects(parameter: Any, *args: Any, **kwargs: Any) -> Any:
+            result = requires_grad_(parameter, *args, **kwargs)
+            if recorder.is_here():
+                recorder.on_selected(parameter, line_of(sys._getframe(1)))
+            return result
+
+        def make_writer(original: Any) -> Any:
+            @functools.wraps(original)
+            def writes(parameter: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(parameter, *args, **kwargs)
+                if recorder.is_here():
+                    recorder.on_written(parameter, sys._getframe(1))
+                return result
+
+            return writes
+
+        kind.__setattr__, kind.requires_grad_ = __setattr__, selects
+        recorder.until_learning = [(kind, "__setattr__"), (kind, "requires_grad_")]
+        recorder.writers = [(kind, name, make_writer(getattr(torch.Tensor, name))) for name in _WRITERS]
+        for owner, name, method in recorder.writers:
+            setattr(owner, name, method)
 
     def watch_modules(self, torch: Any) -> None:
         """Watch the modes of modules, their moves after DDP has wrapped them, and what draws their weights."""
