@@ -464,3 +464,18 @@ def test_line_that_decides_the_same_for_all_parameters_chose_none(recorder: Step
     training.model.requires_grad_(True)
     training.take()
     assert [each.selected for each in read(recorder, tmp_path).tables[0].parameters] == [None, None]
+
+
+def test_layer_that_torch_makes_is_not_drawn_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[bool] = []
+    uniform_ = torch.Tensor.uniform_
+
+    def uniform(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        drawn.append(watched_functions._is_drawn_by_user(sys._getframe(1)))
+        return uniform_(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "uniform_", uniform)
+    layer = nn.Linear(2, 1, bias=False)
+    layer.reset_parameters()
+    nn.init.uniform_(layer.weight)
+    assert drawn == [False, True, True]

@@ -18,6 +18,7 @@ _WRITERS = ("add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_"
 """Methods of tensors with which programs change weights by hand."""
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+_INITIALIZATIONS = os.path.join("torch", "nn", "init.py")
 _LOADERS = (os.path.join("utils", "data", "dataloader.py"), os.path.join("accelerate", "data_loader.py"))
 """Files of torch and accelerate that iterate over a DataLoader for the program."""
 
@@ -192,7 +193,8 @@ class _Functions:
 
         def make_draw(original: Any) -> Any:
             def draw(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if isinstance(tensor, torch.nn.Parameter) and recorder.is_here() and not recorder.has_stepped:
+                counts = isinstance(tensor, torch.nn.Parameter) and recorder.is_here() and not recorder.has_stepped
+                if counts and _is_drawn_by_user(sys._getframe(1)):
                     recorder.on_drawn(tensor, line_of(sys._getframe(1)))
                 return original(tensor, *args, **kwargs)
 
@@ -503,6 +505,15 @@ class _Functions:
             return result
 
         return collective
+
+
+def _is_drawn_by_user(frame: Any) -> bool:
+    """True if the user's code draws a parameter, by torch's functions for it: a library may draw again what it made."""
+    while frame is not None and (
+        frame.f_code.co_name == "reset_parameters" or frame.f_code.co_filename.endswith(_INITIALIZATIONS)
+    ):
+        frame = frame.f_back
+    return frame is not None and frames.is_user_file(frame.f_code.co_filename)
 
 
 def _line_of_layer(frame: Any) -> list[Any] | None:
