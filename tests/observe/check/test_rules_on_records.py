@@ -278,6 +278,9 @@ def called(name: str, **changes: Any) -> dict[str, Any]:
          ("likely", 1, (0,), 5, "(1 missing, 0 unknown: module.a)")),
         ("keys", [W, step(1, calls=[called("load_model", unexpected=[*"abc", "_orig_mod.d", "e"])])],
          ("likely", 1, (0,), 5, "(0 missing, 5 unknown: a, b, c, _orig_mod.d)")),
+        ("keys", [W, step(1, calls=[called("load_model", missing=["head"], line=None)])], None),
+        ("keys", [W, step(1, calls=[called("load_model", missing=["module.a"], line=None)])],
+         ("likely", 1, (0,), None, "load_state_dict left out keys")),
     ],
 )  # fmt: skip
 def test_rule_on_the_calls_of_one_rank(tmp_path: Path, name: str, lines: Lines, expected: Any) -> None:

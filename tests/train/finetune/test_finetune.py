@@ -77,6 +77,13 @@ def test_finetuned_run_has_the_usual_folder(here: Harness) -> None:
     here.run("frog", "report", "who")
 
 
+def test_finetuning_on_two_ranks_breaks_no_rule_of_the_check(here: Harness) -> None:
+    words = ("finetune", "base", "--name", "checked", "--data", "who.jsonl", "--epochs", "1")
+    said = here.run("frog", "check", "--nproc", "2", "--threads", "1", "--", *words).stdout
+    assert "no rule is broken as far as could be seen (2 ranks, 3 optimizer steps, 3 of them sampled)" in said
+    assert "Possible" not in said
+
+
 def test_finetuning_learns_a_class_from_one_word(here: Harness) -> None:
     for name in ("who", "written"):
         found = here.record(name)["classification"]
