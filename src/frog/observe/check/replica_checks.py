@@ -359,9 +359,7 @@ def _different_gradients(case: Comparison, moment: Moment, different: list[Repli
             "after DDP was created are not in it. Experts and norms of which each rank has its own may differ",
             step=moment.step,
             ranks=replica.ranks,
-            line=(_made(case, replica) if _differs(moment, replica, _bits_before) else None)
-            or (parameter.made if parameter is not None else None)
-            or backward,
+            line=(parameter.made if parameter is not None else None) or backward,
             evidence=evidence,
         )
     exchanges = case.reduces or known
