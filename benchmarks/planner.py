@@ -2,7 +2,7 @@
 
     python benchmarks/planner.py                  errors with the committed constants, by source
     python benchmarks/planner.py --fit            fit the constants again, and print them
-    python benchmarks/planner.py --cross          leave one source out, then one kind of GPU
+    python benchmarks/planner.py --cross          leave one source out, then one GPU, then one kind of run
     python benchmarks/planner.py --nearest        write the runs and errors from which the planner takes its ranges
     python benchmarks/planner.py --data FOLDER    other tables of the same schema
 
@@ -31,6 +31,8 @@ from frog.plan.estimate.predict import predict_row
 _DATA = Path(__file__).with_name("measured_runs.csv")
 _NEAREST = Path(__file__).parents[1] / "src/frog/plan/estimate/measured.csv"
 _MOST_NEAREST = 25
+_SLOW_NETWORK = 100e9
+"""Bytes per second of a node: 800 Gbit/s."""
 _PEERS = {"vtrain_multi": "Calculon 12.9, vTrain 14.7", "vtrain_single": "Calculon 38.9, vTrain 8.4"}
 """Errors of other planners on the same rows, in per cent: Bang et al. 2024."""
 
@@ -104,6 +106,19 @@ def cross_validate(rows: Sequence[Measured], key: Callable[[Measured], str], sta
         print(f"{name:<24} {len(group):>5} {error:>7.1f} {bias(group, constants):>+7.1f} {worst:>7.1f}", flush=True)
 
 
+def kind_of_run(row: Measured) -> str:
+    """Return a kind of run, of which most sources have only one: what other constants could not learn from it."""
+    layout = row.run.layout
+    if row.run.model.experts:
+        return "mixture of experts"
+    if layout.zero == 3:
+        return "FSDP"
+    if layout.num_gpus <= row.run.cluster.nvlink_domain:
+        return "in one NVLink domain"
+    slow = row.run.cluster.node_bandwidth < _SLOW_NETWORK
+    return "slow network" if slow else "pipeline" if layout.pp > 1 else "other"
+
+
 def write_nearest(rows: Sequence[Measured], constants: Constants) -> None:
     """Write the sizes and the error of at most `_MOST_NEAREST` runs of each source, for `frog plan`."""
     lines: list[list[object]] = [[field.name for field in fields(MeasuredRun)]]
@@ -147,6 +162,8 @@ def main() -> None:
         cross_validate(rows, lambda row: row.source, constants)
         print("\nfitted on the other GPUs")
         cross_validate(rows, lambda row: row.gpu, constants)
+        print("\nfitted on the other kinds of run")
+        cross_validate(rows, kind_of_run, constants)
 
 
 if __name__ == "__main__":

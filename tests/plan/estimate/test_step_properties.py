@@ -322,3 +322,30 @@ def test_zero_group_larger_than_the_data_parallel_ranks_means_all_of_them() -> N
 def test_times_add_up_and_scale() -> None:
     one = Times(products=1.0, memory=2.0)
     assert (one + one * 2).total == 9.0
+
+
+def sharded_on(gbit_s: float) -> StepModel:
+    """Return FSDP over 64 GPUs with this network of a node."""
+    cluster = replace(clusters()["h100x8"], node_bandwidth=gbit_s * 1e9 / 8)
+    model = PlannedModel(32, 4096, 32, 8, 128, 14336, 128256)
+    return StepModel(model, Layout(seq_len=4096, global_batch=256, micro_batch=4, dp=64, zero=3), cluster)
+
+
+def test_network_slower_than_the_computation_alone_decides_the_step() -> None:
+    steps = [sharded_on(gbit_s) for gbit_s in (1e6, 6400, 3200, 1600, 800, 400, 200, 100, 10)]
+    for step in steps:
+        gather, reduce, _ = step.layer_transfers
+        communication, computation = 32 * (2 * gather + reduce), step.stage_seconds[0]
+        lost = step.layers.overlap_cost * communication
+        together = max(communication, computation + lost)
+        assert sum(step.data) + computation == pytest.approx(gather + reduce + together)
+        assert 0 <= step.data[1] <= lost
+    assert steps[0].data[1] > 0, "a fast network hides behind the computation, and slows it down"
+    assert steps[-1].data[1] == 0, "computation that ends before the communication costs nothing"
+    assert all(one.step.total <= other.step.total for one, other in pairwise(steps))
+
+
+def test_no_communication_slows_nothing() -> None:
+    step = sharded_on(3200)
+    assert step.layers.slowed(0.0, 0.0) == 0
+    assert replace(step, layout=replace(step.layout, dp=1, global_batch=4)).data == (0, 0)

@@ -6,6 +6,7 @@ import math
 import operator
 from dataclasses import dataclass, replace
 
+from frog.plan.columns import Column, most
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.layout import Layout
 from frog.plan.links import Group, Links
@@ -78,6 +79,14 @@ class LayerModel:
         """Slowdown of computation, as a fraction of the time of the collective next to it."""
         light = _LIGHT if self.layout.traits.light_collectives else 1.0
         return self.kernels.constants.overlap_slowdown * light
+
+    def slowed(self, communication: Column, exposed: Column) -> Column:
+        """Return the seconds that computation takes longer than it would alone, beyond the exposed communication.
+
+        While c seconds of communication run, s c seconds of computation are lost: both take max(c, computation + s c).
+        Computation that ends before the communication costs nothing, however slow it was.
+        """
+        return most(0.0, self.overlap_cost * communication - exposed)
 
     @property
     def overlaps_experts(self) -> bool:

@@ -239,7 +239,10 @@ class StepModel:
         backward = self.stage_seconds[0] * 2 / 3 * self.constants.hidden
         hidden = self.hidden_transfer(reduce, backward) if traits.overlaps_gradients else 0.0
         hidden_gather = self.hidden_transfer(gathered, backward / 2) if traits.overlaps_parameters else 0.0
-        return reduce + gathered - hidden - hidden_gather, (hidden + hidden_gather) * self.layers.overlap_cost
+        slowed = 0.0
+        for seconds, behind in ((reduce, hidden), (gathered, hidden_gather)):
+            slowed = slowed + choose(behind > 0, self.layers.slowed(seconds, seconds - behind), 0.0)
+        return reduce + gathered - hidden - hidden_gather, slowed
 
     def hidden_transfer(self, seconds: Column, one_pass: Column) -> Column:
         """Return how much of a step's transfer of gradients or parameters hides behind passes of `one_pass` seconds.
@@ -282,8 +285,8 @@ class StepModel:
         num_micro = self.layout.num_micro
         communication = self.heaviest_layers * (2 * gather + reduce) * num_micro
         computation = self.stage_seconds[0] * num_micro
-        slowed = least(communication, computation) * self.layers.overlap_cost
-        return (gather + reduce) * num_micro + most(0.0, communication - computation), slowed
+        exposed = most(0.0, communication - computation)
+        return (gather + reduce) * num_micro + exposed, self.layers.slowed(communication, exposed)
 
     @cached_property
     def layer_transfers(self) -> tuple[Column, Column, Column]:
