@@ -177,8 +177,17 @@ def test_all_reduce_between_nodes_sends_only_the_sum_of_each(group: Group, secon
 def test_latency_counts_hops_inside_and_between_nodes() -> None:
     links = H100.links(replace(NO_LATENCY, link_latency_s=1.0, network_latency_s=100.0))
     assert links.latency(Group(8, 1)) == 7
-    assert links.latency(Group(32, 1)) == 7 + 3 * 100
+    assert links.latency(Group(32, 1)) == pytest.approx(7 + 3 * 100 + 3 * 7 * 3.4e-6, abs=1e-9)
+    assert links.latency(Group(4, 8)) == 3 * 100
     assert links.all_reduce(0, Group(32, 1)) == 2 * (7 + 2 * 100), "a tree between nodes"
+
+
+def test_larger_groups_are_never_faster_and_pay_for_every_hop() -> None:
+    links = H100.links(Constants())
+    gathers = [links.gather(1e8, Group(2**doubling, 1)) for doubling in range(1, 11)]
+    assert all(fewer < more for fewer, more in itertools.pairwise(gathers))
+    many, few = (links.latency(Group(size, 1)) for size in (1024, 32))
+    assert many - few == pytest.approx(124 * links.network_latency_s + 124 * 7 * 3.4e-6)
 
 
 def test_rows_sent_once_to_a_node_take_less_time() -> None:

@@ -198,6 +198,11 @@ class SlowNetwork:
 # ---- a cluster's links -----------------------------------------------------------------------------------------------
 
 
+_FURTHER_HOP_S = 3.4e-6
+"""One hop of a ring over NVLink without the start of the collective, as NCCL itself assumes it when it chooses between
+its algorithms (src/graph/tuning.cc, protocol Simple)."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Ranks that communicate: `size` of them, `stride` apart; both may be columns."""
@@ -273,10 +278,14 @@ class Links:
         return choose(inside >= group.size, self.link, least(self.link, self.ring_network(group)))
 
     def latency(self, group: Group) -> Column:
-        """Return the latency of a ring: one hop per rank inside a domain, and one per domain."""
+        """Return the latency of a ring: data pass all ranks of all domains, one after another.
+
+        The fitted hops inside the first domain contain the start of the collective; those inside of others do not.
+        """
         inside = group.inside(self.domain)
         domains = -(-group.size // inside)
-        return (inside - 1) * self.link_latency_s + (domains - 1) * self.network_latency_s
+        first = (inside - 1) * self.link_latency_s + (domains - 1) * self.network_latency_s
+        return first + (group.size - domains - inside + 1) * least(_FURTHER_HOP_S, self.link_latency_s)
 
     # ---- collectives -------------------------------------------------------------------------------------------------
 
