@@ -19,7 +19,7 @@ from frog.cluster.kubernetes.local_cluster import dns_reply
 from frog.cluster.kubernetes.local_pod import expand
 from frog.cluster.kubernetes.manifest import read_manifest
 from frog.cluster.kubernetes.manifest_text import Fields, ManifestError
-from frog.cluster.kubernetes.objects import Rule
+from frog.cluster.kubernetes.objects import FailureRule, Rule
 from frog.cluster.kubernetes.pod import exit_code, rendezvous_host
 from frog.cluster.kubernetes.probe import main as probe_main
 from frog.cluster.kubernetes.probe import problem
@@ -190,7 +190,27 @@ def test_gpus_need_equal_whole_requests_and_limits(resources: dict[str, Any], sa
 def test_pod_failure_rules_match_exit_codes() -> None:
     assert [Rule("FailJob", (2, 3)).matches(code) for code in (1, 2, 3)] == [False, True, True]
     assert [Rule("FailJob", (2, 3), inside=False).matches(code) for code in (1, 2)] == [True, False]
-    assert not Rule("Ignore", None).matches(143), "a local cluster has no disruptions"
+    for inside in (True, False):
+        assert not Rule("Ignore", None, inside).matches(143), "a local cluster has no disruptions"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "targets", "matches"),
+    [
+        ((), (), True),
+        (("r",), (), True),
+        (("other",), (), False),
+        ((), ("a",), True),
+        ((), ("b",), False),
+        (("r",), ("a",), True),
+        (("other",), ("a",), False),
+        (("r",), ("b",), False),
+    ],
+)
+def test_failure_rule_needs_its_job_and_its_reason(
+    reasons: tuple[str, ...], targets: tuple[str, ...], matches: bool
+) -> None:
+    assert FailureRule("FailJobSet", reasons, targets).matches("a", "r") == matches
 
 
 def test_references_are_expanded_as_kubernetes_does() -> None:
