@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -144,6 +145,40 @@ def test_list_key_toggles_the_exercise_list(watch: Watch) -> None:
     assert "not solved yet" in watch.press("l")
     watch.press("l")
     assert "not solved yet" in watch.press("\x1b")
+
+
+def test_whole_screens_of_the_list_and_the_exercise(watch: Watch) -> None:
+    """Every line of a small terminal, after each key; only times are left out."""
+
+    def after(*keys: str) -> list[str]:
+        watch.press(*keys)
+        screen = re.sub(r"checked [\d:]{8} UTC|[\d.]+ s$", "TIME", watch.screen(rows=12), flags=re.MULTILINE)
+        return [re.sub(r"-{3,}$", "--", re.sub(" {3,}", "  ", line)) for line in screen.splitlines()]
+
+    head = ["lab 1.1  the first  [--------------------] 0/3", "exercises/lab1/01_first/step.py  5 min"]
+    rows = ["lab 1  [----------] 0/2", "  1.1  the first  1 check", "  1.2  the second", "lab 2  [----------] 0/1"]
+    rows += ["  2.1  the third", "", ""]
+
+    def listed(chosen: int, typed: str = "--") -> list[str]:
+        marked = [f"> {row[2:]}" if place == chosen else row for place, row in enumerate(rows)]
+        keys = "arrows or a number: choose  Enter: open  l back  q quit"
+        return [*head, "-- exercises --", *marked, typed, keys]
+
+    def opened(keys: str, status: str = "TIME", other: str = "verdict") -> list[str]:
+        keys = keys or f"n next  h hint  l list  r reset  Tab {other}  Enter again  q quit"
+        return [*head, "--", *[""] * 6, f"-- {status} --", "· lab 1.1  the first: not solved yet  TIME", keys]
+
+    assert after() == opened("")
+    assert after("l") == listed(1)
+    assert after("down") == listed(2)
+    assert after("down") == listed(4)
+    assert after("up") == listed(2)
+    assert after("2") == listed(4, "-- go to 2_ --")
+    assert after("l") == opened("")
+    assert after("\t") == opened("", other="text")
+    assert after("\t") == opened("")
+    assert after("r") == opened("restore the original files? yours move to backups/. y: yes, other keys: no")
+    assert after("x") == opened("", status="nothing was reset")
 
 
 def test_long_exercise_list_opens_at_the_current_exercise(watch: Watch) -> None:
