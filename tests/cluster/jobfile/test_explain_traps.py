@@ -455,6 +455,8 @@ NARROWED = {
     "CUDA_VISIBLE_DEVICES=$SLURM_LOCALID python train.py'\n",
     "every GPU of the node by number": f"export CUDA_VISIBLE_DEVICES=0,1,2,3\n{STEP}python train.py\n",
     "an MPI of no name": "mpirun -np 16 ./a.out\n",
+    "the number of the only task of a step": f'{STEP}-N 1 -n 1 python a.py --seed "$SLURM_PROCID" &\n'
+    f'{STEP}-N 1 -n 1 python b.py --seed "$SLURM_PROCID" &\nwait\n',
     "a server with an end": "timeout 3600 vllm serve m &\npython eval.py\nwait\n",
     "WORLD_SIZE, set for each step": f"export WORLD_SIZE=4\n{STEP}-N 1 -n 4 --gpus-per-node=4 python a.py\n"
     f"export WORLD_SIZE=8\n{STEP}-N 2 -n 8 python b.py\n",
