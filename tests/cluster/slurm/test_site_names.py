@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from harness import LIMIT_S
 
 from frog.cluster.emulator import emulated_cluster as cluster
 from frog.cluster.simulated_cluster import Shape, SiteNames, remove_commands, split_names
-from frog.cluster.slurm.configuration import Site, _slurm_conf
+from frog.cluster.slurm.configuration import Site, write_configuration
 from frog.core.errors import UsageError
 
+CONFIGURED = Path(__file__).with_name("configured.json")
 SITE = SiteNames(partitions=("gpu", "debug"), features=("a100",), commands=("module", "activate"))
 JOB = """#!/bin/bash
 #SBATCH --partition=gpu --constraint=a100&a100 --mail-type=END --gpus=4 --nodes=2 --mem-per-cpu=2G
@@ -79,11 +81,33 @@ def test_step_with_fewer_gpus_than_its_job_is_refused(folder: Path) -> None:
     assert "does not support 1 GPUs per node in a step" in (folder.parent / "few").read_text()
 
 
-def test_real_slurm_is_configured_with_the_names(tmp_path: Path) -> None:
-    site = Site("frog-00000000", tmp_path, tmp_path, "host", "127.0.0.1", "me", (1, 2), 1)
-    text = _slurm_conf(site, Shape(1, 0, 1), SITE, tmp_path)
-    assert "Features=a100 State=UNKNOWN\n" in text
-    assert "PartitionName=gpu Nodes=node1 Default=NO" in text
+@pytest.mark.parametrize(
+    ("kept", "shape", "names"), [("small", Shape(1, 0, 1), SiteNames()), ("with site names", Shape(3, 2, 8), SITE)]
+)
+def test_real_slurm_is_configured_word_by_word(kept: str, shape: Shape, names: SiteNames, tmp_path: Path) -> None:
+    """Every file and link. After a change that is meant: FROG_REWRITE_GOLDEN=1, and read configured.json."""
+    folder, scratch = tmp_path / "folder", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    site = Site("frog-00000000", folder, scratch, "host", "127.0.0.1", "me", tuple(range(7000, 7001 + shape.nodes)), 41)
+    write_configuration(site, shape, names)
+    assert site.owns_scratch
+    assert Site.of(site.fields()) == site
+    found: dict[str, list[str]] = {}
+    for path in sorted(tmp_path.rglob("*")):
+        if path.is_symlink():
+            found[str(path.relative_to(tmp_path))] = [f"-> {os.readlink(path)}"]
+        elif path.is_dir():
+            found[str(path.relative_to(tmp_path))] = ["a folder"]
+        else:
+            mode = f"{path.stat().st_mode & 0o777:o}" if os.access(path, os.X_OK) else "a file"
+            found[str(path.relative_to(tmp_path))] = [mode, *path.read_text().splitlines()]
+    found = {name: [line.replace(str(tmp_path), "HERE") for line in lines] for name, lines in found.items()}
+    known = json.loads(CONFIGURED.read_text()) if CONFIGURED.exists() else {}
+    if "FROG_REWRITE_GOLDEN" in os.environ:
+        known[kept] = found
+        CONFIGURED.write_text(json.dumps(known, indent=1) + "\n")
+    assert found == known[kept]
 
 
 def test_names_are_split_and_checked() -> None:
