@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -102,6 +103,9 @@ def test_learning_rate_warms_up_and_falls_to_the_minimum() -> None:
     config = OptimizerConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=4)
     rates = [learning_rate(step, 20, config) for step in range(1, 21)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert rates[3:] == sorted(rates[3:], reverse=True)
-    assert rates[-1] == pytest.approx(0.1)
+    cosine = [0.1 + 0.9 * math.cos(math.pi * place / 32) ** 2 for place in range(1, 17)]
+    assert rates[4:] == pytest.approx(cosine)
+    assert learning_rate(30, 20, config) == learning_rate(20, 20, config) == pytest.approx(0.1)
+    assert learning_rate(4, 4, config) == 1.0
+    assert learning_rate(5, 4, config) == pytest.approx(0.1), "a run of warm-up only"
     assert learning_rate(11, 20, OptimizerConfig(warmup_steps=0)) > 0
