@@ -7,11 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from in_process import write_run
 
 from frog.core.errors import CheckpointError, RunError
 from frog.core.runs.folder import RunFolder
 from frog.train import process
+from frog.train.checkpoint import Saver
+from frog.train.comm.local_shard import LocalShard
 from frog.train.setup import check_resume, find_resume
 
 
@@ -36,6 +39,36 @@ def test_rank_without_rank_0s_checkpoint_raises_checkpoint_error(tmp_path: Path)
     folder.checkpoint(20).mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"rank 1 cannot read it: .*step_00000020: incomplete: no manifest\.json"):
         find_resume(folder, world, log)
+
+
+@pytest.mark.parametrize("may_start_over", [False, True])
+@pytest.mark.parametrize(("damaged", "step"), [((), 20), ((20,), 10), ((10, 20), None)])
+def test_run_resumes_at_its_last_intact_checkpoint(
+    damaged: tuple[int, ...], step: int | None, may_start_over: bool, tmp_path: Path
+) -> None:
+    """Without any it starts over only where that is allowed, and without any saved one always."""
+    folder, said = RunFolder(tmp_path), []
+    world: Any = SimpleNamespace(is_main=True, rank=0, from_main=lambda mine: mine)
+    log: Any = SimpleNamespace(say=said.append)
+    assert find_resume(folder, world, log, may_start_over=may_start_over) == (None, [])
+    for saved in (10, 20):
+        own = {"rng": torch.zeros(4, dtype=torch.uint8)}
+        weights = LocalShard("model/w", torch.ones(3), (0,), (3,))
+        saver = Saver(folder, 0, 1, [weights], own, attempt="x", keep_last=9, timeout_s=60)
+        saver.save(saved, {"step": saved}, own)
+        saver.wait()
+    for saved in damaged:
+        (folder.checkpoint(saved) / "manifest.json").unlink()
+    if step is None and not may_start_over:
+        with pytest.raises(CheckpointError, match="none of the 2 checkpoints is intact") as refused:
+            find_resume(folder, world, log)
+        assert len(refused.value.facts.damage) == 2
+        return
+    checkpoint, passed_over = find_resume(folder, world, log, may_start_over=may_start_over)
+    assert (checkpoint.step if checkpoint else None) == step
+    assert len(passed_over) == len(damaged)
+    started_over = ["no intact checkpoint: the run restarts at step 0"] if step is None else []
+    assert said == [*(f"skipped checkpoint: {damage}" for damage in passed_over), *started_over]
 
 
 @pytest.mark.parametrize(
