@@ -246,7 +246,7 @@ def test_earliest_warning_comes_with_the_first_check(look_s: float, first_s: flo
 
 @pytest.mark.parametrize(("limit_min", "left_s", "shown_min"), [(1440, 1, 1), (3, 38, 2), (None, 72038, 1202)])
 def test_changed_end_time_updates_the_limit(limit_min: int | None, left_s: int, shown_min: int, tmp_path: Path) -> None:
-    """Expected limits come from a real Slurm, for jobs that had run for a few seconds; no limit counts as a year."""
+    """Expected limits of jobs that had one come from a real Slurm, after a few seconds; without one, from the end."""
     controller, found = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING)
     found.started_s, found.limit_min = 1000.0, limit_min
     found.limit_s = None if limit_min is None else 1000.0 + 60 * limit_min
