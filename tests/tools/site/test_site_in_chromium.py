@@ -50,7 +50,7 @@ def still(tab: Tab) -> None:
 def looks(name: str) -> tuple[tuple[int, str], ...]:
     """Return widths and themes for a page: all four, or two for pages of which many look alike."""
     all_four = ((1440, "light"), (1440, "dark"), (390, "dark"), (390, "light"))
-    alike = name.startswith(("reference/api/", "src/", "docs/development/")) or name.count(".") > 1
+    alike = name.startswith(("reference/api/", "src/", "docs/development/", "labs/")) or name.count(".") > 1
     return all_four[::2] if alike else all_four
 
 
