@@ -177,8 +177,7 @@ class Layout:
             found.append(
                 f"global_batch={self.global_batch} does not divide by dp={self.dp} x micro_batch={self.micro_batch}"
             )
-        if model.heads % self.tp:
-            found.append(f"heads={model.heads} do not divide by tp={self.tp}")
+        found += self._uneven_tensors(model)
         if self.pp * self.virtual_stages > model.layers:
             found.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={model.layers}")
         if self.virtual_stages > 1 and self.pp == 1:
@@ -195,6 +194,37 @@ class Layout:
             found.append(f"zero_group={self.zero_group} does not divide dp x cp = {self.data}")
         if self.zero not in (0, 1, 2, 3):
             found.append(f"zero={self.zero}: must be 0 to 3")
+        return found
+
+    def _uneven_tensors(self, model: PlannedModel) -> list[str]:
+        """Return what tp ranks cannot split evenly. Key/value heads may be fewer than ranks: some then hold copies."""
+        tp, tokens = self.tp, self.seq_len // self.cp
+        found = [f"heads={model.heads} do not divide by tp={tp}"] if model.heads % tp else []
+        if model.kv_heads % tp and tp % model.kv_heads:
+            found.append(f"kv_heads={model.kv_heads} neither divide by tp={tp} nor divide it")
+        if model.layers > model.moe_layers and model.ffn % tp:
+            found.append(f"ffn={model.ffn} does not divide by tp={tp}")
+        if model.moe_layers and self.ep == 1 and model.expert_ffn % tp:
+            found.append(f"expert_ffn={model.expert_ffn} does not divide by tp={tp}, which splits experts if ep=1")
+        if self.sequence_parallel and tokens % tp:
+            found.append(f"seq_len / cp = {tokens} does not divide by tp={tp}, as sequence parallelism needs")
+        return found
+
+    def notes(self, model: PlannedModel) -> list[str]:
+        """Return what some programs refuse of this layout, although others run it; empty if all run it."""
+        found, chunks = [], self.pp * self.virtual_stages
+        if model.layers % chunks:
+            stages = f"pp {self.pp}" + (f" x {self.virtual_stages} virtual stages" if self.virtual_stages > 1 else "")
+            held = model.layers // chunks
+            found.append(
+                f"{model.layers} layers do not divide by {stages}: some hold {held} and some {held + 1}, "
+                "which Megatron-Core refuses unless told to"
+            )
+        if self.virtual_stages > 1 and self.num_micro % self.pp:
+            found.append(
+                f"{self.num_micro} micro-batches do not divide by pp {self.pp}, in groups of which they pass an "
+                "interleaved pipeline: Frog and Megatron-LM refuse that"
+            )
         return found
 
     # ---- parameters --------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def plan_lines(
     lines += ["", *_utilization_lines(step)]
     if budget is not None:
         lines += ["", *_budget_lines(budget, run)]
-    lines += [f"note: {note}" for note in (*notes, *_uneven_stages(run))]
+    lines += [f"note: {note}" for note in (*notes, *run.layout.notes(run.model))]
     if explain:
         terms = [*explain_memory(step, memory), *explain_step(step), *explain_range(run), *explain_utilization(step)]
         terms += explain_budget(step, budget) if budget else ()
@@ -138,18 +138,6 @@ _TIME_CAUSES = {
 }
 
 
-def _uneven_stages(run: PlannedRun) -> Iterator[str]:
-    """Yield a note if the layers do not divide among the stages of a pipeline."""
-    layout, layers = run.layout, run.model.layers
-    chunks = layout.pp * layout.virtual_stages
-    if layers % chunks:
-        stages = f"pp {layout.pp}" + (f" x {layout.virtual_stages} virtual stages" * (layout.virtual_stages > 1))
-        yield (
-            f"{layers} layers do not divide by {stages}: some hold {layers // chunks} and some {layers // chunks + 1}, "
-            "which Megatron-Core refuses unless told to"
-        )
-
-
 def _utilization_lines(step: StepModel) -> Iterator[str]:
     layout = step.layout
     rate = layout.global_batch * layout.seq_len / step.step.total
@@ -203,6 +191,7 @@ def plan_json(run: PlannedRun, tokens: float | None) -> str:
         "num_gpus": run.layout.num_gpus,
         "layout": layout_words(run),
         "chosen": run.assumed,
+        "notes": run.layout.notes(run.model),
         "memory_bytes": {**vars(memory), "total": memory.total, "available": run.cluster.gpu.memory},
         "step_s": {**vars(step.step), "total": step.step.total},
         "step_low_s": step.step.total / (1 + spread),

@@ -105,7 +105,7 @@ def _simulate(args: argparse.Namespace) -> int:
     undisturbed_s = simulate_steps(run.step, Disturbances(), 1).step_s[0]
     for line in _lines(run, args.cluster, simulated, undisturbed_s):
         print(line)
-    for note in notes:
+    for note in [*notes, *run.layout.notes(run.model)]:
         print(f"note: {note}")
     if args.to is not None:
         write_folder(args.to, run, simulated, disturbed, args.steps, ["frog", *sys.argv[1:]])

@@ -54,6 +54,7 @@ def test_complete_row_is_predicted_with_a_range() -> None:
     assert float(low) < float(step) < float(high)
     assert 30 < float(memory) < 80
     assert why == ""
+    assert predict_row({**ROW, "virtual_stages": "4"}).why.startswith("80 layers do not divide by pp 8 x 4 virtual")
 
 
 @pytest.mark.parametrize(

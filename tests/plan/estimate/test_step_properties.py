@@ -238,6 +238,38 @@ def test_expert_parallelism_needs_experts_and_ranks(changes: dict[str, int], pro
     assert layout.problems(model) == ([] if problem is None else [problem])
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"kv_heads": 2}, None),  # Megatron-Core copies them.
+        ({"kv_heads": 3}, "kv_heads=3 neither divide by tp=4 nor divide it"),
+        ({"ffn": 1026}, "ffn=1026 does not divide by tp=4"),
+        ({"ffn": 1026, "experts": 8}, None),
+        ({"expert_ffn": 514, "experts": 8}, "expert_ffn=514 does not divide by tp=4, which splits experts if ep=1"),
+        ({"expert_ffn": 514, "experts": 8, "ep": 2}, None),
+        ({"cp": 2048}, None),
+        ({"cp": 2048, "sequence_parallel": True}, "seq_len / cp = 2 does not divide by tp=4"),
+    ],
+)
+def test_tensors_that_tensor_parallel_ranks_cannot_split_are_named(
+    changes: dict[str, int], problem: str | None
+) -> None:
+    model = PlannedModel(32, 1536, 12, 4, 128, 1024, 1000, experts_per_token=2, expert_ffn=512)
+    layout = Layout(seq_len=4096, global_batch=16, tp=4)
+    own = {name: size for name, size in changes.items() if hasattr(model, name)}
+    of_layout = {name: size for name, size in changes.items() if name not in own}
+    problems = replace(layout, **of_layout).problems(replace(model, **own))  # type: ignore[arg-type]
+    assert [found[: len(problem or "")] for found in problems] == ([] if problem is None else [problem])
+
+
+def test_micro_batches_that_do_not_divide_by_an_interleaved_pipeline_are_said() -> None:
+    model = PlannedModel(32, 512, 4, 4, 128, 1024, 1000)
+    layout = Layout(seq_len=4096, global_batch=18, pp=4, virtual_stages=2)
+    assert layout.notes(model)[0].startswith("18 micro-batches do not divide by pp 4")
+    assert replace(layout, global_batch=16).notes(model) == replace(layout, virtual_stages=1).notes(model) == []
+
+
 def test_other_stages_fill_the_pipeline_without_the_output_matrix_of_the_last() -> None:
     model = PlannedModel(8, 4096, 32, 8, 128, 14336, 512000)
     step = StepModel(model, Layout(seq_len=4096, global_batch=8, pp=4), clusters()["h100x8"])

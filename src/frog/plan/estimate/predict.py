@@ -113,6 +113,7 @@ def least_spread(run: PlannedRun) -> float:
 
 def _why(run: PlannedRun, memory: float) -> str:
     notes = [f"assumed {', '.join(run.assumed)}"] if run.assumed else []
+    notes += run.layout.notes(run.model)
     if memory > run.cluster.gpu.memory:
         notes.append(f"does not fit: needs {memory / 2**30:.0f} GiB of {run.cluster.gpu.memory / 2**30:.0f}")
     return "; ".join(notes)
