@@ -129,7 +129,8 @@ def test_larger_degree_never_needs_more_memory_for_states(
 def test_recomputation_trades_time_for_activations(model: PlannedModel, layout: Layout, cluster: Cluster) -> None:
     without, full = replace(layout, recompute="none"), replace(layout, recompute="full")
     assert kept_activations(model, full) <= kept_activations(model, without)
-    assert StepModel(model, full, cluster).step.total >= StepModel(model, without, cluster).step.total
+    # As long as the network alone decides both, they are equal but for rounding.
+    assert StepModel(model, full, cluster).step.total >= StepModel(model, without, cluster).step.total * (1 - 1e-12)
 
 
 @settings(max_examples=100, deadline=None)
