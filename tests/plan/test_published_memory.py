@@ -111,6 +111,20 @@ def test_internevo_s_memory_is_within_four_percent(tp: int, pp: int, published: 
     assert planned_gib(INTERNLM_7B, tp * pp, tp=str(tp), pp=str(pp)) == pytest.approx(published, rel=0.04)
 
 
+def test_internevo_s_optimizer_has_its_own_tensors_of_each_share_at_every_stage_of_zero() -> None:
+    """Counted: many layers and few activations, so that the optimizer's step is the moment that needs most."""
+    model = replace(LLAMA_1B, layers=64)
+
+    def temporary(zero: int, software: str = "InternEvo", dp: int = 8) -> float:
+        cells = {"software": software, "zero": str(zero), "seq_len": "128", "global_batch": str(dp), "n_gpus": str(dp)}
+        return planned_run(model, {**cells, "year": "2024"}, clusters()["h100x8"]).step.memory.temporary
+
+    for dp in (2, 8):
+        shares = [temporary(zero, dp=dp) * dp for zero in (1, 2, 3)]
+        assert shares == pytest.approx([14 * model.num_parameters()] * 3)
+    assert temporary(3, "DeepSpeed") < temporary(3) / 10
+
+
 def fsdp_gib(num_gpus: int, tp: int, recompute: str) -> float:
     """Return the planned memory of Llama 3.2 1B with FSDP2 and sequence parallelism, without the allocator's share."""
     cells = {"software": "FSDP2", "seq_len": "8192", "zero": "3", "seq_parallel": "yes", "recompute": recompute}

@@ -86,7 +86,7 @@ def traits_of(row: Row) -> Traits:
         )
     size = 2 if "intern" in software else 4
     first: Attention = "triton" if "llm-foundry" in software else "flash1"
-    whole, flat = "fsdp" not in software, "intern" in software and row.get("zero") != "3"
+    whole, flat = "fsdp" not in software, "intern" in software
     return Traits(
         first if year <= 2023 else "flash",
         gradient_bytes=size,
@@ -117,6 +117,7 @@ _EAGER_LOSS = 14, 22
 _FLAT_ADAM_BYTES = 14
 """InternEvo's `HybridZeroOptimizer._step`: gradients flattened in 16 bits, copied to float32; AdamW of torch 1.13 then
 has the root of the second moments and its quotient at once. All have the size of the flat parameter, so that none fits
-into a freed block of another."""
+into a freed block of another. With sharded parameters it has a rank's share of them: `FSDPadaptOptimizer.step` also
+copies all gradients to float32 before AdamW begins."""
 _NORM_BYTES = 4
 """InternEvo's `compute_norm`, before `_step`: float32 copies of all gradients at once, of the parameters' sizes."""
