@@ -1,0 +1,154 @@
+"""Run a training program with fake tensors until its last planned step, and write what it did as JSON.
+
+    python -P -m frog.plan.program.run_program_rank REQUEST.json
+
+The request names the program, its arguments, the rank, the GPU and the file of facts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from frog.plan.program import stand_in_rank
+from frog.plan.program.recording_rank import CannotFake, Recorder, user_line
+
+
+class Complete(BaseException):
+    """The planned steps are complete."""
+
+
+class Run:
+    """The optimizer steps of a program, of which the last one is kept."""
+
+    def __init__(self, recorder: Recorder, num_steps: int) -> None:
+        self.recorder, self.num_steps, self.num_done = recorder, num_steps, 0
+        self.step_memory = 0
+        self.parameters: dict[int, list[int]] = {}
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Classify parameters and gradients, before an optimizer's step."""
+        recorder = self.recorder
+        recorder.rows.append(["wait", "reduce"])
+        recorder.in_optimizer = True
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        recorder.classify(params, "parameters")
+        recorder.classify([param.grad for param in params if param.grad is not None], "gradients")
+        for param in params:
+            self.parameters[id(param)] = [param.numel(), getattr(param, "_local_tensor", param).numel()]
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Classify an optimizer's state; end the program after the last step.
+
+        Raises:  Complete.
+        """
+        recorder = self.recorder
+        recorder.in_optimizer = False
+        recorder.classify(
+            [leaf for leaf in tree_leaves(dict(optimizer.state)) if isinstance(leaf, torch.Tensor)], "optimizer state"
+        )
+        self.num_done += 1
+        if self.num_done >= self.num_steps:
+            raise Complete
+        recorder.rows.clear()
+        recorder.embedded.clear()
+        self.step_memory = len(recorder.memory)
+
+
+def facts_of(run: Run, notes: dict[str, int], error: str | None) -> dict[str, Any]:
+    """Return the facts of a run for its file."""
+    recorder = run.recorder
+    return {
+        "version": 1,
+        "error": error,
+        "steps": run.num_done,
+        "parameters": sum(whole for whole, _ in run.parameters.values()),
+        "rank_parameters": sum(own for _, own in run.parameters.values()),
+        "lines": recorder.lines,
+        "rows": recorder.rows,
+        "storages": recorder.storages,
+        "memory": recorder.memory,
+        "step_memory": run.step_memory,
+        "answered": recorder.answered,
+        "no_rule": recorder.no_rule,
+        "embedded": recorder.embedded,
+        "allow_tf32": torch.backends.cuda.matmul.allow_tf32 or torch.get_float32_matmul_precision() != "highest",
+        "notes": notes,
+    }
+
+
+def main() -> None:
+    """Run the program of the request."""
+    request = json.loads(Path(sys.argv[1]).read_text())
+    program, rank, world_size = request["program"], request["rank"], request["world_size"]
+    facts = stand_in_rank.GpuFacts
+    facts.name, facts.memory, facts.count = request["gpu"], request["gpu_memory"], request["gpus_per_node"]
+    facts.num_sms = request["num_sms"]
+    recorder, notes = Recorder(), {}  # type: tuple[Recorder, dict[str, int]]
+    run = Run(recorder, request["steps"])
+    error = None
+    try:
+        _execute(run, program, request["arguments"], notes, rank, world_size)
+    except Complete:
+        pass
+    except CannotFake as problem:
+        error = str(problem)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            error = f"the program ended with exit code {end.code} before its {request['steps']} optimizer steps"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
+        error = f"{_place(problem)}: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+    if error is None and run.num_done < request["steps"]:
+        error = f"the program ended after {run.num_done} of {request['steps']} optimizer steps"
+    Path(request["facts"]).write_text(json.dumps(facts_of(run, notes, error)))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _place(problem: BaseException) -> str:
+    """Return the innermost line of the user's files in a traceback."""
+    own = str(Path(__file__).parent)
+    lines = [frame for frame in traceback.extract_tb(problem.__traceback__) if _is_users(frame.filename, own)]
+    return f"{os.path.relpath(lines[-1].filename)}:{lines[-1].lineno}" if lines else user_line() or "the program"
+
+
+def _is_users(name: str, own: str) -> bool:
+    return not name.startswith((own, "<")) and "site-packages" not in name and "/lib/python" not in name
+
+
+def _execute(run: Run, program: str, arguments: list[str], notes: dict[str, int], rank: int, world_size: int) -> None:
+    """Run the program under the fake tensors.
+
+    Raises:  Complete after the planned steps; CannotFake if torch lacks a part; what the program raises.
+    """
+    try:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    except ImportError as missing:
+        raise CannotFake(f"torch {torch.__version__}: {missing}") from None
+    recorder = run.recorder
+    stand_in_rank.Replicated.recorder = recorder
+    stand_in_rank.stand_in_for_cuda(recorder)
+    stand_in_rank.stand_in_for_distributed(recorder, rank, world_size)
+    stand_in_rank.stand_in_for_torch(recorder, notes)
+    register_optimizer_step_pre_hook(run.before)
+    register_optimizer_step_post_hook(run.after)
+    sys.argv = [program, *arguments]
+    sys.path.insert(0, str(Path(program).resolve().parent))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, recorder, stand_in_rank.Translate(recorder, fake):
+        runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

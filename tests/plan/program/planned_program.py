@@ -1,0 +1,74 @@
+"""A training program for CUDA and NCCL, small: `python planned_program.py ddp` or `fsdp`, with options below."""
+
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, LAYERS, VOCAB, LENGTH, BATCH, HEADS = 64, 3, 512, 32, 2, 4
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        parts = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        q, k, v = (part.view(*x.shape[:2], HEADS, -1).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def build(kind):
+    if kind == "ddp":
+        return DistributedDataParallel(Model().to("cuda"), device_ids=[torch.cuda.current_device()])
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.device("meta"):
+        model = Model()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    model.to_empty(device="cuda")
+    return model
+
+
+kind = sys.argv[1]
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+model = torch.compile(build(kind))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+data = np.arange(10_000, dtype=np.int64) % VOCAB
+for step in range(100):
+    starts = torch.randint(len(data) - LENGTH, (BATCH,))
+    ids = torch.stack([torch.from_numpy(data[start : start + LENGTH]) for start in starts])
+    ids = ids.pin_memory().to("cuda", non_blocking=True)
+    if "shapes" in sys.argv:
+        ids[ids > 3].sum()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}: loss {loss.item():.3f} on {ids.device}")

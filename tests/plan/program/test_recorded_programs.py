@@ -1,0 +1,128 @@
+"""Programs that run with fake tensors: operations, collectives and memory against formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frog.core.errors import FrogError
+from frog.plan.estimate.hardware import clusters
+from frog.plan.program.program_memory import HELD, memory_of
+from frog.plan.program.program_process import Request, record_program
+
+PROGRAM = Path(__file__).parent / "planned_program.py"
+WIDTH, LAYERS, VOCAB, LENGTH, BATCH = 64, 3, 512, 32, 2
+"""Sizes of the program."""
+WORLD = 16
+LAYER = 2 * WIDTH + 4 * WIDTH * WIDTH
+PARAMETERS = 2 * VOCAB * WIDTH + LAYERS * LAYER
+
+
+def record(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """Return the facts of the program on 16 GPUs, and its output."""
+    with (folder / "output").open("w+") as output:
+        facts = record_program(Request(str(PROGRAM), arguments, clusters()["h100x8"], nodes=2), output)
+    return facts, (folder / "output").read_text()
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    return record(tmp_path_factory.mktemp("ddp"), "ddp")
+
+
+@pytest.fixture(scope="module")
+def fsdp(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    return record(tmp_path_factory.mktemp("fsdp"), "fsdp")
+
+
+def rows_of(facts: dict[str, Any], kind: str) -> list[list[Any]]:
+    return [row[1:] for row in facts["rows"] if row[0] == kind]
+
+
+def flops_of(facts: dict[str, Any]) -> int:
+    return sum(2 * num * rows * inner * columns for _, _, num, rows, inner, columns, *_ in rows_of(facts, "product"))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_products_of_a_step_are_those_of_the_formula(kind: str, request: pytest.FixtureRequest) -> None:
+    """Six operations for each token and weight of a product: two in the forward pass, four in the backward pass."""
+    facts, _ = request.getfixturevalue(kind)
+    weights = LAYERS * 4 * WIDTH * WIDTH + VOCAB * WIDTH
+    assert facts["error"] is None
+    assert flops_of(facts) == 6 * BATCH * LENGTH * weights
+    sizes = [row[2:9] for row in rows_of(facts, "attention")]
+    expected = [BATCH * 4, LENGTH, LENGTH, WIDTH // 4, WIDTH // 4, True]
+    assert sizes == [[*expected, False]] * LAYERS + [[*expected, True]] * LAYERS
+
+
+def test_ddp_reduces_every_gradient_once(ddp: tuple[dict[str, Any], str]) -> None:
+    collectives = rows_of(ddp[0], "collective")
+    assert {row[2] for row in collectives} == {"all_reduce"}
+    assert sum(row[3] for row in collectives) == 4 * PARAMETERS
+    assert {tuple(row[4:7]) for row in collectives} == {(WORLD, 1, "started")}
+
+
+def test_fsdp_gathers_layers_in_both_passes_and_scatters_their_gradients(fsdp: tuple[dict[str, Any], str]) -> None:
+    """The root keeps its weights after the forward pass, so they are gathered once."""
+    collectives = rows_of(fsdp[0], "collective")
+    gathered = sorted(row[3] for row in collectives if row[2] == "all_gather")
+    scattered = sorted(row[3] for row in collectives if row[2] == "reduce_scatter")
+    root = 4 * 2 * VOCAB * WIDTH
+    assert gathered == [4 * LAYER] * 2 * LAYERS + [root]
+    assert scattered == [4 * LAYER] * LAYERS + [root]
+
+
+@pytest.mark.parametrize(("kind", "share"), [("ddp", 1), ("fsdp", WORLD)])
+def test_states_of_a_rank_are_those_of_the_formula(kind: str, share: int, request: pytest.FixtureRequest) -> None:
+    """Blocks of 512 bytes round each tensor up; AdamW has two moments. DDP has gradients, and buckets of them."""
+    facts, _ = request.getfixturevalue(kind)
+    memory = memory_of(facts)
+    exact = 4 * PARAMETERS / share
+    assert 0 < facts["step_memory"] < len(facts["memory"])
+    assert facts["parameters"] == PARAMETERS
+    assert facts["rank_parameters"] * share == PARAMETERS
+    assert exact <= memory.by_kind["parameters"] <= exact + 512 * 20
+    assert 2 * exact <= memory.by_kind["optimizer state"] <= 2 * exact + 512 * 60
+    assert memory.by_kind["activations"] > 4 * BATCH * LENGTH * WIDTH * LAYERS
+
+
+def test_a_program_reads_its_gpu_its_data_and_stand_ins(ddp: tuple[dict[str, Any], str]) -> None:
+    facts, output = ddp
+    assert output == "step 0: loss 1.000 on cuda:0\n"  # the second optimizer step ends the program
+    asked, (line,) = list(facts["answered"].values()), facts["answered"]
+    assert asked == [[".item()", 1]]
+    assert "planned_program.py:" in line
+    assert list(facts["embedded"].values()) == [BATCH * LENGTH]
+    assert facts["notes"] == {"torch.compile": 1}
+
+
+def test_operations_of_the_backward_pass_have_the_line_of_their_forward_operation(
+    ddp: tuple[dict[str, Any], str],
+) -> None:
+    facts, _ = ddp
+    source = PROGRAM.read_text().splitlines()
+    places = {(row[1], facts["lines"][row[0]]) for row in rows_of(facts, "attention")}
+    (line,) = {int(place.rpartition(":")[2]) for _, place in places}
+    assert {passed for passed, _ in places} == {"forward", "backward"}
+    assert "scaled_dot_product_attention" in source[line - 1]
+
+
+def test_a_shape_that_depends_on_data_is_named_with_its_line(tmp_path: Path) -> None:
+    line = next(n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "ids[ids > 3]" in text)
+    with pytest.raises(FrogError, match=rf"planned_program.py:{line}: the shape or value of \w+ depends on data"):
+        record(tmp_path, "ddp", "shapes")
+
+
+def test_fsdp_frees_gathered_weights(fsdp: tuple[dict[str, Any], str]) -> None:
+    """FSDP resizes their storages to nothing; after the step only a rank's states and a few numbers are left."""
+    facts, _ = fsdp
+    live: set[int] = set()
+    for event in facts["memory"]:
+        if event > 0:
+            live.add(event)
+        else:
+            live.remove(-event)
+    kinds = [facts["storages"][index - 1] for index in live]
+    assert sum(size for size, _, kind in kinds if kind not in HELD) < LAYER
