@@ -12,6 +12,7 @@ from frog.core.user_input import CommandOrValue
 from frog.plan.calibrate_command import add_calibrate_parser
 from frog.plan.fit_command import add_fit_parser
 from frog.plan.model_command import add_constants_argument, add_model_parser, read_constants_of
+from frog.plan.program_command import add_program_parser
 from frog.plan.search_command import add_search_parser
 from frog.plan.simulate_command import add_simulate_parser
 
@@ -26,6 +27,7 @@ def add_plan_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
     actions = plan.add_subparsers(dest="action", required=True, metavar="MODEL | ACTION", action=CommandOrValue)
     add_model_parser(actions)
     add_search_parser(actions)
+    add_program_parser(plan, actions)
     add_simulate_parser(actions)
     add_fit_parser(actions)
     add_calibrate_parser(actions)

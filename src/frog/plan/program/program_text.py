@@ -1,0 +1,173 @@
+"""The plan of a program as text, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from frog.core.units import count, format_bytes, format_count
+from frog.plan.estimate.hardware import Cluster
+from frog.plan.memory import USABLE
+from frog.plan.program.program_memory import KINDS, ProgramMemory, memory_of
+from frog.plan.program.program_time import ProgramTime, StepClock
+
+_GIB = 2**30
+_MOST_LINES = 5
+_CAUSES = {
+    "products": "products",
+    "attention": "attention",
+    "memory": "memory-bound operations",
+    "launch": "GPU waits for Python's launches",
+    "communication": "communication, exposed",
+    "slowed": "computation slowed by communication",
+    "other": "fixed time and the slowest node",
+}
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """What a cluster would do with a recorded program."""
+
+    facts: dict[str, Any]
+    program: str
+    cluster_name: str
+    cluster: Cluster
+    nodes: int
+    rank: int
+
+    @property
+    def num_gpus(self) -> int:
+        return self.nodes * self.cluster.gpus_per_node
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that rank 0 looks up in its largest embedding, in the step; 0 if there is none."""
+        return max(self.facts["embedded"].values(), default=0)
+
+    def mfu(self, time: ProgramTime) -> float:
+        """Return the products and attention of the model's passes, of what the GPU could do in the step."""
+        return time.model_flops / (self.cluster.gpu.peak_bf16 * time.total)
+
+
+def program_lines(plan: ProgramPlan) -> list[str]:
+    """Return the lines of a plan: memory, time, utilization, and what was not seen."""
+    facts, gpu = plan.facts, plan.cluster.gpu
+    memory, time = memory_of(facts), StepClock(plan.cluster).play(facts, plan.num_gpus)
+    lines = [
+        f"{plan.program} on {plan.num_gpus} {gpu.name} ({plan.cluster_name}, {count(plan.nodes, 'node')}): rank "
+        f"{plan.rank}, optimizer step {facts['steps']}",
+        f"{format_count(facts['parameters'])} parameters, {format_count(facts['rank_parameters'])} on this rank",
+        "",
+        *_memory_lines(memory, facts["lines"], gpu.memory),
+        "",
+        *_time_lines(time, facts["lines"]),
+        "",
+        f"MFU {100 * plan.mfu(time):.1f} %: {time.model_flops:.4g} operations of products and attention on this rank",
+    ]
+    if plan.tokens:
+        rate = plan.tokens * plan.num_gpus / time.total
+        lines.append(
+            f"{plan.tokens:,} tokens on this rank; {rate:,.0f} tokens/s if each of {plan.num_gpus} ranks has its own"
+        )
+    return [*lines, "", "not seen", *(f"  {note}" for note in _notes(plan, time))]
+
+
+def _memory_lines(memory: ProgramMemory, lines: list[str], available: float) -> Iterator[str]:
+    yield f"{'memory of this rank at its peak':<42} GiB"
+    for kind in KINDS:
+        yield f"  {kind:<36} {memory.by_kind.get(kind, 0) / _GIB:>8.2f}"
+    yield f"  {'CUDA, NCCL, unused blocks (estimated)':<36}{memory.unused / _GIB:>8.2f}"
+    if memory.total > available:
+        verdict = "DOES NOT FIT"
+    elif memory.total > USABLE * available:
+        verdict = "MAY NOT FIT"
+    else:
+        verdict = "fits"
+    yield f"  {'total':<36} {memory.total / _GIB:>8.2f} of {available / _GIB:.1f}: {verdict}"
+    yield "lines that hold most of it"
+    ranked = sorted(memory.by_line.items(), key=lambda item: -item[1])[:_MOST_LINES]
+    for (line, kind), size in ranked:
+        yield f"  {size / _GIB:>8.2f}  {lines[line]}  {kind}"
+
+
+def _time_lines(time: ProgramTime, lines: list[str]) -> Iterator[str]:
+    yield f"{'time of the step':<42}   s"
+    for name, words in _CAUSES.items():
+        yield f"  {words:<36} {getattr(time, name):>8.4f}"
+    yield f"  {'total':<36} {time.total:>8.4f}"
+    for (size, stride), group in time.groups.items():
+        kinds = ", ".join(f"{number} {kind}" for kind, number in group.kinds.items())
+        hidden = 1 - group.exposed / group.seconds if group.seconds else 0.0
+        yield (
+            f"  {count(size, 'rank')}, {stride} apart: {kinds}; {format_bytes(group.num_bytes)}, "
+            f"{group.seconds:.4f} s, {100 * hidden:.0f} % overlapped"
+        )
+    yield "lines that take most of it"
+    for line, seconds in _longest(time)[:_MOST_LINES]:
+        yield f"  {seconds:>8.4f}  {lines[line]}"
+
+
+def _longest(time: ProgramTime) -> list[tuple[int, float]]:
+    return sorted(time.by_line.items(), key=lambda item: -item[1])
+
+
+def _notes(plan: ProgramPlan, time: ProgramTime) -> Iterator[str]:
+    facts = plan.facts
+    yield f"other ranks: rank {plan.rank} stands for all {plan.num_gpus}; --rank N plans another one"
+    yield "loading of data, and whatever the program does outside of torch; no measured range belongs to these times"
+    for line, (what, number) in facts["answered"].items():
+        yield f"{line}: {what} answered by a constant, {number} x"
+    for name, number in facts["no_rule"].items():
+        yield f"{name}: {number} x, counted as memory-bound"
+    if "torch.compile" in facts["notes"]:
+        yield "torch.compile: skipped; the time is that of separate kernels"
+    if "torch.save" in facts["notes"]:
+        yield "torch.save: wrote nothing"
+    if time.num_float32:
+        exact = "" if facts["allow_tf32"] else "; the program does not allow TF32, so they will take longer"
+        yield f"{count(time.num_float32, 'product')} in float32: at the rate of TF32, half of bfloat16's{exact}"
+
+
+def program_json(plan: ProgramPlan) -> str:
+    """Return the plan as JSON, in bytes and seconds."""
+    facts = plan.facts
+    memory, time = memory_of(facts), StepClock(plan.cluster).play(facts, plan.num_gpus)
+    content = {
+        "program": plan.program,
+        "num_gpus": plan.num_gpus,
+        "rank": plan.rank,
+        "step": facts["steps"],
+        "parameters": facts["parameters"],
+        "rank_parameters": facts["rank_parameters"],
+        "memory": {
+            "allocated": memory.allocated,
+            "unused": memory.unused,
+            "total": memory.total,
+            "available": plan.cluster.gpu.memory,
+            "by_kind": {kind: memory.by_kind.get(kind, 0) for kind in KINDS},
+            "by_line": [
+                {"line": facts["lines"][line], "kind": kind, "bytes": size}
+                for (line, kind), size in sorted(memory.by_line.items(), key=lambda item: -item[1])
+            ],
+        },
+        "time": {name: getattr(time, name) for name in (*_CAUSES, "total")},
+        "groups": [
+            {
+                "ranks": size,
+                "stride": stride,
+                "kinds": dict(group.kinds),
+                "bytes": group.num_bytes,
+                "seconds": group.seconds,
+                "exposed": group.exposed,
+            }
+            for (size, stride), group in time.groups.items()
+        ],
+        "time_by_line": [{"line": facts["lines"][line], "seconds": seconds} for line, seconds in _longest(time)],
+        "model_flops": time.model_flops,
+        "mfu": plan.mfu(time),
+        "tokens": plan.tokens,
+        "not_seen": list(_notes(plan, time)),
+    }
+    return json.dumps(content, indent=2)

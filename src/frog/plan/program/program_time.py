@@ -1,0 +1,194 @@
+"""Time of a recorded step on a cluster: its operations in order, with the kernels and links of `frog plan MODEL`.
+
+Three clocks run: Python's, which launches; the GPU's; and one for each group's collectives. An operation starts when
+it was launched and the GPU is free. A started collective runs next to the computation until the program waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from frog.plan.columns import log2
+from frog.plan.estimate.constants import FITTED, Constants
+from frog.plan.estimate.hardware import Cluster
+from frog.plan.estimate.kernels import BLOCK, Kernels
+from frog.plan.layout import Layout
+from frog.plan.links import Group, Links
+
+_MODEL_PASSES = ("forward", "backward")
+"""Passes whose operations count for the MFU: what is recomputed does not."""
+
+
+@dataclass
+class GroupTime:
+    """The collectives of the groups with one size and stride."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    num_bytes: float = 0.0
+    seconds: float = 0.0
+    exposed: float = 0.0
+
+
+@dataclass
+class ProgramTime:
+    """Seconds of the planned step by cause, by line and by group, and its operations."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0
+    launch: float = 0.0
+    """Time in which the GPU waits for Python to launch the next operation."""
+    communication: float = 0.0
+    """The exposed part."""
+    slowed: float = 0.0
+    """Computation that takes longer next to a collective."""
+    other: float = 0.0
+    by_line: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    groups: dict[tuple[int, int], GroupTime] = field(default_factory=dict)
+    model_flops: float = 0.0
+    num_float32: int = 0
+    """Products in float32."""
+
+    @property
+    def total(self) -> float:
+        parts = self.products + self.attention + self.memory + self.launch
+        return parts + self.communication + self.slowed + self.other
+
+
+@dataclass
+class StepClock:
+    """Plays the rows of a step."""
+
+    cluster: Cluster
+    constants: Constants = FITTED
+    result: ProgramTime = field(default_factory=ProgramTime)
+    python: float = 0.0
+    gpu: float = 0.0
+    links_free: dict[tuple[int, int], float] = field(default_factory=dict)
+    ends: dict[str, tuple[float, tuple[int, int], int]] = field(default_factory=dict)
+    """When the last collective under a key ends, its group, and its line."""
+    started: float = 0.0
+    """Seconds of the collectives next to which the program computes."""
+    started_exposed: float = 0.0
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        return Kernels(self.cluster.gpu, Layout(seq_len=1, global_batch=1), self.constants)
+
+    @cached_property
+    def links(self) -> Links:
+        return self.cluster.links(self.constants)
+
+    def play(self, facts: dict[str, Any], num_gpus: int) -> ProgramTime:
+        """Return the time of a recorded step."""
+        for row in facts["rows"]:
+            getattr(self, f"_{row[0]}")(*row[1:])
+        self._wait_for_all()
+        result = self.result
+        result.slowed = max(0.0, self.constants.overlap_slowdown * self.started - self.started_exposed)
+        doublings = log2(max(1.0, num_gpus / self.cluster.gpus_per_node))
+        result.other = self.constants.step_s
+        result.other += float((result.total - result.other) * self.constants.jitter * doublings)
+        return result
+
+    def _launched(self, passed: str, seconds: float, line: int) -> None:
+        """Launch an operation; C++ launches those of the backward pass twice as fast as Python."""
+        self.python += self.constants.launch_s * (0.5 if passed == "backward" else 1.0)
+        idle = max(0.0, self.python - self.gpu)
+        self.result.launch += idle
+        self.result.by_line[line] += idle + seconds
+        self.gpu += idle + seconds
+
+    def _product(
+        self, line: int, passed: str, num: int, rows: int, inner: int, columns: int, itemsize: int, name: str
+    ) -> None:
+        kernels, gpu = self.kernels, self.cluster.gpu
+        rate = kernels.product_rate
+        if itemsize >= 4:
+            rate /= 2
+            self.result.num_float32 += 1
+        elif itemsize == 1 and gpu.sustained_fp8:
+            rate = gpu.sustained_fp8 * self.constants.product_fp8
+        seconds = kernels.product(rows, inner, columns, num, rate=rate, output_bytes=max(2, itemsize))
+        self.result.products += seconds
+        if passed in _MODEL_PASSES:
+            self.result.model_flops += 2.0 * num * rows * inner * columns
+        self._launched(passed, seconds, line)
+
+    def _attention(
+        self,
+        line: int,
+        passed: str,
+        batch_heads: int,
+        queries: int,
+        keys: int,
+        width: int,
+        value_width: int,
+        is_causal: bool,
+        is_backward: bool,
+        name: str,
+    ) -> None:
+        times = self.kernels.attention(batch_heads, queries, keys, (width, value_width))
+        seconds = times[is_backward] * (1.0 if is_causal else 2 * keys / (keys + BLOCK))
+        self.result.attention += seconds
+        if passed in _MODEL_PASSES:
+            flops = 2.0 * batch_heads * queries * keys * (width + value_width)
+            self.result.model_flops += flops * (0.5 if is_causal else 1.0) * (2 if is_backward else 1)
+        self._launched(passed, seconds, line)
+
+    def _memory(self, line: int, passed: str, num_bytes: int, name: str) -> None:
+        seconds = self.kernels.moves(num_bytes)
+        self.result.memory += seconds
+        self._launched(passed, seconds, line)
+
+    def _collective(
+        self, line: int, passed: str, kind: str, num_bytes: int, num_ranks: int, stride: int, mode: str, key: str
+    ) -> None:
+        where = num_ranks, stride
+        group = self.result.groups.setdefault(where, GroupTime())
+        seconds = self._seconds(kind, num_bytes, Group(num_ranks, stride))
+        group.kinds[kind] += 1
+        group.num_bytes += num_bytes
+        group.seconds += seconds
+        self.python += self.constants.launch_s
+        needs = 0.0 if key.startswith("unshard") else self.gpu  # parameters are there; gradients are computed first
+        start = max(self.python, needs, self.links_free.get(where, 0.0))
+        end = self.links_free[where] = start + seconds
+        if mode == "started":
+            self.ends[key] = end, where, line
+            self.started += seconds
+            return
+        self._until(end, where, line)
+
+    def _seconds(self, kind: str, num_bytes: float, group: Group) -> float:
+        """Return the seconds of a collective; those that have one sender or receiver count as a ring's passage."""
+        if group.size < 2:
+            return 0.0
+        if kind == "all_reduce":
+            return float(self.links.all_reduce(num_bytes, group))
+        if kind == "all_to_all":
+            return self.links.all_to_all(num_bytes, group)
+        return float(self.links.gather(num_bytes, group))
+
+    def _until(self, end: float, where: tuple[int, int], line: int) -> None:
+        exposed = max(0.0, end - self.gpu)
+        self.result.communication += exposed
+        self.result.groups[where].exposed += exposed
+        self.result.by_line[line] += exposed
+        self.gpu += exposed
+
+    def _wait(self, key: str) -> None:
+        if key in self.ends:
+            before = self.gpu
+            self._until(*self.ends.pop(key))
+            self.started_exposed += self.gpu - before
+
+    def _wait_for_all(self) -> None:
+        for key in list(self.ends):
+            self._wait(key)
+
+    def _sync(self, line: int) -> None:
+        self.python = self.gpu = max(self.python, self.gpu)

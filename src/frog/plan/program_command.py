@@ -1,0 +1,66 @@
+"""`frog plan --cluster NAME -- PROGRAM.py`: plan a user's own program. Imports happen when the command runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from frog.core.user_input import at_least
+
+NAME = "PROGRAM"
+"""The name of the action, which nobody types: `frog plan OPTIONS -- my.py`."""
+
+
+def add_program_parser(plan: argparse.ArgumentParser, actions: argparse._SubParsersAction[Any]) -> None:
+    """Add `frog plan OPTIONS -- PROGRAM.py ARGUMENTS`: what follows `--` are the program and its arguments."""
+    parser = actions.add_parser(
+        NAME,
+        help="plan your own training program: frog plan --cluster h100x8 --nodes 8 -- my.py ARGUMENTS",
+        description="Run your CUDA program with tensors without memory, and print what a cluster would do: "
+        "docs/plan/program.md. It needs no GPU.",
+        usage="frog plan --cluster NAME [--nodes N] [options] -- PROGRAM.py [arguments]",
+    )
+    parser.add_argument("--cluster", required=True, metavar="NAME", help="such as h100x8, or your own file PATH.toml")
+    parser.add_argument("--nodes", type=at_least(1), default=1, metavar="N", help="number of nodes; default: 1")
+    parser.add_argument("--rank", type=at_least(0), default=0, metavar="N", help="the rank to run; default: 0")
+    parser.add_argument(
+        "--steps", type=at_least(1), default=2, metavar="N", help="optimizer steps; the last is planned; default: 2"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
+    parser.set_defaults(handler=_plan_program)
+    original = plan.parse_known_args
+
+    def parse(args: Any = None, namespace: Any = None) -> Any:
+        if not args or not args[0].startswith("-") or "--" not in args:
+            return original(args, namespace)
+        split = args.index("--")
+        found, rest = original([NAME, *args[:split]], namespace)
+        found.program = args[split + 1 :]
+        return found, rest
+
+    plan.parse_known_args = parse  # type: ignore[method-assign]
+
+
+def _plan_program(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
+    from frog.plan.estimate.hardware import find_cluster
+    from frog.plan.program.program_process import Request, record_program
+    from frog.plan.program.program_text import ProgramPlan, program_json, program_lines
+
+    program = getattr(args, "program", [])
+    if not program:
+        raise UsageError("no program after --", "frog plan --cluster h100x8 -- my.py")
+    if not Path(program[0]).is_file():
+        raise UsageError(f"{program[0]}: no such program", "name a Python file after --")
+    cluster = find_cluster(args.cluster)
+    if args.rank >= args.nodes * cluster.gpus_per_node:
+        raise UsageError(f"--rank {args.rank}: the world has {args.nodes * cluster.gpus_per_node} ranks")
+    request = Request(program[0], program[1:], cluster, args.nodes, args.rank, args.steps)
+    plan = ProgramPlan(record_program(request), program[0], args.cluster, cluster, args.nodes, args.rank)
+    if args.json:
+        print(program_json(plan))
+    else:
+        sys.stdout.write("\n".join(program_lines(plan)) + "\n")
+    return 0
