@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,18 @@ def test_a_shape_that_depends_on_data_is_named_with_its_line(tmp_path: Path) -> 
     line = next(n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "ids[ids > 3]" in text)
     with pytest.raises(FrogError, match=rf"planned_program.py:{line}: the shape or value of \w+ depends on data"):
         record(tmp_path, "ddp", "shapes")
+
+
+def test_recomputed_operations_are_a_pass_of_their_own(tmp_path: Path) -> None:
+    """Recomputation stops at the last tensor that the backward pass needs, so the last product is not repeated."""
+    facts, _ = record(tmp_path, "fsdp", "recompute")
+    passes = Counter(row[1] for row in rows_of(facts, "attention"))
+    assert passes == {"forward": LAYERS, "recomputed": LAYERS, "backward": LAYERS}
+    again = [row for row in rows_of(facts, "product") if row[1] == "recomputed"]
+    assert sum(2 * rows * inner * columns for _, _, _, rows, inner, columns, *_ in again) in (
+        LAYERS * 2 * BATCH * LENGTH * 3 * WIDTH * WIDTH,
+        LAYERS * 2 * BATCH * LENGTH * 4 * WIDTH * WIDTH,
+    )
 
 
 def test_fsdp_frees_gathered_weights(fsdp: tuple[dict[str, Any], str]) -> None:

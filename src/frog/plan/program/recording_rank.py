@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.no_rule: dict[str, int] = {}
         """Operations counted as memory-bound because no other rule knows them."""
         self.embedded: dict[str, int] = {}
-        """Numbers of indices that each line with an embedding looked up, of the step."""
+        """Numbers of indices that were looked up in the step, by line and shape of the embedding."""
         self.in_optimizer = False
         self.paused = False
         self._line_of: dict[str, int] = {}
@@ -173,7 +173,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("embedding", "index", "index_select", "gather"):
             num_bytes = 2 * sum(map(size_of, outputs)) + sum(map(size_of, inputs[1:]))
             if name == "embedding" and passed == "forward":
-                self.embedded[str(line)] = self.embedded.get(str(line), 0) + args[1].numel()
+                table = f"{line} {tuple(args[0].shape)}"
+                self.embedded[table] = self.embedded.get(table, 0) + args[1].numel()
         elif name in ("zeros", "ones", "full", "fill_", "zero_", "zeros_like", "ones_like", "full_like", "copy_"):
             reads = inputs[1:] if name == "copy_" else []
             num_bytes = sum(map(size_of, (*written.values(), *reads)))

@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,7 @@ def _execute(run: Run, program: str, arguments: list[str], notes: dict[str, int]
     stand_in_rank.stand_in_for_torch(recorder, notes)
     register_optimizer_step_pre_hook(run.before)
     register_optimizer_step_post_hook(run.after)
+    warnings.filterwarnings("ignore", "DTensor random operators")  # the mesh is the CPU's only here
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path(program).resolve().parent))
     fake = FakeTensorMode(allow_non_fake_inputs=True)

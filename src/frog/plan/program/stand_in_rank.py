@@ -53,7 +53,10 @@ _IN_FLOAT32 = {
     "layer_norm",
     "softmax",
     "log_softmax",
+    "cross_entropy",
     "cross_entropy_loss",
+    "kl_div",
+    "smooth_l1_loss",
     "nll_loss_nd",
     "nll_loss",
     "mse_loss",
@@ -83,6 +86,9 @@ class Translate(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if func is torch.device:
             return func(*args, **kwargs)
+        if func is torch.Tensor.backward:
+            with self:  # what a checkpoint computes again runs inside
+                return torch.autograd.backward(*args, **_backward_names(kwargs))
         if name == "cuda":
             return self._moved(args[0])
         if name in ("pin_memory", "record_stream"):
@@ -135,6 +141,11 @@ class Translate(TorchFunctionMode):
 
 _DATA = {torch.randint, torch.randperm, torch.arange, torch.from_numpy}
 """Functions whose result stays real if no device is named: indices of samples, and data."""
+
+
+def _backward_names(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Tensor.backward` by the names of `torch.autograd.backward`."""
+    return {"grad_tensors" if key == "gradient" else key: value for key, value in kwargs.items()}
 
 
 def widened(value: Any) -> Any:
@@ -311,6 +322,7 @@ def stand_in_for_torch(recorder: Recorder, notes: dict[str, int]) -> None:
         notes["torch.save"] = notes.get("torch.save", 0) + 1
 
     torch.save = save
+    torch.nn.functional.scaled_dot_product_attention = attention  # also where torch's own functions call it
     _resizing(recorder)
     _loaders()
     torch.set_default_device = lambda device: None
