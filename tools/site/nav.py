@@ -54,7 +54,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         {"Break and measure": _docs("measure/chaos", "launch/network", "measure/collectives")},
         {
             "Scale": [
-                *_docs("plan/plan", "cluster/slurm", "cluster/kubernetes"),
+                *_docs("plan/plan", "plan/program", "cluster/slurm", "cluster/kubernetes"),
                 {"From LOCAL to GPU": _docs("scale/README", "scale/first-hour")},
             ]
         },
