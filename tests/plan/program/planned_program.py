@@ -1,4 +1,4 @@
-"""A training program for CUDA and NCCL, small: `python planned_program.py ddp` or `fsdp`, with options below."""
+"""A training program for CUDA and NCCL, small: `python planned_program.py ddp`, `fsdp` or `tp`, with words below."""
 
 import sys
 
@@ -27,7 +27,7 @@ class Block(nn.Module):
         parts = self.qkv(self.norm(x)).chunk(3, dim=-1)
         q, k, v = (part.view(*x.shape[:2], HEADS, -1).transpose(1, 2) for part in parts)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.out(y.transpose(1, 2).reshape(x.shape))
+        return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
 class Model(nn.Module):
@@ -45,6 +45,15 @@ class Model(nn.Module):
 
 
 def build(kind):
+    if kind == "tp":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cuda", (4, 4), mesh_dim_names=("dp", "tp"))
+        model = Model().to("cuda")
+        for block in model.blocks:
+            parallelize_module(block, mesh["tp"], {"qkv": ColwiseParallel(), "out": RowwiseParallel()})
+        return model
     if kind == "ddp":
         return DistributedDataParallel(Model().to("cuda"), device_ids=[torch.cuda.current_device()])
     from torch.distributed.fsdp import fully_shard
@@ -62,7 +71,8 @@ kind = sys.argv[1]
 dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
 model = torch.compile(build(kind))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+kernels = {"foreach": False} if kind == "tp" else {"fused": True}  # some of its parameters are no DTensors
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **kernels)
 data = np.arange(10_000, dtype=np.int64) % VOCAB
 for step in range(100):
     starts = torch.randint(len(data) - LENGTH, (BATCH,))
@@ -75,4 +85,4 @@ for step in range(100):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    print(f"step {step}: loss {loss.item():.3f} on {ids.device}")
+    print(f"step {step}: loss {loss.item():.3f} on {ids.device}, {ids.is_cuda}")

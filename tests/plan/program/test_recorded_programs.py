@@ -91,7 +91,7 @@ def test_states_of_a_rank_are_those_of_the_formula(kind: str, share: int, reques
 
 def test_a_program_reads_its_gpu_its_data_and_stand_ins(ddp: tuple[dict[str, Any], str]) -> None:
     facts, output = ddp
-    assert output == "step 0: loss 1.000 on cuda:0\n"  # the second optimizer step ends the program
+    assert output == "step 0: loss 1.000 on cuda:0, True\n"  # the second optimizer step ends the program
     asked, (line,) = list(facts["answered"].values()), facts["answered"]
     assert asked == [[".item()", 1]]
     assert "planned_program.py:" in line
@@ -114,6 +114,17 @@ def test_a_shape_that_depends_on_data_is_named_with_its_line(tmp_path: Path) -> 
     line = next(n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "ids[ids > 3]" in text)
     with pytest.raises(FrogError, match=rf"planned_program.py:{line}: the shape or value of \w+ depends on data"):
         record(tmp_path, "ddp", "shapes")
+
+
+def test_tensor_parallelism_reduces_each_block_once_in_both_passes(tmp_path: Path) -> None:
+    facts, _ = record(tmp_path, "tp")
+    collectives = rows_of(facts, "collective")
+    assert Counter((row[1], row[2]) for row in collectives) == {
+        ("forward", "all_reduce"): LAYERS,
+        ("backward", "all_reduce"): LAYERS,
+    }
+    assert {tuple(row[4:7]) for row in collectives} == {(4, 1, "blocking")}
+    assert {row[3] for row in collectives if row[1] == "forward"} == {2 * BATCH * LENGTH * WIDTH}
 
 
 def test_recomputed_operations_are_a_pass_of_their_own(tmp_path: Path) -> None:

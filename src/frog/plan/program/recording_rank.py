@@ -219,13 +219,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "wait_tensor" or name not in _FUNCTIONAL:
             return
         sizes = [sum(map(size_of, tensors_in(value))) for value in (args, result)]
-        from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
-            _resolve_process_group,
-            get_process_group_ranks,
-        )
+        from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 
-        group = next((value for value in reversed(args) if isinstance(value, str) and value.isdigit()), None)
-        ranks = get_process_group_ranks(_resolve_process_group(group)) if group else []  # type: ignore[arg-type]
+        name_of_group = next(value for value in reversed(args) if isinstance(value, str))
+        ranks = ranks_of(_resolve_process_group(name_of_group))  # type: ignore[arg-type]
         self._add_collective(_FUNCTIONAL[name], max(sizes), ranks, line, "blocking", "")
 
     def _add_collective(self, kind: str, num_bytes: int, ranks: list[int], line: int, mode: str, key: str) -> None:

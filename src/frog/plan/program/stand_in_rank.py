@@ -335,6 +335,11 @@ def stand_in_for_torch(recorder: Recorder, notes: dict[str, int]) -> None:
             return own.fget(self)  # type: ignore[attr-defined]
         return _CUDA
 
+    def on_cuda(self: Any) -> bool:
+        caller: str = sys._getframe(1).f_globals.get("__name__", "")
+        return caller.split(".")[0] != "torch"
+
+    FakeTensor.is_cuda = property(on_cuda)  # type: ignore[assignment]
     FakeTensor.device = property(device, own.fset)  # type: ignore[assignment, attr-defined]
 
 
