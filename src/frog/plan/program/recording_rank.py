@@ -230,7 +230,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.rows.append(["collective", line, self.which_pass(), kind, num_bytes, len(ranks), stride, mode, key])
 
     def _how_it_waits(self) -> tuple[str, bool]:
-        """Return the key under which the program waits for a collective, and True if it goes on meanwhile."""
+        """Return the key under which the program waits for a collective, and True if it continues meanwhile."""
         frame = sys._getframe(1)
         while frame is not None:
             name, code = frame.f_globals.get("__name__", ""), frame.f_code.co_name
@@ -275,6 +275,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._live[key] = index, weakref.ref(storage, free)
 
+    @property
+    def allocated(self) -> int:
+        """Bytes of all living storages."""
+        return sum(self.storages[index][0] for index, _ in self._live.values() if index is not None)
+
     def resize(self, storage: Any, num_bytes: int) -> None:
         """Record that a storage is resized, as FSDP does to free and allocate a layer's gathered weights."""
         key = storage._cdata
@@ -303,11 +308,16 @@ def user_line(skip: int = 1) -> str | None:
     frame: Any = sys._getframe(skip)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _OWN, "<")) and "site-packages" not in name and "/lib/python" not in name:
+        if is_user_file(name):
             here = os.path.relpath(name)
             return f"{here if not here.startswith('..') else name}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def is_user_file(name: str) -> bool:
+    """True for a file of the user's own: not of torch, of Frog's recorder, or installed."""
+    return not name.startswith((_TORCH, _OWN, "<")) and "site-packages" not in name and "/lib/python" not in name
 
 
 def called_by(module: str) -> bool:

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from frog.core.processes import leave_with_parent
 from frog.plan.program import stand_in_rank
-from frog.plan.program.recording_rank import CannotFake, Recorder, user_line
+from frog.plan.program.recording_rank import CannotFake, Recorder, is_user_file, user_line
 
 
 class Complete(BaseException):
@@ -88,6 +89,7 @@ def facts_of(run: Run, notes: dict[str, int], error: str | None) -> dict[str, An
 
 def main() -> None:
     """Run the program of the request."""
+    leave_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text())
     program, rank, world_size = request["program"], request["rank"], request["world_size"]
     facts = stand_in_rank.GpuFacts
@@ -118,13 +120,8 @@ def main() -> None:
 
 def _place(problem: BaseException) -> str:
     """Return the innermost line of the user's files in a traceback."""
-    own = str(Path(__file__).parent)
-    lines = [frame for frame in traceback.extract_tb(problem.__traceback__) if _is_users(frame.filename, own)]
+    lines = [frame for frame in traceback.extract_tb(problem.__traceback__) if is_user_file(frame.filename)]
     return f"{os.path.relpath(lines[-1].filename)}:{lines[-1].lineno}" if lines else user_line() or "the program"
-
-
-def _is_users(name: str, own: str) -> bool:
-    return not name.startswith((own, "<")) and "site-packages" not in name and "/lib/python" not in name
 
 
 def _execute(run: Run, program: str, arguments: list[str], notes: dict[str, int], rank: int, world_size: int) -> None:

@@ -243,7 +243,7 @@ def stand_in_for_cuda(recorder: Recorder) -> None:
     facts = GpuFacts
 
     def allocated(device: Any = None) -> int:
-        return sum(recorder.storages[index][0] for index, _ in recorder._live.values() if index is not None)
+        return recorder.allocated
 
     properties = types.SimpleNamespace(
         name=facts.name,
