@@ -39,6 +39,13 @@ USABLE = 0.95
 """Fraction of a GPU's memory that a chosen layout may need: predictions of memory are less certain than this."""
 
 
+def fit_warning(num_bytes: float, gpu_bytes: float) -> str:
+    """Return words about a rank's memory that its GPU does not have, or may not have; empty if it fits."""
+    if num_bytes > gpu_bytes:
+        return "DOES NOT FIT"
+    return "MAY NOT FIT" if num_bytes > USABLE * gpu_bytes else ""
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes of one rank by kind."""

@@ -21,7 +21,7 @@ from frog.plan.estimate.predict import spread_of
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.estimate.utilization import losses, utilization
-from frog.plan.memory import USABLE, Memory
+from frog.plan.memory import Memory, fit_warning
 
 _GIB = 2**30
 
@@ -84,11 +84,10 @@ def _memory_lines(run: PlannedRun, memory: Memory) -> Iterator[str]:
     yield "memory of the rank that holds most           GiB"
     for kind, num_bytes in vars(memory).items():
         yield f"  {_MEMORY_KINDS[kind]:<38} {num_bytes / _GIB:>8.2f}"
-    verdict = (
-        ": DOES NOT FIT" if memory.total > available else ": MAY NOT FIT" if memory.total > USABLE * available else ""
-    )
+    warning = fit_warning(memory.total, available)
+    verdict = f": {warning}" if warning else ""
     yield f"  {'total':<38} {memory.total / _GIB:>8.2f} of {available / _GIB:.1f}{verdict}"
-    if verdict:
+    if warning:
         yield "  try: --recompute full, more ranks of --tp or --pp, or frog plan search for layouts that fit"
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from frog.core.units import count, format_bytes, format_count
 from frog.plan.estimate.hardware import Cluster
-from frog.plan.memory import USABLE
+from frog.plan.memory import fit_warning
 from frog.plan.program.program_memory import KINDS, ProgramMemory, memory_of
 from frog.plan.program.program_time import ProgramTime, StepClock
 
+_Key = TypeVar("_Key")
 _GIB = 2**30
 _MOST_LINES = 5
 _CAUSES = {
@@ -43,18 +45,27 @@ class ProgramPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens that rank 0 looks up in its largest embedding, in the step; 0 if there is none."""
+        """Tokens that this rank looks up in its largest embedding, in the step; 0 if there is none."""
         return max(self.facts["embedded"].values(), default=0)
 
-    def mfu(self, time: ProgramTime) -> float:
-        """Return the products and attention of the model's passes, of what the GPU could do in the step."""
-        return time.model_flops / (self.cluster.gpu.peak_bf16 * time.total)
+    @cached_property
+    def memory(self) -> ProgramMemory:
+        return memory_of(self.facts)
+
+    @cached_property
+    def time(self) -> ProgramTime:
+        return StepClock(self.cluster).play(self.facts, self.num_gpus)
+
+    @property
+    def mfu(self) -> float:
+        """The products and attention of the model's passes, of what the GPU could do in the step."""
+        return self.time.model_flops / (self.cluster.gpu.peak_bf16 * self.time.total)
 
 
 def program_lines(plan: ProgramPlan) -> list[str]:
     """Return the lines of a plan: memory, time, utilization, and what was not seen."""
     facts, gpu = plan.facts, plan.cluster.gpu
-    memory, time = memory_of(facts), StepClock(plan.cluster).play(facts, plan.num_gpus)
+    memory, time = plan.memory, plan.time
     lines = [
         f"{plan.program} on {plan.num_gpus} {gpu.name} ({plan.cluster_name}, {count(plan.nodes, 'node')}): rank "
         f"{plan.rank}, optimizer step {facts['steps']}",
@@ -64,14 +75,14 @@ def program_lines(plan: ProgramPlan) -> list[str]:
         "",
         *_time_lines(time, facts["lines"]),
         "",
-        f"MFU {100 * plan.mfu(time):.1f} %: {time.model_flops:.4g} operations of products and attention on this rank",
+        f"MFU {100 * plan.mfu:.1f} %: {time.model_flops:.4g} operations of products and attention on this rank",
     ]
     if plan.tokens:
         rate = plan.tokens * plan.num_gpus / time.total
         lines.append(
             f"{plan.tokens:,} tokens on this rank; {rate:,.0f} tokens/s if each of {plan.num_gpus} ranks has its own"
         )
-    return [*lines, "", "not seen", *(f"  {note}" for note in _notes(plan, time))]
+    return [*lines, "", "not seen", *(f"  {note}" for note in _notes(plan))]
 
 
 def _memory_lines(memory: ProgramMemory, lines: list[str], available: float) -> Iterator[str]:
@@ -79,16 +90,10 @@ def _memory_lines(memory: ProgramMemory, lines: list[str], available: float) -> 
     for kind in KINDS:
         yield f"  {kind:<36} {memory.by_kind.get(kind, 0) / _GIB:>8.2f}"
     yield f"  {'CUDA, NCCL, unused blocks (estimated)':<36}{memory.unused / _GIB:>8.2f}"
-    if memory.total > available:
-        verdict = "DOES NOT FIT"
-    elif memory.total > USABLE * available:
-        verdict = "MAY NOT FIT"
-    else:
-        verdict = "fits"
+    verdict = fit_warning(memory.total, available) or "fits"
     yield f"  {'total':<36} {memory.total / _GIB:>8.2f} of {available / _GIB:.1f}: {verdict}"
     yield "lines that hold most of it"
-    ranked = sorted(memory.by_line.items(), key=lambda item: -item[1])[:_MOST_LINES]
-    for (line, kind), size in ranked:
+    for (line, kind), size in _largest(memory.by_line)[:_MOST_LINES]:
         yield f"  {size / _GIB:>8.2f}  {lines[line]}  {kind}"
 
 
@@ -105,15 +110,15 @@ def _time_lines(time: ProgramTime, lines: list[str]) -> Iterator[str]:
             f"{group.seconds:.4f} s, {100 * hidden:.0f} % overlapped"
         )
     yield "lines that take most of it"
-    for line, seconds in _longest(time)[:_MOST_LINES]:
+    for line, seconds in _largest(time.by_line)[:_MOST_LINES]:
         yield f"  {seconds:>8.4f}  {lines[line]}"
 
 
-def _longest(time: ProgramTime) -> list[tuple[int, float]]:
-    return sorted(time.by_line.items(), key=lambda item: -item[1])
+def _largest(by_line: Mapping[_Key, float]) -> list[tuple[_Key, float]]:
+    return sorted(by_line.items(), key=lambda item: -item[1])
 
 
-def _notes(plan: ProgramPlan, time: ProgramTime) -> Iterator[str]:
+def _notes(plan: ProgramPlan) -> Iterator[str]:
     facts = plan.facts
     yield f"other ranks: rank {plan.rank} stands for all {plan.num_gpus}; --rank N plans another one"
     yield "loading of data, and whatever the program does outside of torch; no measured range belongs to these times"
@@ -125,15 +130,15 @@ def _notes(plan: ProgramPlan, time: ProgramTime) -> Iterator[str]:
         yield "torch.compile: skipped; the time is that of separate kernels"
     if "torch.save" in facts["notes"]:
         yield "torch.save: wrote nothing"
-    if time.num_float32:
+    if plan.time.num_float32:
         exact = "" if facts["allow_tf32"] else "; the program does not allow TF32, so they will take longer"
-        yield f"{count(time.num_float32, 'product')} in float32: at the rate of TF32, half of bfloat16's{exact}"
+        yield f"{count(plan.time.num_float32, 'product')} in float32: at the rate of TF32, half of bfloat16's{exact}"
 
 
 def program_json(plan: ProgramPlan) -> str:
     """Return the plan as JSON, in bytes and seconds."""
     facts = plan.facts
-    memory, time = memory_of(facts), StepClock(plan.cluster).play(facts, plan.num_gpus)
+    memory, time = plan.memory, plan.time
     content = {
         "program": plan.program,
         "num_gpus": plan.num_gpus,
@@ -149,7 +154,7 @@ def program_json(plan: ProgramPlan) -> str:
             "by_kind": {kind: memory.by_kind.get(kind, 0) for kind in KINDS},
             "by_line": [
                 {"line": facts["lines"][line], "kind": kind, "bytes": size}
-                for (line, kind), size in sorted(memory.by_line.items(), key=lambda item: -item[1])
+                for (line, kind), size in _largest(memory.by_line)
             ],
         },
         "time": {name: getattr(time, name) for name in (*_CAUSES, "total")},
@@ -164,10 +169,12 @@ def program_json(plan: ProgramPlan) -> str:
             }
             for (size, stride), group in time.groups.items()
         ],
-        "time_by_line": [{"line": facts["lines"][line], "seconds": seconds} for line, seconds in _longest(time)],
+        "time_by_line": [
+            {"line": facts["lines"][line], "seconds": seconds} for line, seconds in _largest(time.by_line)
+        ],
         "model_flops": time.model_flops,
-        "mfu": plan.mfu(time),
+        "mfu": plan.mfu,
         "tokens": plan.tokens,
-        "not_seen": list(_notes(plan, time)),
+        "not_seen": list(_notes(plan)),
     }
     return json.dumps(content, indent=2)
