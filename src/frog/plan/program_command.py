@@ -10,7 +10,7 @@ from typing import Any
 from frog.core.user_input import at_least
 
 NAME = "PROGRAM"
-"""The name of the action, which nobody types: `frog plan OPTIONS -- my.py`."""
+"""The name of the action; users type `frog plan OPTIONS -- my.py` without it."""
 
 
 def add_program_parser(plan: argparse.ArgumentParser, actions: argparse._SubParsersAction[Any]) -> None:

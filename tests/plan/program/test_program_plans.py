@@ -54,7 +54,7 @@ def collective(kind: str, mode: str = "blocking", key: str = "", stride: int = 1
 
 
 def test_peak_is_the_largest_moment_of_the_planned_step() -> None:
-    """The first step's peak, 9 GiB, does not count; storage 1 lives through both steps."""
+    """The first step's peak, 9 GiB, does not count; storage 1 is held in both steps."""
     storages = [[1 * GIB, 1, "parameters"], [8 * GIB, 2, "forward"], [2 * GIB, 2, "activations"], [3 * GIB, 1, "x"]]
     facts = facts_of(storages=storages, memory=[1, 2, -2, 3, -3, 4], step_memory=3)
     memory = memory_of(facts)

@@ -43,8 +43,8 @@ class Block:
     """A block of a program."""
 
     kind: str
-    """loop, if, else, except, try: the body of a `try` that goes on after an error, cache: a function whose results are
-    kept, or return: the rest of a function after a conditional return."""
+    """loop, if, else, except, try: the body of a `try` that continues after an error, cache: a function whose results
+    are kept, or return: the rest of a function after a conditional return."""
     text: str
     """Its first line, such as `for batch in loader:`."""
     line: int
@@ -65,7 +65,7 @@ class Block:
     besides: frozenset[str] = frozenset()
     """What the rest of the statement calls, if the block is a part of a line."""
     says: tuple[str, ...] = ()
-    """Of a try: words that its handler writes, as in `print("skipped", error)`."""
+    """Words that the handler of a try writes, as in `print("skipped", error)`."""
 
     def __str__(self) -> str:
         return f"`{self.text}` in line {self.line}"

@@ -422,7 +422,7 @@ def passes_alone(block: Block, inside: int, outside: int, never: bool) -> str:
     if block.kind == "except":
         return f"an error led only rank {inside} into {block}"
     if block.kind == "try":
-        return f"an error before this call led only rank {outside} into {block}, and it went on from there"
+        return f"an error before this call led only rank {outside} into {block}, and it continued from there"
     if block.kind == "cache":
         return f"rank {inside} ran {block.function}, whose results are kept ({block}): rank {outside} had this one"
     if block.kind == "return":
