@@ -162,8 +162,16 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
             from frog.train.finetune.finetune_commands import add_finetune_parsers as add
         case "strategies":
             from frog.plan.plan_commands import add_plan_parsers as add
-        case "report" | "compare" | "runs" | "checkpoints" | "tensorboard":
-            from frog.observe.view.view_commands import add_view_parsers as add
+        case "report":
+            from frog.observe.view.view_commands import add_report_parser as add
+        case "compare":
+            from frog.observe.view.view_commands import add_compare_parser as add
+        case "runs":
+            from frog.observe.view.view_commands import add_runs_parser as add
+        case "checkpoints":
+            from frog.observe.view.view_commands import add_checkpoints_parser as add
+        case "tensorboard":
+            from frog.observe.view.view_commands import add_tensorboard_parser as add
         case "logs":
             from frog.observe.view.logs_command import add_logs_parser as add
         case "chaos":

@@ -7,9 +7,10 @@ Frog's modules have their dotted names; every other file is called by its path, 
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,8 @@ class Project:
     """Each exercise's node by its id, `lab2/01_average_gradients`."""
     pages: list[str] = field(default_factory=list)
     """Pages with commands that a test runs."""
+    names: Counter[str] = field(default_factory=Counter)
+    """How many files have a name: `README.md` is in many folders."""
 
 
 def read_project(root: Path, cache: Path | None = None) -> Project:
@@ -66,7 +69,7 @@ def read_project(root: Path, cache: Path | None = None) -> Project:
         if module.startswith(WARM):  # it can run all commands, and a test says which one
             facts[module] = Facts({IMPORTING: Part()}, set(), {IMPORTING})
     graph = build_graph(files, facts)
-    project = Project(root, graph, module_of, tests)
+    project = Project(root, graph, module_of, tests, names=Counter(_file_names(root)))
     _add_tests(project)
     _add_files_of_packages(project)
     _add_programs(project)
@@ -85,6 +88,15 @@ def _python_files(root: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(root).as_posix(), path
     for path in sorted([*root.glob("*.py"), *root.glob("labs/*/*/*.py"), *root.glob("labs/*/*/reference/*.py")]):
         yield path.relative_to(root).as_posix(), path
+
+
+def _file_names(root: Path) -> Iterator[str]:
+    """Yield the names of the files in the project's folder and below its folders of sources, tests and texts."""
+    yield from (path.name for path in root.iterdir() if path.is_file())
+    for folder in ("src", "tests", "docs", "labs", "config", *PROGRAMS):
+        for _, folders, files in os.walk(root / folder):
+            folders[:] = [name for name in folders if name not in ("__pycache__", "node_modules")]
+            yield from files
 
 
 def _is_test(module: str) -> bool:
@@ -251,7 +263,9 @@ def _add_files_of_packages(project: Project) -> None:
     by_path = {path: module for module, path in graph.files.items()}
     for path in sorted((source / "frog").rglob("*")):
         module = by_path.get(path)
-        if not path.is_file() or "__pycache__" in path.parts or path.name == "__init__.py" or module in targets:
+        if not path.is_file() or "__pycache__" in path.parts or module in targets:
+            continue
+        if path.name in ("__init__.py", "README.md"):
             continue
         node = f"{module}:{ALL}" if module else path.relative_to(project.root).as_posix()
         if module is None and path.suffix != ".md":
@@ -353,8 +367,20 @@ def _add_pages(project: Project) -> None:
                 graph.uses[page].add(f"command:{command}")
             if named in graph.files:
                 graph.uses[page].add(f"{named}:{ALL}")
-        for name in _PROGRAM.findall(typed):
-            graph.uses[page].add(f"{name}:{ALL}" if name in graph.files else name)
+        _add_named_files(project, page, typed)
+    for path in sorted((root / "config").rglob("*")):  # a run file names its model, a job file the run file
+        if path.suffix in (".toml", ".json", ".sbatch", ".sh", ".yaml"):
+            _add_named_files(project, path.relative_to(root).as_posix(), path.read_text())
+
+
+def _add_named_files(project: Project, node: str, text: str) -> None:
+    """Add the edges from a page or file to the programs and files that its text names."""
+    for name in _PROGRAM.findall(text):
+        beside = f"{node.rpartition('/')[0]}/{name}"
+        if name in project.graph.files:
+            project.graph.uses[node].add(f"{name}:{ALL}")
+        elif name != node:
+            project.graph.uses[node] |= {one for one in (name, beside) if (project.root / one).is_file()}
 
 
 def _add_examples(project: Project, page: str, code: str) -> None:

@@ -107,11 +107,12 @@ def _nodes_of(project: Project, path: str) -> set[str]:
         return nodes if path.startswith(("src/", "tests/")) else nodes | set(_readers(project, path))
     folder = path.rpartition("/")[0]
     if path.startswith("src/frog/") and not path.endswith(".md"):
-        known = {node for node, targets in graph.uses.items() if path in targets}
-        return {path} if known else _package(project, folder)
+        return {path} if _is_used(project, path) else _package(project, folder)
     if path.startswith("tests/"):
         return _readers_in_tests(project, path) if not path.endswith(".py") else _all_tests(project, folder)
-    nodes = set(_readers(project, path)) | ({path} & graph.uses.keys())
+    nodes = set(_readers(project, path))
+    if path in graph.uses or _is_used(project, path):
+        nodes.add(path)
     if path.startswith("labs/"):
         exercise = "/".join(path.split("/")[:3])
         if exercise in project.exercises.values():
@@ -119,6 +120,10 @@ def _nodes_of(project: Project, path: str) -> set[str]:
         elif path == "labs/general.toml" or not nodes:
             nodes |= set(project.exercises.values())
     return nodes
+
+
+def _is_used(project: Project, node: str) -> bool:
+    return any(node in targets for targets in project.graph.uses.values())
 
 
 def _package(project: Project, folder: str) -> set[str]:
@@ -164,32 +169,55 @@ def _texts(part: Part) -> Iterator[str]:
 def _readers(project: Project, path: str) -> Iterator[str]:
     """Yield the parts outside of Frog that name a file, one of its folders, or a pattern that matches it.
 
-    Tests that have a case per page or exercise name all of them; their cases are chosen one by one. Frog itself counts
-    if it names the whole path.
+    Tests that have a case per page or exercise read many files; their cases are chosen one by one, by what the page or
+    the exercise names. Frog itself counts if it names the whole path. Who names a folder of Frog means its modules.
     """
-    marked = {"docs/": PAGE_CASES, "labs/": EXERCISE_CASES}
+    marks = (EXERCISE_CASES,) if path.startswith("labs/") else (PAGE_CASES,)
+    only = project.names[path.rpartition("/")[2]] < 2
     for module, facts in project.graph.facts.items():
         if module.startswith("frog"):
             if path in facts.whole.strings or path in facts.whole.paths:
                 yield f"{module}:{ALL}"
             continue
-        if any(path.startswith(folder) and mark in facts.whole.attributes for folder, mark in marked.items()):
+        if facts.whole.attributes.intersection(marks):
             continue
+        at_root = "/" not in path and bool(facts.whole.names & _ROOTS)
         for name, part in facts.parts.items():
-            if any(_names(text, path) for text in _texts(part)):
+            folders = part.words | part.paths if not path.startswith("src/") else set()
+            if any(_names(text, path, only or at_root) for text in _texts(part)) or any(
+                _is_folder(text, path) for text in folders
+            ):
                 yield f"{module}:{name}"
 
 
-def _names(text: str, path: str) -> bool:
-    """True if a text is a file's path or the end of it, one of its folders, or a pattern for it."""
+_ROOTS = {"ROOT", "root", "PROJECT", "project"}
+"""What files call the project's folder: with one of them, `*.md` may be the files in it."""
+
+
+def _names(text: str, path: str, bare: bool) -> bool:
+    """True if a text is a file's path or the end of it, or a pattern for it. bare: a name without a folder counts.
+
+    A bare name or pattern, `README.md` or `*.md`, says nothing about the folder: it counts for files of the project's
+    folder, and for a name that only one file has. In another folder the text that names the folder counts.
+    """
     text = text.removeprefix("{}/").strip("/")
-    if not text or len(text) > 100 or re.search(r"\s", text) or text in ("{}", "*", "**"):
+    if not text or len(text) > 100 or re.search(r"\s", text):
+        return False
+    if path.startswith("labs/") and path.split("/")[2:3] == [text]:  # an exercise
+        return True
+    if "/" not in text and not bare:
         return False
     if "{}" in text or "*" in text:
         pattern = text.replace("{}", "*")
-        if set(pattern) <= set("*./"):
+        if set(pattern) <= set("*./[!]_-"):
             return False
+        if "/" not in text:
+            return "/" not in path and fnmatchcase(path, pattern)
         return any(fnmatchcase(path, one) for one in (pattern, f"*/{pattern}", f"{pattern}/*"))
-    is_end = path.endswith(f"/{text}") and ("." in text or "/" in text)
-    exercise = path.split("/")[2:3] == [text] and path.startswith("labs/")
-    return path == text or is_end or exercise or path.startswith(f"{text}/")
+    return path == text or (path.endswith(f"/{text}") and ("." in text or "/" in text))
+
+
+def _is_folder(text: str, path: str) -> bool:
+    """True if a text is a folder that a path begins with. Keys and indices, `run["config"]`, are no such texts."""
+    text = text.removeprefix("{}/").strip("/")
+    return bool(text) and path.startswith(f"{text}/")

@@ -77,6 +77,8 @@ FILES = {
         """,
     "tests/harness.py": """
         import subprocess
+        from pathlib import Path
+        ROOT = Path(__file__).parents[1]
         class Harness:
             def run(self, *words): subprocess.run(words)
             def train(self): self.run("frog", "train", "run.toml")
@@ -99,8 +101,23 @@ FILES = {
         @pytest.mark.slow
         @pytest.mark.page_cases
         @pytest.mark.parametrize("page", PAGES)
-        def test_commands(page): pass
+        def test_commands(page): (PAGES / "config").read_text(), (PAGES / "README.md").read_text()
         """,
+    "tests/test_root_pages.py": 'from harness import ROOT\ndef test_a(): list(ROOT.glob("*.md"))',
+    "tests/test_own_pages.py": """
+        from harness import ROOT
+        def test_a(tmp_path): ROOT, list(tmp_path.glob("*.py")), (tmp_path / "README.md"), (tmp_path / "model.json")
+        """,
+    "tests/test_keys.py": 'def test_a(run): assert run["config"]["labs"] == {"config": 1}',
+    "tests/test_run_files.py": 'from harness import ROOT\ndef test_a(): sorted((ROOT / "config").glob("*.toml"))',
+    "tests/test_rooms.py": 'from harness import ROOT\ndef test_a(): list((ROOT / "src/frog").glob("*/README.md"))',
+    "CHANGELOG.md": "",
+    "src/frog/plan/README.md": "",
+    "src/frog/train/README.md": "",
+    "config/run.toml": "[model]\nconfig = 'model.json'",
+    "config/model.json": "{}",
+    "config/alone.py": "",
+    "docs/run.md": "```console\n$ frog train config/run.toml\n```\n",
     "docs/plan.md": "```console\n$ frog plan 8\n```\n```python\nfrom frog.plan.example import two\n```\n",
     "docs/train.md": "```console\n$ frog train run.toml\n```\n",
     "labs/lab1/01_first/manifest.toml": "",
@@ -122,7 +139,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 FIRST, SECOND = "lab1/01_first", "lab1/02_second"
 PLAN = {"test_memory", "test_plan_command", FIRST, "docs/plan.md"}
-TRAIN = {"test_train_command", "docs/train.md", "test_words"}
+TRAIN = {"test_train_command", "docs/train.md", "docs/run.md", "test_words"}
 
 
 @pytest.mark.parametrize(
@@ -146,6 +163,11 @@ TRAIN = {"test_train_command", "docs/train.md", "test_words"}
         ("labs/lab1/02_second/check.py", {SECOND}),
         ("labs/lab1/02_second/wrong/other.py", {SECOND}),
         ("LICENSE", set()),
+        ("CHANGELOG.md", {"test_root_pages"}),
+        ("src/frog/plan/README.md", {"test_rooms"}),
+        ("config/run.toml", {"test_run_files", "docs/run.md", "test_train_command"}),
+        ("config/model.json", {"test_run_files", "docs/run.md", "test_own_pages"}),  # no other file has its name
+        ("config/alone.py", {"test_run_files"}),
     ],
 )
 def test_changed_file_reaches_the_tests_that_use_it(project: Project, changed: str, expected: set[str]) -> None:
@@ -163,7 +185,7 @@ def test_shared_or_unknown_file_reaches_everything(project: Project, changed: st
     assert selection.everything is not None
     assert changed in selection.everything
     assert selection.files.keys() == set(project.tests)
-    assert selection.cases.keys() == {FIRST, SECOND, "docs/plan.md", "docs/train.md"}
+    assert selection.cases.keys() == {FIRST, SECOND, *project.pages}
 
 
 def test_deleted_module_reaches_the_users_of_its_package(project: Project) -> None:

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from frog.observe.view.compare_runs import Comparison
 
 
-def add_view_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `report`, `compare`, `runs`, `checkpoints`, `tensorboard`; each sets `handler`, which takes the arguments."""
+def add_report_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `report`; like the others here, it sets `handler`, which takes the arguments."""
     report = commands.add_parser("report", help="write a run's report: one HTML file that works offline")
     report.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
     report.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html")
     report.add_argument("--open", action="store_true", help="open it in the browser")
     report.set_defaults(handler=_report)
 
+
+def add_compare_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `compare`."""
     compare = commands.add_parser(
         "compare",
         help="compare two runs: bitwise equal, within tolerance, or different",
@@ -35,14 +38,23 @@ def add_view_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParse
     compare.add_argument("--rtol", type=float, default=1e-5, help="largest relative difference within tolerance")
     compare.set_defaults(handler=_compare)
 
+
+def add_runs_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `runs`."""
     runs = commands.add_parser("runs", help="list the runs")
     runs.add_argument("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
     runs.set_defaults(handler=_runs)
 
+
+def add_checkpoints_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `checkpoints`."""
     checkpoints = commands.add_parser("checkpoints", help="list a run's checkpoints and check their hashes")
     checkpoints.add_argument("run", metavar="RUN")
     checkpoints.set_defaults(handler=_checkpoints)
 
+
+def add_tensorboard_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `tensorboard`."""
     tensorboard = commands.add_parser("tensorboard", help="write a run's numbers as TensorBoard event files")
     tensorboard.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
     tensorboard.add_argument("--to", type=Path, metavar="DIR", help="default: RUN/tensorboard")
