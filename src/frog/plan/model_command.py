@@ -105,7 +105,9 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, default_cluster: bo
         "--precision", choices=_CHOICES["precision"], help="number format of large products; default: bf16"
     )
     parser.add_argument(
-        "--software", metavar="NAME", help="megatron, fsdp, deepspeed, frog, hai-llm, or a table's name"
+        "--software",
+        metavar="NAME",
+        help="megatron, megatron-bridge, torchtitan, deepspeed, trainer, accelerate, frog, hai-llm, or a table's name",
     )
     parser.add_argument(
         "--year", type=at_least(1), metavar="N", help="year of the program: decides which attention it has"

@@ -29,7 +29,10 @@ def add_search_parser(actions: argparse._SubParsersAction[Any]) -> None:
     )
     add_target_arguments(parser)
     parser.add_argument(
-        "--to", type=Path, metavar="DIR", help="write a run file, a profile for frog submit, and a page"
+        "--to",
+        type=Path,
+        metavar="DIR",
+        help="write what the program reads, Frog's run file, a profile for frog submit, and a page",
     )
     parser.set_defaults(handler=_search)
 
@@ -43,6 +46,7 @@ def _search(args: argparse.Namespace) -> int:
     from frog.plan.memory import USABLE
     from frog.plan.search.best import search
     from frog.plan.search.files import check_folder, write_files
+    from frog.plan.search.program_files import axes_of
 
     if args.to is not None:
         check_folder(args.to)
@@ -73,7 +77,11 @@ def _search(args: argparse.Namespace) -> int:
         steps = _DEFAULT_STEPS if args.tokens is None else num_steps(base, args.tokens)
         own, _ = base_layout(named, {**options_of(args), "software": "frog", "overlap_moe": "no"})
         for_frog = search(named.model, cluster, [num_gpus], own, constants=constants)
-        written = write_files(args.to, found, for_frog, named.config, args.cluster, steps)
+        axes, of_program = axes_of(software), None
+        if axes is not None:
+            stated = search(named.model, cluster, [num_gpus], base, zeros, constants, axes)
+            of_program = (software, stated)
+        written = write_files(args.to, found, for_frog, of_program, named.config, args.cluster, steps)
     print(f"{format_count(named.model.num_parameters())} parameters, {batch}, {base.precision}, {software}")
     print(
         f"{found.num_layouts:,} layouts on {', '.join(map(str, counts))} {cluster.gpu.name}; {found.num_fitting:,} fit"

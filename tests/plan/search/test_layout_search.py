@@ -166,7 +166,7 @@ def test_command_writes_a_run_file_that_submit_takes(tmp_path: Path, capsys: pyt
     assert config.train.steps == 239
     assert main(["plan", str(tmp_path / "planned" / "run.toml"), "--cluster", "h100x8", "--nodes", "2"]) == 0
     assert "DOES NOT FIT" not in capsys.readouterr().out
-    submit = out.split("submit it: frog ")[1].split()
+    submit = out.split("submit it: frog ")[-1].split()
     assert main([*submit, "--dry-run"]) == 0
     job = capsys.readouterr().out
     assert "--nodes=2" in job
@@ -218,7 +218,7 @@ def test_search_writes_its_files_although_the_output_pipe_is_closed(tmp_path: Pa
     os.close(writing)
     assert done.returncode == 141
     names = {path.name for path in (tmp_path / "planned").iterdir()}
-    assert names == {"front.html", "config.json", "run.toml", "cluster.toml"}
+    assert names == {"front.html", "config.json", "megatron.args", "run.toml", "cluster.toml"}
 
 
 def test_search_takes_the_overlap_of_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,11 @@ _BATCH_TOKENS = 4 * 2**20
 _USUAL_SEQUENCE = 8192
 SOFTWARE = {
     "megatron": "Megatron-Core",
+    "megatron-bridge": "Megatron-Bridge",
     "fsdp": "torchtitan (FSDP2)",
+    "torchtitan": "torchtitan (FSDP2)",
+    "trainer": "Transformers Trainer (FSDP2)",
+    "accelerate": "accelerate (FSDP2)",
     "deepspeed": "DeepSpeed",
     "frog": "Frog",
     "hai-llm": "HAI-LLM",

@@ -16,7 +16,7 @@ from frog.plan.layout import Layout
 from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
 from frog.plan.search.coarse import evaluate
-from frog.plan.search.grid import ALL_ZEROS, Grid, joined, layout_grid
+from frog.plan.search.grid import ALL_ZEROS, AXES, Grid, joined, layout_grid
 
 _BEST = 10
 _LESS_MEMORY, _SLOWER = 0.8, 2.0
@@ -106,12 +106,14 @@ def search(
     base: Layout,
     zeros: Sequence[int] = ALL_ZEROS,
     constants: Constants = FITTED,
+    axes: Sequence[str] = AXES,
 ) -> Found:
     """Return the best layouts on the first number of GPUs, and the front over all of them.
 
-    Time and memory are those of `estimate`: the coarse search only ranks.
+    zeros, axes: kinds of sharding, and axes next to dp, that the program has. Time and memory are those of `estimate`:
+    the coarse search only ranks.
     """
-    grids = [layout_grid(model, cluster, num_gpus, base, zeros) for num_gpus in nums_gpus]
+    grids = [layout_grid(model, cluster, num_gpus, base, zeros, axes) for num_gpus in nums_gpus]
     grid = joined(grids)
     coarse = evaluate(model, cluster, base, grid, constants)
     fits = coarse.memory <= USABLE * cluster.gpu.memory

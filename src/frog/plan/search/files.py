@@ -1,4 +1,5 @@
-"""The files of a search: a run file with its model, a cluster profile for `frog submit`, the page of `page.py`."""
+"""The files of a search: a run file with its model, what the user's program reads, a cluster profile for `frog submit`,
+and the page of `page.py`."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from frog.plan.estimate.rows import PlannedRun
 from frog.plan.plan_text import layout_words
 from frog.plan.search.best import Candidate, Found
 from frog.plan.search.page import front_page
+from frog.plan.search.program_files import PROGRAM_FILES, NotExpressibleError, program_files
 
 _TRIED = 300
 """Layouts to try for one that Frog itself can train."""
@@ -28,7 +30,8 @@ def check_folder(folder: Path) -> None:
     """Raise UsageError if a folder has files of the user that a search would overwrite, or is a file."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--to {folder}: is a file", "name a folder")
-    there = [name for name in ("config.json", "run.toml", "cluster.toml") if (folder / name).exists()]
+    names = ("config.json", "run.toml", "cluster.toml", *PROGRAM_FILES)
+    there = [name for name in names if (folder / name).exists()]
     if there and not (folder / _PAGE).exists():
         raise UsageError(
             f"--to {folder}: {' and '.join(there)} would be overwritten, which no search wrote", "choose another folder"
@@ -36,17 +39,26 @@ def check_folder(folder: Path) -> None:
 
 
 def write_files(
-    folder: Path, found: Found, for_frog: Found, config: Mapping[str, Any] | None, cluster_name: str, steps: int
+    folder: Path,
+    found: Found,
+    for_frog: Found,
+    of_program: tuple[str, Found] | None,
+    config: Mapping[str, Any] | None,
+    cluster_name: str,
+    steps: int,
 ) -> list[str]:
     """Write what the search found into a folder. Return lines that say what is there, and how to submit it.
 
-    `for_frog` is the result of a search for Frog's own program, which needs more memory than others.
+    for_frog: the result of a search for Frog's own program, which needs more memory than others.
+    of_program: another program's name, and the result of a search for layouts that its options can state.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / _PAGE, front_page(found, cluster_name))
     lines = [f"{folder / _PAGE}: the front of time and memory"]
     if config is None:
         return [*lines, "no run file: the search was not for a config.json"]
+    if of_program is not None:
+        lines += _write_program(folder, *of_program, config, cluster_name, steps)
     write_atomic(folder / "config.json", json.dumps(dict(config), indent=2) + "\n")
     try:
         load_model_config(folder / "config.json")
@@ -60,14 +72,44 @@ def write_files(
     return [*lines, "no run file: of the fastest layouts that fit, Frog itself can train with none"]
 
 
+def _write_program(
+    folder: Path, software: str, found: Found, config: Mapping[str, Any], cluster_name: str, steps: int
+) -> list[str]:
+    """Write what a program reads for the fastest layout that its options can state; return lines that say so."""
+    why = "none of the layouts that its options can state fits"
+    for candidate in islice(found.others(), _TRIED):
+        try:
+            files = program_files(software, candidate, config, folder, steps, cluster_name)
+        except NotExpressibleError as problem:
+            why = str(problem)
+            continue
+        for name, text in files.texts.items():
+            write_atomic(folder / name, text)
+        write_atomic(folder / "cluster.toml", slurm_profile(candidate.run, cluster_name))
+        written = " and ".join(str(folder / name) for name in files.texts)
+        return [
+            f"{written}: {layout_words(candidate.run)}: {_numbers(candidate)} with {software}",
+            f"set yourself: {'; '.join(files.notes)}",
+            _submit_line(folder, candidate, steps, "", f" -- {files.command}"),
+        ]
+    return [f"no file for {software}: {why}"]
+
+
 def _submit_lines(folder: Path, candidate: Candidate, steps: int) -> list[str]:
-    numbers = f"{candidate.step_s:#.4g} s, {candidate.memory / _GIB:.1f} GiB"
-    nodes = candidate.run.layout.num_gpus // candidate.run.cluster.gpus_per_node
     return [
-        f"{folder / 'run.toml'}: {layout_words(candidate.run)}: {numbers} with Frog's own program",
-        f"submit it: frog submit {folder / 'run.toml'} --to slurm --profile {folder / 'cluster.toml'} --nodes {nodes} "
-        f"--time {time_limit(steps * candidate.step_s)}",
+        f"{folder / 'run.toml'}: {layout_words(candidate.run)}: {_numbers(candidate)} with Frog's own program",
+        _submit_line(folder, candidate, steps, f" {folder / 'run.toml'}", ""),
     ]
+
+
+def _numbers(candidate: Candidate) -> str:
+    return f"{candidate.step_s:#.4g} s, {candidate.memory / _GIB:.1f} GiB"
+
+
+def _submit_line(folder: Path, candidate: Candidate, steps: int, run_file: str, program: str) -> str:
+    nodes = candidate.run.layout.num_gpus // candidate.run.cluster.gpus_per_node
+    options = f"--to slurm --profile {folder / 'cluster.toml'} --nodes {nodes}"
+    return f"submit it: frog submit{run_file} {options} --time {time_limit(steps * candidate.step_s)}{program}"
 
 
 def time_limit(seconds: float) -> str:

@@ -17,6 +17,8 @@ _MOST_CHUNKS = 12
 """Most chunks of a pipeline rank; published runs have up to 12."""
 _MOST_CONTEXT = 64
 ALL_ZEROS = (0, 1, 2, 3)
+AXES = ("tp", "pp", "cp", "ep")
+"""Axes next to dp."""
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -60,13 +62,19 @@ def joined(grids: Sequence[Grid]) -> Grid:
 
 
 def layout_grid(
-    model: PlannedModel, cluster: Cluster, num_gpus: int, base: Layout, zeros: Sequence[int] = ALL_ZEROS
+    model: PlannedModel,
+    cluster: Cluster,
+    num_gpus: int,
+    base: Layout,
+    zeros: Sequence[int] = ALL_ZEROS,
+    axes: Sequence[str] = AXES,
 ) -> Grid:
     """Return all layouts that a model can have on so many GPUs, with the batch and sequence of `base`.
 
-    `zeros` are the kinds of sharding that the program has. ZeRO 2 is only for one micro-batch: with more, it reduces
-    gradients for each, which `estimate` does not model. Tensor parallelism stays inside an NVLink domain and splits
-    whole heads. A pipeline has at least as many micro-batches as stages, and chunks of equal numbers of layers.
+    `zeros` are the kinds of sharding that the program has, `axes` its axes next to dp. ZeRO 2 is only for one
+    micro-batch: with more, it reduces gradients for each, which `estimate` does not model. Tensor parallelism stays
+    inside an NVLink domain and splits whole heads. A pipeline has at least as many micro-batches as stages, and chunks
+    of equal numbers of layers.
     """
     columns: list[list[Column]] = [[] for _ in fields(Grid)]
     tensor = [n for n in divisors(num_gpus) if n <= cluster.nvlink_domain and _splits_heads(model, n)]
@@ -75,8 +83,9 @@ def layout_grid(
         for cp in (n for n in context if num_gpus % (tp * n) == 0):
             for pp in (n for n in divisors(num_gpus // (tp * cp)) if n <= model.layers):
                 dp = num_gpus // (tp * cp * pp)
-                if base.global_batch % dp == 0:
-                    chosen = _choices(model, cluster, base, zeros, (dp, tp, pp, cp))
+                sizes = {"tp": tp, "pp": pp, "cp": cp}
+                if base.global_batch % dp == 0 and all(axis in axes or size == 1 for axis, size in sizes.items()):
+                    chosen = _choices(model, cluster, base, zeros, (dp, tp, pp, cp), "ep" in axes)
                     for column, values in zip(columns, chosen, strict=True):
                         column.append(values)
     if not columns[0]:
@@ -91,7 +100,12 @@ def _splits_heads(model: PlannedModel, tp: int) -> bool:
 
 
 def _choices(
-    model: PlannedModel, cluster: Cluster, base: Layout, zeros: Sequence[int], sizes: tuple[int, int, int, int]
+    model: PlannedModel,
+    cluster: Cluster,
+    base: Layout,
+    zeros: Sequence[int],
+    sizes: tuple[int, int, int, int],
+    divides_experts: bool,
 ) -> list[Column]:
     """Return the columns of all layouts of one mesh."""
     dp, tp, pp, cp = sizes
@@ -99,7 +113,9 @@ def _choices(
     micros = [n for n in _MICRO_BATCHES if local % n == 0 and (pp == 1 or local // n >= pp)]
     chunks = [1] + [n for n in range(2, _MOST_CHUNKS + 1) if pp > 1 and model.layers % (pp * n) == 0]
     ranks = dp * cp * tp
-    experts = [n for n in divisors(model.experts) if ranks % n == 0] if model.experts else [1]
+    experts = [1]
+    if model.experts and divides_experts:
+        experts = [n for n in divisors(model.experts) if ranks % n == 0]
     data = dp * cp
     groups = sorted({0, max(1, cluster.nvlink_domain // tp)}) if data > 1 else [0]
     sharding = [(zero, group) for zero in zeros for group in groups if not group or _is_hybrid(zero, group, data)]
