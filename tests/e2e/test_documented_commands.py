@@ -1,5 +1,7 @@
 """Run every command in the documentation, in order, in a copy of the project, as a reader would type it.
 
+The commands of the labs' pages run in a new course folder instead, without a clone.
+
 A block fenced as `console` has commands after `$ ` and part of their output below each. Commands of one page share a
 folder, so that later commands find the files of earlier ones; after `cd FOLDER` they run there. A command that ends in
 `# fails` must fail. Commands that train for long take fewer steps here (`FEWER_STEPS`). Commands in other blocks do not
@@ -19,6 +21,7 @@ from pathlib import Path
 import pytest
 from warm_frog import cold_env, warm_env
 
+from frog.learn.folder import create_folder
 from frog.learn.rules import README_COMMANDS, commands_in
 
 ROOT = Path(__file__).parents[2]
@@ -136,10 +139,13 @@ def test_commands_of_exercises_run_in_other_tests() -> None:
 def test_all_commands_of_a_page_run(page: Path, default_data: Path, tmp_path: Path) -> None:
     if absent := absent_needs(page):
         pytest.skip(f"not on this machine: {', '.join(absent)}")
-    for name in ("config", "scripts"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    if page.parent == ROOT / "docs" / "labs":
+        create_folder(tmp_path, learner="Ada")  # a learner has no clone
+    else:
+        for name in ("config", "scripts"):
+            shutil.copytree(ROOT / name, tmp_path / name)
+        for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, tmp_path / name)
     if page != ROOT / "README.md":  # later pages find the data set there, as a reader does
         shutil.copytree(default_data, tmp_path / "data")
     prefix = Path(sys.prefix)

@@ -61,11 +61,13 @@ def test_starting_the_course_prints_each_next_step(frog: Any, here: Path) -> Non
     assert f"will be {here}:" in first
     assert "3 exercises" in first
     assert "next: frog doctor\n" in first
+    assert "read: docs/labs/lab1.md, the page of the first lab\nthen: frog learn start," in first
     lines = frog().splitlines()
     assert len(lines) == 5
     assert "0/3 exercises passed" in lines[0]
+    assert lines[1] == "lab 1: 0 of 2 passed; page: docs/labs/lab1.md; quiz: frog quiz 1"
     assert "1.1: the first (5 min)" in lines[2]
-    assert lines[4] == "next: frog learn watch"
+    assert lines[4] == "next: frog learn start (ten minutes with two ranks); then: frog learn watch"
 
 
 def test_learn_refuses_to_start_in_a_folder_with_other_files(frog: Any, here: Path) -> None:
@@ -129,6 +131,7 @@ def test_check_leads_from_unsolved_through_passed_to_the_next_exercise(frog: Any
     passed = frog("check")
     assert "lab 1.1  the first: passed" in passed
     assert "next: 1.2  the second: exercises/lab1/02_second/README.md" in passed
+    assert "page of lab" not in passed
     assert "✓ 1.1" in frog("list")
     assert "> 1.2" in frog("list")
     assert "lab 1.2  the second: not solved yet" in frog("check", code=1)

@@ -13,7 +13,7 @@ from small_course import SOLUTION, STUB, FakeGrader, write_course
 
 from frog.core.errors import LaunchError
 from frog.learn.folder import LearnerFolder, create_folder
-from frog.learn.grader.exercise import Exercise, find_exercise
+from frog.learn.grader.exercise import Exercise, find_exercise, find_exercises
 from frog.learn.grader.verdict import Verdict
 from frog.learn.screen import screen_lines
 from frog.learn.session import Session
@@ -155,6 +155,7 @@ def test_whole_screens_of_the_list_and_the_exercise(watch: Watch) -> None:
         screen = re.sub(r"checked [\d:]{8} UTC|[\d.]+ s$", "TIME", watch.screen(rows=12), flags=re.MULTILINE)
         return [re.sub(r"-{3,}$", "--", re.sub(" {3,}", "  ", line)) for line in screen.splitlines()]
 
+    rule = "-- page: docs/labs/lab1.md --"
     head = ["lab 1.1  the first  [--------------------] 0/3", "exercises/lab1/01_first/step.py  5 min"]
     rows = ["lab 1  [----------] 0/2", "  1.1  the first  1 check", "  1.2  the second", "lab 2  [----------] 0/1"]
     rows += ["  2.1  the third", "", ""]
@@ -166,7 +167,7 @@ def test_whole_screens_of_the_list_and_the_exercise(watch: Watch) -> None:
 
     def opened(keys: str, status: str = "TIME", other: str = "verdict") -> list[str]:
         keys = keys or f"n next  h hint  l list  r reset  Tab {other}  Enter again  q quit"
-        return [*head, "--", *[""] * 6, f"-- {status} --", "· lab 1.1  the first: not solved yet  TIME", keys]
+        return [*head, rule, *[""] * 6, f"-- {status} --", "· lab 1.1  the first: not solved yet  TIME", keys]
 
     assert after() == opened("")
     assert after("l") == listed(1)
@@ -328,6 +329,42 @@ def test_watch_screen_fits_the_terminal(watch: Watch, columns: int, rows: int) -
     lines = screen_lines(watch.session, Style(columns), rows)
     assert len(lines) == rows
     assert lines[-1].startswith("n next")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_every_exercise_fits_a_narrow_terminal(tmp_path: Path, columns: int) -> None:
+    folder = create_folder(tmp_path / "mine")
+    watch = Watch(folder)
+    watch.session.is_checking = True  # nothing is checked: its files are not those of FakeGrader
+    for exercise in find_exercises():
+        watch.session._open(exercise)
+        for keys in ("", "h", "l", "lp", "\x1br", "y"):
+            for key in keys:
+                watch.session.handle(("key", key))
+            too_long = [
+                line
+                for line in screen_lines(watch.session, Style(columns), 24)
+                if len(line) > columns and " " in line.strip()
+            ]
+            assert too_long == [], (exercise.id, keys)
+        watch.session.asks = None
+
+
+def test_narrow_screen_shows_the_keys_that_matter(watch: Watch) -> None:
+    watch.look()
+    watch.settle()
+    assert watch.screen(60).splitlines()[-1] == "n next  h hint  l list  r reset  Tab verdict  q quit"
+    assert watch.screen(40).splitlines()[-1] == "n next  h hint  l list  q quit"
+
+
+def test_next_lab_says_where_its_page_is(watch: Watch) -> None:
+    watch.look()
+    watch.write(SOLUTION)
+    watch.look()
+    assert "page: docs/labs/lab1.md" in watch.settle()
+    assert "begins" not in watch.press("n")
+    (watch.session.folder.labs / "docs" / "labs" / "lab2.md").write_text("# Lab 2\n")
+    assert "lab 2 begins: read docs/labs/lab2.md" in watch.press("n")
 
 
 def test_q_quits_the_watch(watch: Watch) -> None:

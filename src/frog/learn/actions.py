@@ -15,7 +15,7 @@ from frog.learn.journal import SHORT
 from frog.learn.naming import checked_name, typed_name
 from frog.learn.predictions import asked_by, find_prediction, missing
 from frog.learn.progress import update_progress, with_guess, with_hint, with_name, with_records, with_solution
-from frog.learn.standing import Standing, exercise_at, list_lines, standing_in, summary_lines
+from frog.learn.standing import Standing, exercise_at, lab_page, list_lines, standing_in, summary_lines
 from frog.learn.text import style_of_output
 from frog.learn.verdict_text import hint_lines
 
@@ -52,6 +52,8 @@ def name(args: argparse.Namespace) -> int:
 def _begin(path: Path, learner: str) -> int:
     print(wrapped_lines(f"Your course folder will be {path.absolute()}:", terminal_columns(), hang=0))
     print("  exercises/     read and complete these; README.md explains how")
+    print("  docs/labs/     a page for each lab: goals, reasons, theory")
+    print("  config/, scripts/, train.py  the programs that the pages run")
     print("  progress.json  your progress")
     folder = create_folder(path, learner=learner)
     git = " in a git repository" if (folder.path / ".git").exists() else ""
@@ -60,7 +62,9 @@ def _begin(path: Path, learner: str) -> int:
     lab0 = "Lab 0 begins by checking which labs this machine can run, and what to use instead of anything missing."
     print(wrapped_lines(lab0, terminal_columns(), hang=0))
     print(f"next: {'' if folder.path == Path.cwd() else f'cd {path} && '}frog doctor")
-    print("then: frog learn")
+    if lab_page(folder.exercises()[0]):
+        print(f"read: {lab_page(folder.exercises()[0])}, the page of the first lab")
+    print("then: frog learn start, the first ten minutes with two ranks; later: frog learn")
     return 0
 
 

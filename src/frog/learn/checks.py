@@ -13,7 +13,7 @@ from frog.learn.grader.exercise import Exercise
 from frog.learn.grader.verdict import Verdict
 from frog.learn.predictions import missing
 from frog.learn.progress import Progress, update_progress, with_verdict
-from frog.learn.standing import Standing, quiz_lines, standing_in, summary_lines, title_of
+from frog.learn.standing import Standing, lab_page, quiz_lines, standing_in, summary_lines, title_of
 from frog.learn.text import style_of_output
 from frog.learn.verdict_text import verdict_lines
 
@@ -52,7 +52,9 @@ def _next_lines(verdict: Verdict, exercise: Exercise, args: argparse.Namespace, 
     quiz = quiz_lines(standing, exercise.lab)
     if (then := standing.next) is None:
         return [*quiz, "  You passed every exercise: frog learn progress"]
-    return [*quiz, f"  next: {then.number}  {title_of(then)}: exercises/{then.id}/README.md"]
+    page = lab_page(then) if then.lab != exercise.lab else None
+    begins = [f"  page of lab {then.lab}: {page}"] if page else []
+    return [*quiz, f"  next: {then.number}  {title_of(then)}: exercises/{then.id}/README.md", *begins]
 
 
 def watch(args: argparse.Namespace) -> int:

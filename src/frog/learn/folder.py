@@ -13,6 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from frog.core.config.project import shipped_file
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
 from frog.core.schema import read_bounded
@@ -34,8 +35,9 @@ MOST_BYTES = 1 << 20
 _README = """\
 # My course in distributed training
 
-`frog learn` shows your progress and the next step. The exercises are in `exercises/`, in order; each lab has a page in
-`docs/labs/`, and `docs/` covers some topics in depth. Read an exercise's README.md, edit the files next to it, and let
+`frog learn start` begins with ten minutes on two ranks; `frog learn` shows your progress and the next step. The
+exercises are in `exercises/`, in order; each lab has a page in `docs/labs/`, and `docs/` covers some topics in depth.
+The pages' commands run here: they use `config/`, `scripts/` and `train.py`. Read an exercise's README.md, edit the files next to it, and let
 Frog check them:
 
     frog learn watch       checks again whenever you save
@@ -133,14 +135,16 @@ class LearnerFolder:
                 progress = progress.with_work(exercise.id, replace(work, shipped=_digests(shipped_files(exercise))))
             said.extend(self._bring_in(self.path / "docs", self._pages(), progress.pages, ""))
             said.extend(self._remove_old_pages(progress.pages))
-            return replace(progress, pages=_digests(self._pages()))
+            said.extend(self._bring_in(self.path, shipped_programs(), progress.programs, ""))
+            return replace(progress, pages=_digests(self._pages()), programs=_digests(shipped_programs()))
 
         update_progress(self.path, change)
         return said
 
     def _is_current(self, progress: Progress) -> bool:
         exercises = ((progress.work(exercise.id).shipped, shipped_files(exercise)) for exercise in self.exercises())
-        return all(known == _digests(files) for known, files in (*exercises, (progress.pages, self._pages())))
+        others = ((progress.pages, self._pages()), (progress.programs, shipped_programs()))
+        return all(known == _digests(files) for known, files in (*exercises, *others))
 
     def _pages(self) -> dict[str, bytes]:
         """Return the documentation pages: one per lab, and those that exercises, questions and labs refer to."""
@@ -168,6 +172,19 @@ class LearnerFolder:
             if name in before and name not in pages and _digest(_bytes(path)) == before[name]:
                 path.unlink()
                 yield f"{self.shown(path)}: removed, since the course has moved or dropped this page"
+
+
+def shipped_programs() -> dict[str, bytes]:
+    """Return the files that the labs' commands use: config/, scripts/ and train.py."""
+    return {name: shipped_file(name).read_bytes() for name in _program_names()}
+
+
+def _program_names() -> Iterator[str]:
+    for top in ("config", "scripts"):
+        folder = shipped_file(top)
+        paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+        yield from (f"{top}/{path.relative_to(folder).as_posix()}" for path in paths)
+    yield "train.py"
 
 
 def shipped_files(exercise: Exercise) -> dict[str, bytes]:

@@ -31,6 +31,10 @@ def add_learn_parser(commands: _Parsers) -> None:
     init.add_argument(
         "--name", metavar="NAME", help="your name, as your instructor sees it (default: ask, or take it from git)"
     )
+    begin = _add(
+        actions, "start", "the first ten minutes: run two ranks, break one, read who noticed", "start", "start.tour"
+    )
+    begin.add_argument("--again", action="store_true", help="begin again with the first step")
     _add(actions, "list", "list all exercises and mark the ones that passed", "list_exercises")
     check = _add_of_exercise(actions, "check", "check your solution", "check", "checks")
     check.add_argument(

@@ -120,6 +120,8 @@ class Progress(Typed, kw_only=True, frozen=True):
     exercises: dict[Name, Work] = msgspec.field(default_factory=dict)
     pages: dict[Name, Digest] = msgspec.field(default_factory=dict)
     """SHA-256 of each documentation page as copied into the course folder."""
+    programs: dict[Name, Digest] = msgspec.field(default_factory=dict)
+    """SHA-256 of each file of config/ and scripts/, and of train.py, as copied into the course folder."""
     predictions: tuple[Guess, ...] = ()
     """Predictions in chronological order."""
     quizzes: tuple[QuizResult, ...] = ()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from frog.learn.predictions import missing
 from frog.learn.readme import readme_lines
 from frog.learn.session import Session
-from frog.learn.standing import list_lines, quiz_lines, row_of, title_of
+from frog.learn.standing import lab_page, list_lines, quiz_lines, row_of, title_of
 from frog.learn.text import Style
 from frog.learn.verdict_text import hint_lines, short_lines, verdict_lines
 
@@ -21,7 +21,7 @@ def screen_lines(session: Session, style: Style, rows: int) -> list[str]:
     """Return the screen's content, exactly `rows` lines."""
     room = max(rows - _FRAME, 2)
     body = _list(session, style, room) if session.view == "list" else _exercise(session, style, room)
-    return [*_head(session, style), *body, _question(session) or _keys(session, style)][-rows:]
+    return [*_head(session, style), *body, _question(session, style) or _keys(session, style)][-rows:]
 
 
 def _head(session: Session, style: Style) -> Iterator[str]:
@@ -54,10 +54,17 @@ def _exercise(session: Session, style: Style, room: int) -> Iterator[str]:
         result_rows = min(len(result), room - min(len(text), _LEAST_TEXT, room // 2))
     shown = session.text.show(text, room - result_rows)
     result_lines = session.result.show(result, result_rows)
-    yield _rule(style, _with_key(session, "text"))
+    yield _rule(style, _with_key(session, "text"), *_page(session, style))
     yield from shown
     yield _rule(style, _status(session), _with_key(session, "result"), is_good=session.has_passed)
     yield from result_lines
+
+
+def _page(session: Session, style: Style) -> list[str]:
+    """Return the page of the exercise's lab, if it fits in the rule above the text."""
+    page = lab_page(session.exercise)
+    text = f"page: {page}"
+    return [text] if page and len(_with_key(session, "text")) + len(text) + 12 <= style.columns else []
 
 
 def _with_key(session: Session, name: str) -> str:
@@ -102,20 +109,40 @@ def _status(session: Session) -> str:
     return f"checked {session.checked_at[11:19]} UTC" if session.checked_at else ""
 
 
-def _question(session: Session) -> str | None:
+def _question(session: Session, style: Style) -> str | None:
+    """Return the open question, in the longest form that fits on a line."""
     if session.asks == "reset":
-        return "restore the original files? yours move to backups/. y: yes, other keys: no"
+        texts = (
+            "restore the original files? yours move to backups/. y: yes, other keys: no",
+            "restore the originals? yours are kept. y: yes",
+            "restore the originals? y: yes",
+        )
+        return _first_that_fits(texts, style)
     if session.asks == "predict" and session.asked:
         unit = f" in {session.asked.unit}" if session.asked.unit else ""
-        return f"{session.asked.id}{unit} (Enter: done, Escape: not now): {session.typed}_"
+        typed, name = f": {session.typed}_", f"{session.asked.id}{unit}"
+        texts = (f"{name} (Enter: done, Escape: not now){typed}", f"{name}{typed}", typed.removeprefix(": "))
+        return _first_that_fits(texts, style)
     return None
 
 
 def _keys(session: Session, style: Style) -> str:
     if session.view == "list":
-        return "arrows or a number: choose   Enter: open   l back   q quit"
+        texts = (
+            "arrows or a number: choose   Enter: open   l back   q quit",
+            "number   Enter: open   l back   q quit",
+        )
+        return _first_that_fits(texts, style)
     predict = ["p predict"] if session.exercise.manifest.predict else []
     switch = "Tab verdict" if session.focus == "text" else "Tab text"
     words = ["n next", "h hint", "l list", *predict, "r reset", switch, "Enter again", "q quit"]
+    for spared in ("Enter again", "r reset", switch, "l list"):
+        if len("  ".join(words)) > style.columns:
+            words.remove(spared)
     line = "  ".join(words)
     return line.replace("n next", style.paint("n next", "strong", "good"), 1) if session.has_passed else line
+
+
+def _first_that_fits(texts: Sequence[str], style: Style) -> str:
+    """Return the first text that fits on a line; else the end of the last one, where the typed characters are."""
+    return next((text for text in texts if len(text) <= style.columns), texts[-1][-style.columns :])

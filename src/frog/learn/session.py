@@ -19,7 +19,7 @@ from frog.learn.grader.verdict import Verdict
 from frog.learn.pane import Pane
 from frog.learn.predictions import Asked, missing
 from frog.learn.progress import Progress, update_progress, with_guess, with_hint, with_verdict
-from frog.learn.standing import Standing, standing_in
+from frog.learn.standing import Standing, lab_page, standing_in
 from frog.learn.terminal import Event
 
 ENTER, ESCAPE, BACKSPACE = ("\r", "\n"), "\x1b", ("\x7f", "\x08")
@@ -188,7 +188,10 @@ class Session:
         self.focus = "result" if is_read else "text"
 
     def _next(self) -> None:
-        self._open(self.standing.after(self.exercise))
+        before = self.exercise
+        self._open(self.standing.after(before))
+        if self.exercise.lab != before.lab and (page := lab_page(self.exercise)):
+            self.said = f"lab {self.exercise.lab} begins: read {page}"
 
     def _open(self, exercise: Exercise) -> None:
         """Switch to an exercise."""

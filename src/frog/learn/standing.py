@@ -9,8 +9,9 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.learn.folder import LearnerFolder
-from frog.learn.grader.exercise import Exercise
+from frog.learn.grader.exercise import Exercise, find_pages
 from frog.learn.progress import Progress, Work
+from frog.learn.start.finished import is_finished
 from frog.learn.text import Style
 
 HERE = ">"
@@ -83,11 +84,29 @@ def summary_lines(standing: Standing, folder: LearnerFolder, style: Style) -> li
     of_lab = next(exercises for lab, exercises in standing.labs() if lab == here.lab)
     return [
         first,
-        f"lab {here.lab}: {standing.passed(of_lab)} of {len(of_lab)} passed{_quiz(standing, here.lab)}",
+        f"lab {here.lab}: {standing.passed(of_lab)} of {len(of_lab)} passed{_page(here)}{_quiz(standing, here.lab)}",
         style.paint(f"exercise {here.number}: {title_of(here)} ({here.manifest.minutes} min)", "strong"),
         f"  {folder.shown(folder.place(here))}: {_done_on(standing.work(here))}",
-        "next: frog learn watch",
+        _next_command(folder, num_passed),
     ]
+
+
+def _next_command(folder: LearnerFolder, num_passed: int) -> str:
+    """Return the next command: at the beginning, the first ten minutes."""
+    if num_passed == 0 and not is_finished(folder.path):
+        return "next: frog learn start (ten minutes with two ranks); then: frog learn watch"
+    return "next: frog learn watch"
+
+
+def _page(exercise: Exercise) -> str:
+    page = lab_page(exercise)
+    return f"; page: {page}" if page else ""
+
+
+def lab_page(exercise: Exercise) -> str | None:
+    """Return the page of an exercise's lab, relative to the course folder; None if the lab has none."""
+    name = f"labs/lab{exercise.lab}.md"
+    return f"docs/{name}" if name in find_pages(exercise.folder.parents[1]) else None
 
 
 def _quiz(standing: Standing, lab: int) -> str:

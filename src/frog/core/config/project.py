@@ -83,6 +83,6 @@ def make_project(folder: Path) -> None:
 
 
 def shipped_file(name: str) -> Path:
-    """Return the path of a file of the repository that an installed Frog has too."""
+    """Return the path of a file or folder of the repository that an installed Frog has too."""
     installed = _INSTALLED / name
     return installed if installed.exists() else _CLONE / name

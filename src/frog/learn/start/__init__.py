@@ -1,0 +1,1 @@
+"""`frog learn start`: the first ten minutes, with two ranks."""
