@@ -24,7 +24,7 @@ from frog.core.errors import UsageError
 from frog.learn import actions
 from frog.learn.export import Export
 from frog.learn.folder import create_folder, open_folder
-from frog.learn.grader.exercise import find_exercise
+from frog.learn.grader.exercise import fast_path, find_exercise, find_exercises
 from frog.learn.progress import QuizResult, read_progress, update_progress, with_quiz
 
 
@@ -164,6 +164,35 @@ def test_wrong_name_of_an_exercise_suggests_the_meant_one(name: str, words: str)
         find_exercise(name)
     assert caught.value.what == f"{name}: no such exercise"
     assert (caught.value.hint or "").startswith(words)
+
+
+def test_fast_path_is_about_six_hours_and_the_page_lists_it(frog: Any, here: Path) -> None:
+    frog()
+    assert frog("list", "--fast") == "This course has no fast path.\n"
+    fast = fast_path()
+    minutes = sum(exercise.manifest.minutes for exercise in fast)
+    assert 330 <= minutes <= 390
+    page = (Path(fast_path.__code__.co_filename).parents[4] / "docs" / "learn" / "course.md").read_text()
+    rows = re.findall(
+        r"^\| \[\d\]\(\S+\) \| ([\d., ]+) \| (\d+) \|", page.partition("### The fast path")[2], re.MULTILINE
+    )
+    assert [number for numbers, _ in rows for number in numbers.split(", ")] == [exercise.number for exercise in fast]
+    assert sum(int(total) for _, total in rows) == minutes
+    assert f"{sum(exercise.manifest.minutes for exercise in find_exercises()) / 60:.0f} hours by the minutes" in page
+
+
+def test_list_of_the_fast_path_names_its_next_exercise(frog: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frog()
+    monkeypatch.setattr(actions, "fast_path", lambda labs: [find_exercise(name, labs) for name in ("1.1", "2.1")])
+    step(here).write_text(SOLUTION)
+    assert frog("list", "--fast").splitlines()[-1] == "next: frog learn watch 1.1"
+    frog("check", "1.1")
+    lines = frog("list", "--fast").splitlines()
+    assert lines[-1] == "next: frog learn watch 2.1"
+    assert [line.split()[:2] for line in lines[1:3]] == [["✓", "1.1"], [">", "2.1"]]
+    step(here, "lab2/01_third").write_text(SOLUTION)
+    frog("check", "2.1")
+    assert frog("list", "--fast").splitlines()[-1] == "You passed the fast path: frog learn list"
 
 
 def test_check_with_a_seed_is_not_recorded(frog: Any, here: Path) -> None:

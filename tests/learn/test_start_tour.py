@@ -21,10 +21,10 @@ from frog.core.errors import UsageError
 from frog.learn.folder import LearnerFolder, create_folder
 from frog.learn.grader.exercise import LABS
 from frog.learn.standing import standing_in, summary_lines
-from frog.learn.start.finished import FOLDER, RECORD, STEP_NAMES, is_finished, read_finished
 from frog.learn.start.tour import PROGRAM, REDUCES, STEPS, Tour
 from frog.learn.start.what_happened import WhatHappened
 from frog.learn.text import Style
+from frog.learn.tour_record import FOLDER, RECORD, STEP_NAMES, is_finished, read_finished
 
 STEP = "2026-11-29 20:33:53.363 rank {rank} | step {step}  samples [{rank}, 2]  loss 4.71{rank}0  weight {weight}\n"
 

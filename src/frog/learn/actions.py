@@ -10,12 +10,12 @@ from pathlib import Path
 from frog.core.errors import UsageError
 from frog.core.terminal import print_coloured, terminal_columns, wrapped_lines
 from frog.learn.folder import LearnerFolder, check_new, create_folder, is_empty, known_name, open_folder
-from frog.learn.grader.exercise import Exercise, find_exercise
+from frog.learn.grader.exercise import Exercise, fast_path, find_exercise
 from frog.learn.journal import SHORT
 from frog.learn.naming import checked_name, typed_name
 from frog.learn.predictions import asked_by, find_prediction, missing
 from frog.learn.progress import update_progress, with_guess, with_hint, with_name, with_records, with_solution
-from frog.learn.standing import Standing, exercise_at, lab_page, list_lines, standing_in, summary_lines
+from frog.learn.standing import Standing, exercise_at, fast_lines, lab_page, list_lines, standing_in, summary_lines
 from frog.learn.text import style_of_output
 from frog.learn.verdict_text import hint_lines
 
@@ -95,8 +95,11 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def list_exercises(args: argparse.Namespace) -> int:
-    _, standing = learner_here()
-    print_lines(list_lines(standing, standing.next, style_of_output()))
+    folder, standing = learner_here()
+    if args.fast:
+        print_lines(fast_lines(standing, fast_path(folder.labs), style_of_output()))
+    else:
+        print_lines(list_lines(standing, standing.next, style_of_output()))
     return 0
 
 

@@ -37,8 +37,8 @@ _README = """\
 
 `frog learn start` begins with ten minutes on two ranks; `frog learn` shows your progress and the next step. The
 exercises are in `exercises/`, in order; each lab has a page in `docs/labs/`, and `docs/` covers some topics in depth.
-The pages' commands run here: they use `config/`, `scripts/` and `train.py`. Read an exercise's README.md, edit the files next to it, and let
-Frog check them:
+The pages' commands run here: they use `config/`, `scripts/` and `train.py`. Read an exercise's README.md, edit the
+files next to it, and let Frog check them:
 
     frog learn watch       checks again whenever you save
     frog learn check       checks once

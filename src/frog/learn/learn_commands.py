@@ -35,7 +35,10 @@ def add_learn_parser(commands: _Parsers) -> None:
         actions, "start", "the first ten minutes: run two ranks, break one, read who noticed", "start", "start.tour"
     )
     begin.add_argument("--again", action="store_true", help="begin again with the first step")
-    _add(actions, "list", "list all exercises and mark the ones that passed", "list_exercises")
+    listing = _add(actions, "list", "list all exercises and mark the ones that passed", "list_exercises")
+    listing.add_argument(
+        "--fast", action="store_true", help="only the fast path, about 6 hours, for those who know training loops"
+    )
     check = _add_of_exercise(actions, "check", "check your solution", "check", "checks")
     check.add_argument(
         "--seed", type=int, metavar="N", help="repeat the check with this seed; the result is not recorded"

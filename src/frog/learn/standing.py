@@ -11,8 +11,8 @@ from frog.core.errors import UsageError
 from frog.learn.folder import LearnerFolder
 from frog.learn.grader.exercise import Exercise, find_pages
 from frog.learn.progress import Progress, Work
-from frog.learn.start.finished import is_finished
 from frog.learn.text import Style
+from frog.learn.tour_record import is_finished
 
 HERE = ">"
 """Marks the learner's current exercise in the list."""
@@ -147,13 +147,27 @@ def list_lines(standing: Standing, here: Exercise | None, style: Style) -> list[
     return lines
 
 
+def fast_lines(standing: Standing, fast: Sequence[Exercise], style: Style) -> list[str]:
+    """List the exercises of the fast path with their minutes and states, and name the next command."""
+    if not fast:
+        return ["This course has no fast path."]
+    hours = sum(exercise.manifest.minutes for exercise in fast) / 60
+    following = next((exercise for exercise in fast if standing.work(exercise).passed is None), None)
+    bar = style.bar(standing.passed(fast), len(fast), 10)
+    return [
+        style.paint(f"the fast path, if you know training loops: about {hours:.0f} hours  {bar}", "strong"),
+        *(_row(standing.work(exercise), exercise, exercise == following, style, minutes=True) for exercise in fast),
+        f"next: frog learn watch {following.number}" if following else "You passed the fast path: frog learn list",
+    ]
+
+
 def row_of(standing: Standing, exercise: Exercise) -> int:
     """Return the index of an exercise's line in `list_lines`."""
     return standing.exercises.index(exercise) + sum(lab <= exercise.lab for lab, _ in standing.labs())
 
 
-def _row(work: Work, exercise: Exercise, is_here: bool, style: Style) -> str:
-    mark, state = " ", ""
+def _row(work: Work, exercise: Exercise, is_here: bool, style: Style, minutes: bool = False) -> str:
+    mark, state = " ", f"{exercise.manifest.minutes} min" if minutes else ""
     if work.passed:
         mark, state = "✓", f"passed {work.passed.at[:10]}"
     elif work.checks:

@@ -244,6 +244,24 @@ def find_exercises(labs: Path = LABS) -> list[Exercise]:
     return [Exercise(path.parent) for path in sorted(labs.glob("lab*/*/manifest.toml"))]
 
 
+class _Fast(Typed, kw_only=True, frozen=True):
+    """fast.toml."""
+
+    exercises: tuple[str, ...]
+
+
+def fast_path(labs: Path = LABS) -> list[Exercise]:
+    """Return the exercises of the fast path, for learners who know training loops; none if a course has no such path.
+
+    Raises:  UsageError if fast.toml is invalid or names an exercise that does not exist.
+    """
+    path = labs / "fast.toml"
+    if not path.exists():
+        return []
+    chosen = convert(read_toml(path, UsageError), _Fast, str(path), error=UsageError)
+    return [find_exercise(name, labs) for name in chosen.exercises]
+
+
 def find_exercise(name: str, labs: Path = LABS) -> Exercise:
     """Find an exercise by id, number (2.1) or name (average_gradients).
 

@@ -21,10 +21,10 @@ from frog.core.terminal import print_coloured
 from frog.core.units import count
 from frog.learn.actions import learner_here
 from frog.learn.grader.exercise import LABS
-from frog.learn.start.finished import FOLDER, RECORD, STEP_NAMES, Finished, is_finished, read_finished
 from frog.learn.start.shown_command import ShownCommand, ends_on_signals, show_line
 from frog.learn.start.what_happened import WhatHappened, newest_run
 from frog.learn.text import Style, style_of_output
+from frog.learn.tour_record import FOLDER, RECORD, STEP_NAMES, Finished, is_finished, read_finished
 from frog.learn.typed import read_answer, read_answers
 
 PROGRAM = "first.py"
