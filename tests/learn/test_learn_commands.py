@@ -293,6 +293,34 @@ def test_passed_lab_offers_its_quiz_until_taken(frog: Any, here: Path) -> None:
     assert "frog quiz" not in frog("check", "1.2")
 
 
+def test_hint_begins_with_the_question_of_the_last_rejected_check(frog: Any, here: Path) -> None:
+    frog()
+    second = step(here, "lab1/02_second")
+    second.write_text('def step(): return 2\n# {"misconception": "sum-is-average"}')
+    frog("check", "1.2", code=1)
+    asked = "your last check: What turns a sum into a mean?\n"
+    assert frog("hint", "1.2") == f"{asked}hint 1 of 3: a question\n"
+    assert "your last check" not in frog("hint", "1.1")
+    second.write_text(SOLUTION)
+    frog("check", "1.2")
+    assert frog("hint", "1.2") == "hint 1 of 3: a question\nhint 2 of 3: a place\n"
+
+
+def test_exercise_that_comes_after_a_later_lab_is_offered_there(frog: Any, here: Path) -> None:
+    labs = here.parent / "labs"
+    manifest = labs / "lab1" / "01_first" / "manifest.toml"
+    manifest.write_text("after = 2\n" + manifest.read_text())
+    (labs / "docs" / "labs" / "lab2.md").write_text("# Lab 2\n")
+    frog()
+    for name, following in (("lab1/02_second", "2.1"), ("lab2/01_third", "1.1")):
+        step(here, name).write_text(SOLUTION)
+        said = frog("check", name)
+        assert f"next: {following} " in said
+        starts_a_lab = name == "lab1/02_second"
+        assert ("page of lab 2: docs/labs/lab2.md" in said) == starts_a_lab
+        assert ("frog quiz 1" in said) == starts_a_lab  # a quiz does not wait for an exercise that is offered later
+
+
 def test_hints_are_shown_one_by_one(frog: Any) -> None:
     frog()
     assert frog("hint") == "hint 1 of 3: a question\n"

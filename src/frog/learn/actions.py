@@ -107,7 +107,7 @@ def hint(args: argparse.Namespace) -> int:
     folder, standing = learner_here()
     exercise = chosen_exercise(args, folder, standing)
     progress = update_progress(folder.path, lambda progress: with_hint(progress, exercise.id))
-    print_lines(hint_lines(exercise, progress.work(exercise.id).hints, style_of_output()))
+    print_lines(hint_lines(exercise, progress.work(exercise.id), style_of_output()))
     return 0
 
 

@@ -91,6 +91,10 @@ def _check_files(exercise: Exercise) -> Iterator[str]:
     for name in ("README.md", "check.py", *exercise.file_names):
         if not (folder / name).is_file():
             yield f"has no file {name}"
+    for name in manifest.uses:
+        if not (_labs_of(exercise) / name / "manifest.toml").is_file() or name >= exercise.id:
+            yield f"manifest.toml uses {name}, which is not an earlier exercise"
+    exercise.used()
     reference = {path.name for path in (folder / "reference").glob("*")} - {"__pycache__"}
     if reference != set(manifest.files):
         yield f"reference/ contains {_listed(reference)}, expected {_listed(manifest.files)}"

@@ -80,7 +80,7 @@ def _result(session: Session, style: Style) -> Iterator[str]:
         yield from style.wrap(session.asked.question, indent=0)
         yield ""
     if session.shows_hints:
-        yield from hint_lines(session.exercise, progress.work(session.exercise.id).hints, style)
+        yield from hint_lines(session.exercise, progress.work(session.exercise.id), style)
         yield ""
     if session.problem:
         yield from style.wrap(session.problem, indent=0)

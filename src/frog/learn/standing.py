@@ -39,20 +39,30 @@ class Standing:
     @property
     def next(self) -> Exercise | None:
         """The current exercise if it has not passed, else the next one that has not; None if all have passed."""
-        start = self.exercises.index(self.current)
-        in_turn = [*self.exercises[start:], *self.exercises[:start]]
+        offered = self._offered
+        start = offered.index(self.current)
+        in_turn = [*offered[start:], *offered[:start]]
         return next((exercise for exercise in in_turn if self.work(exercise).passed is None), None)
 
     def after(self, exercise: Exercise) -> Exercise:
         """Return the next exercise that has not passed, else the one that follows."""
-        start = self.exercises.index(exercise) + 1
-        in_turn = [*self.exercises[start:], *self.exercises[:start]]
+        offered = self._offered
+        start = offered.index(exercise) + 1
+        in_turn = [*offered[start:], *offered[:start]]
         return next((other for other in in_turn if self.work(other).passed is None), in_turn[0])
 
+    @property
+    def _offered(self) -> list[Exercise]:
+        """The exercises in the order in which they are offered: some come after those of a later lab."""
+        return sorted(
+            self.exercises, key=lambda e: (e.lab, False) if e.manifest.after is None else (e.manifest.after, True)
+        )
+
     def due_quizzes(self) -> list[int]:
-        """Return the labs whose exercises have all passed and whose quiz the learner has not taken."""
+        """Return the labs whose exercises have passed, but those offered later, and whose quiz was not taken."""
         taken = {result.lab for result in self.progress.quizzes}
-        return [lab for lab, all_of_it in self.labs() if self.passed(all_of_it) == len(all_of_it) and lab not in taken]
+        own = {lab: [e for e in all_of_it if e.manifest.after is None] for lab, all_of_it in self.labs()}
+        return [lab for lab, all_of_it in own.items() if self.passed(all_of_it) == len(all_of_it) and lab not in taken]
 
     def labs(self) -> Iterator[tuple[int, list[Exercise]]]:
         for lab, exercises in groupby(self.exercises, key=lambda exercise: exercise.lab):

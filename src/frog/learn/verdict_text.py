@@ -8,7 +8,7 @@ from frog.core.terminal import printable, wrapped
 from frog.learn.grader.exercise import Exercise, Prediction
 from frog.learn.grader.verdict import Verdict
 from frog.learn.predictions import explained, missing
-from frog.learn.progress import Progress
+from frog.learn.progress import Progress, Work
 from frog.learn.text import Style
 
 _MARKS = {"passed": "✓", "rejected": "✗", "unsolved": "·", "broken": "!"}
@@ -142,10 +142,13 @@ def _output(verdict: Verdict, style: Style) -> Iterator[str]:
         yield f"  | ... {len(lines) - _MOST_OUTPUT} more lines"
 
 
-def hint_lines(exercise: Exercise, taken: int, style: Style) -> list[str]:
-    """Format the hints taken so far, newest last."""
-    return [
+def hint_lines(exercise: Exercise, work: Work, style: Style) -> list[str]:
+    """Format the question about the last rejected check, if a misconception explains it, and the hints taken so far."""
+    lines = [
         line
-        for number, text in enumerate(exercise.manifest.hints[:taken], 1)
+        for number, text in enumerate(exercise.manifest.hints[: work.hints], 1)
         for line in style.wrap(text, indent=0, first=f"hint {number} of 3: ")
     ]
+    found = max(work.rejected.items(), key=lambda item: item[1].last, default=None)
+    known = exercise.misconception(found[0]) if found and work.passed is None else None
+    return [*style.wrap(known.question, indent=0, first="your last check: "), *lines] if known else lines

@@ -1,5 +1,6 @@
 """Run one stage of a pipeline: its passes in the order of 1F1B, and the messages between them."""
 
+import schedule  # exercise 5.5
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -7,12 +8,7 @@ from torch import Tensor, nn
 
 def one_f_one_b(rank: int, num_ranks: int, num_micro: int) -> list[tuple[str, int]]:
     """Return the rank's passes in order, as ("F", micro-batch) and ("B", micro-batch)."""
-    ahead = min(num_ranks - 1 - rank, num_micro)
-    passes = [("F", micro) for micro in range(ahead)]
-    for micro in range(num_micro):
-        passes += [("F", ahead + micro)] if ahead + micro < num_micro else []
-        passes += [("B", micro)]
-    return passes
+    return [(action.kind, action.micro) for action in schedule.one_f_one_b(num_ranks, num_micro)[rank]]
 
 
 def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:

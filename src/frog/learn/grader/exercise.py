@@ -96,6 +96,10 @@ class Manifest(Typed, kw_only=True, frozen=True):
     """The files that the learner edits."""
     given: tuple[FileName, ...] = ()
     """Further files that the learner receives and does not edit. Solutions do not repeat them."""
+    uses: tuple[str, ...] = ()
+    """Ids of earlier exercises. A check provides their solved files, so that the learner's files can import them."""
+    after: int | None = None
+    """The lab after whose exercises this one is offered, if that is not its own."""
     functions: tuple[str, ...] = ()
     kind: Literal["exercise", "challenge"] = "exercise"
     hints: Annotated[tuple[str, ...], msgspec.Meta(min_length=3, max_length=3)]
@@ -217,6 +221,20 @@ class Exercise:
         """Return the files of the reference, including given ones."""
         files = {name: (self.folder / "reference" / name).read_bytes() for name in self.manifest.files}
         return files | {name: (self.folder / name).read_bytes() for name in self.manifest.given}
+
+    def used(self) -> dict[str, bytes]:
+        """Return the solved files of the earlier exercises that this one uses.
+
+        Raises:  UsageError if one does not exist, or has a file with the name of this exercise's.
+        """
+        files: dict[str, bytes] = {}
+        for name in self.manifest.uses:
+            earlier = Exercise(self.folder.parents[1] / name)
+            solved = {file: (earlier.folder / "reference" / file).read_bytes() for file in earlier.manifest.files}
+            if both := solved.keys() & {*self.file_names, *files}:
+                raise UsageError(f"{self.id}: {name} also has a file {min(both)}", "rename one of them")
+            files |= solved
+        return files
 
     def solutions(self, kind: Kind) -> list[Solution]:
         """Return the solutions of a kind by name: those that are files, and those that are edits of the reference.

@@ -44,7 +44,7 @@ def judge(request: Request, slowness: float = 1.0) -> Verdict:
     with scratch_folder("frog-check-") as scratch:
         folder = scratch / "files"
         folder.mkdir()
-        for name, data in request.files.items():
+        for name, data in {**exercise.used(), **request.files}.items():
             (folder / name).write_bytes(data)
         grade = Grade(exercise, folder, request.seed, server, scratch, slowness)
         failure = _failure(grade, request.files)
