@@ -2,20 +2,28 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
-from ranks import FROZEN, ORDER, RATE, SMALL, STEPS, TIED, Sizes, batch, loss_of, make_model
+from ranks import FROZEN, ONE, ORDER, RATE, SMALL, STEPS, TIED, Sizes, batch, gradient_of, loss_of, make_model
 
-from frog.learn.grader.grade import Grade
+from frog.learn.grader.grade import Grade, Rejected
 from frog.learn.grader.words import count
+
+PART_2 = "part 2: fill in"
+"""What the stub of shard_model raises."""
 
 
 def check(grade: Grade) -> None:
     draw = random.Random(grade.seed)
     base = {"seed": grade.seed % 1_000_000, "sizes": draw_sizes(draw)}
     forward, stack = base | {"kind": "forward"}, base | {"kind": "stack"}
-    first = grade.world(2, {"cases": [forward, stack]})
+    first = grade.world(2, {"cases": [forward, stack]}, may_fail=("raised",))
+    if first.failure is not None:
+        if PART_2 in first.failure.observed:
+            judge_part_1(grade, base | {"kind": "one"}, first.failure)
+        raise Rejected(first.failure)
     for rank, values in enumerate(first.values):
         judge_bytes(grade, forward, first, rank, values[0])
     for size in (2, 3):
@@ -30,6 +38,30 @@ def check(grade: Grade) -> None:
     peak = first.values[0][1]["peak"]
     grade.measured("12 layers of 10,000 bytes on 2 ranks: most bytes that a rank holds", f"{peak:,}")
     grade.predicted("peak", peak)
+
+
+def judge_part_1(grade, case, missing) -> NoReturn:
+    """Judge `Sharded` alone, while the hooks are missing: end with its mistake, or with what remains to do."""
+    size = 3
+    world = grade.world(size, case, work="work_on_one")
+    whole = dict(make_model(case).named_parameters())[ONE]
+    gradients = [gradient_of(case, rank, whole) for rank in range(size)]
+    padded = torch.zeros(size * math.ceil(whole.numel() / size))
+    padded[: whole.numel()] = sum(gradients).flatten() / size
+    for rank, found in enumerate(world.values):
+        says = f"Part 1, world of {size}, rank {rank}"
+        grade.compare(found["gathered"], [whole.detach()] * 2, f"{says}: the weight after gather, once and again")
+        if found["freed"]:
+            grade.reject("not-freed", f"{says}: after free, the storage of the weight has {found['freed']:,} bytes.")
+        part = padded.chunk(size)[rank]
+        if found["shard"] is not None and torch.allclose(found["shard"], part * size, rtol=1e-4, atol=1e-6):
+            grade.reject("sum-is-average", f"{says}: the gradient of the shard is {size}.000 times the mean's.")
+        grade.compare(found["shard"], part, f"{says}: the gradient of the shard after reduce", rtol=1e-4, atol=1e-6)
+        if found["left"]:
+            text = f"{says}: after reduce, the parameter's own .grad has {found['left']:,} bytes."
+            grade.reject("whole-gradient-stays", text)
+    text = f"Part 1 of 2 is right: gather, free and reduce do what they should with a weight on {size} ranks."
+    raise Rejected(replace(missing, observed=f"{text} Part 2: the hooks in shard_model, which call them."))
 
 
 def draw_sizes(draw):

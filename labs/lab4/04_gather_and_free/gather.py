@@ -43,5 +43,5 @@ def shard_model(model: nn.Module) -> dict[str, nn.Parameter]:
     Comm:  an all-gather before a layer's forward and one before its backward; a reduce-scatter of each gradient.
     """
     sharded = {parameter: Sharded(parameter) for parameter in model.parameters()}
-    raise NotImplementedError("register hooks on the layers and the parameters")
+    raise NotImplementedError("part 2: fill in the hooks, on the layers and the parameters")
     return {name: sharded[parameter].shard for name, parameter in model.named_parameters()}

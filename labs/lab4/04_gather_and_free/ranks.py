@@ -50,7 +50,7 @@ ORDER = ["embed", "up", "frozen", "norm", "block.0", "block.2", "side", "head"]
 """The layers in the order of forward. `mark` is called between some of them."""
 
 
-TIED, FROZEN = "embed.weight", "frozen.weight"
+TIED, FROZEN, ONE = "embed.weight", "frozen.weight", "up.weight"
 COMPLETE = {
     "head": [],
     "block.0": ["block.0.weight", "block.2.weight"],
@@ -272,6 +272,31 @@ def stack(learner: ModuleType, case: dict[str, Any]) -> Any:
         alive.peak = 0
         model(torch.ones(1, WIDTH))
     return {"peak": alive.peak}
+
+
+def gradient_of(case: dict[str, Any], rank: int, weight: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(case["seed"] + 77 * rank + 5)
+    return torch.randn(weight.shape, generator=generator)
+
+
+def work_on_one(learner: ModuleType, case: dict[str, Any]) -> Any:
+    """Shard one weight, without hooks: gather it twice, reduce a gradient, free it."""
+    weight = dict(make_model(case).named_parameters())[ONE]
+    sharded = learner.Sharded(weight)
+    gathered = []
+    for _ in range(2):
+        sharded.gather()
+        gathered.append(weight.detach().clone())
+    weight.grad = gradient_of(case, dist.get_rank(), weight)
+    sharded.reduce()
+    sharded.free()
+    shard = sharded.shard.grad
+    return {
+        "gathered": gathered,
+        "freed": size_of(weight),
+        "left": size_of(weight.grad),
+        "shard": None if shard is None else shard.clone(),
+    }
 
 
 def work(learner: ModuleType, cases: dict[str, Any]) -> Any:
