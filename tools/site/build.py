@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from frog import __version__
 from frog.core.errors import FrogError, UsageError
 from frog.core.files import write_atomic
 from tools.site.examples import example_pages
@@ -46,15 +47,41 @@ def build_site(root: Path, parser: argparse.ArgumentParser, work: Path) -> Path:
     shutil.rmtree(pages, ignore_errors=True)
     examples = example_pages(work / "examples")
     lay_out(root, pages, reference_pages(parser) | examples.pages)
-    shutil.copytree(ASSETS, pages / "assets", ignore=shutil.ignore_patterns("*.yml", "search-order.js"))
+    front = pages / "index.md"
+    front.write_text(f"{front.read_text()}\n{about(repository_of(root))}\n")
+    shutil.copytree(ASSETS, pages / "assets", ignore=shutil.ignore_patterns("*.yml", "search-worker.js"))
     for name, path in examples.files.items():
         shutil.copy(path, pages / "examples" / name)
-    settings = (ASSETS / "site.yml").read_text() + yaml.safe_dump({"nav": navigation(root, examples.titles)})
+    named = {"copyright": f"Frog {__version__}, Apache License 2.0"}
+    settings = (
+        (ASSETS / "site.yml").read_text()
+        + yaml.safe_dump(named)
+        + yaml.safe_dump({"nav": navigation(root, examples.titles)})
+    )
     write_atomic(work / "mkdocs.yml", settings)
     _generate(work)
     _finish(work / "site")
     write_redirects(work / "site")
     return work / "site"
+
+
+def about(repository: str | None) -> str:
+    """Return the last line of the front page: version, license, changes, and the repository if it is known."""
+    parts = [
+        f"Frog {__version__}",
+        "[Apache License 2.0](LICENSE.md)",
+        "[changes](CHANGELOG.md)",
+        "[README](project.md)",
+    ]
+    return " · ".join([*parts, *([f"[repository]({repository})"] if repository else [])])
+
+
+def repository_of(root: Path) -> str | None:
+    """Return the web address of the repository that a clone came from, without user names; None if it has none."""
+    line = ["git", "-C", str(root), "config", "--get", "remote.origin.url"]
+    found = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
+    address = re.fullmatch(r"(?:https?://|ssh://|)(?:[^@/\s]+@)?([\w.-]+\.\w+)(?::\d+/|[:/])(\S+?)(?:\.git)?/?", found)
+    return f"https://{address[1]}/{address[2]}" if address else None
 
 
 def _generate(work: Path) -> None:

@@ -41,7 +41,8 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         },
         {
             "Train": [
-                *_docs("train/strategies", "train/own-strategy", "train/elastic", "train/guard-model"),
+                *_docs("train/tasks", "train/data", "train/profile", "train/strategies", "train/own-strategy"),
+                *_docs("train/elastic", "train/guard-model"),
                 *_docs("launch/launchers", "observe/simulated-gpus"),
                 *([{"Real runs": [{title: page} for title, page in examples.items()]}] if examples else []),
             ]
@@ -64,14 +65,6 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
                 "reference/run-file.md",
                 "reference/events.md",
                 {"Python API": [f"reference/api/{name}.md" for name in API]},
-            ]
-        },
-        {
-            "Development": [
-                {"Contributing": "CONTRIBUTING.md"},
-                *_docs("architecture", "learn/exercises"),
-                *_in(root, "docs/development/*.md"),
-                {"Decisions": _in(root, "docs/development/decisions/*.md")},
             ]
         },
     ]

@@ -26,6 +26,8 @@ RING = """(() => {
   if (at >= 0) location.hash = at + 1
 })()"""
 """Opens the slide of session B about the second half of a ring all-reduce."""
+HANG = "import torch.distributed as dist; dist.init_process_group(); dist.get_rank() and dist.barrier()\n"
+"""A program in which rank 1 waits for a barrier that rank 0 never calls."""
 COLORS = {"light": ("#f6f6f2", "#1b1d21"), "dark": ("#14171a", "#e6e6e0")}
 SETTLE = "new Promise(done => setTimeout(done, 1500))"
 Box = tuple[float, float, float, float]
@@ -57,14 +59,28 @@ def make_demo(folder: Path) -> Path:
     return folder / "runs/demo/report.html"
 
 
-def make_runs(folder: Path) -> str:
-    """Run a world of two nodes and the check of a wrong solution; return the check's output."""
+def make_runs(folder: Path) -> dict[str, str]:
+    """Run a world of two nodes, the check of a wrong solution and a program that hangs.
+
+    Returns: what the terminal shows after the last two, by the name of their door.
+    """
     frog(folder, "run --nodes 2x2 -- train config/demo.toml --set name=nodes --set train.steps=40 --set eval.every=40")
     frog(folder, "report nodes")
     frog(folder, "learn init learner")
     solution = frog(folder, "learn dev show 2.1 wrong/sum-is-average")
     (folder / "learner/exercises/lab2/01_average_gradients/step.py").write_text(solution)
-    return frog(folder / "learner", "learn check 2.1", may_fail=True)
+    (folder / "my.py").write_text(HANG)
+    frog(folder, "run --nproc 2 -- my.py", may_fail=True)
+    return {
+        "learn": "$ frog learn check 2.1\n" + frog(folder / "learner", "learn check 2.1", may_fail=True),
+        "debug": diagnosed(frog(folder, "diagnose latest", may_fail=True)),
+    }
+
+
+def diagnosed(said: str) -> str:
+    """Return what the terminal shows of a hang, without the evidence, which has no place in a small picture."""
+    verdict, _, todo = said.partition("Evidence")
+    return f"$ frog run --nproc 2 -- my.py\n…\n$ frog diagnose latest\n{verdict}…\n\nWhat to do{todo.partition('What to do')[2]}"
 
 
 def frog(folder: Path, words: str, may_fail: bool = False) -> str:
@@ -76,21 +92,26 @@ def frog(folder: Path, words: str, may_fail: bool = False) -> str:
     return done.stdout
 
 
-def shots(folder: Path, demo: Path, deck: Path, said: str, scheme: str) -> Iterator[tuple[str, int, str, str]]:
+def shots(
+    folder: Path, demo: Path, deck: Path, said: dict[str, str], scheme: str
+) -> Iterator[tuple[str, int, str, str]]:
     """Yield for each picture its file name, window width, address, and a script that returns the clipping box."""
     end = ".png" if scheme == "light" else "-dark.png"
-    page = folder / f"terminal-{scheme}.html"
-    page.write_text(terminal(f"$ frog learn check 2.1\n{said}", *COLORS[scheme]))
+    pages = {door: folder / f"{door}-{scheme}.html" for door in said}
+    for door, page in pages.items():
+        page.write_text(terminal(said[door], *COLORS[scheme]))
     nodes = (folder / "runs/nodes/report.html").as_uri()
     yield f"report{end}", 1200, demo.as_uri(), "[0, 0, 1200, edge('#time .bars', 'bottom') + 24]"
-    yield f"door-learn{end}", 800, page.as_uri(), "[0, 0, 800, 450]"
+    for door, page in pages.items():
+        yield f"door-{door}{end}", 800, page.as_uri(), "[0, 0, 800, 450]"
     yield f"door-teach{end}", 800, deck.as_uri(), "[0, 0, 800, 450]"
     yield f"door-cluster{end}", 640, nodes, "[0, edge('#timeline', 'top') - 20, 640, 360]"
 
 
 def terminal(text: str, ground: str, ink: str) -> str:
     style = f"margin: 0; padding: 28px 32px; background: {ground}; color: {ink}; font: 19px/1.45 monospace"
-    return f'<meta charset="utf-8"><body style="{style}"><pre style="margin: 0">{html.escape(text)}</pre>'
+    lines = f'<pre style="margin: 0; white-space: pre-wrap">{html.escape(text)}</pre>'
+    return f'<meta charset="utf-8"><body style="{style}">{lines}'
 
 
 def take(tab: Tab, scheme: str, width: int, url: str, box: str, target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from frog.core.errors import UsageError
 from frog.learn.docs import find_clone
+from frog.learn.rules import commands_in
 from tools.site import build
 from tools.site.nav import navigation
 from tools.site.pages import lay_out, source_pages
@@ -25,11 +27,54 @@ def paths_of(nav: Any) -> set[str]:
     return set().union(*(paths_of(part) for part in parts))
 
 
-def test_every_documentation_page_is_in_the_navigation() -> None:
+FOR_DEVELOPERS = re.compile(r"docs/development/|docs/architecture\.md|docs/learn/exercises\.md|CONTRIBUTING\.md")
+
+
+def test_navigation_has_every_page_but_those_for_developers() -> None:
     pages = {page for page in source_pages(ROOT) if page not in ("tools/slides/README.md", "README.md")} | {
         "project.md"
     }
-    assert sorted(pages - paths_of(navigation(ROOT, {}))) == []
+    shown = paths_of(navigation(ROOT, {}))
+    assert sorted(page for page in pages - shown if not FOR_DEVELOPERS.match(page)) == []
+    assert sorted(page for page in shown if FOR_DEVELOPERS.match(page)) == []
+
+
+def test_each_developers_page_is_linked_from_contributing() -> None:
+    seen, waiting = set[str](), ["CONTRIBUTING.md"]
+    while waiting:
+        page = waiting.pop()
+        for link in re.findall(r"\]\(([^)\s#:]+\.md)", (ROOT / page).read_text()):
+            target = (ROOT / page).parent.joinpath(link).resolve().relative_to(ROOT).as_posix()
+            if FOR_DEVELOPERS.match(target) and target not in seen:
+                seen.add(target)
+                waiting.append(target)
+    assert sorted(page for page in source_pages(ROOT) if FOR_DEVELOPERS.match(page) and page not in seen) == []
+
+
+def test_home_has_the_doors_of_the_readme() -> None:
+    home, readme = ((ROOT / name).read_text() for name in ("docs/README.md", "README.md"))
+    assert commands_in(home.partition('class="doors"')[2]) == [
+        command for command in commands_in(readme) if not command.startswith(("git clone", "make demo"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://forge.example/team/frog.git", "https://forge.example/team/frog"),
+        ("https://ada:secret@forge.example/team/frog", "https://forge.example/team/frog"),
+        ("git@forge.example:team/frog.git", "https://forge.example/team/frog"),
+        ("ssh://git@forge.example:2222/team/frog.git", "https://forge.example/team/frog"),
+        ("/srv/git/frog.git", None),
+        ("", None),
+    ],
+)
+def test_home_links_the_repository_of_the_clone(tmp_path: Path, remote: str, address: str | None) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    if remote:
+        subprocess.run(["git", "-C", tmp_path, "remote", "add", "origin", remote], check=True)
+    assert build.repository_of(tmp_path) == address
+    assert ("[repository]" in build.about(address)) == bool(address)
 
 
 def project(folder: Path, **pages: str) -> Path:

@@ -1,16 +1,21 @@
-"""The site's search lists guides before internals and never shows answers. The real worker orders the results."""
+"""The site's search answers questions in words, lists guides before internals and never shows answers.
+
+The worker of the built site answers, in Node.js.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from harness import LIMIT_S
 
-from tools.site.search import GUIDE, INTERNALS, REFERENCE, tier_of
+from frog.core.errors import FrogError
+from tools.site.search import GUIDE, INTERNALS, REFERENCE, arranged, section_name, tier_of
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +33,24 @@ TERMS = {
 FIRST = {
     "read_run": "reference/api/runs.html#read_run",
     "frog learn check": "reference/commands.html#frog-learn-check",
-    "externally-managed-environment": "docs/troubleshooting.html#",
+    "externally-managed-environment": "docs/observe/known-errors.html#externally-managed-environment",
 }
+TYPED = {
+    "kuberne": "glossary#kubernetes",
+    "what is a stragler": "glossary#straggler",
+    "allreduce": "glossary#all-reduce",
+    "Data-Parallelism": "glossary#data-parallelism",
+}
+"""What is typed, and the section that it means: the beginning of a word, a typing error, a compound, upper case."""
+
+WRITTEN = {"questions_tuning.toml": 45}
+"""Files of questions, and how many of the 50 the first result must answer. Only the first file was used to tune."""
+
+
+def questions_of(file: str) -> dict[str, list[str]]:
+    """Return the questions of a file, each with the sections that answer it."""
+    found: dict[str, list[str]] = tomllib.loads((Path(__file__).parent / file).read_text())["questions"]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +59,8 @@ def answers(site: Path) -> dict[str, list[list[str]]]:
     node = shutil.which("node")
     if node is None:
         pytest.skip("Node.js is not installed: `make system`")
-    line = [node, str(Path(__file__).parent / "ask.js"), str(site), *TERMS, *FIRST, "frog"]
+    line = [node, str(Path(__file__).parent / "ask.js"), str(site), *TERMS, *FIRST, *TYPED, "run"]
+    line += [question for file in WRITTEN for question in questions_of(file)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[list[str]]] = json.loads(done.stdout)
@@ -62,9 +84,40 @@ def test_search_lists_an_exact_title_first(answers: dict[str, list[list[str]]], 
     assert answers[query][0][0].startswith(FIRST[query])
 
 
+@pytest.mark.parametrize("file", WRITTEN)
+def test_search_answers_questions_in_words_with_its_first_result(
+    answers: dict[str, list[list[str]]], file: str
+) -> None:
+    questions = questions_of(file)
+    first = {question: section_name(answers[question][0][0]) for question in questions}
+    missed = {question: first[question] for question in questions if first[question] not in questions[question]}
+    assert len(questions) == 50
+    assert len(questions) - len(missed) >= WRITTEN[file], missed
+
+
+def test_sections_that_answer_questions_exist(site: Path) -> None:
+    known = {section_name(item["location"]) for item in index_of(site)}
+    named = {section for file in WRITTEN for sections in questions_of(file).values() for section in sections}
+    assert sorted(named - known) == []
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_search_understands_beginnings_typing_errors_and_other_spellings(
+    answers: dict[str, list[list[str]]], typed: str
+) -> None:
+    assert section_name(answers[typed][0][0]) == TYPED[typed]
+
+
+def test_words_for_a_section_that_does_not_exist_are_refused() -> None:
+    item = {"location": "docs/train/data.html#json-lines", "title": "JSON lines", "text": "<p>a</p>", "path": []}
+    assert arranged([item], {"train/data#json-lines": "jsonl"})[0]["asks"] == "jsonl"
+    with pytest.raises(FrogError, match="train/data#yaml"):
+        arranged([item], {"train/data#yaml": "yml"})
+
+
 def test_search_result_pages_have_no_duplicates(answers: dict[str, list[list[str]]]) -> None:
-    assert [len(page) for page in answers["frog"]] == [10, 10, 10]
-    found = [location for page in answers["frog"] for location in page]
+    assert [len(page) for page in answers["run"]] == [10, 10, 10]
+    found = [location for page in answers["run"] for location in page]
     assert len(set(found)) == len(found)
 
 
