@@ -79,8 +79,8 @@ def make_runs(folder: Path) -> dict[str, str]:
 
 def diagnosed(said: str) -> str:
     """Return what the terminal shows of a hang, without the evidence, which has no place in a small picture."""
-    verdict, _, todo = said.partition("Evidence")
-    return f"$ frog run --nproc 2 -- my.py\n…\n$ frog diagnose latest\n{verdict}…\n\nWhat to do{todo.partition('What to do')[2]}"
+    verdict, advice = said.partition("Evidence")[0], said.partition("What to do")[2]
+    return f"$ frog run --nproc 2 -- my.py\n…\n$ frog diagnose latest\n{verdict}…\n\nWhat to do{advice}"
 
 
 def frog(folder: Path, words: str, may_fail: bool = False) -> str:
