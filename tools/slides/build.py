@@ -85,7 +85,7 @@ def marp(*arguments: str) -> None:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         env["CHROME_NO_SANDBOX"] = "1"  # Chromium's sandbox does not start as root
     line = [str(MARP), "--no-stdin", "--no-config-file", "--html", *arguments, "--theme-set", str(BUILD / "theme")]
-    done = subprocess.run(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    done = subprocess.run(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800)
     if done.returncode:
         raise SystemExit(f"error: marp-cli ended with exit code {done.returncode}\n{done.stdout}")
 
@@ -94,22 +94,29 @@ def build(folder: Path, pdf: bool = True) -> None:
     """Build both editions of all decks, each in its own folder; remove the previous content of `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in EDITIONS:
-        (folder / name).mkdir(parents=True)
-        for deck in DECKS:
-            build_deck(deck, name, folder / name, pdf)
+        build_edition(DECKS, name, folder / name, pdf)
 
 
-def build_deck(deck: Path, name: str, folder: Path, pdf: bool = True) -> None:
-    """Build one edition of a deck. The instructor's files have another name, to prevent handing out the wrong ones."""
-    stem = deck.stem if name == "learner" else f"{deck.stem}-{name}"
-    source = BUILD / "editions" / name / deck.name
-    source.parent.mkdir(parents=True, exist_ok=True)
-    source.write_text(edition(deck, name))
-    marp(str(source), "-o", str(folder / f"{stem}.html"))
+def build_edition(decks: list[Path], name: str, folder: Path, pdf: bool = True) -> None:
+    """Build one edition of some decks. The instructor's files have another name, to prevent handing out the wrong ones.
+
+    One run of marp converts all decks: each start of Node.js and marp costs more than a deck, and a browser a second.
+    """
+    sources = BUILD / "editions" / name
+    shutil.rmtree(sources, ignore_errors=True)
+    sources.mkdir(parents=True)
+    for deck in decks:
+        stem = deck.stem if name == "learner" else f"{deck.stem}-{name}"
+        (sources / f"{stem}.md").write_text(edition(deck, name))
+    folder.mkdir(parents=True, exist_ok=True)
+    marp("--input-dir", str(sources), "-o", str(folder))
     if pdf:
-        printed = ["--pdf"] + (["--pdf-notes"] if name == "instructor" else [])
-        marp(str(source), *printed, "-o", str(folder / f"{stem}.pdf"))
-        marp(str(source), *printed, "--theme", "frog-dark", "-o", str(folder / f"{stem}-dark.pdf"))
+        printed = ["--pdf", *(["--pdf-notes"] if name == "instructor" else []), "--input-dir", str(sources)]
+        marp(*printed, "-o", str(folder))
+        dark = BUILD / "dark"
+        marp(*printed, "--theme", "frog-dark", "-o", str(dark))
+        for page in dark.glob("*.pdf"):
+            page.rename(folder / f"{page.stem}-dark.pdf")
 
 
 def main() -> None:

@@ -131,8 +131,7 @@ def test_figure_text_is_inside_the_figure_and_does_not_overlap(build: Any, tmp_p
 def test_only_the_instructors_pdf_has_notes_and_both_embed_fonts(build: Any, tmp_path: Path) -> None:
     printed = {}
     for name in build.EDITIONS:
-        (tmp_path / name).mkdir()
-        build.build_deck(SLIDES / "crash-courses.md", name, tmp_path / name)
+        build.build_edition([SLIDES / "crash-courses.md"], name, tmp_path / name)
         built = sorted(path.name for path in (tmp_path / name).iterdir())
         stem = "crash-courses" if name == "learner" else "crash-courses-instructor"
         assert built == [f"{stem}-dark.pdf", f"{stem}.html", f"{stem}.pdf"]

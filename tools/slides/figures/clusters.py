@@ -218,7 +218,7 @@ def scaling() -> Figure:
     """Computed times of a step of 200 ms divided among 1 to 32 nodes, and of the all-reduce of each world."""
     figure = Figure()
     plot = Plot(figure, 70, 88, 560, 322, (0, 6), (0, 235))
-    plot.axes([(i + 0.5, str(n)) for i, n in enumerate(NODES)], [(v, str(v)) for v in (0, 100, 200)], "nodes", "ms")
+    plot.axes([(i + 0.5, str(n)) for i, n in enumerate(NODES)], [(v, str(v)) for v in (0, 100, 200)], "", "ms")
     figure.legend(150, 34, [("backward", "compute"), ("reduce", "all-reduce")], 28)
     link = LINKS["1 Gbit/s, 1 ms"]
     for i, nodes in enumerate(NODES):
@@ -240,7 +240,13 @@ def scaling() -> Figure:
         figure.text(712, y + 96, words, "ink", size=34, style="bold")
         if chosen:
             figure.text(1140, y + 48, "the chart", "quiet", "end", 26)
-    figure.text(0, 511, "computed: 200 ms / n + 2(n−1) delay + 2(n−1)/n × 2.66 MB / rate, no overlap", "ink", size=28)
+    figure.text(
+        0,
+        511,
+        "n nodes: 200 ms / n + 2(n−1) delay + 2(n−1)/n × 2.66 MB / rate, no overlap",
+        "ink",
+        size=28,
+    )
     return figure
 
 
@@ -266,9 +272,8 @@ def barrier() -> Figure:
     tenths = 5 if longest > 1 else 1
     for tenth in range(0, int(longest * 10 * 0.6) + 1, tenths):  # the rest is left for the words at the end
         figure.text(plot.x(tenth / 10), 478, f"{tenth / 10:g}", "quiet", "middle", 26)
-    figure.text(plot.x(longest), 478, "all leave together", "ink", "end", 30, "bold")
-    figure.text(1160, 478, "s", "quiet", "end", 26)
-    figure.text(130, 511, "rank 0 had nothing to do, so it came first and waited longest", "quiet", size=28)
+    figure.text(1010, 478, "all leave together", "ink", "end", 28, "bold")
+    figure.text(0, 516, "seconds; rank 0 had nothing to do, so it came first and waited longest", "quiet", size=28)
     return figure
 
 

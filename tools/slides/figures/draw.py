@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -86,7 +87,7 @@ class Figure:
             style = f"{style} digits".strip()
         self._parts.append(
             f'<text x="{x:.5g}" y="{y:.5g}" font-size="{size}" text-anchor="{at}" class="f-{color} {style}">'
-            f"{escape(words)}</text>"
+            f"{_raised(escape(words))}</text>"
         )
 
     def box(
@@ -195,3 +196,12 @@ class Plot:
 
     def dot(self, x: float, y: float, color: str, r: float = 8) -> None:
         self.figure.dot(self.x(x), self.y(y), r, color)
+
+
+def _raised(words: str) -> str:
+    """Return text in which the exponent of a power, as in 2^-25, stands above the line."""
+    return re.sub(r"\^(-?\d+)", lambda power: _above(power[1].replace("-", "−")), words)
+
+
+def _above(exponent: str) -> str:
+    return f'<tspan dy="-.4em" font-size="75%">{exponent}</tspan><tspan dy=".3em">&#8203;</tspan>'
