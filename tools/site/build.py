@@ -19,6 +19,7 @@ from tools.site.examples import example_pages
 from tools.site.finish import finish_page
 from tools.site.nav import navigation
 from tools.site.pages import lay_out
+from tools.site.pictures.catalog import PICTURES, script_of
 from tools.site.redirects import write_redirects
 from tools.site.reference import reference_pages
 from tools.site.search import arrange_search
@@ -52,6 +53,9 @@ def build_site(root: Path, parser: argparse.ArgumentParser, work: Path) -> Path:
     shutil.copytree(ASSETS, pages / "assets", ignore=shutil.ignore_patterns("*.yml", "search-worker.js"))
     for name, path in examples.files.items():
         shutil.copy(path, pages / "examples" / name)
+    (pages / "assets" / "pictures").mkdir()
+    for name in PICTURES:
+        (pages / "assets" / "pictures" / f"{name}.js").write_text(script_of(name))
     named = {"copyright": f"Frog {__version__}, Apache License 2.0"}
     settings = (
         (ASSETS / "site.yml").read_text()
@@ -102,5 +106,5 @@ def _finish(site: Path) -> None:
         if page.name.startswith("shown-"):
             continue
         up = "../" * (len(page.relative_to(site).parts) - 1)
-        page.write_text(finish_page(page.read_text()).replace(SHIM, f"{up}assets/iframe-worker.js"))
+        page.write_text(finish_page(page.read_text(), up).replace(SHIM, f"{up}assets/iframe-worker.js"))
     arrange_search(site)

@@ -1,4 +1,4 @@
-"""Finish a page of the generator: set the text of its copy buttons, and fit its tables to phones."""
+"""Finish a page of the generator: set the text of its copy buttons, fit its tables to phones, and add the player."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ _ROW = re.compile(r"<tr>\n(<td.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r"<td((?: [^>]*)?)>(.*?)</td>", re.DOTALL)
 _TAG = re.compile(r"<[^>]+>")
 
+_MOVING = re.compile(r'<img [^>]*src="[^"]*pictures/moving/')
+
 _PHONE_CHARS = 42
 """Characters of table text that fit in a line on a screen 400 pixels wide."""
 _COLUMN_CHARS = 22
 """Width in characters below which a column of prose breaks at nearly every word."""
 
 
-def finish_page(page: str) -> str:
-    """Return a page's HTML with copyable console blocks and labelled tables."""
-    return _TABLE.sub(_fitting_table, _CONSOLE.sub(_copyable_block, page))
+def finish_page(page: str, up: str = "") -> str:
+    """Return a page's HTML with copyable console blocks, labelled tables, and the player of pictures that move.
+
+    up: the path from the page to the site's root.
+    """
+    page = _TABLE.sub(_fitting_table, _CONSOLE.sub(_copyable_block, page))
+    if not _MOVING.search(page):
+        return page
+    return page.replace("</body>", f'<script src="{up}assets/pictures.js"></script></body>')
 
 
 def commands_of(block: str) -> str:
