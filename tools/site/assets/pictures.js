@@ -32,7 +32,7 @@
     const places = picture.sliders.map(slider => slider.initial)
 
     const now = () => animations.length ? animations[0].currentTime % length : +svg.dataset.still
-    const at = time => steps.findLastIndex(([start]) => start <= time + 1)
+    const at = time => steps.findLastIndex(([start]) => start <= time + 0.5)
     const until = number => (steps[number + 1]?.[0] ?? length) - 1
 
     function label() {

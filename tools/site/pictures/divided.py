@@ -6,11 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
+from frog.core.units import count as count_of
 from tools.site.pictures.scene import MARGIN, WIDTH, Scene
 
 Matrix = list[list[int]]
 
-# ---- column and row ---------------------------------------------------------------------------------------------------
+# ---- column and row --------------------------------------------------------------------------------------------------
 
 INPUT: Final[Matrix] = [[1, 2]]
 FIRST: Final[Matrix] = [[1, 2, -1, 0], [1, -1, 1, 1]]
@@ -50,7 +51,14 @@ def tensor() -> Scene:
         y = 46.0 + 112 * rank
         color = f"r{rank}"
         scene.add(scene.rect(6, y - 8, WIDTH - 12, 100, "raised", "line", 6))
-        scene.add(scene.text(14, y + 84, f"rank {rank}: columns {2 * rank} and {2 * rank + 1} of W1, rows {2 * rank} and {2 * rank + 1} of W2", color))
+        scene.add(
+            scene.text(
+                14,
+                y + 84,
+                f"rank {rank}: columns {2 * rank} and {2 * rank + 1} of W1, rows {2 * rank} and {2 * rank + 1} of W2",
+                color,
+            )
+        )
         _matrix(scene, x_in, y + 14, INPUT, "grid", (1, 999))
         _matrix(scene, x_first, y, columns, color, (0, 999))
         _matrix(scene, x_hidden, y + 14, hidden, "forward", (2, 999))
@@ -79,14 +87,14 @@ def tensor() -> Scene:
 
 def _matrix(scene: Scene, x: float, y: float, numbers: Matrix, fill: str, show: tuple[float, float]) -> None:
     cells = [
-        scene.box(x + 25 * column, y + 25 * row, 24, 24, str(number).replace("-", "−"), fill)
+        scene.box(x + 25 * column, y + 25 * row, 24, 24, str(number).replace("-", "\N{MINUS SIGN}"), fill)
         for row, line in enumerate(numbers)
         for column, number in enumerate(line)
     ]
     scene.add("".join(cells), show=None if show[0] == 0 else show)
 
 
-# ---- experts ----------------------------------------------------------------------------------------------------------
+# ---- experts ---------------------------------------------------------------------------------------------------------
 
 NUM_EXPERTS: Final = 4
 TOKENS: Final = 6
@@ -120,11 +128,15 @@ def experts(router: str) -> Scene:
     """Tokens travel to the ranks of their experts and back"""
     chosen = choices(router)
     arrived = dispatched(chosen)
-    scene = Scene("Expert dispatch: an all-to-all brings tokens to their experts, a second one brings them back", 268, 2.0)
+    scene = Scene(
+        "Expert dispatch: an all-to-all brings tokens to their experts, a second one brings them back", 268, 2.0
+    )
     most = max(map(len, arrived))
     pitch = min(14.0, (WIDTH - 258 - MARGIN) / most)
     size = pitch - 2
-    scene.add(scene.text(72, 24, "tokens of the rank", bold=True) + scene.text(250, 24, "rows for its expert", bold=True))
+    scene.add(
+        scene.text(72, 24, "tokens of the rank", bold=True) + scene.text(250, 24, "rows for its expert", bold=True)
+    )
     for rank in range(NUM_EXPERTS):
         y = 36.0 + 58 * rank
         scene.add(scene.rect(6, y, WIDTH - 12, 50, "raised", "line", 6))
@@ -165,18 +177,23 @@ def experts(router: str) -> Scene:
     stays = sum(row.count(rank) for rank, row in enumerate(chosen))
     scene.mark(0, "The router has chosen an expert for each token: its color. Rank i has expert i.")
     scene.mark(1, "Each rank sorts its tokens by expert, so that the rows for one rank are next to each other.")
-    scene.mark(2, f"Dispatch: one all-to-all. {NUM_EXPERTS * TOKENS - stays} of {NUM_EXPERTS * TOKENS} rows leave their rank.")
+    scene.mark(
+        2, f"Dispatch: one all-to-all. {NUM_EXPERTS * TOKENS - stays} of {NUM_EXPERTS * TOKENS} rows leave their rank."
+    )
     if max(counts) == min(counts):
         scene.mark(3, f"Every expert computes {counts[0]} rows: all ranks are done at the same time.")
     else:
-        scene.mark(3, f"Rank {busiest} computes {max(counts)} rows, rank {idlest} only {min(counts)}: all wait for rank {busiest}.")
+        scene.mark(
+            3,
+            f"Rank {busiest} computes {max(counts)} rows, rank {idlest} {min(counts)}: all wait for rank {busiest}.",
+        )
     scene.mark(4, "Combine: a second all-to-all returns the outputs, as many bytes as before.")
     scene.mark(5, "Each rank has its own tokens again, in their order. Backward takes both ways once more.")
     scene.end(7)
     return scene
 
 
-# ---- ring attention ---------------------------------------------------------------------------------------------------
+# ---- ring attention --------------------------------------------------------------------------------------------------
 
 
 def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
@@ -196,10 +213,15 @@ def computed(rank: int, round_: int, ranks: int) -> list[tuple[int, int]]:
 def ring_attention(ranks: int) -> Scene:
     """Keys and values travel around the ranks; the matrix of queries and keys fills block by block"""
     count = 2 * ranks
-    scene = Scene("Ring attention: keys and values travel around the ranks, until all queries have met all earlier keys", 290, 2.0)
+    scene = Scene(
+        "Ring attention: keys and values travel around the ranks, until all queries have met all earlier keys", 290, 2.0
+    )
     size = 208.0 / count
     left, top = 34.0, 44.0
-    scene.add(scene.text(left, 22, "keys, early to late", "quiet") + scene.text(left, 38, "one row: queries of a rank", "quiet"))
+    scene.add(
+        scene.text(left, 22, "keys, early to late", "quiet")
+        + scene.text(left, 38, "one row: queries of a rank", "quiet")
+    )
     owner_of = {chunk: rank for rank in range(ranks) for chunk in chunks_of(rank, ranks)}
     for q in range(count):
         y = top + q * size
@@ -211,18 +233,18 @@ def ring_attention(ranks: int) -> Scene:
         for rank in range(ranks):
             for q, k in computed(rank, round_, ranks):
                 half = q == k
-                x, y = left + k * size, top + q * size
-                shape = (
-                    f'<path class="f-r{rank}" d="M{x:.1f} {y:.1f}l{size - 1.5:.1f} {size - 1.5:.1f}h-{size - 1.5:.1f}z"/>'
-                    if half
-                    else scene.rect(x, y, size - 1.5, size - 1.5, f"r{rank}", "", 2)
-                )
+                x, y, side = left + k * size, top + q * size, size - 1.5
+                shape = scene.rect(x, y, side, side, f"r{rank}", "", 2)
+                if half:
+                    shape = f'<path class="f-r{rank}" d="M{x:.1f} {y:.1f}l{side:.1f} {side:.1f}h-{side:.1f}z"/>'
                 scene.add(shape, show=(round_ + 1.0, 999))
                 ring = scene.rect(x, y, size - 1.5, size - 1.5, "none", "ink", 2)
                 scene.add(ring, show=(round_ + 1.0, round_ + 1.6))
     for chunk in range(count):
         x = left + chunk * size
-        scene.add(scene.text(x + size / 2, top + 208 + 18, str(owner_of[chunk]), f"r{owner_of[chunk]}", "middle", bold=True))
+        scene.add(
+            scene.text(x + size / 2, top + 208 + 18, str(owner_of[chunk]), f"r{owner_of[chunk]}", "middle", bold=True)
+        )
     step_y = 208.0 / ranks
     tall = min(step_y - 8, 44)
     scene.add(scene.text(272, 22, "each rank has the", "quiet") + scene.text(272, 38, "keys and values of", "quiet"))
@@ -242,6 +264,9 @@ def ring_attention(ranks: int) -> Scene:
     for round_ in range(1, ranks):
         sent = f"keys and values have moved on to the next rank{' again' if round_ > 1 else ''}"
         scene.mark(round_ + 1.0, f"Round {round_ + 1}: {sent}. Each rank has two more blocks to compute.")
-    scene.mark(ranks + 1.0, f"All pairs are done after {ranks - 1} shift{'s' if ranks > 2 else ''}, and each rank computed as much as the others.")
+    scene.mark(
+        ranks + 1.0,
+        f"All pairs are done after {count_of(ranks - 1, 'shift')}, and each rank computed as much as the others.",
+    )
     scene.end(ranks + 3.0)
     return scene

@@ -21,11 +21,16 @@ def resumed_from(step: int, every: int) -> int:
 
 def rendezvous() -> Scene:
     """Two nodes meet, train, lose a rank, meet again and resume"""
-    scene = Scene("Rendezvous and restart: nodes meet, a rank is lost, all meet again and resume from a checkpoint", 306, 2.4)
+    scene = Scene(
+        "Rendezvous and restart: nodes meet, a rank is lost, all meet again and resume from a checkpoint", 306, 2.4
+    )
     kept = resumed_from(KILLED_IN, CHECKPOINT_EVERY)
     x_of, y_node = (96.0, 344.0), 130.0
     scene.add(scene.rect(112, 12, 216, 40, "raised", "line"))
-    scene.add(scene.text(WIDTH / 2, 29, "rendezvous", at="middle", bold=True) + scene.text(WIDTH / 2, 46, "MASTER_ADDR:MASTER_PORT", "quiet", "middle", 12))
+    scene.add(
+        scene.text(WIDTH / 2, 29, "rendezvous", at="middle", bold=True)
+        + scene.text(WIDTH / 2, 46, "MASTER_ADDR:MASTER_PORT", "quiet", "middle", 12)
+    )
     scene.add(scene.rect(130, 252, 180, 40, "raised", "line"))
     scene.add(scene.text(WIDTH / 2, 269, "shared storage", at="middle", bold=True))
     scene.add(scene.text(WIDTH / 2, 286, "no checkpoint yet", "quiet", "middle"), show=(0, 3.5))
@@ -44,7 +49,10 @@ def rendezvous() -> Scene:
             rank = 2 * node + place
             left = x - 74 + 76 * place
             scene.add(scene.rect(left, y_node, 72, 60, "ground", "line", 5))
-            scene.add(scene.text(left + 36, y_node + 20, f"rank {rank}", f"r{rank}", "middle", bold=True), show=[(2, 5 if rank != 1 else 4), (7, 999)])
+            scene.add(
+                scene.text(left + 36, y_node + 20, f"rank {rank}", f"r{rank}", "middle", bold=True),
+                show=[(2, 5 if rank != 1 else 4), (7, 999)],
+            )
             said: list[tuple[str, str, float, float]] = [("joins", "quiet", 2, 3)]
             said += [(f"step {KILLED_IN}", "ink", 3, 4)]
             if rank == 1:
@@ -59,10 +67,15 @@ def rendezvous() -> Scene:
             middle = WIDTH / 2 + (left + 36 - WIDTH / 2) * 0.35
             scene.add(scene.arrow(left + 36, y_node + 62, middle, 250, "checkpoint", 2), show=(3.1, 4))
             scene.add(scene.arrow(middle, 250, left + 36, y_node + 62, "good", 2), show=(8, 999))
-    scene.mark(0, "Node 1 starts first. It connects to the address of node 0, where nobody listens yet, and tries again.")
+    scene.mark(
+        0, "Node 1 starts first. It connects to the address of node 0, where nobody listens yet, and tries again."
+    )
     scene.mark(1, "Node 0 listens. Both agents are there: they agree on the number of ranks and on their order.")
     scene.mark(2, "Each agent starts its ranks, and tells them RANK, WORLD_SIZE and where all connect.")
-    scene.mark(3, f"The ranks train, and save a checkpoint every {CHECKPOINT_EVERY} steps. The last complete one is of step {kept}.")
+    scene.mark(
+        3,
+        f"The ranks train, and save a checkpoint every {CHECKPOINT_EVERY} steps. The last one is of step {kept}.",
+    )
     scene.mark(4, f"Rank 1 is killed in step {KILLED_IN}. The others' all-reduce fails: its connections are closed.")
     scene.mark(5, "The agents see the loss and end all ranks: a world of three was not agreed on.")
     scene.mark(6, "Restart: the agents meet again.")
@@ -94,9 +107,16 @@ def programs(mistake: str) -> list[list[Call]]:
     if mistake == MISTAKES[0]:
         return [[gradients, Call("collective", "all_reduce")] if rank == 0 else [gradients] for rank in range(RANKS)]
     if mistake == MISTAKES[1]:
-        return [[gradients, Call("endless", "next(data)"), gradients] if rank == 2 else [gradients] * 2 for rank in range(RANKS)]
+        return [
+            [gradients, Call("endless", "next(data)"), gradients] if rank == 2 else [gradients] * 2
+            for rank in range(RANKS)
+        ]
     return [
-        [gradients, Call("send", f"send to {(rank + 1) % RANKS}", (rank + 1) % RANKS), Call("receive", f"receive {(rank - 1) % RANKS}", (rank - 1) % RANKS)]
+        [
+            gradients,
+            Call("send", f"send to {(rank + 1) % RANKS}", (rank + 1) % RANKS),
+            Call("receive", f"receive {(rank - 1) % RANKS}", (rank - 1) % RANKS),
+        ]
         for rank in range(RANKS)
     ]
 
@@ -200,5 +220,3 @@ def _hang_captions(mistake: str) -> tuple[str, ...]:
         "But the other side sends, too: each rank waits for the next one, in a circle.",
         "No rank is slow and none has failed. Every second rank must receive first, or use isend.",
     )
-
-

@@ -68,14 +68,18 @@ def zero(parameters: float, ranks: int, precision: str) -> Scene:
     captions = (
         f"DDP: {billions} at {numbers} bytes. Every rank has all of it, whether 1 or {ranks} ranks train.",
         f"ZeRO-1: each rank keeps the optimizer's state of 1/{ranks} of the parameters, and updates these.",
-        f"ZeRO-2: and keeps only their gradients. The others are reduced to their ranks, then freed.",
-        f"ZeRO-3, FSDP: and only their weights. The others are gathered when a layer computes, then freed.",
+        "ZeRO-2: and keeps only their gradients. The others are reduced to their ranks, then freed.",
+        "ZeRO-3, FSDP: and only their weights. The others are gathered when a layer computes, then freed.",
     )
     for row, words in enumerate(captions):
         scene.mark(row, words)
     fitting = [name for name, sizes in zip(_NAMES, rows, strict=True) if sum(sizes) <= GPU_BYTES]
     words = f"{billions} on {ranks} {'rank' if ranks == 1 else 'ranks'}: "
-    words += f"{', '.join(fitting)} {'fits' if len(fitting) == 1 else 'fit'} in 80 GB" if fitting else "no stage fits in 80 GB"
+    words += (
+        f"{', '.join(fitting)} {'fits' if len(fitting) == 1 else 'fit'} in 80 GB"
+        if fitting
+        else "no stage fits in 80 GB"
+    )
     scene.mark(4, f"{words}, before the first activation.")
     scene.end(6)
     return scene
@@ -125,10 +129,16 @@ def fsdp_events(num_layers: int = MODEL.layers) -> list[Event]:
             del ready[unit]
             events.append(Event(time, "free", unit))
 
+    sent: list[int] = []
+
     def reduce(unit: int, time: float) -> float:
+        """Send a unit's gradient; the one before has been received by then, and is freed."""
         nonlocal link
-        link = max(link, time) + SEND
-        events.extend([Event(link - SEND, "reduce", unit), Event(link, "reduced", unit)])
+        start = max(link, time)
+        events.append(Event(start, "reduce", unit))
+        events.extend(Event(start, "reduced", earlier) for earlier in sent)
+        sent[:] = [unit]
+        link = start + SEND
         return link
 
     for layer in range(num_layers):
@@ -149,9 +159,10 @@ def fsdp_events(num_layers: int = MODEL.layers) -> list[Event]:
         events.append(Event(now, "backward", layer))
         now += BACKWARD
         last = reduce(layer, now)
-    free(0, now)
     last = reduce(ROOT, last)
+    events.append(Event(last, "reduced", ROOT))
     free(ROOT, last)
+    free(0, last)
     return sorted(events, key=lambda event: event.time)
 
 
@@ -258,7 +269,9 @@ def _uncover(scene: Scene, left: float, top: float, bottom: float, end: float, p
 def _fsdp_marks(
     scene: Scene, events: list[Event], end: float, per: float, ranks: int, whole: float, peak: float
 ) -> None:
-    scene.mark(0, f"{ranks} ranks, each with 1/{ranks} of every layer. The root (embedding) is gathered first, and stays.")
+    scene.mark(
+        0, f"{ranks} ranks, each with 1/{ranks} of every layer. The root (embedding) is gathered first, and stays."
+    )
     for event in events:
         if event.kind == "forward":
             ahead = f" Layer {event.unit + 1} is gathered meanwhile." if event.unit + 1 < MODEL.layers else ""
@@ -271,5 +284,9 @@ def _fsdp_marks(
             if event.unit > 0:
                 words += f" Layer {event.unit - 1} is gathered."
             scene.mark(event.time * per, words)
-    scene.mark(end * per, f"Peak {peak / 1e6:.0f} MB instead of {whole / 1e6:.0f}: the shard, and weights and gradients of the root and two layers.")
+    scene.mark(
+        end * per,
+        f"Peak {peak / 1e6:.0f} MB instead of {whole / 1e6:.0f}: the shard, and weights and gradients "
+        "of the root and two layers.",
+    )
     scene.end(end * per + 5)

@@ -71,8 +71,12 @@ class Moment:
     waits: dict[int, int]
 
 
-def play(num_ranks: int, num_parts: int, messages: Sequence[Message], stopped: tuple[int, int] | None) -> Iterator[Moment]:
-    """Yield the steps, until all ranks are done or wait. stopped: a rank, and the step from which it neither sends nor receives; None: all take part.
+def play(
+    num_ranks: int, num_parts: int, messages: Sequence[Message], stopped: tuple[int, int] | None
+) -> Iterator[Moment]:
+    """Yield the steps, until all ranks are done or wait.
+
+    stopped: a rank, and the step from which it neither sends nor receives; None: all take part.
 
     A rank sends its message of a step when it has received those of earlier steps, as the algorithms do.
     """
@@ -120,7 +124,10 @@ def ring(ranks: int, fault: str) -> Scene:
     center, radius = (WIDTH / 2, 176.0), (152.0, 128.0)
     cell = min(18.0, 88.0 / ranks)
     places = [
-        (center[0] + radius[0] * math.sin(2 * math.pi * r / ranks), center[1] - radius[1] * math.cos(2 * math.pi * r / ranks))
+        (
+            center[0] + radius[0] * math.sin(2 * math.pi * r / ranks),
+            center[1] - radius[1] * math.cos(2 * math.pi * r / ranks),
+        )
         for r in range(ranks)
     ]
     for rank in range(ranks):
@@ -162,7 +169,9 @@ def _ring_end(ranks: int, stop: tuple[int, int] | None, last: Moment) -> str:
         return "Rank 0 waits for rank 1, until a deadline ends it: nothing that arrives says what happened."
     if stop:
         first = next(rank for rank, on in last.waits.items() if on == stop[0])
-        return f"All wait. Only rank {first} waits for rank {stop[0]} itself; each other one names a rank that waits, too."
+        return (
+            f"All wait. Only rank {first} waits for rank {stop[0]} itself; each other one names a rank that waits, too."
+        )
     return f"Every part has been summed over all {ranks} ranks, on every rank: that is the all-reduce."
 
 
@@ -181,7 +190,9 @@ def _cells(scene: Scene, boxes: list[tuple[float, float]], moments: list[Moment]
                 until = starts[at] if at < len(counts) else 999.0
                 height = 32 * counts[since] / total
                 fill = "optimize" if counts[since] == total else "reduce"
-                scene.add(scene.rect(left + 1, y + 32 - height, cell - 2, height, fill, "", 1), show=(starts[since], until))
+                scene.add(
+                    scene.rect(left + 1, y + 32 - height, cell - 2, height, fill, "", 1), show=(starts[since], until)
+                )
                 since = at
 
 
@@ -259,7 +270,8 @@ def tree(ranks: int, fault: str) -> Scene:
     if stop:
         end = f"All wait: rank 0 for rank {stop[0]}, and every other rank for a result that rank 0 cannot send."
     else:
-        end = f"{len(moments)} steps for {ranks} ranks; a ring takes {2 * ranks - 2}. But each message is the whole gradient."
+        end = f"{len(moments)} steps for {ranks} ranks; a ring takes {2 * ranks - 2}. "
+        end += "But each message is the whole gradient."
     scene.mark(len(moments) + 1, end)
     scene.end(len(moments) + 3)
     return scene
@@ -283,18 +295,19 @@ def _slots(ranks: int) -> dict[int, float]:
 
 
 def _tree_caption(step: int, levels: int, moment: Moment, stop: tuple[int, int] | None, ranks: int) -> str:
+    count = len(moment.sent)
     if stop:
         if step == 0:
             return f"Step 1: rank {stop[0]} does not send. Rank 0 waits for it."
-        senders = sorted({message.sender for message in moment.sent})
-        if not senders:
+        if not count:
             return f"Step {step + 1}: nothing can be sent. {len(moment.waits)} of {ranks} ranks wait."
-        return f"Step {step + 1}: {len(senders)} more {'rank has' if len(senders) == 1 else 'ranks have'} sent; rank 0 still waits for rank {stop[0]}."
+        has = "rank has" if count == 1 else "ranks have"
+        return f"Step {step + 1}: {count} more {has} sent; rank 0 still waits for rank {stop[0]}."
     if step < levels:
-        pairs = len(moment.sent)
-        return f"Step {step + 1}, up: {pairs} {'rank sends its' if pairs == 1 else 'ranks send their'} sum to the parent, which adds it."
-    pairs = len(moment.sent)
-    return f"Step {step + 1}, down: {pairs} {'rank gets' if pairs == 1 else 'ranks get'} the complete sum (green) from the parent."
+        sends = "rank sends its" if count == 1 else "ranks send their"
+        return f"Step {step + 1}, up: {count} {sends} sum to the parent, which adds it."
+    gets = "rank gets" if count == 1 else "ranks get"
+    return f"Step {step + 1}, down: {count} {gets} the complete sum (green) from the parent."
 
 
 def _tree_waits(

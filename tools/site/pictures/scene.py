@@ -65,9 +65,19 @@ class Scene:
 
     def rect(self, x: float, y: float, w: float, h: float, fill: str, edge: str = "", round_: float = 3) -> str:
         stroke = f" s-{edge}" if edge else ""
-        return f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(max(w, 0.1))}" height="{_n(h)}" rx="{_n(round_)}" class="f-{fill}{stroke}"/>'
+        place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(max(w, 0.1))}" height="{_n(h)}"'
+        return f'<rect {place} rx="{_n(round_)}" class="f-{fill}{stroke}"/>'
 
-    def text(self, x: float, y: float, words: str, color: str = "ink", at: str = "start", size: int = TEXT, bold: bool = False) -> str:
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        color: str = "ink",
+        at: str = "start",
+        size: int = TEXT,
+        bold: bool = False,
+    ) -> str:
         """Return text with its baseline at y. Raises ValueError if it may leave the picture."""
         width = len(words) * size * _LETTER
         left = x - {"start": 0.0, "middle": width / 2, "end": width}[at]
@@ -76,14 +86,21 @@ class Scene:
         anchor = "" if at == "start" else f' text-anchor="{at}"'
         sized = "" if size == TEXT else f' font-size="{size}"'
         weight = ' font-weight="650"' if bold else ""
-        return f'<text x="{_n(x)}" y="{_n(y)}"{anchor}{sized}{weight} class="f-{color}">{escape(words, quote=False)}</text>'
+        place = f'x="{_n(x)}" y="{_n(y)}"{anchor}{sized}{weight}'
+        return f'<text {place} class="f-{color}">{escape(words, quote=False)}</text>'
 
-    def box(self, x: float, y: float, w: float, h: float, words: str, fill: str, edge: str = "", size: int = TEXT) -> str:
+    def box(
+        self, x: float, y: float, w: float, h: float, words: str, fill: str, edge: str = "", size: int = TEXT
+    ) -> str:
         """Return a rectangle with words in its middle."""
         color = TEXT_ON.get(fill, "ink")
-        return self.rect(x, y, w, h, fill, edge) + self.text(x + w / 2, y + h / 2 + size * 0.36, words, color, "middle", size)
+        return self.rect(x, y, w, h, fill, edge) + self.text(
+            x + w / 2, y + h / 2 + size * 0.36, words, color, "middle", size
+        )
 
-    def line(self, points: Sequence[tuple[float, float]], color: str = "line", width: float = 1.5, dash: str = "") -> str:
+    def line(
+        self, points: Sequence[tuple[float, float]], color: str = "line", width: float = 1.5, dash: str = ""
+    ) -> str:
         path = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         return f'<polyline points="{path}" fill="none" stroke-width="{_n(width)}"{dashes} class="s-{color}"/>'
@@ -105,25 +122,22 @@ class Scene:
     def add(
         self,
         markup: str,
-        show: Window | Sequence[Window] | None = None,
+        show: Window | list[Window] | None = None,
         move: Sequence[Place] = (),
         grow: Sequence[tuple[float, float]] = (),
         origin: tuple[float, float] = (0, 0),
-        up: bool = False,
     ) -> None:
         """Add shapes.
 
         show:  when they are visible: from a time until before another; always, without it.
         move:  (time, dx, dy): where they are, on a straight line between two times.
-        grow:  (time, factor): their width, or with `up` their height, scaled at `origin`.
+        grow:  (time, factor): their width, scaled from `origin`.
         """
         tracks = []
         if show is not None:
-            windows = [show] if isinstance(show[0], int | float) else list(show)  # type: ignore[list-item]
-            tracks.append(("opacity", _seen(windows)))  # type: ignore[arg-type]
+            tracks.append(("opacity", _seen(show if isinstance(show, list) else [show])))
         if grow:
-            shape = "scale(1,{})" if up else "scale({},1)"
-            tracks.append(("transform", [(t, shape.format(_n(factor, 4))) for t, factor in grow]))
+            tracks.append(("transform", [(t, f"scale({_n(factor, 4)},1)") for t, factor in grow]))
         if move:
             tracks.append(("transform", [(t, f"translate({_n(x)}px,{_n(y)}px)") for t, x, y in move]))
         for name, points in tracks:
@@ -158,18 +172,20 @@ class Scene:
             until = marks[number + 1][0] if number + 1 < len(marks) else total + 1
             lines = wrapped(caption, _COLUMNS)
             rows = max(rows, len(lines))
-            words = "".join(
-                self.text(MARGIN, top + 18 + 18 * row, line) for row, line in enumerate(lines))
+            words = "".join(self.text(MARGIN, top + 18 + 18 * row, line) for row, line in enumerate(lines))
             self.add(words, show=(time, until))
         height = top + 10 + 18 * rows
         at = total if still_at is None else still_at
         rules, moves = [], []
         for number, (name, points) in enumerate(self._tracks):
-            rules.append(f".a{number}{{{name}:{_value_at(points, at)};animation:k{number} {_n(total * self.step_s)}s linear infinite}}")
+            played = f"animation:k{number} {_n(total * self.step_s)}s linear infinite"
+            rules.append(f".a{number}{{{name}:{_value_at(points, at)};{played}}}")
             moves.append(f"@keyframes k{number}{{{_keyframes(name, points, total)}}}")
         body = "\n".join(self._parts)
         used = [name for name in COLORS if f"f-{name}" in body or f"s-{name}" in body]
-        style = ":root{color-scheme:light dark}text{font:13px Inter,system-ui,sans-serif;font-variant-numeric:tabular-nums}"
+        style = (
+            ":root{color-scheme:light dark}text{font:13px Inter,system-ui,sans-serif;font-variant-numeric:tabular-nums}"
+        )
         for name in used:
             light, dark = COLORS[name]
             for kind, property_ in (("f", "fill"), ("s", "stroke")):

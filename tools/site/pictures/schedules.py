@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frog.core.errors import ConfigError
+from frog.core.units import count
 from frog.plan.links import collective_cost, payload_rate
 from frog.plan.model import PlannedModel
 from frog.train.comm.collectives.exchange import cuts
@@ -37,9 +38,17 @@ def pipelines(stages: int, micro: int) -> Scene:
     longest = max((run.makespan for run in runs.values()), default=1.0)
     scale = (WIDTH - _LEFT - MARGIN) / longest
     block = 26 + _LANE * stages + 8
-    scene = Scene("Pipeline schedules: GPipe, 1F1B, interleaved and zero bubble on one scale of time", 24 + block * len(NAMES), 1.0)
+    scene = Scene(
+        "Pipeline schedules: GPipe, 1F1B, interleaved and zero bubble on one scale of time",
+        24 + block * len(NAMES),
+        1.0,
+    )
     x = MARGIN
-    for fill, words in (("forward", "forward"), ("backward", "backward"), ("optimize", "weights' gradient (zero bubble)")):
+    for fill, words in (
+        ("forward", "forward"),
+        ("backward", "backward"),
+        ("optimize", "weights' gradient (zero bubble)"),
+    ):
         scene.add(scene.rect(x, 10, 12, 12, fill) + scene.text(x + 17, 21, words))
         x += 17 + 8 * len(words) + 12
     for row, name in enumerate(NAMES):
@@ -64,9 +73,14 @@ def pipelines(stages: int, micro: int) -> Scene:
             said = f"bubble {runs[name].bubble:.1%}, rank 0 keeps {runs[name].peak_in_flight[0]}"
             scene.add(scene.text(WIDTH - MARGIN, y, said, at="end"), show=(steps, 999))
     for step in range(steps):
-        scene.mark(step, f"{stages} ranks, {micro} micro-batches, time to the right. A rank that has no input waits: the bubble.")
+        scene.mark(
+            step,
+            f"{stages} ranks, {micro} micro-batches, time to the right. A rank that has no input waits: the bubble.",
+        )
     best = min(runs, key=lambda name: runs[name].makespan)
-    scene.mark(steps, f"The same work on each rank. {_TITLES[best].partition(',')[0].capitalize() if best[0] != '1' else '1F1B'} ends first. “Keeps”: inputs of stages that wait for backward.")
+    words = _TITLES[best].partition(",")[0]
+    first = words[0].upper() + words[1:]
+    scene.mark(steps, f"The same work; {first} ends first. A rank keeps the inputs of passes that wait for backward.")
     scene.end(steps + 4)
     return scene
 
@@ -166,7 +180,7 @@ def buckets(buckets: int) -> Scene:
     """Backward from the last layer to the first, and the all-reduce of each bucket below it"""
     found = buckets_of(buckets)
     backward_s = BACKWARD_S * MODEL.layers
-    longest = max(buckets_of(count)[-1].end_s for count in BUCKETS)
+    longest = max(buckets_of(number)[-1].end_s for number in BUCKETS)
     left = 84.0
     scale = (WIDTH - left - MARGIN) / longest
     scene = Scene("DDP's buckets: gradients are reduced while backward computes the others", 178, 1.0)
@@ -190,14 +204,17 @@ def buckets(buckets: int) -> Scene:
     scene.add(scene.line([(alone, 20), (alone, 132)], "quiet", 1.5))
     scene.add(scene.line([(done, 80), (done, 132)], "good", 2))
     scene.add(scene.text(left, 150, f"backward {1000 * backward_s:.0f} ms", "quiet"))
-    scene.add(scene.text(WIDTH - MARGIN, 150, f"all reduced after {1000 * found[-1].end_s:.0f} ms", "good", "end", bold=True))
+    scene.add(
+        scene.text(WIDTH - MARGIN, 150, f"all reduced after {1000 * found[-1].end_s:.0f} ms", "good", "end", bold=True)
+    )
     hidden = 1 - (found[-1].end_s - backward_s) / sum(bucket.end_s - bucket.start_s for bucket in found)
     scene.add(scene.text(WIDTH - MARGIN, 169, f"{hidden:.0%} of the communication is hidden behind backward", at="end"))
     steps = 8
     _uncover(scene, 22, 114, [(0.3, 0.0), (steps, found[-1].end_s / longest)], left)
     size = found[0].num_bytes / 1e6
     for step in range(steps):
-        scene.mark(step, f"{_buckets(buckets)} of up to {size:.1f} MB, {RANKS} ranks, 1 Gbit/s with 1 ms delay. A full bucket is sent at once.")
+        words = f"{count(buckets, 'bucket')} of {size:.1f} MB, {RANKS} ranks, 1 Gbit/s with 1 ms delay."
+        scene.mark(step, f"{words} A full bucket is sent at once.")
     scene.mark(steps, _buckets_end(buckets))
     scene.end(steps + 4)
     return scene
@@ -206,17 +223,13 @@ def buckets(buckets: int) -> Scene:
 BUCKETS = (1, 2, 3, 4, 6, 12)
 
 
-def _buckets(count: int) -> str:
-    return "One bucket" if count == 1 else f"{count} buckets"
-
-
-def _buckets_end(count: int) -> str:
+def _buckets_end(now: int) -> str:
     times = {number: buckets_of(number)[-1].end_s for number in BUCKETS}
     best = min(times, key=lambda number: times[number])
-    if count == 1:
+    if now == 1:
         return "One bucket is full only when backward is done: nothing overlaps. Try more buckets."
-    if count == best:
-        return f"Of these numbers, {count} is the fastest: overlap without too many delays."
-    if count < best:
+    if now == best:
+        return f"Of these numbers, {now} is the fastest: overlap without too many delays."
+    if now < best:
         return f"The last bucket is large and is full last: nothing hides it. {best} buckets are faster here."
     return f"Each all-reduce pays its delays: {best} buckets are faster here."
