@@ -1,4 +1,4 @@
-"""The pictures that move in a real Chromium: their player, by mouse and keys, from disk; their text, in every setting."""
+"""The pictures that move in a real Chromium: their player, by mouse and keys, from disk; their text."""
 
 from __future__ import annotations
 
@@ -74,22 +74,15 @@ def player(tab: Tab, name: str) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_picture_has_its_player_and_fits_the_page(
-    browser: Browser, folder: Path, width: int, scheme: str
-) -> None:
+def test_every_picture_has_a_player_that_fits(browser: Browser, folder: Path, width: int, scheme: str) -> None:
     tab = opened(browser, folder, width, scheme)
     for name in PICTURES:
         player(tab, name)
-        box = f"{figure(name)}.querySelector('.picture-stage').getBoundingClientRect()"
-        assert 300 < tab.run(f"{box}.width") <= min(width, 560), name
-        ground = (
-            f"getComputedStyle({figure(name)}.querySelector('.picture-stage').shadowRoot.querySelector('rect')).fill"
-        )
-        assert tab.run(ground) == ("rgb(246, 246, 242)" if scheme == "light" else "rgb(20, 23, 26)"), name
-        assert (
-            tab.run(f"{figure(name)}.querySelector('.picture-stage').getAttribute('aria-label')")
-            == f"what {name} shows"
-        )
+        stage = f"{figure(name)}.querySelector('.picture-stage')"
+        assert 300 < tab.run(f"{stage}.getBoundingClientRect().width") <= min(width, 560), name
+        assert tab.run(f"{stage}.getAttribute('aria-label')") == f"what {name} shows"
+        ground = tab.run(f"getComputedStyle({stage}.shadowRoot.querySelector('rect')).fill")
+        assert ground == ("rgb(246, 246, 242)" if scheme == "light" else "rgb(20, 23, 26)"), name
     assert tab.run("document.documentElement.scrollWidth <= innerWidth")
     assert tab.run("document.querySelectorAll('article img').length") == 0
     assert tab.faults == []
@@ -103,11 +96,8 @@ def test_buttons_stop_step_and_play(browser: Browser, folder: Path, width: int) 
     assert until(tab, f"{place}.dataset.state == 'playing'") is True
     tab.run(f"{click}[0].click()")
     assert tab.run(f"[{place}.dataset.state, {click}[0].textContent]") == ["stopped", "Play"]
-    time = (
-        "document.querySelector('figure[data-picture=hang] .picture-stage').shadowRoot.getAnimations()[0].currentTime"
-    )
-    at = tab.run(time)
-    assert tab.run(f"new Promise(wake => setTimeout(wake, 100)).then(() => {time})") == at, "it still moves"
+    states = f"{place}.querySelector('.picture-stage').shadowRoot.getAnimations().map(each => each.playState)"
+    assert set(tab.run(states)) == {"paused"}
     while tab.run(text) != "1 of 4":
         tab.run(f"{click}[1].click()")
     tab.run(f"{click}[2].click()")
@@ -160,7 +150,7 @@ def test_less_motion_shows_the_still_until_a_button_is_pressed(browser: Browser,
     assert "Every rank has" in tab.run(shown)
 
 
-def test_images_without_scripts_follow_the_scheme_and_print_their_still(browser: Browser, folder: Path) -> None:
+def test_a_printed_page_has_stills_and_no_buttons(browser: Browser, folder: Path) -> None:
     tab = opened(browser, folder, 1300, "light")
     player(tab, "hang")
     tab.call("Emulation.setEmulatedMedia", media="print")
