@@ -14,6 +14,8 @@ EDITIONS = ("learner", "instructor")
 
 _NOTE = re.compile(r"\n*<!--\n.*?-->", re.DOTALL)
 _FIGURE = re.compile(r"^!\[(.*?)\]\((figures/\w+\.svg)\)$", re.MULTILINE)
+_MOVING = re.compile(r"^!\[(.*?)\]\((\.\./\.\./docs/pictures/moving/[\w-]+\.svg)\)$", re.MULTILINE)
+_MOVING_HEIGHT = 520
 _STYLE = re.compile(r"<style>(.*?)</style>\n?", re.DOTALL)
 
 
@@ -35,7 +37,21 @@ def learner(deck: str) -> str:
 
 def with_figures(deck: str) -> str:
     """Inline the figures of a deck."""
+    deck = _MOVING.sub(lambda found: _moving(found[1], SLIDES / found[2]), deck)
     return _FIGURE.sub(lambda found: _inlined(found[1], SLIDES / found[2]), deck)
+
+
+def _moving(words: str, path: Path) -> str:
+    """Return a picture that moves, with its own style in a shadow root; printed, it is a still."""
+    drawn = path.read_text()
+    sized = re.search(r'width="(\d+)" height="(\d+)"', drawn)
+    assert sized, f"{path}: no size"
+    width = _MOVING_HEIGHT * int(sized[1]) / int(sized[2])
+    style = f'style="display:block;margin:auto;width:{width:.0f}px;height:{_MOVING_HEIGHT}px"'
+    drawn = drawn.replace(sized[0], style, 1)
+    drawn = re.sub(r"\n+", "\n", drawn).strip()
+    template = f'<template shadowrootmode="open">{drawn}</template>'
+    return f'<div class="moving" role="img" aria-label="{escape(words)}">{template}</div>'
 
 
 def _inlined(words: str, path: Path) -> str:

@@ -21,9 +21,10 @@ from harness import LIMIT_S
 from frog.cli import _parser
 
 ROOT = SLIDES.parents[1]
+MOVING = ROOT / "docs" / "pictures" / "moving"
 PARSER = _parser()
 VERBS = re.compile(
-    r"\b(add|adds|asks|be|begin|begins|bring|can|cannot|carry|changes?|computed|cost|count|copies|crosses|delivers|describe|divides|do|does|doubles|get|falls|find|finds|fit|fits|"
+    r"\b(add|adds|asks|be|begin|begins|brings?|can|cannot|carry|changes?|computed|cost|count|copies|crosses|delivers|describe|divides|do|does|doubles|get|falls|find|finds|fit|fits|gathers|"
     r"gives?|goes|happens|has|have|holds|is|are|keeps|learns|leaves|loses|make|means|meet|must|need|needs|note|open|owns|passes|resumes|said|says|"
     r"resumes|runs|sends?|see|sees|sets|shares|shorten|shrinks|take|takes|tell|tells|train|trains|travel|turns|use|wait|waits|writes|will|=)\b|=",
 )
@@ -287,8 +288,22 @@ def test_slides_build_without_node_names_what_is_missing() -> None:
 
 
 def test_every_figure_is_used_on_a_slide() -> None:
-    used = {Path(path).name for slide in ALL for _, path in slide.figures}
+    used = {Path(path).name for slide in ALL for _, path in slide.figures if path.startswith("figures/")}
     assert {path.name for path in (SLIDES / "figures").glob("*.svg")} == used
+
+
+def test_every_picture_that_moves_is_on_one_extra_slide() -> None:
+    moving = [(slide, Path(path).name) for slide in ALL for _, path in slide.figures if "pictures/moving/" in path]
+    assert sorted(name for _, name in moving) == sorted(path.name for path in MOVING.glob("*.svg"))
+    assert [name_of(slide) for slide, _ in moving if not slide.is_extra] == []
+
+
+def test_pictures_that_move_are_inlined_with_their_style(monkeypatch: pytest.MonkeyPatch) -> None:
+    editions = slides_module("editions", monkeypatch)
+    text = editions.edition(SLIDES / "session-d.md", "learner")
+    roots = re.findall(r'<template shadowrootmode="open">(<svg .*?</svg>)</template>', text, re.DOTALL)
+    assert len(roots) == 2
+    assert all("@keyframes" in root and "@media print" in root and "\n\n" not in root for root in roots)
 
 
 def test_figures_match_their_scripts_and_data(tmp_path: Path) -> None:

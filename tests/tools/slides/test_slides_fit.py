@@ -28,7 +28,7 @@ _REPORT += " out.id = 'found'; out.textContent = JSON.stringify(found); document
 _PAGES = """() => [...document.querySelectorAll('section')].map((page, at) => {
   const frame = page.getBoundingClientRect(), scale = frame.width / 1280, wrong = []
   let lowest = 0
-  for (const part of page.querySelectorAll('h1, h2, p, pre, .figure svg, table, ol, ul')) {
+  for (const part of page.querySelectorAll('h1, h2, p, pre, .figure svg, .moving, table, ol, ul')) {
     const box = part.getBoundingClientRect()
     const right = (box.right - frame.left) / scale, low = (box.bottom - frame.top) / scale
     const name = part.tagName + ' ' + (part.getAttribute('aria-label') || part.textContent).slice(0, 40)

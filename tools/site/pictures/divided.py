@@ -64,7 +64,7 @@ def tensor() -> Scene:
         _matrix(scene, x_hidden, y + 14, hidden, "forward", (2, 999))
         _matrix(scene, x_second, y, rows, color, (0, 999))
         _matrix(scene, x_term, y + 14, term, "reduce", (3, 999))
-        for x, sign in ((75, "·"), (149, "→"), (223, "·"), (297, "→")):
+        for x, sign in ((75, "·"), (149, "="), (223, "·"), (297, "=")):
             scene.add(scene.text(x, y + 33, sign, "quiet", "middle"))
         other = 112 * (1 - 2 * rank)
         for place, number in enumerate(term[0]):

@@ -204,12 +204,12 @@ def buckets(buckets: int) -> Scene:
     scene.add(scene.line([(alone, 20), (alone, 132)], "quiet", 1.5))
     scene.add(scene.line([(done, 80), (done, 132)], "good", 2))
     scene.add(scene.text(left, 150, f"backward {1000 * backward_s:.0f} ms", "quiet"))
-    scene.add(
-        scene.text(WIDTH - MARGIN, 150, f"all reduced after {1000 * found[-1].end_s:.0f} ms", "good", "end", bold=True)
-    )
-    hidden = 1 - (found[-1].end_s - backward_s) / sum(bucket.end_s - bucket.start_s for bucket in found)
-    scene.add(scene.text(WIDTH - MARGIN, 169, f"{hidden:.0%} of the communication is hidden behind backward", at="end"))
     steps = 8
+    words = f"all reduced after {1000 * found[-1].end_s:.0f} ms"
+    scene.add(scene.text(WIDTH - MARGIN, 150, words, "good", "end", bold=True), show=(steps, 999))
+    hidden = 1 - (found[-1].end_s - backward_s) / sum(bucket.end_s - bucket.start_s for bucket in found)
+    words = f"{hidden:.0%} of the communication is hidden behind backward"
+    scene.add(scene.text(WIDTH - MARGIN, 169, words, at="end"), show=(steps, 999))
     _uncover(scene, 22, 114, [(0.3, 0.0), (steps, found[-1].end_s / longest)], left)
     size = found[0].num_bytes / 1e6
     for step in range(steps):
