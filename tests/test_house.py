@@ -31,7 +31,7 @@ ROOMS = {
 PARTS = {
     "core": [".", "runs", "config"],
     "train": ["comm data model optim", "checkpoint parallel", ".", "prove profile"],
-    "observe": [".", "check", "diagnose", "view"],
+    "observe": [".", "check", "diagnose", "view watch"],
 }
 """Parts of a room from the lowest up; "." stands for the room's other files. A part uses only lower ones."""
 

@@ -172,6 +172,8 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
             from frog.observe.view.view_commands import add_checkpoints_parser as add
         case "tensorboard":
             from frog.observe.view.view_commands import add_tensorboard_parser as add
+        case "watch":
+            from frog.observe.watch.watch_commands import add_watch_parser as add
         case "logs":
             from frog.observe.view.logs_command import add_logs_parser as add
         case "chaos":

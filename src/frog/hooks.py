@@ -61,6 +61,18 @@ def describe_hang(folder: Path) -> str:
 
 
 @Hook
+def watch_run(program: Callable[[Callable[[Path], None]], int], port: int, opens: bool) -> int:
+    """Run a program with a live page (`frog run --watch`), and return its exit code.
+
+    program: runs it; gets a function to call with the run folder as soon as that exists.
+    port: 0 for a free one. opens: open the page in the browser.
+
+    Without a product: UsageError.
+    """
+    raise _missing("--watch", "frog.observe")
+
+
+@Hook
 def report_sections(run: RunFile, history: History) -> dict[str, dict[str, Any] | None]:
     """Return data of sections for the report of a run, by name; without a product none, and the report omits them."""
     return {}

@@ -6,7 +6,7 @@ process has them: commands, `python -m frog.train`, ranks, notebooks and program
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from frog import hooks
@@ -22,6 +22,7 @@ def register_products() -> None:
     """Register all products."""
     hooks.rank_environment.register(_rank_environment)
     hooks.describe_hang.register(_describe_hang)
+    hooks.watch_run.register(_watch_run)
     hooks.report_sections.register(_report_sections)
     hooks.run_manifest.register(_run_manifest)
     hooks.print_answers.register(_print_answers)
@@ -40,6 +41,12 @@ def _describe_hang(folder: Path) -> str:
     from frog.observe.diagnose.program.program_diagnosis import describe_hang  # loads numpy
 
     return describe_hang(folder)
+
+
+def _watch_run(program: Callable[[Callable[[Path], None]], int], port: int, opens: bool) -> int:
+    from frog.observe.watch.watch_commands import watch_run
+
+    return watch_run(program, port, opens)
 
 
 def _report_sections(run: RunFile, history: History) -> dict[str, dict[str, Any] | None]:

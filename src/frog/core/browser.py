@@ -12,7 +12,12 @@ from frog.core.env import child_env
 
 
 def open_page(path: Path) -> bool:
-    """Open a file in the browser without waiting for it; return False if this machine has no browser.
+    """Open a file in the browser, as `open_address` does."""
+    return open_address(path.absolute().as_uri())
+
+
+def open_address(address: str) -> bool:
+    """Open an address in the browser without waiting for it; return False if this machine has no browser.
 
     As in other programs, `$BROWSER` names the browser, and BROWSER=none means that there is none.
     """
@@ -22,7 +27,7 @@ def open_page(path: Path) -> bool:
         return False
     try:
         subprocess.Popen(
-            [opener, path.absolute().as_uri()],
+            [opener, address],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # with an inherited pipe, a caller would wait until the browser ends

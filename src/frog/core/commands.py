@@ -32,6 +32,7 @@ HEADINGS: dict[str, dict[str, str]] = {
     },
     "Understand": {
         "runs": "frog runs",
+        "watch": "frog watch latest",
         "report": "frog report latest --open",
         "compare": "frog compare first second",
         "logs": "frog logs latest",

@@ -53,6 +53,13 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "each, and print what is wrong",
     )
     parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="show a live page of the run: each rank, what it waits for, the diagnosis; in a terminal until Ctrl-C",
+    )
+    parser.add_argument("--open", action="store_true", help="with --watch: open the page in the browser")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="with --watch: default: a free port")
+    parser.add_argument(
         "--from", dest="manifest", type=Path, metavar="K8S.yaml", help="run a manifest's pods as local processes"
     )
     parser.add_argument("--dry-run", action="store_true", help="with --from: only print the manifest's mistakes")
@@ -136,6 +143,14 @@ def _run(args: argparse.Namespace) -> int:
         program = list(command.program)
     nodes, options = read_world(args)
     options = replace(options, runs=Path("runs"), observe=args.observe, simulate_gpus=args.simulate_gpus)
+    if not args.watch and (args.open or args.port):
+        raise UsageError("--open and --port need --watch", "frog run --nproc 4 --watch -- my.py")
+    if args.watch:
+        from frog.hooks import watch_run
+
+        if args.check is not None:
+            raise UsageError("--watch cannot be combined with --check", "run one after the other")
+        return watch_run(lambda show: run_world(nodes, program, replace(options, watch=show)), args.port, args.open)
     if args.check is not None:
         from frog.hooks import print_answers
 

@@ -64,6 +64,8 @@ class Options:
     """Modules of `observe/hook` to start in each rank if it is observed."""
     on_folder: Callable[[Path], None] | None = None
     """Called with the run folder of such a program before its ranks start."""
+    watch: Callable[[Path], None] | None = None
+    """Called again and again with the run folder of any program, as soon as there is one."""
 
 
 class Starter:

@@ -28,6 +28,7 @@ from frog.core.runs.observed import (
     write_request,
 )
 from frog.core.runs.outcome import name_ranks
+from frog.core.runs.positions import PositionWriter
 from frog.core.units import count
 from frog.hooks import describe_hang
 from frog.launch.launch_record import Journal
@@ -73,6 +74,8 @@ class StallWatch:
         """The last stall for which the ranks had to be ended."""
         self._attempt = -1
         self._watch = ProgramWatch(self.limits)
+        self._positions: PositionWriter | None = None
+        """What the ranks did over time, for `frog watch`."""
         self._question: _Question | None = None
         self._last_question: _Question | None = None
         """Asked when a user stopped the program."""
@@ -150,6 +153,7 @@ class StallWatch:
             return None
         if attempt != self._attempt:
             self._attempt, self._watch, self._question = attempt, ProgramWatch(self.limits), None
+            self._positions = PositionWriter(self.folder.path, attempt)
         if now < self._next_look:
             return None
         self._next_look = now + _LOOK_S
@@ -157,6 +161,8 @@ class StallWatch:
 
     def _look(self, folder: RunFolder, ranks: Set[int], now: float) -> Stall | None:
         statuses = read_statuses(folder.path, self._attempt)
+        if self._positions is not None:
+            self._positions.look(statuses)
         if not ranks or statuses.keys() != ranks:
             return None  # some ranks have not started, or are not observed
         quiet = self._watch.still_s(now) > self.limits.deadline_s / 2

@@ -233,6 +233,8 @@ class _Launch:
                 self._ended(agent)
         self._let_meet()
         folder = self.journal.look_for_folder()
+        if folder is not None and self.options.watch is not None:
+            self.options.watch(folder.path)
         if folder is not None and self.nodes.several:
             for agent in self.agents:
                 self.output.open_log(agent.node, folder.node_log(agent.node))

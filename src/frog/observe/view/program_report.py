@@ -19,7 +19,7 @@ from frog.core.runs.record import ProgramInfo, Record, RunFile
 from frog.core.schema import shortened
 from frog.core.terminal import printable
 from frog.observe.check.answers import broken_rules, read_answers
-from frog.observe.view.report_diagnosis import shown_diagnosis
+from frog.observe.view.report_diagnosis import shown_diagnosis, source_roots
 from frog.observe.view.runs import row_of_observed, state_of, status_of
 
 _ENDS = {"completed": "ended with exit code 0", "running": "is running", "interrupted": "was stopped with the program"}
@@ -74,7 +74,7 @@ def program_context(folder: RunFolder, run: RunFile, program: ProgramInfo, histo
     first = record.error.rank if record and record.error else 0
     return {
         **_common(history, rows, observed, folder.path),
-        "diagnosis": shown_diagnosis(folder, _roots(program), len(rows)) if status in _FAILED else None,
+        "diagnosis": shown_diagnosis(folder, source_roots(program), len(rows)) if status in _FAILED else None,
         "name": run.name,
         "created": run.created,
         "run": run,
@@ -104,7 +104,7 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
     error = min(errors, key=lambda one: one.unix_ns, default=None)
     return {
         **_common(history, [_observed_row(own) for own in observed.values()], observed, folder.path),
-        "diagnosis": shown_diagnosis(folder, [Path.cwd()], len(observed)) if row.status in _FAILED else None,
+        "diagnosis": shown_diagnosis(folder, source_roots(None), len(observed)) if row.status in _FAILED else None,
         "name": row.name,
         "created": row.created,
         "run": None,
@@ -121,12 +121,6 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
             "The command, its output and exit codes: another launcher started the ranks, and has them.",
         ],
     }
-
-
-def _roots(program: ProgramInfo) -> list[Path]:
-    """Return the folders in which a program's files may be: where it ran, and where its script is."""
-    cwd = Path(program.cwd)
-    return [cwd, *(cwd / Path(word).parent for word in program.command if word.endswith(".py"))]
 
 
 def _relative(line: str, program: ProgramInfo) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from frog.core.errors import FrogError
 from frog.core.files import open_plain
 from frog.core.runs.folder import RunFolder
+from frog.core.runs.record import ProgramInfo
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.find import diagnose_path
+from frog.observe.diagnose.waits import WaitingGroup, waits_of
+from frog.observe.view.waits_picture import draw_waits
 
 _NOTHING = ("none", "unknown", "running")
 _AROUND = 3
@@ -48,6 +51,13 @@ class ShownDiagnosis:
     advice: str
     places: list[ShownPlace]
     evidence: list[str]
+    waits: list[WaitingGroup] = field(default_factory=list)
+    """Who waits for whom; empty if no rank waits for another."""
+
+    @property
+    def picture(self) -> str:
+        """The same as a picture: HTML in which all text is escaped."""
+        return draw_waits(self.waits)
 
 
 def shown_diagnosis(folder: RunFolder, roots: list[Path], num_ranks: int) -> ShownDiagnosis | None:
@@ -67,7 +77,16 @@ def shown_diagnosis(folder: RunFolder, roots: list[Path], num_ranks: int) -> Sho
         diagnosis.advice,
         _places(diagnosis, roots, num_ranks),
         [" ".join(line.split()) for line in diagnosis.evidence[:_MOST_EVIDENCE]],
+        waits_of(folder),
     )
+
+
+def source_roots(program: ProgramInfo | None) -> list[Path]:
+    """Return the folders in which a program's files may be: where it ran, and where its script is."""
+    if program is None:
+        return [Path.cwd()]
+    cwd = Path(program.cwd)
+    return [cwd, *(cwd / Path(word).parent for word in program.command if word.endswith(".py"))]
 
 
 def _places(diagnosis: Diagnosis, roots: list[Path], num_ranks: int) -> list[ShownPlace]:

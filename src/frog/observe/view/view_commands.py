@@ -22,6 +22,11 @@ def add_report_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
     report = commands.add_parser("report", help="write a run's report: one HTML file that works offline")
     report.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
     report.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html")
+    report.add_argument(
+        "--timeline",
+        action="store_true",
+        help="write the page of `frog watch` instead, as one file; default: RUN/timeline.html",
+    )
     report.add_argument("--open", action="store_true", help="open it in the browser")
     report.set_defaults(handler=_report)
 
@@ -68,8 +73,15 @@ def _report(args: argparse.Namespace) -> int:
     from frog.observe.view.report import write_report
 
     folder = find_evidence(args.run)
-    path = write_report(folder, args.output)
-    print(f"report{_of_what(folder)}: {path} ({format_bytes(path.stat().st_size)})")
+    if args.timeline:
+        from frog.observe.watch.film_page import write_timeline
+
+        path = write_timeline(folder, args.output)
+    else:
+        path = write_report(folder, args.output)
+    print(
+        f"{'timeline' if args.timeline else 'report'}{_of_what(folder)}: {path} ({format_bytes(path.stat().st_size)})"
+    )
     if args.open and not open_page(path):
         print("found no browser; open the file on a machine that has one")
     return 0
