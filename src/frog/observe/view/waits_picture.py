@@ -134,7 +134,7 @@ def _arrow(start: Box, end: Box, wide: bool, *, is_mutual: bool, name: str) -> s
         y1, y2 = start.y + _HEIGHT / 2 + shift, end.y + _HEIGHT / 2 + shift
         path = f"M{x1:g} {y1:g}C{(x1 + x2) / 2:g} {y1:g} {(x1 + x2) / 2:g} {y2:g} {x2:g} {y2:g}"
         if forward:
-            label = _label((x1 + x2) / 2, (y1 + y2) / 2 - 8, "middle")
+            label = _label((x1 + x2) / 2, (y1 + y2) / 2 - 8 - 2 * max(0, shift), "middle", is_mutual)
     elif not wide and 0 < end.y - start.y - _HEIGHT <= _DOWN and not is_mutual:
         x = start.x + _WIDTH / 2
         path = f"M{x:g} {start.y + _HEIGHT:g}V{end.y - 5:g}"
@@ -143,11 +143,14 @@ def _arrow(start: Box, end: Box, wide: bool, *, is_mutual: bool, name: str) -> s
         x = (start.x if wide else 1) + _WIDTH
         y1, y2 = start.y + _HEIGHT / 2 + shift, end.y + _HEIGHT / 2 - shift
         path = f"M{x:g} {y1:g}C{x + 34:g} {y1:g} {x + 34:g} {y2:g} {x + 5:g} {y2:g}"
+        if is_mutual and start.index < end.index and not wide:
+            label = _label(x - 12, (y1 + y2) / 2 + 4, "end", is_mutual)
     return f'<path class="arrow" d="{path}" marker-end="url(#tip-{name})"/>{label}'
 
 
-def _label(x: float, y: float, anchor: str) -> str:
-    return f'<text class="arrow-label" x="{x:g}" y="{y:g}" text-anchor="{anchor}">waits for</text>'
+def _label(x: float, y: float, anchor: str, is_mutual: bool = False) -> str:
+    text = "wait for each other" if is_mutual else "waits for"
+    return f'<text class="arrow-label" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{text}</text>'
 
 
 def _short(text: str) -> str:

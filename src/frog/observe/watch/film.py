@@ -86,7 +86,7 @@ class Lane:
 def _at(rows: list[int], time_us: int) -> tuple[int, int] | None:
     for index in range(len(rows) - BAR, -1, -BAR):
         start, duration, word, number = rows[index : index + BAR]
-        if start <= time_us <= start + duration:
+        if start <= time_us <= start + duration + 5:  # both are rounded down
             return word, number
     return None
 
@@ -136,6 +136,8 @@ class Film:
     end: int
     """The last moment, in us."""
     is_live: bool
+    still_s: float = 0.0
+    """How long ranks have waited for others without any progress; 0 if none waits, or the run has ended."""
     words: list[tuple[Kind, str]] = field(default_factory=list)
     lanes: list[Lane] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)

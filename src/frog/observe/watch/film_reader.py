@@ -7,10 +7,14 @@ their stacks and collectives, as `frog observe` does, and diagnoses the run from
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
+from frog.core.env import machine
 from frog.core.errors import RunError, describe_exit
 from frog.core.runs.event_schema import Beat
 from frog.core.runs.folder import RunFolder
@@ -62,8 +66,8 @@ _STUCK_S = 10.0
 _LEAST_LANES = 4
 _MOST_EVENTS = 400
 _MOST_CALLS = 300
-_END_NS = 500_000_000
 _TEXT = 300
+_STILL = "no rank makes progress from here on"
 
 
 def film_of(folder: RunFolder) -> Film:
@@ -119,6 +123,8 @@ class FilmReader:
         status = self._status()
         is_live = status == "running"
         self._look_at_programs(observed, is_live)
+        if is_live:
+            self._measure(beats, now_ns)
         start_ns = self._start_ns(observed, beats) or now_ns
         end_ns = now_ns if is_live else self._last_ns(observed, beats, start_ns)
         film = Film(
@@ -134,11 +140,12 @@ class FilmReader:
         film.words = self._words.rows
         film.series = curves(self._points.values(), start_ns)
         film.steps = steps_of(self._points.values(), start_ns)
-        film.events = self._film_events(observed, start_ns)
+        self._still_s = self._find_still_s(beats, now_ns) if is_live else 0.0
+        film.still_s = round(self._still_s, 1)
+        film.events = self._film_events(observed, start_ns, now_ns)
         film.failure = first_failure(film.events)
         film.nodes, film.network = self._nodes(film.lanes), self._network()
         film.notes = self._notes(observed, is_live)
-        self._still_s = self._find_still_s(beats, now_ns) if is_live else 0.0
         return film
 
     def _read_run_json(self) -> RunFile | None:
@@ -186,6 +193,16 @@ class FilmReader:
                 if moment.unix_ns > lanes.last_ns:
                     lanes.add(moment)
 
+    def _measure(self, beats: Mapping[int, Beat], now_ns: int) -> None:
+        """Measure the processes of Frog's ranks on this machine, which record no processor time."""
+        for rank, beat in beats.items():
+            if rank not in self._trained or beat.status != "running" or beat.machine != machine():
+                continue
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(beat.pid)
+                times = process.cpu_times()
+                self._trained[rank].measure(now_ns, times.user + times.system, process.memory_info().rss)
+
     # ---- time --------------------------------------------------------------------------------------------------------
 
     def _start_ns(self, observed: Mapping[int, Mapping[int, Observed]], beats: Mapping[int, Beat]) -> int:
@@ -207,7 +224,7 @@ class FilmReader:
         """Return how long ranks have waited for others without any change; 0 if none waits."""
         if self._programs:
             lanes = self._programs[max(self._programs)]
-            return (now_ns - lanes.still_since_ns) / 1e9 if lanes.waiting else 0.0
+            return (now_ns - lanes.still_since_ns) / 1e9 if lanes.is_waiting else 0.0
         waits = [
             (beat.beat_ns - beat.open[0].start_ns) / 1e9 for beat in beats.values() if beat.open and is_fresh(beat)
         ]
@@ -263,7 +280,9 @@ class FilmReader:
         lane.calls += flat(recorded_calls(own, self._words, self._program_folder, until_ns, most), start_ns)
         describe_observed(lane, own)
 
-    def _film_events(self, observed: Mapping[int, Mapping[int, Observed]], start_ns: int) -> list[FilmEvent]:
+    def _film_events(
+        self, observed: Mapping[int, Mapping[int, Observed]], start_ns: int, now_ns: int
+    ) -> list[FilmEvent]:
         stalled_ns = min(
             (each.unix_ns for each in self._events if isinstance(each, StallEvent | HangEvent)), default=None
         )
@@ -274,6 +293,9 @@ class FilmReader:
         for ranks in observed.values():
             found += observed_errors(ranks.values(), start_ns)
         found += self._not_finite(start_ns)
+        if self._still_s >= STILL_S:
+            begun = (now_ns - start_ns) // 1000 - round(self._still_s * 1e6)
+            found.append(FilmEvent(begun, None, "failure", _STILL))
         found.sort(key=lambda event: (event.at, event.rank or 0))
         found = [FilmEvent(max(0, event.at), event.rank, event.kind, printable(event.text)[:_TEXT]) for event in found]
         if len(found) > _MOST_EVENTS:
@@ -398,7 +420,7 @@ def _shown_event(event: AnyLauncherEvent, start_ns: int, stalled_ns: int | None)
         case StallEvent():
             begun = at - round(event.still_s * 1e6)
             return [
-                FilmEvent(begun, None, "failure", "no rank makes progress from here on"),
+                FilmEvent(begun, None, "failure", _STILL),
                 FilmEvent(at, None, "end" if event.ends else "note", event.text.partition("\n")[0]),
             ]
         case NodeEvent() if event.code:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import logging
 import secrets
 import threading
 import time
@@ -125,7 +126,13 @@ class FilmServer:
         self.projection = Projection(folder)
         try:
             self._server = serve(
-                self._send_film, _HOST, port, process_request=self._answer, origins=None, compression=None
+                self._send_film,
+                _HOST,
+                port,
+                process_request=self._answer,
+                compression=None,
+                server_header=None,
+                logger=_silent(),
             )
         except OSError as error:
             raise UsageError(f"--port {port}: {error.strerror}", "--port 0 takes a free one") from None
@@ -189,7 +196,8 @@ class FilmServer:
             ("X-Frame-Options", "DENY"),
             ("Content-Security-Policy", f"{policy_of(text) or _NOTHING}; frame-ancestors 'none'"),
         ):
-            del response.headers[name]
+            if name in response.headers:
+                del response.headers[name]
             response.headers[name] = value
         return response
 
@@ -201,3 +209,12 @@ class FilmServer:
                 connection.send(json.dumps(message, separators=(",", ":"), allow_nan=False))
         except ConnectionClosed:  # the tab was closed
             return
+
+
+def _silent() -> logging.Logger:
+    """Return a logger that prints nothing: a tab that is closed in the middle of an answer is not an error."""
+    logger = logging.getLogger("frog.watch")
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+    return logger

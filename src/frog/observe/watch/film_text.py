@@ -11,7 +11,7 @@ from frog.core.units import format_count, format_seconds
 from frog.observe.view.numbers import format_number
 from frog.observe.view.waits_picture import waits_text
 from frog.observe.watch.film import Film, Lane
-from frog.observe.watch.film_reader import FilmReader
+from frog.observe.watch.film_reader import STILL_S, FilmReader
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -60,7 +60,10 @@ def frame(film: Film) -> RenderableType:
     from rich.text import Text
 
     style = {"running": "cyan", "completed": "green", "ended": "green"}.get(film.status, "red")
-    title = Text.assemble((film.name, "bold"), "  ", (film.status, style), f"  {format_seconds(film.end / 1e6)}")
+    still = f"  no progress for {film.still_s:.0f} s" if film.still_s >= STILL_S else ""
+    title = Text.assemble(
+        (film.name, "bold"), "  ", (film.status, style), f"  {format_seconds(film.end / 1e6)}", (still, "bold red")
+    )
     parts: list[RenderableType] = [title]
     numbers = [f"{one.title.lower()} {_last(one.values)} (step {one.step[-1]:,})" for one in film.series]
     if numbers:
@@ -84,6 +87,8 @@ def frame(film: Film) -> RenderableType:
 
 def row_of(film: Film, lane: Lane, time_us: int) -> list[str]:
     """Return a rank's cells at a time: what it does, its collective, memory, used cores and state."""
+    if not film.is_live and lane.bars:  # its last moment
+        time_us = min(time_us, max(lane.bars[-4] + lane.bars[-3], lane.calls[-4] + lane.calls[-3] if lane.calls else 0))
     bar, call, use = lane.at(time_us), lane.call_at(time_us), lane.use_at(time_us)
     doing = ""
     if bar is not None:

@@ -124,12 +124,13 @@ class ProgramLanes:
                 self.lanes[rank].now(at, *self._shown(rank, position))
 
     @property
-    def waiting(self) -> list[int]:
-        """Ranks in a collective that other ranks have not called, or in a message."""
-        found = {rank: awaited(rank, self.positions) for rank in self.positions}
-        return [
-            rank for rank, wait in found.items() if self.positions[rank].in_message or (wait is not None and wait[2])
-        ]
+    def is_waiting(self) -> bool:
+        """True if a rank is in a collective or waits for a message."""
+        return any(
+            position.in_message or any(enqueued > completed for _, enqueued, completed in position.groups)
+            for position in self.positions.values()
+            if position.state == "running"
+        )
 
     def _shown(self, rank: int, position: Position) -> tuple[int, int]:
         """Return the word and the number for what a rank does."""

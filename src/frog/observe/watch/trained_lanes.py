@@ -191,8 +191,9 @@ class TrainedRank:
         self.blocks = RankBlocks(words, most_rows)
         self.start: StartEvent | None = None
         self.segment = -1
-        self.use: list[tuple[int, int]] = []
-        """Unix ns, and bytes of memory."""
+        self.use: list[tuple[int, int, int]] = []
+        """Unix ns, bytes of memory, percent of one core."""
+        self._last_cpu: tuple[int, float] | None = None
         self.state = "running"
         self.last_ns = 0
         self.first_ns = 0
@@ -211,13 +212,14 @@ class TrainedRank:
     def read(self, points: dict[tuple[int, int], Point]) -> None:
         """Read what was written since the last call."""
         for event in self._tail.read():
-            self._add(event, points)
+            self.add(event, points)
 
     def unix_ns(self, mono_ns: int) -> int:
         """Convert a time of this rank's clock."""
         return mono_ns + self._offset_ns
 
-    def _add(self, event: Any, points: dict[tuple[int, int], Point]) -> None:
+    def add(self, event: Any, points: dict[tuple[int, int], Point]) -> None:
+        """Take an event; its numbers go into the point of its step, by segment and step."""
         match event:
             case SpanEvent():
                 start, end = self.unix_ns(event.start_ns), self.unix_ns(event.end_ns)
@@ -254,10 +256,10 @@ class TrainedRank:
     def _add_step(self, event: StepEvent, points: dict[tuple[int, int], Point]) -> None:
         end_ns = self.unix_ns(event.end_ns)
         self.last_ns = max(self.last_ns, end_ns)
-        if not self.use or end_ns - self.use[-1][0] > 1e9 or event.memory_bytes > 1.02 * self.use[-1][1]:
-            self.use.append((end_ns, event.memory_bytes))
-            if len(self.use) > 400:
-                self.use = self.use[::2]
+        if self._last_cpu is None and (
+            not self.use or end_ns - self.use[-1][0] > 1e9 or event.memory_bytes > 1.02 * self.use[-1][1]
+        ):
+            self._use(end_ns, event.memory_bytes, -1)
         point = points.setdefault((self.segment, event.step), Point(event.step))
         point.end_ns = max(point.end_ns, end_ns)
         if event.loss is not None:
@@ -267,6 +269,20 @@ class TrainedRank:
         point.tokens_per_s = event.tokens_per_s if event.tokens_per_s is not None else point.tokens_per_s
         if not self.blocks.last or self.blocks.last[-1].key != (self.segment, event.step):
             self.blocks.block((self.segment, event.step))
+
+    def measure(self, unix_ns: int, cpu_s: float, rss_bytes: int) -> None:
+        """Record what the process uses, as seen from outside."""
+        if self._last_cpu is not None and unix_ns - self._last_cpu[0] < 900_000_000:
+            return
+        if self._last_cpu is not None:
+            used = (cpu_s - self._last_cpu[1]) / ((unix_ns - self._last_cpu[0]) / 1e9)
+            self._use(unix_ns, rss_bytes, max(0, round(100 * used)))
+        self._last_cpu = (unix_ns, cpu_s)
+
+    def _use(self, unix_ns: int, size: int, percent: int) -> None:
+        self.use.append((unix_ns, size, percent))
+        if len(self.use) > 400:
+            self.use = [*self.use[:200:2], *self.use[200:]]
 
     def call_word(self, op: str, axis: str, payload_bytes: int) -> int:
         """Return the word of a collective."""
@@ -287,7 +303,7 @@ class TrainedRank:
             lane.calls += flat(block.calls, start_ns)
         if beat is not None:
             self._add_now(lane, beat, start_ns, until_ns)
-        lane.use = [value for at, size in self.use for value in ((at - start_ns) // 1000, size >> 20, -1)]
+        lane.use = [value for at, size, used in self.use for value in ((at - start_ns) // 1000, size >> 20, used)]
         return lane
 
     def _add_now(self, lane: Lane, beat: Beat, start_ns: int, until_ns: int) -> None:
@@ -350,6 +366,7 @@ def steps_of(points: Iterable[Point], start_ns: int, most: int = 6_000) -> list[
 def error_events(rank: TrainedRank, start_ns: int) -> list[FilmEvent]:
     """Return a rank's errors as events."""
     return [
-        FilmEvent((event.unix_ns - start_ns) // 1000, rank.rank, "failure", f"{event.type}: {event.message}"[:300])
+        FilmEvent((at - start_ns) // 1000, rank.rank, "failure", f"{event.type}: {event.message}"[:300])
         for event in rank.errors
+        for at in [event.unix_ns if event.unix_ns >= rank.first_ns else rank.last_ns]
     ]

@@ -35,16 +35,18 @@
     return after;
   }
 
-  function rowsOf(flat) {
+  function rowsOf(flat, lane) {
     const order = Array.from({ length: flat.length / BAR }, (_, i) => i * BAR);
     if (order.some((i) => i && flat[i] < flat[i - BAR])) order.sort((a, b) => flat[a] - flat[b]);
     const rows = { at: new Float64Array(order.length), end: new Float64Array(order.length),
-                   word: new Int32Array(order.length), number: new Float64Array(order.length) };
+                   word: new Int32Array(order.length), number: new Float64Array(order.length), hot: new Uint8Array(order.length) };
+    const waits = film.waiting[lane.rank] && film.failure !== null;
     order.forEach((from, i) => {
       rows.at[i] = flat[from];
       rows.end[i] = flat[from] + flat[from + 1];
       rows.word[i] = flat[from + 2];
       rows.number[i] = flat[from + 3];
+      rows.hot[i] = waits && rows.end[i] > film.failure && film.words[rows.word[i]][0] === "collective";
     });
     return rows;
   }
@@ -60,7 +62,7 @@
   }
   function rowAt(rows, time) {
     for (let i = lastBefore(rows.at, time), tries = 0; i >= 0 && tries < 8; i--, tries++) {
-      if (rows.end[i] >= time) return i;
+      if (rows.end[i] >= time - 5) return i;  // starts and durations are whole microseconds
     }
     return -1;
   }
@@ -70,8 +72,8 @@
     film = next;
     version++;
     lanes = film.lanes.map((lane, i) => {
-      const same = before && before.lanes[i] === lane;
-      return same ? old[i] : { ...lane, bars: rowsOf(lane.bars), calls: rowsOf(lane.calls),
+      const same = before && before.lanes[i] === lane && before.waiting === film.waiting && before.failure === film.failure;
+      return same ? old[i] : { ...lane, bars: rowsOf(lane.bars, lane), calls: rowsOf(lane.calls, lane),
                                useAt: lane.use.filter((_, k) => k % USE === 0) };
     });
     film.stepAt = film.steps.filter((_, i) => i % 2 === 1);
@@ -125,6 +127,7 @@
     status.className = `status status-${film.status}`;
     byId("command").textContent = film.command;
     byId("about").textContent = `${film.lanes.length} rank${film.lanes.length === 1 ? "" : "s"}`;
+    byId("still").textContent = film.still_s >= 5 ? `no progress for ${Math.round(film.still_s)} s` : "";
     if (!before || before.diagnosis !== film.diagnosis) byId("finding").innerHTML = film.diagnosis;  // escaped text, and no script runs
     byId("failure").hidden = film.failure === null;
     byId("follow").hidden = !film.is_live;
@@ -190,6 +193,7 @@
       return { row, parts, text: "" };
     });
     box.replaceChildren(head, ...cells.map((cell) => cell.row));
+    head.lastChild.hidden = !film.lanes.some((lane) => lane.use.some((value, i) => i % USE === 2 && value >= 0));
     byId("lanes-box").style.height = `${22 + height * film.lanes.length}px`;
     drawn = told = "";
   }
@@ -243,8 +247,7 @@
       waits = waits || awaited(call, lane);
     }
     if (!waits && film.waiting[lane.rank] && (film.failure === null || cursor >= film.failure)) waits = film.waiting[lane.rank];
-    if (bar < 0 && call < 0 && cursor >= lastOf(lane)) what = lane.state;
-    if (cursor >= film.end && !film.is_live) what = what === lane.state || !lane.state ? what : `${lane.state}; last ${what}`;
+    if (!film.is_live && (cursor >= film.end || (bar < 0 && call < 0 && cursor > lastOf(lane)))) [what, number] = [lane.state, ""];
     return [what, number, waits];
   }
   const lastOf = (lane) => lane.bars.end.length ? lane.bars.end[lane.bars.end.length - 1] : 0;
@@ -337,7 +340,7 @@
     for (let back = 0; first > 0 && back < 8; back++) first--;
     for (let i = Math.max(0, first); i < rows.at.length && rows.at[i] <= view[1]; i++) {
       if (rows.end[i] < view[0]) continue;
-      const color = colors.words[rows.word[i]];
+      const color = rows.hot[i] ? colors.bad : colors.words[rows.word[i]];
       let x0 = (rows.at[i] - view[0]) * scale, x1 = (rows.end[i] - view[0]) * scale;
       if (x1 - x0 < least) x1 = x0 + least;
       x0 = Math.max(0, x0);
@@ -405,7 +408,7 @@
       const x0 = Math.max(0, (rows.at[i] - view[0]) * scale), x1 = Math.min(inner, (rows.end[i] - view[0]) * scale), room = x1 - x0 - 8 * ratio;
       if (room < 34 * ratio) continue;
       shown++;
-      const color = colors.words[rows.word[i]], isLight = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] > 140;
+      const color = rows.hot[i] ? colors.bad : colors.words[rows.word[i]], isLight = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] > 140;
       context.fillStyle = isLight ? "#14171a" : "#fff";
       context.fillText(fitted(context, film.words[rows.word[i]][1], room), left + x0 + 4 * ratio, y + height / 2);
     }
