@@ -53,6 +53,7 @@ def hung_program(path: Path, *, ended: bool = True, num_ranks: int = 4) -> RunFo
     which wait in an all_reduce. The launcher ends them at second 30; or it is this process, and the run goes on.
     """
     folder, cwd = RunFolder(path), path.parent
+    cwd.mkdir(parents=True, exist_ok=True)
     (cwd / NAME).write_text(SOURCE)
     program = {"command": [NAME], "kind": "script", "cwd": str(cwd), "environment": {}}
     run = {"format": FORMAT, "name": path.name, "created": "2026-11-21T04:12:00+00:00", "argv": ["frog", "run"]}

@@ -34,7 +34,7 @@ class WaitingGroup:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
     """What one rank does, and for whom it waits."""
 
     what: str
@@ -51,7 +51,7 @@ def waits_of(folder: RunFolder) -> list[WaitingGroup]:
     return grouped(seen)
 
 
-def grouped(seen: dict[int, _Seen]) -> list[WaitingGroup]:
+def grouped(seen: dict[int, Seen]) -> list[WaitingGroup]:
     """Join ranks that do the same and wait for the same ranks."""
     if not any(own.awaited & seen.keys() for own in seen.values()):
         return []
@@ -69,7 +69,7 @@ def grouped(seen: dict[int, _Seen]) -> list[WaitingGroup]:
 # ---- programs that are not Frog's ------------------------------------------------------------------------------------
 
 
-def _of_program(folder: RunFolder) -> dict[int, _Seen]:
+def _of_program(folder: RunFolder) -> dict[int, Seen]:
     evidence = gather(folder.path, attempts_of(folder.path)[-1])
     if len(evidence.world) > _MOST_RANKS:
         return {}
@@ -78,20 +78,20 @@ def _of_program(folder: RunFolder) -> dict[int, _Seen]:
     }
 
 
-def _look(evidence: Evidence, number: int, rank: RankEvidence) -> _Seen:
+def _look(evidence: Evidence, number: int, rank: RankEvidence) -> Seen:
     call = _pending(rank)
     if call is not None and rank.state != "ended":
         awaited = _missing(evidence, number, call)
-        return _Seen(f"in {call}", place(call.line or rank.line), frozenset(awaited))
+        return Seen(f"in {call}", place(call.line or rank.line), frozenset(awaited))
     if rank.transfer is not None and rank.transfer.peer is not None:
         verb = "send to" if rank.transfer.is_send else "recv from"
-        return _Seen(f"in {verb} rank {rank.transfer.peer}", place(rank.line), frozenset([rank.transfer.peer]))
+        return Seen(f"in {verb} rank {rank.transfer.peer}", place(rank.line), frozenset([rank.transfer.peer]))
     counted = next((group for group, called in rank.enqueued.items() if called > rank.completed.get(group, 0)), None)
     if counted is not None and rank.state == "running" and rank.error is None:
         seq = rank.completed.get(counted, 0) + 1
         others = {other for other in evidence.ranks if _is_behind(evidence.ranks[other], counted, seq)}
-        return _Seen("in a collective", place(rank.line), frozenset(others - {number}))
-    return _Seen(_doing(rank), place(_last_line(rank)))
+        return Seen("in a collective", place(rank.line), frozenset(others - {number}))
+    return Seen(_doing(rank), place(_last_line(rank)))
 
 
 def _pending(rank: RankEvidence) -> Call | None:
@@ -143,7 +143,7 @@ def _last_line(rank: RankEvidence) -> CodeLine | None:
 # ---- runs of Frog's trainer ------------------------------------------------------------------------------------------
 
 
-def _of_own_run(folder: RunFolder) -> dict[int, _Seen]:
+def _of_own_run(folder: RunFolder) -> dict[int, Seen]:
     run = read_run(folder)
     if run.last is None or len(run.last.ranks) > _MOST_RANKS:
         return {}
@@ -162,16 +162,16 @@ def _of_own_run(folder: RunFolder) -> dict[int, _Seen]:
     return {rank: _look_at_trained(case, calls, rank, awaited.get(rank, set())) for rank in case.ranks}
 
 
-def _look_at_trained(case: Case, calls: CollectiveCalls, rank: int, awaited: set[int]) -> _Seen:
+def _look_at_trained(case: Case, calls: CollectiveCalls, rank: int, awaited: set[int]) -> Seen:
     where = str(case.position(rank))
     last = next((call for call in reversed(calls.of(rank)) if not call.ended), None)
     error, signal = case.error(rank), case.signal_of(rank)
     if error is not None and not error.lost_peers:
-        return _Seen(f"failed with {error.kind}", where)
+        return Seen(f"failed with {error.kind}", where)
     if signal is not None and not case.lost_peers(rank):
-        return _Seen(f"was killed by {signal}", where)
+        return Seen(f"was killed by {signal}", where)
     if awaited and last is not None:
-        return _Seen(f"in {last}", where, frozenset(awaited))
+        return Seen(f"in {last}", where, frozenset(awaited))
     if awaited:
-        return _Seen("in a collective", where, frozenset(awaited))
-    return _Seen("is there", where)
+        return Seen("in a collective", where, frozenset(awaited))
+    return Seen("is there", where)

@@ -33,7 +33,7 @@ def draw_waits(groups: list[WaitingGroup]) -> str:
     if not groups:
         return ""
     shown = _shown(groups)
-    alt = escape(waits_text(groups))
+    alt = escape(waits_text(groups).replace("\n", "; "))
     more = len(groups) - len(shown)
     note = f'<p class="quiet">And {more} more groups of ranks.</p>' if more else ""
     pictures = "".join(_svg(groups, shown, wide, alt) for wide in (True, False))

@@ -6,6 +6,7 @@ A long run has more phases than a page can hold. The last steps are kept whole. 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -86,12 +87,14 @@ class Block:
     num_steps: int = 1
     bars: list[Row] = field(default_factory=list)
     calls: list[Row] = field(default_factory=list)
+    num_calls: int | None = None
+    """Collectives of joined steps, which `calls` has as one; None if it has each."""
 
     @property
     def num_rows(self) -> int:
         return len(self.bars) + len(self.calls)
 
-    def joined(self, other: Block, words: Words, num_calls: int) -> Block:
+    def joined(self, other: Block, words: Words) -> Block:
         """Return both as one: the sums of equal bars, one after the other, and one bar for all calls."""
         bars, calls = [*self.bars, *other.bars], [*self.calls, *other.calls]
         start = min((bar[0] for bar in bars), default=0)
@@ -105,7 +108,8 @@ class Block:
             block.bars.append((at, at + total, word, self.key[1]))
             at += total
         if calls:
-            text = count(num_calls, "collective")
+            block.num_calls = sum(len(b.calls) if b.num_calls is None else b.num_calls for b in (self, other))
+            text = count(block.num_calls, "collective")
             spent = sum(end - begin for begin, end, _, _ in calls)
             block.calls = [(calls[0][0], calls[0][0] + spent, words.of("collective", text), calls[0][3])]
         return block
@@ -122,42 +126,51 @@ class RankBlocks:
         self.old: list[Block] = []
         self.last: deque[Block] = deque()
         self._num_last = self._num_old = 0
-        self._calls_in: dict[int, int] = {}
         self.every = 1
         """Steps that one joined block stands for."""
 
-    def block(self, key: tuple[int, int]) -> Block:
-        """Return the block of a step, a new one if it has not begun."""
-        for block in reversed(self.last):
+    def add_bar(self, key: tuple[int, int], row: Row) -> None:
+        """Add a phase to the step with a key, which is new if it has not begun."""
+        self._block(key).bars.append(row)
+        self._grow()
+
+    def add_call(self, key: tuple[int, int], row: Row) -> None:
+        """Add a collective."""
+        self._block(key).calls.append(row)
+        self._grow()
+
+    def _block(self, key: tuple[int, int]) -> Block:
+        """Return one of the last three steps, or a new one."""
+        for block in itertools.islice(reversed(self.last), 3):
             if block.key == key:
                 return block
-            if len(self.last) > 3 and block is self.last[-3]:
-                break
         self.last.append(Block(key))
-        self._shrink()
         return self.last[-1]
 
-    def _shrink(self) -> None:
+    def _grow(self) -> None:
         """Move whole steps to the joined ones, which are joined again when they have become too many."""
-        while sum(block.num_rows for block in self.last) > self._half and len(self.last) > 2:
-            self._join_or_add(self.last.popleft())
-        while sum(block.num_rows for block in self.old) > self._half and len(self.old) > 2:
+        self._num_last += 1
+        while self._num_last > self._half and len(self.last) > 3:
+            block = self.last.popleft()
+            self._num_last -= block.num_rows
+            self._join_or_add(block)
+        while self._num_old > self._half and len(self.old) > 2:
             self.every *= 2
-            blocks, self.old = self.old, []
+            blocks, self.old, self._num_old = self.old, [], 0
             for block in blocks:
                 self._join_or_add(block)
+            if len(self.old) == len(blocks):  # each is of another start of the run
+                self.old = self.old[len(blocks) // 2 :]
+                self._num_old = sum(block.num_rows for block in self.old)
 
     def _join_or_add(self, block: Block) -> None:
         before = self.old[-1] if self.old else None
-        is_full = before is None or before.num_steps + block.num_steps > self.every or before.key[0] != block.key[0]
-        if before is None or is_full:
-            self._calls_in[id(block)] = self._calls_in.get(id(block), len(block.calls))
+        if before is None or before.num_steps + block.num_steps > self.every or before.key[0] != block.key[0]:
             self.old.append(block)
+            self._num_old += block.num_rows
             return
-        num_calls = self._calls_in.pop(id(before), len(before.calls)) + self._calls_in.pop(id(block), len(block.calls))
-        joined = before.joined(block, self.words, num_calls)
-        self.old[-1] = joined
-        self._calls_in[id(joined)] = num_calls
+        self.old[-1] = before.joined(block, self.words)
+        self._num_old += self.old[-1].num_rows - before.num_rows
 
     def blocks(self) -> list[Block]:
         """Return all blocks in order of time."""
@@ -223,13 +236,13 @@ class TrainedRank:
         match event:
             case SpanEvent():
                 start, end = self.unix_ns(event.start_ns), self.unix_ns(event.end_ns)
-                block = self.blocks.block((self.segment, event.step))
-                block.bars.append((start, end, self._phase_words[event.phase], event.step))
+                row = (start, end, self._phase_words[event.phase], event.step)
+                self.blocks.add_bar((self.segment, event.step), row)
                 self.last_ns = max(self.last_ns, end)
             case CollectiveEvent():
                 start, end = self.unix_ns(event.start_ns), self.unix_ns(event.end_ns)
                 word = self.call_word(event.op, event.axis, event.payload_bytes)
-                self.blocks.block((self.segment, event.step)).calls.append((start, end, word, event.seq))
+                self.blocks.add_call((self.segment, event.step), (start, end, word, event.seq))
                 self.last_ns = max(self.last_ns, end)
             case StepEvent():
                 self._add_step(event, points)
@@ -267,8 +280,6 @@ class TrainedRank:
             point.num_losses += 1
         point.loss_mean = event.loss_mean if event.loss_mean is not None else point.loss_mean
         point.tokens_per_s = event.tokens_per_s if event.tokens_per_s is not None else point.tokens_per_s
-        if not self.blocks.last or self.blocks.last[-1].key != (self.segment, event.step):
-            self.blocks.block((self.segment, event.step))
 
     def measure(self, unix_ns: int, cpu_s: float, rss_bytes: int) -> None:
         """Record what the process uses, as seen from outside."""

@@ -8,6 +8,7 @@
   let film = null;      // as the server sends it
   let lanes = [];       // film.lanes with typed arrays
   let version = 0;      // counts films
+  let stepAt = [], eventAt = [];  // times to stop at
   let cursor = 0;       // in us
   let view = [0, 1];    // what the lanes show, in us
   let span = null;      // width of the view that the user chose; null: all, or the last 30 s of a live run
@@ -76,8 +77,8 @@
       return same ? old[i] : { ...lane, bars: rowsOf(lane.bars, lane), calls: rowsOf(lane.calls, lane),
                                useAt: lane.use.filter((_, k) => k % USE === 0) };
     });
-    film.stepAt = film.steps.filter((_, i) => i % 2 === 1);
-    film.eventAt = [...new Set(film.events.map((event) => event.at))];
+    stepAt = film.steps.filter((_, i) => i % 2 === 1);
+    eventAt = [...new Set(film.events.map((event) => event.at))];
     if (!before) {
       follows = film.is_live;
       cursor = film.is_live ? film.end : film.failure ?? film.end;
@@ -131,7 +132,7 @@
     if (!before || before.diagnosis !== film.diagnosis) byId("finding").innerHTML = film.diagnosis;  // escaped text, and no script runs
     byId("failure").hidden = film.failure === null;
     byId("follow").hidden = !film.is_live;
-    for (const id of ["step-back", "step-on"]) byId(id).disabled = !film.stepAt.length;
+    for (const id of ["step-back", "step-on"]) byId(id).disabled = !stepAt.length;
     for (const id of ["event-back", "event-on"]) byId(id).disabled = !film.events.length;
     if (!before || before.events !== film.events) tellEvents();
     const nodes = byId("nodes");
@@ -281,8 +282,8 @@
     for (const curve of curves) curve.tell();
   }
   function stepText() {
-    const i = lastBefore(film.stepAt, cursor);
-    if (!film.stepAt.length) return "";
+    const i = lastBefore(stepAt, cursor);
+    if (!stepAt.length) return "";
     return i < 0 ? ", before the first step ended" : `, after step ${film.steps[2 * i].toLocaleString("en")}`;
   }
 
@@ -676,10 +677,10 @@
 
   const ACTIONS = {
     play: () => setPlaying(!playing),
-    "step-back": () => jump(film.stepAt, -1),
-    "step-on": () => jump(film.stepAt, 1),
-    "event-back": () => jump(film.eventAt, -1),
-    "event-on": () => jump(film.eventAt, 1),
+    "step-back": () => jump(stepAt, -1),
+    "step-on": () => jump(stepAt, 1),
+    "event-back": () => jump(eventAt, -1),
+    "event-on": () => jump(eventAt, 1),
     failure: () => film.failure !== null && seek(film.failure),
     follow: () => follows ? seek(cursor) : setFollowing(),
     "zoom-in": () => zoom(0.5),
@@ -693,7 +694,7 @@
     if (!film || event.ctrlKey || event.metaKey || event.altKey || ["SELECT", "INPUT"].includes(event.target.tagName)) return;
     if (event.key === " " && event.target.tagName === "BUTTON") return;
     let name = KEYS[event.key];
-    if (!film.stepAt.length && name?.startsWith("step")) name = undefined;
+    if (!stepAt.length && name?.startsWith("step")) name = undefined;
     if (event.key === "Home") seek(0);
     else if (event.key === "End") seek(film.end);
     else if (name) ACTIONS[name]();
@@ -726,7 +727,8 @@
   }
 
   // For tests and measurements: the state, without a way to change the film.
-  window.frogWatch = { state: () => ({ version, cursor, view, follows, playing, lanes: lanes.length, end: film?.end ?? 0 }), seek: (time) => seek(time) };
+  window.frogWatch = { state: () => ({ version, cursor, view, follows, playing, lanes: lanes.length, end: film?.end ?? 0 }), film: () => film,
+                       seek: (time) => seek(time), settle: () => { told = ""; toldAt = -1000; tellRanks(performance.now()); } };
   if (data.film) setFilm(data.film);
   else {
     byId("status").textContent = "waiting";
