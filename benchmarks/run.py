@@ -94,6 +94,7 @@ BENCHMARKS = {
     "threads": Benchmark("threads.py", tiny=("--tiny",)),
     "train_cpu": Benchmark("train_cpu.py", tiny=("--tiny", "--threads", "1")),
     "train_ddp": Benchmark("train_ddp.py", tiny=("--tiny",), nproc=2),
+    "watch": Benchmark("watch.py", tiny=("--steps", "40", "--seconds", "0.5")),
     "wild_jobfiles": Benchmark("wild_jobfiles.py", tiny=(str(JOB_FILES),), needs="a folder after --"),
     "wild_logs": Benchmark("wild_logs.py", tiny=(str(JOB_FILES),), needs="a folder after --"),
     "wild_programs": Benchmark("wild_programs.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),

@@ -12,7 +12,7 @@
   let cursor = 0;       // in us
   let view = [0, 1];    // what the lanes show, in us
   let span = null;      // width of the view that the user chose; null: all, or the last 30 s of a live run
-  let follows = false, playing = false, lastFrame = 0, drawn = "", told = "", toldAt = 0;
+  let follows = false, playing = false, lastFrame = 0, drawn = "", told = "", toldAt = 0, spent = 0;
   let colors = {};
 
   // ---- the film ------------------------------------------------------------------------------------------------------
@@ -625,7 +625,7 @@
   }
 
   function frame(now) {
-    const passed = Math.min(100, now - lastFrame);
+    const passed = Math.min(100, now - lastFrame), begun = performance.now();
     lastFrame = now;
     if (film) {
       if (playing) {
@@ -647,6 +647,7 @@
       drawOverview();
       for (const curve of curves) curve.draw();
       tellRanks(now);
+      spent = performance.now() - begun;
     }
     requestAnimationFrame(frame);
   }
@@ -727,7 +728,7 @@
   }
 
   // For tests and measurements: the state, without a way to change the film.
-  window.frogWatch = { state: () => ({ version, cursor, view, follows, playing, lanes: lanes.length, end: film?.end ?? 0 }), film: () => film,
+  window.frogWatch = { state: () => ({ version, cursor, view, follows, playing, lanes: lanes.length, end: film?.end ?? 0, spent }), film: () => film,
                        seek: (time) => seek(time), settle: () => { told = ""; toldAt = -1000; tellRanks(performance.now()); } };
   if (data.film) setFilm(data.film);
   else {
