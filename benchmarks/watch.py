@@ -135,7 +135,8 @@ def main() -> int:
                 found = json.loads(tab.run(script))
                 print(
                     f"{way:20} {found['fps']:5.1f} frames/s, 95 % within {found['p95']:.1f} ms, "
-                    f"slowest {found['worst']:.0f} ms; own work {found['spent']:.1f} ms per frame, 95 % within {found['spent95']:.1f} ms"
+                    f"slowest {found['worst']:.0f} ms; "
+                    f"own work {found['spent']:.1f} ms per frame, 95 % within {found['spent95']:.1f} ms"
                 )
             if tab.faults:
                 print("faults:", *tab.faults)

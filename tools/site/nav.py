@@ -49,7 +49,12 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         },
         {
             "Understand": _docs(
-                "observe/your-program", "observe/check", "observe/run-folder", "troubleshooting", "observe/known-errors"
+                "observe/your-program",
+                "observe/watch",
+                "observe/check",
+                "observe/run-folder",
+                "troubleshooting",
+                "observe/known-errors",
             )
         },
         {"Break and measure": _docs("measure/chaos", "launch/network", "measure/collectives")},

@@ -71,7 +71,7 @@ _STILL = "no rank makes progress from here on"
 
 
 def film_of(folder: RunFolder) -> Film:
-    """Return the film of a run as it is now.
+    """Return the film of a run at this moment.
 
     Raises:  RunError if run.json cannot be read.
     """
@@ -105,7 +105,7 @@ class FilmReader:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, now_ns: int | None = None) -> Film:
-        """Return the run as it is now, without a diagnosis.
+        """Return the film of this moment, without a diagnosis.
 
         Raises:  RunError if run.json cannot be read.
         """
