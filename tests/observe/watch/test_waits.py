@@ -10,6 +10,7 @@ from observe.watch.hung_program import hung_program
 
 from frog.core.runs.folder import RunFolder
 from frog.observe.diagnose.waits import Seen, WaitingGroup, grouped, waits_of
+from frog.observe.view.report import render_report
 from frog.observe.view.waits_picture import columns, draw_waits, waits_text
 
 HOSTILE = "<script>alert(1)</script>&\x1b[31m"
@@ -111,3 +112,10 @@ def test_text_names_ranks_places_and_who_is_waited_for() -> None:
         "ranks 0, 1 and 2: are in all_reduce of 4 float at a.py:5 (f) and wait for rank 3\n"
         "rank 3: computes at a.py:9 (g)"
     )
+
+
+def test_report_of_a_hang_has_the_picture(tmp_path: Path) -> None:
+    html = render_report(hung_program(tmp_path / "h"))
+    wide, tall = svgs(html)
+    assert len(wide.findall("rect")) == len(tall.findall("rect")) == 2
+    assert html.index("<svg") < html.index('class="places"')

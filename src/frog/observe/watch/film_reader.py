@@ -61,6 +61,7 @@ from frog.observe.watch.trained_lanes import (
 
 STILL_S = 5.0
 """Ranks that wait for others this long, without a change on any rank, are asked what they know."""
+_GOOD = ("completed", "ended")
 _STUCK_S = 10.0
 """A heartbeat that shows one collective for this long is worth a diagnosis."""
 _LEAST_LANES = 4
@@ -140,9 +141,12 @@ class FilmReader:
         film.words = self._words.rows
         film.series = curves(self._points.values(), start_ns)
         film.steps = steps_of(self._points.values(), start_ns)
-        self._still_s = self._find_still_s(beats, now_ns) if is_live else 0.0
+        still_s = self._find_still_s(beats, end_ns) if is_live or status not in _GOOD else 0.0
+        self._still_s = still_s if is_live else 0.0
         film.still_s = round(self._still_s, 1)
-        film.events = self._film_events(observed, start_ns, now_ns)
+        film.events = self._film_events(
+            observed, start_ns, end_ns - round(still_s * 1e9) if still_s >= STILL_S else None
+        )
         film.failure = first_failure(film.events)
         film.nodes, film.network = self._nodes(film.lanes), self._network()
         film.notes = self._notes(observed, is_live)
@@ -226,7 +230,9 @@ class FilmReader:
             lanes = self._programs[max(self._programs)]
             return (now_ns - lanes.still_since_ns) / 1e9 if lanes.is_waiting else 0.0
         waits = [
-            (beat.beat_ns - beat.open[0].start_ns) / 1e9 for beat in beats.values() if beat.open and is_fresh(beat)
+            (beat.beat_ns - beat.open[0].start_ns) / 1e9
+            for beat in beats.values()
+            if beat.open and is_fresh(beat, now_ns)
         ]
         silent = [(now_ns - beat.unix_ns) / 1e9 for beat in beats.values() if beat.status == "running"]
         return max([wait for wait in waits if wait > _STUCK_S] + [age for age in silent if age > _STUCK_S], default=0.0)
@@ -281,8 +287,9 @@ class FilmReader:
         describe_observed(lane, own)
 
     def _film_events(
-        self, observed: Mapping[int, Mapping[int, Observed]], start_ns: int, now_ns: int
+        self, observed: Mapping[int, Mapping[int, Observed]], start_ns: int, still_ns: int | None
     ) -> list[FilmEvent]:
+        """Return what happened. still_ns: since when no rank made progress, if that lasted until the end."""
         stalled_ns = min(
             (each.unix_ns for each in self._events if isinstance(each, StallEvent | HangEvent)), default=None
         )
@@ -293,9 +300,8 @@ class FilmReader:
         for ranks in observed.values():
             found += observed_errors(ranks.values(), start_ns)
         found += self._not_finite(start_ns)
-        if self._still_s >= STILL_S:
-            begun = (now_ns - start_ns) // 1000 - round(self._still_s * 1e6)
-            found.append(FilmEvent(begun, None, "failure", _STILL))
+        if still_ns is not None and not any(event.kind == "failure" for event in found):
+            found.append(FilmEvent((still_ns - start_ns) // 1000, None, "failure", _STILL))
         found.sort(key=lambda event: (event.at, event.rank or 0))
         found = [FilmEvent(max(0, event.at), event.rank, event.kind, printable(event.text)[:_TEXT]) for event in found]
         if len(found) > _MOST_EVENTS:
