@@ -334,6 +334,23 @@ def test_lines_after_an_exception_do_not_belong_to_its_message(begin: str) -> No
     assert found.cause.known is None
 
 
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("Killed", "killed"),
+        ("/bin/bash: line 1: 12345 Killed                  python train.py", "killed"),
+        ("Terminated", "terminated"),
+    ],
+)
+@pytest.mark.parametrize("bar", ["449/1000 [12:00<14:33,  1.58s/it]", "9/10 [1:02:00<14:33,  1.58s/it, loss=2.1]"])
+def test_shells_word_right_behind_a_progress_bar_is_read(bar: str, end: str, cause: str) -> None:
+    first = f"Training:   0%|          | 0/1000 [00:00<?, ?it/s]\rTraining:  45%|####5     | {bar}"
+    explanation = explain_log([f"{first}{end}\n"])
+    assert explanation.cause is not None
+    assert explanation.cause.id == cause
+    assert explanation.last_step == ""
+
+
 def test_first_failure_of_several_logs_is_chosen_by_time() -> None:
     late = clean_lines(f"2024-05-01 10:00:09 x\n{KEY_ERROR}".splitlines(), "a")
     soon = clean_lines(f"2024-05-01 10:00:03 x\n{KEY_ERROR.replace('KeyError', 'ValueError')}".splitlines(), "b")

@@ -27,6 +27,8 @@ _RANKS = (
 _LABEL = re.compile(r"^ *(?P<rank>\d{1,6}): ")
 """The prefix of `srun --label`; text may begin like this too, so it counts only if many lines have it."""
 _SAMPLE = 200
+_BAR_END = re.compile(r"\d \[\d[\d:]*<[^\[\]]{1,300}\](?=\S)")
+"""The end of tqdm's bar with another program's text right behind it: `1.58s/it]Killed`."""
 _SOURCES = tuple(
     re.compile(pattern)
     for pattern in (
@@ -87,15 +89,19 @@ class LogLine:
 
 
 def clean_lines(lines: Iterable[str], file: str = "") -> Iterator[LogLine]:
-    """Turn prefixes into fields; each version of a progress bar's line counts as a line."""
+    """Turn prefixes into fields; each version of a progress bar's line counts as a line, and so does text behind it."""
     lines = iter(lines)
     first = list(islice(lines, _SAMPLE))
     written = [line for line in first if line.strip()]
     labelled = sum(_LABEL.match(line) is not None for line in written) > len(written) / 2
     ranks = (*_RANKS, _LABEL) if labelled else _RANKS
     for number, raw in enumerate(chain(first, lines), 1):
-        for part in raw[: 16 * MOST_CHARACTERS].rstrip("\r\n").split("\r"):
-            yield _clean(number, part[:MOST_CHARACTERS], file, ranks)
+        for version in raw[: 16 * MOST_CHARACTERS].rstrip("\r\n").split("\r"):
+            text = version[:MOST_CHARACTERS]
+            if match := _BAR_END.search(text):
+                yield _clean(number, text[: match.end()], file, ranks)
+                text = text[match.end() :]
+            yield _clean(number, text, file, ranks)
 
 
 def _clean(number: int, text: str, file: str, ranks: tuple[re.Pattern[str], ...]) -> LogLine:
