@@ -126,6 +126,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         replace("manifest.toml", 'read = "docs/labs/lab2.md', 'read = "docs/none.md'),
         "manifest.toml: read = docs/none.md#theory: learners do not get this page",
     ),
+    "uses": (
+        replace("manifest.toml", "minutes = 10", 'minutes = 10\nuses = ["lab2/09_later"]'),
+        "manifest.toml uses lab2/09_later, which is not an earlier exercise",
+    ),
     "judge": (
         append("check.py", "\n\ndef explain_x() -> NoReturn:\n    pass\n"),
         "check.py: explain_x is annotated NoReturn, but may return without a rejection",
@@ -153,6 +157,36 @@ def test_broken_rule_of_an_exercise_is_reported(copied: Exercise, name: str) -> 
     found = exercise_problems(Exercise(copied.folder))
     assert [said for said in found if problem in said], found
     assert all(said.startswith(f"{ID}: ") for said in found)
+
+
+def test_no_stub_contains_the_solution_of_an_earlier_exercise() -> None:
+    """Compare functions of several statements that a stub leaves to the learner with those of all later stubs."""
+    solved: dict[str, str] = {}
+    found = []
+    for exercise in find_exercises():
+        stubs = [data.decode() for name, data in exercise.stub().items() if name.endswith(".py")]
+        bodies = {body for text in stubs for body in bodies_in(text).values()}
+        found += [f"{exercise.id} contains {where}" for body, where in solved.items() if body in bodies]
+        for name in exercise.manifest.files:
+            if name.endswith(".py"):
+                own = bodies_in(exercise.stub()[name].decode())
+                for place, body in bodies_in(exercise.reference()[name].decode()).items():
+                    if own.get(place) != body and body.count("\n") >= 2:
+                        solved.setdefault(body, f"{place} of {exercise.id}")
+    assert len(solved) > 60
+    assert found == []
+
+
+def bodies_in(source: str) -> dict[str, str]:
+    """Return the statements of each function and method, without its docstring, by its qualified name."""
+    found = {}
+    for owner in ast.walk(ast.parse(source)):
+        for node in getattr(owner, "body", None) or () if isinstance(owner, ast.Module | ast.ClassDef) else ():
+            if isinstance(node, ast.FunctionDef):
+                has_docstring = ast.get_docstring(node) is not None
+                name = f"{getattr(owner, 'name', '')}.{node.name}".lstrip(".")
+                found[name] = "\n".join(map(ast.unparse, node.body[has_docstring:]))
+    return found
 
 
 def test_later_lab_needs_more_solutions(copied: Exercise, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def _check_files(exercise: Exercise) -> Iterator[str]:
     for name in manifest.uses:
         if not (_labs_of(exercise) / name / "manifest.toml").is_file() or name >= exercise.id:
             yield f"manifest.toml uses {name}, which is not an earlier exercise"
+            return
     exercise.used()
     reference = {path.name for path in (folder / "reference").glob("*")} - {"__pycache__"}
     if reference != set(manifest.files):

@@ -236,7 +236,11 @@ def _kill_one(tour: Tour) -> WhatHappened:
     by = 2 if noticed else 1
     tour.say(
         f"{_verdict(guess == by)} The launcher saw the process of rank {killed} end with SIGKILL."
-        + (f" Rank {other} noticed it at {noticed.line}: {noticed.text}." if noticed else f" Rank {other} did not.")
+        + (
+            f" Rank {other} noticed it at {noticed.line}: {noticed.text}."
+            if noticed
+            else f" It ended rank {other} before that one could notice."
+        )
     )
     if noticed:
         tour.say(
