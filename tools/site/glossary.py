@@ -47,6 +47,26 @@ def names_of_terms(glossary: str) -> dict[str, list[str]]:
     }
 
 
+def with_letters(glossary: str) -> str:
+    """Put the terms in alphabetical order, each with its link, in front of the glossary's first section."""
+    terms = sorted((name.lower(), name, anchor) for anchor, names in names_of_terms(glossary).items() for name in names)
+    letters: dict[str, list[str]] = {}
+    for lower, name, anchor in terms:
+        letters.setdefault(lower[0].upper(), []).append(f"[{name}](#{anchor})")
+    jumps = " ".join(f"[{letter}](#letter-{letter.lower()})" for letter in letters)
+    lines = [
+        f'<span id="letter-{letter.lower()}">**{letter}**</span> {", ".join(of)}' for letter, of in letters.items()
+    ]
+    index = "\n\n".join([jumps, *lines])
+    return re.sub(
+        r"^## ",
+        f'<div class="letters" markdown="1" data-search-exclude>\n\n{index}\n\n</div>\n\n## ',
+        glossary,
+        count=1,
+        flags=re.MULTILINE,
+    )
+
+
 def link_terms(page: str, text: str, terms: dict[str, list[str]]) -> str:
     """Link the first use of each term in a page's prose. `page` is its path in the repository."""
     up = "../" * (page.count("/") - 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from frog.core.errors import UsageError
 from frog.learn.quiz.pool import Question, read_pools
 from frog.observe.diagnose.known_errors.page import page as known_errors_page
-from tools.site.glossary import GLOSSARY, is_learned_from, link_terms, names_of_terms
+from tools.site.glossary import GLOSSARY, is_learned_from, link_terms, names_of_terms, with_letters
 from tools.site.markdown import fence, language_of, prose
 
 _NOT_PROSE = re.compile(r"^(`{3,})[^\n]*\n.*?^\1`*$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
@@ -92,6 +92,8 @@ def _text_of(root: Path, name: str, terms: dict[str, list[str]]) -> str:
     if not path.exists():
         return _page_of_file(path.with_suffix(""), name.removesuffix(".md"))
     text = path.read_text()
+    if name == GLOSSARY:
+        text = with_letters(text)
     if terms and is_learned_from(name):
         text = link_terms(name, text, terms)
     if text.startswith("---\nmarp: true"):

@@ -180,3 +180,48 @@ def test_search_box_finds_terms(browser: Browser, site: Path, address: str, plac
     assert {term: shown for term, shown in found.items() if term.lower() not in shown} == {}
     assert tab.faults == []
     assert [url for url in tab.requests if not url.startswith((address, "file:", "data:", "blob:"))] == []
+
+
+_FILTER = """words => {
+  const box = document.querySelector('article input.filter')
+  box.value = words
+  box.dispatchEvent(new InputEvent('input', {bubbles: true}))
+  const shown = name => [...document.querySelectorAll(`article ${name}`)].filter(e => e.checkVisibility())
+  return [shown('h3').map(e => e.id), shown('li').length, document.querySelector('.filter-count').innerText]
+}"""
+
+
+def test_known_errors_open_and_are_filtered_by_a_piece_of_a_message(browser: Browser, light_address: str) -> None:
+    tab, page = browser.new_tab(), f"{light_address}/docs/observe/known-errors.html"
+    tab.show(1440, 1000, "light")
+    tab.open(page)
+    everything, patterns, count = tab.run(f"({_FILTER})('')")
+    assert len(everything) > 200
+    assert patterns == 0  # only the names, until one is opened
+    assert count == f"{len(everything)} errors"
+    found, patterns, count = tab.run(f"({_FILTER})('Invalid QOS specification')")
+    assert found == ["slurm-qos"]
+    assert patterns > 0
+    assert count == f"1 of {len(everything)} errors"
+    assert tab.run(f"({_FILTER})('no such words')")[0] == []
+    tab.open(f"{page}#slurm-qos")
+    assert tab.run("document.getElementById('slurm-qos').getAttribute('aria-expanded')") == "true"
+    assert tab.faults == []
+
+
+def test_glossary_has_letters_that_lead_to_its_terms(browser: Browser, light_address: str) -> None:
+    tab = browser.new_tab()
+    tab.open(f"{light_address}/docs/glossary.html")
+    links = tab.run("[...document.querySelectorAll('.letters a')].map(a => a.getAttribute('href'))")
+    assert links[:2] == ["#letter-a", "#letter-b"]
+    assert {"#rank", "#all-reduce", "#local-rank"} <= set(links)
+    assert tab.run(f"{json.dumps(links)}.filter(link => !document.getElementById(link.slice(1)))") == []
+
+
+def test_wide_tables_say_that_they_scroll(browser: Browser, light_address: str) -> None:
+    tab = browser.new_tab()
+    tab.show(390, 1000, "light")
+    tab.open(f"{light_address}/docs/measure/collectives.html")
+    told = tab.run("""[...document.querySelectorAll('.md-typeset__scrollwrap')].map(e =>
+        [e.scrollWidth > e.clientWidth + 1, getComputedStyle(e, '::before').content.includes('scrolls')])""")
+    assert {tuple(pair) for pair in told} == {(True, True), (False, False)}
