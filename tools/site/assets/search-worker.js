@@ -1,7 +1,7 @@
 // The site's search, in a worker in place of the generator's: BM25F over the sections of all pages, with the words of
 // search_words.toml, which the build writes above as WORDS. The best paragraph of a section counts twice, and is shown.
 (() => {
-  const K = 5, SIZE = 10, PASSAGE = 60, CANDIDATES = 80, BEST = 0.5, COVER = 0.65, TITLE = 1, TERM = 0.85, LEAST = 0.2
+  const K = 4, SIZE = 10, PASSAGE = 60, CANDIDATES = 80, BEST = 0.5, COVER = 0.9, TITLE = 1, TERM = 0.85, LEAST = 0.2
   const FIELDS = {  // weight of a word in a field, and how much a long field weakens it
     title: {weight: 5, length: 0.5},
     asks: {weight: 4, length: 0.1},
@@ -10,6 +10,7 @@
   }
   const PRIOR = [1, 0.8, 0.4]  // guides, reference, internals
   const DEFINES = /^\s*(what('s|s| is| are| does| do)?\b.*|define|definition|meaning of|explain|difference)/i
+  const ASKS_HOW = /^\s*(how|where|can|could|why|when|which|should|do|does|is|are)\b/i
   const stop = new Set(WORDS.stop), names = Object.keys(FIELDS)
 
   const stems = new Map()
@@ -72,10 +73,10 @@
     return found
   }
 
-  let items = [], average = {}, postings = new Map(), terms = []
+  let items = [], average = {}, postings = new Map(), terms = [], rarities = new Map(), numShown = 0
 
   const build = index => {
-    items = index.items.map(item => ({...item, names: namesOf(item.title)}))
+    items = index.items.map(item => ({...item, names: namesOf(item)}))
     postings = new Map()
     for (const name of names) average[name] = 0
     const lengths = items.map((item, id) => {
@@ -106,11 +107,18 @@
       }
     }
     terms = [...postings.keys()]
+    rarities = new Map()
+    numShown = items.filter(item => item.tier < 2).length
   }
 
+  // Words are as rare as guides and reference have them: internals repeat their own words in thousands of sections.
   const rarity = term => {
-    const count = postings.get(term)?.size ?? 0
-    return Math.log(1 + (items.length - count + 0.5) / (count + 0.5))
+    if (!rarities.has(term)) {
+      let count = 0
+      for (const id of postings.get(term)?.keys() ?? []) count += items[id].tier < 2
+      rarities.set(term, Math.log(1 + (numShown - count + 0.5) / (count + 0.5)))
+    }
+    return rarities.get(term)
   }
 
   const near = (one, other, limit) => {  // edit distance with swapped neighbours, at most limit
@@ -182,13 +190,13 @@
         covered.set(id, (covered.get(id) ?? 0) + weight * rare)
       }
     }
-    const defines = DEFINES.test(input), worth = new Map(groups.map(group => [group.term, group.rarity]))
+    const defines = DEFINES.test(input), term = defines || (groups.length < 3 && !ASKS_HOW.test(input)), worth = new Map(groups.map(group => [group.term, group.rarity]))
     const query = groups.filter(group => group.asked).map(group => group.term).join(' '), isName = /_|[a-z][A-Z]/.test(input)  // a name from the code
     const found = [...scores].map(([id, score]) => {
       const item = items[id]
       const shares = item.names.map(name => name.join(' ') === query ? (item.defines ? 4 : isName || item.tier < 2 ? 2 : 0)
         : name.length && name.every(word => worth.has(word)) ? name.reduce((sum, word) => sum + worth.get(word), 0) / total : 0)
-      const named = Math.max(...shares, 0) * (item.defines && (defines || groups.length < 3) ? 2 : 1)
+      const named = Math.max(...shares, 0) * (item.defines && term ? 2 : 1)
       const prior = PRIOR[item.tier] * (item.defines && !defines && groups.length > 2 ? TERM : 1)
       return {id, score: score * prior * (1 - COVER + COVER * covered.get(id) / total) * (1 + TITLE * named)}
     })
@@ -207,7 +215,7 @@
       && other.end - other.start > word.end - word.start))
   }
   const content = text => contentOf(text).map(word => word.term)
-  const namesOf = title => title.split(/[,()]/).map(content)
+  const namesOf = ({title, defines}) => (defines ? title.split(/[,()]/) : [title]).map(content)
 
   const bestPassage = (text, groups) => {
     const words = wordsOf(text)
