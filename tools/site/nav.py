@@ -27,7 +27,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         },
         {
             "Learn": [
-                *_docs("learn/course", "learn/learn"),
+                *_docs("learn/course", "learn/learn", "learn/pictures"),
                 *(_lab(root, number) for number in range(7)),
                 "notebooks/README.md",
                 {

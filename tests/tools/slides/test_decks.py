@@ -308,7 +308,9 @@ def test_pictures_that_move_are_inlined_with_their_style(monkeypatch: pytest.Mon
 
 def test_figures_match_their_scripts_and_data(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(SLIDES / "figures"), str(tmp_path)], check=True, timeout=LIMIT_S)
-    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    copies = {path.name: path.read_text() for path in (tmp_path / "copies").iterdir()}
+    assert copies == {path.name: path.read_text() for path in (ROOT / "docs/pictures/figures").iterdir()}
+    drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
     kept = {path.name: path.read_text() for path in (SLIDES / "figures").glob("*.svg")}
     assert sorted(name for name in drawn | kept if drawn.get(name) != kept.get(name)) == [], (
         "python tools/slides/figures"

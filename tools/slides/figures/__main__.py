@@ -1,5 +1,9 @@
-"""Draw the figures of the slides: `python tools/slides/figures`. Each is named after its function."""
+"""Draw the figures of the slides: `python tools/slides/figures`. Each is named after its function.
 
+Pages of docs/ have copies of some, in docs/pictures/figures, since a learner's folder and the wheel have no tools/.
+"""
+
+import re
 import sys
 from pathlib import Path
 
@@ -9,12 +13,23 @@ import gradients
 import learning
 import roadmap
 
+DOCS = Path(__file__).parents[3] / "docs"
 
-def main(folder: Path) -> None:
+
+def main(folder: Path, copies: Path) -> None:
+    pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    used = set(re.findall(r"pictures/figures/(\w+)\.svg", pages))
+    copies.mkdir(exist_ok=True)
     for module in (crash, learning, gradients, clusters, roadmap):
         for name, draw in module.FIGURES.items():
-            (folder / f"{name}.svg").write_text(draw().svg((draw.__doc__ or name).splitlines()[0]))
+            drawn = draw().svg((draw.__doc__ or name).splitlines()[0])
+            (folder / f"{name}.svg").write_text(drawn)
+            if name in used:
+                (copies / f"{name}.svg").write_text(drawn)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent)
+    if sys.argv[1:]:
+        main(Path(sys.argv[1]), Path(sys.argv[1]) / "copies")
+    else:
+        main(Path(__file__).parent, DOCS / "pictures" / "figures")

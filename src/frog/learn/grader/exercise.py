@@ -324,5 +324,5 @@ def find_pages(labs: Path = LABS) -> dict[str, Path]:
     """Return the pages for a course folder, by name: each lab's, those that they refer to, and their pictures."""
     docs = docs_folder(labs)
     lab_pages = {f"labs/{page.name}": page for page in sorted((docs / "labs").glob("lab*.md"))}
-    pictures = {f"pictures/moving/{path.name}": path for path in sorted((docs / "pictures/moving").glob("*.svg"))}
+    pictures = {path.relative_to(docs).as_posix(): path for path in sorted(docs.glob("pictures/*/*.svg"))}
     return lab_pages | {name: docs / name for name in READ if (docs / name).is_file()} | pictures
