@@ -183,10 +183,8 @@ def experts(router: str) -> Scene:
     if max(counts) == min(counts):
         scene.mark(3, f"Every expert computes {counts[0]} rows: all ranks are done at the same time.")
     else:
-        scene.mark(
-            3,
-            f"Rank {busiest} computes {max(counts)} rows, rank {idlest} {min(counts)}: all wait for rank {busiest}.",
-        )
+        words = f"Rank {busiest} computes {max(counts)} rows, rank {idlest} only {min(counts)}."
+        scene.mark(3, f"{words} All wait for rank {busiest}.")
     scene.mark(4, "Combine: a second all-to-all returns the outputs, as many bytes as before.")
     scene.mark(5, "Each rank has its own tokens again, in their order. Backward takes both ways once more.")
     scene.end(7)

@@ -68,7 +68,7 @@ def rendezvous() -> Scene:
             scene.add(scene.arrow(left + 36, y_node + 62, middle, 250, "checkpoint", 2), show=(3.1, 4))
             scene.add(scene.arrow(middle, 250, left + 36, y_node + 62, "good", 2), show=(8, 999))
     scene.mark(
-        0, "Node 1 starts first. It connects to the address of node 0, where nobody listens yet, and tries again."
+        0, "Node 1 starts first. It connects to the address of node 0, where no process listens yet, and tries again."
     )
     scene.mark(1, "Node 0 listens. Both agents are there: they agree on the number of ranks and on their order.")
     scene.mark(2, "Each agent starts its ranks, and tells them RANK, WORLD_SIZE and where all connect.")
@@ -180,7 +180,7 @@ def hang(mistake: str) -> Scene:
             scene.add(scene.rect(x - half[0], y - half[1], 2 * half[0], 2 * half[1], "none", "bad", 8), show=(2, 999))
             scene.add(scene.text(x, y + 27, "waits", "bad", "middle", bold=True), show=(2, 999))
         elif call:
-            scene.add(scene.text(x, y + 27, "computes", "quiet", "middle"), show=(1, 999))
+            scene.add(scene.text(x, y + 27, "is elsewhere", "quiet", "middle"), show=(1, 999))
     for rank, others in end.waits.items():
         for other in others:
             scene.add(_between(scene, places[rank], places[other], half), show=(2.3, 999))
@@ -212,7 +212,7 @@ def _hang_captions(mistake: str) -> tuple[str, ...]:
             "All four ranks call all_reduce: each gets the sum.",
             "In the next step, rank 2 waits for its data. The others have theirs, and call all_reduce.",
             "Three ranks wait for rank 2. Their messages will all name the collective, not the data.",
-            "The rank without an arrow is the one to look at: no rank waits longer than for it.",
+            "The rank without an arrow is the one to look at: why has it no data?",
         )
     return (
         "All four ranks call all_reduce: each gets the sum.",

@@ -62,7 +62,10 @@ def zero(parameters: float, ranks: int, precision: str) -> Scene:
             old_x, new_x = old_x + old * scale, new_x + new * scale
         fits = sum(sizes) <= GPU_BYTES
         words = f"{in_gb(sum(sizes))}{'' if fits else ': more than a GPU has'}"
-        scene.add(scene.text(left, y + 41, words, "ink" if fits else "bad"), show=(end, 999.0))
+        is_crossed = left - 4 < limit < left + 8 * len(words)
+        scene.add(
+            scene.text(limit + 6 if is_crossed else left, y + 41, words, "ink" if fits else "bad"), show=(end, 999.0)
+        )
     numbers = "2 + 2 + 12" if precision != "float32" else "4 + 4 + 8"
     billions = f"{parameters / 1e9:g} billion parameters"
     captions = (
