@@ -205,6 +205,21 @@ def test_course_folder_contains_every_page_that_exercises_and_labs_refer_to(tmp_
     assert {read for read in reads if "#" in read and read.partition("#")[2] not in anchors(folder, read)} == set()
 
 
+def test_course_folder_and_wheel_contain_the_pictures_of_the_labs_pages(tmp_path: Path) -> None:
+    docs = create_folder(tmp_path / "mine").path / "docs"
+    targets = {
+        (page.parent / target).resolve().relative_to(docs).as_posix()
+        for page in docs.glob("labs/*.md")
+        for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text())
+    }
+    assert len(targets) > 20
+    assert {target for target in targets if not (docs / target).is_file()} == set()
+    root = Path(frog.__file__).parents[2]
+    shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    folders = {f"docs/{target.rpartition('/')[0]}" for target in targets}
+    assert {folder: f"frog_labs/{folder}" for folder in folders}.items() <= shipped["force-include"].items()
+
+
 def linked(page: Path) -> list[str]:
     return re.findall(r"\]\(\.\./([\w-]+\.md(?:#[\w-]+)?)\)", page.read_text())
 

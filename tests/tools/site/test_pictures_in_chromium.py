@@ -148,6 +148,8 @@ def test_less_motion_shows_the_still_until_a_button_is_pressed(browser: Browser,
     assert tab.run(f"{place}.querySelector('.picture-place').textContent") == "1 of 5"
     assert tab.run(f"{place}.dataset.state") == "stopped"
     assert "Every rank has" in tab.run(shown)
+    end_ms = tab.run(f"JSON.parse({root}.querySelector('svg').dataset.steps)[1][0]")
+    assert tab.run(f"{root}.getAnimations()[0].currentTime") == end_ms - 1, "a step's end, without its motion"
 
 
 def test_a_printed_page_has_stills_and_no_buttons(browser: Browser, folder: Path) -> None:

@@ -14,7 +14,7 @@ Matrix = list[list[int]]
 # ---- column and row --------------------------------------------------------------------------------------------------
 
 INPUT: Final[Matrix] = [[1, 2]]
-FIRST: Final[Matrix] = [[1, 2, -1, 0], [1, -1, 1, 1]]
+FIRST: Final[Matrix] = [[1, 2, -3, 0], [1, -1, 1, 1]]
 SECOND: Final[Matrix] = [[1, 0], [2, 1], [0, 3], [1, 1]]
 
 
@@ -80,7 +80,7 @@ def tensor() -> Scene:
     scene.mark(3, "With some rows a rank computes one term of the sum. So far nothing was sent.")
     scene.mark(4, "All-reduce: each rank sends its term to the other one, and adds.")
     sums = " and ".join(f"{a} + {b} = {c}" for a, b, c in zip(terms[0][0], terms[1][0], result[0], strict=True))
-    scene.mark(5, f"{sums}: the same y as with whole matrices. Backward has one all-reduce, too, of x's gradient.")
+    scene.mark(5, f"{sums}, as with whole matrices. Backward all-reduces x's gradient, too.")
     scene.end(7)
     return scene
 
