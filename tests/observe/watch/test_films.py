@@ -263,8 +263,20 @@ def test_bar_names_the_ranks_that_are_waited_for() -> None:
         (2 * 10**9, 3 * 10**9, "in a collective, waits for rank 2", 2),
         (3 * 10**9, 4 * 10**9, "in a collective", 2),
     ]
+    kinds = [words.rows[word][0] for _, _, word, _ in lanes.rows(0, 4 * 10**9)]
+    assert kinds == ["collective"] * 3  # waits of a second
+    assert words.rows[lanes.rows(0, 4 * 10**9)[0][2]][1].endswith("waits for ranks 1 and 2")
     assert lanes.is_waiting
     assert lanes.still_since_ns == 3 * 10**9
+
+
+def test_long_wait_is_marked() -> None:
+    words = Words()
+    lanes = ProgramLanes(words, "/home/me", 100)
+    late, early = Position(groups=[("0", 1, 1)]), Position(groups=[("0", 2, 1)])
+    lanes.add(Moment(unix_ns=10**9, ranks={0: early, 1: late}))
+    assert words.rows[lanes.rows(0, 2 * 10**9)[0][2]] == ("collective", "in a collective, waits for rank 1")
+    assert words.rows[lanes.rows(0, 3 * 10**9)[0][2]] == ("waits", "in a collective, waits for rank 1")
 
 
 def test_lane_of_a_long_program_keeps_its_whole_time_in_few_bars() -> None:

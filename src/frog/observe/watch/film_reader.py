@@ -278,7 +278,7 @@ class FilmReader:
         until_ns = live_until_ns if live_until_ns and is_last else max(seen_ns, of_attempt.last_ns)
         program = of_attempt.lanes.get(own.rank)
         if program is not None:
-            lane.bars += flat(program.rows(until_ns), start_ns)
+            lane.bars += flat(of_attempt.rows(own.rank, until_ns), start_ns)
             lane.use += [v for at, mib, percent in program.use for v in ((at - start_ns) // 1000, mib, percent)]
         elif own.status is not None:
             lane.bars += lane_of_last(own, self._words, self._program_folder, start_ns).bars
@@ -354,6 +354,8 @@ class FilmReader:
             found.append(f"The curves have the means of neighboring steps ({len(self._points):,} steps in all).")
         if observed and not any(lanes.lanes for lanes in self._programs.values()) and not is_live:
             found.append("Only the last position of each rank is known: nothing recorded where it was before.")
+        if any(lanes.lanes for lanes in self._programs.values()):
+            found.append("The lines and waits of the program were looked at twice a second, not continuously.")
         if observed and not self._points:
             found.append("No loss: the program does not call frog.record.")
         bad = sum(rank.num_bad for rank in self._trained.values()) + self._launcher.num_bad

@@ -11,6 +11,9 @@ from frog.core.units import span
 from frog.observe.watch.film import FilmEvent, Kind, Lane, Words
 from frog.observe.watch.trained_lanes import Row, flat
 
+_LONG_NS = 2_000_000_000
+"""A rank that waits for longer is worth a look."""
+
 
 def shown_place(line: CodeLine | None, folder: str) -> str:
     """Return a line as `my.py:14 (main)`, relative to the program's folder if it is below it."""
@@ -122,6 +125,15 @@ class ProgramLanes:
             is_pending = any(enqueued > completed for _, enqueued, completed in position.groups)
             if rank in moment.ranks or is_pending:
                 self.lanes[rank].now(at, *self._shown(rank, position))
+
+    def rows(self, rank: int, until_ns: int) -> list[Row]:
+        """Return the bars of a rank. A short wait, as in every step, has the color of a collective."""
+        shown = []
+        for begin, end, word, number in self.lanes[rank].rows(until_ns):
+            kind, text = self.words.rows[word]
+            is_short = kind == "waits" and end - begin < _LONG_NS
+            shown.append((begin, end, self.words.of("collective", text) if is_short else word, number))
+        return shown
 
     @property
     def is_waiting(self) -> bool:

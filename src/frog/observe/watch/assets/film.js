@@ -9,6 +9,7 @@
   let lanes = [];       // film.lanes with typed arrays
   let version = 0;      // counts films
   let stepAt = [], eventAt = [];  // times to stop at
+  let eventTimes = [], eventShown = -1;  // times of the rows of events; the one that is marked
   let cursor = 0;       // in us
   let view = [0, 1];    // what the lanes show, in us
   let span = null;      // width of the view that the user chose; null: all, or the last 30 s of a live run
@@ -152,6 +153,8 @@
   }
 
   function tellEvents() {
+    eventTimes = film.events.map((event) => event.at);
+    eventShown = -1;
     byId("happened").hidden = !film.events.length;
     byId("events").replaceChildren(...film.events.map((event) => {
       const row = element("li", null, event.kind === "failure" ? "failure" : ""), button = element("button");
@@ -235,7 +238,7 @@
       const [kind, text] = film.words[lane.bars.word[bar]], n = lane.bars.number[bar];
       what = text;
       const comma = text.indexOf(", waits for ");
-      if (kind === "waits" && comma >= 0) [what, waits] = [text.slice(0, comma), text.slice(comma + 2)];
+      if (["waits", "collective"].includes(kind) && comma >= 0) [what, waits] = [text.slice(0, comma), text.slice(comma + 2)];
       if (kind === "waits" || kind === "collective") number = n ? `no. ${n.toLocaleString("en")}` : "";
       else if (n) what = `step ${n.toLocaleString("en")}, ${text}`;
     }
@@ -247,17 +250,20 @@
       number = `no. ${n.toLocaleString("en")}`;
       waits = waits || awaited(call, lane);
     }
-    if (!waits && film.waiting[lane.rank] && (film.failure === null || cursor >= film.failure)) waits = film.waiting[lane.rank];
+    const isInside = bar < 0 || call >= 0 || ["waits", "collective"].includes(film.words[lane.bars.word[bar]][0]);
+    if (!waits && isInside && film.waiting[lane.rank] && (film.failure === null || cursor >= film.failure)) waits = film.waiting[lane.rank];
     if (!film.is_live && (cursor >= film.end || (bar < 0 && call < 0 && cursor > lastOf(lane)))) [what, number] = [lane.state, ""];
     return [what, number, waits];
   }
   const lastOf = (lane) => lane.bars.end.length ? lane.bars.end[lane.bars.end.length - 1] : 0;
 
   function tellRanks(now) {
-    const key = `${version} ${cursor}`;
+    const moves = playing || follows, key = `${version} ${cursor} ${moves} ${moves ? scrollY : 0}`;
     if (key === told || now - toldAt < 80) return;
     [told, toldAt] = [key, now];
+    const [first, last] = moves ? shownRows() : [0, lanes.length];
     lanes.forEach((lane, i) => {
+      if (i < first || i > last) return;  // while the moment moves, only what can be seen is written
       const [what, number, waits] = doing(lane), used = lastBefore(lane.useAt, cursor);
       const size = used >= 0 ? film.lanes[i].use[USE * used + 1] : null, cores = used >= 0 ? film.lanes[i].use[USE * used + 2] : -1;
       const text = [what, number, waits, size, cores].join("|");
@@ -274,12 +280,22 @@
     screens.overview.setAttribute("aria-valuemax", Math.round(film.end / 1000));
     screens.overview.setAttribute("aria-valuenow", Math.round(cursor / 1000));
     screens.overview.setAttribute("aria-valuetext", `${clock(cursor)}${stepText()}`);
-    const at = lastBefore(film.events.map((event) => event.at), cursor);
-    [...byId("events").children].forEach((row, i) => {
-      row.classList.toggle("past", i <= at);
-      row.classList.toggle("now", i === at);
-    });
+    tellEvent();
     for (const curve of curves) curve.tell();
+  }
+  function shownRows() {
+    if (isNarrow()) return [0, lanes.length];
+    const top = byId("ranks").getBoundingClientRect().top + 22;
+    return [Math.floor(-top / rowHeight()), Math.ceil((innerHeight - top) / rowHeight())];
+  }
+  function tellEvent() {  // marks the events until now
+    const at = lastBefore(eventTimes, cursor), rows = byId("events").children;
+    if (at === eventShown) return;
+    for (let i = Math.max(0, Math.min(at, eventShown)); i <= Math.max(at, eventShown) && i < rows.length; i++) {
+      rows[i].classList.toggle("past", i <= at);
+      rows[i].classList.toggle("now", i === at);
+    }
+    eventShown = at;
   }
   function stepText() {
     const i = lastBefore(stepAt, cursor);
@@ -541,7 +557,7 @@
     };
     const tell = () => {
       const series = film.series[index], i = lastBefore(series.at, cursor);
-      value.textContent = i < 0 ? "" : `${shortNumber(series.values[i])} at step ${series.step[i].toLocaleString("en")}`;
+      value.textContent = i < 0 || (series.values[i] === null && series.name !== "loss") ? "" : `${shortNumber(series.values[i])} at step ${series.step[i].toLocaleString("en")}`;
     };
     dragged(canvas, (x) => seek(x * film.end), 0);
     return { figure, draw, tell };
@@ -573,7 +589,7 @@
       open = true;
     });
     context.stroke();
-    series.values.forEach((v, i) => {
+    if (series.name === "loss") series.values.forEach((v, i) => {
       if (v === null) { context.fillStyle = css(colors.bad); context.fillRect(x(series.at[i]), 0, 1.5 * ratio, height); }
     });
     context.fillStyle = css(colors.quiet);
