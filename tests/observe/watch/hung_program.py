@@ -90,6 +90,7 @@ def hung_program(path: Path, *, ended: bool = True, num_ranks: int = 4) -> RunFo
 def _write_launcher(folder: RunFolder, num_ranks: int, ended: bool) -> None:
     node = {"node": 0, "host": "node0", "address": ""}
     world = {"attempt": 0, "node": 0, "node_rank": 0, "ranks": list(range(num_ranks)), "world_size": num_ranks}
+    lost = {"attempt": 0, "node": 0, "node_rank": 0, "error": None, "traceback": None, "left": []}
     roles = dict.fromkeys(map(str, range(num_ranks)), "waits")
     stall = {"attempt": 0, "kind": "hang", "still_s": 27.0, "roles": roles, "text": "hang: nothing moves\n  all wait"}
     launch = {
@@ -106,6 +107,7 @@ def _write_launcher(folder: RunFolder, num_ranks: int, ended: bool) -> None:
     if ended:
         events += [
             (30, "stall", {**stall, "ends": True, "stopped": False}),
+            *((30.5, "exit", {**lost, "rank": rank, "pid": rank + 1, "code": -9}) for rank in range(num_ranks)),
             (31, "end", {"code": 137, "network": None}),
         ]
     lines = [

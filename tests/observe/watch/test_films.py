@@ -213,6 +213,7 @@ def test_hang_is_a_failure_from_its_beginning(hang: Film) -> None:
         (100_000, "start", "4 ranks start"),
         (3 * SECOND, "failure", "no rank makes progress from here on"),
         (30 * SECOND, "end", "hang: nothing moves"),
+        *[(30_500_000, "end", "was killed by SIGKILL")] * 4,
         (31 * SECOND, "end", "the run ended with exit code 137"),
     ]
 

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+from observe.diagnose.program.seen import evidence, rank
 from observe.watch.hung_program import hung_program
 
 from frog.core.runs.folder import RunFolder
-from frog.observe.diagnose.waits import Seen, WaitingGroup, grouped, waits_of
+from frog.observe.diagnose.waits import Seen, WaitingGroup, grouped, look_at_ranks, waits_of
 from frog.observe.view.report import render_report
 from frog.observe.view.waits_picture import columns, draw_waits, waits_text
 
@@ -54,10 +55,18 @@ def test_rank_that_never_called_a_collective_is_waited_for(tmp_path: Path) -> No
     status.write_text(status.read_text().replace('"enqueued": 2', '"enqueued": 1'))
     path.write_text(path.read_text().replace('"enqueued": 2', '"enqueued": 1'))
     found = waits_of(folder)
-    assert [(group.ranks, group.what, group.place, group.waits_for) for group in found[1:]] == [
-        ((1, 2, 3), "in all_reduce of 4 float", "prog.py:5", (0,))
+    assert [(group.ranks, group.what, group.place, group.waits_for) for group in found] == [
+        ((0,), "waits outside of collectives", "prog.py:3", ()),
+        ((1, 2, 3), "in all_reduce of 4 float", "prog.py:5", (0,)),
     ]
-    assert (found[0].ranks, found[0].place, found[0].waits_for) == ((0,), "prog.py:3", ())
+
+
+def test_rank_whose_record_ends_early_is_not_waited_for_if_its_count_shows_the_call() -> None:
+    calls = [("all_reduce", 4, 1), ("all_reduce", 4, 2)]
+    ranks = [rank(0, *calls, world=3, pending=1), rank(1, *calls[:1], world=3), rank(2, *calls[:1], world=3)]
+    group = ranks[0].calls[0].group
+    ranks[1].enqueued, ranks[2].enqueued = {group: 2}, {group: 1}
+    assert look_at_ranks(evidence(*ranks))[0].awaited == {2}
 
 
 def test_folder_without_evidence_has_no_waits(tmp_path: Path) -> None:

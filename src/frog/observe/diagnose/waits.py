@@ -71,8 +71,11 @@ def grouped(seen: dict[int, Seen]) -> list[WaitingGroup]:
 
 def _of_program(folder: RunFolder) -> dict[int, Seen]:
     evidence = gather(folder.path, attempts_of(folder.path)[-1])
-    if len(evidence.world) > _MOST_RANKS:
-        return {}
+    return look_at_ranks(evidence) if len(evidence.world) <= _MOST_RANKS else {}
+
+
+def look_at_ranks(evidence: Evidence) -> dict[int, Seen]:
+    """Return what each rank does, and for which ranks it waits."""
     return {
         number: _look(evidence, number, evidence.ranks[number]) for number in evidence.world if number in evidence.ranks
     }

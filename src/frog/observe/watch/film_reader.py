@@ -158,7 +158,11 @@ class FilmReader:
     def _command(self) -> list[str]:
         if self._run is None:
             return []
-        return self._run.program.command if self._run.program is not None else self._run.argv
+        if self._run.program is not None:
+            return self._run.program.command
+        first, *rest = self._run.argv or ["frog"]
+        own = Path(first)
+        return ["frog", own.parent.name, *rest] if own.name == "__main__.py" else [own.name, *rest]
 
     @property
     def _program_folder(self) -> str:

@@ -299,7 +299,8 @@ class TrainedRank:
         """Return the word of a collective."""
         key = (op, axis, payload_bytes)
         if key not in self._call_words:
-            text = f"{op} of {format_bytes(payload_bytes)} over {axis}"
+            size = f" of {format_bytes(payload_bytes)}" if payload_bytes else ""
+            text = f"{op}{size} over {axis}"
             self._call_words[key] = self.words.of("collective", text)
         return self._call_words[key]
 

@@ -13,7 +13,7 @@
   let cursor = 0;       // in us
   let view = [0, 1];    // what the lanes show, in us
   let span = null;      // width of the view that the user chose; null: all, or the last 30 s of a live run
-  let follows = false, playing = false, lastFrame = 0, drawn = "", told = "", toldAt = 0, spent = 0;
+  let follows = false, playing = false, lastFrame = 0, drawn = "", told = "", toldAt = 0, soughtAt = -1000, spent = 0;
   let colors = {};
 
   // ---- the film ------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@
   const lastOf = (lane) => lane.bars.end.length ? lane.bars.end[lane.bars.end.length - 1] : 0;
 
   function tellRanks(now) {
-    const moves = playing || follows, key = `${version} ${cursor} ${moves} ${moves ? scrollY : 0}`;
+    const moves = playing || follows || now - soughtAt < 200, key = `${version} ${cursor} ${moves} ${moves ? scrollY : 0}`;
     if (key === told || now - toldAt < 80) return;
     [told, toldAt] = [key, now];
     const [first, last] = moves ? shownRows() : [0, lanes.length];
@@ -602,6 +602,7 @@
 
   function seek(time, keepsPlaying) {
     cursor = Math.min(Math.max(0, time), film.end);
+    soughtAt = performance.now();
     follows = false;
     if (!keepsPlaying) setPlaying(false);
     keepInView();
@@ -745,7 +746,7 @@
 
   // For tests and measurements: the state, without a way to change the film.
   window.frogWatch = { state: () => ({ version, cursor, view, follows, playing, lanes: lanes.length, end: film?.end ?? 0, spent }), film: () => film,
-                       seek: (time) => seek(time), settle: () => { told = ""; toldAt = -1000; tellRanks(performance.now()); } };
+                       seek: (time) => seek(time), settle: () => { told = ""; toldAt = soughtAt = -1000; tellRanks(performance.now()); } };
   if (data.film) setFilm(data.film);
   else {
     byId("status").textContent = "waiting";
