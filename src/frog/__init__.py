@@ -26,6 +26,20 @@ register_products()
 wait_passively()  # every program of Frog's imports this first, and torch reads the setting when it loads
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Register `%%ranks` in a notebook: `%load_ext frog`."""
+    from frog.launch.cells.cell_magics import load_magics
+
+    load_magics(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """End the notebook's world: `%unload_ext frog`."""
+    from frog.launch.cells.cell_magics import unload_magics
+
+    unload_magics(shell)
+
+
 def __getattr__(name: str) -> Any:
     """Import `frog.record` when a program uses it: commands and ranks of Frog do not need it."""
     if name == "record":

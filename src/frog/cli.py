@@ -156,6 +156,8 @@ def _adder(command: str) -> Callable[[argparse._SubParsersAction[argparse.Argume
             return _add_join
         case "run":
             from frog.launch.launch_commands import add_run_parser as add
+        case "world":
+            from frog.launch.cells.world_commands import add_world_parser as add
         case "sample" | "eval" | "export" | "import":
             return _add_model_commands
         case "finetune" | "classify":

@@ -18,6 +18,7 @@ HEADINGS: dict[str, dict[str, str]] = {
         "data": "frog data prepare",
         "train": "frog train config/demo.toml --set train.steps=20",
         "run": "frog run --nproc 4 -- train config/demo.toml",
+        "world": "frog world --nproc 2",
         "join": "frog join latest",
         "eval": "frog eval latest",
         "sample": 'frog sample latest --prompt "The "',

@@ -214,13 +214,13 @@ def describe_stall(finding: Finding, evidence: Mapping[int, Observed]) -> str:
     """Describe a finding: a heading, and a line for each group of ranks that do the same."""
     by_text: dict[str, list[int]] = {}
     for rank, role in finding.roles.items():
-        by_text.setdefault(_describe_rank(role, evidence.get(rank)), []).append(rank)
-    lines = [f"  {name_ranks(ranks)}: {_plural(text) if ranks[1:] else text}" for text, ranks in by_text.items()]
+        by_text.setdefault(describe_rank(role, evidence.get(rank)), []).append(rank)
+    lines = [f"  {name_ranks(ranks)}: {plural(text) if ranks[1:] else text}" for text, ranks in by_text.items()]
     more = [f"  and {count(len(lines) - _MOST_GROUPS, 'more group')} of ranks"] if len(lines) > _MOST_GROUPS else []
     return "\n".join([_heading(finding), *lines[:_MOST_GROUPS], *more])
 
 
-def _plural(text: str) -> str:
+def plural(text: str) -> str:
     """Put what one rank does into the plural."""
     verb, _, rest = text.partition(" ")
     plural = {"is": "are", "has": "have", "waits": "wait", "computes": "compute"}.get(verb, verb)
@@ -238,7 +238,8 @@ def _heading(finding: Finding) -> str:
     return f"{busy} computed for {still} while other ranks wait in a collective"
 
 
-def _describe_rank(role: Role, own: Observed | None) -> str:
+def describe_rank(role: Role, own: Observed | None) -> str:
+    """Say what a rank does, without its number: `waits in all_reduce number 2 of group 0 at my.py:8`."""
     if own is None or own.status is None:
         return role.value
     done = f"after {count(own.num_completed, 'collective')}"
@@ -255,7 +256,7 @@ def _describe_rank(role: Role, own: Observed | None) -> str:
 
 
 def _describe_wait(own: Observed) -> str:
-    entry = _oldest_pending(own)
+    entry = oldest_pending(own)
     status = own.status
     assert status is not None
     if entry is not None:
@@ -271,7 +272,8 @@ def _describe_wait(own: Observed) -> str:
     return f"waits in {function}{_at(status.line)}"
 
 
-def _oldest_pending(own: Observed) -> CollectiveEntry | None:
+def oldest_pending(own: Observed) -> CollectiveEntry | None:
+    """Return the first collective that a rank has entered and not left."""
     entries = own.collectives.entries if own.collectives is not None else []
     return next((entry for entry in entries if not entry.done), None)
 
