@@ -28,7 +28,7 @@ help:
 	@echo "make session-a, session-b, session-c, session-d, session-e  play a session's demonstrations on real runs"
 	@echo "make slides  build the decks of tools/slides/, for learners and instructors; needs Node.js and Chromium"
 	@echo "make docs    build the documentation's site to build/docs/site; frog docs serves it"
-	@echo "make notebooks  also write notebooks/*.py (labs 0 to 2 as text) as .ipynb"
+	@echo "make notebooks  also write notebooks/*.py (the labs as text) as .ipynb"
 	@echo "make test    run the fast tests of every package, with one real world of each kind (minutes)"
 	@echo "make test-all  run all tests"
 	@echo "make test-plan, ...  run the fast tests of one folder of src/frog"

@@ -232,6 +232,50 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
+# The two copies above share this process. Here are two real ones: the cell below runs in two processes, ranks 0 and 1,
+# which keep their variables ([how](../docs/launch/world.md)).
+
+# %%
+# %load_ext frog
+
+# %%
+# %%ranks --world 2
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+rank = dist.get_rank()
+torch.manual_seed(0)
+hidden, sound_in = torch.randn(8), torch.randn(64, 8)
+heard = sound_in @ hidden + torch.randn(64)
+my_half, my_heard = sound_in.chunk(2)[rank], heard.chunk(2)[rank]
+knobs = torch.zeros(8)
+
+
+def step(average):
+    global knobs
+    trial = knobs.clone().requires_grad_()
+    F.mse_loss(my_half @ trial, my_heard).backward()
+    if average:
+        dist.all_reduce(trial.grad)
+        trial.grad /= 2
+    knobs = knobs - 0.05 * trial.grad
+
+
+step(average=False)
+{"my half of the data": my_half, "knobs": knobs}
+
+# %%
+# %%ranks
+knobs = torch.zeros(8)
+for _ in range(40):
+    step(average=True)
+knobs
+
+# %%
+# %ranks_stop
+
+# %% [markdown]
 # The devices must communicate. Lab 2 shows how; the next section shows over what.
 #
 # ## TCP: two real sockets

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Lab 2 in a notebook: the distributed shift
 #
-# The walkthrough of [lab 2](../docs/labs/lab2.md), completed. A notebook is one process, so `frog run` starts each
-# world outside it, and the notebook reads its [run folder](../docs/observe/run-folder.md). Where a cell says
-# `predicted`, write your own number before you run it.
+# The walkthrough of [lab 2](../docs/labs/lab2.md), completed. Cells below `%%ranks` run on ranks that live next to
+# the notebook ([how](../docs/launch/world.md)). Whole trainings start with `frog run`, and the notebook reads their
+# [run folder](../docs/observe/run-folder.md). Where a cell says `predicted`, write your own number before you run it.
 
 # %%
 import itertools
@@ -34,6 +34,69 @@ from frog.train.data import Windows, ensure_prepared
 from frog.train.trained import load_trained
 
 data = ensure_prepared("python-docs")
+
+# %%
+# %load_ext frog
+
+# %% [markdown]
+# ## Two ranks by hand
+#
+# Two processes run the same cell. Each has a rank, and that is the only difference: so they build the same model, and
+# take different data. **Predict** which of these are equal on both: the weights, the data, the gradient.
+
+# %%
+# %%ranks --world 2
+import torch
+import torch.distributed as dist
+
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+samples = torch.arange(32.0).reshape(8, 4) / 32
+mine = samples[rank::2]  # every second sample
+loss = (model(mine) - mine.sum(1, keepdim=True)).square().mean()
+loss.backward()
+{"weights": model.weight, "data": mine, "gradient": model.weight.grad}
+
+# %% [markdown]
+# A step with these gradients would make two different models. So the ranks average them first, in a **collective**: a
+# call that all ranks make, and that returns when all have come.
+
+# %%
+# %%ranks
+dist.all_reduce(model.weight.grad)
+model.weight.grad /= 2
+model.weight.grad
+
+# %%
+# %%ranks
+everything = torch.nn.Linear(4, 1)
+everything.load_state_dict(model.state_dict())
+(everything(samples) - samples.sum(1, keepdim=True)).square().mean().backward()
+print("the gradient of one process with all samples:", torch.allclose(everything.weight.grad, model.weight.grad))
+
+# %% [markdown]
+# **Predict** what happens if rank 1 leaves the call out, since its loss is small, say.
+
+# %%
+# %%ranks --allow-errors
+if rank == 0:
+    dist.all_reduce(model.bias.grad)
+
+# %%
+# %ranks_draw
+
+# %% [markdown]
+# Rank 0 waits. torch would end this after 30 minutes. Frog sees that no other rank can still come, says who waits
+# where, and ends the cell. The ranks still have their variables.
+
+# %%
+# %%ranks
+dist.all_reduce(model.bias.grad)
+model.bias.grad / 2
+
+# %%
+# %ranks_stop
 
 # %% [markdown]
 # ## Ranks

@@ -118,6 +118,14 @@ def test_tensors_are_compared_between_the_ranks() -> None:
     assert shown("a", "b") == ["different on each rank"]
 
 
+def test_tensors_about_which_the_same_is_said_share_a_line() -> None:
+    tensors = [TensorFacts(place=f"[{number}]", digest="abb"[number]) for number in range(3)]
+    own = Answer(number=1, rank=0, tensors=tensors)
+    other = Answer(number=1, rank=1, tensors=[TensorFacts(place=f"[{n}]", digest="abc"[n]) for n in range(3)])
+    result = result_of(RankResult(0, "done", "", own), RankResult(1, "done", "", other))
+    assert cell_text.agreements(result) == ["[0], [1]: equal on all ranks", "[2]: different on each rank"]
+
+
 def test_tensors_that_differ_are_not_folded_if_their_text_is_equal() -> None:
     ranks = [RankResult(rank, "done", "", answer(rank, "mean 0.5", str(rank))) for rank in range(2)]
     assert [group.ranks for group in cell_text.groups_of(result_of(*ranks))] == [[0], [1]]
@@ -152,7 +160,14 @@ def test_places_of_cells_are_named_by_number_and_line() -> None:
 
 
 def call(start_ms: int, end_ms: int | None, **facts: object) -> Call:
-    whole: dict[str, object] = {"op": "all_reduce", "seq": 1, "payload_bytes": 4096, "line": "cell 3, line 2", **facts}
+    whole: dict[str, object] = {
+        "op": "all_reduce",
+        "seq": 1,
+        "payload_bytes": 4096,
+        "blocks": True,
+        "line": "cell 3, line 2",
+        **facts,
+    }
     end_ns = None if end_ms is None else end_ms * 1_000_000
     return Call(start_ns=start_ms * 1_000_000, end_ns=end_ns, **whole)  # type: ignore[arg-type]
 
@@ -169,6 +184,11 @@ def test_rank_that_comes_first_waits_for_the_last() -> None:
     assert (meeting.waited_ns(0), meeting.waited_ns(1)) == (300_000_000, 0)
     described = cell_drawing.describe(meeting)
     assert described == "all_reduce, 4.0 KiB at cell 3, line 2: 330.0 ms; rank 0 waited 300.0 ms for rank 1"
+
+
+def test_rank_that_does_not_block_does_not_wait() -> None:
+    (meeting,) = cell_drawing.meetings_of(drawn([call(100, None, blocks=False)], [call(400, 430)]))
+    assert cell_drawing.describe(meeting) == "all_reduce, 4.0 KiB at cell 3, line 2: 330.0 ms"
 
 
 def test_collective_that_a_rank_never_entered_is_named() -> None:

@@ -43,7 +43,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
             "Train": [
                 *_docs("train/tasks", "train/data", "train/profile", "train/strategies", "train/own-strategy"),
                 *_docs("train/elastic", "train/guard-model"),
-                *_docs("launch/launchers", "observe/simulated-gpus"),
+                *_docs("launch/world", "launch/launchers", "observe/simulated-gpus"),
                 *([{"Real runs": [{title: page} for title, page in examples.items()]}] if examples else []),
             ]
         },

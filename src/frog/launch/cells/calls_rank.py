@@ -135,7 +135,7 @@ def _call(entry: dict[str, Any], owner: dict[str, Any] | None) -> Call:
     known = owner or {}
     ends = known.get("end") if not known.get("later") else None
     return Call(
-        op=op or backend,
+        op=known["op"] if owner and "_object" not in owner["op"] else op or backend,
         group=str(entry["process_group"][0]),
         seq=entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
         p2p=is_p2p,
@@ -146,6 +146,7 @@ def _call(entry: dict[str, Any], owner: dict[str, Any] | None) -> Call:
         line=known.get("line", ""),
         done=bool(entry.get("retired")) and (owner is None or owner["end"] is not None),
         peer=known.get("peer"),
+        blocks=owner is not None and not owner.get("later"),
         members=members_of(str(entry["process_group"][0])),
     )
 
@@ -162,6 +163,7 @@ def _timed_call(call: dict[str, Any], number: int) -> Call:
         line=call["line"],
         done=call["end"] is not None,
         peer=call.get("peer"),
+        blocks=not call.get("later"),
     )
 
 

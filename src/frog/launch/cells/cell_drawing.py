@@ -95,11 +95,11 @@ def describe(meeting: Meeting) -> str:
     head = f"{meeting.label}{where}"
     if meeting.missing:
         return f"{head}: {_ranks(sorted(meeting.calls))} waited; {_ranks(meeting.missing)} never entered it"
-    waits = {rank: meeting.waited_ns(rank) for rank in meeting.calls}
-    longest = max(waits, key=lambda rank: waits[rank])
+    waits = {rank: meeting.waited_ns(rank) for rank, call in meeting.calls.items() if call.blocks}
+    longest = max(waits, key=lambda rank: waits[rank], default=None)
     last = max(meeting.calls, key=lambda rank: meeting.calls[rank].start_ns)
     whole = f"{head}: {time_text(meeting.end_ns - meeting.start_ns)}"
-    if waits[longest] < 1e6:
+    if longest is None or waits[longest] < 1e6:
         return whole
     return f"{whole}; rank {longest} waited {time_text(waits[longest])} for rank {last}"
 
@@ -177,7 +177,7 @@ def as_svg(result: CellResult) -> str:
             'stroke-opacity=".5"/>'
         )
     items = "".join(f"<li>{html.escape(describe(meeting))}</li>" for meeting in meetings)
-    legend = "pale: waiting for the others; full: the exchange; hatched: never ended"
+    legend = "pale: waiting for the others; full: the exchange; dashed: never ended"
     return (
         '<div style="overflow-x:auto;font-family:system-ui,sans-serif;font-size:13px">'
         f"{''.join(parts)}</svg></div>"

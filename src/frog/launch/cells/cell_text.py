@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from frog.core.units import count
@@ -85,25 +85,25 @@ def agreements(result: CellResult) -> list[str]:
     for rank, answer in sorted(answers.items()):
         for fact in answer.tensors:
             by_place.setdefault(fact.place, {})[rank] = fact.digest
-    lines = []
+    places: dict[str, list[str]] = {}
     for place, by_rank in by_place.items():
-        if by_rank.keys() != answers.keys():
-            continue
-        name = f"{place.strip()}: " if place else ""
-        if None in by_rank.values():
-            lines.append(f"{name}not compared between ranks")
-            continue
-        same: dict[str, list[int]] = {}
-        for rank, digest in by_rank.items():
-            same.setdefault(str(digest), []).append(rank)
-        if len(same) == 1:
-            every = len(by_rank) == result.world_size
-            lines.append(f"{name}equal on {'all ranks' if every else rank_names(sorted(by_rank))}")
-        elif len(same) == len(by_rank):
-            lines.append(f"{name}different on each rank")
-        else:
-            lines.append(f"{name}different: {' | '.join(rank_names(ranks) for ranks in same.values())}")
-    return lines
+        if by_rank.keys() == answers.keys():
+            places.setdefault(_agreement(by_rank, result.world_size), []).append(place.strip())
+    return [f"{', '.join(own)}: {said}" if any(own) else said for said, own in places.items()]
+
+
+def _agreement(by_rank: Mapping[int, str | None], world_size: int) -> str:
+    """Say whether ranks hold the same tensor. by_rank: its digest on each."""
+    if None in by_rank.values():
+        return "not compared between ranks"
+    same: dict[str, list[int]] = {}
+    for rank, digest in by_rank.items():
+        same.setdefault(str(digest), []).append(rank)
+    if len(same) == 1:
+        return f"equal on {'all ranks' if len(by_rank) == world_size else rank_names(sorted(by_rank))}"
+    if len(same) == len(by_rank):
+        return "different on each rank"
+    return f"different: {' | '.join(rank_names(ranks) for ranks in same.values())}"
 
 
 def summary(result: CellResult) -> str:
@@ -164,7 +164,7 @@ border:1px solid rgba(128,128,128,.4);border-radius:5px;
 border-left-width:4px;overflow:hidden}
 .frog-ranks .frog-name{padding:2px 8px;font-weight:600;background:rgba(128,128,128,.12)}
 .frog-ranks .frog-name .frog-dot{display:inline-block;width:9px;height:9px;border-radius:50%;margin-right:4px}
-.frog-ranks pre{margin:0;padding:5px 8px;white-space:pre-wrap;overflow-wrap:anywhere;background:transparent;
+.frog-ranks pre{margin:0;padding:5px 8px;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;background:transparent;
 color:inherit;font:inherit;max-height:26em;overflow-y:auto;border:0}
 .frog-ranks pre.frog-value{border-top:1px dashed rgba(128,128,128,.4)}
 .frog-ranks pre.frog-value:first-of-type{border-top:0}
@@ -197,6 +197,7 @@ def _card(ranks: Sequence[int], output: str, value: str | None, error: Sequence[
     parts = [f"<pre>{html.escape(output)}</pre>"] if output else []
     parts += [f'<pre class="frog-value">{html.escape(value)}</pre>'] if value is not None else []
     parts += [f'<pre class="frog-error">{html.escape(chr(10).join(error))}</pre>'] if error else []
+    parts = parts or ['<pre style="opacity:.6">no output</pre>']
     name = "all ranks" if len(ranks) == world_size > 1 else ""
     title = f"{rank_names(ranks)}{f' ({name})' if name else ''}"
     edge = color_of(ranks[0]) if len(ranks) == 1 else "rgba(128,128,128,.6)"

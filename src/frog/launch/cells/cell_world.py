@@ -436,7 +436,7 @@ class _Run:
                 next_look = time.monotonic() + LOOK_S
                 hang = watch.look(self._finished(), time.monotonic())
                 if hang is not None:
-                    result.hang = hang.text
+                    result.hang = hang.text.replace(f" of group {100 * world._epoch} ", " ")
                     break
         was_cut = bool(self.waiting)
         hung = set(self.waiting) if result.hang else set()

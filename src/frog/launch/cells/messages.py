@@ -51,6 +51,8 @@ class Call(Typed, frozen=True, kw_only=True):
     """Where the cell called it, as `cell 3, line 2`."""
     done: bool = True
     peer: int | None = None
+    blocks: bool = False
+    """True if the rank did nothing else until the call returned; False if unknown, as inside a backward pass."""
     members: list[int] = msgspec.field(default_factory=list)
 
 
