@@ -26,7 +26,7 @@ SAYS = {
         "in total: predicted 16, measured 16",
         "100,000 bytes arrived",
         "[7, 4, 10000] the same messages: True",
-        "my half of the data: different on each rank",
+        "my half of the data, knobs: different on each rank",
     ],
     "lab1": [
         "predicted   664,192, measured   664,192",
@@ -52,7 +52,7 @@ SAYS = {
         "hang: ranks 0, 1, 2 wait for rank 3",
     ],
     "lab5": [
-        "partial'] different on each rank",
+        "columns, rows, hidden, partial: different on each rank",
         "ranks 0, 1 │ as one process computes it: True",
         "ranks 0, 1 │ summed after GELU:  False",
         "rank 1: waits for a message",

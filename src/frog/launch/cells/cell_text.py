@@ -164,8 +164,8 @@ border:1px solid rgba(128,128,128,.4);border-radius:5px;
 border-left-width:4px;overflow:hidden}
 .frog-ranks .frog-name{padding:2px 8px;font-weight:600;background:rgba(128,128,128,.12)}
 .frog-ranks .frog-name .frog-dot{display:inline-block;width:9px;height:9px;border-radius:50%;margin-right:4px}
-.frog-ranks pre{margin:0;padding:5px 8px;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;background:transparent;
-color:inherit;font:inherit;max-height:26em;overflow-y:auto;border:0}
+.frog-ranks pre{margin:0;padding:5px 8px;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;
+background:transparent;color:inherit;font:inherit;max-height:26em;overflow-y:auto;border:0}
 .frog-ranks pre.frog-value{border-top:1px dashed rgba(128,128,128,.4)}
 .frog-ranks pre.frog-value:first-of-type{border-top:0}
 .frog-ranks pre.frog-error{border-left:3px solid #d1383d;margin:4px 8px 6px;padding:3px 8px;

@@ -60,7 +60,7 @@ class TensorFacts(Typed, frozen=True, kw_only=True):
     """A tensor, or the parameters of a module, in the value of a cell."""
 
     place: str
-    """Where in the value: "" for the value itself, `[0]`, `['weight']`."""
+    """Where in the value: "" for the value itself, `[0]`, `weight`."""
     digest: str | None
     """Equal if and only if shape, dtype and all bytes are; None if they were not compared."""
 

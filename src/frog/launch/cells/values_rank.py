@@ -57,7 +57,8 @@ def _container_text(value: Any, place: str, tensors: list[TensorFacts]) -> str:
     pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
     lines = []
     for key, item in pairs[:_MOST_ITEMS]:
-        text = _text(item, f"{place}[{key!r}]", tensors)
+        inner = f"{place}.{key}".lstrip(".") if isinstance(key, str) else f"{place}[{key!r}]"
+        text = _text(item, inner, tensors)
         lines.append(f"{key!r}: {text}".replace("\n", "\n  "))
     more = [f"and {count(len(pairs) - _MOST_ITEMS, 'more item')}"] if len(pairs) > _MOST_ITEMS else []
     return "\n".join([f"{type(value).__name__} of {len(pairs)}", *(f"  {line}" for line in [*lines, *more])])
