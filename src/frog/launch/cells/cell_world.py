@@ -94,6 +94,7 @@ class CellWorld:
     def __init__(self, settings: WorldSettings) -> None:
         self.settings = settings
         self.last: CellResult | None = None
+        """The last cell with collectives, if one had any."""
         self.names: dict[int, list[str]] = {}
         """The variables of each rank after its last cell."""
         self.device = "cpu"
@@ -236,7 +237,8 @@ class CellWorld:
                 result.ranks[rank] = RankResult(rank, "died")
             _Run(self, result, path, on_output).follow()
         result.duration_s = time.monotonic() - start
-        self.last = result
+        if self.last is None or any(own.answer is not None and own.answer.calls for own in result.ranks.values()):
+            self.last = result
         return result
 
     def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
