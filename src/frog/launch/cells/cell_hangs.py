@@ -23,7 +23,8 @@ _DEADLINE_S = 2.0
 """Time in which no rank moves data, computes or finishes a collective."""
 _SLOW_S = 60.0
 """The same if all ranks are in the same collective."""
-_ANSWER_S = 5.0
+_ANSWER_S = 30.0
+"""Time for the ranks to say where they are. Without their answers, an old status might look like a hang."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,6 @@ class CellHang:
 @dataclass
 class _Question:
     number: int
-    finding: Finding
     asked_at: float
 
 
@@ -64,24 +64,24 @@ class HangWatch:
         finding = self._watch.look(snapshots, now)
         if self._question is None:
             if finding is not None and finding.ends:
-                self._question = _Question(write_request(self._folder, "hang"), finding, now)
+                self._question = _Question(write_request(self._folder, "hang"), now)
             return None
         waited_s = now - self._question.asked_at
-        if self._watch.still_s(now) < waited_s:
-            self._question = None  # a rank has finished a collective
+        if finding is None or not finding.ends or self._watch.still_s(now) < waited_s:
+            self._question = None  # a rank has moved on: on a busy machine, its status was old
             return None
         running = [own for rank, own in statuses.items() if rank not in finished]
         if waited_s < _ANSWER_S and any(own.answered < self._question.number for own in running):
             return None
-        return self._answered(self._question, finished, now)
+        return self._answered(finding, finished, now)
 
-    def _answered(self, question: _Question, finished: Mapping[int, str], now: float) -> CellHang | None:
+    def _answered(self, finding: Finding, finished: Mapping[int, str], now: float) -> CellHang | None:
         evidence = read_observed(self._folder).get(0, {})
         waiting = frozenset(self._ranks - finished.keys())
         if self._watch.still_s(now) < _SLOW_S and _share_a_collective(waiting, evidence, self._world_size):
             self._question = None
             return None
-        return CellHang(self._describe(question.finding, finished, evidence), waiting)
+        return CellHang(self._describe(finding, finished, evidence), waiting)
 
     def _describe(self, finding: Finding, finished: Mapping[int, str], evidence: Mapping[int, Observed]) -> str:
         waiting = self._ranks - finished.keys()
