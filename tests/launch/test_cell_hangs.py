@@ -124,5 +124,5 @@ def test_old_status_is_not_a_hang(ranks: Ranks) -> None:
     ranks.write(0, completed=3, pending=True, seq=4)
     ranks.write(1, completed=3, pending=True, seq=5, answers=False)
     assert ranks.look({}, 10) is None
-    ranks.write(1, completed=4, pending=False)  # it answers: it has moved on
+    ranks.write(1, completed=3, pending=False)  # it answers: it waits no longer
     assert ranks.look({}, 10) is None

@@ -80,6 +80,10 @@ def test_ctrl_c_interrupts_the_cell_and_the_prompt_goes_on(tmp_path: Path) -> No
         process.send_signal(2)
         wait_until(lambda: shows("KeyboardInterrupt"), "the interrupted cell")
         say("dist.get_world_size() * 21\n", "42")
+        go = tmp_path / "go"
+        os.write(ours, f"print('early'); exec(\"while not os.path.exists('{go}'): time.sleep(.01)\")\n".encode())
+        wait_until(lambda: shows("rank 1 │ early"), "output of a cell that still runs")
+        go.touch()
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) > 2
         os.write(ours, b":quit\n")

@@ -7,7 +7,7 @@ import ast
 import codeop
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from frog.core.errors import FrogError, UsageError
 from frog.core.startup import INTERRUPTED
@@ -64,6 +64,7 @@ class Prompt:
         assert isinstance(world, CellWorld)
         self.world = world
         self.ranks: tuple[int, ...] | None = None
+        self._is_terminal = sys.stdin.isatty()
         self.failed = False
         """True if a cell has failed."""
 
@@ -131,8 +132,13 @@ class Prompt:
     def _run(self, code: str, ranks: tuple[int, ...] | None) -> None:
         from frog.launch.cells.cell_text import as_text
 
-        result = self.world.run(code, ranks)
+        live = LiveLines()
+        result = self.world.run(code, ranks, on_output=live.show if self._is_terminal else None)
         self.failed |= result.failed
+        if live.printed:
+            live.show({rank: f"{own.output}\n" for rank, own in result.ranks.items()})
+            for own in result.ranks.values():
+                own.output = ""
         if text := as_text(result, fold_name=True):
             print(text, flush=True)
 
@@ -170,6 +176,24 @@ class Prompt:
         if wrong := [rank for rank in ranks if rank >= size]:
             raise UsageError(f"rank {wrong[0]}: the world has ranks 0 to {size - 1}", ":rank all")
         self.ranks = ranks
+
+
+class LiveLines:
+    """Prints the output of a cell that runs for long, a line at a time, with its rank."""
+
+    def __init__(self) -> None:
+        self.printed: dict[int, int] = {}
+        """Characters of each rank's output that were printed."""
+
+    def show(self, outputs: Mapping[int, str]) -> None:
+        """Print the complete lines that were not yet printed."""
+        for rank, text in outputs.items():
+            start, end = self.printed.get(rank, 0), text.rfind("\n") + 1
+            for line in text[start:end].splitlines():
+                if line.strip():
+                    print(f"rank {rank} │ {line}", flush=True)
+            if end > start:
+                self.printed[rank] = end
 
 
 def _ranks_and_code(text: str) -> tuple[tuple[int, ...] | None, str]:
