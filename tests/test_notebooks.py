@@ -43,7 +43,7 @@ SAYS = {
         "weights: equal on all ranks",
         "the gradient of one process with all samples: True",
         "hang: rank 0 waits for rank 1",
-        "rank 0 waited; rank 1 never entered it",
+        "; rank 1 never entered it",
     ],
     "lab4": [
         "ranks 0\u20133 │ in total: predicted 16, measured 16",

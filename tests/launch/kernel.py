@@ -25,6 +25,8 @@ class Shown:
     printed: str = ""
     result: str = ""
     error: str = ""
+    number: int = 0
+    """The number that the notebook shows next to the cell."""
     _places: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -46,6 +48,8 @@ class Shown:
             self.result = content["data"]["text/plain"]
         elif kind == "error":
             self.error = "\n".join(content["traceback"])
+        elif kind == "execute_input":
+            self.number = content["execution_count"]
 
 
 class Kernel:

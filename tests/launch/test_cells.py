@@ -195,7 +195,7 @@ def test_collective_that_a_rank_never_entered_is_named() -> None:
     result = drawn([call(100, 2100)], [], world_size=2)
     (meeting,) = cell_drawing.meetings_of(result)
     assert meeting.missing == (1,)
-    assert "rank 0 waited; rank 1 never entered it" in cell_drawing.as_text(result)
+    assert "rank 0 waited 2.0 s; rank 1 never entered it" in cell_drawing.as_text(result)
     assert "never entered it" in cell_drawing.as_svg(result)
 
 

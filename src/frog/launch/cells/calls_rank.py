@@ -62,6 +62,9 @@ class CallRecorder:
                 noted["end"] = time.time_ns()
                 noted["later"] = work is not None and not isinstance(work, bool)
                 return work
+            except BaseException:
+                noted["end"], noted["failed"] = time.time_ns(), True
+                raise
             finally:
                 self._open.clear()
 
@@ -144,7 +147,7 @@ def _call(entry: dict[str, Any], owner: dict[str, Any] | None) -> Call:
         start_ns=int(known.get("start") or entry["time_created_ns"]) if owner else int(entry["time_created_ns"]),
         end_ns=ends,
         line=known.get("line", ""),
-        done=bool(entry.get("retired")) and (owner is None or owner["end"] is not None),
+        done=bool(entry.get("retired")) and not known.get("failed"),
         peer=known.get("peer"),
         blocks=owner is not None and not owner.get("later"),
         members=members_of(str(entry["process_group"][0])),
@@ -161,7 +164,7 @@ def _timed_call(call: dict[str, Any], number: int) -> Call:
         start_ns=call["start"],
         end_ns=None if call.get("later") else call["end"],
         line=call["line"],
-        done=call["end"] is not None,
+        done=not call.get("failed"),
         peer=call.get("peer"),
         blocks=not call.get("later"),
     )

@@ -94,7 +94,9 @@ def describe(meeting: Meeting) -> str:
     where = f" at {meeting.line}" if meeting.line else ""
     head = f"{meeting.label}{where}"
     if meeting.missing:
-        return f"{head}: {_ranks(sorted(meeting.calls))} waited; {_ranks(meeting.missing)} never entered it"
+        waited = max(meeting.waited_ns(rank) for rank in meeting.calls)
+        how_long = f" {time_text(waited)}" if waited else ""
+        return f"{head}: {_ranks(sorted(meeting.calls))} waited{how_long}; {_ranks(meeting.missing)} never entered it"
     waits = {rank: meeting.waited_ns(rank) for rank, call in meeting.calls.items() if call.blocks}
     longest = max(waits, key=lambda rank: waits[rank], default=None)
     last = max(meeting.calls, key=lambda rank: meeting.calls[rank].start_ns)

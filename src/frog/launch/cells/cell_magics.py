@@ -78,7 +78,6 @@ class RankMagics(Magics):
     def _run(self, world: CellWorld, code: str, ranks: tuple[int, ...] | None) -> CellResult:
         """Run a cell, show output while it runs, and then its result."""
         handle: DisplayHandle | None = None
-        number = self.shell.execution_count if self.shell is not None else None
 
         def show(outputs: Outputs) -> None:
             nonlocal handle
@@ -88,13 +87,21 @@ class RankMagics(Magics):
             else:
                 handle.update(shown)  # type: ignore[no-untyped-call]
 
-        result = world.run(code, ranks, number=number, on_output=show)
+        result = world.run(code, ranks, number=self._cell_number(), on_output=show)
         final = Both(cell_text.as_html(result), cell_text.as_text(result))
         if handle is None:
             display(final)  # type: ignore[no-untyped-call]
         else:
             handle.update(final)  # type: ignore[no-untyped-call]
         return result
+
+    def _cell_number(self) -> int | None:
+        """Return the number of the running cell, as the notebook shows it; None if it shows none.
+
+        The shell's `execution_count` is already the next one in some versions of IPython.
+        """
+        inputs = self.shell.user_ns.get("In") if self.shell is not None else None
+        return len(inputs) - 1 if inputs and len(inputs) > 1 else None
 
     def _ready_world(self, settings: WorldSettings | None) -> CellWorld:
         """Return the running world; start one if there is none, or if it is another one that the user asks for."""

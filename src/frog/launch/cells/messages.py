@@ -46,10 +46,11 @@ class Call(Typed, frozen=True, kw_only=True):
     start_ns: int
     """When the rank entered it, in nanoseconds of Unix time."""
     end_ns: int | None = None
-    """When the call returned; None if unknown, as inside a backward pass, or if it never did."""
+    """When the call returned or failed; None if unknown, as inside a backward pass."""
     line: str = ""
     """Where the cell called it, as `cell 3, line 2`."""
     done: bool = True
+    """False if the call failed, as when its cell was ended."""
     peer: int | None = None
     blocks: bool = False
     """True if the rank did nothing else until the call returned; False if unknown, as inside a backward pass."""
