@@ -102,7 +102,7 @@ def test_copy_button_copies_commands_without_prompts_and_output(
     assert [taken for _, taken in consoles if "$ " in taken or not taken] == []
     for text, taken in consoles:
         output = [line for line in text.splitlines() if not line.startswith("$ ") and line not in taken.splitlines()]
-        assert [line for line in output if line.strip() and line in taken] == []
+        assert [line for line in output if line.strip() and line in taken.splitlines()] == []
         assert [
             line for line in text.splitlines() if line.startswith("$ ") and line[2:] not in taken.splitlines()
         ] == []
@@ -204,6 +204,7 @@ def test_known_errors_open_and_are_filtered_by_a_piece_of_a_message(browser: Bro
     assert patterns > 0
     assert count == f"1 of {len(everything)} errors"
     assert tab.run(f"({_FILTER})('no such words')")[0] == []
+    tab.open("about:blank")
     tab.open(f"{page}#slurm-qos")
     assert tab.run("document.getElementById('slurm-qos').getAttribute('aria-expanded')") == "true"
     assert tab.faults == []

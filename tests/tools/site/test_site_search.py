@@ -43,8 +43,9 @@ TYPED = {
 }
 """What is typed, and the section that it means: the beginning of a word, a typing error, a compound, upper case."""
 
-WRITTEN = {"questions_tuning.toml": 45}
-"""Files of questions, and how many of the 50 the first result must answer. Only the first file was used to tune."""
+WRITTEN = {"questions_tuning.toml": 45, "questions_kept.toml": 42}
+"""Files of questions, and how many of the 50 the first result must answer. Only the first file was used to tune: of the
+second 44 were answered when it was first asked, on 2026-11-29."""
 
 
 def questions_of(file: str) -> dict[str, list[str]]:
