@@ -273,7 +273,7 @@ def barrier() -> Figure:
     for tenth in range(0, int(longest * 10 * 0.6) + 1, tenths):  # the rest is left for the words at the end
         figure.text(plot.x(tenth / 10), 478, f"{tenth / 10:g}", "quiet", "middle", 26)
     figure.text(1010, 478, "all leave together", "ink", "end", 28, "bold")
-    figure.text(0, 516, "seconds; rank 0 had nothing to do, so it came first and waited longest", "quiet", size=28)
+    figure.text(0, 511, "seconds; rank 0 had nothing to do, so it came first and waited longest", "quiet", size=28)
     return figure
 
 

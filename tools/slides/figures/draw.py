@@ -200,8 +200,9 @@ class Plot:
 
 def _raised(words: str) -> str:
     """Return text in which the exponent of a power, as in 2^-25, stands above the line."""
-    return re.sub(r"\^(-?\d+)", lambda power: _above(power[1].replace("-", "−")), words)
+    return re.sub(r"\^(-?\d+)(.?)", lambda power: _above(power[1].replace("-", "−"), power[2]), words)
 
 
-def _above(exponent: str) -> str:
-    return f'<tspan dy="-.4em" font-size="75%">{exponent}</tspan><tspan dy=".3em">&#8203;</tspan>'
+def _above(exponent: str, following: str) -> str:
+    lowered = f'<tspan dy=".4em">{following}</tspan>' if following else ""
+    return f'<tspan dy="-.4em" font-size="{SMALLEST}">{exponent}</tspan>{lowered}'
