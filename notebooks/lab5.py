@@ -134,7 +134,7 @@ for _ in range(3 + rank):
         dist.recv(torch.empty(8, 32), src=0)
 
 # %% [markdown]
-# The ranks live on. In a real job, this is a loader that gives one rank a batch more.
+# The ranks survive. In a real job, this is a loader that gives one rank a batch more.
 #
 # ## Tokens travel to their expert
 #

@@ -135,7 +135,7 @@ dist.all_reduce(same)
 print("equal to torch's:", torch.equal(same, ringed))
 
 # %% [markdown]
-# For numbers that are not whole, the last bits may differ: the ring adds in another order for each chunk. But they
+# For fractions, the last bits may differ: the ring adds in another order for each chunk. But they
 # are the same bits on all ranks, since each chunk is summed once and then copied. **Predict**: is that also true of
 # the naive sum, where each rank adds in its own order?
 

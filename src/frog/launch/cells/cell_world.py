@@ -4,7 +4,7 @@
     result = world.run("x = torch.ones(2)")          # a CellResult: per rank output, value, error, collectives
     world.stop()
 
-Whatever a cell does, the world lives on. A cell that hangs or is interrupted is ended on all its ranks: Python code by
+The world survives whatever a cell does. A cell that hangs or is interrupted is ended on all its ranks: Python code by
 SIGINT, a collective by closing its connections, and all ranks make the process group again. If a rank dies, or does not
 react, the world is started again with the variables that could be kept.
 """
@@ -376,7 +376,7 @@ class CellWorld:
             return
         lost = sorted({name for answer in answers.values() for name in answer.lost})
         again = f"; create again what uses the old one: {', '.join(lost)}" if lost else ""
-        result.notes.append(f"{why}: the ranks live on with their variables, in a new process group{again}")
+        result.notes.append(f"{why}: the ranks keep their variables, and have a new process group{again}")
 
     def _start_again(self, result: CellResult, why: str, stuck: Set[int] = frozenset()) -> None:
         """Start the world again with the variables that can be kept. stuck: ranks whose main thread does not react."""
