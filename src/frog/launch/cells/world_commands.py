@@ -55,6 +55,15 @@ def _world(args: argparse.Namespace) -> int:
         world.stop()
 
 
+_FIRST_CELL = """\
+import torch
+import torch.distributed as dist
+
+rank, world_size = dist.get_rank(), dist.get_world_size()
+"""
+"""What a prompt's ranks run before the first line."""
+
+
 class Prompt:
     """Lines from a user, and the world that runs them."""
 
@@ -74,8 +83,8 @@ class Prompt:
         """Read lines until the user quits."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (history and editing in input())
-        print(f"world of {self.world.settings}: torch and dist are imported; :help, :quit", flush=True)
-        self._run("import torch\nimport torch.distributed as dist", None)
+        print(f"world of {self.world.settings}: torch, dist, rank and world_size are defined; :help, :quit", flush=True)
+        self._run(_FIRST_CELL, None)
         lines: list[str] = []
         while True:
             try:
@@ -109,7 +118,7 @@ class Prompt:
 
     def read_all(self, text: str) -> int:
         """Run each statement of a text as a cell; return 1 if one failed."""
-        self._run("import torch\nimport torch.distributed as dist", None)
+        self._run(_FIRST_CELL, None)
         for piece in _pieces(text):
             if piece.startswith(":"):
                 if not self.command(piece):
