@@ -127,7 +127,7 @@ def main() -> int:
     if program is None:
         print("no Chromium: frames were not measured")
         return 0
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # Chromium's processes end a little later
         path = Path(name) / "timeline.html"
         path.write_text(page)
         with chromium(program, Path(name) / "profile") as browser:
