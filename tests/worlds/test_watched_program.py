@@ -9,6 +9,7 @@ from typing import Any
 
 from harness import LIMIT_S, Harness, kill_tree, run_to_end
 from observe.watch.test_film_server import with_changes
+from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 from worlds.test_program_hang import write
 
@@ -31,7 +32,11 @@ def test_page_of_a_hanging_program_has_its_diagnosis_while_it_hangs(harness: Har
     words = ("frog", "run", "--nproc", "2", "--deadline", "300", "--watch", "--", "branch.py")
     process = harness.start(*words, warm=True)
     try:
-        film = _film_with_diagnosis(process)
+        try:
+            film = _film_with_diagnosis(process)
+        except (OSError, WebSocketException):
+            kill_tree(process)
+            raise AssertionError(process.communicate()) from None
         process.send_signal(signal.SIGINT)
         _, err = run_to_end(process)
     finally:

@@ -62,6 +62,8 @@ from frog.observe.watch.trained_lanes import (
 STILL_S = 5.0
 """Ranks that wait for others this long, without a change on any rank, are asked what they know."""
 _GOOD = ("completed", "ended")
+_ANSWER_S = 5.0
+"""Time to wait for the answers of all ranks."""
 _STUCK_S = 10.0
 """A heartbeat that shows one collective for this long is worth a diagnosis."""
 _LEAST_LANES = 4
@@ -102,6 +104,8 @@ class FilmReader:
         self._asked: set[object] = set()
         self._run: RunFile | None = None
         self._still_s = 0.0
+        self._request = 0
+        """Number of the last request to the ranks."""
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -379,7 +383,7 @@ class FilmReader:
         if lanes.still_since_ns in self._asked:
             return False
         self._asked.add(lanes.still_since_ns)
-        write_request(self.folder.path, "watch")
+        self._request = write_request(self.folder.path, "watch")
         return True
 
     def symptoms(self) -> tuple[object, ...]:
@@ -390,9 +394,12 @@ class FilmReader:
         errors += sum(len(rank.errors) for rank in self._trained.values())
         still: tuple[object, ...] = ()
         if self._still_s >= STILL_S:
-            answered = [status.answered for status in _statuses(read_observed(self.folder.path))]
+            statuses = _statuses(read_observed(self.folder.path))
+            missing = any(one.answered < self._request and one.is_fresh(time.time_ns()) for one in statuses)
+            answered = [one.answered for one in statuses]
             since = self._programs[max(self._programs)].still_since_ns if self._programs else 0
-            still = (since, tuple(answered), self._still_s > _STUCK_S)
+            if not missing or self._still_s > STILL_S + _ANSWER_S:  # else a part of the evidence is missing
+                still = (since, tuple(answered), self._still_s > _STUCK_S)
         return (exits, errors, ended, still) if exits or errors or still or ended else ()
 
     def diagnose(self, film: Film) -> ShownDiagnosis | None:
