@@ -61,7 +61,8 @@ def test_page_of_a_hanging_program_has_its_diagnosis_while_it_hangs(harness: Har
 def _film_with_diagnosis(process: Any) -> dict[str, Any]:
     """Read the page's address, and receive its film until it has a diagnosis."""
     url = next(found[1] for line in process.stderr if (found := re.search(r"live page: (\S+)", line)))
-    with connect(url.replace("http", "ws") + "film", max_size=None) as connection:
+    address = url.replace("http", "ws") + "film"
+    with connect(address, max_size=None, open_timeout=LIMIT_S, ping_timeout=LIMIT_S) as connection:
         film: dict[str, Any] = json.loads(connection.recv(timeout=LIMIT_S))["film"]
         while not film["diagnosis"]:
             film = with_changes(film, json.loads(connection.recv(timeout=LIMIT_S))["changes"])

@@ -27,6 +27,8 @@ from frog.observe.watch.film_reader import FilmReader
 LOOK_S = 0.5
 _LONG_LOOK_S = 5.0
 """Interval after the run has ended: a resume may begin."""
+_ANSWERS_S = 120.0
+"""Time for a request and its answer: on a busy machine the thread that reads the run may hold them up."""
 _HOST = "127.0.0.1"
 _NOTHING = "default-src 'none'"
 
@@ -130,6 +132,8 @@ class FilmServer:
                 _HOST,
                 port,
                 process_request=self._answer,
+                open_timeout=_ANSWERS_S,
+                ping_timeout=_ANSWERS_S,
                 compression=None,
                 server_header=None,
                 logger=_silent(),
