@@ -124,9 +124,11 @@ def test_several_tabs_follow_a_run_that_goes_on(tmp_path: Path) -> None:
 def test_nothing_is_left_of_a_closed_server(folder: RunFolder) -> None:
     server = FilmServer(folder)
     port = server.port
-    with film_socket(server) as connection:
+    silent = socket.create_connection(("127.0.0.1", port))  # as browsers open some in advance
+    with silent, film_socket(server) as connection:
         receive(connection)
         server.close()
+        assert "frog-watch-end" not in {thread.name for thread in threading.enumerate()}
         with pytest.raises(ConnectionClosed):
             collections.deque(map(receive, itertools.repeat(connection)), maxlen=0)
     names = {"frog-watch-server", "frog-watch-reader"}

@@ -11,8 +11,10 @@ import hmac
 import json
 import logging
 import secrets
+import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -29,6 +31,7 @@ _LONG_LOOK_S = 5.0
 """Interval after the run has ended: a resume may begin."""
 _ANSWERS_S = 120.0
 """Time for a request and its answer: on a busy machine the thread that reads the run may hold them up."""
+_END_S = 5.0
 _HOST = "127.0.0.1"
 _NOTHING = "default-src 'none'"
 
@@ -121,8 +124,16 @@ class FilmServer:
     """
 
     def __init__(self, folder: RunFolder, port: int = 0) -> None:
-        from websockets.sync.server import serve
+        from websockets.sync.server import ServerConnection, serve
 
+        connections: weakref.WeakSet[ServerConnection] = weakref.WeakSet()
+
+        class Connection(ServerConnection):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options)
+                connections.add(self)
+
+        self._connections = connections
         self.token = secrets.token_urlsafe(16)
         self._page = live_page(folder.path.name)
         self.projection = Projection(folder)
@@ -132,6 +143,7 @@ class FilmServer:
                 _HOST,
                 port,
                 process_request=self._answer,
+                create_connection=Connection,
                 open_timeout=_ANSWERS_S,
                 ping_timeout=_ANSWERS_S,
                 compression=None,
@@ -160,10 +172,23 @@ class FilmServer:
     def close(self) -> None:
         """End all connections and threads."""
         self.projection.close()
-        with contextlib.suppress(OSError):
-            self._server.shutdown()
+        ending = threading.Thread(target=self._server.shutdown, name="frog-watch-end", daemon=True)
+        ending.start()
+        until = time.monotonic() + _END_S
+        while ending.is_alive() and time.monotonic() < until:
+            self._close_silent()
+            ending.join(timeout=0.1)
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join(timeout=_END_S)
+
+    def _close_silent(self) -> None:
+        """Close connections that have not sent a request: browsers open some in advance, and the library waits."""
+        from websockets.protocol import State
+
+        for connection in list(self._connections):
+            if connection.protocol.state is State.CONNECTING:
+                with contextlib.suppress(OSError):
+                    connection.socket.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> FilmServer:
         return self
