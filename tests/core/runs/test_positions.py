@@ -55,6 +55,19 @@ def test_file_that_grows_is_thinned_and_keeps_the_whole_time(tmp_path: Path) -> 
     assert [moment.unix_ns // SECOND for moment in moments] == counts
 
 
+def test_last_change_before_a_hang_is_written_also_to_a_thinned_file(tmp_path: Path) -> None:
+    positions_path(tmp_path, 0).parent.mkdir(parents=True)
+    writer = PositionWriter(tmp_path, 0, most_bytes=20_000)
+    for number in range(2000):
+        writer.look({0: status(number, number)})
+    for looks in range(20):  # the rank hangs after a change, whatever look that was
+        last = status(2000 + looks, 2000 + looks)
+        for _ in range(64):
+            writer.look({0: last})
+        assert read_positions(tmp_path, 0).events[-1].ranks[0].groups[0][1] == 2000 + looks
+        writer.look({0: last})
+
+
 def test_folder_that_cannot_be_written_ends_only_the_recording(tmp_path: Path) -> None:
     writer = PositionWriter(tmp_path / "nowhere", 0)
     writer.look({0: status(1)})

@@ -88,7 +88,8 @@ class PositionWriter:
     def __init__(self, run: Path, attempt: int, most_bytes: int = MOST_BYTES) -> None:
         self.path = positions_path(run, attempt)
         self._changes, self._most_bytes = Changes(), most_bytes
-        self._kept: dict[int, Position] = {}
+        self._next: Moment | None = None
+        """What changed and is not yet in the file."""
         self._every, self._looks = 1, 0
         self._is_off = False
 
@@ -97,11 +98,10 @@ class PositionWriter:
         moment = self._changes.look(statuses)
         self._looks += 1
         if moment is not None:
-            self._kept |= moment.ranks
-        if moment is None or self._is_off or self._looks % self._every:
+            self._next = _joined([self._next, moment]) if self._next is not None else moment
+        if self._next is None or self._is_off or self._looks % self._every:
             return
-        line = msgspec.json.encode(Moment(unix_ns=moment.unix_ns, ranks=self._kept)) + b"\n"
-        self._kept = {}
+        line, self._next = msgspec.json.encode(self._next) + b"\n", None
         try:
             with open(self.path, "ab") as file:
                 file.write(line)
