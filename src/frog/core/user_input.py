@@ -11,6 +11,8 @@ from typing import Any
 
 _MOST_DIGITS = 1000
 
+LAST_PORT = 65_535
+
 
 def integer(text: str) -> int:
     """Read an integer that a user types; the argument type of every option with `type=int` (frog.cli).
@@ -33,6 +35,13 @@ def at_least(least: int) -> Callable[[str], int]:
         return value
 
     return read
+
+
+def port(text: str) -> int:
+    """Argument type of a TCP port to listen on: 0 takes a free one."""
+    if not 0 <= (value := integer(text)) <= LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text}: must be between 0 and {LAST_PORT}")
+    return value
 
 
 def between(least: float, most: float) -> Callable[[str], float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frog.core.errors import FrogError, UsageError
-from frog.core.user_input import at_least
+from frog.core.user_input import at_least, port
 
 if TYPE_CHECKING:
     from frog.launch.node_agents import Options
@@ -58,7 +58,7 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="show a live page of the run: each rank, what it waits for, the diagnosis; in a terminal until Ctrl-C",
     )
     parser.add_argument("--open", action="store_true", help="with --watch: open the page in the browser")
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="with --watch: default: a free port")
+    parser.add_argument("--port", type=port, default=0, metavar="N", help="with --watch: default: a free port")
     parser.add_argument(
         "--from", dest="manifest", type=Path, metavar="K8S.yaml", help="run a manifest's pods as local processes"
     )

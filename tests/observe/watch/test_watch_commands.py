@@ -82,10 +82,11 @@ def test_damaged_run_is_an_error_and_not_an_empty_page(tmp_path: Path, capsys: p
     assert "run.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["watch"], ["run", "--watch", "--nproc", "1"]], ids=["watch", "run"])
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])
-def test_port_that_cannot_be_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_that_cannot_be_is_refused(port: str, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["watch", "--port", port])
+        main([*command, "--port", port])
     assert "--port" in capsys.readouterr().err
 
 

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frog.core.user_input import integer
+from frog.core.user_input import port
 
 if TYPE_CHECKING:
     from frog.core.runs.folder import RunFolder
     from frog.observe.watch.film_server import FilmServer
 
-_LAST_PORT = 65_535
 _LAST_FILM_S = 10.0
 """Longest wait, at the end of a run, for the page to get the diagnosis."""
 
@@ -29,17 +28,10 @@ def add_watch_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "through the run, step by step and event by event. `frog run --watch` does so from the start of a run.",
     )
     parser.add_argument("run", metavar="RUN", nargs="?", default="latest", help="a run folder, a name, or latest")
-    parser.add_argument("--port", type=_port, default=0, metavar="N", help="default: a free port")
+    parser.add_argument("--port", type=port, default=0, metavar="N", help="default: a free port")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--text", action="store_true", help="show the ranks in the terminal; in a pipe, once")
     parser.set_defaults(handler=_watch)
-
-
-def _port(text: str) -> int:
-    number = integer(text)
-    if not 0 <= number <= _LAST_PORT:
-        raise argparse.ArgumentTypeError(f"{text}: must be between 0 and {_LAST_PORT}")
-    return number
 
 
 def _watch(args: argparse.Namespace) -> int:
