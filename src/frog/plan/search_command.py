@@ -46,6 +46,7 @@ def _search(args: argparse.Namespace) -> int:
     from frog.plan.memory import USABLE
     from frog.plan.search.best import search
     from frog.plan.search.files import check_folder, write_files
+    from frog.plan.search.grid import AXES
     from frog.plan.search.program_files import axes_of
 
     if args.to is not None:
@@ -79,7 +80,8 @@ def _search(args: argparse.Namespace) -> int:
         for_frog = search(named.model, cluster, [num_gpus], own, constants=constants)
         axes, of_program = axes_of(software), None
         if axes is not None:
-            stated = search(named.model, cluster, [num_gpus], base, zeros, constants, axes)
+            is_all = set(axes) == set(AXES)  # then the search above has these layouts
+            stated = found if is_all else search(named.model, cluster, [num_gpus], base, zeros, constants, axes)
             of_program = (software, stated)
         written = write_files(args.to, found, for_frog, of_program, named.config, args.cluster, steps)
     print(f"{format_count(named.model.num_parameters())} parameters, {batch}, {base.precision}, {software}")
