@@ -152,19 +152,24 @@ class Film:
     notes: list[str] = field(default_factory=list)
     """What the film does not show, and why."""
 
+    @property
+    def waiting(self) -> dict[int, str]:
+        """For whom each rank waits, by the diagnosis: `waits for rank 0`."""
+        groups = self.diagnosis.waits if self.diagnosis is not None else []
+        return {
+            rank: f"waits for {span(sorted(other for at in group.waits_for for other in groups[at].ranks))}"
+            for group in groups
+            for rank in group.ranks
+            if group.waits_for
+        }
+
     def as_json(self) -> dict[str, Any]:
         """Return the film for the page: of the diagnosis only for whom each rank waits, as the page gets it as HTML."""
         found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "diagnosis"}
         for name in ("lanes", "series", "events", "nodes"):
             found[name] = [asdict(one) for one in found[name]]
         found["words"] = list(self.words)
-        groups = self.diagnosis.waits if self.diagnosis is not None else []
-        found["waiting"] = {
-            rank: f"waits for {span(sorted(other for at in group.waits_for for other in groups[at].ranks))}"
-            for group in groups
-            for rank in group.ranks
-            if group.waits_for
-        }
+        found["waiting"] = self.waiting
         return found
 
 

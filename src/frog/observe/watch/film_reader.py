@@ -106,11 +106,13 @@ class FilmReader:
         self._still_s = 0.0
         self._request = 0
         """Number of the last request to the ranks."""
+        self._symptoms: tuple[object, ...] = ()
+        self._diagnosis: ShownDiagnosis | None = None
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, now_ns: int | None = None) -> Film:
-        """Return the film of this moment, without a diagnosis.
+        """Return the film of this moment, with the diagnosis of `renew_diagnosis`, if there was one.
 
         Raises:  RunError if run.json cannot be read.
         """
@@ -140,6 +142,7 @@ class FilmReader:
             start_unix_ns=start_ns,
             end=(end_ns - start_ns) // 1000,
             is_live=is_live,
+            diagnosis=self._diagnosis,
         )
         film.lanes = self._lanes(observed, beats, start_ns, end_ns, is_live)
         film.words = self._words.rows
@@ -374,6 +377,16 @@ class FilmReader:
         return found
 
     # ---- the diagnosis -----------------------------------------------------------------------------------------------
+
+    def renew_diagnosis(self, film: Film) -> bool:
+        """Ask ranks that stand still, and diagnose the run if its symptoms changed. Return True if it was diagnosed."""
+        self.asks_now()
+        symptoms = self.symptoms()
+        if symptoms == self._symptoms:
+            return False
+        self._symptoms = symptoms
+        film.diagnosis = self._diagnosis = self.diagnose(film) if symptoms else None
+        return True
 
     def asks_now(self) -> bool:
         """Ask the ranks for their evidence if they stand still and were not asked yet; return True if they were."""

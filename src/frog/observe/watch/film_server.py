@@ -45,7 +45,6 @@ class Projection:
         self._number = 0
         self._message: dict[str, Any] = {}
         self._over = threading.Event()
-        self._symptoms: tuple[object, ...] = ()
         self._film: Film | None = None
         self._is_final = False
         """True once a film shows a run that has ended, with its diagnosis."""
@@ -62,16 +61,9 @@ class Projection:
     def look(self) -> None:
         """Read the run once, and diagnose it if its symptoms changed."""
         try:
-            film = self._reader.read()
-            if self._film is not None:
-                film.diagnosis = self._film.diagnosis
-            self._film = film
+            film = self._film = self._reader.read()
             self._publish(film_message(film))
-            self._reader.asks_now()
-            symptoms = self._reader.symptoms()
-            if symptoms != self._symptoms:
-                self._symptoms = symptoms
-                film.diagnosis = self._reader.diagnose(film) if symptoms else None
+            if self._reader.renew_diagnosis(film):
                 self._publish(film_message(film))
             if not film.is_live:
                 with self._changed:

@@ -35,22 +35,17 @@ def show_text(folder: RunFolder) -> int:
     reader = FilmReader(folder, asks=sys.stdout.isatty())
     film = reader.read()
     if not sys.stdout.isatty():
-        film.diagnosis = reader.diagnose(film) if reader.symptoms() else None
+        reader.renew_diagnosis(film)
         console(width=160).print(frame(film))
         return 0
-    symptoms: tuple[object, ...] = ()
     with Live(console=console(), auto_refresh=False, vertical_overflow="visible") as live:
         while True:
-            reader.asks_now()
-            if (now := reader.symptoms()) != symptoms:
-                symptoms, film.diagnosis = now, reader.diagnose(film) if now else None
+            reader.renew_diagnosis(film)
             live.update(frame(film), refresh=True)
             if not film.is_live:
                 return 0
             time.sleep(_LOOK_S)
-            diagnosis = film.diagnosis
             film = reader.read()
-            film.diagnosis = diagnosis
 
 
 def frame(film: Film) -> RenderableType:
@@ -94,7 +89,7 @@ def row_of(film: Film, lane: Lane, time_us: int) -> list[str]:
     if bar is not None:
         kind, text = film.words[bar[0]]
         doing = f"step {bar[1]}, {text}" if bar[1] and kind not in ("waits", "collective") else text
-    waits = film.as_json()["waiting"].get(lane.rank, "") if film.failure is None or time_us >= film.failure else ""
+    waits = film.waiting.get(lane.rank, "") if film.failure is None or time_us >= film.failure else ""
     number = f"number {call[1]}: {film.words[call[0]][1]}" if call is not None else ""
     if not number and bar is not None and bar[1] and film.words[bar[0]][0] in ("waits", "collective"):
         number = f"number {bar[1]}"
