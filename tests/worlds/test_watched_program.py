@@ -34,9 +34,9 @@ def test_page_of_a_hanging_program_has_its_diagnosis_while_it_hangs(harness: Har
     try:
         try:
             film = _film_with_diagnosis(process)
-        except (OSError, WebSocketException):
+        except (OSError, WebSocketException, EOFError) as error:
             kill_tree(process)
-            raise AssertionError(process.communicate()) from None
+            raise AssertionError(process.communicate()) from error
         process.send_signal(signal.SIGINT)
         _, err = run_to_end(process)
     finally:
