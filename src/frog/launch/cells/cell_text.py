@@ -66,7 +66,7 @@ def _error_lines(own: RankResult, result: CellResult) -> list[str]:
     if error is None:
         return ["did not react, and was ended"] if own.state != "done" else []
     if own.state == "hung":
-        return [*error.lines, "ended by Frog: this call would have waited for ever"]
+        return [*error.lines, "ended by Frog: this call waited, and no rank moved data"]
     if error.is_interrupt or own.state == "interrupted":
         return [*error.lines, "KeyboardInterrupt"]
     died = any(other.state == "died" for other in result.ranks.values())
