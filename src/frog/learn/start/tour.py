@@ -56,6 +56,8 @@ class Tour:
         self.original = (labs / FOLDER / PROGRAM).read_text()
         self.line = 1 + next(n for n, line in enumerate(self.original.splitlines()) if REDUCES in line)
         """Number of the line that calls all-reduce."""
+        self.meeting = self.original[: self.original.index("init_process_group")].count("\n") + 1
+        """Number of the line in which the ranks meet."""
 
     @property
     def program(self) -> Path:
@@ -179,7 +181,7 @@ def start(args: argparse.Namespace) -> int:
 
 
 _END = f"""
-You saw a crash that two others noticed, a wait that one line explains, and a mistake that no process noticed: only a \
+You saw a crash that others noticed, a wait that one line explains, and a mistake that no process noticed: only a \
 comparison of the ranks showed it. Lab 2 takes each apart. The page of lab 0 is docs/labs/lab0.md.
 The folder {FOLDER}/ is yours: change the program, run it again, or delete it. No process still runs.
 next: frog learn"""
@@ -189,7 +191,7 @@ def _two_ranks(tour: Tour) -> WhatHappened:
     tour.start_from_original()
     tour.say(
         f"This is {FOLDER}/{PROGRAM}. `frog run --nproc 2` starts it twice, as two processes: rank 0 and rank 1. "
-        "They meet in line 9, and each trains its own copy of the model."
+        f"They meet in line {tour.meeting}, and each trains its own copy of the model."
     )
     print()
     for number, text in enumerate(tour.original.splitlines(), 1):
@@ -355,11 +357,12 @@ def _take_it_out(tour: Tour) -> WhatHappened:
     tour.say(
         f"{_verdict(guess == drifted)} All {len(steps)} steps ran without an error. After step {steps[-1]} the "
         f"weight is {last[0]['weight']} on rank 0 and {last[1]['weight']} on rank 1: two models, each trained on "
-        f"half of the data. No process noticed; `frog check` did, because it compares the ranks."
+        f"half of the data. No process noticed."
     )
     named = _named_line(tour, shown)
     if named is not None:
         tour.say("")
+        tour.say("`frog check` noticed, because it compares the ranks.")
         tour.say(f"Which line of {PROGRAM} does `frog check` name?", "strong")
         for text in read_answers("a number   q: quit > "):
             if text == str(named):
