@@ -170,7 +170,8 @@ def _readers(project: Project, path: str) -> Iterator[str]:
     """Yield the parts outside of Frog that name a file, one of its folders, or a pattern that matches it.
 
     Tests that have a case per page or exercise read many files; their cases are chosen one by one, by what the page or
-    the exercise names. Frog itself counts if it names the whole path. Who names a folder of Frog means its modules.
+    the exercise names. Frog itself counts if it names the whole path. A part that names a folder of Frog means its
+    modules.
     """
     marks = (EXERCISE_CASES,) if path.startswith("labs/") else (PAGE_CASES,)
     only = project.names[path.rpartition("/")[2]] < 2

@@ -98,7 +98,7 @@ def _matrix(scene: Scene, x: float, y: float, numbers: Matrix, fill: str, show: 
 
 NUM_EXPERTS: Final = 4
 TOKENS: Final = 6
-"""Of each rank; a token goes to one expert."""
+"""Tokens of each rank; a token goes to one expert."""
 ROUTERS: Final = ("even", "uneven")
 
 

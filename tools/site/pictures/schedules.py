@@ -141,7 +141,7 @@ MODEL = PlannedModel(layers=12, hidden=256, heads=4, kv_heads=4, head_dim=64, ff
 RANKS = 4
 DELAY_S, BITS_PER_S, MTU = 1e-3, 1e9, 1500
 BACKWARD_S = 0.04
-"""Of a layer: what a layer of this size takes on a laptop's core, about."""
+"""For one layer: what a layer of this size takes on a laptop's core, about."""
 
 
 @dataclass(frozen=True)
