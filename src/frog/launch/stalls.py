@@ -212,15 +212,20 @@ _MOST_GROUPS = 12
 
 def describe_stall(finding: Finding, evidence: Mapping[int, Observed]) -> str:
     """Describe a finding: a heading, and a line for each group of ranks that do the same."""
-    by_text: dict[str, list[int]] = {}
-    for rank, role in finding.roles.items():
-        by_text.setdefault(describe_rank(role, evidence.get(rank)), []).append(rank)
-    lines = [f"  {name_ranks(ranks)}: {plural(text) if ranks[1:] else text}" for text, ranks in by_text.items()]
+    lines = lines_by_text({rank: describe_rank(role, evidence.get(rank)) for rank, role in finding.roles.items()})
     more = [f"  and {count(len(lines) - _MOST_GROUPS, 'more group')} of ranks"] if len(lines) > _MOST_GROUPS else []
     return "\n".join([_heading(finding), *lines[:_MOST_GROUPS], *more])
 
 
-def plural(text: str) -> str:
+def lines_by_text(texts: Mapping[int, str]) -> list[str]:
+    """Return a line for each group of ranks of which the same is said. texts: what each rank does."""
+    by_text: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        by_text.setdefault(text, []).append(rank)
+    return [f"  {name_ranks(ranks)}: {_plural(text) if ranks[1:] else text}" for text, ranks in by_text.items()]
+
+
+def _plural(text: str) -> str:
     """Put what one rank does into the plural."""
     verb, _, rest = text.partition(" ")
     plural = {"is": "are", "has": "have", "waits": "wait", "computes": "compute"}.get(verb, verb)

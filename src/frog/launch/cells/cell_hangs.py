@@ -15,7 +15,7 @@ from frog.core.runs.observed import Observed, read_observed, read_statuses, writ
 from frog.core.runs.outcome import name_ranks
 from frog.hooks import describe_hang
 from frog.launch.cells.cell_places import with_places
-from frog.launch.stalls import describe_rank, oldest_pending, plural
+from frog.launch.stalls import describe_rank, lines_by_text, oldest_pending
 from frog.launch.watchdog import Finding, ProgramWatch, Role, WatchLimits, take_snapshots
 
 LOOK_S = 0.5
@@ -85,14 +85,12 @@ class HangWatch:
 
     def _describe(self, finding: Finding, finished: Mapping[int, str], evidence: Mapping[int, Observed]) -> str:
         waiting = self._ranks - finished.keys()
-        by_text: dict[str, list[int]] = {}
-        for rank in range(self._world_size):
-            by_text.setdefault(self._describe_rank(rank, finding, finished, evidence), []).append(rank)
         awaited = [rank for rank in range(self._world_size) if rank not in waiting]
         for_whom = f" for {name_ranks(awaited)}" if awaited else " for each other"
         verb = "wait" if len(waiting) > 1 else "waits"
         lines = [f"hang: {name_ranks(sorted(waiting))} {verb}{for_whom}"]
-        lines += [f"  {name_ranks(ranks)}: {plural(text) if ranks[1:] else text}" for text, ranks in by_text.items()]
+        texts = {rank: self._describe_rank(rank, finding, finished, evidence) for rank in range(self._world_size)}
+        lines += lines_by_text(texts)
         return with_places("\n".join(filter(None, [*lines, describe_hang(self._folder)])))
 
     def _describe_rank(
