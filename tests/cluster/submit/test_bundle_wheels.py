@@ -139,10 +139,14 @@ def pip_words(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_wheel_is_built_from_a_copy_of_the_sources(
     tmp_path: Path, pip_words: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {"pyproject.toml", "constraints.txt", "src/frog/cli.py", "labs/lab.toml", "docs/a.md", "config/run.toml"}
-    for name in (*files, "src/frog/__pycache__/cli.pyc", "tests/test_a.py", "notes.txt"):
+    """What the wheel contains is said in pyproject.toml only."""
+    files = {"pyproject.toml", "constraints.txt", "src/frog/cli.py", "labs/lab.toml", "docs/a.md", "train.py"}
+    for name in (*files, "src/frog/__pycache__/cli.pyc", "tests/test_a.py", "notes.txt", "docs/b.md"):
         (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "project" / name).write_text("")
+    wheel = "[tool.hatch.build.targets.wheel]"
+    packed = 'force-include = { labs = "frog_labs", "docs/a.md" = "frog_labs/a.md", "train.py" = "frog/train.py" }'
+    (tmp_path / "project" / "pyproject.toml").write_text(f'{wheel}\npackages = ["src/frog"]\n{packed}\n')
     taken: set[str] = set()
 
     def pip(words: list[str], timeout_s: float) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -23,8 +24,8 @@ PROJECT = Path(frog.__file__).parents[2]
 CONSTRAINTS = "constraints.txt"
 
 _BUILD_TIMEOUT_S, _DOWNLOAD_TIMEOUT_S = 600, 3600
-_FOLDERS = ("src", "labs", "docs", "config")
-_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "train.py", CONSTRAINTS)
+_SOURCES = ("pyproject.toml", "README.md", "LICENSE", CONSTRAINTS)
+"""Files that a build reads besides those that it packs."""
 
 
 def check_platform(platform: str | None, python: str | None) -> None:
@@ -97,13 +98,22 @@ def build_wheel(folder: Path, project: Path = PROJECT) -> Path:
     """Build Frog's wheel in a copy of its sources, so that the build leaves no files next to them."""
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "frog"
-        for name in _FOLDERS:
-            shutil.copytree(project / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in _SOURCES:
-            if (project / name).is_file():
+        for name in (*_SOURCES, *_packed(project)):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            if (project / name).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(project / name, copy / name, ignore=ignored, dirs_exist_ok=True)
+            elif (project / name).is_file():
                 shutil.copy(project / name, copy / name)
         _pip(["wheel", "--no-deps", "--wheel-dir", str(folder), str(copy)], _BUILD_TIMEOUT_S)
     return next(folder.glob("frog-*.whl"))
+
+
+def _packed(project: Path) -> list[str]:
+    """Return the files and folders that pyproject.toml puts into the wheel."""
+    settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
+    return [*wheel["packages"], *wheel["force-include"]]
 
 
 def download_wheels(folder: Path, own: Path, extras: tuple[str, ...], platform: str | None, python: str | None) -> None:
