@@ -72,6 +72,7 @@
   function setFilm(next) {
     const before = film, old = lanes;
     film = next;
+    document.body.classList.remove("empty");
     version++;
     lanes = film.lanes.map((lane, i) => {
       const same = before && before.lanes[i] === lane && before.waiting === film.waiting && before.failure === film.failure;
