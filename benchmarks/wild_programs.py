@@ -3,7 +3,7 @@
     python benchmarks/wild_programs.py CLONES [--only WORD] [--python PYTHON] [--json results.json]
 
 CLONES holds one clone per repository, named OWNER_NAME. Nothing is downloaded: programs that read a data set or a model
-find small ones that this script makes in CLONES/.data. The table is in docs/development/simulated-gpus.md.
+find small ones that this script makes in CLONES/.data. The table is in benchmarks/results/wild_programs.md.
 """
 
 from __future__ import annotations
