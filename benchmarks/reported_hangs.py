@@ -1,6 +1,6 @@
 """Run small programs with the causes of public reports, and judge what `frog diagnose` says.
 
-    python benchmarks/reported_hangs.py [--only WORD ...] [--keep FOLDER [--judge]]
+    python benchmarks/reported_hangs.py [--set N] [--only WORD ...] [--keep FOLDER [--judge]]
 
 `reported_hangs/` has the programs; their first lines name the reports. `reported_hangs/expected.toml` has the answers
 that are right, which were written before the first run. One row per program: whether the rank, the line and the cause
@@ -84,6 +84,7 @@ def judge(source: str, expected: dict[str, Any], found: Diagnosis) -> Verdict:
 def main() -> None:
     """Run the programs and print one row for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", type=int, help="only the programs that were kept aside together: 6 or 7")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
     parser.add_argument("--keep", type=Path, help="keep the folders of the runs, and run only what is missing there")
     parser.add_argument("--judge", action="store_true", help="run nothing: judge what --keep has")
@@ -93,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="frog-reported-") as scratch:
         root = (args.keep or Path(scratch)).resolve()
         for name, expected in every.items():
-            if not any(word in name for word in args.only):
+            if not any(word in name for word in args.only) or args.set not in (None, expected["set"]):
                 continue
             source = (FOLDER / f"{name}.py").read_text()
             if not args.judge:
