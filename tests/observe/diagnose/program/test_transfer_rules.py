@@ -418,3 +418,18 @@ def test_branch_by_which_one_rank_runs_a_schedule_of_messages_alone_is_named(tmp
     assert (found.fault, found.line, found.certain) == ("message", "train.py:11", False)
     branch = ": rank 1 passed `if collects and stage == last:` in line 8, rank 0 did not"
     assert found.finding.endswith(branch) == sends
+
+
+@pytest.mark.parametrize(("earlier", "peers"), [(0, "wrong peers"), (1, "")])
+def test_first_messages_without_another_side_have_wrong_peers(earlier: int, peers: str) -> None:
+    """Ranks 2 and 3 use their index in a pipeline as a rank; ranks 0 and 1 wait for them in a collective."""
+    send = Messages(whole=True, counts=[("isend", 1, 0, "0", 1 + earlier)])
+    receive = Messages(whole=True, counts=[("irecv", 0, 0, "0", 1 + earlier)])
+    ranks = [rank(n, STEP, ("all_reduce", 8, 30), world=4, pending=1, state="running") for n in (0, 1)]
+    ranks += [waits(2, "send", 1, 20, world=4, messages=send), waits(3, "recv", 0, 25, world=4, messages=receive)]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.certain) == ("message", False)
+    assert peers in found.finding
+    if peers:
+        assert (found.rank, found.line, found.peer_line) == (2, "train.py:20 (main)", "train.py:25 (main)")
+        assert "rank 2 and rank 3 probably mean each other" in found.finding

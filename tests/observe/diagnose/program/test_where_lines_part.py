@@ -10,7 +10,7 @@ from seen import evidence, failed, rank
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.evidence import RankEvidence
+from frog.observe.diagnose.program.evidence import Group, RankEvidence
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 
 MISMATCH = ("op.preamble.length <= op.nbytes", "train.log")
@@ -147,3 +147,54 @@ def test_hook_of_a_gradient_that_one_rank_left_out_is_named(tmp_path: Path) -> N
     assert (
         "in its usual order: rank 1 probably left out that one, which the backward at train.py:4 calls" in found.finding
     )
+
+
+@pytest.mark.parametrize(
+    ("test", "named"),
+    [
+        ("if tokens == 0:\n        return torch.zeros(x.shape)", True),
+        ("if tokens == 0:\n        return x", False),
+        ("return torch.zeros(x.shape)", False),
+    ],
+)
+def test_statement_that_cuts_the_graph_is_named_with_a_call_of_a_backward(
+    tmp_path: Path, test: str, named: bool
+) -> None:
+    """The loss of rank 1 does not depend on the exchange, so its backward leaves it out."""
+    text = f"{SHARE}def expert(x, tokens):\n    {test}\nfor step in range(9):\n    loss.backward()\n    dist.sum(x)\n"
+    backward = text.split("\n").index("    loss.backward()") + 1
+    ways, sum_ = {2: [(2, "share"), (backward, "<module>")]}, ("all_reduce", 8, backward + 1)
+    ranks = [rank(0, GATHER, sum_, GATHER, pending=1), rank(1, GATHER, sum_, sum_, pending=1)]
+    found = found_in(tmp_path, text, ways, *ranks)
+    assert (found.fault, found.rank) == ("skipped", 1)
+    words = ", for example after `return torch.zeros(x.shape)` under `if tokens == 0:` in line 4"
+    assert found.finding.endswith(words) == named
+
+
+def test_branch_around_a_call_that_a_rank_skipped_for_that_of_another_group_is_named(tmp_path: Path) -> None:
+    text = "for step in range(9):\n    if experts:\n        dist.all_reduce(own)\n    dist.all_reduce(total)\n"
+    own, total = ("all_reduce", 8, 3), ("all_reduce", 1, 4)
+    ranks = [rank(n, *[own, total] * 2, own, world=3, pending=1) for n in (0, 1)]
+    ranks.append(rank(2, *[own, total] * 2, total, world=3, pending=1))
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    for one in ranks:
+        of_script(script, one, {})
+        numbers: dict[int | None, int] = {}
+        for at, call in enumerate(one.calls):
+            numbers[call.elements] = numbers.get(call.elements, 0) + 1
+            group = Group((0, 1, 2), "1" if call.elements == 8 else "0")
+            one.calls[at] = replace(call, group=group, seq=numbers[call.elements])
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.line, found.peer_line) == ("skipped", 2, "train.py:4", "train.py:3")
+    assert found.finding.endswith("which it called before, which is under `if experts:` in line 2")
+
+
+def test_comprehension_beside_a_call_is_not_a_loop_around_it(tmp_path: Path) -> None:
+    more = "    if wanted(x):\n        dist.all_gather(more, x)\n"
+    text = f"{SHARE}{more}for step in range(9):\n    share([x for _ in range(3)])\n    dist.all_reduce(x)\n"
+    ways, sum_ = {2: [(2, "share"), (6, "<module>")], 4: [(4, "share"), (6, "<module>")]}, ("all_reduce", 8, 7)
+    ranks = [rank(0, GATHER, ("all_gather", 4, 4), pending=1), rank(1, GATHER, sum_, pending=1)]
+    found = found_in(tmp_path, text, ways, *ranks)
+    assert (found.fault, found.rank) == ("branch", 0)
+    assert "rank 0 passed `if wanted(x):` in line 3, rank 1 did not" in found.finding

@@ -12,6 +12,7 @@ from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program import code_blocks
 from frog.observe.diagnose.program.code_blocks import is_readable, ways_past
 from frog.observe.diagnose.program.evidence import Group, RankEvidence
+from frog.observe.diagnose.program.peer_errors import mark_failed_calls
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 
 MISMATCH = ("op.preamble.length <= op.nbytes", "train.log")
@@ -913,3 +914,134 @@ def test_return_by_which_a_rank_ended_is_named(
     assert "left main by `if not writes: return` in line 6" in found.finding
     if extra == 2:
         assert (found.line, found.peer_line) == ("train.py:5 (main)", "train.py:8 (main)")
+
+
+MICRO = """\
+for step in range(9):
+    for micro in range({rounds}):
+        try:
+            loss = forward(micro)
+        except ValueError:
+            continue
+        loss.backward()
+    dist.all_reduce(counts)
+"""
+
+
+@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize(("rounds", "fault"), [("2", "skipped"), ("num_micro", "skipped"), ("len(x[step])", "batches")])
+def test_loop_of_a_fixed_number_of_rounds_is_not_left_earlier(
+    tmp_path: Path, rounds: str, fault: str, reported: bool
+) -> None:
+    """A loop over constants has as many rounds on all ranks; of another one, earlier rounds tell."""
+    backward, counts = ("all_reduce", 9, 7), ("all_reduce", 2, 8)
+    steps = [*[backward] * 2, counts, *[backward] * (2 if fault == "skipped" else 3), counts]
+    ranks = [rank(0, *steps, backward, backward, pending=1), rank(1, *steps, backward, counts, pending=1)]
+    if rounds == "2":
+        ranks = [rank(0, backward, backward, pending=1), rank(1, backward, counts, pending=1)]
+    script = written(tmp_path, MICRO.format(rounds=rounds))
+    of_script(script, *ranks)
+    if reported:
+        ranks[1] = rank(1, mismatch=MISMATCH, line=here(script, 8), exit_code=-6)
+    found = diagnose_program(evidence(*ranks, hung=not reported))
+    assert (found.fault, found.rank, found.line, found.certain) == (fault, 1, "train.py:8", False)
+    assert "`except ValueError: continue` in line 5" in found.finding
+    doubtful = "or the number of its rounds differs between the ranks" in found.finding
+    assert doubtful == (rounds == "num_micro") or fault == "batches"
+
+
+KEYS = """\
+def synchronize(metrics):
+    for name in sorted(metrics):
+        dist.all_reduce(value)
+for step in range(9):
+    dist.all_reduce(grad)
+    synchronize(metrics)
+"""
+
+
+@pytest.mark.parametrize("crashed", [None, 0, 1])
+def test_rank_with_more_calls_in_a_loop_than_each_time_before_is_odd(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], crashed: int | None
+) -> None:
+    """Rank 1 has one more value. gloo may end either rank, and its record is lost."""
+    stacks[3] = (3, 6)
+    grad, value, functions = ("all_reduce", 48, 5), ("all_reduce", 1, 3), {3: "synchronize"}
+    steps = [grad, value, value] * 3
+    script = written(tmp_path, KEYS)
+    ranks = of_script(script, rank(0, *steps, grad, pending=1), rank(1, *steps, value, pending=1), functions=functions)
+    if crashed is not None:
+        lost = [here(script, line, functions) for line in ((3, 6) if crashed else (5,))]
+        ranks[crashed] = rank(crashed, mismatch=MISMATCH, line=lost[0], stack=lost, exit_code=-6)
+    found = diagnose_program(evidence(*ranks, hung=crashed is None))
+    assert (found.fault, found.rank, found.line) == ("batches", 1, "train.py:3 (synchronize)")
+    assert "rank 0 has left the loop `for name in sorted(metrics):` in line 2" in found.finding
+
+
+def test_crashed_rank_at_another_line_than_all_others_is_odd(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    """Its record is lost, and too few rounds are known that would tell."""
+    stacks[3] = (3, 6)
+    grad, value, functions = ("all_reduce", 48, 5), ("all_reduce", 1, 3), {3: "synchronize"}
+    script = written(tmp_path, KEYS)
+    ranks = of_script(script, *(rank(n, grad, value, grad, world=3, pending=1) for n in (0, 1)), functions=functions)
+    lost = [here(script, line, functions) for line in (3, 6)]
+    ranks.append(rank(2, mismatch=MISMATCH, line=lost[0], stack=lost, exit_code=-6, world=3))
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.rank, found.line) == ("batches", 2, "train.py:3 (synchronize)")
+
+
+VALIDATE = """\
+def validate(batches):
+    for batch in batches:
+        model(batch)
+def run():
+    if is_main:
+        validate(batches)
+    dist.broadcast(result, src=0)
+for step in range(9):
+    backward()
+    run()
+"""
+
+
+@pytest.mark.parametrize("test", ["is_main", "wanted"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_calls_under_a_test_of_the_rank_are_not_common_with_a_crashed_rank(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], before: int, test: str
+) -> None:
+    """Rank 0 sent the first message of its loop before rank 1 crashed of it; the record of rank 1 is lost."""
+    stacks.update({3: (3, 6, 10), 7: (7, 10)})
+    functions = {3: "validate", 6: "run", 7: "run"}
+    buffers, result, step = ("broadcast", 17, 3), ("broadcast", 1, 7), ("all_reduce", 90, 9)
+    rounds = [step, buffers, buffers, result] * before
+    one = rank(0, *rounds, step, buffers, buffers, pending=1)
+    script = written(tmp_path, VALIDATE.replace("is_main", test))
+    of_script(script, one, functions=functions)
+    lost = [here(script, line, functions) for line in (7, 10)]
+    crashed = rank(1, mismatch=MISMATCH, line=lost[0], stack=lost, exit_code=-6)
+    found = diagnose_program(evidence(one, crashed, hung=False))
+    assert (found.fault, found.rank) == (("branch", 0) if test == "is_main" else ("batches", 1))
+    assert found.finding.endswith("rank 0 passed `if is_main:` in line 5, rank 1 did not") == (test == "is_main")
+
+
+def test_call_without_a_line_has_that_of_its_error(tmp_path: Path) -> None:
+    """A rank that is about to be ended writes its record in a hurry, without lines."""
+    text = "def load():\n    for request in waiting:\n        if full: break\n        dist.all_reduce(loaded)\n"
+    script = written(tmp_path, f"{text}for tick in range(9):\n    load()\n    dist.all_reduce(hidden)\n")
+    functions = {4: "load"}
+    loaded, hidden = ("all_reduce", 1, 4), ("all_reduce", 16, 7)
+    STACKS[4] = (4, 6)
+    inside = rank(0, *[loaded, loaded, hidden, loaded, loaded], pending=1)
+    outside = rank(1, *[loaded, loaded, hidden, loaded, hidden])
+    of_script(script, inside, outside, functions=functions)
+    outside.calls = [changed(call, line=None, callers=()) for call in outside.calls]
+    place = here(script, 7)
+    lost = replace(failed("RuntimeError", "Connection closed by peer [127.0.0.1]:4"), line=place, frames=(place,))
+    outside.error = lost
+    seen = evidence(inside, outside, hung=False)
+    mark_failed_calls(seen)
+    found = diagnose_program(seen)
+    assert (found.fault, found.rank, found.line) == ("batches", 1, "train.py:7")
+    assert "a rank can leave it by `if full: break` in line 3" in found.finding

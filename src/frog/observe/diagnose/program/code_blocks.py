@@ -63,7 +63,7 @@ class Block:
     is_partial: bool = False
     """True if it is a part of a line, as `f(x)` of `y = f(x) if x else g()`."""
     besides: frozenset[str] = frozenset()
-    """What the rest of the statement calls, if the block is a part of a line."""
+    """What the rest of the statement calls, if the block is a part of a line or a comprehension in it."""
     says: tuple[str, ...] = ()
     """Words that the handler of a try writes, as in `print("skipped", error)`."""
 
@@ -216,9 +216,9 @@ def _is_in(block: Block, stack: Sequence[CodeLine], number: int) -> bool:
     line, source = stack[number], _source(block.file)
     if not block.holds(line):
         return False
-    if block.is_partial and number > 0 and stack[number - 1].function in block.besides:
+    if number > 0 and stack[number - 1].function in block.besides:
         return False
-    if block.is_partial and number == 0 and any(map(_COMMUNICATES.search, block.besides)):
+    if number == 0 and any(map(_COMMUNICATES.search, block.besides)):
         return False
     is_head = block.kind == "loop" and line.line == block.line and number > 0
     made_once = block.function in source.makers and bool(block.function)
@@ -255,6 +255,18 @@ def is_fixed(loop: Block) -> bool:
     source = _source(loop.file)
     leaves = [jump for jump in source.jumps if jump.loop == loop.line and jump.word != "continue"]
     return loop.line in source.constant_loops and not leaves
+
+
+def is_left_early(loop: Block) -> bool:
+    """True if a `break` or a `return` leaves a loop before its end."""
+    return any(jump.loop == loop.line and jump.word in ("break", "return") for jump in _source(loop.file).jumps)
+
+
+def rank_test_between(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
+    """Return the block that a test of the rank guards where two stacks part, if it holds only the first of them."""
+    lines = parting_lines(one, other)
+    block = _rank_block(lines[0]) if lines is not None else None
+    return block if block is not None and not holds_stack(block, other) else None
 
 
 def _with_loops_around(parting: Parting | None, found: list[Parting]) -> Parting | None:
@@ -401,10 +413,11 @@ def ways_past(line: CodeLine, loop: Block | None = None) -> str:
 
 def backward_line(stack: Sequence[CodeLine]) -> CodeLine | None:
     """Return the line with `backward` that led to a call in a hook of a gradient; None if none did."""
-    return next((frame for frame in stack[1:] if is_readable(frame) and ".backward(" in _text_of(frame)), None)
+    return next((frame for frame in stack[1:] if is_readable(frame) and ".backward(" in text_of(frame)), None)
 
 
-def _text_of(line: CodeLine) -> str:
+def text_of(line: CodeLine) -> str:
+    """Return the text of a line; empty if its file cannot be read."""
     lines = _source(line.file).lines
     return lines[line.line - 1] if 0 < line.line <= len(lines) else ""
 
@@ -655,7 +668,9 @@ class _Reader:
                 last = node.end_lineno or node.lineno
                 line = first.target.lineno
                 block = Block("loop", text[:_MOST_TEST], line, self._file, node.lineno, last, over=over, function=maker)
-                self._found.blocks.append(block)
+                inside = {called_name(call) for call in _calls([node])}
+                besides = {called_name(each) for each in own if isinstance(each, ast.Call)} - inside
+                self._found.blocks.append(replace(block, besides=frozenset(besides)))
                 for only in first.ifs:
                     parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
                     self._add_part("if", f"if {ast.unparse(only)}", node, parts, own, None)

@@ -19,7 +19,7 @@ _SAYS_LITTLE = ("unknown", "exit", "usage")
 _OF_EXCEPTIONS = ("raise", "memory", "disk", "loader", "nan", "exit", "usage")
 _OF_WAITS = (
     "branch", "order", "shape", "dtype", "batches", "skipped", "ended", "message", "busy", "blocked", "gone", "network",
-    "stuck",
+    "root", "stuck",
 )  # fmt: skip
 _OF_ENDS = ("kill", "crash", "node", "time_limit", "preempted", "interrupted")
 _SAME_END = {

@@ -21,6 +21,8 @@ from frog.observe.diagnose.program.code_blocks import (
     in_one_loop,
     innermost_loop,
     is_each_round,
+    is_fixed,
+    is_left_early,
     is_readable,
     parting_of,
     stack_of,
@@ -31,6 +33,7 @@ from frog.observe.diagnose.program.code_blocks import (
 )
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
+from frog.observe.diagnose.program.graph_cuts import graph_cuts
 from frog.observe.diagnose.program.rank_reports import (
     after_error,
     describe_call,
@@ -290,7 +293,9 @@ def _parting(evidence: Evidence, sides: Sides) -> Parting | None:
 
 
 def _last_common(sides: Sides) -> tuple[CodeLine, ...]:
-    return stack_of(sides.odd_before[-1]) if sides.odd_before else ()
+    """Return the lines of the last call that both sides made; one of the records may lack some."""
+    stacks = [stack_of(before[-1]) for before in (sides.odd_before, sides.other_before) if before]
+    return max(stacks, key=len, default=())
 
 
 def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides) -> Diagnosis:
@@ -311,6 +316,8 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
             advice=SKIP_TOGETHER,
         )
     if block.kind == "loop":
+        if sides.tie and (more_than_usual(block, [*sides.other_before, inside]) or 0) > 0:
+            base = base.with_more(rank=sides.other, line=base.peer_line, peer_line=base.line)
         in_step = all(same_line(a.line, b.line) for a, b in zip(sides.odd_before, sides.other_before, strict=False))
         return base.with_more(
             fault="batches",
@@ -356,21 +363,47 @@ def _left_out_of_round(parting: Parting, sides: Sides) -> str:
     Each time before, it made the same number of calls in this loop, which nothing but its end leaves: so the number of
     its rounds is probably the same, and a test in it has left out a call.
     """
-    loop, inside = parting.block, stack_of(sides.other_call)
-    if loop.kind != "loop" or not parting.was_common:
+    if parting.block.kind != "loop":
         return ""
-    tests, caught = tests_before(loop, inside), handler_past(inside, stack_of(sides.odd_call))
-    *visits, last = [sum(1 for _ in calls) for is_in, calls in _in_and_out(loop, sides.odd_before) if is_in] or [0]
-    if not visits or len(set(visits)) > 1 or last >= visits[0] or ways_out(loop, inside):
+    *visits, last = _visits(parting.block, sides.odd_before) or [0]
+    is_less = bool(visits) and len(set(visits)) == 1 and last < visits[0]
+    habit = f": it made {last} call{'s' * (last != 1)} there, and {visits[0]} each time before" if is_less else ""
+    return left_out_of_round(parting, sides.odd, stack_of(sides.other_call), stack_of(sides.odd_call), habit)
+
+
+def left_out_of_round(
+    parting: Parting, left: int, inside: Sequence[CodeLine], outside: Sequence[CodeLine], habit: str
+) -> str:
+    """Return words about a call that a rank left out of a round of a loop; empty if it may as well have left the loop.
+
+    inside, outside: the lines that led to the call of the rank that is in the loop, and of the other one, innermost
+    first. habit: words on the rounds before, which were as many each time; empty if only a loop over constants tells.
+    """
+    loop = parting.block
+    if loop.kind != "loop" or not parting.was_common or is_left_early(loop) or not (habit or is_fixed(loop)):
         return ""
-    if not tests and caught is None:
-        return ""
+    tests = " or ".join(filter(None, (tests_before(loop, inside), ways_out(loop, inside))))
+    caught = handler_past(inside, outside)
     ways = [f"left out a call in a round of the loop {loop}, by {tests}"] if tests else []
-    ways += [f"left the loop {loop} by an error that {caught} caught"] if caught else []
-    return (
-        f"rank {sides.odd} {', or '.join(ways)}: it made {last} call{'s' * (last != 1)} there, and {visits[0]} each "
-        "time before; or the number of its rounds differs between the ranks"
-    )
+    if caught is not None and str(caught) not in tests:
+        ways.append(f"left the loop {loop} by an error that {caught} caught")
+    doubt = "" if is_fixed(loop) else "; or the number of its rounds differs between the ranks"
+    return f"rank {left} {', or '.join(ways)}{habit}{doubt}" if ways else ""
+
+
+_LEAST_VISITS = 2
+"""Fewest earlier visits of a loop, all with as many calls, that tell what is usual."""
+
+
+def more_than_usual(loop: Block, calls: list[Call]) -> int | None:
+    """Return by how many calls the last visit of a loop differs from each one before; None if these do not tell."""
+    *before, last = _visits(loop, calls) or [0]
+    return last - before[0] if len(before) >= _LEAST_VISITS and len(set(before)) == 1 else None
+
+
+def _visits(loop: Block, calls: list[Call]) -> list[int]:
+    """Return how many of a rank's calls it made in a loop, for each time that it came there."""
+    return [sum(1 for _ in made) for is_in, made in _in_and_out(loop, calls) if is_in]
 
 
 def _in_and_out(loop: Block, calls: list[Call]) -> Iterator[tuple[bool, Iterator[Call]]]:
@@ -452,7 +485,7 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         certain=bool(error) or (_left_its_habit(sides) and not (sides.tie and reverse)),
         finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} skipped "
         f"{sides.other_call.op} at {place(sides.other_call.line)}"
-        f"{error or _way_past(sides.other_call, sides.odd_call)}",
+        f"{error or way_past(sides.other_call, sides.odd_call)}",
         advice=SKIP_TOGETHER,
     )
 
@@ -466,7 +499,7 @@ def _left_its_habit(sides: Sides) -> bool:
     return was_there and is_unusual(sides.odd_before, sides.odd_call) is True
 
 
-def _way_past(call: Call, instead: Call) -> str:
+def way_past(call: Call, instead: Call) -> str:
     """Name the statements that leave out a call in its loop, or the branch around it. instead: what a rank called."""
     ways = ways_past(call.line) if call.line is not None else ""
     branch = branch_past(stack_of(call), stack_of(instead))
@@ -481,7 +514,11 @@ def by_backward(call: Call) -> str:
     line = backward_line(stack_of(call))
     if line is None:
         return ""
-    return f", which the backward{at_place(line)} calls: a parameter or a layer without a gradient does not come to it"
+    cuts = graph_cuts(stack_of(call))
+    return (
+        f", which the backward{at_place(line)} calls: a parameter or a layer without a gradient does not come to it"
+        + (f", for example after {cuts}" if cuts else "")
+    )
 
 
 def _jumped(sides: Sides) -> bool:

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from frog.core.runs.observed import Message
-from frog.observe.diagnose.program.code_lines import collective_frames
+from frog.observe.diagnose.program.code_lines import collective_frames, is_user_file
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, SeenError, same_line
 
 _OF_A_PEER = re.compile(
@@ -140,10 +140,16 @@ def _failed_call(rank: RankEvidence) -> Call | None:
 
 
 def _mark_incomplete(rank: RankEvidence, failed: Call) -> None:
+    """Mark a call and those after it in its group. A record that was written in a hurry has no lines: the error has."""
     rank.calls = [
         replace(call, done=False) if call.group == failed.group and call.seq >= failed.seq else call
         for call in rank.calls
     ]
+    error = rank.error
+    if error is not None and not any(call.line for call in rank.calls):
+        stack = tuple(frame for frame in reversed(error.frames) if is_user_file(frame.file))
+        number = rank.calls.index(replace(failed, done=False))
+        rank.calls[number] = replace(rank.calls[number], line=error.line, callers=stack)
     if rank.completed.get(failed.group, 0) >= failed.seq:
         rank.completed[failed.group] = failed.seq - 1
 

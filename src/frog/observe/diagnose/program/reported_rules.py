@@ -12,9 +12,12 @@ from frog.core.runs.observed import CodeLine
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_blocks import (
+    Block,
+    Parting,
     loop_over_a_set,
     parting_of,
     rank_branch,
+    rank_test_between,
     stack_of,
 )
 from frog.observe.diagnose.program.code_lines import is_user_file
@@ -27,6 +30,8 @@ from frog.observe.diagnose.program.mismatch_rules import (
     by_backward,
     has_passed,
     leaves_loop,
+    left_out_of_round,
+    more_than_usual,
     passes_alone,
     several_sizes,
 )
@@ -130,7 +135,9 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
     before = _before(evidence, met.other, met.call)
     frames = [frame for frame in evidence.ranks[met.receiver].stack if is_user_file(frame.file)] or [met.line]
     stacks = {met.receiver: tuple(frames), met.other: stack_of(met.call)}
-    last = stack_of(before[-1]) if before else ()
+    alone = rank_test_between(stacks[met.other], stacks[met.receiver])
+    common = before if alone is None else _before_branch(alone, before)
+    last = stack_of(common[-1]) if common else ()
     found = []
     for inside, outside in ((met.other, met.receiver), (met.receiver, met.other)):
         parting = parting_of(stacks[inside], stacks[outside], last)
@@ -145,14 +152,21 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
         f"expects; rank {met.other} called {describe_call(evidence, met.call)}"
     )
     base = _found(evidence, met)
-    if parting.block.kind == "loop":
+    habit = _habit(parting, met, inside, before)
+    left_out = left_out_of_round(parting, outside, stacks[inside], stacks[outside], habit)
+    if left_out:
+        fault, rank, advice, words = "skipped", outside, SKIP_TOGETHER, left_out
+    elif parting.block.kind == "loop":
         words = leaves_loop(parting, outside, inside, stacks[inside], stacks[outside])
         fault, rank, advice = "batches", outside, EVEN_ROUNDS
     else:
-        never = not has_passed(parting.block, before)
+        never = parting.block == alone or not has_passed(parting.block, common)
         words = passes_alone(parting.block, inside, outside, never)
         fault, advice = "branch" if never else "skipped", AGREE_FIRST
         rank = inside if never and parting.block.kind not in ("return", "try") else outside
+    odd = _of_fewer(evidence, stacks)
+    odd = odd if odd is not None else _made_more(parting, met, inside, before)
+    rank = odd if odd is not None else rank
     return base.with_more(
         fault=fault,
         rank=rank,
@@ -162,6 +176,40 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
         finding=f"{met_words}: {words}{after_error(evidence.ranks[outside])}",
         advice=advice,
     )
+
+
+def _before_branch(branch: Block, before: list[Call]) -> list[Call]:
+    """Leave out the last calls if they came from a branch: the receiver may not have met them; its record is lost."""
+    rest = list(before)
+    while rest and has_passed(branch, rest[-1:]):
+        rest.pop()
+    return rest
+
+
+def _habit(parting: Parting, met: _Meeting, inside: int, before: list[Call]) -> str:
+    """Say that the rank in a loop has not made more calls there than each time before; empty if that is not known."""
+    if parting.block.kind != "loop" or met.call is None or inside != met.other:
+        return ""
+    more = more_than_usual(parting.block, [*before, met.call])
+    return f": rank {inside} made as many calls there each time before" if more is not None and more <= 0 else ""
+
+
+def _made_more(parting: Parting, met: _Meeting, inside: int, before: list[Call]) -> int | None:
+    """Return the rank in a loop if it makes a call there more than each time before; None if nothing shows that."""
+    if parting.block.kind != "loop" or met.call is None:
+        return None
+    calls = [*before, met.call] if inside == met.other else before
+    more = more_than_usual(parting.block, calls)
+    is_extra = more is not None and (more > 0 if inside == met.other else more == 0)
+    return inside if is_extra else None
+
+
+def _of_fewer(evidence: Evidence, stacks: dict[int, tuple[CodeLine, ...]]) -> int | None:
+    """Return the rank at whose line fewer ranks are; None if as many are at the other's."""
+    at = [(rank.pending[0].line if rank.pending else None) or rank.line for rank in evidence.ranks.values()]
+    counts = {number: sum(same_line(line, stack[0]) for line in at) for number, stack in stacks.items()}
+    fewest = min(counts, key=lambda number: counts[number])
+    return fewest if counts[fewest] < max(counts.values()) else None
 
 
 def _left_its_order(evidence: Evidence, met: _Meeting) -> Diagnosis | None:

@@ -8,6 +8,7 @@ from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_lines import collective_frames
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
+from frog.observe.diagnose.program.outside_waits import advice_on_wait, waits_outside
 from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, describe_inside, report_ranks, they_wait
 
 _TORCH_DISTRIBUTED = "torch/distributed/"
@@ -53,8 +54,8 @@ def reason_of_absence(rank: RankEvidence) -> tuple[str, str, str]:
         return "busy", f"was still computing{at}", "an endless loop, or long work for which the others wait"
     return (
         "blocked",
-        f"was{at or ' elsewhere'}, and did not compute",
-        "look for a lock, a download, or a slow disk",
+        f"was{at or ' elsewhere'}, and did not compute{waits_outside(rank)}",
+        advice_on_wait(rank) or "look for a lock, a download, or a slow disk",
     )
 
 

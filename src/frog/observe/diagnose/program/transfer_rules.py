@@ -56,6 +56,8 @@ def without_transfers(evidence: Evidence, found: Difference) -> Difference:
 def transfer(evidence: Evidence) -> Diagnosis | None:
     """Explain why a message between two ranks was never sent or received."""
     peers = transfer_peers(evidence)
+    if (other := _wrong_peers(evidence, peers)) is not None:
+        return other
     for number in peers:
         path = _path(peers, number)
         last = path[-1]
@@ -67,6 +69,37 @@ def transfer(evidence: Evidence) -> Diagnosis | None:
         if found is not None:
             return found
     return None
+
+
+def _wrong_peers(evidence: Evidence, peers: dict[int, int]) -> Diagnosis | None:
+    """Find a rank that sends and one that receives, each the first message to a rank that waits for none.
+
+    They probably mean each other: an index within a group was used as a rank of the world, or the other way round.
+    """
+    waiting = [evidence.ranks[number] for number in peers if not {peers[number]} & peers.keys()]
+    senders = [rank for rank in waiting if rank.transfer is not None and rank.transfer.is_send]
+    receivers = [rank for rank in waiting if rank.transfer is not None and not rank.transfer.is_send]
+    for one, other in itertools.product(senders, receivers):
+        mine, yours = one.transfer, other.transfer
+        if mine is None or yours is None or one is other or not (_is_first(one) and _is_first(other)):
+            continue
+        if (mine.size, mine.dtype, mine.tag) == (yours.size, yours.dtype, yours.tag):
+            return _pair(evidence, one, other).with_more(
+                finding=f"{_waits(one)}, and {_waits(other)}; neither message has another side: rank {one.rank} and "
+                f"rank {other.rank} probably mean each other, and name wrong peers",
+                advice="dst and src are ranks of the world: an index within a group or a pipeline must be translated "
+                "(dist.get_global_rank(group, index)), or given as group_dst and group_src",
+            )
+    return None
+
+
+def _is_first(rank: RankEvidence) -> bool:
+    """True if the message for which a rank waits is the only one that it has begun with this peer, as far as known."""
+    if rank.transfer is None or rank.messages is None or not rank.messages.whole:
+        return False
+    kinds = ("isend", "send") if rank.transfer.is_send else ("irecv", "recv")
+    numbers = [number for op, peer, *_, number in rank.messages.counts if op in kinds and peer == rank.transfer.peer]
+    return sum(numbers) <= 1
 
 
 def _path(peers: dict[int, int], start: int) -> list[int]:

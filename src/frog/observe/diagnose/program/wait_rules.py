@@ -27,7 +27,8 @@ from frog.observe.diagnose.program.code_blocks import (
 from frog.observe.diagnose.program.code_lines import is_user_file, user_line
 from frog.observe.diagnose.program.compared_calls import Difference, is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.mismatch_rules import EVEN_BATCHES, passes_alone
+from frog.observe.diagnose.program.mismatch_rules import EVEN_BATCHES, passes_alone, way_past
+from frog.observe.diagnose.program.outside_waits import advice_on_wait, waits_outside
 from frog.observe.diagnose.program.peer_errors import saw_a_peer_end, timed_out
 from frog.observe.diagnose.program.rank_reports import (
     after_error,
@@ -37,6 +38,7 @@ from frog.observe.diagnose.program.rank_reports import (
     survived_error,
     they_wait,
 )
+from frog.observe.diagnose.program.root_arguments import differing_roots
 
 
 def under_branch(evidence: Evidence, found: Difference) -> Diagnosis | None:
@@ -431,7 +433,7 @@ def _skipped_in_other_group(evidence: Evidence, found: Difference, absent: int, 
             line=place(call.line) or None,
             peer_line=place(missing.line) or None,
             finding=f"rank {number} waits in {describe_call(evidence, call)}: it skipped {missing.op} at "
-            f"{place(missing.line)}, in which others wait and which it called before{error}",
+            f"{place(missing.line)}, in which others wait and which it called before{error or way_past(missing, call)}",
             advice="a rank that catches an error must still call the collectives of that step, or all ranks must agree "
             "to skip it: all-reduce a flag first",
         )
@@ -563,10 +565,10 @@ def _blocked(evidence: Evidence, found: Difference) -> Diagnosis | None:
     return _base(evidence, found, still[0]).with_more(
         fault="blocked",
         finding=f"{_waits(evidence, found)}; {span(still)} {_was(still)} at {place(rank.line)}{describe_inside(rank)}"
-        f"{why}, and did not compute{_thread(rank)}{describe_workers(rank)}{elsewhere}",
+        f"{why}, and did not compute{_thread(rank)}{describe_workers(rank)}{waits_outside(rank)}{elsewhere}",
         certain=evidence.hung and rank.line is not None and waits_for_itself(rank.line, evidence.deadline_s),
-        advice="look for a lock, a queue, a file system or a data loader that does not answer, or a sleep, at "
-        "that line",
+        advice=advice_on_wait(rank)
+        or "look for a lock, a queue, a file system or a data loader that does not answer, or a sleep, at that line",
     )
 
 
@@ -658,9 +660,26 @@ def all_inside(evidence: Evidence) -> Diagnosis | None:
             advice=f"an earlier kernel blocks the stream of {span(late)}: look at what it enqueued before, on "
             "all streams",
         )
+    roots = differing_roots(same) if _is_local(evidence, same) else ""
+    if roots:
+        return base.with_more(
+            fault="root",
+            rank=min(same),
+            finding=f"all ranks called {describe_call(evidence, first)}, with equal sizes, and it never completed: "
+            f"{roots}",
+            advice="all ranks of a group must name the same rank as src or dst: decide on one rank and broadcast the "
+            "decision from a fixed one, or compute it from values that are equal on all ranks\n"
+            "if it is the same everywhere, look at the network between the hosts",
+        )
     return base.with_more(
         finding=f"all ranks called {describe_call(evidence, first)}, with equal sizes, and it never completed: the "
         "program is not the cause, as far as the evidence shows",
         advice="look at the network and the devices: NCCL_DEBUG=INFO, `dmesg | grep -i xid`, `nvidia-smi nvlink "
         "--status`",
     )
+
+
+def _is_local(evidence: Evidence, calls: dict[int, Call]) -> bool:
+    """True if a collective is one of processes on one machine, without devices: no network can have lost it."""
+    hosts = {rank.host for number, rank in evidence.ranks.items() if number in calls}
+    return len(hosts) == 1 and all(call.started is None for call in calls.values())
