@@ -11,6 +11,7 @@ what a reader would look for.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
@@ -27,7 +28,7 @@ from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
 
 FOLDER = Path(__file__).with_suffix("")
 MARK = "  # here"
-DEADLINE_S, PROGRAM_S = 12, 180.0
+DEADLINE_S, PROGRAM_S = 12, 300.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def run(source: str, nproc: int, folder: Path) -> None:
             start_new_session=True,
         )
         try:
-            process.wait(PROGRAM_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PROGRAM_S)
         finally:
             if process.poll() is None:
                 kill_tree(process)

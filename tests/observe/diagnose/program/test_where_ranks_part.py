@@ -1045,3 +1045,39 @@ def test_call_without_a_line_has_that_of_its_error(tmp_path: Path) -> None:
     found = diagnose_program(seen)
     assert (found.fault, found.rank, found.line) == ("batches", 1, "train.py:7")
     assert "a rank can leave it by `if full: break` in line 3" in found.finding
+
+
+DECODE = """\
+def gather(size):
+    dist.all_gather(parts, shard)
+def generate():
+    while len(tokens) < limit:
+        gather(24)
+        if tokens[-1] == eos:
+            break
+for rollout in range(6):
+    generate()
+    gather(96)
+"""
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_rank_whose_last_visit_of_a_loop_was_shorter_is_found_in_a_later_visit(tmp_path: Path, rounds: int) -> None:
+    """gloo accepts a shorter message than it expects, so rank 1 came to the loop again before rank 0 crashed there."""
+    functions = {2: "gather", 5: "generate"}
+    STACKS.update({5: (2, 5, 9), 10: (2, 10)})
+    token, score = ("all_gather", 24, 5), ("all_gather", 96, 10)
+    one = rank(1, *[token, token, token, score] * 2, *[token] * rounds, score, token, pending=1)
+    of_script(written(tmp_path, DECODE), one, functions=functions)
+    stack = [here(tmp_path / "train.py", line, functions) for line in (2, 5, 9)]
+    crashed = rank(0, mismatch=MISMATCH, line=stack[0], stack=stack, exit_code=-6)
+    found = diagnose_program(evidence(crashed, one, hung=False))
+    if rounds == 3:
+        assert (found.fault, found.rank) == ("order", 0)
+        return
+    assert (found.fault, found.rank, found.line) == ("batches", 1, "train.py:2 (gather)")
+    assert (
+        "rank 1 made 2 calls in its last visit of the loop `while len(tokens) < limit:` in line 4, and 3"
+        in found.finding
+    )
+    assert found.finding.endswith("a rank can leave it by `if tokens[-1] == eos: break` in line 6")

@@ -365,7 +365,7 @@ def _left_out_of_round(parting: Parting, sides: Sides) -> str:
     """
     if parting.block.kind != "loop":
         return ""
-    *visits, last = _visits(parting.block, sides.odd_before) or [0]
+    *visits, last = visits_of(parting.block, sides.odd_before) or [0]
     is_less = bool(visits) and len(set(visits)) == 1 and last < visits[0]
     habit = f": it made {last} call{'s' * (last != 1)} there, and {visits[0]} each time before" if is_less else ""
     return left_out_of_round(parting, sides.odd, stack_of(sides.other_call), stack_of(sides.odd_call), habit)
@@ -397,11 +397,11 @@ _LEAST_VISITS = 2
 
 def more_than_usual(loop: Block, calls: list[Call]) -> int | None:
     """Return by how many calls the last visit of a loop differs from each one before; None if these do not tell."""
-    *before, last = _visits(loop, calls) or [0]
+    *before, last = visits_of(loop, calls) or [0]
     return last - before[0] if len(before) >= _LEAST_VISITS and len(set(before)) == 1 else None
 
 
-def _visits(loop: Block, calls: list[Call]) -> list[int]:
+def visits_of(loop: Block, calls: list[Call]) -> list[int]:
     """Return how many of a rank's calls it made in a loop, for each time that it came there."""
     return [sum(1 for _ in made) for is_in, made in _in_and_out(loop, calls) if is_in]
 

@@ -14,11 +14,14 @@ from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     Parting,
+    blocks_around,
+    is_readable,
     loop_over_a_set,
     parting_of,
     rank_branch,
     rank_test_between,
     stack_of,
+    ways_out,
 )
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.compared_calls import is_unusual, usual_after
@@ -34,6 +37,7 @@ from frog.observe.diagnose.program.mismatch_rules import (
     more_than_usual,
     passes_alone,
     several_sizes,
+    visits_of,
 )
 from frog.observe.diagnose.program.peer_errors import in_collective
 from frog.observe.diagnose.program.rank_reports import (
@@ -73,6 +77,7 @@ def reported(evidence: Evidence) -> Diagnosis | None:
         or _left_its_order(evidence, met)
         or _parted(evidence, met, after_errors=True)
         or _left_out(evidence, met)
+        or _other_rounds(evidence, met)
         or _unexpected(evidence, met)
     )
 
@@ -255,6 +260,40 @@ def _left_out(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
         f"{met.receiver} probably left out that one{by_backward(met.call)}",
         advice=SKIP_TOGETHER,
     )
+
+
+def _other_rounds(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
+    """Find a rank at the receiver's line whose last visit of a loop had another number of calls than each one before.
+
+    It received shorter messages than it expected, which gloo accepts, and came to the loop once more.
+    """
+    if met.other is None or met.call is None or not same_line(met.call.line, met.line):
+        return None
+    calls = [*_before(evidence, met.other, met.call), met.call]
+    stack = stack_of(met.call)
+    loops = [block for frame in stack if is_readable(frame) for block in reversed(blocks_around(frame))]
+    for loop in (block for block in loops if block.kind == "loop"):
+        visits = visits_of(loop, calls)[:-1]  # without the one in which it is
+        if len(visits) <= _LEAST_VISITS or len(set(visits[:-1])) > 1 or visits[-1] == visits[0]:
+            continue
+        ways = ways_out(loop, stack)
+        return _found(evidence, met).with_more(
+            fault="batches",
+            rank=met.other,
+            node_rank=evidence.ranks[met.other].node_rank,
+            line=place(met.call.line) or None,
+            peer_line=place(met.line) or None,
+            finding=f"rank {met.receiver} received a message of another size than its collective at {place(met.line)} "
+            f"expects; rank {met.other} made {visits[-1]} calls in its last visit of the loop {loop}, and {visits[0]} "
+            "each time before: the number of rounds differs between the ranks"
+            + (f"; a rank can leave it by {ways}" if ways else ""),
+            advice=EVEN_ROUNDS,
+        )
+    return None
+
+
+_LEAST_VISITS = 2
+"""Fewest visits of a loop before the last one, all with as many calls, that tell what is usual."""
 
 
 def _before(evidence: Evidence, number: int, call: Call) -> list[Call]:
