@@ -85,6 +85,7 @@ BENCHMARKS = {
     "program_campaign": Benchmark("program_campaign.py", tiny=("--nproc", "2", "--only", "forward", "--count", "1")),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
     "public_bugs": Benchmark("public_bugs.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),
+    "reported_hangs": Benchmark("reported_hangs.py", tiny=("--only", "no-program")),
     "silent_bugs": Benchmark("silent_bugs.py", tiny=("--only", "no-program")),
     "simulated_gpus_cost": Benchmark("simulated_gpus_cost.py", tiny=("--tiny",)),
     "slow_links": Benchmark("slow_links.py", tiny=("--tiny", "--batch", "8")),

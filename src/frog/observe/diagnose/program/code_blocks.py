@@ -301,6 +301,28 @@ def handler_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | 
     return next((block for block in blocks if block.kind == "try" and (again or not holds_stack(block, other))), None)
 
 
+def comes_later(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> bool:
+    """True if a rank at one call still calls, in the same block, the function that made the other call: another order.
+
+    one, other: the lines that led to the calls, innermost first.
+    """
+    lines = parting_lines(one, other)
+    if lines is None or not is_readable(lines[0]):
+        return False
+    inner = list(other).index(lines[1]) - 1
+    name = other[inner].function if inner >= 0 else _called_at(lines[1])
+    branches = [block for block in blocks_around(lines[0]) if block.kind in ("if", "else")]
+    last = branches[-1].last if branches else 0
+    rest = _source(lines[0].file).lines[lines[0].line : last]
+    return bool(name) and any(re.search(rf"\b{re.escape(name)}\(", text) for text in rest)
+
+
+def _called_at(line: CodeLine) -> str:
+    """Return the function of torch.distributed that a line calls; empty if it calls none."""
+    found = re.search(r"\b(\w*(?:reduce|gather|scatter|broadcast|barrier|all_to_all)\w*)\(", text_of(line))
+    return found[1] if found is not None else ""
+
+
 def blocks_around(line: CodeLine) -> list[Block]:
     """Return the blocks that hold a line, within its function, outermost first."""
     if not line.file.endswith(".py"):

@@ -21,6 +21,8 @@ _OF_WAITS = (
     "branch", "order", "shape", "dtype", "batches", "skipped", "ended", "message", "busy", "blocked", "gone", "network",
     "root", "stuck",
 )  # fmt: skip
+_OF_CALLS = ("branch", "order", "shape", "dtype", "batches", "skipped", "message", "root")
+"""Faults that records of calls show: a line of a log without an exception, such as a NaN, explains them at most."""
 _OF_ENDS = ("kill", "crash", "node", "time_limit", "preempted", "interrupted")
 _SAME_END = {
     "slurm-time-limit": "time_limit",
@@ -84,10 +86,18 @@ def _comes_first(evidence: Evidence, diagnosis: Diagnosis, cause: Finding) -> bo
         return False
     log = evidence.explanation
     if evidence.has_records:
+        if diagnosis.fault in _OF_CALLS and (cause.exception is None or _is_survived(evidence, cause)):
+            return False
         return cause.level is Level.CAUSE and not diagnosis.certain and diagnosis.fault not in _OF_EXCEPTIONS
     if diagnosis.fault == "gone" and log is not None and log.details and len(evidence.ranks) * 2 <= len(evidence.world):
         return True  # most ranks have no line in this text, which says nothing about them
     return cause.level is Level.CAUSE or diagnosis.fault not in (*_OF_WAITS, *_OF_ENDS)
+
+
+def _is_survived(evidence: Evidence, cause: Finding) -> bool:
+    """True if an exception in a log did not end its rank."""
+    ranks = evidence.ranks.values() if cause.rank is None else filter(None, [evidence.ranks.get(cause.rank)])
+    return any(error.short_type == cause.exception for rank in ranks for error in rank.caught)
 
 
 def _brief(answer: Diagnosis) -> Diagnosis:

@@ -141,6 +141,11 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
 def _sides(evidence: Evidence, found: Difference) -> Sides:
     """Choose the odd rank: of the smaller side; in a tie one that called something new, else the higher rank."""
     counts = Counter(_side(found, call) for call in found.calls.values())
+    for number, rank in evidence.ranks.items():  # a crashed rank has no record, but was seen at a line
+        if number not in found.calls and rank.line is not None and not rank.calls:
+            at = {_side(found, call) for call in found.calls.values() if same_line(call.line, rank.line)}
+            at = at or {_side(found, call) for call in found.calls.values() if call.line is None}
+            counts.update(at if len(at) == 1 else ())
     right = max(counts, key=lambda side: (counts[side], side == _side(found, found.calls[min(found.calls)])))
     tie = counts[right] * 2 <= sum(counts.values())
     unusual = {
@@ -474,7 +479,9 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         matches = _same(sides.odd_call, sides.other_calls[1])
     else:
         matches = _follows(sides.other_before, sides.other_call, sides.odd_call)
-    if not ((called and matches) or _jumped(sides)) or same_line(sides.odd_call.line, sides.other_call.line):
+    may_skip = called or survived_error(evidence.ranks[sides.odd]) is not None
+    jumped = _jumped(sides)
+    if not ((may_skip and matches) or jumped) or same_line(sides.odd_call.line, sides.other_call.line):
         return None
     error = after_error(evidence.ranks[sides.odd])
     reverse = _follows(sides.odd_before, sides.odd_call, sides.other_call)
@@ -482,9 +489,9 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         return None  # the other side shows an error
     return _base(evidence, found, sides).with_more(
         fault="skipped",
-        certain=bool(error) or (_left_its_habit(sides) and not (sides.tie and reverse)),
+        certain=(bool(error) and (called or jumped)) or (_left_its_habit(sides) and not (sides.tie and reverse)),
         finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} skipped "
-        f"{sides.other_call.op} at {place(sides.other_call.line)}"
+        f"{sides.other_call.op}{at_place(sides.other_call.line)}"
         f"{error or way_past(sides.other_call, sides.odd_call)}",
         advice=SKIP_TOGETHER,
     )

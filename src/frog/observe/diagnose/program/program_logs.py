@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,16 @@ from frog.observe.diagnose.known_errors.lines import LogLine, clean_lines
 from frog.observe.diagnose.known_errors.tracebacks import Traceback, TracebackReader
 from frog.observe.diagnose.known_errors.watchdog import Watchdog
 from frog.observe.diagnose.program.code_lines import fault_frames, user_line
-from frog.observe.diagnose.program.evidence import MOST_LAST_LINES, Call, Evidence, GroupNames, JobState, SeenError
+from frog.observe.diagnose.program.evidence import (
+    MOST_LAST_LINES,
+    Call,
+    Evidence,
+    GroupNames,
+    JobState,
+    RankEvidence,
+    SeenError,
+    same_line,
+)
 from frog.observe.diagnose.program.flight_recorder import op_name
 from frog.observe.diagnose.program.peer_errors import is_mismatch_text
 
@@ -142,7 +152,7 @@ def _add_stream(evidence: Evidence, number: int | None, stream: _Stream, name: s
     rank.trouble += stream.trouble
     rank.mismatch = rank.mismatch or stream.mismatch
     may_have_failed = rank.state in (None, "failed") or rank.exit_code not in (None, 0)
-    if rank.error is None and errors and stream.after == 0 and may_have_failed:
+    if rank.error is None and errors and stream.after == 0 and may_have_failed and not _went_on(rank, errors[-1]):
         rank.error = errors.pop()
     rank.caught += [
         replace(error, fatal=False) for error in errors if rank.state is None or not _is_end(error, rank.error)
@@ -150,6 +160,12 @@ def _add_stream(evidence: Evidence, number: int | None, stream: _Stream, name: s
     for waiting in stream.watchdog.waiting:
         _add_watchdog(evidence, waiting, stream.watchdog, name, number)
     _add_signalled(evidence, stream.watchdog, name, number)
+
+
+def _went_on(rank: RankEvidence, error: SeenError) -> bool:
+    """True if a rank was in a later collective when its launcher ended it: its program had caught the error."""
+    is_later = bool(rank.pending) and not any(same_line(rank.pending[0].line, frame) for frame in error.frames)
+    return rank.state == "running" and rank.exit_code == -signal.SIGTERM and is_later
 
 
 def _is_end(error: SeenError, end: SeenError | None) -> bool:

@@ -15,6 +15,7 @@ from frog.observe.diagnose.program.code_blocks import (
     Block,
     Parting,
     blocks_around,
+    holds_stack,
     is_readable,
     loop_over_a_set,
     parting_of,
@@ -78,6 +79,7 @@ def reported(evidence: Evidence) -> Diagnosis | None:
         or _parted(evidence, met, after_errors=True)
         or _left_out(evidence, met)
         or _other_rounds(evidence, met)
+        or _in_a_loop_of_one_size(evidence, met)
         or _unexpected(evidence, met)
     )
 
@@ -143,6 +145,8 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
     alone = rank_test_between(stacks[met.other], stacks[met.receiver])
     common = before if alone is None else _before_branch(alone, before)
     last = stack_of(common[-1]) if common else ()
+    if common and not last and (common[-1].op, common[-1].sizes) == (met.call.op, met.call.sizes):
+        last = stack_of(met.call)  # the record was written in a hurry, without lines
     found = []
     for inside, outside in ((met.other, met.receiver), (met.receiver, met.other)):
         parting = parting_of(stacks[inside], stacks[outside], last)
@@ -246,6 +250,8 @@ def _left_out(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
     if met.other is None or met.call is None or met.line is None or same_line(met.call.line, met.line):
         return None
     before = _before(evidence, met.other, met.call)
+    if before and before[-1].op.startswith("all_to_all") and same_line(before[-1].line, met.line):
+        return _other_splits(evidence, met, before[-1])
     is_ahead = any(same_line(call.line, met.line) for call in before)
     if is_unusual(before, met.call) is not False or not is_ahead or rank_branch(met.line) or rank_branch(met.call.line):
         return None
@@ -259,6 +265,23 @@ def _left_out(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
         f"expects; rank {met.other} called {describe_call(evidence, met.call)}, in its usual order: rank "
         f"{met.receiver} probably left out that one{by_backward(met.call)}",
         advice=SKIP_TOGETHER,
+    )
+
+
+def _other_splits(evidence: Evidence, met: _Meeting, call: Call) -> Diagnosis:
+    """Report an all-to-all that the other rank has completed: what it sent is not what the receiver expects."""
+    return _found(evidence, met).with_more(
+        fault="shape",
+        rank=met.receiver,
+        node_rank=evidence.ranks[met.receiver].node_rank,
+        line=place(met.line) or None,
+        peer_line=place(call.line) or None,
+        collective=describe_call(evidence, call),
+        finding=f"rank {met.receiver} received a message of another size than its all-to-all{at_place(met.line)} "
+        f"expects; rank {met.other} has completed {describe_call(evidence, call)}: their split sizes differ: the "
+        "rows that one sends to the other are not those that the other expects",
+        advice="exchange the split sizes first: output_split_sizes of each rank are the column of all ranks' "
+        "input_split_sizes (an all_to_all_single of the counts)",
     )
 
 
@@ -290,6 +313,36 @@ def _other_rounds(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
             advice=EVEN_ROUNDS,
         )
     return None
+
+
+def _in_a_loop_of_one_size(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
+    """Find a receiver in a loop in which the other rank called one size alone, at a line that calls several sizes.
+
+    Functions call this line from several places, so that its order says nothing, but the rounds of the loop may differ.
+    """
+    if met.other is None or met.call is None or not same_line(met.call.line, met.line):
+        return None
+    before = _before(evidence, met.other, met.call)
+    stack = tuple(frame for frame in evidence.ranks[met.receiver].stack if is_user_file(frame.file))
+    loops = [block for frame in stack if is_readable(frame) for block in reversed(blocks_around(frame))]
+    loop = next((block for block in loops if block.kind == "loop" and holds_stack(block, stack)), None)
+    sizes = {call.elements for call in before if loop is not None and holds_stack(loop, stack_of(call))}
+    others = {call.elements for call in before if same_line(call.line, met.line)}
+    if loop is None or len(sizes) != 1 or len(others) < 2:
+        return None
+    ways = ways_out(loop, stack)
+    return _found(evidence, met).with_more(
+        fault="batches",
+        rank=met.receiver,
+        node_rank=evidence.ranks[met.receiver].node_rank,
+        line=place(met.line) or None,
+        peer_line=place(met.call.line) or None,
+        finding=f"rank {met.receiver} received a message of another size than its collective at {place(met.line)} "
+        f"expects, in the loop {loop}; rank {met.other} called {describe_call(evidence, met.call)}, and only one size "
+        "in that loop: the number of its rounds probably differs between the ranks"
+        + (f"; a rank can leave it by {ways}" if ways else ""),
+        advice=EVEN_ROUNDS,
+    )
 
 
 _LEAST_VISITS = 2

@@ -12,6 +12,7 @@ from frog.observe.diagnose.program.code_blocks import (
     Block,
     branch_past,
     call_branch,
+    comes_later,
     holds_stack,
     in_one_loop,
     innermost_loop,
@@ -427,6 +428,17 @@ def _skipped_in_other_group(evidence: Evidence, found: Difference, absent: int, 
         if not (is_unusual(before, call) and any(same_line(each.line, missing.line) for each in usual_after(before))):
             continue
         error = after_error(evidence.ranks[number])
+        if not error and comes_later(stack_of(call), stack_of(missing)):
+            return _base(evidence, found, number).with_more(
+                fault="order",
+                certain=False,
+                line=place(call.line) or None,
+                peer_line=place(missing.line) or None,
+                finding=f"rank {number} waits in {describe_call(evidence, call)}; others wait in "
+                f"{describe_call(evidence, missing)}, which it called first before, and now calls afterwards: the "
+                f"order of the groups differs{way_past(missing, call)}",
+                advice="ranks must call the collectives of overlapping groups in the same order",
+            )
         return _base(evidence, found, number).with_more(
             fault="skipped",
             certain=bool(error),
