@@ -11,6 +11,7 @@ from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program import code_blocks
 from frog.observe.diagnose.program.evidence import RankEvidence
+from frog.observe.diagnose.program.graph_cuts import graph_cuts
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 
 PROGRAM = """\
@@ -134,3 +135,11 @@ def test_roots_that_are_equal_or_unknown_leave_the_network_as_the_cause(
     tmp_path: Path, lines: tuple[str, ...], fields: dict[str, object]
 ) -> None:
     assert inside(tmp_path, *lines, **fields).fault == "network"  # type: ignore[arg-type]
+
+
+def test_source_that_nests_deeply_names_no_root_and_no_cut(tmp_path: Path) -> None:
+    terms = " + ".join(["rank"] * 980)
+    assert inside(tmp_path, f"dist.broadcast(x, src={terms})").fault in ("network", "root")
+    script = tmp_path / "train.py"
+    script.write_text(f"if {terms}:\n    x = torch.zeros({terms})\n")
+    assert graph_cuts([CodeLine(file=str(script), line=2, function="<module>")]) == ""

@@ -24,6 +24,7 @@ _POSITIONS = {
 }
 """Functions, and the position of the root among their arguments."""
 _NAMES = ("src", "dst", "group_src", "group_dst")
+_MOST_TEXT = 100
 _OPS = ("broadcast", "reduce", "gather", "scatter")
 
 
@@ -32,7 +33,14 @@ def differing_roots(calls: Mapping[int, Call]) -> str:
 
     calls: the same collective, as each rank called it.
     """
-    roots = {number: _root_of(call) for number, call in calls.items()}
+    try:
+        return _compared({number: _root_of(call) for number, call in calls.items()})
+    except RecursionError:  # a sum of thousands of terms
+        return ""
+
+
+def _compared(roots: Mapping[int, ast.expr | None]) -> str:
+    """Return why roots may differ, by the rank that names each; empty if they are the same, or one is unknown."""
     known = [root for root in roots.values() if root is not None]
     if len(known) < len(roots) or len(known) < 2:
         return ""
@@ -43,7 +51,7 @@ def differing_roots(calls: Mapping[int, Call]) -> str:
             by_root.setdefault(text, []).append(number)
         named = [f"rank {text} on {span(ranks)}" for text, ranks in by_root.items()]
         return f"the root (src or dst) is {' and '.join(named)}" if len(named) > 1 else ""
-    text = " or ".join(dict.fromkeys(f"`{ast.unparse(root)}`" for root in known))
+    text = " or ".join(dict.fromkeys(f"`{ast.unparse(root)[:_MOST_TEXT]}`" for root in known))
     return (
         f"each rank computes its root (src or dst) as {text}, so they probably name different ranks: then all wait to "
         "receive, and none sends"
