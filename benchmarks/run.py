@@ -80,6 +80,7 @@ BENCHMARKS = {
     "overlap": Benchmark("overlap.py", tiny=("--tiny",)),
     "planner": Benchmark("planner.py", ("--cross",)),
     "planner_here": Benchmark("planner_here.py", tiny=("--tiny",)),
+    "planner_kinds": Benchmark("planner_kinds.py", ("--rows",), ("--only", "vLLM")),
     "planner_memory": Benchmark("planner_memory.py", tiny=("--only", "1B, 8 GPUs, none, micro-batch 1")),
     "planner_speed": Benchmark("planner_speed.py", tiny=("--tiny",)),
     "program_campaign": Benchmark("program_campaign.py", tiny=("--nproc", "2", "--only", "forward", "--count", "1")),

@@ -13,8 +13,10 @@ from frog.plan.calibrate_command import PROFILE
 
 if TYPE_CHECKING:
     from frog.launch.nodes import Nodes
+    from frog.plan.estimate.adapters import Adapters
     from frog.plan.estimate.constants import Constants
     from frog.plan.estimate.hardware import Cluster
+    from frog.plan.estimate.packing import Packing
     from frog.plan.estimate.rows import PlannedRun
     from frog.plan.estimate.sources import NamedModel
 
@@ -50,6 +52,7 @@ def add_model_parser(actions: argparse._SubParsersAction[Any]) -> None:
     )
     add_target_arguments(parser, default_cluster=True)
     add_layout_arguments(parser)
+    _add_tuning_arguments(parser)
     parser.add_argument(
         "--compare", metavar="RUN", help="a finished run of the run file: print its phases next to the prediction"
     )
@@ -73,6 +76,46 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
         if name != "precision":
             layout.add_argument(_option(name), choices=choices)
     layout.add_argument("--seq-parallel", choices=("yes", "no"), help="split the norms' inputs over tp")
+
+
+def _add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add fine-tuning: adapters, with the names of PEFT and bitsandbytes, and documents of different lengths."""
+    tuning = parser.add_argument_group("fine-tuning (docs/plan/kinds.md)")
+    tuning.add_argument("--lora-r", type=at_least(1), metavar="N", help="train LoRA adapters of this rank alone")
+    tuning.add_argument(
+        "--lora-targets", metavar="NAMES", help="matrices with adapters, like q_proj,v_proj; default: all-linear"
+    )
+    tuning.add_argument("--quantize", choices=("nf4",), help="frozen matrices in 4 bits: QLoRA, double quantization")
+    tuning.add_argument(
+        "--packing",
+        metavar="LENGTHS",
+        help="pack documents into sequences: the tokens of each, or a file with one length on each line",
+    )
+
+
+def read_adapters(args: argparse.Namespace, named: NamedModel) -> Adapters | None:
+    """Return the adapters of the arguments; None: all parameters are trained.
+
+    Raises:  UsageError if options for adapters come without a rank, or with a run file.
+    """
+    from frog.core.errors import UsageError
+    from frog.plan.estimate.adapters import ALL, Adapters, parse_targets
+    from frog.plan.estimate.architectures import text_of
+
+    if args.lora_r is None:
+        if args.lora_targets is not None:
+            raise UsageError("--lora-targets without --lora-r: no adapters", "add --lora-r 16")
+        if args.quantize is not None:
+            raise UsageError(
+                f"--quantize {args.quantize} without --lora-r: weights in 4 bits cannot be trained", "add --lora-r 16"
+            )
+        return None
+    if named.run is not None:
+        raise UsageError(f"--lora-r: {args.model} is a run file, and Frog's trainer has no adapters", "a config.json")
+    if (args.software or "").lower() in ("frog", "hai-llm"):
+        raise UsageError(f"--lora-r: {args.software} trains no adapters", "--software trainer, or megatron-bridge")
+    kind = "" if named.config is None else str(text_of(named.config).get("model_type", ""))
+    return Adapters(args.lora_r, parse_targets(args.lora_targets or ALL), kind, args.quantize == "nf4")
 
 
 def add_target_arguments(parser: argparse.ArgumentParser, *, default_cluster: bool = False) -> None:
@@ -196,6 +239,11 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
     return {name: str(value) for name in COLUMNS if (value := getattr(args, name, None)) is not None}
 
 
+def _tuning_of(args: argparse.Namespace) -> dict[str, str]:
+    names = ("lora_r", "lora_targets", "quantize", "packing")
+    return {name: str(value) for name in names if (value := getattr(args, name, None)) is not None}
+
+
 def refuse_beyond(run: PlannedRun, anyway: bool) -> list[str]:
     """Return how a run exceeds all measured ones.
 
@@ -210,8 +258,18 @@ def refuse_beyond(run: PlannedRun, anyway: bool) -> list[str]:
     return beyond
 
 
+def _packed(args: argparse.Namespace, named: NamedModel) -> tuple[Packing, NamedModel]:
+    """Return the documents of the arguments, and the model with attention inside of them."""
+    from frog.plan.estimate.packing import Packing, read_lengths
+    from frog.plan.estimate.requests import usual_sequence
+
+    packing = Packing(read_lengths(args.packing, "--packing"), args.seq_len or usual_sequence(named))
+    return packing, replace(named, model=packing.model(named.model))
+
+
 def _plan(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
+    from frog.plan.estimate.packing import refuse_packing, without_packing
     from frog.plan.estimate.requests import request_run
     from frog.plan.plan_text import plan_json, plan_lines
 
@@ -225,15 +283,22 @@ def _plan(args: argparse.Namespace) -> int:
     if cluster.machine is not None or args.compare is not None:
         sys.stdout.write(_plan_here(args, named, cluster, num_gpus))
         return 0
-    run = replace(request_run(named, options_of(args), cluster, num_gpus), constants=read_constants_of(args))
+    packed = None if args.packing is None else _packed(args, named)
+    adapters, own = read_adapters(args, named), named if packed is None else packed[1]
+    run = replace(request_run(own, options_of(args), cluster, num_gpus, adapters), constants=read_constants_of(args))
     beyond = refuse_beyond(run, args.anyway)
     tokens = args.tokens
     if tokens is None and named.run is not None:
         tokens = named.run.train.steps * run.layout.global_batch * run.layout.seq_len
+    packing = None
+    if packed is not None:
+        refuse_packing(run)
+        packing = packed[0], without_packing(run, packed[0], named.model)
+        tokens = None if tokens is None else tokens / packed[0].fullness
     if args.json:
-        print(plan_json(run, tokens))
+        print(plan_json(run, tokens, packing))
         return 0
-    lines = plan_lines(run, args.cluster, tokens, [*named.notes, *beyond], explain=args.explain)
+    lines = plan_lines(run, args.cluster, tokens, [*named.notes, *beyond], explain=args.explain, packing=packing)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
@@ -265,7 +330,7 @@ def _plan_here(args: argparse.Namespace, named: NamedModel, cluster: Cluster, nu
         raise UsageError(
             f"--compare: {args.cluster} was not measured on a machine", "frog plan calibrate measures this one"
         )
-    if named.run is None or (given := options_of(args)):
+    if named.run is None or (given := {**options_of(args), **_tuning_of(args)}):
         said = "the model is not a run file" if named.run is None else f"--{next(iter(given)).replace('_', '-')}"
         raise UsageError(f"{args.cluster} is a measured machine: {said}", "name a run file, and change the run there")
     if args.compare is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from frog.core.units import format_count, format_seconds
+from frog.plan.estimate.adapter_time import AdaptedStep, adapter_words
 from frog.plan.estimate.budget import RESTART_S, Budget, num_nodes, training_budget
 from frog.plan.estimate.explain import (
     LEAST_SHARE,
@@ -16,7 +18,9 @@ from frog.plan.estimate.explain import (
     explain_step,
     explain_utilization,
 )
+from frog.plan.estimate.explain_adapters import explain_adapters
 from frog.plan.estimate.nearest import nearest_runs
+from frog.plan.estimate.packing import Packing, Unpacked
 from frog.plan.estimate.predict import spread_of
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.step_time import StepModel
@@ -27,19 +31,34 @@ _GIB = 2**30
 
 
 def plan_lines(
-    run: PlannedRun, cluster_name: str, tokens: float | None, notes: Iterable[str], *, explain: bool
+    run: PlannedRun,
+    cluster_name: str,
+    tokens: float | None,
+    notes: Iterable[str],
+    *,
+    explain: bool,
+    packing: tuple[Packing, Unpacked] | None = None,
 ) -> list[str]:
     """Return the lines of a plan: the run, memory, time, utilization, and the training of `tokens`."""
     step = run.step
     memory = step.memory
     budget = None if tokens is None else training_budget(step, tokens)
-    lines = [*run_lines(run, cluster_name), "", *_memory_lines(run, memory), "", *_time_lines(run, step)]
+    lines = [*run_lines(run, cluster_name), *([] if packing is None else _packing_lines(run, *packing))]
+    lines += ["", *_memory_lines(run, memory), "", *_time_lines(run, step)]
     lines += ["", *_utilization_lines(step)]
     if budget is not None:
         lines += ["", *_budget_lines(budget, run)]
     lines += [f"note: {note}" for note in (*notes, *run.layout.notes(run.model))]
     if explain:
-        terms = [*explain_memory(step, memory), *explain_step(step), *explain_range(run), *explain_utilization(step)]
+        if isinstance(step, AdaptedStep):
+            terms = [*explain_adapters(step), *explain_range(run), *explain_utilization(step)]
+        else:
+            terms = [
+                *explain_memory(step, memory),
+                *explain_step(step),
+                *explain_range(run),
+                *explain_utilization(step),
+            ]
         terms += explain_budget(step, budget) if budget else ()
         lines += ["", *_explained(terms)]
     return lines
@@ -71,12 +90,31 @@ def run_lines(run: PlannedRun, cluster_name: str) -> Iterator[str]:
         f"({cluster_name}, {nodes} node{'s' if nodes > 1 else ''})"
     )
     yield layout_words(run)
+    if isinstance(run.step, AdaptedStep):
+        yield adapter_words(run.step)
     yield (
         f"a step of {layout.global_batch} x {layout.seq_len} tokens, {layout.num_micro} micro-batches for each of "
         f"{layout.dp} data-parallel ranks"
     )
     if run.assumed:
         yield f"chosen: {', '.join(run.assumed)}"
+
+
+def _packing_lines(run: PlannedRun, packing: Packing, unpacked: Unpacked) -> Iterator[str]:
+    """Yield how full packed sequences are, and what the same documents take without packing."""
+    layout, lengths = run.layout, packing.cut
+    words = f"{lengths[0]}" if len(set(lengths)) == 1 else f"{min(lengths)} to {max(lengths)}"
+    seen = run.model.mean_keys(layout.seq_len) / 2
+    yield (
+        f"packing: documents of {words} tokens, mean {packing.mean_length:,.0f}; {packing.documents_per_sequence:.1f} "
+        f"in a sequence, {100 * packing.fullness:.1f} % full; a token sees {seen:,.0f} others on average"
+    )
+    if packing.num_cut:
+        yield f"  {packing.num_cut:,} of {len(lengths):,} documents are longer and cut: {layout.seq_len} tokens"
+    yield (
+        f"  without: padded to the longest of {layout.micro_batch}, {unpacked.seq_len:,} tokens, "
+        f"{100 * unpacked.padding:.0f} % padding, {unpacked.slowdown:.2g} x the time for the same documents"
+    )
 
 
 def _memory_lines(run: PlannedRun, memory: Memory) -> Iterator[str]:
@@ -181,11 +219,11 @@ def _explained(terms: Iterable[Term]) -> Iterator[str]:
         yield f"    = {term.sum} = {term.value:.6g} {term.unit}".rstrip()
 
 
-def plan_json(run: PlannedRun, tokens: float | None) -> str:
+def plan_json(run: PlannedRun, tokens: float | None, packing: tuple[Packing, Unpacked] | None = None) -> str:
     """Return the plan as JSON, in bytes and seconds."""
     step = run.step
     memory, spread = step.memory, spread_of(run)
-    content = {
+    content: dict[str, Any] = {
         "num_parameters": run.model.num_parameters(),
         "num_gpus": run.layout.num_gpus,
         "layout": layout_words(run),
@@ -198,6 +236,24 @@ def plan_json(run: PlannedRun, tokens: float | None) -> str:
         "mfu": utilization(step),
         "lost": losses(step),
     }
+    if isinstance(step, AdaptedStep):
+        adapters = step.adapters
+        content["adapters"] = {
+            "r": adapters.rank,
+            "targets": adapters.targets,
+            "quantized": adapters.quantized,
+            "trained_parameters": step.trained_parameters,
+        }
+    if packing is not None:
+        documents, unpacked = packing
+        content["packing"] = {
+            "documents_per_sequence": documents.documents_per_sequence,
+            "fullness": documents.fullness,
+            "cut": documents.num_cut,
+            "unpacked_tokens": unpacked.seq_len,
+            "unpacked_padding": unpacked.padding,
+            "unpacked_slowdown": unpacked.slowdown,
+        }
     if tokens is not None:
         budget = training_budget(step, tokens)
         content["training"] = {**vars(budget), "checkpoints": budget.checkpoints and vars(budget.checkpoints)}

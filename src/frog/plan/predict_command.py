@@ -13,7 +13,9 @@ from frog.plan.calibrate_command import add_calibrate_parser
 from frog.plan.fit_command import add_fit_parser
 from frog.plan.model_command import add_constants_argument, add_model_parser, read_constants_of
 from frog.plan.program_command import add_program_parser
+from frog.plan.rl_command import add_rl_parser
 from frog.plan.search_command import add_search_parser
+from frog.plan.serve_command import add_serve_parser
 from frog.plan.simulate_command import add_simulate_parser
 
 
@@ -21,14 +23,16 @@ def add_plan_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
     """Add `plan`; it sets `handler`, which takes the arguments."""
     plan = commands.add_parser(
         "plan",
-        help="predict memory, time and cost of training runs on a cluster",
-        description="Predict memory, time and cost of training runs on GPU clusters, by formula: docs/plan/plan.md.",
+        help="predict memory, time and cost of training and serving on a cluster",
+        description="Predict memory, time and cost of training and serving on GPUs, by formula: docs/plan/plan.md.",
     )
     actions = plan.add_subparsers(dest="action", required=True, metavar="MODEL | ACTION", action=CommandOrValue)
     add_model_parser(actions)
     add_search_parser(actions)
     add_program_parser(plan, actions)
     add_simulate_parser(actions)
+    add_serve_parser(actions)
+    add_rl_parser(actions)
     add_fit_parser(actions)
     add_calibrate_parser(actions)
     predict = actions.add_parser(

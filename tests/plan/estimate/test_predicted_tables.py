@@ -68,7 +68,7 @@ def test_complete_row_is_predicted_with_a_range() -> None:
         ({"layers": "many"}, "layers='many': must be a number"),
         ({"layers": "0"}, "must be at least 1"),
         ({"recompute": "some"}, "recompute='some': must be none, selective or full"),
-        ({"task": "lora"}, "adapters next to frozen weights are not modelled"),
+        ({"task": "lora"}, "a table has no columns for adapters"),
         ({"global_batch": "255"}, "global_batch=255 does not divide by dp=2 x micro_batch=1"),
         ({"zero": "fsdp"}, "zero='fsdp': must be a number"),
         ({"zero": "1.5"}, "zero=1.5: must be a whole number"),

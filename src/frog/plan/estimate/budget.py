@@ -97,7 +97,7 @@ def checkpoint_costs(step: StepModel) -> Checkpoints | None:
     if cluster.storage is None:
         return None
     nodes = num_nodes(step.layout.num_gpus, cluster)
-    num_bytes = float(CHECKPOINT_BYTES * step.model.num_parameters())
+    num_bytes = float(CHECKPOINT_BYTES * step.trained_parameters)
     write_s = num_bytes / (nodes * cluster.storage)
     if cluster.node_mtbf_s is None:
         return Checkpoints(num_bytes, write_s)

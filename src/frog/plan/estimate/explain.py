@@ -53,7 +53,7 @@ class Term:
 
 def explain_step(step: StepModel) -> Iterator[Term]:
     """Yield the terms of a step's time, in the order of the report."""
-    model, layout, constants = step.model, step.layout, step.constants
+    layout, constants = step.layout, step.constants
     heaviest, _ = step.stages
     whole = step.step
     rate = step.kernels.product_rate / 1e12
@@ -110,7 +110,7 @@ def explain_step(step: StepModel) -> Iterator[Term]:
         whole.other,
         "s",
     )
-    flops = model.model_flops_per_token(layout.seq_len)
+    flops = step.model_flops
     yield Term(
         "step",
         "sum of the causes",
@@ -447,7 +447,7 @@ def explain_budget(step: StepModel, budget: Budget) -> Iterator[Term]:
         yield Term(
             "checkpoint",
             f"{CHECKPOINT_BYTES} bytes x parameters / (nodes x storage)",
-            f"{CHECKPOINT_BYTES} * {step.model.num_parameters()} / ({nodes} * {_n(cluster.storage or 0)})",
+            f"{CHECKPOINT_BYTES} * {step.trained_parameters} / ({nodes} * {_n(cluster.storage or 0)})",
             checkpoints.write_s,
             "s",
         )

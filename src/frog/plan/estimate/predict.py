@@ -19,8 +19,9 @@ COLUMNS = ("row_id", "step_time_s", "memory_gib", "step_time_low_s", "step_time_
 _MEASURED_GPUS = ("A100-80GB", "H100-80GB", "H100-96GB-HBM2e-500W")
 _SPREAD = 0.16
 """With the factors below, nine of ten measured runs are inside, if their source was not fitted on."""
-_WIDER = {"gpu": 1.6, "experts": 2.0, "assumed": 1.3}
-"""Factors of the spread for a GPU without measured runs, a mixture of experts, and for what a row does not state."""
+_WIDER = {"gpu": 1.6, "experts": 2.0, "assumed": 1.3, "adapters": 2.0}
+"""Factors of the spread for a GPU without measured runs, a mixture of experts, for what a row does not state, and for
+adapters, on whose runs no constant is fitted."""
 _MOST_BYTES = 256 * 2**20
 
 
@@ -108,6 +109,8 @@ def least_spread(run: PlannedRun) -> float:
         spread *= _WIDER["gpu"]
     if run.model.experts:
         spread *= _WIDER["experts"]
+    if run.adapters is not None:
+        spread *= _WIDER["adapters"]
     return spread * (_WIDER["assumed"] if run.assumed else 1.0)
 
 

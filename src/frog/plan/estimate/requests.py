@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from frog.core.errors import ConfigError, UsageError
+from frog.plan.estimate.adapters import Adapters
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.rows import PlannedRun, no_overlap, planned_run, precision_problem
@@ -16,6 +17,8 @@ from frog.plan.model import PlannedModel
 
 _BATCH_TOKENS = 4 * 2**20
 """Tokens of a step if nothing states them: the batch of Llama 3 and of other models of that size."""
+_ADAPTER_SEQUENCES = 32
+"""Sequences of a step that trains adapters: NVIDIA's LoRA recipes; Dettmers et al. 2023 have 16 to 64."""
 _USUAL_SEQUENCE = 8192
 SOFTWARE = {
     "megatron": "Megatron-Core",
@@ -32,10 +35,17 @@ SOFTWARE = {
 _MOST_GPUS = 10**7
 
 
-def request_run(named: NamedModel, options: Mapping[str, str], cluster: Cluster, num_gpus: int) -> PlannedRun:
+def request_run(
+    named: NamedModel,
+    options: Mapping[str, str],
+    cluster: Cluster,
+    num_gpus: int,
+    adapters: Adapters | None = None,
+) -> PlannedRun:
     """Return the run of a model on a cluster. Options, by the names of a table's columns, win over a run file.
 
-    `assumed` of the result names what was chosen. A choice is the plan's to make, so it widens no range.
+    With `adapters` only these are trained. `assumed` of the result names what was chosen. A choice is the plan's to
+    make, so it widens no range.
 
     Raises:  ConfigError with the reason if the layout is impossible.
     """
@@ -44,13 +54,18 @@ def request_run(named: NamedModel, options: Mapping[str, str], cluster: Cluster,
     stated = _stated(named, options)
     cells = {**stated, "n_gpus": str(num_gpus)}
     splits = any(cells.get(name, "1") != "1" for name in ("tp", "pp", "cp", "ep"))
-    _choose_program_and_sequence(cells, named, "megatron" if splits else "fsdp")
+    usual = "megatron" if splits else "fsdp" if adapters is None else "trainer"
+    _choose_program_and_sequence(cells, named, usual)
     dp = _data_ranks(cells, num_gpus)
-    _choose_batch(cells, dp)
+    _choose_batch(cells, dp, _BATCH_TOKENS if adapters is None else _ADAPTER_SEQUENCES * _whole(cells, "seq_len"))
     if "zero" not in cells:
         cells["zero"] = "3" if "FSDP" in cells["software"] else "1"
     cells.setdefault("seq_parallel", "yes" if _whole(cells, "tp") > 1 else "no")
     run = planned_run(named.model, cells, cluster)
+    if adapters is not None:
+        if problems := adapters.problems(named.model, run.layout):
+            raise ConfigError("\n".join(problems))
+        run = replace(run, adapters=adapters.of_program(cells["software"]))
     if problem := precision_problem(run.layout, cluster):
         raise ConfigError(problem, "--precision bf16")
     if "micro_batch" not in cells and run.layout.pp == 1:
@@ -58,7 +73,7 @@ def request_run(named: NamedModel, options: Mapping[str, str], cluster: Cluster,
     chosen = [f"{name}={cells[name]}" for name in _CHOSEN if name in cells and name not in stated]
     if run.model.moe_layers and run.layout.ep > 1 and run.layout.tp > 1:
         chosen.append("expert_tp=1")
-    return PlannedRun(run.model, run.layout, run.cluster, (*chosen, *run.assumed))
+    return replace(run, assumed=(*chosen, *run.assumed))
 
 
 def zeros_of(software: str) -> tuple[int, ...]:
@@ -93,10 +108,11 @@ def _fitting(model: PlannedModel, cells: dict[str, str], run: PlannedRun) -> Pla
     """Return the run with its micro-batch or, if that does not fit in memory, the largest smaller one that does."""
     most = run.layout.micro_batch
     for size in (one for one in (4, 2, 1) if one <= most):
-        smaller = planned_run(model, {**cells, "micro_batch": str(size)}, run.cluster)
+        planned = planned_run(model, {**cells, "micro_batch": str(size)}, run.cluster)
+        smaller = replace(run, layout=planned.layout, assumed=planned.assumed)
         if smaller.step.memory.total <= USABLE * run.cluster.gpu.memory:
             break
-    return PlannedRun(model, smaller.layout, run.cluster, (f"micro_batch={size}", *smaller.assumed))
+    return replace(smaller, assumed=(f"micro_batch={size}", *smaller.assumed))
 
 
 def _stated(named: NamedModel, options: Mapping[str, str]) -> dict[str, str]:
@@ -106,7 +122,13 @@ def _stated(named: NamedModel, options: Mapping[str, str]) -> dict[str, str]:
 def _choose_program_and_sequence(cells: dict[str, str], named: NamedModel, usual: str) -> None:
     name = cells.get("software") or usual
     cells["software"] = SOFTWARE.get(name.lower(), name)
-    cells.setdefault("seq_len", str(min(named.most_positions or _USUAL_SEQUENCE, _USUAL_SEQUENCE)))
+    cells.setdefault("seq_len", str(usual_sequence(named)))
+
+
+def usual_sequence(named: NamedModel) -> int:
+    """Return the length of a sequence if nothing states it."""
+    stated = named.cells.get("seq_len", "")
+    return int(stated) if stated.isdecimal() else min(named.most_positions or _USUAL_SEQUENCE, _USUAL_SEQUENCE)
 
 
 def _data_ranks(cells: Mapping[str, str], num_gpus: int) -> int:
@@ -122,12 +144,12 @@ def _data_ranks(cells: Mapping[str, str], num_gpus: int) -> int:
     return num_gpus // others
 
 
-def _choose_batch(cells: dict[str, str], dp: int) -> None:
-    """Choose the global batch, and the micro-batch of a run file, which states how many there are."""
+def _choose_batch(cells: dict[str, str], dp: int, tokens: int = _BATCH_TOKENS) -> None:
+    """Choose the global batch, about `tokens`, and the micro-batch of a run file, which states how many there are."""
     micro = _whole(cells, "micro_batch")
     if "global_batch" not in cells:
         least = dp * max(1, micro) * _whole(cells, "pp")
-        sequences = _BATCH_TOKENS // max(1, _whole(cells, "seq_len"))
+        sequences = tokens // max(1, _whole(cells, "seq_len"))
         cells["global_batch"] = str(max(1, round(sequences / least)) * least)
     accumulated = _whole(cells, "grad_accum")
     if accumulated and "micro_batch" not in cells:

@@ -12,6 +12,8 @@ from functools import cached_property
 
 from frog.core.errors import ConfigError
 from frog.core.schema import shortened
+from frog.plan.estimate.adapter_time import AdaptedStep
+from frog.plan.estimate.adapters import Adapters
 from frog.plan.estimate.cells import Row, read_choice, read_number, read_real, read_year, read_yes
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import FAT_TREE, Cluster, default_cluster, fat_tree, similar_gpu
@@ -30,9 +32,13 @@ class PlannedRun:
     cluster: Cluster
     assumed: tuple[str, ...] = ()
     constants: Constants = FITTED
+    adapters: Adapters | None = None
+    """LoRA's; None: all parameters are trained."""
 
     @cached_property
     def step(self) -> StepModel:
+        if self.adapters is not None:
+            return AdaptedStep(self.model, self.layout, self.cluster, self.constants, adapters=self.adapters)
         return StepModel(self.model, self.layout, self.cluster, self.constants)
 
 
@@ -52,7 +58,7 @@ def read_row(row: Row) -> PlannedRun:
     if missing := [name for name in required if not row.get(name)]:
         raise ConfigError(f"not stated: {', '.join(missing)}")
     if row.get("task") == "lora":
-        raise ConfigError("task=lora: adapters next to frozen weights are not modelled")
+        raise ConfigError("task=lora: a table has no columns for adapters; frog plan MODEL --lora-r plans them")
     if row.get("arch") == "hybrid":
         raise ConfigError("arch=hybrid: layers other than attention are not modelled")
     assumed: tuple[str, ...] = () if row.get("vocab") else (f"vocab={_USUAL_VOCAB}",)

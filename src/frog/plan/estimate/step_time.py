@@ -109,6 +109,26 @@ class StepModel:
             other=self.constants.step_s + waits,
         )
 
+    @property
+    def trained_parameters(self) -> int:
+        """Number of parameters that the optimizer updates."""
+        return self.model.num_parameters()
+
+    @property
+    def model_flops(self) -> float:
+        """The model's own operations of both passes for each token."""
+        return self.model.model_flops_per_token(self.layout.seq_len)
+
+    @property
+    def product_flops(self) -> float:
+        """Operations of both passes in products for each token: the backward pass has twice as many."""
+        return 3 * self.model.product_flops_per_token()
+
+    @property
+    def attention_flops(self) -> float:
+        """Operations of both passes in attention for each token."""
+        return 3 * self.model.attention_flops_per_token(self.layout.seq_len)
+
     @cached_property
     def memory(self) -> Memory:
         """The memory of the rank that holds most."""
@@ -175,7 +195,7 @@ class StepModel:
         """The passes through the embedding, the output matrix and the loss, whose traffic depends on the program."""
         model, layout = self.model, self.layout
         columns = model.vocab / layout.tp
-        kernels = Kernels(self.cluster.gpu, _without_fp8(layout), self.constants)
+        kernels = replace(self.kernels, layout=_without_fp8(layout))
         forward, backward = kernels.linear(layout.tokens, model.hidden, columns)
         sizes = layout.traits.loss_bytes
         memory = [kernels.moves(layout.tokens * (each * columns + 8 * model.hidden)) for each in sizes]

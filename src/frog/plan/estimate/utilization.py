@@ -22,7 +22,7 @@ def utilization(step: StepModel) -> float:
 
 def _ideal_s(step: StepModel) -> float:
     layout = step.layout
-    flops = step.model.model_flops_per_token(layout.seq_len) * layout.global_batch * layout.seq_len
+    flops = step.model_flops * layout.global_batch * layout.seq_len
     return flops / (layout.num_gpus * peak_flops(step))
 
 
@@ -31,12 +31,12 @@ def losses(step: StepModel) -> dict[str, float]:
 
     With the utilization they add up to 1.
     """
-    layout, model = step.layout, step.model
+    layout = step.layout
     heaviest, mean = step.stages
     whole = step.step
     tokens = layout.global_batch * layout.seq_len / (layout.num_gpus * peak_flops(step))
-    ideal_products = 3 * model.product_flops_per_token() * tokens
-    ideal_attention = 3 * model.attention_flops_per_token(layout.seq_len) * tokens
+    ideal_products = step.product_flops * tokens
+    ideal_attention = step.attention_flops * tokens
     own: Times = (mean.forward + mean.backward) * layout.num_micro
     again = mean.recomputed * layout.num_micro
     uneven = (heaviest.total.total - mean.total.total) * layout.num_micro

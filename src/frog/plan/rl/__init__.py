@@ -1,0 +1,1 @@
+"""RL post-training: a generator, a trainer, and weights between them."""

@@ -1,0 +1,1 @@
+"""Serving a model: KV cache, batch, and time per output token on GPUs."""
