@@ -48,7 +48,7 @@ def add_rl_parser(actions: argparse._SubParsersAction[Any]) -> None:
     generator.add_argument(
         "--generator-gpus", type=at_least(1), metavar="N", help="of all GPUs, those of the generator; default: shared"
     )
-    add_server_arguments(generator, "generator-")  # type: ignore[arg-type]
+    add_server_arguments(generator, "generator-")
     generator.add_argument("--reference", choices=("yes", "no"), default="yes", help="a reference model; default: yes")
     generator.add_argument(
         "--offload",

@@ -33,7 +33,7 @@ def add_serve_parser(actions: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(handler=_serve)
 
 
-def add_server_arguments(parser: argparse.ArgumentParser, prefix: str = "") -> None:
+def add_server_arguments(parser: argparse._ActionsContainer, prefix: str = "") -> None:
     """Add what the replicas of a server have in common, with the names of vLLM's options."""
     parser.add_argument(
         f"--{prefix}tp", type=at_least(1), default=1, metavar="N", help="GPUs of a replica, by tensor parallelism"

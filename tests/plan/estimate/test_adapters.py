@@ -63,9 +63,9 @@ LATENT = {
 }
 
 
-def run_of(adapters: Adapters | None, num_gpus: int = 1, cluster: str = "h100x8", **options: object) -> PlannedRun:
+def run_of(adapters: Adapters | None, num_gpus: int = 1, **options: object) -> PlannedRun:
     named, words = read_named_model(str(LLAMA_8B)), {name: str(value) for name, value in options.items()}
-    return request_run(named, words, clusters()[cluster], num_gpus, adapters)
+    return request_run(named, words, clusters()["h100x8"], num_gpus, adapters)
 
 
 def step_of(adapters: Adapters, num_gpus: int = 1, **options: object) -> AdaptedStep:
@@ -148,22 +148,21 @@ class Layer(nn.Module):
 
     def __init__(self, model: PlannedModel, targets: tuple[str, ...], rank: int) -> None:
         super().__init__()
+        self.parts, self.model = nn.ModuleDict(), model
         for one in layer_matrices(model):
             adapted = ALL in targets or one.name in targets
             plain = nn.Linear(one.inputs, one.outputs, bias=False).requires_grad_(False)
-            self.add_module(one.name, Adapted(one.inputs, one.outputs, rank) if adapted else plain)
-        self.model = model
+            self.parts[one.name] = Adapted(one.inputs, one.outputs, rank) if adapted else plain
 
     def forward(self, x: Tensor) -> Tensor:
         heads, width = self.model.heads, self.model.head_dim
-        y = Norm.apply(x)
-        q, k, v = (
-            getattr(self, f"{name}_proj")(y).unflatten(-1, (-1, width)).transpose(1, 2) for name in ("q", "k", "v")
-        )
-        attended = Attention.apply(q, k, v, heads)
-        x = x + self.o_proj(attended)
-        y = Norm.apply(x)
-        return x + self.down_proj(Gate.apply(self.gate_proj(y), self.up_proj(y)))  # type: ignore[no-any-return]
+        y = Norm.apply(x)  # type: ignore[no-untyped-call]
+        q, k, v = (self.parts[f"{name}_proj"](y).unflatten(-1, (-1, width)).transpose(1, 2) for name in ("q", "k", "v"))
+        attended = Attention.apply(q, k, v, heads)  # type: ignore[no-untyped-call]
+        x = x + self.parts["o_proj"](attended)
+        y = Norm.apply(x)  # type: ignore[no-untyped-call]
+        inner = Gate.apply(self.parts["gate_proj"](y), self.parts["up_proj"](y))  # type: ignore[no-untyped-call]
+        return x + self.parts["down_proj"](inner)  # type: ignore[no-any-return]
 
 
 class Norm(torch.autograd.Function):
@@ -244,10 +243,8 @@ def test_zero_stages_split_adapters_and_only_the_third_the_frozen_weights() -> N
         adapter_memory(run.model, run.layout, adapters, run.cluster.gpu.memory)
         for run in (run_of(adapters, 8, zero=zero, software="fsdp") for zero in (0, 1, 2, 3))
     ]
-    trained, frozen = (
-        Adapters(16).num_parameters(memories and run_of(None).model),
-        2 * run_of(None).model.num_parameters(),
-    )
+    model = run_of(None).model
+    trained, frozen = adapters.num_parameters(model), 2 * model.num_parameters()
     assert [memory.optimizer for memory in memories] == [8 * trained / split for split in (1, 8, 8, 8)]
     assert [memory.gradients for memory in memories] == [4 * trained / split for split in (1, 1, 8, 8)]
     assert [memory.parameters for memory in memories] == [

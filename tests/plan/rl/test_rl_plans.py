@@ -53,7 +53,8 @@ def test_rollout_takes_as_long_as_its_steps_one_by_one() -> None:
     """Count every step: who is active, and how many tokens each has."""
     server, lengths = a_server(), (640, 64, 320, 128, 512, 64)
     rollout = Rollout(server, 128, lengths, 2, 3)
-    waiting, running, seconds = rollout._represented()[0], [], 0.0
+    waiting, seconds = rollout._represented()[0], 0.0
+    running: list[list[int]] = []
     while waiting or running:
         while waiting and len(running) < 3:
             running.append([0, waiting.pop(0)])
