@@ -1,9 +1,11 @@
 """Compare the planner with published figures of LoRA, QLoRA, serving and RL post-training.
 
     python benchmarks/planner_kinds.py [--rows] [--only WORD]
+    python benchmarks/planner_kinds.py --peft
 
 Runs `frog plan` for each row of published_kinds.toml, and prints the table of docs/plan/kinds.md, with a line for each
-source and the errors of its rows; `--rows` prints every row. No constant is fitted on these rows.
+source and the errors of its rows; `--rows` prints every row. No constant is fitted on these rows. `--peft` compares the
+memory with that of a real program of PEFT and transformers (peft_llama.py), recorded at full size with fake tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import io
 import json
 import shlex
 import statistics
-import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
@@ -80,16 +81,21 @@ def plan_of(command: str, cells: dict[str, Any], folder: Path) -> dict[str, Any]
     for name, value in cells.items():
         if name != "model" and value != "":
             words += [f"--{name}", str(value)]
+    return json_of([*words, "--json"])
+
+
+def json_of(words: list[str]) -> dict[str, Any]:
+    """Return what `frog plan` prints as JSON."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        if frog(["plan", *words, "--json"]) != 0:
+        if frog(["plan", *words]) != 0:
             raise SystemExit(f"frog plan {shlex.join(words)} failed")
     return json.loads(out.getvalue())  # type: ignore[no-any-return]
 
 
 def fits(plan: dict[str, Any]) -> bool:
     """Return True if the plan fits in memory."""
-    return "largest_batch" not in plan or plan["largest_batch"] >= plan["batch"]
+    return bool("largest_batch" not in plan or plan["largest_batch"] >= plan["batch"])
 
 
 def inside(plan: dict[str, Any], source: dict[str, Any], published: float) -> bool:
@@ -100,7 +106,7 @@ def inside(plan: dict[str, Any], source: dict[str, Any], published: float) -> bo
         return bool(plan["step_low_s"] <= published <= plan["step_high_s"])
     predicted = METRICS[source["metric"]](plan)
     width = plan.get("tokens_per_s_high", 1.0) / plan.get("tokens_per_s", 1.0)
-    return predicted / width <= published <= predicted * width
+    return bool(predicted / width <= published <= predicted * width)
 
 
 def lines(rows: list[Compared]) -> Iterator[str]:
@@ -119,11 +125,34 @@ def coverage(rows: list[Compared]) -> tuple[float, int]:
     return statistics.fmean(row.inside for row in timed), len(timed)
 
 
+PEFT_CASES = [(recompute, targets) for targets in ("all-linear", "q_proj,v_proj") for recompute in ("full", "none")]
+
+
+def compare_with_peft() -> Iterator[str]:
+    """Yield the memory of tensors in each case: as the recorded program allocates it, and as planned."""
+    yield "| matrices with adapters | recomputation | recorded, GiB | planned, GiB | error |"
+    yield "|---|---|---|---|---|"
+    llama, program = ROWS.parents[1] / "config" / "llama3_8b.json", ROWS.with_name("peft_llama.py")
+    for recompute, targets in PEFT_CASES:
+        words = [*shlex.split("--cluster h100x8 --json --"), str(program), "--targets", targets]
+        recorded = json_of([*words, *(["--recompute"] if recompute == "full" else [])])["memory"]["allocated"] / GIB
+        usual = "--cluster h100x8 --gpus 1 --seq-len 2048 --global-batch 1 --micro-batch 1 --lora-r 16 --json"
+        words = [str(llama), *shlex.split(usual), "--lora-targets", targets, "--recompute", recompute]
+        planned = METRICS["tensors_gib"](json_of(words))
+        error = 100 * (planned / recorded - 1)
+        yield f"| {targets} | {recompute} | {recorded:.2f} | {planned:.2f} | {error:+.1f} % |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--only", default="", help="sources whose name contains this word")
+    parser.add_argument("--peft", action="store_true", help="compare memory with a program of PEFT; takes minutes")
     args = parser.parse_args()
+    if args.peft:
+        for line in compare_with_peft():
+            print(line, flush=True)
+        return
     rows = []
     for row in compare(args.only):
         rows.append(row)
@@ -138,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
